@@ -17,7 +17,7 @@ import training.program
 from training.core.arguments import Request
 from training.core.contract import NodeContract
 from training.core.processes import die_with_parent, is_gone, signal_quietly
-from training.core.progress import ENV_SCRATCH, read_failures, read_states
+from training.core.progress import ENV_SCRATCH, Failure, read_failures, read_states
 from training.launcher.compiling import CacheWatch
 from training.launcher.hangs import Left
 from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
@@ -50,6 +50,8 @@ from trainium_catalogue.exit_codes import ExitCode
 _WORKER = str(Path(training.program.__path__[0]).resolve() / "worker.py")
 _BETWEEN_LOOKS_S = 0.25
 _LAST_WORDS_S = 5.0
+_NOTED_S = 0.75
+"""Time after which the last line of the output has been noted."""
 """Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
 _DRAIN_S = 5.0
 _SNAPSHOTS_AFTER_S = 3.0
@@ -65,6 +67,7 @@ _CLOSING = "closing signal"
 """torchrun's words when it ends the other workers of a node because one has failed."""
 _AGENT_SPEAKS_S = 2.0
 _SIGNS = (OUTPUT_FILE, PROGRESS_FILE, PREPARATION_FILE, RESULTS_MOVED_FILE)
+_ERROR_LINE = re.compile(r"\berror:", re.IGNORECASE)
 _HINTS: Mapping[int, str] = {
     signal.SIGKILL: " (by the kernel if it was out of memory, or by somebody else)",
     signal.SIGABRT: " (native code gave up, as it does when a peer is lost; its words are above)",
@@ -250,9 +253,11 @@ class ProgramNode(LocalNode):
             if ending and now_s - self._first_failure_s < _LAST_WORDS_S:
                 return None
             first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").strength, f.weak))
+            if first.weak and now_s - self._first_failure_s < _NOTED_S:
+                return None
             return Verdict(
                 code=first.code,
-                reason=f"{self._label}: {first.whose}{first.error}",
+                reason=f"{self._label}: {first.whose}{first.error}{self._last_error(first)}",
                 symptom=first.code is ExitCode.HOST,
                 weak=first.weak,
             )
@@ -282,6 +287,11 @@ class ProgramNode(LocalNode):
         ):
             self._note_end(now_s)
         return self._ended(now_s) if now_s - self._gone_s > AGENT_GRACE_S else None
+
+    def _last_error(self, failure: Failure) -> str:
+        """Quote the line with which a program explains its own exit, as click's parsers do."""
+        line = Noted.read(self._scratch).last_line if failure.weak else ""
+        return f", after: {line}" if _ERROR_LINE.search(line) else ""
 
     def _without_output(self) -> Verdict | None:
         """Judge the process for the output, without which whoever prints has a broken pipe."""

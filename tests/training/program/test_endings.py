@@ -54,6 +54,11 @@ def start(cluster: Cluster, *argv: str, flags: tuple[str, ...] = ()) -> None:
             "node 1: rank 1: sys.exit(2), error: unrecognized arguments: --epoch 3",
         ),
         (
+            "print('Try --help'); print('Error: No such option'); sys.exit(2)",
+            1,
+            "node 1: rank 1: sys.exit(2), after: Error: No such option",
+        ),
+        (
             "try:\n  deeper()\nexcept ValueError:\n  sys.exit(4)",
             1,
             "node 1: rank 1: sys.exit(4) while it handled ValueError: bad data",

@@ -11,7 +11,7 @@ from trainium_catalogue.parameters.training import pretrain_parameters, training
 CHECKS_OF_THE_LLAMA = ("gradients", "parity", "resume", "graphs")
 FAMILIES = {"Llama 3.2": "llama3-tiny", "Qwen3": "qwen3-tiny"}
 """Models of the check ``families``, which are split as the Llama is."""
-CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "families", "data-parallel", "cache")
+CHECKS = ("sums", *CHECKS_OF_THE_LLAMA, "families", "attention", "data-parallel", "cache")
 """All checks, in the order they run, since some continue from others."""
 ALL = "all"
 

@@ -92,6 +92,29 @@ def get_platform_lnc() -> int:
     return 1
 
 
+# --- neuronx_distributed.kernels.flash_attn -------------------------------------------------------
+def nki_flash_attn_func(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lnc: int = 1,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    mixed_precision: bool = True,
+    seed: torch.Tensor | None = None,
+    hardware_type: str | None = None,
+    transpose_nki_inputs: bool = True,
+) -> torch.Tensor:
+    assert transpose_nki_inputs, "[batch, heads, head, sequence]"
+    assert q.shape == k.shape == v.shape, "heads of keys and values are repeated"
+    _record("nki_flash_attn_func", lnc=lnc, dropout_p=dropout_p, causal=causal)
+    query, key, value = (one.transpose(2, 3) for one in (q, k, v))
+    return nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=causal, scale=softmax_scale
+    )
+
+
 class ParallelEmbedding(nn.Embedding):
     def __init__(
         self,
@@ -363,6 +386,8 @@ MODULES: dict[str, list[Any]] = {
         get_data_parallel_replica_groups,
         get_tensor_model_parallel_rank,
     ],
+    "neuronx_distributed.kernels": [],
+    "neuronx_distributed.kernels.flash_attn": [nki_flash_attn_func],
     "neuronx_distributed.utils": [],
     "neuronx_distributed.utils.model_utils": [get_platform_lnc],
     "torch_xla.debug": [],

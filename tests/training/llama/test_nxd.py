@@ -201,7 +201,7 @@ def test_sequences_are_divided_where_they_can_be() -> None:
 
 
 def test_gradients_of_inputs_are_summed_in_the_dtype_of_the_activations() -> None:
-    # Any other dtype makes the real NxD drop the sum, see parallel_module.
+    # Any other dtype makes the real NxD drop the sum, see nxd_layers.py.
     model = NxdLlama(config_of()).model()
     columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
     assert columns

@@ -94,6 +94,21 @@ def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> Outcome:
     return ranks.agree(write)
 
 
+def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> Outcome:
+    """Check Neuron's flash-attention kernel, which the models here are too short for."""
+    from training.checks.verify.attention import distances
+
+    every = ranks.gather(distances(device))
+    worst = {name: max(found[name] for found in every) for name in every[0]}
+    off = ", ".join(f"{name} {distance:.1e}" for name, distance in worst.items())
+    return Outcome(
+        check="attention",
+        # A NaN is never within the tolerance.
+        ok=all(distance <= tolerance.gradient for distance in worst.values()),
+        detail=f"off by at most, of {tolerance.gradient:.0e}: {off}",
+    )
+
+
 def golden() -> list[Step]:
     """Read the expected losses and norms, as committed."""
     return [(loss, norm) for loss, norm in json.loads(GOLDEN.read_text())["steps"]]

@@ -63,6 +63,7 @@ class Verification:
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},
             "families": self._families,
+            "attention": lambda: checks.attention(job.device, self._tolerance, self._ranks),
             "data-parallel": self._data_parallel,
             "cache": lambda: checks.cache(self._storage, context, self._ranks),
         }
@@ -128,15 +129,18 @@ class Verification:
 
     def _find_impossible(self) -> dict[str, str]:
         """Map checks that cannot run here to the reason."""
+        kind, found = self._job.device.kind, dict[str, str]()
+        if kind is not DeviceKind.XLA:
+            found["attention"] = f"on {kind} no model computes with Neuron's kernel"
         try:
             self._config()
         except ValueError as error:
             if int(self._job.values["tensor-parallel"]):
                 raise
-            return dict.fromkeys((*CHECKS_OF_THE_LLAMA, "families"), str(error))
+            return found | dict.fromkeys((*CHECKS_OF_THE_LLAMA, "families"), str(error))
         if self._count_graphs() is None:
-            return {"graphs": f"on {self._job.device.kind} nothing counts compilations"}
-        return {}
+            found["graphs"] = f"on {kind} nothing counts compilations"
+        return found
 
     def _chosen(self) -> list[str]:
         """Names of checks in the order of ``self.checks``, since some continue from others."""

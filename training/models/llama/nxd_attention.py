@@ -39,12 +39,14 @@ def flash_attention(
     assert attention_mask is None, "obstacle_to_flash keeps masks away"
     groups = module.num_key_value_groups
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    # Cores that are joined to one divide the heads.
+    lnc = int(get_platform_lnc())
     result = nki_flash_attn_func(
         # The layout in which AWS's example calls it (transpose_nki_inputs).
         query.transpose(2, 3),
         key.transpose(2, 3),
         value.transpose(2, 3),
-        lnc=int(get_platform_lnc()),
+        lnc=lnc if query.size(1) % lnc == 0 else 1,
         dropout_p=dropout,
         softmax_scale=scaling,
         causal=True,

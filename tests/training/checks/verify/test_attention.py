@@ -1,0 +1,57 @@
+"""The check ``attention`` on a rank of the fake: green with a right kernel, red with others."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.training.llama import fake_nxd
+from tests.training.llama.conftest import LoneDevice
+from training.checks.verify import checks
+from training.checks.verify.attention import NAMES
+from training.checks.verify.settings import BF16
+from training.core.contract import DeviceKind
+from training.core.ranks import Ranks
+
+RIGHT = fake_nxd.nki_flash_attn_func
+
+
+def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> checks.Outcome:
+    fake_nxd.install(monkeypatch)
+    place = sys.modules["neuronx_distributed.kernels.flash_attn"]
+    monkeypatch.setattr(place, "nki_flash_attn_func", kernel)
+    return checks.attention(LoneDevice(DeviceKind.XLA), BF16, Ranks.open())
+
+
+def test_a_right_kernel_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(monkeypatch, RIGHT)
+
+    assert found.ok, found.detail
+    assert all(name in found.detail for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"causal": False}, id="that looks ahead"),
+        pytest.param({"softmax_scale": 0.1}, id="that scales otherwise"),
+    ],
+)
+def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
+    found = outcome(monkeypatch, lambda *tensors, **asked: RIGHT(*tensors, **{**asked, **wrong}))
+
+    assert not found.ok
+
+
+def test_a_kernel_whose_gradient_is_lost_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward_only(query: Any, key: Any, value: Any, **asked: Any) -> Any:
+        result = RIGHT(query, key.detach(), value, **asked)
+        return result + 0 * key.sum()
+
+    found = outcome(monkeypatch, forward_only)
+
+    assert not found.ok
+    assert "of keys 1.0e+00" in found.detail

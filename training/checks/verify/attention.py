@@ -1,0 +1,53 @@
+"""Whether Neuron's flash-attention kernel computes what torch does on the host in fp32."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from training.models.llama.nxd_attention import flash_attention
+
+if TYPE_CHECKING:
+    from training.core.device import Device
+
+_HEADS, _KEYS, _LENGTH, _SIZE = 4, 2, 2048, 128
+"""A rank's heads of llama2-7b, with half as many of keys and values."""
+NAMES = ("result", "gradient of queries", "of keys", "of values")
+
+
+def distances(device: Device) -> dict[str, float]:
+    """Compute attention and its gradients on this rank's device; how far each is off, relative."""
+    generator = torch.Generator().manual_seed(device.rank)
+    inputs = [
+        torch.randn(1, heads, _LENGTH, _SIZE, generator=generator).bfloat16()
+        for heads in (_HEADS, _KEYS, _KEYS)
+    ]
+    gradient = torch.randn(1, _LENGTH, _HEADS, _SIZE, generator=generator).bfloat16()
+    mine = [device.fetch(one).float() for one in _on_device(device, inputs, gradient)]
+    return {
+        name: float((found - expected).norm() / expected.norm())
+        for name, found, expected in zip(NAMES, mine, _on_host(inputs, gradient), strict=True)
+    }
+
+
+def _on_device(
+    device: Device, inputs: list[torch.Tensor], gradient: torch.Tensor
+) -> list[torch.Tensor]:
+    placed = [device.place(one).requires_grad_() for one in inputs]
+    module: Any = SimpleNamespace(num_key_value_groups=_HEADS // _KEYS)
+    query, key, value = placed
+    result, _ = flash_attention(module, query, key, value, None, scaling=_SIZE**-0.5)
+    found = [result.detach(), *torch.autograd.grad(result, placed, device.place(gradient))]
+    device.synchronize()
+    return found
+
+
+def _on_host(inputs: list[torch.Tensor], gradient: torch.Tensor) -> list[torch.Tensor]:
+    exact = [one.float().requires_grad_() for one in inputs]
+    query, key, value = exact
+    key, value = (one.repeat_interleave(_HEADS // _KEYS, 1) for one in (key, value))
+    result = scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
+    return [result.detach(), *torch.autograd.grad(result, exact, gradient.float())]

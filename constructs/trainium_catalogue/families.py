@@ -10,7 +10,8 @@ The recipe is that of AWS's only public one for such a model, Llama-3.1-8B (neur
 batch 1024, 10,000 steps with 100 of warm-up, 1.5e-4, sequences of 8192. Qwen3 begins with 4096
 (arXiv 2505.09388, section 3.2). AWS splits the 8B over 32 ranks, which keeps copies of key-value
 heads; here the degree divides them. Each is the least with which a rank of a trn1 stays below its
-16 GiB on one node (``--dry-run-full``), as the fewer share a layer, the less they send.
+16 GiB on one node, by the arithmetic of plans and with attention that keeps its scores, which
+document masks need: the fewer share a layer, the less they send.
 """
 
 from dataclasses import replace

@@ -58,6 +58,8 @@ class PublicProgram:
     snapshot_every_s: float = 1.0
     result: str
     """Regular expression of its result in the output; the last one counts."""
+    resumed: str = ""
+    """Regular expression of what it says when it goes on; without one its results are counted."""
     band: float = 0.0
     """Relative difference of two undisturbed runs; 0 if they are the same to the last digit."""
     needs: tuple[str, ...] = ()

@@ -81,6 +81,11 @@ def make_tables(folder: Path) -> None:
             "label": len(row) % 4,
         },
         "translations": lambda row: {"translation": {"en": row, "de": row.upper()}},
+        "reviews": lambda row: {"sentence": row, "label": int("river" in row)},
+        "entities": lambda row: {
+            "tokens": row.rstrip(".").split(),
+            "ner_tags": ["B-LOC" if word == "river" else "O" for word in row.split()],
+        },
     }
     for name, convert in tables.items():
         (folder / name).mkdir(exist_ok=True)
@@ -207,7 +212,7 @@ class Right(evaluate.Metric):
 
 def make_metrics(folder: Path) -> None:
     """Metrics by the names that programs give to Evaluate, which would download them."""
-    for name in ("glue", "sacrebleu"):
+    for name in ("accuracy", "glue", "sacrebleu", "seqeval"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / f"{name}.py").write_text(METRIC)
 

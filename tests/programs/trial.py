@@ -46,13 +46,15 @@ class Trial:
     """Results of the attempt that followed."""
     whole: int
     """Results of the undisturbed run: an attempt that has fewer went on where it was."""
+    said: bool | None
+    """Whether the second attempt said that it goes on; None for a program that does not say."""
     seconds: float
     """Length of the undisturbed run."""
 
     @property
     def went_on(self) -> bool:
         """Tell if the second attempt left out what the first had done."""
-        return self.after < self.whole
+        return self.after < self.whole if self.said is None else self.said
 
     def same(self, band: float) -> bool:
         """Tell if both results agree."""
@@ -82,6 +84,7 @@ def try_program(program: PublicProgram, folder: Path) -> Trial:
         before=len(before),
         after=len(survived),
         whole=len(undisturbed),
+        said=job.said_to_go_on(),
         seconds=seconds,
     )
 
@@ -123,6 +126,11 @@ class _Job:
         if not found:
             raise TrialFailed(f"no {self._program.result!r} in the output\n{self._logs()}")
         return found
+
+    def said_to_go_on(self) -> bool | None:
+        """Tell if the last attempt said so, if the program says such a thing."""
+        pattern = self._program.resumed
+        return bool(re.search(pattern, self._cluster.log(0))) if pattern else None
 
     def run_until_killed(self) -> list[str]:
         """Kill the last node once a snapshot has a checkpoint; returns the results until then."""

@@ -19,7 +19,8 @@ from tests.support.limits import scaled
 pytestmark = pytest.mark.timeout(300)
 
 CONTEXT = "-c trainium:max_nodes=2 -c trainium:retain_data=false"
-LONG = "--set iterations=1000000 --set seconds-per-size=600 --set total-seconds=600"
+# It lasts as long as the tests, and leaves the processor to them.
+WAITS = "import time\n\ntime.sleep(600)\n"
 BIN = Path(sys.executable).parent
 
 
@@ -40,7 +41,10 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
     )
     assert wait_until(folder.environment.exists, limit_s=scaled(240))
     try:
-        submit = f"submit all-reduce --nodes 2 --name long --time-limit 160 --yes {LONG}"
+        program = folder.path / "program" / "wait.py"
+        program.parent.mkdir()
+        program.write_text(WAITS)
+        submit = f"submit {program} --nodes 2 --name long --time-limit 160 --yes"
         code, said = say(folder, f"python -m jobs {submit}")
         assert code == 0, said
         running = "python -m jobs status long | grep -q RUNNING"

@@ -1,6 +1,6 @@
 """The shapes of models: sizes of tensors, and what else decides how they compute."""
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from itertools import pairwise
 
@@ -208,6 +208,11 @@ class MlpShape:
 
 Shape = ModelShape | BertShape | MlpShape
 """The shape of any model."""
+
+
+def defaults_of(shape: Shape) -> dict[str, object]:
+    """What a shape has in the fields that releases before them did not write down."""
+    return {each.name: each.default for each in fields(shape) if each.default is not MISSING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

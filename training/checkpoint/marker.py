@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
@@ -55,10 +56,20 @@ class CheckpointInfo:
         """Size of all files together."""
         return sum(known.num_bytes for known in self.files.values())
 
-    def refuse_other(self, *, model: Mapping[str, Any], tokenizer_sha256: str | None) -> None:
-        """Raise ``CheckpointUnusable`` unless model and tokenizer (if known) match."""
+    def refuse_other(
+        self,
+        *,
+        model: Mapping[str, Any],
+        tokenizer_sha256: str | None,
+        assumed: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """Raise ``CheckpointUnusable`` unless model and tokenizer (if known) match.
+
+        ``assumed`` is what the model of a checkpoint has where an earlier release wrote nothing.
+        """
         mine = self.meta.get("model")
-        if mine is not None and dict(mine) != dict(model):
+        mine = None if mine is None else {**assumed, **mine}
+        if mine is not None and mine != dict(model):
             differing = [
                 f"{name}={mine.get(name)} (now {model.get(name)})"
                 for name in sorted({*mine, *model})

@@ -24,6 +24,7 @@ from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, RunLock, RunLos
 from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.shapes import defaults_of
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
@@ -135,6 +136,7 @@ class Trainer:
             info.refuse_other(
                 model=dataclasses.asdict(self.config.shape),
                 tokenizer_sha256=self.dataset.tokenizer_sha256,
+                assumed=defaults_of(self.config.shape),
             )
             began_s = time.monotonic()
             loaded = self.backend.load(self.checkpoints, info)

@@ -393,6 +393,20 @@ def test_another_model_and_another_tokenizer_are_refused_by_the_marker(
         info.refuse_other(model={"hidden_size": 64}, tokenizer_sha256="b" * 64)
 
 
+def test_what_an_older_marker_leaves_out_is_as_it_was_then(
+    folder: Objects, recorder: Recorder
+) -> None:
+    info, older = save(recorder.open(folder), 10), {"rope_theta": 1e4}
+
+    info.refuse_other(
+        model={"hidden_size": 64, "rope_theta": 1e4}, tokenizer_sha256=None, assumed=older
+    )
+    with pytest.raises(CheckpointUnusable, match=r"model: rope_theta=10000\.0 \(now 500000\.0\)"):
+        info.refuse_other(
+            model={"hidden_size": 64, "rope_theta": 5e5}, tokenizer_sha256=None, assumed=older
+        )
+
+
 def test_the_last_ones_and_every_mth_are_kept(objects: Objects, recorder: Recorder) -> None:
     save(recorder.open(objects, keep_last=2, keep_every=20), 10, 20, 30, 40, 50)
 

@@ -18,6 +18,7 @@ from tests.training.checks.test_allreduce import validator
 from tests.training.llama.conftest import write_dataset
 from training.datasets.manifest import DatasetError
 from training.trainer.runs import Holder, RunConfigError, RunLock, RunLocked, RunLost
+from trainium_catalogue.parameters.training import SHAPE_FIELDS
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -54,6 +55,20 @@ def test_a_run_remembers_its_parameters(laptop: Laptop, whole: list[float]) -> N
     laptop.train("--steps-this-run=3", run="remembers", tiny=False)
 
     assert laptop.losses("remembers") == whole
+
+
+def test_a_checkpoint_of_a_release_that_described_six_sizes_goes_on(
+    laptop: Laptop, whole: list[float]
+) -> None:
+    laptop.train(f"--max-steps={STEPS}", "--steps-this-run=3", run="older")
+    marker = laptop.file("checkpoints/step-00000003/complete.json", "older")
+    document = json.loads(marker.read_text())
+    document["model"] = {field: document["model"][field] for field in SHAPE_FIELDS.values()}
+    marker.write_text(json.dumps(document))
+
+    laptop.train(run="older", tiny=False)
+
+    assert laptop.losses("older") == whole
 
 
 def test_accumulation_and_checkpointing_of_activations_change_no_loss(

@@ -46,6 +46,7 @@ def test_llama2_7b_is_divided_fused_and_keeps_its_layers() -> None:
         ({"document-masks": True}, "document-masks=true"),
         ({"seq-len": 3072}, "seq-len=3072 is no multiple of the 2048 tokens"),
         ({"num-heads": 16, "num-kv-heads": 16}, "heads of 256 are larger than the 128"),
+        ({"tensor-parallel": 32}, "a rank has 1 of 32 heads, and the kernel halves them"),
     ],
 )
 def test_the_kernel_is_taken_where_it_can_be(changed: dict[str, Value], reason: str) -> None:

@@ -28,7 +28,7 @@ from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
 from training.datasets.samples.order import sequence_indices
 from training.models.llama.export import ExportOrder, export
-from training.models.llama.given import GivenModel
+from training.models.llama.given import GivenModel, refuse_other_model
 from training.models.llama.huggingface import llama_config, whole_model
 from training.models.llama.network import LlamaNetwork
 from training.storage import StorageAccess, open_objects
@@ -246,6 +246,15 @@ def test_every_field_that_differs_is_named_with_the_words_to_submit(tmp_path: Pa
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
             "rope_scaling={'rope_type': 'linear', 'factor': 2.0} (the run has None)",
         ),
+        # As transformers 5 writes it.
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
+            "rope_theta=1000000.0 (the run has 10000.0)",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+            "rope_scaling={'rope_type': 'linear', 'factor': 2.0} (the run has None)",
+        ),
     ],
 )
 def test_a_model_that_computes_otherwise_is_refused(
@@ -257,6 +266,16 @@ def test_a_model_that_computes_otherwise_is_refused(
         opened(root)
     assert named in str(refused.value)
     assert "begin with another model, or submit the workload that is" in str(refused.value)
+
+
+def test_the_config_of_transformers_5_says_the_same() -> None:
+    values = dict(parse(["pretrain", "--model=llama3.2-1b"]).values)
+    shape = model_named("llama3.2-1b").shape
+    ours = llama_config(shape, seq_len=8192)
+    document = ours.to_dict()
+    rope = {**document.pop("rope_scaling"), "rope_theta": document.pop("rope_theta")}
+
+    refuse_other_model({**document, "rope_parameters": rope}, ours, values, uri="models/m")
 
 
 def changed_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:

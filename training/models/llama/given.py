@@ -134,7 +134,7 @@ def refuse_other_model(
 ) -> None:
     """Name every field of config.json in which the model is not the run's."""
     # The class fills in what the file leaves out, as transformers does when it loads it.
-    theirs = type(ours)(**document)
+    theirs = type(ours)(**_before_5(document))
     differing = {
         name: f"{name}={their} (the run has {mine})"
         for name in _SAME
@@ -150,6 +150,21 @@ def refuse_other_model(
     if len(differing.keys() - derived) == len(sizes):
         remedy = "submit with " + " ".join(f"--{name} {size}" for name, size in sizes.items())
     raise GivenWeightsError(f"{uri} is another model: {', '.join(differing.values())}; {remedy}")
+
+
+def _before_5(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Write ``rope_parameters`` as transformers 4 does (5.0, ``LlamaConfig``: there is no other).
+
+    The class of 4 ignores it, and would compare its own default for ``rope_theta``.
+    """
+    rope = document.get("rope_parameters")
+    if not isinstance(rope, Mapping):
+        return document
+    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+    if scaling == {"rope_type": "default"}:
+        scaling = {}
+    theta = {name: value for name, value in rope.items() if name == "rope_theta"}
+    return {**document, **theta, "rope_scaling": scaling or None}
 
 
 def _field(theirs: PretrainedConfig, document: Mapping[str, Any], name: str) -> Any:

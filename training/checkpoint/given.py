@@ -238,6 +238,12 @@ def _header(objects: Objects, file: str, size: int) -> dict[str, _Tensor]:
         }
     except (ValueError, KeyError, TypeError, AttributeError, IndexError):
         raise _no_safetensors(objects, file) from None
+    for tensor in tensors.values():
+        kind = _DTYPES.get(tensor.dtype)
+        expected = tensor.num_bytes if kind is None else kind.itemsize * math.prod(tensor.shape)
+        # The library refuses both too; read as they are, they would give another tensor's numbers.
+        if tensor.begin < start or tensor.num_bytes != expected:
+            raise _no_safetensors(objects, file)
     end = max((tensor.begin + tensor.num_bytes for tensor in tensors.values()), default=start)
     if size < end:
         raise GivenWeightsError(

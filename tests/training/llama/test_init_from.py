@@ -306,6 +306,20 @@ def test_missing_added_and_wrong_tensors_are_refused(tmp_path: Path) -> None:
             opened(tmp_path / str(number))
 
 
+def test_tensors_that_do_not_lie_where_their_shapes_say_are_refused(tmp_path: Path) -> None:
+    path = save(released(), tmp_path / "models/released") / "model.safetensors"
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    for offsets in ([0, 4], [-64, 64]):
+        header = json.loads(data[8 : 8 + length])
+        header["model.norm.weight"]["data_offsets"] = offsets
+        written = json.dumps(header).encode()
+        path.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + length :])
+
+        with pytest.raises(GivenWeightsError, match=r"model\.safetensors is no safetensors file"):
+            opened(tmp_path)
+
+
 def test_frequencies_that_old_files_hold_are_left_out(tmp_path: Path) -> None:
     folder = save(released(), tmp_path / "models/released")
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"

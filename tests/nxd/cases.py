@@ -73,6 +73,11 @@ class Case:
         return "--document-masks" in self.words
 
     @property
+    def learns_responses(self) -> bool:
+        """Whether only some tokens count."""
+        return "--responses" in self.words
+
+    @property
     def is_adapted(self) -> bool:
         """Whether only adapters are trained."""
         return "--lora-rank=4" in self.words
@@ -94,6 +99,7 @@ def _cases() -> list[Case]:
     masked = (*LLAMA, "--document-masks")
     whole, apart = "--sequence-parallel=false", "--fused-projections=false"
     adapters = (*LLAMA, *LORA)
+    responses = (*LLAMA, "--responses")
     llama = [
         Case(name="one"),
         Case(name="one-kept", words=kept),
@@ -141,6 +147,10 @@ def _cases() -> list[Case]:
                 ("tp2dp2-kept", (*adapters, "--activation-checkpointing=false"), 2, 2),
                 ("tp4", adapters, 4, 1),
             )
+        ),
+        *(
+            Case(name=f"{name}-responses", words=responses, tensor=n, data=n, steps=3)
+            for name, n in (("one", 1), ("tp2dp2", 2))
         ),
         Case(name="one-masks", words=masked, steps=3),
         Case(name="tp2-masks", words=masked, tensor=2, steps=3),
@@ -194,6 +204,19 @@ def masked_tokens(positions: range) -> dict[str, Any]:
     from training.models.llama.data import with_documents
 
     return with_documents(tokens(positions).numpy(), eos_id=END)
+
+
+def weighted_tokens(positions: range) -> dict[str, Any]:
+    """The same, of which between none and all tokens of a sequence count."""
+    import torch
+
+    from training.backends.base import WEIGHTS
+    from training.models.llama.data import TOKENS
+
+    places = torch.arange(SEQ_LEN)
+    counts = torch.stack([places >= 2 * (position % 16) for position in positions]).float()
+    # Of 16 sequences, a step, 272 of 512 tokens count.
+    return {TOKENS: tokens(positions), WEIGHTS: counts * 512 / 272}
 
 
 def digits(positions: range) -> dict[str, Any]:
@@ -335,6 +358,8 @@ def parts(
         words = [*case.words, f"--tensor-parallel={case.tensor}"]
         config = TrainConfig.from_values(parse(words).values, device.num_ranks)
         batch = masked_tokens if case.is_masked else tokens
+        if case.learns_responses:
+            batch = weighted_tokens
         network = LlamaNetwork(config, given_model(words, folder) if case.given else None)
         return (
             config,

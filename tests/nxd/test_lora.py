@@ -49,7 +49,7 @@ def plain() -> tuple[list[float], list[float]]:
         logits = model(input_ids=ids[:, :-1]).logits
         loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norms.append(float(torch.nn.utils.clip_grad_norm_(trained, LIMIT)))
         for group in optimizer.param_groups:
             group["lr"] = 0.01 * min(step / 4, (STEPS + 1 - step) / (STEPS - 4))

@@ -115,7 +115,9 @@ def check_model(bucket: Bucket, values: Mapping[str, Value]) -> None:
     document = bucket.document(prefix + MODEL_CONFIG) or {}
     files = {WEIGHTS}
     if WEIGHTS not in there and (index := bucket.document(prefix + WEIGHTS_INDEX)) is not None:
-        files = set(index.get("weight_map", {}).values())
+        # Of an index that names none the job says what is wrong with it.
+        named = index.get("weight_map")
+        files = {str(file) for file in named.values()} if isinstance(named, Mapping) else set()
     missing = sorted({MODEL_CONFIG, *files} - there.keys())
     if missing:
         raise Refusal(

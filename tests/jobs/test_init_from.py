@@ -66,6 +66,18 @@ def test_a_model_that_lacks_a_file_is_refused(ready: Desk, key: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("index", "exit_code"),
+    [({"weight_map": ["model-1.safetensors"]}, 0), ({"weight_map": {"a": {}}}, 2), ({}, 0)],
+)
+def test_an_index_that_is_none_breaks_nothing_here(
+    ready: Desk, index: dict[str, object], exit_code: int
+) -> None:
+    ready.put("models/llama/model.safetensors.index.json", index)
+
+    assert ready.run(*TRAIN, "--init-from", "llama", "--dry-run").exit_code == exit_code
+
+
 def test_a_model_of_another_size_is_refused_with_the_words_to_submit(ready: Desk) -> None:
     ready.put("models/llama/config.json", {**CONFIG, "num_hidden_layers": 16, "vocab_size": 32256})
 

@@ -46,6 +46,7 @@ MODULES = (
     "transformers.generation.configuration_utils",
     "transformers.models.bert.modeling_bert",
     "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3.modeling_qwen3",
     "transformers.tokenization_utils_fast",
 )
 """Third-party modules; the workloads import most of them only when needed."""

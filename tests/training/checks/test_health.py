@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.checks import health
+from trainium_catalogue.models import Family
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "training"
@@ -38,6 +39,13 @@ def test_every_package_that_training_imports_is_looked_at() -> None:
 
     known = {name.partition(".")[0] for name in (*health.MODULES, *health.NEURON_MODULES)}
     assert wanted - known == set()
+
+
+def test_the_classes_of_every_family_are_looked_at() -> None:
+    # They are imported by a name that is made from the family's.
+    wanted = {f"transformers.models.{family}.modeling_{family}" for family in Family}
+
+    assert wanted <= set(health.MODULES)
 
 
 def test_every_file_that_is_no_code_is_looked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -55,3 +56,20 @@ def test_a_kernel_whose_gradient_is_lost_fails(monkeypatch: pytest.MonkeyPatch) 
 
     assert not found.ok
     assert "of keys 1.0e+00" in found.detail
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_numbers_that_are_none_fail_on_whichever_rank(
+    monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    class Two(Ranks):
+        def gather(self, mine: Any) -> list[Any]:
+            found = [mine, dict(mine)]
+            found[place] = {name: math.nan for name in NAMES}
+            return found
+
+    fake_nxd.install(monkeypatch)
+    found = checks.attention(LoneDevice(DeviceKind.XLA), BF16, Two())
+
+    assert not found.ok
+    assert "result nan" in found.detail

@@ -39,14 +39,16 @@ def flash_attention(
     assert attention_mask is None, "obstacle_to_flash keeps masks away"
     groups = module.num_key_value_groups
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    # Cores that are joined to one divide the heads.
+    # Cores that are joined to one divide the heads, and a kernel in a graph must be for as many as
+    # the graph (NKI documentation, logical NeuronCores): there is no other way for an odd number.
     lnc = int(get_platform_lnc())
+    assert query.size(1) % lnc == 0, "obstacle_to_flash keeps odd numbers of heads away"
     result = nki_flash_attn_func(
         # The layout in which AWS's example calls it (transpose_nki_inputs).
         query.transpose(2, 3),
         key.transpose(2, 3),
         value.transpose(2, 3),
-        lnc=lnc if query.size(1) % lnc == 0 else 1,
+        lnc=lnc,
         dropout_p=dropout,
         softmax_scale=scaling,
         causal=True,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import ModelShape
+from trainium_catalogue.models import Family, ModelShape
 from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
@@ -98,27 +98,47 @@ class Layout:
 def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
     """Estimate an upper bound on one micro-batch's peak on one rank, beside the weights.
 
-    What is not computed again stays: of whole layers their inputs, otherwise the results in a
-    layer. Eager attention has its scores in bf16 and, as the softmax's result, in fp32, since
-    nothing is known to be fused; the kernel keeps none.
+    It counts what autograd saves, and what passes while nothing is known to be fused or computed in
+    place; the compiler does both. What is not computed again stays: of whole layers their inputs,
+    otherwise the results in a layer.
     """
     shape, degree = plan.shape, plan.tensor_parallel
+    assert isinstance(shape, ModelShape), shape
     tokens = plan.micro_batch * plan.seq_len
     whole = tokens * shape.hidden_size * _BF16
     hidden = whole // degree if layout.sequence_parallel else whole
     local = tokens * shape.attention_size // degree * _BF16
+    keys = tokens * shape.num_key_value_heads * shape.head_size // degree * _BF16
     wide = tokens * shape.intermediate_size // degree * _BF16
     heads = shape.num_attention_heads // degree
-    scores = plan.micro_batch * heads * plan.seq_len**2 * (_BF16 + _FP32)
-    # Two norms (fp32 inside) and two residual sums; queries, keys and values before and after the
-    # rotation, and the attention's result; gate, up and their product.
-    layer = 2 * (hidden + 2 * hidden) + 2 * hidden + 6 * local + 3 * wide
+    square = plan.micro_batch * plan.seq_len**2
+    # Eager attention has its scores in bf16 and, as the softmax's result, in fp32; the kernel
+    # keeps a sum of each head.
+    scores = 0 if layout.flash else heads * square * (_BF16 + _FP32)
+    # One for all layers, made in fp32.
+    mask = 0 if layout.flash else square * (_BF16 + _FP32)
+    sums = tokens * heads * _FP32 if layout.flash else 0
+    # A norm saves its input and its scale in fp32, what it multiplies with its weight, and its
+    # result, which is the input of a projection.
+    norm = hidden * (_FP32 + 2 * _BF16) // _BF16 + tokens * _FP32
+    # Two norms; queries, keys and values before and after the rotation, and the attention's
+    # result; gate, up and their product.
+    layer = 2 * norm + 6 * local + 3 * wide + sums
+    if shape.family is Family.QWEN3:
+        # The same norm of each head's queries and keys, whose results are counted above.
+        layer += (local + keys) * (_FP32 + _BF16) // _BF16
+        layer += (local + keys) // shape.head_size * _FP32 // _BF16
     # The activation, and what attention has made.
-    again = wide + (0 if layout.flash else scores)
+    again = wide + scores
+    if plan.lora is not None:
+        # What each adapter has between its matrices, and the sums of their results.
+        between = tokens * plan.lora.rank * _BF16
+        layer += len(plan.lora.targets) * between
+        again += 2 * (wide + local)
     # An input and an output of projections with all of the sequence, where it is divided.
     gathered = 2 * whole if layout.sequence_parallel else 0
-    # Logits, their softmax and their gradient.
-    head = tokens * shape.vocab_size // degree * (_BF16 + 2 * _FP32)
+    # Logits and their gradient in bf16; in fp32 logits, softmax and gradient.
+    head = tokens * shape.vocab_size // degree * (2 * _BF16 + 3 * _FP32)
     kept = {
         Recompute.LAYERS: hidden,
         Recompute.ATTENTION: layer,
@@ -130,4 +150,5 @@ def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
         Recompute.ATTENTION: layer + 2 * again,
         Recompute.NOTHING: layer + again,
     }[layout.recompute]
-    return shape.num_hidden_layers * kept + max(passing + gathered, head)
+    # The last norm is the head's.
+    return mask + shape.num_hidden_layers * kept + gathered + max(passing, norm + head)

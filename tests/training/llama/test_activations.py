@@ -1,0 +1,99 @@
+"""The plan's arithmetic of activations against what autograd saves, in bf16 on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from training.models.llama.huggingface import llama_config, whole_model
+from trainium_catalogue.models import MODELS, Family, ModelShape
+from trainium_catalogue.parameters.layout import Layout, Recompute, activation_bytes
+from trainium_catalogue.parameters.plan import TrainingPlan
+
+SEQ_LEN, BATCH = 128, 2
+
+
+def plan_of(name: str, layers: int, *, vocabulary: int = 64) -> TrainingPlan:
+    shape = MODELS[name].shape
+    assert isinstance(shape, ModelShape)
+    shape = replace(shape, num_hidden_layers=layers, vocab_size=vocabulary, num_key_value_heads=4)
+    return TrainingPlan(
+        shape=shape,
+        num_ranks=1,
+        tensor_parallel=1,
+        global_batch=BATCH,
+        micro_batch=BATCH,
+        seq_len=SEQ_LEN,
+    )
+
+
+def bound(plan: TrainingPlan, attention: str) -> int:
+    return activation_bytes(
+        plan,
+        Layout(
+            degree=1,
+            sequence_parallel=False,
+            fused=False,
+            flash=attention == "sdpa",
+            recompute=Recompute.NOTHING,
+        ),
+    )
+
+
+def saved(plan: TrainingPlan, attention: str) -> int:
+    """Bytes of all that autograd saves for the backward pass, the weights aside."""
+    config = llama_config(plan.shape, seq_len=plan.seq_len, attention=attention)
+    model: Any = whole_model(config).to(torch.bfloat16)
+    weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            # Held, so that no other gets its address.
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    ids = torch.arange(BATCH * plan.seq_len).reshape(BATCH, -1) % plan.shape.vocab_size
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), ids.flatten())
+    assert loss.requires_grad
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["llama3-tiny", "qwen3-tiny"])
+def test_a_layer_keeps_no_more_than_the_plan_says(name: str, attention: str) -> None:
+    two, three = (plan_of(name, layers) for layers in (2, 3))
+    found = saved(three, attention) - saved(two, attention)
+    allowed = bound(three, attention) - bound(two, attention)
+
+    print(f"{name}, {attention}: {found:,} of {allowed:,} bytes")
+    assert found <= allowed <= 1.25 * found
+
+
+def test_qwen3_keeps_its_norms_of_heads() -> None:
+    plan = plan_of("qwen3-tiny", 2)
+    llama = replace(plan, shape=replace(plan.shape, family=Family.LLAMA))
+    extra = saved(plan, "sdpa") - saved(llama, "sdpa")
+
+    assert 0 < extra <= bound(plan, "sdpa") - bound(llama, "sdpa")
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_a_model_with_a_large_vocabulary_keeps_no_more_than_the_plan_says(attention: str) -> None:
+    plan = plan_of("qwen3-tiny", 2, vocabulary=8192)
+
+    # Of the head only the softmax is saved; the rest of the bound passes.
+    assert saved(plan, attention) <= bound(plan, attention)
+
+
+def test_the_head_needs_16_bytes_a_logit() -> None:
+    small, large = (plan_of("llama3-tiny", 1, vocabulary=size) for size in (8192, 16384))
+
+    assert bound(large, "sdpa") - bound(small, "sdpa") == 16 * BATCH * SEQ_LEN * 8192

@@ -93,6 +93,18 @@ def make_tables(folder: Path) -> None:
         (folder / name / "train.json").write_text("".join(lines))
 
 
+def make_questions(folder: Path) -> None:
+    """Questions whose answer is the last word of a sentence, in SQuAD's form."""
+    rows = []
+    for number, row in enumerate(sentences()):
+        answer = row.rstrip(".").rpartition(" ")[2]
+        answers = {"text": [answer], "answer_start": [row.rindex(answer)]}
+        question = f"What comes after {row.split()[-2]}?"
+        rows.append({"id": str(number), "context": row, "question": question, "answers": answers})
+    (folder / "questions").mkdir(exist_ok=True)
+    (folder / "questions" / "train.json").write_text(json.dumps({"data": rows}))
+
+
 def make_tokenizer(folder: Path) -> None:
     """A tokenizer of whole words, in the form of Hugging Face, without a model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -212,7 +224,7 @@ class Right(evaluate.Metric):
 
 def make_metrics(folder: Path) -> None:
     """Metrics by the names that programs give to Evaluate, which would download them."""
-    for name in ("accuracy", "glue", "sacrebleu", "seqeval"):
+    for name in ("accuracy", "glue", "sacrebleu", "seqeval", "squad"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / f"{name}.py").write_text(METRIC)
 
@@ -261,6 +273,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "text-folders": make_text_folders,
     "lightning-lstm": make_lightning_lstm,
     "tables": make_tables,
+    "questions": make_questions,
     "tokenizer": make_tokenizer,
     "llama": make_llama,
     "bert": make_bert,

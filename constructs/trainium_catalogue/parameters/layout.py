@@ -20,7 +20,7 @@ _RANK_BYTES = min(
     for kind in INSTANCE_TYPES.values()
 )
 """Memory of a rank, of the type that has least."""
-_FILLED = 0.75
+FILLED = 0.75
 """Part of it that a plan may fill: the rest is the compiler's, for its copies and collectives."""
 
 
@@ -72,7 +72,7 @@ class Layout:
         wanted = str(values["recompute"])
         if wanted == "auto":
             needed = plan.state_bytes_per_rank + activation_bytes(plan, layout)
-            wanted = "attention" if needed <= _FILLED * _RANK_BYTES else "layers"
+            wanted = "attention" if needed <= FILLED * _RANK_BYTES else "layers"
         return replace(layout, recompute=Recompute(wanted))
 
     def describe(self) -> str:

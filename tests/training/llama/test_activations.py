@@ -79,6 +79,7 @@ def test_a_layer_keeps_no_more_than_the_plan_says(name: str, attention: str) -> 
 
 def test_qwen3_keeps_its_norms_of_heads() -> None:
     plan = plan_of("qwen3-tiny", 2)
+    assert isinstance(plan.shape, ModelShape)
     llama = replace(plan, shape=replace(plan.shape, family=Family.LLAMA))
     extra = saved(plan, "sdpa") - saved(llama, "sdpa")
 

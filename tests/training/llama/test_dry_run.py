@@ -120,6 +120,20 @@ def test_what_fits_exactly_is_not_refused(full_size: DryRun) -> None:
     exact.refuse_too_much(full_size.plan, full_size.layout)
 
 
+@pytest.mark.parametrize(("recompute", "words"), [("attention", "recompute=auto"), ("auto", "")])
+def test_a_plan_that_leaves_the_compiler_little_gets_a_warning(
+    capsys: pytest.CaptureFixture[str], recompute: str, words: str
+) -> None:
+    asked = ["llama2-7b", "--micro-batch=3", "--global-batch=48", f"--recompute={recompute}"]
+    assert main([*asked, "--nodes=4"]) == 0
+    said = capsys.readouterr().err
+    if words:
+        assert "dry run: warning: the plan fills 91% of a rank's memory, and beyond 75%" in said
+        assert said.rstrip().endswith(f"set {words}")
+    else:
+        assert not said
+
+
 def test_the_small_presets_fit_their_default_number_of_nodes() -> None:
     for name in ("llama-small", "llama-tiny"):
         outcome = dry_run(

@@ -32,7 +32,7 @@ from training.models.llama.lora import attach
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models import DECODERS
-from trainium_catalogue.parameters.layout import Layout, Recompute, activation_bytes
+from trainium_catalogue.parameters.layout import FILLED, Layout, Recompute, activation_bytes
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 
@@ -80,21 +80,39 @@ class Memory:
         """Raise ``DoesNotFit``, with the remedy, unless the rank has enough memory."""
         if self.total <= self.available:
             return
-        state = self.total - self.activations
-        if state > self.available:
-            remedy = "raise tensor-parallel, or take more nodes so that the optimizer is split more"
-        elif layout.recompute is Recompute.NOTHING:
-            remedy = "set activation-checkpointing=true"
-        elif layout.recompute is Recompute.ATTENTION:
-            remedy = "set recompute=auto"
-        else:
-            remedy = "lower micro-batch or seq-len, or raise tensor-parallel"
+        remedy = self._remedy(layout)
         raise DoesNotFit(
             f"a rank needs {self.total / GIB:.1f} GiB (weights, gradients and optimizer "
-            f"{state / GIB:.1f}, activations {self.activations / GIB:.1f}) at "
+            f"{self._state / GIB:.1f}, activations {self.activations / GIB:.1f}) at "
             f"tensor-parallel={plan.tensor_parallel}, micro-batch={plan.micro_batch}, "
             f"seq-len={plan.seq_len}, and has {self.available / GIB:.0f} GiB; {remedy}"
         )
+
+    def warning(self, layout: Layout) -> str | None:
+        """Say that little is left for the compiler, whose own buffers nobody knows before it ran.
+
+        It is no refusal: the activations are an upper bound, of what is fused less is needed.
+        """
+        if self.total <= FILLED * self.available:
+            return None
+        return (
+            f"the plan fills {self.total / self.available:.0%} of a rank's memory, and beyond "
+            f"{FILLED:.0%} the compiler's copies and collectives may not fit; if they do not, "
+            f"{self._remedy(layout)}"
+        )
+
+    @property
+    def _state(self) -> int:
+        return self.total - self.activations
+
+    def _remedy(self, layout: Layout) -> str:
+        if self._state > self.available:
+            return "raise tensor-parallel, or take more nodes so that the optimizer is split more"
+        if layout.recompute is Recompute.NOTHING:
+            return "set activation-checkpointing=true"
+        if layout.recompute is Recompute.ATTENTION:
+            return "set recompute=auto"
+        return "lower micro-batch or seq-len, or raise tensor-parallel"
 
 
 def measure_shards(plan: TrainingPlan) -> Shards:
@@ -190,7 +208,11 @@ class DryRun:
             ("gradients, fp32", _gib(memory.gradients)),
             ("master weights, moments", _gib(memory.optimizer)),
             ("activations (estimate)", _gib(memory.activations)),
-            ("sum", f"{_gib(memory.total)} of {memory.available / GIB:.0f} GiB"),
+            (
+                "sum",
+                f"{_gib(memory.total)} of {memory.available / GIB:.0f} GiB, "
+                f"{memory.total / memory.available:.0%}",
+            ),
             ("with NeuronX Distributed", self.layout.describe()),
             ("checkpoint", f"{plan.checkpoint_bytes / 1e9:.1f} GB"),
             ("arithmetic of the plan", "the same" if self.agrees else "rounded differently"),
@@ -242,7 +264,10 @@ def dry_run(
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the table; returns 0 if the run fits, 2 with a reason if it cannot run."""
+    """Print the table; returns 0 if the run fits, 2 with a reason if it cannot run.
+
+    A plan that leaves the compiler little gets a warning.
+    """
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} <workload> {FLAG}", description=__doc__, allow_abbrev=False
     )
@@ -267,6 +292,8 @@ def main(words: Sequence[str]) -> int:
             width = max(len(what) for what, _ in outcome.rows())
             print("\n".join(f"{what:<{width}}  {much}" for what, much in outcome.rows()))
         outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
+        if (warning := outcome.memory.warning(outcome.layout)) is not None:
+            print(f"dry run: warning: {warning}", file=sys.stderr)
     except ValueError as error:
         print(f"dry run: {error}", file=sys.stderr)
         return 2

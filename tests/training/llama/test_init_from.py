@@ -278,6 +278,18 @@ def test_the_config_of_transformers_5_says_the_same() -> None:
     refuse_other_model({**document, "rope_parameters": rope}, ours, values, uri="models/m")
 
 
+@pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-0.6b"])
+def test_a_model_whose_attention_slides_is_refused_and_one_that_says_no_is_not(name: str) -> None:
+    values = dict(parse(["pretrain", f"--model={name}"]).values)
+    ours = llama_config(model_named(name).shape, seq_len=4096)
+    document = {**ours.to_dict(), "use_sliding_window": False}
+    refuse_other_model(document, ours, values, uri="models/m")
+
+    document |= {"use_sliding_window": True, "sliding_window": 1024}
+    with pytest.raises(GivenWeightsError, match="use_sliding_window=True"):
+        refuse_other_model(document, ours, values, uri="models/m")
+
+
 def changed_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     path = folder / "model.safetensors"
     tensors = load_file(path)

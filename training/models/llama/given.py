@@ -26,6 +26,7 @@ _SAME = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
     *("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
     *("rope_theta", "rope_scaling", "tie_word_embeddings", "attention_bias", "mlp_bias"),
+    "use_sliding_window",
 )
 """Fields of config.json that change what the weights compute."""
 _IGNORED = "rotary_emb.inv_freq"
@@ -138,7 +139,7 @@ def refuse_other_model(
     differing = {
         name: f"{name}={their} (the run has {mine})"
         for name in _SAME
-        if (their := _field(theirs, document, name)) != (mine := getattr(ours, name, None))
+        if (their := _field(theirs, document, name)) != (mine := _field(ours, ours.to_dict(), name))
     }
     if not differing:
         return
@@ -169,4 +170,6 @@ def _before_5(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _field(theirs: PretrainedConfig, document: Mapping[str, Any], name: str) -> Any:
     # transformers has its own, of the class.
-    return document.get(name) if name == "model_type" else getattr(theirs, name, None)
+    found = document.get(name) if name == "model_type" else getattr(theirs, name, None)
+    # Llama's class does not know it, and keeps whatever a file says.
+    return found or None if name == "use_sliding_window" else found

@@ -186,7 +186,7 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
         # Pass all of them: values stored by an earlier compile job of this name must not matter.
         **{
             name: inputs.values[name]
-            for name in ("dataset", *GRAPH_PARAMETERS)
+            for name in ("dataset", *GRAPH_PARAMETERS, *_beside_adapters(inputs.values))
             if name in inputs.values
         },
         **{name: value for name, value in request.parameters.items() if name in launch},
@@ -199,6 +199,11 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
         parameters=parameters,
         time_limit_hours=min(request.time_limit_hours, COMPILE_TIME_LIMIT_HOURS),
     )
+
+
+def _beside_adapters(values: Mapping[str, Value]) -> tuple[str, ...]:
+    """Name the weights to begin with for a run of adapters alone, which is refused without."""
+    return ("init-from",) if values.get("lora-rank") else ()
 
 
 def _job_line(submission: Submission) -> str:

@@ -10,7 +10,7 @@ import pytest
 from tests.jobs.conftest import Desk
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
-from tests.jobs.test_submit_training import existing_run, payloads
+from tests.jobs.test_submit_training import command, existing_run, payloads
 from trainium_catalogue.models import LLAMA_PRESETS
 
 TRAIN = ("submit", "llama2-7b", "--nodes", "4", "--name", "my-run", "--yes", "--dataset", "wiki")
@@ -86,6 +86,18 @@ def test_a_model_of_another_size_is_refused_with_the_words_to_submit(ready: Desk
         "model 'llama' is of another size: --vocab-size 32256 (the run has 32000), "
         "--num-layers 16 (the run has 32)",
     )
+
+
+@pytest.mark.parametrize(("adapters", "rank"), [((), "0"), (("--lora-rank", "16"), "16")])
+def test_graphs_are_compiled_without_the_weights_unless_adapters_stand_beside_them(
+    ready: Desk, adapters: tuple[str, ...], rank: str
+) -> None:
+    words = (*TRAIN, "--init-from", "llama", *adapters, "--compile", "--dry-run")
+    compiled, trained = (command(one) for one in payloads(ready.run(*words)))
+
+    assert compiled[compiled.index("--lora-rank") + 1] == rank
+    assert ("--init-from" in compiled) == bool(adapters)
+    assert "--init-from" in trained
 
 
 def test_a_run_with_a_checkpoint_needs_its_first_weights_no_more(ready: Desk) -> None:

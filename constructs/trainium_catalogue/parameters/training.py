@@ -40,8 +40,8 @@ GRAPH_PARAMETERS = (
     "model", *DECODER_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
     "sequence-parallel", "fused-projections", "attention", "recompute",
     "activation-checkpointing", "document-masks", "responses", "max-predictions", "dropout",
-    # Adapters stand beside given weights.
-    "init-from", "lora-rank", "lora-alpha", "lora-targets",
+    # Which weights are given makes no difference, only whether adapters stand beside them.
+    "lora-rank", "lora-alpha", "lora-targets",
     # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
     # It decides whether there is an evaluation graph; how often makes no difference.

@@ -99,6 +99,11 @@ def test_what_does_not_change_the_graphs_keeps_the_key() -> None:
     assert cache_key(other, values(lr=0.5, seed=1, dataset="d")) == cache_key(CONTEXT, values())
 
 
+def test_other_weights_to_begin_with_are_other_inputs_of_the_same_graphs() -> None:
+    given = values(**{"init-from": "llama"})
+    assert cache_key(CONTEXT, given) == cache_key(CONTEXT, values())
+
+
 def test_that_a_run_evaluates_changes_the_key_and_how_often_does_not() -> None:
     often, seldom, never = (
         cache_key(CONTEXT, {**values(), "eval-every": steps}) for steps in (10, 500, 0)

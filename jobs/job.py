@@ -250,7 +250,9 @@ class JobRequest:
         """The command of every node."""
         command = contract.launch_command(self.workload)
         for name, value in self.parameters.items():
-            command += [f"--{name}", flag_value(value)]
+            text = flag_value(value)
+            # Alone, such a value would be read as the next parameter.
+            command += [f"--{name}={text}"] if text.startswith("--") else [f"--{name}", text]
         if self.program_argv:
             command += [contract.ARGV_MARK, *self.program_argv]
         return command

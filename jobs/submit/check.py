@@ -331,8 +331,9 @@ def _differences(job: Job, request: JobRequest) -> Iterator[str]:
 def _flags(command: Sequence[str]) -> dict[str, str]:
     """Read the flags of a command built by ``JobRequest.command``."""
     own = itertools.takewhile(lambda word: word != contract.ARGV_MARK, command)
-    return {
-        word.removeprefix("--"): value
-        for word, value in itertools.pairwise(own)
-        if word.startswith("--")
-    }
+    found = {}
+    for word, following in itertools.pairwise((*own, "")):
+        name, joined, value = word.removeprefix("--").partition("=")
+        if word.startswith("--"):
+            found[name] = value if joined else following
+    return found

@@ -21,6 +21,7 @@ from tests.jobs.programs import (
     record,
     submitted,
 )
+from training.core import arguments
 from trainium_catalogue import contract
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +42,17 @@ def test_a_dry_run_prints_the_job_and_sends_nothing(desk: Desk, program: Path) -
     assert document["workload"] == "program"
     assert document["plan"]["program"]["code"] == code
     assert desk.keys() == []
+
+
+def test_arguments_to_resume_with_reach_the_launcher_as_a_value(desk: Desk, program: Path) -> None:
+    given = "--resume-arguments=--resume out/epoch_*"
+    document = dry_run(desk, "./train.py", "--checkpoint-dir", "out", given)
+
+    command = command_of(document)
+    assert given in command
+    read = arguments.parse(command[len(contract.launch_command("program")) - 1 :])
+    assert read.values["resume-arguments"] == "--resume out/epoch_*"
+    assert read.values["checkpoint-dir"] == "out"
 
 
 def test_the_bundle_and_the_record_are_in_the_bucket_before_the_job(

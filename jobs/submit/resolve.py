@@ -13,6 +13,7 @@ from typing import Any
 
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
+from jobs.bucket.training_run import read_run
 from jobs.deployment import Deployment, read_deployment
 from jobs.errors import Refusal
 from jobs.job import JobRequest, RunSummary, valid_run_name
@@ -23,6 +24,7 @@ from jobs.submit.wheels import Wheels, image_of, wheels_run
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
+from trainium_catalogue.models import MODELS, PRETRAIN
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,
@@ -134,10 +136,12 @@ def resolve(
     order: SubmitOptions, aws: Aws, deployment: str, *, processes_per_node: int | None
 ) -> Submission:
     """Find what the options name: the deployment, the service for the job, and the request."""
-    workload = order.workload
     target = read_deployment(aws.ssm(), deployment, region=aws.region, workload=order.job_workload)
-    orchestrator = chosen_orchestrator(target, workload, order.on)
+    orchestrator = chosen_orchestrator(target, order.workload, order.on)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
+    if order.workload.name == PRETRAIN and order.is_named and "model" not in order.parameters:
+        order = _of_recorded_model(order, bucket)
+    workload = order.workload
     if order.program is not None and order.is_named:
         program, values = remembered(order.program, order.parameters, bucket, order.run)
         order = replace(order, program=program, parameters=values)
@@ -165,6 +169,17 @@ def resolve(
         return submission
     request = node_request(submission.request, order.program, order.parameters)
     return _with_wheels(replace(submission, request=request), aws)
+
+
+def _of_recorded_model(order: SubmitOptions, bucket: Bucket) -> SubmitOptions:
+    """Take nodes and time limit of the model that a run which continues remembers."""
+    stored = read_run(bucket, order.run)
+    model = "" if stored is None else str(stored.values.get("model", ""))
+    if model not in MODELS:
+        return order  # a new run, or another workload's: refused with the rest
+    workload = order.workload.of_model({"model": model})
+    nodes = order.num_nodes if order.nodes_are_given else workload.default_nodes
+    return replace(order, workload=workload, num_nodes=nodes)
 
 
 def _with_wheels(submission: Submission, aws: Aws) -> Submission:

@@ -86,6 +86,16 @@ def test_a_run_remembers_its_model_and_parameters(ready: Desk) -> None:
     assert "--model" not in words_of(second)
 
 
+def test_a_run_goes_on_with_the_nodes_of_the_model_it_remembers(ready: Desk) -> None:
+    existing_run(ready, "qwen3-8b")
+
+    assert ready.run(*TRAIN, "--dry-run").exit_code == 0
+    payload = json.loads(ready.run(*TRAIN, "--dry-run").stdout)
+    assert payload["nodeOverrides"]["numNodes"] == MODELS["qwen3-8b"].default_nodes == 4
+    payload = json.loads(ready.run(*TRAIN, "--nodes", "2", "--dry-run").stdout)
+    assert payload["nodeOverrides"]["numNodes"] == 2
+
+
 def test_a_run_keeps_its_model(ready: Desk) -> None:
     existing_run(ready, "qwen3-8b")
 

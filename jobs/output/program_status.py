@@ -47,6 +47,8 @@ def _progress(status: Mapping[str, Any]) -> str:
         words.append(f"step {int(status['step']):,}")
     if status.get("loss") is not None:
         words.append(f"loss {float(status['loss']):.4f}")
+    elif status.get("loss_text"):
+        words.append(f"loss {status['loss_text']}")
     pace = status.get("steps_per_second")
     if pace:
         slow = float(pace) < 1

@@ -76,6 +76,14 @@ def test_a_status_has_the_last_line_the_pace_and_the_newest_snapshot() -> None:
     )
 
 
+def test_a_status_says_that_the_loss_is_no_number() -> None:
+    document = status_document(loss=None, loss_text="nan")
+    check_schema("program-status", document)
+
+    shown = describe_program(document, submitted_at_ms=None, now=NOW)
+    assert shown.startswith("program: running, step 70, loss nan, 2 s a step\n")
+
+
 @pytest.mark.parametrize(
     ("chosen", "says"),
     [(2, "4 (that is 2 again), 40 s ago"), (0, "4 (none of the older: to begin anew), 40 s ago")],

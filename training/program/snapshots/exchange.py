@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import shutil
 import threading
 import time
@@ -233,7 +234,7 @@ class Exchange:
             "last_line": noted.last_line or None,
             "last_line_at": datetime.fromtimestamp(at, UTC).isoformat() if at else None,
             "step": noted.step,
-            "loss": noted.loss,
+            **_loss(noted.loss),
             "steps_per_second": noted.steps_per_second,
             "snapshots": list(self.snapshots),
             "updated_at": now_utc(),
@@ -250,3 +251,10 @@ class Exchange:
             if losses != self._losses:
                 self._bucket.put(self._losses_key, losses)
                 self._losses = losses
+
+
+def _loss(loss: float | None) -> dict[str, Any]:
+    """Describe a loss; one that is no number in words, since JSON has neither NaN nor infinity."""
+    if loss is None or math.isfinite(loss):
+        return {"loss": loss}
+    return {"loss": None, "loss_text": str(loss)}

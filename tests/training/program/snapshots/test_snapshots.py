@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import jsonschema
 
 from tests.training.program.snapshots.kept_nodes import ROOT, Job, checkpoints, paths, wait_until
 from training.program.curve import CURVE_FILE
+from training.program.reports import OUTPUT_FILE, Noted
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 
 
@@ -30,6 +32,25 @@ def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> N
     (found,) = local_job.bucket.list(run_key("run", PROGRAM_LOSSES))
     assert found.key.endswith("-attempt-1.jsonl")
     assert local_job.bucket.get(found.key) == curve
+
+
+def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_job: Job) -> None:
+    (node,) = local_job.attempt()
+    noted = Noted(step=3, loss=float("nan"))
+    (node.settings.scratch / OUTPUT_FILE).write_text(json.dumps(asdict(noted)))
+
+    node.start_snapshots()
+    node.end()
+    node.wait()
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = local_job.bucket.get(run_key("run", RUN_STATUS))
+    status = json.loads(text, parse_constant=refuse)
+    assert (status["step"], status["loss"], status["loss_text"]) == (3, None, "nan")
+    schema = json.loads((ROOT / "docs" / "schemas" / "program-status.schema.json").read_text())
+    jsonschema.validate(status, schema)
 
 
 def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folders(

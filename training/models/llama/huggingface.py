@@ -41,6 +41,8 @@ def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> Pret
         num_attention_heads=shape.num_attention_heads,
         num_key_value_heads=shape.num_key_value_heads,
         head_dim=shape.head_size,
+        # As published, in exports too, however short a run's sequences are: rotary embeddings have
+        # no table that ends there, and given weights keep the length they came with.
         max_position_embeddings=shape.max_position_embeddings or seq_len,
         rms_norm_eps=shape.rms_norm_eps,
         initializer_range=INITIAL_DEVIATION,

@@ -85,7 +85,9 @@ class Case:
     @property
     def family(self) -> str:
         """Model of ``FAMILIES``, if it is one."""
-        return next((name for name, words in FAMILIES.items() if words == self.words), "")
+        return next(
+            (name for name, words in FAMILIES.items() if words == self.words[: len(words)]), ""
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -176,6 +178,16 @@ def _cases() -> list[Case]:
         Case(name=f"{name}-{ranks}", words=words, tensor=tensor, data=data, steps=8)
         for name, words in FAMILIES.items()
         for ranks, tensor, data in (("one", 1, 1), ("tp2", 2, 1), ("tp2dp2", 2, 2))
+    ]
+    families += [
+        # Without what a run may turn off.
+        Case(
+            name=f"{name}-tp2-whole-apart-layers",
+            words=(*words, whole, apart, "--recompute=layers"),
+            tensor=2,
+            steps=8,
+        )
+        for name, words in FAMILIES.items()
     ]
     return llama + alone + families
 

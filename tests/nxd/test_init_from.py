@@ -23,6 +23,15 @@ def test_the_model_begins_with_exactly_the_given_weights(figures: Figures) -> No
     assert all(torch.equal(given[name], made[name]) for name in made)
 
 
+def test_master_weights_begin_with_no_more_than_bf16_has(figures: Figures) -> None:
+    """As docs/finetune.md says: NxD makes them from the weights that it computes with."""
+    import torch
+
+    given = figures.initial(GIVEN)
+    assert {weight.dtype for weight in given.values()} == {torch.float32}
+    assert all(torch.equal(weight, weight.bfloat16().float()) for weight in given.values())
+
+
 def test_a_rank_reads_the_rows_it_computes_with(figures: Figures) -> None:
     sizes = {name: 4 * weight.numel() for name, weight in figures.initial(GIVEN).items()}
     # Norms are whole on every rank, and columns are cut from their rows.

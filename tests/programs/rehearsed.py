@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.programs.catalogue import HERE, ROOT, PublicProgram
 
 _ADDRESSES = "127.0.49"
+_RESTORED = re.compile(r"launch: snapshot \d+ of \S+, [1-9][\d,]* files?, ")
 _FIRST, _LATER = re.compile(r"^node 0 \| "), re.compile(r"^node 0, attempt \d+ \| ")
 
 
@@ -56,6 +57,8 @@ def rehearse(
             failed += tuple(receipt["problems"]) or ("it did not run",)
         elif not later and not failed:
             failed = ("nothing was left to do when the node was killed",)
+        elif program.checkpoint_dir and not failed and not went_on(folder / "rehearsal", name):
+            failed = ("the node was killed before a checkpoint was in a snapshot; it began again",)
         result = (later or first or [""])[-1]
         found[name] = Rehearsed(orchestrator=name, problems=failed, result=result, after=len(later))
     return found
@@ -98,11 +101,15 @@ def _paths() -> list[str]:
     return [str(ROOT), str(ROOT / "constructs"), str(ROOT / "emulators")]
 
 
+def went_on(folder: Path, name: str) -> bool:
+    """Tell if a later attempt of the main node was given files back, and not an empty snapshot."""
+    lines = _output(folder, name)
+    return any(_LATER.match(line) and _RESTORED.search(line) for line in lines)
+
+
 def results_in(program: PublicProgram, folder: Path, name: str) -> tuple[list[str], list[str]]:
     """Find the results in the main node's output: of the first attempt, and of later ones."""
-    lines = [
-        line for log in folder.glob(f"{name}-program-*.log") for line in log.read_text().split("\n")
-    ]
+    lines = _output(folder, name)
     first = "\n".join(_FIRST.sub("", line) for line in lines if _FIRST.match(line))
     later = "\n".join(_LATER.sub("", line) for line in lines if _LATER.match(line))
     pattern = re.compile(program.result)
@@ -110,3 +117,8 @@ def results_in(program: PublicProgram, folder: Path, name: str) -> tuple[list[st
         [match[1] if pattern.groups else match[0] for match in pattern.finditer(first)],
         [match[1] if pattern.groups else match[0] for match in pattern.finditer(later)],
     )
+
+
+def _output(folder: Path, name: str) -> list[str]:
+    logs = folder.glob(f"{name}-program-*.log")
+    return [line for log in logs for line in log.read_text().split("\n")]

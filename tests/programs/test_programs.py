@@ -9,7 +9,7 @@ import pytest
 
 from tests.programs import page
 from tests.programs.catalogue import PublicProgram, public_programs
-from tests.programs.rehearsed import command, pinned, results_in
+from tests.programs.rehearsed import command, pinned, results_in, went_on
 from tests.programs.trial import try_program
 
 PROGRAMS = public_programs()
@@ -74,6 +74,18 @@ def test_results_of_both_attempts_are_read_from_what_was_followed(tmp_path: Path
 
     assert results_in(PROGRAMS["run_clm"], tmp_path, "eks") == (["2.5"], ["1.5", "1.25"])
     assert results_in(PROGRAMS["run_clm"], tmp_path, "batch") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"), [("0 files, 0 bytes", False), ("5 files, 1 MB", True)]
+)
+def test_an_empty_snapshot_is_nothing_to_go_on_from(
+    tmp_path: Path, files: str, expected: bool
+) -> None:
+    line = f"node 0, attempt 2 | launch: snapshot 1 of 20:14:05, {files}, restored in 0.2 s"
+    (tmp_path / "batch-program-kill-child.log").write_text(line)
+
+    assert went_on(tmp_path, "batch") is expected
 
 
 def test_every_program_has_one_source_and_one_entry() -> None:

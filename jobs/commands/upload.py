@@ -279,6 +279,13 @@ def _folder(path: Path, name: str) -> Upload:
         else:
             left_out.append(relative.as_posix())
     if not items:
+        weights = [file for file in left_out if file.endswith(".safetensors")]
+        if weights:
+            raise Refusal(
+                "empty-folder",
+                f"{path} has weights ({weights[0]}) and no {MODEL_CONFIG} that names a model_type; "
+                "name the folder that has both, as transformers' save_pretrained writes them",
+            )
         tokenizers = [file for file in left_out if is_tokenizer_name(Path(file).name)]
         hint = (
             f"; for its tokenizer: python -m jobs upload {path / tokenizers[0]}"

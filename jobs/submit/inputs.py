@@ -10,7 +10,7 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import CheckpointListing, known_runs, read_checkpoints, read_run
 from jobs.errors import Refusal
 from trainium_catalogue import contract
-from trainium_catalogue.models import MODELS
+from trainium_catalogue.models import MODELS, PRESETS, ModelShape
 from trainium_catalogue.models_in_bucket import (
     MODEL_CONFIG,
     WEIGHTS,
@@ -77,7 +77,7 @@ def training_inputs(
         )
     begins = checkpoints is None or not checkpoints.newest
     if values.get("init-from") and (begins or values.get("lora-rank")):
-        check_model(bucket, values)
+        check_model(bucket, workload, values)
     name = str(values["dataset"])
     if not name:
         raise Refusal(
@@ -94,8 +94,8 @@ def training_inputs(
     )
 
 
-def check_model(bucket: Bucket, values: Mapping[str, Value]) -> None:
-    """Refuse an --init-from that is no model in the bucket, or one of another size.
+def check_model(bucket: Bucket, workload: Workload, values: Mapping[str, Value]) -> None:
+    """Refuse an --init-from that is no model in the bucket, or one of another family or size.
 
     The job's main node compares all of its config.json and every tensor, before anything else.
     """
@@ -124,6 +124,15 @@ def check_model(bucket: Bucket, values: Mapping[str, Value]) -> None:
             "model-incomplete",
             f"model {value!r} lacks {', '.join(missing[:3])}; upload its folder again with "
             "`python -m jobs upload FOLDER`, which goes on where it ended",
+        )
+    shape = (MODELS.get(str(values.get("model"))) or PRESETS[workload.name]).shape
+    theirs = document.get("model_type")
+    if isinstance(shape, ModelShape) and isinstance(theirs, str) and theirs != shape.family:
+        raise Refusal(
+            "model-family",
+            f"model {value!r} is of another family: model_type {theirs} (the run has "
+            f"{shape.family}); train a model of that family (pretrain --model: "
+            f"{', '.join(MODELS)}), or give another --init-from",
         )
     sizes = differing_sizes(document, values)
     if sizes:

@@ -100,6 +100,21 @@ def test_graphs_are_compiled_without_the_weights_unless_adapters_stand_beside_th
     assert "--init-from" in trained
 
 
+def test_a_model_of_another_family_is_refused_whatever_its_sizes(ready: Desk) -> None:
+    ready.put("models/llama/config.json", {**CONFIG, "model_type": "qwen3"})
+
+    assert_refused(
+        ready.run(*TRAIN, "--init-from", "llama"),
+        "model 'llama' is of another family: model_type qwen3 (the run has llama)",
+        "pretrain --model: llama3.1-8b",
+    )
+    ready.put("models/llama/config.json", CONFIG)
+    assert_refused(
+        ready.run("submit", "pretrain", "--model", "qwen3-4b", *TRAIN[2:], "--init-from", "llama"),
+        "model_type llama (the run has qwen3)",
+    )
+
+
 def test_a_run_with_a_checkpoint_needs_its_first_weights_no_more(ready: Desk) -> None:
     existing_run(ready, 100, values={"init-from": "gone"})
     assert ready.run(*TRAIN).exit_code == 0
@@ -134,6 +149,16 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
     said = desk.run("upload", str(tmp_path / "Llama-2-7b-hf"))
     assert "--init-from Llama-2-7b-hf" in said.stderr
     assert "left out, no part of a model: pytorch_model.bin" in said.stderr
+
+
+def test_weights_without_their_description_are_refused(desk: Desk, tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    (folder / "config.json").unlink()
+
+    assert_refused(
+        desk.run("upload", str(folder)),
+        "has weights (model.safetensors) and no config.json that names a model_type",
+    )
 
 
 def test_a_model_without_its_weights_is_refused(desk: Desk, tmp_path: Path) -> None:

@@ -219,6 +219,11 @@ def test_a_gzip_file_that_ends_early_is_refused(tmp_path: Path) -> None:
         (b"not json\n", r"no JSON \(Expecting value"),
         (b'["text"]\n', "a JSON list, not an object"),
         (b'{"title": "x", "body": "y"}\n', "no field 'text'; there are 'title', 'body'; choose"),
+        (
+            b'{"prompt": "x", "response": "y"}\n',
+            "no field 'text'; there are 'prompt', 'response'; pack examples with "
+            "--response-seq-len, or choose one with --text-field",
+        ),
         (b"{}\n", "no field 'text'; there are none; choose one with --text-field"),
         (b'{"text": 3}\n', "field 'text' is a int, not text"),
         (b'{"text": null}\n', "field 'text' is a NoneType, not text"),

@@ -124,9 +124,11 @@ def _field(line: bytes, text_field: str) -> str:
             f'a JSON {type(document).__name__}, not an object; write {{"{text_field}": "..."}}'
         )
     if text_field not in document:
+        examples = "prompt" in document and "response" in document
         raise ValueError(
             f"no field {text_field!r}; there are {', '.join(map(repr, document)) or 'none'}; "
-            "choose one with --text-field"
+            + ("pack examples with --response-seq-len, or " if examples else "")
+            + "choose one with --text-field"
         )
     text = document[text_field]
     if not isinstance(text, str):

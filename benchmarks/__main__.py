@@ -78,7 +78,7 @@ def groups(
             ("tokenize", "tokenize-plain", "tokenize-limit"), lambda: tokenize.comparisons(stack)
         ),
         Group(("checkpoint",), lambda: [checkpoint.stall(environment)]),
-        Group(("train",), lambda: [train.step(environment)]),
+        Group(("train", "train-litgpt"), lambda: train.step(environment)),
         Group(("restart",), lambda: [train.restart(environment)]),
         Group(("snapshots-on",), lambda: [snapshots.training(bucket(True), small=small)]),
         Group(

@@ -1,8 +1,8 @@
-"""Training beside Hugging Face's Trainer, and the time until a killed job trains again.
+"""Training beside Hugging Face's Trainer and litgpt, and the time until a killed job trains again.
 
-Both trainers have the same model (llama-tiny's preset with its 4 million parameters), batch,
+All trainers have the same model (llama-tiny's preset with its 4 million parameters), batch,
 sequences, optimizer, schedule, clipping and dtype, write a log record per step and save nothing;
-each has a process of its own, and waits while the other is measured.
+each has a process of its own, and waits while another is measured.
 """
 
 import atexit
@@ -47,8 +47,8 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def step(environment: Mapping[str, str]) -> Comparison:
-    """Compare the seconds that the same steps take."""
+def step(environment: Mapping[str, str]) -> list[Comparison]:
+    """Compare the seconds that the same steps take, with each of the two others."""
     servers: dict[str, subprocess.Popen[str]] = {}
 
     def seconds(trainer: str) -> float:
@@ -56,19 +56,25 @@ def step(environment: Mapping[str, str]) -> Comparison:
             servers[trainer] = _start(trainer, _environment(environment))
         return ask(servers[trainer], str(STEPS))
 
-    return Comparison(
-        name="train",
-        product=f"{STEPS} steps of llama-tiny, batch {_BATCH} x {_SEQ_LEN}, by the training loop",
-        baseline="the same by transformers.Trainer",
-        target=1.0,
-        measure_product=lambda: seconds("loop"),
-        measure_baseline=lambda: seconds("trainer"),
-    )
+    def beside(name: str, baseline: str, trainer: str) -> Comparison:
+        return Comparison(
+            name=name,
+            product=f"{STEPS} steps of llama-tiny, batch {_BATCH} x {_SEQ_LEN}, by our loop",
+            baseline=baseline,
+            target=1.0,
+            measure_product=lambda: seconds("loop"),
+            measure_baseline=lambda: seconds(trainer),
+        )
+
+    return [
+        beside("train", "the same by transformers.Trainer", "trainer"),
+        beside("train-litgpt", "the same by litgpt's loop, its model not compiled", "litgpt"),
+    ]
 
 
 def _start(trainer: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
     folder = tempfile.TemporaryDirectory()
-    python = BASELINE_PYTHON if trainer == "trainer" else sys.executable
+    python = sys.executable if trainer == "loop" else BASELINE_PYTHON
     process = subprocess.Popen(
         [python, "-m", "benchmarks.train_worker", trainer],
         cwd=folder.name,

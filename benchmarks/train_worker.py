@@ -1,7 +1,7 @@
-"""Worker of the training benchmark: ``python -m benchmarks.train_worker loop | trainer | dataset``.
+"""Worker of the training benchmarks: ``python -m benchmarks.train_worker WHAT``.
 
-For each line on standard input, ``loop`` and ``trainer`` run that many steps and print the seconds
-they took; ``dataset`` writes build/datasets/words below the working folder.
+For each line on standard input, ``loop``, ``trainer`` and ``litgpt`` run that many steps and print
+the seconds they took; ``dataset`` writes build/datasets/words below the working folder.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ _NEVER = 10**6
 
 
 def main(what: str) -> None:
-    """Serve one of the two, or write the dataset."""
+    """Serve one of the three, or write the dataset."""
     if what == "dataset":
         write_dataset()
         return
     answers = sys.stdout
     set_up_logging()
     with contextlib.redirect_stdout(sys.stderr):
-        make = {"loop": loop, "trainer": trainer}[what]()
+        make = {"loop": loop, "trainer": trainer, "litgpt": litgpt}[what]()
         make(2)  # memory is allocated, code is warm
         for line in sys.stdin:
             answers.write(f"{make(int(line))}\n")
@@ -194,6 +194,103 @@ def trainer() -> Any:
         weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, logging_steps=1,
         save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
+    return make
+
+
+def litgpt() -> Any:
+    """litgpt's pretraining loop, on its own model of the same shape, not compiled."""
+    import lightning
+    import torch
+    from lightning.fabric.loggers.logger import Logger
+    from litgpt.args import EvalArgs, TrainArgs
+    from litgpt.config import Config
+    from litgpt.model import GPT
+    from litgpt.pretrain import fit
+
+    from training.core.arguments import parse
+    from training.core.config import TrainConfig
+
+    config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
+    shape: Any = config.shape
+    batch, seq_len = sizes()["batch"], sizes()["seq_len"]
+    ids = torch.from_numpy(tokens().astype(np.int64))
+    rows = [ids[i : i + seq_len + 1] for i in range(0, len(ids) - seq_len, seq_len)]
+
+    class Clock(Logger):  # type: ignore[misc]
+        """Notes when each step was logged, which the loop does last."""
+
+        name, version = "clock", 0
+
+        def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+            self.ends.append(time.perf_counter())
+
+        def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+            return
+
+    clock = Clock()
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, loggers=[clock])
+    model = GPT(
+        Config(
+            name="llama-tiny",
+            block_size=seq_len,
+            vocab_size=shape.vocab_size,
+            padded_vocab_size=shape.vocab_size,
+            n_layer=shape.num_hidden_layers,
+            n_head=shape.num_attention_heads,
+            n_query_groups=shape.num_key_value_heads,
+            n_embd=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            rotary_percentage=1.0,
+            parallel_residual=False,
+            bias=False,
+            norm_class_name="RMSNorm",
+            mlp_class_name="LLaMAMLP",
+        )
+    )
+    ours = shape.num_parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == ours, ours
+    model = fabric.setup(model)
+    optimizer = fabric.setup_optimizers(
+        torch.optim.AdamW(
+            model.parameters(), lr=_LEARNING_RATE, weight_decay=config.weight_decay, fused=False
+        )
+    )
+    loader = fabric.setup_dataloaders(
+        torch.utils.data.DataLoader(rows, batch_size=batch, shuffle=True)  # type: ignore[arg-type]
+    )
+
+    def make(steps: int) -> float:
+        clock.ends = []
+        fit(
+            fabric=fabric,
+            devices=1,
+            state={
+                "model": model,
+                "optimizer": optimizer,
+                "train_dataloader": loader,
+                "iter_num": 0,
+                "step_count": 0,
+            },
+            train_dataloader=loader,
+            val_dataloader=loader,
+            out_dir=Path("litgpt"),
+            tokenizer_dir=None,
+            train=TrainArgs(
+                save_interval=None,
+                log_interval=1,
+                global_batch_size=batch,
+                micro_batch_size=batch,
+                lr_warmup_steps=5,
+                max_tokens=(steps + 1) * batch * seq_len,
+                max_norm=config.max_grad_norm,
+            ),
+            eval=EvalArgs(interval=_NEVER, max_iters=1, final_validation=False),
+        )
+        # The first step comes after the loop's own preparation, and is not counted.
+        assert len(clock.ends) == steps + 1, clock.ends
+        took: float = clock.ends[-1] - clock.ends[0]
+        return took
+
     return make
 
 

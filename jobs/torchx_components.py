@@ -101,6 +101,21 @@ def llama_tiny(
     return _app("llama-tiny", parameters, nnodes, name, deployment, max_retries)
 
 
+def pretrain(
+    *parameters: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
+) -> specs.AppDef:
+    """Pre-training of a Llama 3 or a Qwen3, which --model names.
+
+    Args:
+        parameters: the workload's own, after --
+        nnodes: number of nodes
+        name: run name; default: workload and time
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
+        max_retries: restarts by TorchX, after whatever failed
+    """
+    return _app("pretrain", parameters, nnodes, name, deployment, max_retries)
+
+
 def verify(
     *parameters: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
 ) -> specs.AppDef:

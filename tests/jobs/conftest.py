@@ -171,7 +171,7 @@ class _Described:
 
 
 @pytest.fixture
-def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     """An account with the deployment `default`: 4 nodes of trn1.32xlarge."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "TRAINIUM_")):
@@ -189,14 +189,21 @@ def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Desk:
     desk = Desk(endpoint)
     reset(desk)
     deploy(desk)
-    return desk
+    yield desk
+    # Other tests in this process reset moto too.
+    forget_described()
 
 
-def reset(desk: Desk) -> None:
-    """Empty the account. moto knows how to end its own jobs only."""
+def forget_described() -> None:
+    """Remove what stands for nodes: moto knows how to end its own jobs only."""
     jobs = batch_backends[ACCOUNT][REGION]._jobs
     for job_id in [name for name, job in jobs.items() if isinstance(job, _Described)]:
         del jobs[job_id]
+
+
+def reset(desk: Desk) -> None:
+    """Empty the account."""
+    forget_described()
     request = urllib.request.Request(f"{desk.endpoint}/moto-api/reset", method="POST")
     urllib.request.urlopen(request, timeout=scaled(10)).close()
 

@@ -1,6 +1,6 @@
-"""The validation loss: right, the same on any micro-batch, and without a trace in training.
+"""The validation loss: right, the same on any ranks, and without a trace in training.
 
-On several ranks it is in test_killed_and_resumed.py, with document masks in test_four_ranks.py.
+With document masks, several ranks are in test_four_ranks.py.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +19,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.checks.test_allreduce import validator
-from tests.training.llama.conftest import write_dataset
+from tests.training.conftest import Cluster
+from tests.training.llama.conftest import TINY, write_dataset
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.job import Stopped, StopSwitch
@@ -28,6 +31,7 @@ from training.models.llama.huggingface import (
     meta_model,
     restore_buffers,
 )
+from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -212,3 +216,38 @@ def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> No
 def test_a_dataset_that_holds_nothing_out_is_refused(laptop: Laptop) -> None:
     with pytest.raises(DatasetError, match=r"holds nothing out, .* larger --validation-fraction"):
         laptop.train("--eval-every=2", run="none")
+
+
+@pytest.fixture
+def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
+    """One node of four processes, without a bucket."""
+    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
+    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
+    node = Cluster(tmp_path, num_nodes=1)
+    yield node
+    node.kill()
+
+
+def test_four_ranks_give_what_one_gives_and_save_their_own_part(
+    four_ranks: Cluster, laptop: Laptop, evaluated: list[dict[str, Any]]
+) -> None:
+    words = (*TINY, *EVALUATED, "--tensor-parallel=2", "--save-every=2")
+    for steps in (2, STEPS):
+        four_ranks.start(
+            *words,
+            f"--steps-this-run={steps}",
+            workload="llama-tiny",
+            extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
+        )
+        assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+
+    four = laptop_at(four_ranks, laptop)
+    assert "tensor parallel 2 x data parallel 2" in four_ranks.log(0)
+    assert four.losses("four") == pytest.approx(laptop.losses("evaluated"), abs=1e-5)
+    found = val_losses(four.lines("four", "evaluation"))
+    assert found == pytest.approx(val_losses(evaluated), abs=1e-5)
+
+
+def laptop_at(cluster: Cluster, laptop: Laptop) -> Laptop:
+    """The files of a node, read as those of a laptop."""
+    return type(laptop)(cluster.folder / "build")

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainium_catalogue.contract import EXPORT_PREFIX, MODELS_PREFIX
+from trainium_catalogue.models import LLAMA_PRESETS, MODELS, PRETRAIN, ModelShape
 from trainium_catalogue.parameters.parameter import Value
-from trainium_catalogue.parameters.training import DECODER_FIELDS
+from trainium_catalogue.parameters.training import DECODER_FIELDS, SHAPE_FIELDS
 
 MODEL_CONFIG = "config.json"
 """Describes a model, beside its weights."""
@@ -22,6 +23,23 @@ def model_prefix(value: str) -> str | None:
     if value.startswith(("s3://", "/")):
         return None
     return f"{value}/" if value.startswith(EXPORT_PREFIX) else f"{MODELS_PREFIX}{value}/"
+
+
+def workload_of(document: Mapping[str, Any]) -> str:
+    """Name the workload that trains a config.json's model, as ``submit`` takes it.
+
+    ``WORKLOAD`` for a model that is no preset.
+    """
+    named = dict(LLAMA_PRESETS) | {
+        f"{PRETRAIN} --model {name}": preset for name, preset in MODELS.items()
+    }
+    for submitted, preset in named.items():
+        shape = preset.shape
+        assert isinstance(shape, ModelShape)
+        sizes = {name: getattr(shape, field) for name, field in SHAPE_FIELDS.items()}
+        if document.get("model_type") == shape.family and not differing_sizes(document, sizes):
+            return submitted
+    return "WORKLOAD"
 
 
 def differing_sizes(document: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, int]:

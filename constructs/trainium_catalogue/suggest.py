@@ -7,8 +7,12 @@ from difflib import get_close_matches
 def did_you_mean(value: str, known: Iterable[str]) -> str:
     """Return ``did you mean 'x'?`` for a near miss, else the list of known names."""
     names = sorted(str(name) for name in known)
-    spelled = {name.lower(): name for name in names}
-    nearest = get_close_matches(value.lower(), spelled, n=1, cutoff=0.6)
-    if nearest:
-        return f"did you mean {spelled[nearest[0]]!r}?"
-    return f"known are {', '.join(names)}"
+    near = nearest(value, names)
+    return f"known are {', '.join(names)}" if near is None else f"did you mean {near!r}?"
+
+
+def nearest(value: str, known: Iterable[str]) -> str | None:
+    """Return the known name that ``value`` most likely means; None if none is near."""
+    spelled = {name.lower(): name for name in sorted(known)}
+    found = get_close_matches(value.lower(), spelled, n=1, cutoff=0.6)
+    return spelled[found[0]] if found else None

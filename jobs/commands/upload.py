@@ -18,7 +18,7 @@ from jobs.job import counted
 from jobs.output.console import note, print_document
 from jobs.output.documents import Document
 from trainium_catalogue import contract
-from trainium_catalogue.models_in_bucket import MODEL_CONFIG
+from trainium_catalogue.models_in_bucket import MODEL_CONFIG, workload_of
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
 _HEAD_BYTES = 4096
@@ -86,7 +86,9 @@ def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: Tran
         return
     mine = {item.key for item in planned.items}
     if planned.kind == "model":
-        note(f"use it with: python -m jobs submit WORKLOAD --init-from {planned.name} ...")
+        (described,) = (item.path for item in planned.items if item.path.name == MODEL_CONFIG)
+        workload = workload_of(json.loads(described.read_bytes()))
+        note(f"use it with: python -m jobs submit {workload} --init-from {planned.name} ...")
         return
     strays = [
         found.key.removeprefix(planned.prefix)

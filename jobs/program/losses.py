@@ -30,6 +30,9 @@ def joined(attempts: Sequence[dict[int, float]]) -> dict[int, float]:
 
 def why_no_losses(bucket: Bucket, run: str) -> str:
     """Say why there is no curve, and what the program or its submission needs for one."""
+    status = bucket.document(contract.run_key(run, contract.RUN_STATUS)) or {}
+    if not status.get("last_line"):
+        return f"run {run} has printed nothing yet: there is no curve to draw"
     ran = read_record(bucket, run)
     pattern = str(ran[-1].parameters.get("progress-pattern") or "") if ran else ""
     again = f"submit it with --progress-pattern {_EXAMPLE} for lines like `step=20 loss=2.5`"

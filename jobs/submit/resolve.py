@@ -25,7 +25,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.models import MODELS, PRETRAIN
-from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.suggest import did_you_mean, nearest
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,
     WORKLOADS,
@@ -300,7 +300,10 @@ def known_workload(name: str | None) -> Workload:
         )
     if name in WORKLOADS:
         return WORKLOADS[name]
-    hint = did_you_mean(name, [known for known in WORKLOADS if known not in _NOT_BY_NAME])
+    submitted = {known: known for known in WORKLOADS if known not in _NOT_BY_NAME}
+    submitted |= {model: f"{PRETRAIN} --model {model}" for model in MODELS}
+    near = nearest(name, submitted)
+    hint = f"did you mean {submitted[near]!r}?" if near else did_you_mean(name, submitted)
     raise Refusal("unknown-workload", f"unknown workload {name!r}; {hint}; {_own_program(name)}")
 
 

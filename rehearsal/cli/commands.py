@@ -23,6 +23,7 @@ from rehearsal.cli.options import (
     Containers,
     Env,
     Exclude,
+    FaultAfter,
     Faults,
     FolderPath,
     Include,
@@ -93,6 +94,7 @@ def run(
     instance_type: InstanceType = "trn1.32xlarge",
     workload: Workloads = None,
     fault: Faults = None,
+    fault_after: FaultAfter = None,
     set_: Parameters = None,
     containers: Containers = False,
     as_json: AsJson = False,
@@ -129,6 +131,7 @@ def run(
             workdir=workdir,
             include=include or (),
             exclude=exclude or (),
+            fault_after=fault_after,
         ),
     )
     # What submit would refuse, it refuses before a minute is spent on deploying.

@@ -71,8 +71,8 @@ ProgramFile = Annotated[
     typer.Option(
         "--program",
         metavar="FILE",
-        help="Rehearse this program of yours alone: run it, kill a node after its first snapshot, "
-        "see it continue. Its own arguments come after --.",
+        help="Rehearse this program of yours alone: run it, kill a node once a snapshot has a file "
+        "of it, see it continue. Its own arguments come after --.",
     ),
 ]
 Module = Annotated[
@@ -102,6 +102,14 @@ Include = Annotated[
 Exclude = Annotated[
     list[str] | None,
     typer.Option("--exclude", metavar="GLOB", help="Files of it to leave out; repeatable."),
+]
+FaultAfter = Annotated[
+    str | None,
+    typer.Option(
+        "--fault-after",
+        metavar="GLOB",
+        help="Hurt its node once a snapshot has such a file, as '*.ckpt'; otherwise any.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt and nothing else.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Stay up after the jobs until Ctrl-C or down.")]
@@ -191,6 +199,7 @@ def program_of(
     workdir: Path | None = None,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    fault_after: str | None = None,
 ) -> Program | None:
     """Return the program that was named; refuse what is given for one that was not."""
     if file is not None and module is not None:
@@ -208,6 +217,7 @@ def program_of(
             workdir=str(workdir.resolve()) if workdir is not None else None,
             include=tuple(include),
             exclude=tuple(exclude),
+            fault_after=fault_after or "*",
         )
     given = {
         "--env": bool(env),
@@ -216,6 +226,7 @@ def program_of(
         "--workdir": workdir is not None,
         "--include": bool(include),
         "--exclude": bool(exclude),
+        "--fault-after": fault_after is not None,
         " ".join(argv): bool(argv),
     }
     for words, is_given in given.items():

@@ -33,6 +33,8 @@ class Program:
     workdir: str | None = None
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    fault_after: str = "*"
+    """Pattern of a file that a snapshot must have before a node is hurt."""
 
 
 EXAMPLE = Program(

@@ -106,18 +106,26 @@ def submit(
 
 @contextmanager
 def armed(
-    aws: Aws, *, run: str, kind: str, after: int | None = None, after_key: str | None = None
+    aws: Aws,
+    *,
+    run: str,
+    kind: str,
+    after: int | None = None,
+    after_key: str | None = None,
+    after_path: str | None = None,
 ) -> Iterator[None]:
     """Arm a fault for a run's first attempt.
 
     It comes once the nodes work, after a training step, or once the bucket has an object whose key
-    matches ``after_key``.
+    matches ``after_key``, and which lists a file that matches ``after_path``.
     """
     fault = {"kind": kind, "run": run}
     if after is not None:
         fault["after"] = f"training: step {after} "
     if after_key is not None:
         fault["after_key"] = after_key
+    if after_path is not None:
+        fault["after_path"] = after_path
     ssm, name = aws.client("ssm"), f"{PARAMETER}/{run}"
     ssm.put_parameter(Name=name, Value=json.dumps(fault), Type="String")
     try:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import join, quote
@@ -109,7 +110,7 @@ def _refusal(said: str) -> str | None:
 def run(
     settings: Settings, orchestrator: str, fault: str, *, aws: Aws, runner: Runner
 ) -> ProgramRun:
-    """Submit the program, hurt a node after its first snapshot, and report how it went."""
+    """Submit the program, hurt a node once a snapshot has a file, and report how it went."""
     wanted = submission(settings, orchestrator, fault)
     result = ProgramRun(orchestrator=orchestrator, steps=[], run=None, checks=[], unproven=[])
     # The phase includes the judgement: a job may end well and prove nothing.
@@ -130,7 +131,8 @@ def _run(
     """Submit, wait for the end, and fill in the result."""
     name = run_name(result.orchestrator, fault)
     snapshots = f"{contract.run_prefix(name, 'snapshots')}[0-9]*.json"
-    with armed(aws, run=name, kind=fault, after_key=snapshots):
+    within = settings.program.fault_after
+    with armed(aws, run=name, kind=fault, after_key=snapshots, after_path=within):
         record = runner.run_one(wanted)
     if record is None:
         return  # interrupted
@@ -155,13 +157,23 @@ def _run(
         result.checks.append(_not_hit(settings, result.run, kept=bucket.kept_files(name)))
 
 
-def _not_hit(settings: Settings, run: RunRecord, *, kept: int) -> ReceiptCheck:
-    """Say why no node was killed, and what would let the rehearsal kill one."""
+def _not_hit(settings: Settings, run: RunRecord, *, kept: Sequence[str]) -> ReceiptCheck:
+    """Say why no node was killed, and what would let the rehearsal kill one.
+
+    Args:
+        kept: Paths of the program's files in the newest snapshot.
+    """
     took_s = max((end.seconds for end in run.nodes if end.seconds is not None), default=run.seconds)
     every_s = parameters(settings)["snapshot-every-s"]
-    if kept:
+    pattern = settings.program.fault_after
+    if kept and not any(fnmatch.fnmatchcase(path, pattern) for path in kept):
         why = (
-            f"it was over before the first snapshot: it took {took_s:.0f} s, with a snapshot "
+            f"no snapshot had a file that matches --fault-after {pattern}; the last one has "
+            f"{', '.join(kept[:3])}{', ...' if len(kept) > 3 else ''}"
+        )
+    elif kept:
+        why = (
+            f"it was over before a snapshot had a file: it took {took_s:.0f} s, with a snapshot "
             f"every {every_s} s; make it longer, or --set snapshot-every-s=..."
         )
     else:
@@ -191,8 +203,8 @@ class _Bucket:
         found: dict[str, Any] = json.loads(body)
         return found
 
-    def kept_files(self, run: str) -> int:
-        """Count the files of the program in the run's newest snapshot."""
+    def kept_files(self, run: str) -> list[str]:
+        """List the paths of the program's files in the run's newest snapshot."""
         prefix = contract.run_prefix(run, "snapshots")
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._name, Prefix=prefix
@@ -200,7 +212,8 @@ class _Bucket:
         names = (item["Key"] for page in pages for item in page.get("Contents", ()))
         snapshots = sorted(name for name in names if _SNAPSHOT.fullmatch(name[len(prefix) :]))
         newest = self.document(snapshots[-1]) if snapshots else None
-        return sum(file["root"] == "checkpoints" for file in (newest or {}).get("files", ()))
+        files = (newest or {}).get("files", ())
+        return [file["path"] for file in files if file["root"] == "checkpoints"]
 
 
 def _checks(

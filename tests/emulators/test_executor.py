@@ -213,6 +213,28 @@ def test_a_fault_can_wait_for_an_object_in_a_bucket(batch: Batch) -> None:
     batch.client("batch").terminate_job(jobId=job_id, reason="seen")
 
 
+@pytest.mark.parametrize(
+    ("awaited", "seconds", "code"), [("*.ckpt", 2, 0), ("*.yaml", 60, 128 + signal.SIGKILL)]
+)
+def test_a_fault_can_wait_for_a_file_that_an_object_lists(
+    batch: Batch, awaited: str, seconds: int, code: int
+) -> None:
+    run = f"listed-{code}"
+    key = f"runs/{run}/snapshots/0*.json"
+    batch.arm({"kind": "kill-main", "run": run, "after_key": key, "after_path": awaited})
+    s3 = batch.client("s3")
+    location = {"LocationConstraint": "us-west-2"}
+    s3.create_bucket(Bucket=run, CreateBucketConfiguration=location)
+    body = json.dumps({"files": [{"path": "out/config.yaml"}]}).encode()
+    s3.put_object(Bucket=run, Key=f"runs/{run}/snapshots/00000001.json", Body=body)
+
+    job_id = batch.submit(run, environment={"SECONDS_": seconds})
+
+    first = batch.wait(job_id, lambda job: len(job["attempts"]) > 0)["attempts"][0]
+    assert first["container"]["exitCode"] == code
+    batch.client("batch").terminate_job(jobId=job_id, reason="seen")
+
+
 def test_a_node_that_has_ended_is_not_hit_any_more(batch: Batch) -> None:
     batch.arm({"kind": "kill-main", "run": "over", "after_key": "runs/over/*"})
 

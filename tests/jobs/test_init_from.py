@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_submit_training import command, existing_run, payloads
 from trainium_catalogue.models import LLAMA_PRESETS
+from trainium_catalogue.models_in_bucket import workload_of
 
 TRAIN = ("submit", "llama2-7b", "--nodes", "4", "--name", "my-run", "--yes", "--dataset", "wiki")
 SHAPE = LLAMA_PRESETS["llama2-7b"].shape
@@ -149,6 +151,24 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
     said = desk.run("upload", str(tmp_path / "Llama-2-7b-hf"))
     assert "--init-from Llama-2-7b-hf" in said.stderr
     assert "left out, no part of a model: pytorch_model.bin" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("document", "workload"),
+    [
+        (CONFIG, "llama2-7b"),
+        ({**CONFIG, "hidden_size": 8}, "WORKLOAD"),
+        ({**CONFIG, "model_type": "qwen3"}, "WORKLOAD"),
+        (
+            {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
+             "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+             "num_key_value_heads": 8},
+            "pretrain --model qwen3-0.6b",
+        ),
+    ],
+)  # fmt: skip
+def test_the_workload_that_trains_a_model_is_told(document: dict[str, Any], workload: str) -> None:
+    assert workload_of(document) == workload
 
 
 def test_weights_without_their_description_are_refused(desk: Desk, tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ def assert_refused(result: Result, *fragments: str) -> None:
     [
         (("submit", "all-reduc"), ["unknown workload 'all-reduc'", "did you mean 'all-reduce'?"]),
         (
+            ("submit", "qwen3-tiny"),
+            ["unknown workload 'qwen3-tiny'", "did you mean 'pretrain --model qwen3-tiny'?"],
+        ),
+        (
             (*NIGHTLY, "--set", "max-byte=1024"),
             ["all-reduce has no parameter 'max-byte'", "did you mean 'max-bytes'?"],
         ),

@@ -152,6 +152,9 @@ def test_the_losses_of_all_attempts_are_drawn(desk: Desk, run: Path) -> None:
 
 
 def test_without_losses_it_is_said_what_a_pattern_needs(desk: Desk, run: Path) -> None:
+    assert "run x has printed nothing yet" in desk.run("status", "x", "--plot").stderr
+
+    desk.put("runs/x/results/status.json", status_document())
     assert "in fewer than two lines a loss was found, in the forms of Hugging Face" in (
         desk.run("status", "x", "--plot").stderr
     )

@@ -78,6 +78,8 @@ def command(program: PublicProgram, orchestrators: Iterable[str], folder: Path) 
     }
     if program.checkpoint_dir:
         options["--checkpoint-dir"] = program.checkpoint_dir
+    if program.checkpoint:
+        options["--fault-after"] = program.checkpoint
     if program.requires:
         options["--requirements"] = str(folder / "requirements.txt")
     words = [word for pair in options.items() for word in pair]

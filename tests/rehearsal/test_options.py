@@ -112,6 +112,7 @@ def test_a_file_and_a_module_are_refused_together() -> None:
         ({"argv": [], "requirements": Path("x")}, "--requirements: for a program"),
         ({"argv": [], "workdir": Path("x")}, "--workdir: for a program"),
         ({"argv": [], "exclude": ["x"]}, "--exclude: for a program"),
+        ({"argv": [], "fault_after": "*.pt"}, "--fault-after: for a program"),
     ],
 )
 def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], words: str) -> None:

@@ -112,10 +112,12 @@ def ended(seconds: float) -> RunRecord:
 
 
 def test_a_program_that_was_over_too_soon_fails_and_is_told_what_helps() -> None:
-    check = program._not_hit(settings(), ended(3.0), kept=1)
+    check = program._not_hit(settings(), ended(3.0), kept=["step-1.pt"])
 
     assert not check.ok
-    assert "over before the first snapshot: it took 3 s, with a snapshot every 2 s" in check.detail
+    assert (
+        "over before a snapshot had a file: it took 3 s, with a snapshot every 2 s" in check.detail
+    )
     assert "--set snapshot-every-s" in check.detail
 
 
@@ -127,12 +129,22 @@ def test_a_program_that_keeps_nothing_fails_and_is_told_what_helps(
     folder: str | None, words: str
 ) -> None:
     check = program._not_hit(settings(program=replace(OWN, checkpoint_dir=folder)), ended(42.0),
-                             kept=0)  # fmt: skip
+                             kept=[])  # fmt: skip
 
     assert not check.ok
     assert "it ran 42 s" in check.detail
     assert words in check.detail
     assert "--checkpoint-dir" in check.detail
+
+
+def test_a_program_without_the_awaited_file_fails_and_is_told_what_it_has() -> None:
+    given = settings(program=replace(OWN, fault_after="*.ckpt"))
+
+    check = program._not_hit(given, ended(42.0), kept=["config.yaml", "metrics.csv"])
+
+    assert not check.ok
+    assert "no snapshot had a file that matches --fault-after *.ckpt" in check.detail
+    assert "the last one has config.yaml, metrics.csv" in check.detail
 
 
 def test_what_goes_along_is_told_to_submit() -> None:

@@ -45,12 +45,14 @@ class NodeFault:
     """Beginning of a line in the main node's log; the fault is injected right after it."""
     after_key: str = ""
     """Pattern of a key instead: the fault is injected once any bucket has such an object."""
-    has_key: Callable[[str], bool] = lambda pattern: False
-    """Tells whether any bucket has an object whose key matches a pattern."""
+    after_path: str = ""
+    """Pattern of a path that the object must list among its ``files``; empty for any object."""
+    has_object: Callable[[str, str], bool] = lambda key, path: False
+    """Tells whether any bucket has an object whose key, and a path in it, match patterns."""
 
     @classmethod
     def parse(
-        cls, text: str, has_key: Callable[[str], bool] = lambda pattern: False
+        cls, text: str, has_object: Callable[[str, str], bool] = lambda key, path: False
     ) -> "NodeFault":
         """Read the JSON that arms a fault."""
         given = json.loads(text)
@@ -59,7 +61,8 @@ class NodeFault:
             run=given.get("run"),
             after=given.get("after", WORKING),
             after_key=given.get("after_key", ""),
-            has_key=has_key,
+            after_path=given.get("after_path", ""),
+            has_object=has_object,
         )
 
     @property
@@ -120,9 +123,11 @@ class NodeFault:
 
     def _is_due(self, main: NodeProcess) -> bool:
         if self.after_key:
-            return self.has_key(self.after_key)
+            return self.has_object(self.after_key, self.after_path)
         return any(line.startswith(self.after) for line in list(main.lines))
 
     @property
     def _awaited(self) -> str:
-        return self.after_key or f"the line {self.after!r}"
+        if not self.after_key:
+            return f"the line {self.after!r}"
+        return self.after_key + (f" with {self.after_path}" if self.after_path else "")

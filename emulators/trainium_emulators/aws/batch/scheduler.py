@@ -5,6 +5,7 @@ there are processors.
 """
 
 import fnmatch
+import json
 import os
 import threading
 import time
@@ -24,7 +25,8 @@ from trainium_emulators.nodes.events import emit
 
 NEXT_FAULT = "/rehearsal/next-fault"
 """SSM parameter that arms a fault: JSON with ``kind``, and optionally ``run``, and ``after`` or
-``after_key``. A parameter with a run's name below it arms another one at the same time."""
+``after_key`` (and ``after_path``). A parameter with a run's name below it arms another one at the
+same time."""
 
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 MAX_RESOURCE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
@@ -278,18 +280,29 @@ def take_fault(backend: Any, run: str) -> faults.NodeFault | None:
     for name in (f"{NEXT_FAULT}/{run}", NEXT_FAULT):
         if (parameter := backend.get_parameter(name)) is None:
             continue
-        fault = faults.NodeFault.parse(parameter.value, has_key)
+        fault = faults.NodeFault.parse(parameter.value, has_object)
         if fault.run in (None, run):
             backend.delete_parameter(name)
             return fault
     return None
 
 
-def has_key(pattern: str) -> bool:
-    """Tell whether any bucket has an object whose key matches ``pattern``."""
+def has_object(key: str, path: str) -> bool:
+    """Tell whether any bucket has an object whose key matches a pattern.
+
+    With ``path``, one that is JSON and lists a matching path in its ``files``.
+    """
     return any(
-        fnmatch.fnmatchcase(key, pattern)
+        fnmatch.fnmatchcase(name, key) and (not path or _lists(bucket.keys.get(name), path))
         for account in list(s3_backends)
         for bucket in list(s3_backends[account]["aws"].buckets.values())
-        for key in list(bucket.keys)
+        for name in list(bucket.keys)
     )
+
+
+def _lists(item: Any, path: str) -> bool:
+    """Tell whether an object lists a file whose path matches."""
+    if item is None:  # deleted meanwhile
+        return False
+    files = json.loads(item.value).get("files", ())
+    return any(fnmatch.fnmatchcase(file["path"], path) for file in files)

@@ -23,6 +23,7 @@ IN_TORCH_2_9 = {
     "torch.device",
     "torch.dtype",
     "torch.empty",
+    "torch.empty_like",
     "torch.equal",
     "torch.finfo",
     "torch.float32",

@@ -95,3 +95,23 @@ def test_a_killed_qwen3_goes_on_and_its_export_gives_the_same_loss(
     ids = np.fromfile(data, "<u2").astype(np.int64)
     (evaluation,) = lines(nodes, "evaluation")
     assert evaluation["val_loss"] == pytest.approx(held_out(folder, ids), rel=1e-5)
+
+
+def test_data_parallel_ranks_have_the_losses_of_one(
+    nodes: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """FSDP gathers the tied weight that the loss is computed with, after the model's own pass."""
+    words = ("--tensor-parallel=1", "--max-steps=4", "--eval-every=4")
+    new = {word.partition("=")[0] for word in words}
+    start(nodes, 1, *(word for word in WORDS if word.partition("=")[0] not in new), *words)
+    laptop = Laptop(tmp_path_factory.mktemp("alone"), workload="pretrain", words=WORDS)
+    write_dataset(laptop.objects.at("datasets/words"), validation_tokens=400)
+    laptop.train(*words, run="alone")
+    assert nodes.end(within_s=90) == {0: 0, 1: 0}, nodes.all_logs()
+
+    assert "tensor parallel 1 x data parallel 2" in nodes.all_logs()
+    losses = [line["loss"] for line in lines(nodes, "step")]
+    assert losses == pytest.approx(laptop.losses("alone"), rel=1e-5)
+    (evaluation,) = lines(nodes, "evaluation")
+    (alone,) = laptop.lines("alone", "evaluation")
+    assert evaluation["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-5)

@@ -11,6 +11,12 @@ from torch.distributed.tensor import DTensor
 
 from training.backends.base import WEIGHTS, Batch, weighted
 from training.models.llama.data import model_inputs
+from training.models.llama.head_loss import (
+    LateProjection,
+    project_late,
+    token_losses,
+    weighted_loss,
+)
 from training.models.llama.huggingface import (
     initial_weight,
     llama_config,
@@ -40,7 +46,9 @@ class LlamaNetwork:
         """Build the model without storage, with tensor parallelism by DTensor."""
         config = self._config
         model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
-        if mesh is not None:
+        if mesh is None:
+            project_late(model)
+        else:
             parallelize(model, mesh)
         if config.plan.lora is not None:
             attach(model, config.plan.lora, mesh)
@@ -75,16 +83,29 @@ class LlamaNetwork:
 
     def loss(self, model: Any, batch: Batch) -> torch.Tensor:
         """Cross entropy of int64 ``[micro_batch, seq_len + 1]``: token i predicts i + 1."""
+        if _is_late(model):
+            states, labels = _outputs(model, batch)
+            share = torch.full(labels.shape, 1 / labels.numel(), device=labels.device)
+            weights = self._weighted(share, batch).flatten()
+            return weighted_loss(states, model.lm_head.weight, labels, weights)
         if not isinstance(batch, torch.Tensor) and WEIGHTS in batch:
             return self.losses(model, batch).mean()
-        return _cross_entropy(model, batch, reduction="mean")
+        return _cross_entropy(*_outputs(model, batch), reduction="mean")
 
     def losses(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Compute the cross entropy of each sequence, ``[micro_batch]``."""
-        each = _cross_entropy(model, batch, reduction="none")
+        """Compute the cross entropy of each sequence, ``[micro_batch]``; a whole model's without
+        gradients."""
+        outputs, labels = _outputs(model, batch)
+        if _is_late(model):
+            each = token_losses(outputs, model.lm_head.weight, labels)
+        else:
+            each = _cross_entropy(outputs, labels, reduction="none")
         # The ranks that share a model have the same losses, as DTensors.
         each = each.to_local() if isinstance(each, DTensor) else each
-        return weighted(each.reshape(self._config.plan.micro_batch, -1), batch).mean(1)
+        return self._weighted(each, batch).mean(1)
+
+    def _weighted(self, of_tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return weighted(of_tokens.reshape(self._config.plan.micro_batch, -1), batch)
 
     def for_nxd(self) -> NxdLlama:
         """Return the same model built of neuronx_distributed's modules."""
@@ -93,10 +114,17 @@ class LlamaNetwork:
         return NxdLlama(self._config, self.initial_part)
 
 
-def _cross_entropy(model: Any, batch: Batch, *, reduction: str) -> torch.Tensor:
+def _is_late(model: Any) -> bool:
+    return isinstance(model.lm_head, LateProjection)
+
+
+def _outputs(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``[tokens, vocabulary]``, or hidden states for a late projection, and labels."""
     # FSDP2 casts the mask to the type it computes in.
     inputs, labels = model_inputs(batch, torch.float32)
-    logits = model(**inputs, use_cache=False).logits
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), reduction=reduction
-    )
+    outputs = model(**inputs, use_cache=False).logits
+    return outputs.flatten(0, 1), labels.flatten()
+
+
+def _cross_entropy(logits: torch.Tensor, labels: torch.Tensor, *, reduction: str) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(logits.float(), labels, reduction=reduction)

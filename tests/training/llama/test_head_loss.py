@@ -1,0 +1,85 @@
+"""The loss at the output projection, part by part, against torch's of all tokens at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from training.models.llama import head_loss
+
+TOKENS, HIDDEN, VOCABULARY = 23, 8, 50
+AT_ONCE = 5
+"""Tokens; the last part has fewer."""
+
+
+@pytest.fixture(autouse=True)
+def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_loss, "_AT_ONCE", AT_ONCE * VOCABULARY + 1)
+
+
+class Inputs:
+    """Of a projection, the same in every test."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.states = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
+        self.weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).to(dtype)
+        self.weight.requires_grad_()
+        self.labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+        self.weights = torch.rand(TOKENS, generator=generator)
+
+    def torchs(self) -> torch.Tensor:
+        """Each token's loss, of all logits at once."""
+        logits = (self.states @ self.weight.t()).float()
+        return cross_entropy(logits, self.labels, reduction="none")
+
+    def gradients(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.states.grad = self.weight.grad = None
+        (loss / 4).backward()  # as of one of four micro-batches
+        assert self.states.grad is not None and self.weight.grad is not None
+        return self.states.grad, self.weight.grad
+
+
+@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 1e-6), (torch.bfloat16, 0.01)])
+def test_loss_and_gradients_are_torchs(dtype: torch.dtype, share: float) -> None:
+    given = Inputs(dtype)
+    loss = head_loss.weighted_loss(given.states, given.weight, given.labels, given.weights)
+    found = given.gradients(loss)
+
+    wanted = (given.torchs() * given.weights).sum()
+    expected = given.gradients(wanted)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert (one - other).abs().max() <= share * other.abs().max()
+
+
+def test_each_tokens_loss_is_torchs() -> None:
+    given = Inputs()
+    found = head_loss.token_losses(given.states, given.weight, given.labels)
+
+    assert not found.requires_grad
+    assert found.tolist() == pytest.approx(given.torchs().tolist(), rel=1e-5)
+
+
+def test_a_frozen_projection_passes_gradients_on() -> None:
+    given = Inputs()
+    head_loss.weighted_loss(
+        given.states, given.weight.detach(), given.labels, given.weights
+    ).backward()
+    found = given.states.grad
+    given.gradients(4 * (given.torchs() * given.weights).sum())
+
+    assert found is not None and given.states.grad is not None
+    assert torch.allclose(found, given.states.grad, atol=1e-6)
+
+
+def test_extreme_logits_have_finite_losses() -> None:
+    given = Inputs()
+    with torch.no_grad():
+        given.states *= 1e4
+    loss = head_loss.weighted_loss(given.states, given.weight, given.labels, given.weights)
+
+    assert torch.isfinite(loss)
+    assert loss.item() == pytest.approx((given.torchs() * given.weights).sum().item(), rel=1e-5)

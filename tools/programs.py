@@ -82,7 +82,7 @@ def tried(program: PublicProgram, folder: Path) -> None:
     """Run a program on two local launchers, and record the results."""
     trial = try_program(program, folder)
     on = "went on" if trial.went_on else "began again"
-    same = "the same" if trial.same(program.band) else "NOT the same"
+    same = "the same" if program.agree(trial.undisturbed, trial.survived) else "NOT the same"
     print(
         f"{program.name} | {trial.undisturbed} | {trial.survived} | {same} | {on} | "
         f"{trial.seconds:.0f} s undisturbed",
@@ -95,8 +95,11 @@ def tried(program: PublicProgram, folder: Path) -> None:
 def rehearsed(program: PublicProgram, names: tuple[str, ...], folder: Path) -> int:
     """Rehearse a program, and record the results; returns how many orchestrators failed."""
     failed = 0
+    expected = page.results().get(program.name, {}).get("undisturbed", "")
     for name, run in rehearse(program, names, folder).items():
         why = "; ".join(run.problems)
+        if not why and not (expected and program.agree(expected, run.result)):
+            why = f"it ended with {run.result}, undisturbed with {expected or 'nothing recorded'}"
         failed += bool(why)
         print(f"{program.name} | {name} | {why or run.result}", flush=True)
         if not why:

@@ -96,6 +96,12 @@ class PublicProgram:
             return None
         return SOURCES / self.repository.rpartition("/")[2] / self.path
 
+    def agree(self, first: str, second: str) -> bool:
+        """Tell if two results are those of undisturbed runs."""
+        if self.band == 0:
+            return first == second
+        return abs(float(first) - float(second)) <= self.band * abs(float(first))
+
     def missing(self) -> str:
         """Say what is not on this machine; empty if all is there."""
         if not PACKAGES.is_dir():

@@ -93,6 +93,15 @@ def make_tables(folder: Path) -> None:
         (folder / name / "train.json").write_text("".join(lines))
 
 
+def make_imdb(folder: Path) -> None:
+    """Reviews and whether they are good, by the name of the ones that are downloaded otherwise."""
+    (folder / "imdb").mkdir(exist_ok=True)
+    for name, lines in (("train", sentences()), ("test", sentences(60, seed=1))):
+        rows = [{"text": line, "label": int("river" in line)} for line in lines]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "imdb" / f"{name}.json").write_text(text)
+
+
 def make_questions(folder: Path) -> None:
     """Questions whose answer is the last word of a sentence, in SQuAD's form."""
     rows = []
@@ -166,7 +175,7 @@ def make_llama(folder: Path) -> None:
     _save(LlamaForCausalLM(config), folder, "llama")
 
 
-def make_bert(folder: Path) -> None:
+def make_bert(folder: Path, dropout: float = 0.1) -> None:
     """A BERT of two layers with random weights."""
     import torch
     from transformers import BertConfig, BertForMaskedLM
@@ -179,9 +188,16 @@ def make_bert(folder: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=128,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
         pad_token_id=3,
     )
     _save(BertForMaskedLM(config), folder, "bert")
+
+
+def make_bert_without_dropout(folder: Path) -> None:
+    """The same, for a program that does not save the state of its random numbers."""
+    make_bert(folder, dropout=0.0)
 
 
 def make_t5(folder: Path) -> None:
@@ -202,6 +218,25 @@ def make_t5(folder: Path) -> None:
         decoder_start_token_id=3,
     )
     _save(T5ForConditionalGeneration(config), folder, "t5")
+
+
+def make_litgpt(folder: Path) -> None:
+    """A model of litgpt with random weights and its tokenizer, and instructions to tune it with."""
+    import shutil
+
+    import torch
+    from litgpt import GPT, Config
+    from litgpt.utils import save_config
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "block_size": 64, "padded_vocab_size": 512}
+    config = Config.from_name("pythia-14m", **sizes)
+    make_tokenizer(folder)
+    shutil.copytree(folder / "tokenizer", folder / "litgpt-model")
+    torch.save(GPT(config).state_dict(), folder / "litgpt-model" / "lit_model.pth")
+    save_config(config, folder / "litgpt-model")
+    rows = [{"instruction": row[:30], "input": "", "output": row[30:]} for row in sentences()]
+    (folder / "instructions.json").write_text(json.dumps(rows))
 
 
 METRIC = '''"""Share of predictions that are right, in the form of a metric of Evaluate."""
@@ -273,12 +308,15 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "text-folders": make_text_folders,
     "lightning-lstm": make_lightning_lstm,
     "tables": make_tables,
+    "imdb": make_imdb,
     "questions": make_questions,
     "tokenizer": make_tokenizer,
     "llama": make_llama,
     "bert": make_bert,
+    "bert-without-dropout": make_bert_without_dropout,
     "bert-base-cased": make_bert_base_cased,
     "t5": make_t5,
+    "litgpt": make_litgpt,
     "glue": make_glue,
     "metrics": make_metrics,
     "images": make_images,

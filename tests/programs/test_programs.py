@@ -29,7 +29,7 @@ def test_a_killed_node_does_not_change_the_result(program: PublicProgram, tmp_pa
 
     trial = try_program(program, tmp_path)
 
-    assert trial.same(program.band), trial
+    assert program.agree(trial.undisturbed, trial.survived), trial
     assert trial.went_on == bool(program.checkpoint_dir), trial
 
 
@@ -46,8 +46,8 @@ def test_a_result_is_recorded_for_every_program(program: PublicProgram) -> None:
     found = page.results()[program.name]
 
     assert set(found) >= {"undisturbed", "survived"}
-    if program.band == 0:
-        assert len(set(found.values())) == 1, found
+    for result in found.values():
+        assert program.agree(found["undisturbed"], result), found
 
 
 def test_a_program_is_rehearsed_as_it_is_tried(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_program_is_rehearsed_as_it_is_tried(tmp_path: Path) -> None:
     assert words[words.index("--checkpoint-dir") + 1] == "out"
     assert f"resume-arguments={program.resume_later}" in words
     assert words[words.index("--") + 1 :] == program.argv
-    assert pinned(program) == ["trl==1.16.0"]
+    assert pinned(program) == ["trl==1.16.0", "accelerate==1.15.0", "datasets==5.0.1"]
 
 
 def test_results_of_both_attempts_are_read_from_what_was_followed(tmp_path: Path) -> None:
@@ -74,6 +74,15 @@ def test_results_of_both_attempts_are_read_from_what_was_followed(tmp_path: Path
 
     assert results_in(PROGRAMS["run_clm"], tmp_path, "eks") == (["2.5"], ["1.5", "1.25"])
     assert results_in(PROGRAMS["run_clm"], tmp_path, "batch") == ([], [])
+
+
+def test_results_agree_to_the_last_digit_or_within_the_programs_band() -> None:
+    exact, random = PROGRAMS["run_clm"], PROGRAMS["run_mlm"]
+
+    assert exact.agree("5.1113", "5.1113")
+    assert not exact.agree("5.1113", "5.111")
+    assert random.agree("5.6376", "5.7")
+    assert not random.agree("5.6376", "5.8")
 
 
 @pytest.mark.parametrize(

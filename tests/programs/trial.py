@@ -11,7 +11,6 @@ import signal
 import tarfile
 import time
 import uuid
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +54,6 @@ class Trial:
     def went_on(self) -> bool:
         """Tell if the second attempt left out what the first had done."""
         return self.after < self.whole if self.said is None else self.said
-
-    def same(self, band: float) -> bool:
-        """Tell if both results agree."""
-        if band == 0:
-            return self.undisturbed == self.survived
-        first, second = float(self.undisturbed), float(self.survived)
-        return abs(first - second) <= band * abs(first)
 
 
 def try_program(program: PublicProgram, folder: Path) -> Trial:
@@ -220,16 +212,3 @@ def _archive(folder: Path) -> bytes:
             if path.is_file():
                 tar.add(path, str(path.relative_to(folder)))
     return buffer.getvalue()
-
-
-def judgement(program: PublicProgram, trial: Trial) -> Mapping[str, str]:
-    """One row of the table."""
-    return {
-        "program": program.name,
-        "source": program.package or f"{program.repository}@{program.commit[:7]}",
-        "undisturbed": trial.undisturbed,
-        "survived": trial.survived,
-        "goes on": "yes" if trial.went_on else "begins again",
-        "same": "yes" if trial.same(program.band) else "NO",
-        "seconds": f"{trial.seconds:.0f}",
-    }

@@ -63,6 +63,16 @@ def make_lightning_lstm(folder: Path) -> None:
     (folder / "data" / "wikitext-2.txt").write_text("\n".join(sentences(160)) + "\n")
 
 
+REWARD = """def rivers(completions, **kwargs):
+    return [float(text.count("r")) for text in completions]
+"""
+
+
+def make_reward(folder: Path) -> None:
+    """A reward function, as a user of TRL's GRPO writes it: it likes the letter r."""
+    (folder / "rewards.py").write_text(REWARD)
+
+
 def make_tables(folder: Path) -> None:
     """Tables, each a folder with a file for training: texts, prompts, pairs and more."""
     tables: dict[str, Callable[[str], object]] = {
@@ -307,6 +317,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "text": make_text,
     "text-folders": make_text_folders,
     "lightning-lstm": make_lightning_lstm,
+    "reward": make_reward,
     "tables": make_tables,
     "imdb": make_imdb,
     "questions": make_questions,

@@ -101,7 +101,7 @@ def test_data_parallel_ranks_have_the_losses_of_one(
     nodes: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """FSDP gathers the tied weight that the loss is computed with, after the model's own pass."""
-    words = ("--tensor-parallel=1", "--max-steps=4", "--eval-every=4")
+    words = ("--tensor-parallel=1", "--micro-batch=2", "--max-steps=4", "--eval-every=4")
     new = {word.partition("=")[0] for word in words}
     start(nodes, 1, *(word for word in WORDS if word.partition("=")[0] not in new), *words)
     laptop = Laptop(tmp_path_factory.mktemp("alone"), workload="pretrain", words=WORDS)

@@ -227,3 +227,25 @@ def test_a_refusal_is_found_at_the_end_of_what_submit_says() -> None:
         "too large; leave\ndata out"
     )
     assert program._refusal("it is not refused: no\n") is None
+
+
+@pytest.mark.parametrize(
+    ("given", "files", "ok"),
+    [
+        (Program(module="pkg.train"), [], True),  # of the image
+        (Program(module="pkg.train"), None, False),
+        (replace(OWN, file=__file__), [{"sha256": "0" * 64}], False),
+    ],
+)
+def test_the_files_that_the_nodes_ran_are_compared(
+    given: Program, files: list[dict[str, str]] | None, ok: bool
+) -> None:
+    class Bucket:
+        def document(self, key: str) -> dict[str, Any] | None:
+            if key.endswith("program.json"):
+                return {"submissions": [{"code": "c" * 64}]}
+            assert key == f"runs/mine/code/{'c' * 64}.json"
+            return None if files is None else {"files": files}
+
+    bucket: Any = Bucket()
+    assert program._unchanged(settings(program=given), "mine", bucket).ok is ok

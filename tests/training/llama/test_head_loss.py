@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -73,6 +75,27 @@ def test_a_frozen_projection_passes_gradients_on() -> None:
 
     assert found is not None and given.states.grad is not None
     assert torch.allclose(found, given.states.grad, atol=1e-6)
+
+
+def test_a_frozen_projection_costs_no_memory_for_a_gradient() -> None:
+    given = Inputs()
+
+    def saved(weight: torch.Tensor) -> int:
+        loss = head_loss.weighted_loss(given.states, weight, given.labels, given.weights)
+        made: Any = loss.grad_fn
+        return sum(tensor.numel() for tensor in made.saved_tensors if tensor is not None)
+
+    assert saved(given.weight) == given.states.numel() + given.weight.numel()
+    assert saved(given.weight.detach()) == given.states.numel()
+
+
+def test_what_the_model_returns_is_no_view() -> None:
+    """FSDP2 warns of one on every rank."""
+    states = torch.randn(2, 3, HIDDEN)[:, :]
+    late = head_loss.LateProjection(HIDDEN, VOCABULARY, bias=False)
+
+    assert states._is_view() and not late(states)._is_view()
+    assert torch.equal(late(states), states)
 
 
 def test_extreme_logits_have_finite_losses() -> None:

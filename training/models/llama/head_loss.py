@@ -24,8 +24,10 @@ class LateProjection(nn.Linear):
     """An output projection whose product is left to the loss; returns its input."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return ``states``."""
-        return states
+        """Return a copy of ``states``."""
+        # They are a view in Hugging Face's decoders, and of a model's output that is one FSDP2
+        # warns on every rank (torch 2.13, ``FSDPState._register_pre_backward_hook``).
+        return states.clone()
 
 
 def project_late(model: Any) -> None:
@@ -71,24 +73,24 @@ class _WeightedLoss(torch.autograd.Function):
     ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         of_states = torch.empty_like(states)
-        of_weight = torch.zeros_like(weight.t())
+        # A frozen weight gets no gradient, and no memory for one.
+        of_weight = torch.zeros_like(weight.t()) if ctx.needs_input_grad[1] else None
         for rows, logs in _log_probabilities(states, weight):
             at, scale = labels[rows, None], weights[rows, None]
             total -= (_picked(logs, labels[rows]) * weights[rows]).sum()
             slopes = logs.exp_().scatter_add_(1, at, torch.full_like(at, -1.0, dtype=logs.dtype))
             slopes = slopes.to(weight.dtype)
             of_states[rows] = (slopes @ weight) * scale
-            if ctx.needs_input_grad[1]:
+            if of_weight is not None:
                 of_weight.addmm_((states[rows] * scale.to(states.dtype)).t(), slopes)
-        ctx.save_for_backward(of_states, of_weight.t())
+        ctx.save_for_backward(of_states, None if of_weight is None else of_weight.t())
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_states, of_weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1]
         (slope,) = gradients
-        return of_states * slope, of_weight * slope if wanted else None, None, None
+        return of_states * slope, None if of_weight is None else of_weight * slope, None, None
 
 
 def _log_probabilities(

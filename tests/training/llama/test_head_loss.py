@@ -17,6 +17,7 @@ AT_ONCE = 5
 
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_loss, "_LEAST_TOKENS", 1)
     monkeypatch.setattr(head_loss, "_AT_ONCE", AT_ONCE * VOCABULARY + 1)
 
 
@@ -38,7 +39,8 @@ class Inputs:
 
     def gradients(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.states.grad = self.weight.grad = None
-        (loss / 4).backward()  # as of one of four micro-batches
+        # As of one of four micro-batches.
+        (loss / 4).backward()  # type: ignore[no-untyped-call]
         assert self.states.grad is not None and self.weight.grad is not None
         return self.states.grad, self.weight.grad
 
@@ -67,9 +69,8 @@ def test_each_tokens_loss_is_torchs() -> None:
 
 def test_a_frozen_projection_passes_gradients_on() -> None:
     given = Inputs()
-    head_loss.weighted_loss(
-        given.states, given.weight.detach(), given.labels, given.weights
-    ).backward()
+    loss = head_loss.weighted_loss(given.states, given.weight.detach(), given.labels, given.weights)
+    loss.backward()  # type: ignore[no-untyped-call]
     found = given.states.grad
     given.gradients(4 * (given.torchs() * given.weights).sum())
 
@@ -106,3 +107,15 @@ def test_extreme_logits_have_finite_losses() -> None:
 
     assert torch.isfinite(loss)
     assert loss.item() == pytest.approx((given.torchs() * given.weights).sum().item(), rel=1e-5)
+
+
+def test_a_large_vocabulary_does_not_make_parts_of_few_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise each part's time goes into reading the weight and its gradient."""
+    monkeypatch.undo()
+    rows = [
+        rows for rows, _ in head_loss._log_probabilities(torch.ones(70, 1), torch.ones(2**16, 1))
+    ]
+
+    assert rows == [slice(0, 64), slice(64, 128)]

@@ -225,6 +225,8 @@ def test_a_fault_can_wait_for_a_file_that_an_object_lists(
     s3 = batch.client("s3")
     location = {"LocationConstraint": "us-west-2"}
     s3.create_bucket(Bucket=run, CreateBucketConfiguration=location)
+    for name, other in ("02", b"no JSON"), ("03", b"[]"), ("04", b'{"files": [{}]}'):
+        s3.put_object(Bucket=run, Key=f"runs/{run}/snapshots/{name}.json", Body=other)
     body = json.dumps({"files": [{"path": "out/config.yaml"}]}).encode()
     s3.put_object(Bucket=run, Key=f"runs/{run}/snapshots/00000001.json", Body=body)
 

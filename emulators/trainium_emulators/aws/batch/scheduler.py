@@ -302,7 +302,8 @@ def has_object(key: str, path: str) -> bool:
 
 def _lists(item: Any, path: str) -> bool:
     """Tell whether an object lists a file whose path matches."""
-    if item is None:  # deleted meanwhile
-        return False
-    files = json.loads(item.value).get("files", ())
-    return any(fnmatch.fnmatchcase(file["path"], path) for file in files)
+    try:
+        files = json.loads(item.value)["files"]
+        return any(fnmatch.fnmatchcase(file["path"], path) for file in files)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False  # another kind of object, or deleted meanwhile: moto closes its file

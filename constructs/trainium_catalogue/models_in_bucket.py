@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from trainium_catalogue.contract import EXPORT_PREFIX, MODELS_PREFIX
@@ -36,10 +37,30 @@ def workload_of(document: Mapping[str, Any]) -> str:
     for submitted, preset in named.items():
         shape = preset.shape
         assert isinstance(shape, ModelShape)
-        sizes = {name: getattr(shape, field) for name, field in SHAPE_FIELDS.items()}
-        if document.get("model_type") == shape.family and not differing_sizes(document, sizes):
+        if document.get("model_type") == shape.family and _describes(document, shape):
             return submitted
     return "WORKLOAD"
+
+
+def _describes(document: Mapping[str, Any], shape: ModelShape) -> bool:
+    """Tell whether a config.json states all sizes of a shape, and nothing else than it has.
+
+    Models of the same sizes differ in their rotary embeddings, as Llama 3 and 3.1 do, and the
+    nodes refuse the weights of another one.
+    """
+    rope = document.get("rope_parameters")  # of transformers 5
+    found = {**document, **(rope if isinstance(rope, Mapping) else {})}
+    found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
+    scaling = document.get("rope_scaling") or rope
+    scaling = scaling if isinstance(scaling, Mapping) else {}
+    wanted = {"factor": None} if shape.rope_scaling is None else asdict(shape.rope_scaling)
+    optional = ("rms_norm_eps", "rope_theta", "tie_word_embeddings")
+    return (
+        all(found.get(field) == getattr(shape, field) for field in SHAPE_FIELDS.values())
+        and found.get("head_dim") in (None, shape.head_size)
+        and all(found.get(field) in (None, getattr(shape, field)) for field in optional)
+        and all(scaling.get(name) == value for name, value in wanted.items())
+    )
 
 
 def differing_sizes(document: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, int]:

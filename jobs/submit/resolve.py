@@ -300,10 +300,11 @@ def known_workload(name: str | None) -> Workload:
         )
     if name in WORKLOADS:
         return WORKLOADS[name]
-    submitted = {known: known for known in WORKLOADS if known not in _NOT_BY_NAME}
+    names = [known for known in WORKLOADS if known not in _NOT_BY_NAME]
+    submitted = {known: known for known in names}
     submitted |= {model: f"{PRETRAIN} --model {model}" for model in MODELS}
     near = nearest(name, submitted)
-    hint = f"did you mean {submitted[near]!r}?" if near else did_you_mean(name, submitted)
+    hint = f"did you mean {submitted[near]!r}?" if near else did_you_mean(name, names)
     raise Refusal("unknown-workload", f"unknown workload {name!r}; {hint}; {_own_program(name)}")
 
 

@@ -12,7 +12,8 @@ from tests.jobs.conftest import Desk
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_submit_training import command, existing_run, payloads
-from trainium_catalogue.models import LLAMA_PRESETS
+from training.models.llama.huggingface import llama_config
+from trainium_catalogue.models import LLAMA_PRESETS, MODELS, ModelShape
 from trainium_catalogue.models_in_bucket import workload_of
 
 TRAIN = ("submit", "llama2-7b", "--nodes", "4", "--name", "my-run", "--yes", "--dataset", "wiki")
@@ -26,6 +27,15 @@ CONFIG = {
     # Llama-2-7B's own leaves the heads of keys and values out.
     "num_attention_heads": SHAPE.num_attention_heads,
 }
+SCALING = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+LLAMA_31 = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "rope_theta": 500000.0, "rope_scaling": SCALING,
+}  # fmt: skip
 INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
 
@@ -159,6 +169,17 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
         (CONFIG, "llama2-7b"),
         ({**CONFIG, "hidden_size": 8}, "WORKLOAD"),
         ({**CONFIG, "model_type": "qwen3"}, "WORKLOAD"),
+        ({**CONFIG, "head_dim": 64}, "WORKLOAD"),
+        ({**CONFIG, "rms_norm_eps": 1e-6}, "WORKLOAD"),
+        ({**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "WORKLOAD"),
+        ({"model_type": "llama", "text_config": CONFIG}, "WORKLOAD"),
+        (LLAMA_31, "pretrain --model llama3.1-8b"),
+        ({**LLAMA_31, "rope_scaling": None}, "WORKLOAD"),  # Llama 3
+        (
+            {**LLAMA_31, "rope_scaling": None, "rope_theta": None,
+             "rope_parameters": {**SCALING, "rope_theta": 500000.0}},
+            "pretrain --model llama3.1-8b",
+        ),
         (
             {"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
              "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
@@ -169,6 +190,15 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
 )  # fmt: skip
 def test_the_workload_that_trains_a_model_is_told(document: dict[str, Any], workload: str) -> None:
     assert workload_of(document) == workload
+
+
+def test_models_of_the_same_sizes_are_told_apart() -> None:
+    """As an export describes them."""
+    for name, preset in {**LLAMA_PRESETS, **MODELS}.items():
+        shape = preset.shape
+        assert isinstance(shape, ModelShape)
+        document = llama_config(shape, seq_len=8).to_dict()
+        assert workload_of(document).split()[-1] == name
 
 
 def test_weights_without_their_description_are_refused(desk: Desk, tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ def assert_refused(result: Result, *fragments: str) -> None:
             ("submit", "qwen3-tiny"),
             ["unknown workload 'qwen3-tiny'", "did you mean 'pretrain --model qwen3-tiny'?"],
         ),
+        # Models are no workloads.
+        (("submit", "zzzz"), ["unknown workload 'zzzz'", "mnist, prepare, pretrain, tokenize"]),
         (
             (*NIGHTLY, "--set", "max-byte=1024"),
             ["all-reduce has no parameter 'max-byte'", "did you mean 'max-bytes'?"],

@@ -169,8 +169,8 @@ def _times(name: str) -> list[tuple[float, float]]:
     """Begin and end, in seconds, of what torch_xla has timed."""
     from torch_xla.debug import metrics
 
-    _, _, samples = metrics.metric_data(name)
-    return [(at - took / 1e9, at) for at, took in samples]
+    data = metrics.metric_data(name)
+    return [(at - took / 1e9, at) for at, took in data[2]] if data else []
 
 
 def _evaluate(config: Any, backend: Any, lap: Lap) -> int:

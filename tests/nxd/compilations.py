@@ -27,15 +27,6 @@ MODELS = (
     Case(name="bert", words=(*(w for w in BERT if "-steps" not in w), *_LONG), backend="xla"),
     Case(name="mnist", words=("mnist", "--batch-size=8"), backend="xla", mixed=False),
 )
-_NARROW = ("--hidden-size", "--intermediate-size")
-WIDE = Case(
-    name="wide",
-    # Takes longer to compute than to record.
-    words=(
-        *(word for word in MODELS[0].words if not word.startswith(_NARROW)),
-        *("--hidden-size=512", "--intermediate-size=4096"),
-    ),
-)
 SCHEDULES = {
     "llama2-7b": ("llama2-7b",),
     "llama2-7b, beta2 0.95": ("llama2-7b", "--beta2=0.95"),
@@ -54,7 +45,6 @@ def main(folder: Path) -> None:
     device = open_device(DeviceKind.XLA, timeout_s=60)
     found = {
         "models": {case.name: _model(case, device, folder / case.name) for case in MODELS},
-        "batches": _batches_ahead(device),
         "schedules": {name: _schedule(words) for name, words in SCHEDULES.items()},
         "torch": _torchs_own(range(LATE - 10, LATE + 10)),
     }
@@ -145,32 +135,6 @@ def fetched() -> int:
 
     data = metrics.metric_data("TransferFromDeviceTime")
     return int(data[0]) if data else 0
-
-
-def _batches_ahead(device: Any) -> tuple[int, int]:
-    """Micro-batches of a step that reached the device while it computed, and all of them."""
-    import torch_xla.core.xla_model as xm
-
-    config, backend, batch = parts(WIDE, device)
-    backend.build()
-    for step in (1, 2):
-        micro_batches(config, backend, batch, step)
-        backend.clip_and_step(config.learning_rate_at(step))
-    xm.wait_device_ops()
-    before = {name: len(_times(name)) for name in ("ExecuteTime", "TransferToDeviceTime")}
-    micro_batches(config, backend, batch, 3)
-    xm.wait_device_ops()
-    computed, sent = (_times(name)[count:] for name, count in before.items())
-    ahead = sum(any(began < at < ended for began, ended in computed) for _, at in sent)
-    return ahead, config.plan.accumulation_steps
-
-
-def _times(name: str) -> list[tuple[float, float]]:
-    """Begin and end, in seconds, of what torch_xla has timed."""
-    from torch_xla.debug import metrics
-
-    data = metrics.metric_data(name)
-    return [(at - took / 1e9, at) for at, took in data[2]] if data else []
 
 
 def _evaluate(config: Any, backend: Any, lap: Lap) -> int:

@@ -70,8 +70,10 @@ def test_three_saves_that_fail_in_a_row_end_the_job(
     place = tmp_path / "checkpoints"
     place.write_text("a file where a folder is wanted")
 
+    # One that fails in the background may be noticed a step later.
+    last = "3" if words else "[34]"
     with pytest.raises(StorageUnavailable, match=r"3 saves in a row have failed, the last one of "
-                       r"step [34]: .*Not a directory.*; once storage takes files"):  # fmt: skip
+                       rf"step {last}: .*Not a directory.*; once storage takes files"):  # fmt: skip
         laptop.train(
             "--max-steps=9", "--save-every=1", f"--checkpoint-uri={place}", *words, run=run
         )

@@ -93,8 +93,10 @@ class LlamaNetwork:
         return _cross_entropy(*_outputs(model, batch), reduction="mean")
 
     def losses(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Compute the cross entropy of each sequence, ``[micro_batch]``; a whole model's without
-        gradients."""
+        """Compute the cross entropy of each sequence, ``[micro_batch]``.
+
+        Without gradients, if one rank holds the whole model.
+        """
         outputs, labels = _outputs(model, batch)
         if _is_late(model):
             each = token_losses(outputs, model.lm_head.weight, labels)

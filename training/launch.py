@@ -40,7 +40,13 @@ from training.launcher import settings, signs
 from training.launcher.addresses import find_address, find_host, interface_of, reserve_port
 from training.launcher.compile_graphs import compile_command
 from training.launcher.guardian import Guardian
-from training.launcher.node import LocalNode, torchrun_command, worker_words
+from training.launcher.node import (
+    ALONE,
+    LocalNode,
+    lone_worker_command,
+    torchrun_command,
+    worker_words,
+)
 from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
 from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
@@ -54,6 +60,7 @@ from trainium_catalogue.contract import (
     RENDEZVOUS,
 )
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+from trainium_catalogue.workloads import Hardware
 
 _PORT_WAIT_S = 10.0
 _TICK_S = 0.1
@@ -162,11 +169,13 @@ def run_node(
         log.info("launch: program: %s", program.shown)
         if found is None:
             program.prepare()
+    is_alone = request.workload.hardware is Hardware.CPU and node.num_nodes == 1
     local = program or LocalNode(
         label=f"node {node.node_index}",
         scratch=scratch,
-        num_workers=node.processes_per_node,
+        num_workers=1 if is_alone else node.processes_per_node,
         hang_limit_s=request.launch.hang_limit_s,
+        agent="its process" if is_alone else "torchrun",
     )
 
     def start_workers(rendezvous_port: int) -> None:
@@ -180,13 +189,17 @@ def run_node(
         worker_env, remarks = settings.worker_environment(env, node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
-        command = torchrun_command(
-            node,
-            python=sys.executable,
-            rendezvous_port=rendezvous_port,
-            log_folder=scratch,
-            worker=worker_words(request.argv) if program is None else program.worker,
-        )
+        if is_alone:
+            command = lone_worker_command(request.argv, python=sys.executable)
+            worker_env = {**worker_env, **ALONE}
+        else:
+            command = torchrun_command(
+                node,
+                python=sys.executable,
+                rendezvous_port=rendezvous_port,
+                log_folder=scratch,
+                worker=worker_words(request.argv) if program is None else program.worker,
+            )
         if program is not None:
             worker_env = program.environment(worker_env)
         if request.values.get("compile-only"):

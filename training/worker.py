@@ -1,4 +1,4 @@
-"""The worker that torchrun starts for each rank: runs the workload, reports, explains failures."""
+"""The worker of each rank: runs the workload, reports, explains failures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from training.core.arguments import parse
 from training.core.contract import NodeContract
 from training.core.failures import Explained, classify, describe
 from training.core.job import Job, Stopped, StopSwitch
 from training.core.logs import set_up_logging
+from training.core.lone_process import LoneProcess
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, Progress
 from training.storage import open_objects
@@ -24,6 +26,9 @@ from training.storage.results import UPLOAD_RETRIES, ResultFiles
 from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.workloads import Hardware
+
+if TYPE_CHECKING:
+    from training.core.device import Device
 
 _LOCAL_ROOT = Path("build")
 _TIMEOUT_FACTOR = 1.5
@@ -87,12 +92,16 @@ def run(
     if request.workload.hardware is Hardware.TRAINIUM:
         leave_out_sklearn()
     workload = IMPLEMENTATIONS[request.workload.name].load()
-    from training.core.device import open_device  # imports torch, which takes a second
-
-    progress.report("joining the other ranks")
     hang_limit_s = request.launch.hang_limit_s
-    # The launcher notices a hang first and explains it better; this covers its absence.
-    device = open_device(node.device, timeout_s=hang_limit_s * _TIMEOUT_FACTOR)
+    device: Device
+    if request.workload.hardware is Hardware.CPU and env["WORLD_SIZE"] == "1":
+        device = LoneProcess()
+    else:
+        from training.core.device import open_device  # imports torch, which takes a second
+
+        progress.report("joining the other ranks")
+        # The launcher notices a hang first and explains it better; this covers its absence.
+        device = open_device(node.device, timeout_s=hang_limit_s * _TIMEOUT_FACTOR)
     # Imported modules stay: later collections need not look at them.
     gc.freeze()
     gc.enable()

@@ -1,4 +1,4 @@
-"""The workers of this node: torchrun's command line, start, supervision and end."""
+"""The workers of this node: their command line, start, supervision and end."""
 
 from __future__ import annotations
 
@@ -68,11 +68,32 @@ def worker_words(argv: Sequence[str]) -> list[str]:
     return ["-m", "--", _WORKER_MODULE, *argv]
 
 
-class LocalNode:
-    """torchrun and its workers on this node."""
+def lone_worker_command(argv: Sequence[str], *, python: str) -> list[str]:
+    """Build the command line of a data job's only process.
 
-    def __init__(self, *, label: str, scratch: Path, num_workers: int, hang_limit_s: float) -> None:
-        self._label = label
+    There is nothing to rendezvous with, and without torchrun a job starts without torch, whose
+    import takes longer than many a data job.
+    """
+    return [python, "-u", "-m", _WORKER_MODULE, *argv]
+
+
+ALONE: Mapping[str, str] = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+"""What torchrun would tell the only process."""
+
+
+class LocalNode:
+    """torchrun and its workers on this node, or its only worker."""
+
+    def __init__(
+        self,
+        *,
+        label: str,
+        scratch: Path,
+        num_workers: int,
+        hang_limit_s: float,
+        agent: str = "torchrun",
+    ) -> None:
+        self._label, self._agent_name = label, agent
         self._scratch = scratch
         self._num_workers = num_workers
         self._hang_limit_s = hang_limit_s
@@ -87,7 +108,7 @@ class LocalNode:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int | None = None
     ) -> None:
-        """Start torchrun in a session of its own; it dies with this process.
+        """Start torchrun, or the only worker, in a session of its own; it dies with this process.
 
         Its output goes to ``stdout``, a file descriptor, or to this process's own.
         """
@@ -146,7 +167,7 @@ class LocalNode:
             if self.verdict is None:
                 log.info("%s", (self._scratch / AGENT_LOG).read_text(errors="replace"))
             how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
-            return self._host(f"torchrun {how} and no worker says why")
+            return self._host(f"{self._agent_name} {how} and no worker says why")
         return self._hang(states, now_s)
 
     def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:

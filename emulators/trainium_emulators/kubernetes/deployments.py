@@ -10,7 +10,7 @@ import traceback
 from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, Json
-from trainium_emulators.kubernetes.store import Store, owned_by
+from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
 
 _TICK_S = 0.5
@@ -51,7 +51,7 @@ class Deployments:
         metadata, spec = deployment["metadata"], deployment["spec"]
         namespace = metadata["namespace"]
         digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()
-        pods = owned_by(self._store.list(POD, namespace), metadata["uid"])
+        pods = self._store.list(POD, namespace, owner=metadata["uid"])
         wanted = [f"{metadata['name']}-{digest[:10]}-{i}" for i in range(spec.get("replicas", 1))]
         for pod in pods:
             if pod["metadata"]["name"] not in wanted and not volcano_objects.is_leaving(pod):
@@ -62,7 +62,7 @@ class Deployments:
             for name in wanted:
                 if name not in present:
                     self._store.create(POD, namespace, _pod(deployment, name, digest[:10]))
-        for pod in self._scheduler.bind_each(owned_by(self._store.list(POD), metadata["uid"])):
+        for pod in self._scheduler.bind_each(self._store.list(POD, owner=metadata["uid"])):
             self._kubelet.start(pod)
         ready = sum(pod["status"].get("phase") == "Running" for pod in pods)
         status = {

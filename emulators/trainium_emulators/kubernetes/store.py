@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -120,18 +120,29 @@ class Store:
             return None
 
     def list(
-        self, kind: ApiResource, namespace: str | None = None, *, labels: str = "", fields: str = ""
+        self,
+        kind: ApiResource,
+        namespace: str | None = None,
+        *,
+        labels: str = "",
+        fields: str = "",
+        owner: str | None = None,
     ) -> list[Json]:
-        """Return copies of matching objects by namespace and name; None means all namespaces."""
+        """Return copies of matching objects by namespace and name; None means all namespaces.
+
+        ``owner`` is the uid of the object that owns them.
+        """
         with self._lock:
-            found = [
-                copy.deepcopy(entry)
-                for (its_kind, its_namespace, _), entry in sorted(
-                    self._objects.items(), key=lambda item: item[0][1:]
-                )
-                if its_kind == kind and namespace in (None, its_namespace)
-            ]
-        return [entry for entry in found if matches(entry, labels=labels, fields=fields)]
+            found = {
+                (its_namespace, name): entry
+                for (its_kind, its_namespace, name), entry in self._objects.items()
+                if its_kind == kind
+                and namespace in (None, its_namespace)
+                and (owner is None or _is_owned(entry, owner))
+                and matches(entry, labels=labels, fields=fields)
+            }
+            # Copies take most of the time of a list, so what is not asked for is not copied.
+            return [copy.deepcopy(found[place]) for place in sorted(found)]
 
     def create(
         self, kind: ApiResource, namespace: str, entry: Json, *, dry_run: bool = False
@@ -277,10 +288,5 @@ class Store:
             listener(change)
 
 
-def owned_by(entries: Iterable[Json], uid: str) -> list[Json]:
-    """Return the objects that the one with ``uid`` owns."""
-    return [
-        entry
-        for entry in entries
-        if any(o["uid"] == uid for o in entry["metadata"].get("ownerReferences", ()))
-    ]
+def _is_owned(entry: Json, uid: str) -> bool:
+    return any(owner["uid"] == uid for owner in entry["metadata"].get("ownerReferences", ()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.resources import COMMAND, POD, VOLCANO_JOB, Json
 from trainium_emulators.kubernetes.settings import EmulatorSettings
-from trainium_emulators.kubernetes.store import Store, StoreChange, owned_by
+from trainium_emulators.kubernetes.store import Store, StoreChange
 from trainium_emulators.kubernetes.volcano_rules import (
     FINISHED,
     KILLED,
@@ -35,6 +36,8 @@ DELETED = "Deleted"
 """Phase reported for a job that has been deleted; Volcano has no such phase."""
 ENDED = (*FINISHED, DELETED)
 _TICK_S = 0.1
+_PERIOD_S = 1.0
+"""How often the scheduler looks at jobs to which nothing happens, as Volcano's does."""
 _START_LIMIT_S = 30.0
 
 
@@ -52,6 +55,7 @@ class VolcanoController:
         self._phases: dict[str, str] = {}
         self._removed: set[str] = set()
         self._told: dict[str, str] = {}
+        self._synced, self._synced_at = 0, 0.0
         self._thread = threading.Thread(target=self._serve, name="volcano", daemon=True)
         self._stop_listening = store.listen(self._changes.put)
 
@@ -78,9 +82,14 @@ class VolcanoController:
                     self._changes.put(change)
                 if not self._changes.empty():
                     continue
+            version, moment = self._store.version, time.monotonic()
+            if version == self._synced and moment < self._synced_at + _PERIOD_S:
+                continue
             # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
             for job in sorted(self._store.list(VOLCANO_JOB), key=volcano_objects.age):
                 _done(self._sync, job)
+            # As before the jobs were read: what changed meanwhile may concern those read first.
+            self._synced, self._synced_at = version, moment
 
     # --- events ---------------------------------------------------------------------------------
     def _on_change(self, change: StoreChange) -> None:
@@ -174,8 +183,8 @@ class VolcanoController:
         )
 
     def _pods(self, job: Json) -> list[Json]:
-        namespace = job["metadata"]["namespace"]
-        return owned_by(self._store.list(POD, namespace), job["metadata"]["uid"])
+        metadata = job["metadata"]
+        return self._store.list(POD, metadata["namespace"], owner=metadata["uid"])
 
     def _kill(self, job: Json, phase: str, why: str) -> None:
         """End the attempt: remove its pods, and what the plugins created for it."""

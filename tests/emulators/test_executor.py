@@ -18,6 +18,7 @@ from tests.support.limits import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
+TRN1 = "trn1.32xlarge"
 SCRIPT = 'env | grep AWS_BATCH_JOB; echo working; sleep "$SECONDS_"; exit "$CODE"'
 HOST_LOST = [
     {"action": "RETRY", "onStatusReason": "Host EC2*"},
@@ -44,45 +45,57 @@ class Batch:
         iam, ec2, batch = self.client("iam"), self.client("ec2"), self.client("batch")
         role = iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
         profile = iam.create_instance_profile(InstanceProfileName="p")["InstanceProfile"]["Arn"]
-        environment = batch.create_compute_environment(
-            computeEnvironmentName="cpu",
-            type="MANAGED",
-            serviceRole=role,
-            computeResources={
-                "type": "EC2",
-                "minvCpus": 0,
-                "maxvCpus": 4,
-                "instanceTypes": ["m6i.4xlarge"],
-                "instanceRole": profile,
-                "subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
-                "securityGroupIds": [
-                    ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
-                ],
-            },
-        )["computeEnvironmentArn"]
-        order = [{"order": 1, "computeEnvironment": environment}]
-        batch.create_job_queue(
-            jobQueueName="cpu", state="ENABLED", priority=1, computeEnvironmentOrder=order
-        )
+        for name, instance_type, vcpus in ("cpu", "m6i.4xlarge", 4), ("gangs", TRN1, 4 * 128):
+            environment = batch.create_compute_environment(
+                computeEnvironmentName=name,
+                type="MANAGED",
+                serviceRole=role,
+                computeResources={
+                    "type": "EC2",
+                    "minvCpus": 0,
+                    "maxvCpus": vcpus,
+                    "instanceTypes": [instance_type],
+                    "instanceRole": profile,
+                    "subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
+                    "securityGroupIds": [
+                        ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+                    ],
+                },
+            )["computeEnvironmentArn"]
+            order = [{"order": 1, "computeEnvironment": environment}]
+            batch.create_job_queue(
+                jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order
+            )
         self.client("logs").create_log_group(logGroupName="group")
         options = {"awslogs-group": "group", "awslogs-stream-prefix": "jobs"}
+        container = {
+            "image": "x",
+            "command": ["sh", "-c", SCRIPT],
+            "environment": [
+                {"name": "CODE", "value": "0"},
+                {"name": "SECONDS_", "value": "0"},
+            ],
+            "resourceRequirements": [
+                {"type": "VCPU", "value": "1"},
+                {"type": "MEMORY", "value": "512"},
+            ],
+            "logConfiguration": {"logDriver": "awslogs", "options": options},
+        }
         batch.register_job_definition(
             jobDefinitionName="script",
             type="container",
-            containerProperties={
-                "image": "x",
-                "command": ["sh", "-c", SCRIPT],
-                "environment": [
-                    {"name": "CODE", "value": "0"},
-                    {"name": "SECONDS_", "value": "0"},
-                ],
-                "resourceRequirements": [
-                    {"type": "VCPU", "value": "1"},
-                    {"type": "MEMORY", "value": "512"},
-                ],
-                "logConfiguration": {"logDriver": "awslogs", "options": options},
-            },
+            containerProperties=container,
             retryStrategy={"attempts": 2},
+        )
+        waiting = {**container, "environment": [{"name": "SECONDS_", "value": "600"}]}
+        batch.register_job_definition(
+            jobDefinitionName="gang",
+            type="multinode",
+            nodeProperties={
+                "numNodes": 2,
+                "mainNode": 0,
+                "nodeRangeProperties": [{"targetNodes": "0:", "container": waiting}],
+            },
         )
 
     def submit(self, name: str = "job", *, environment: Json | None = None, **given: Any) -> str:
@@ -95,6 +108,11 @@ class Batch:
             **given,
         )
         return str(answer["jobId"])
+
+    def submit_gang(self) -> str:
+        """Submit two nodes that wait."""
+        submit = self.client("batch").submit_job
+        return str(submit(jobName="gang", jobQueue="gangs", jobDefinition="gang")["jobId"])
 
     def describe(self, job_id: str) -> Json:
         (job,) = self.client("batch").describe_jobs(jobs=[job_id])["jobs"]
@@ -308,6 +326,27 @@ def test_a_job_fails_with_the_one_it_depends_on(batch: Batch) -> None:
 
     assert (job["status"], job["statusReason"]) == ("FAILED", "Dependent Job failed")
     assert job["attempts"] == []
+
+
+def test_gangs_run_together_as_long_as_there_are_nodes_for_them(batch: Batch) -> None:
+    first, second, third, fourth = (batch.submit_gang() for _ in range(4))
+
+    def is_running(job: Json) -> bool:
+        return bool(job["status"] == "RUNNING")
+
+    for running in first, second:
+        batch.wait(running, is_running)
+    assert batch.describe(third)["status"] == "RUNNABLE"
+    # A gang that waits may be told to end, and one that ends makes room.
+    batch.client("batch").terminate_job(jobId=third, reason="enough")
+    assert batch.end(third)["statusReason"] == "enough"
+    assert not is_running(batch.describe(fourth))
+    batch.client("batch").terminate_job(jobId=first, reason="enough")
+    batch.wait(fourth, is_running)
+
+    for job in second, fourth:
+        batch.client("batch").terminate_job(jobId=job, reason="enough")
+        batch.end(job)
 
 
 @pytest.mark.parametrize(

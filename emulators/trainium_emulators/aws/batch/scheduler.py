@@ -1,15 +1,20 @@
 """Starts jobs as Batch does: queue by queue, in order, once the jobs they wait for have succeeded.
 
-All queues share one machine: a queue runs one gang at a time, and as many single containers as
-there are processors.
+A gang starts when its compute environment has nodes for it, and those behind it wait until then.
+All queues share one machine, which runs as many single containers as it has processors.
 """
 
+from __future__ import annotations
+
 import fnmatch
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from moto.batch.models import batch_backends
@@ -46,6 +51,15 @@ _STOP_S = 10.0
 """Time for nodes to stop by themselves, below the time after which the server is killed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Admitted:
+    """Where a job that may start runs, and what will happen to it."""
+
+    place: AccountRegion
+    environment: Any
+    fault: faults.NodeFault | None
+
+
 class JobScheduler:
     """The jobs of one server."""
 
@@ -57,6 +71,8 @@ class JobScheduler:
         self._containers = threading.Semaphore(_CONTAINERS_AT_ONCE)
         self._started = 0
         self._gangs: list[Gang] = []
+        self._nodes: dict[str, tuple[str, range]] = {}
+        """Environment and address numbers of the nodes of each gang that runs."""
 
     def submit(self, job: BatchJob) -> None:
         """Queue a job and, for the parent of an array, its children."""
@@ -117,7 +133,8 @@ class JobScheduler:
                     continue
                 job.status = "RUNNABLE"
             if isinstance(job, MultiNodeJob):
-                self._guarded(job, 0)
+                with self._reported(job):
+                    self._start_gang(job)
                 continue
             self._containers.acquire()
             self._started += 1
@@ -181,47 +198,90 @@ class JobScheduler:
 
     def _run_container(self, job: BatchJob, first_address: int) -> None:
         try:
-            self._guarded(job, first_address)
+            with self._reported(job):
+                if (admitted := self._admit(job)) is not None:
+                    self._run(job, admitted, first_address)
         finally:
             self._containers.release()
 
-    def _guarded(self, job: BatchJob, first_address: int) -> None:
+    def _start_gang(self, job: MultiNodeJob) -> None:
+        """Start a gang as soon as it may have its nodes."""
+        if (admitted := self._admit(job)) is None:
+            return
+        first = self._take_nodes(job, admitted.environment)
+        if first is not None:
+            arguments = (job, admitted, first)
+            threading.Thread(target=self._run_gang, args=arguments, daemon=True).start()
+
+    def _run_gang(self, job: MultiNodeJob, admitted: _Admitted, first_address: int) -> None:
         try:
-            self._run(job, first_address)
+            with self._reported(job):
+                self._run(job, admitted, first_address)
+        finally:
+            with self._changed:
+                del self._nodes[job.job_id]
+                self._changed.notify_all()
+
+    @contextmanager
+    def _reported(self, job: BatchJob) -> Iterator[None]:
+        """End the job if anything here fails: a bug of ours must not leave it RUNNING forever."""
+        try:
+            yield
         except Exception as error:
-            # A bug of ours must not leave a job RUNNING forever.
             self._end(job, f"the rehearsal failed: {type(error).__name__}: {error}")
             raise
         finally:
             with self._changed:
                 self._changed.notify_all()
 
-    def _run(self, job: BatchJob, first_address: int) -> None:
+    def _admit(self, job: BatchJob) -> _Admitted | None:
+        """Wait for what keeps a job RUNNABLE; return None if it has ended meanwhile."""
         place = AccountRegion(account_id=job.account_id, region=job.region)
         queue = batch_backends[job.account_id][job.region].get_job_queue(job.queue_arn)
         environment = queue.environments[0]
-        fault = self._take_fault(place, job)
+        fault = take_fault(ssm_backends[place.account_id][place.region], job.name)
         blocked = self._blocked(job, environment, fault)
         if blocked and not self._wait_blocked(job, queue, *blocked):
-            return
+            return None
         if job.terminate_reason is not None:
             self._end(job, job.terminate_reason)
-            return
+            return None
+        return _Admitted(place=place, environment=environment, fault=fault)
+
+    def _take_nodes(self, job: MultiNodeJob, environment: Any) -> int | None:
+        """Wait until the environment may have the gang's nodes too; return the first one's number.
+
+        None if the job is told to end before.
+        """
+        with self._changed:
+            while job.terminate_reason is None:
+                others = [nodes for name, nodes in self._nodes.values() if name == environment.name]
+                if _fits(environment, job.num_nodes + sum(map(len, others))):
+                    taken = {number for _, nodes in self._nodes.values() for number in nodes}
+                    first = next(
+                        number
+                        for number in itertools.count()
+                        if taken.isdisjoint(range(number, number + job.num_nodes))
+                    )
+                    self._nodes[job.job_id] = environment.name, range(first, first + job.num_nodes)
+                    return first
+                self._changed.wait(0.2)
+            self._end(job, job.terminate_reason)
+            return None
+
+    def _run(self, job: BatchJob, admitted: _Admitted, first_address: int) -> None:
         gang = Gang(
             job,
             settings=self._settings(),
-            place=place,
-            compute_environment=environment.name,
-            fault=fault,
+            place=admitted.place,
+            compute_environment=admitted.environment.name,
+            fault=admitted.fault,
             first_address=first_address,
         )
         self._gangs.append(gang)
         gang.run()
         emit("job-ended", job_id=job.job_id, status=job.status, reason=job.status_reason,
              attempts=len(job.attempts))  # fmt: skip
-
-    def _take_fault(self, place: AccountRegion, job: BatchJob) -> faults.NodeFault | None:
-        return take_fault(ssm_backends[place.account_id][place.region], job.name)
 
     @staticmethod
     def _blocked(
@@ -264,6 +324,13 @@ class JobScheduler:
         emit("job-status", job_id=job.job_id, status="FAILED", reason=reason)
         emit("job-ended", job_id=job.job_id, status="FAILED", reason=reason,
              attempts=len(job.attempts))  # fmt: skip
+
+
+def _fits(environment: Any, num_nodes: int) -> bool:
+    """Tell whether the environment may have so many nodes at once."""
+    resources = environment.compute_resources
+    (name,) = resources["instanceTypes"]
+    return INSTANCE_TYPES[name].vcpus_for(num_nodes) <= int(resources["maxvCpus"])
 
 
 def _vcpus(job: BatchJob, instance_types: list[str]) -> int:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -31,7 +32,7 @@ from rehearsal.report.progress import Progress
 from rehearsal.steps import batch, cluster, program
 from rehearsal.steps.jobs import ALL_REDUCE, submit
 from rehearsal.steps.runner import Runner
-from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE
+from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE, Orchestrator
 from trainium_emulators import docker_cli
 
 
@@ -52,6 +53,10 @@ class Rehearsal:
     _is_up: bool = False
     _begin: float = field(default_factory=time.monotonic)
     _before: frozenset[leftovers.Item] = frozenset()
+    _looked_into: threading.Event = field(default_factory=threading.Event)
+    """Set once the cluster's nodes no longer come and go by commands whose outcome is checked."""
+    _program_ended: threading.Event = field(default_factory=threading.Event)
+    """Set once no program needs the cluster's nodes, so that time may pass faster for idle ones."""
     _environment: dict[str, str] = field(default_factory=dict)
     _bin: Path = field(default_factory=lambda: Path(sys.executable).parent)
 
@@ -169,6 +174,10 @@ class Rehearsal:
 
     def _both_halves(self, workloads: set[str]) -> None:
         """Run the steps of both halves at the same time, and record how they went."""
+        if not workloads & set(cluster.WORKLOADS):
+            self._looked_into.set()
+        if program.WORKLOAD not in workloads or "eks" not in self._program_orchestrators():
+            self._program_ended.set()
         halves: list[Callable[[], None]] = []
         runners: list[Runner] = []
         if batch.WORKLOAD in workloads:
@@ -202,7 +211,17 @@ class Rehearsal:
 
     def _train_on_cluster(self, runner: Runner) -> None:
         assert self._aws is not None
-        result = cluster.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
+        try:
+            result = cluster.run(
+                self.settings,
+                aws=self._aws,
+                folder=self.folder,
+                runner=runner,
+                looked_into=self._looked_into.set,
+                until_nodes_may_go=self._program_ended.wait,
+            )
+        finally:
+            self._looked_into.set()
         self.receipt.cluster = result
         for problem in result.problems:
             self.progress.note(problem)
@@ -214,11 +233,19 @@ class Rehearsal:
 
     def _run_program(self, orchestrator: str, runner: Runner) -> None:
         assert self._aws is not None
-        for fault in program.fault_kinds(self.settings):
-            result = program.run(self.settings, orchestrator, fault, aws=self._aws, runner=runner)
-            self.receipt.programs.append(result)
-            for problem in (*result.problems, *result.unproven):
-                self.progress.note(problem)
+        if orchestrator == Orchestrator.EKS:
+            self._looked_into.wait()
+        try:
+            for fault in program.fault_kinds(self.settings):
+                result = program.run(
+                    self.settings, orchestrator, fault, aws=self._aws, runner=runner
+                )
+                self.receipt.programs.append(result)
+                for problem in (*result.problems, *result.unproven):
+                    self.progress.note(problem)
+        finally:
+            if orchestrator == Orchestrator.EKS:
+                self._program_ended.set()
 
     def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:
         return Runner(

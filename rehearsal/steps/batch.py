@@ -54,6 +54,12 @@ def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chai
     tokenize = f"jobs submit tokenize --input {CORPUS} --tokenizer {TOKENIZER} --dataset {DATASET}"
     train = f"jobs submit {WORKLOAD} --nodes {nodes} --dataset {DATASET} --name {RUN} --compile"
     return (
+        # It needs no data, so it runs while the training's are made.
+        _chain(
+            "verify",
+            verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
+            probes=f"jobs verify {PROBED}",
+        ),
         # The longest row of chains: nothing in it waits for what it does not need.
         _chain("tokenizer", upload=f"jobs upload {quote(str(tokenizer))}"),
         _chain("text", prepare=f"{prepare} --yes --follow"),
@@ -70,13 +76,6 @@ def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chai
             download=f"jobs download {RUN} --to {quote(str(download))}",
         ),
         _chain("status", after=("train",), status=f"jobs status {RUN} --plot"),
-        # A queue's gangs run one after the other, and training is the one to wait for.
-        _chain(
-            "verify",
-            after=("train",),
-            verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
-            probes=f"jobs verify {PROBED}",
-        ),
     )
 
 

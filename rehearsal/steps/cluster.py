@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from shlex import quote
 
@@ -38,13 +38,15 @@ GROUP = 3
 """Nodes that the group is scaled to: both trainings run at the same time."""
 TOO_MANY = 4
 """Nodes of the gang that waits for more than there are, within the deployment's maximum."""
-_ENDLESS = ("iterations=1000000", "seconds-per-size=600", "total-seconds=600", "max-bytes=1024")
+_WAITS = "import time\n\ntime.sleep(600)\n"
+"""Program of the run that is looked into: it leaves the processor to the others."""
 MAX_STEPS = 24
 SAVE_EVERY = 6
 KILLED_AFTER = 11
 """Step in the log at which the pod is killed: well after a save, well before the next."""
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "mnist": {"require-accuracy": "true"},
+    # As accurate as with the defaults, which take four times as many steps.
+    "mnist": {"require-accuracy": "true", "epochs": "10", "lr": "0.1"},
     "bert-tiny": {
         "max-steps": str(MAX_STEPS),
         "save-every": str(SAVE_EVERY),
@@ -107,14 +109,27 @@ def training(parameters: Mapping[str, Mapping[str, str]]) -> tuple[Step, ...]:
     )
 
 
-def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, ...]:
+def drawing(*, with_browser: bool) -> Step:
+    """Step that shows a run's loss; ``with_browser`` looks at TensorBoard's page too."""
+    drawn = {DRAWN: r"draws a curve of \d+ pixels"} if with_browser else {}
+    return step(
+        "tensorboard",
+        f"jobs tensorboard {MNIST} --no-browser",
+        until_seen=MNIST,
+        says={
+            "the cluster's TensorBoard has the run's loss": (
+                rf"(?s)from the cluster.*{MNIST}\S* has .*loss"
+            ),
+            **drawn,
+        },
+    )
+
+
+def watching(job_ids: Mapping[str, str]) -> tuple[Step, ...]:
     """Steps that inspect the runs, as users, kubectl and TorchX do.
 
-    Args:
-        job_ids: Names of the Volcano jobs, by run.
-        with_browser: Also look at TensorBoard's page.
+    ``job_ids`` are the names of the Volcano jobs, by run.
     """
-    drawn = {DRAWN: r"draws a curve of \d+ pixels"} if with_browser else {}
     bert, mnist = job_ids[BERT], job_ids[MNIST]
     namespace = kubernetes.NAMESPACE
     task = kubernetes.TASK
@@ -161,26 +176,20 @@ def watching(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Step, .
                 )
             },
         ),
-        step(
-            "tensorboard",
-            f"jobs tensorboard {BERT} --no-browser",
-            until_seen=BERT,
-            says={
-                "the cluster's TensorBoard has the run's loss": (
-                    rf"(?s)from the cluster.*{BERT}\S* has .*loss"
-                ),
-                **drawn,
-            },
-        ),
     )
 
 
 def probing() -> tuple[Step, ...]:
-    """Steps that run verify and its probes in pods."""
+    """Steps that run verify and its probes in pods.
+
+    Only the checks for which pods matter, network and bucket: what the others compute is the same
+    on as many processes of the other half.
+    """
     return (
         step(
             "verify",
-            f"jobs submit verify --on eks --nodes {NODES} --name {PROBED} --scale --yes --follow",
+            f"jobs submit verify --on eks --nodes {NODES} --name {PROBED} --checks sums,cache "
+            "--scale --yes --follow",
         ),
         step(
             "probes",
@@ -235,14 +244,27 @@ def refused() -> Step:
     )
 
 
-def watched() -> tuple[Step, ...]:
+def waiting_program(folder: Folder) -> Path:
+    """Write the program that waits, in a folder of its own, as submit packs all that is there."""
+    path = folder.path / BUSY / "wait.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(_WAITS, encoding="utf-8")
+    return path
+
+
+def watched(program: Path) -> tuple[Step, ...]:
     """Steps that inspect a run from inside until they stop it."""
-    endless = " ".join(f"--set {pair}" for pair in _ENDLESS)
     hello = 'echo "node $TRAINIUM_NODE_INDEX of $TRAINIUM_NUM_NODES of $TRAINIUM_RUN"'
     return (
         step(
             "submit busy",
-            f"jobs submit all-reduce --on eks --nodes {NODES} --name {BUSY} --yes {endless}",
+            f"jobs submit {quote(str(program))} --on eks --nodes {NODES} --name {BUSY} --yes",
+        ),
+        # kubectl does not wait for pods of which there is none yet.
+        step(
+            "wait for the job",
+            "kubectl wait --for=jsonpath={.status.state.phase}=Running vcjob "
+            f"-l {kubernetes.LABEL_RUN}={BUSY} --timeout=300s",
         ),
         step(
             "wait for pods",
@@ -317,7 +339,9 @@ def too_big() -> tuple[Step, ...]:
     )
 
 
-def before_training(settings: Settings) -> tuple[Chain, ...]:
+def before_training(
+    settings: Settings, program: Path, looked_into: Callable[[], None]
+) -> tuple[Chain, ...]:
     """Chains that the trainings need, and a run that is inspected meanwhile.
 
     One data job at a time, so that the other half's starts at once: the emulator runs as many as
@@ -330,43 +354,62 @@ def before_training(settings: Settings) -> tuple[Chain, ...]:
         clock("clock", SLOW),
         refused(),
         *nodes(settings.instance_type, GROUP),
-        *watched(),
+        *watched(program),
     )
     return (
         Chain(name=TEXT, steps=(text,)),
         Chain(name=DIGITS, after=(TEXT,), steps=(digits,)),
-        Chain(name=_LOOKED_INTO, steps=looks),
+        Chain(name=_LOOKED_INTO, steps=looks, ended=looked_into),
     )
 
 
-def trainings(settings: Settings) -> tuple[Chain, ...]:
+def trainings(
+    settings: Settings, program: Path, looked_into: Callable[[], None], *, with_browser: bool
+) -> tuple[Chain, ...]:
     """Chains of both trainings, each started as early as possible, beside a gang too big to fit.
 
-    Probes follow while the longer training is still under way.
+    Probes, and a look at the shorter training, follow while the longer one is still under way.
     """
     mnist, bert = training(parameters(settings))
     return (
-        *before_training(settings),
+        *before_training(settings, program, looked_into),
         Chain(name=BERT, after=(TEXT, _LOOKED_INTO), steps=(bert,)),
         Chain(name=MNIST, after=(DIGITS, _LOOKED_INTO), steps=(mnist,)),
         Chain(name=_TOO_BIG, after=(_LOOKED_INTO,), steps=too_big()),
         Chain(name="verify", after=(MNIST, _TOO_BIG), steps=probing()),
+        Chain(name="tensorboard", after=(MNIST,), steps=(drawing(with_browser=with_browser),)),
     )
 
 
-def afterwards(job_ids: Mapping[str, str], *, with_browser: bool) -> tuple[Chain, ...]:
+def afterwards(job_ids: Mapping[str, str]) -> tuple[Chain, ...]:
     """Chains after the trainings: inspections of the runs, and the end of idle nodes."""
-    looks = [
-        Chain(name=step.name, steps=(step,))
-        for step in watching(job_ids, with_browser=with_browser)
-    ]
+    looks = [Chain(name=step.name, steps=(step,)) for step in watching(job_ids)]
     return (*looks, Chain(name="idle nodes", after=tuple(c.name for c in looks), steps=end()))
 
 
-def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> ClusterTraining:
-    """Run every command, and report how it went."""
+def run(
+    settings: Settings,
+    *,
+    aws: Aws,
+    folder: Folder,
+    runner: Runner,
+    looked_into: Callable[[], None],
+    until_nodes_may_go: Callable[[], object],
+) -> ClusterTraining:
+    """Run every command, and report how it went.
+
+    ``looked_into`` is called once the first run has been looked into, and is stopped;
+    ``until_nodes_may_go`` returns when nobody else needs the nodes between two attempts.
+    """
     with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
-        runner.run(trainings(settings))
+        runner.run(
+            trainings(
+                settings,
+                waiting_program(folder),
+                looked_into,
+                with_browser=browser.is_installed(),
+            )
+        )
     result = ClusterTraining(steps=runner.steps, checks=runner.checks)
     for name in (MNIST, BERT):
         # A refused submission leaves no job.
@@ -376,7 +419,8 @@ def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Clus
     if all((step := runner.step(name)) and step.exit_code == 0 for name in (MNIST, BERT)):
         _look(result, aws=aws, folder=folder, log=runner.log(BERT), given=parameters(settings))
         ids = {run.run: str(run.job_id) for run in result.runs}
-        runner.run(afterwards(ids, with_browser=browser.is_installed()))
+        until_nodes_may_go()
+        runner.run(afterwards(ids))
     return result
 
 

@@ -69,6 +69,8 @@ class Chain:
     steps: tuple[Step, ...]
     after: tuple[str, ...] = ()
     """Chains of the same table that must have succeeded before."""
+    ended: Callable[[], None] = lambda: None
+    """Called once the chain has ended, or was skipped."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,6 +150,12 @@ class Runner:
         return self._folder.log(f"{self._half}-{step.replace(' ', '-')}")
 
     def _chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:
+        try:
+            return self._run_chain(chain, needed)
+        finally:
+            chain.ended()
+
+    def _run_chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:
         ended = _Ended(well=all([future.result().well for future in needed]))
         if not ended.well:
             return ended

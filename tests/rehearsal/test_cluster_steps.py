@@ -48,7 +48,10 @@ def cluster() -> Iterator[ClusterEmulator]:
 
 
 def all_steps() -> list[Step]:
-    chains = (*cluster_steps.trainings(ASKED), *cluster_steps.afterwards(JOBS, with_browser=True))
+    chains = (
+        *cluster_steps.trainings(ASKED, Path("busy/wait.py"), lambda: None, with_browser=True),
+        *cluster_steps.afterwards(JOBS),
+    )
     return [step for chain in chains for step in chain.steps]
 
 
@@ -63,6 +66,7 @@ def test_the_commands_are_those_of_the_readme() -> None:
         "python -m jobs scale",
         "kubectl get nodes -L",
         "python -m jobs submit",
+        "kubectl wait --for=jsonpath={.status.state.phase}=Running vcjob",
         "kubectl wait --for=condition=Ready pods",
         *(f"python -m jobs {name}" for name in ("shell", "top", "scale")),
         "kubectl get pods -l",
@@ -73,11 +77,11 @@ def test_the_commands_are_those_of_the_readme() -> None:
         "kubectl get pods -l",
         "python -m jobs stop",
         *("python -m jobs submit", "python -m jobs verify"),
+        "python -m jobs tensorboard",
         "kubectl get pods,vcjob",
         "torchx status kubernetes://torchx/trainium:bert-b",
         "torchx list -s kubernetes",
         *(f"python -m jobs {name}" for name in ("status", "logs", "list")),
-        "python -m jobs tensorboard",
         "kubectl -n node-scaler set",
         "kubectl wait --for=delete nodes",
         "kubectl -n node-scaler logs",
@@ -210,8 +214,7 @@ def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
 
 def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:
     with_browser, without = (
-        [name for step in cluster_steps.watching(JOBS, with_browser=there) for name in step.says]
-        for there in (True, False)
+        cluster_steps.drawing(with_browser=there).says for there in (True, False)
     )
 
     assert set(with_browser) - set(without) == {tensorboard.DRAWN}

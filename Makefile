@@ -1,7 +1,7 @@
 # `make rehearse` and `make test` set themselves up; everything else builds on .venv.
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 # Which halves `make rehearse` rehearses: batch, eks or both; empty: both.
 ORCHESTRATORS ?=
 comma := ,
@@ -17,7 +17,7 @@ export CDK_DISABLE_CLI_TELEMETRY := true
 # would compile this project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tests setup-programs setup-benchmarks check format test test-full test-nxd rehearse synth bench bench-smoke diagram readme clean lock
+.PHONY: help setup setup-tests setup-programs setup-benchmarks check format test test-slow test-nxd rehearse synth bench bench-smoke diagram readme clean lock
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -28,7 +28,7 @@ setup: ## what deploying, submitting and the rehearsal need, into .venv (at once
 setup-tests: ## and what tests and checks need beside it
 	@$(PYTHON) tools/setup.py tests
 
-setup-programs: setup-tests ## and the public programs that the tests run, into build/programs
+setup-programs: setup-tests ## and the public programs that test-slow runs, into build/programs
 	@$(PYTHON) tools/setup.py programs
 
 setup-benchmarks: ## and what benchmarks compare with, into build/baselines
@@ -46,11 +46,11 @@ format: setup-tests ## rewrite to the house format
 	ruff format .
 	ruff check --fix .
 
-test: check setup-programs ## everything but the slow matrices
-	$(PYTEST) -m "not full"
+test: check ## every claim once, in twelve minutes on two cores; CI runs test-slow too
+	$(PYTEST) -m "not full and not programs"
 
-test-full: check setup-programs ## with the slow matrices
-	$(PYTEST)
+test-slow: setup-programs ## what test leaves out: whole rehearsals, public programs, slow matrices
+	$(PYTEST) -m full
 
 test-nxd: ## the NxD back-end on the real, public package: NXD_SOURCE=<folder that holds it>
 	@$(PYTHON) tools/test_nxd.py

@@ -45,7 +45,6 @@ FIRST = tuple(
         "training/llama/test_killed_and_resumed.py",
         "programs/test_programs.py",
         "rehearsal/test_check_deploy.py",
-        "training/llama/test_four_ranks.py",
     )
 )
 

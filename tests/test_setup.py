@@ -319,7 +319,8 @@ def test_what_is_compiled_ahead_is_there() -> None:
     ("target", "layer"),
     [
         ("rehearse", "setup"), ("synth", "setup"), ("check", "setup-tests"),
-        ("test", "check setup-programs"), ("setup-programs", "setup-tests"),
+        ("test", "check"),
+        ("test-slow", "setup-programs"), ("setup-programs", "setup-tests"),
         ("bench", "setup-benchmarks"), ("bench-smoke", "setup-benchmarks"),
     ],
 )  # fmt: skip

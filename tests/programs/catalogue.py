@@ -65,7 +65,7 @@ class PublicProgram:
     needs: tuple[str, ...] = ()
     """Modules that the layer may lack on this machine."""
     quick: bool = False
-    """Part of `make test`."""
+    """Part of `make test-slow`."""
 
     @property
     def argv(self) -> list[str]:

@@ -19,7 +19,9 @@ PROGRAMS = public_programs()
 @pytest.mark.parametrize(
     "program",
     [
-        pytest.param(program, id=name, marks=() if program.quick else pytest.mark.full)
+        pytest.param(
+            program, id=name, marks=pytest.mark.full if program.quick else pytest.mark.programs
+        )
         for name, program in PROGRAMS.items()
     ],
 )

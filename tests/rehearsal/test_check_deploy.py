@@ -15,8 +15,9 @@ from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import ROOT, Folder
 from tests.support.limits import scaled
 
-# One deployment serves all tests of this file, in their order.
-pytestmark = pytest.mark.timeout(300)
+# One deployment serves all tests of this file, in their order. `make test` has the judgements, of
+# templates alone, in tests/jobs.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 CONTEXT = "-c trainium:max_nodes=2 -c trainium:retain_data=false"
 # It lasts as long as the tests, and leaves the processor to them.
@@ -34,7 +35,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
     folder = Folder(tmp_path_factory.mktemp("up"))
     process = subprocess.Popen(
         rehearsal(
-            folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.47"
+            folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.50"
         ),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,

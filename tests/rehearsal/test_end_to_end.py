@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import psutil
 import pytest
 
 from rehearsal.checks.endings import FAULTS
-from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import Folder
-from tests.support.limits import scaled
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
-pytestmark = pytest.mark.timeout(600)
+# `make test` has each fault without a deployment, in tests/training/launcher.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
@@ -121,41 +116,3 @@ def test_no_node_outlives_a_lost_one_by_a_minute(receipt: dict[str, Any], fault:
     assert len(ends) == 3
     assert all(end["exit_code"] != 0 for end in ends)
     assert max(end["seconds"] for end in ends) - min(end["seconds"] for end in ends) < 60
-
-
-def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(tmp_path, "--orchestrators", "batch", addresses="127.0.42"),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        # As a terminal does it: a process group of its own, all of which gets the signal.
-        start_new_session=True,
-    )
-    synthesising = Folder(tmp_path).log("cdk-synth")
-    assert wait_until(synthesising.exists, limit_s=scaled(60))
-    assert any("trainium_emulators.aws.server" in line for line in processes_of("127.0.42"))
-    os.killpg(process.pid, signal.SIGINT)
-
-    assert process.wait(timeout=scaled(60)) == 130
-    assert processes_of("127.0.42") == []
-    assert json.loads(Folder(tmp_path).receipt.read_text())["outcome"] == "interrupted"
-
-
-def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = subprocess.run(
-        command(tmp_path, "--fault", "kill-chld", addresses="127.0.42"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-
-    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "did you mean 'kill-child'" in done.stderr
-
-
-def processes_of(addresses: str) -> list[str]:
-    """Command lines that name a rehearsal's addresses, as its server's does."""
-    lines = [
-        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
-    ]
-    return [line for line in lines if f"--addresses {addresses}" in line]

@@ -45,7 +45,7 @@ def test_the_receipt_fits_its_schema(receipt: dict[str, Any]) -> None:
 def test_only_the_cluster_and_what_all_share_is_deployed(receipt: dict[str, Any]) -> None:
     parts = [stack["name"].rpartition("-")[2] for stack in receipt["stacks"]]
 
-    assert sorted(parts) == ["data", "eks", "image", "network", "storage"]
+    assert sorted(parts) == ["data", "eks", "image", "lustre", "network", "storage"]
 
 
 def test_every_chart_is_installed_once_and_uninstalled(receipt: dict[str, Any]) -> None:

@@ -18,7 +18,8 @@ from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS
 
 # One deployment serves all tests of a group: `make test` gives a file to one worker.
-pytestmark = pytest.mark.timeout(600)
+# `make rehearse` runs a program on Batch, so `make test` leaves it out.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
@@ -119,7 +120,6 @@ def test_nodes_ask_for_no_more_than_their_role_grants(
     ] == []
 
 
-@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_a_program_on_a_host_that_is_taken_back_continues(tmp_path: Path) -> None:
     faults = ("--fault", "reclaim-child", "--fault", "reclaim-main")

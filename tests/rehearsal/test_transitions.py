@@ -23,7 +23,8 @@ from rehearsal.deployment.server import server_command, start_server
 from rehearsal.deployment.state import ROOT, Folder
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
-pytestmark = pytest.mark.timeout(900)
+# `make test` has what check-deploy says of each change, in tests/jobs/deploy_check.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 REGION = "us-west-2"
 CLUSTER_KEYS = {
@@ -160,7 +161,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         "docker": folder.docker, "bin_folder": Path(sys.executable).parent
     }  # fmt: skip
     server = start_server(
-        server_command(processes_per_node=1, addresses="127.0.47"),
+        server_command(processes_per_node=1, addresses="127.0.51"),
         folder=folder,
         environment=desk_environment(os.environ, aws=None, **places),
         on_event=lambda event: None,

@@ -67,22 +67,25 @@ class Deployment:
 
 
 def deployment(**keys: object) -> Deployment:
-    """Synthesise ``-c trainium:<key>=<value>``; callers may change the result."""
-    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), nag=False))
+    """Synthesise ``-c trainium:<key>=<value>``; callers may change the result.
+
+    Without the CDK's own rules, which take longer than the rest: ``test_matrix`` has them.
+    """
+    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), checks=False))
 
 
 def checked(**keys: object) -> Deployment:
-    """Synthesise with cdk-nag, and raise on findings."""
-    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), nag=True))
+    """Synthesise as a user does, with the CDK's own rules and cdk-nag, and raise on findings."""
+    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), checks=True))
 
 
 @functools.cache
-def _synthesise(keys: tuple[tuple[str, object], ...], *, nag: bool) -> Deployment:
+def _synthesise(keys: tuple[tuple[str, object], ...], *, checks: bool) -> Deployment:
     folder = Path(tempfile.mkdtemp(dir=_OUTPUT.name))
-    app = cdk.App(context=FLAGS, outdir=str(folder))
+    app = cdk.App(context=FLAGS, outdir=str(folder), builtin_cloud_formation_validation=checks)
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
     build(app, config)
-    if nag:
+    if checks:
         check_with_nag(app)
     app.synth()
     templates = {

@@ -14,7 +14,7 @@ from aws_cdk import aws_s3 as s3
 from app import build, check_with_nag
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
-from tests.stacks.synthesis import FLAGS, Deployment, checked, deployment, matrix, name_of
+from tests.stacks.synthesis import FLAGS, Deployment, checked, matrix, name_of
 from tests.support.linting import findings_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
@@ -117,16 +117,16 @@ def _is_known(rule: str, message: str, config: AppConfig) -> bool:
 
 @pytest.mark.parametrize("keys", [*matrix(), *ON_EKS], ids=name_of)
 def test_cfn_lint_finds_nothing(keys: dict[str, object]) -> None:
-    assert findings(deployment(**keys)) == []
+    assert findings(checked(**keys)) == []
 
 
 @pytest.mark.parametrize("keys", SWITCHES, ids=name_of)
 def test_cfn_lint_finds_nothing_whatever_is_switched(keys: dict[str, object]) -> None:
-    assert findings(deployment(**keys)) == []
+    assert findings(checked(**keys)) == []
 
 
 def test_cfn_lint_would_find_something() -> None:
-    made = deployment()
+    made = checked()
     made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")["ComputeResources"][
         "MaxVcpus"
     ] = 1
@@ -158,11 +158,11 @@ def refused(made: Deployment) -> list[str]:
 
 @pytest.mark.parametrize("keys", [*matrix(), *SWITCHES, *ON_EKS], ids=name_of)
 def test_aws_refuses_and_ignores_nothing(keys: dict[str, object]) -> None:
-    assert refused(deployment(**keys)) == []
+    assert refused(checked(**keys)) == []
 
 
 def test_the_table_would_find_something_across_stacks() -> None:
-    made = deployment()
+    made = checked()
     nodes = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
     assert nodes["NetworkInterfaces"]
     environment = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
@@ -228,7 +228,7 @@ def test_every_zone_and_release_gives_sound_templates(keys: dict[str, object]) -
 
 @pytest.mark.parametrize("keys", [*matrix(), *ON_EKS], ids=name_of)
 def test_hosts_have_one_interface_for_every_efa_card(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     part = "eks" if "orchestrators" in keys else "batch"
     data = made.only(part, "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
 
@@ -247,7 +247,7 @@ def test_hosts_have_one_interface_for_every_efa_card(keys: dict[str, object]) ->
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_as_many_efa_devices_are_mapped_as_hosts_have_interfaces(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     data = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
     efa = [
         nic for nic in data.get("NetworkInterfaces", ()) if nic["InterfaceType"].startswith("efa")
@@ -265,14 +265,14 @@ def test_as_many_efa_devices_are_mapped_as_hosts_have_interfaces(keys: dict[str,
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_a_device_keeps_its_name_and_access_inside(keys: dict[str, object]) -> None:
     """AWS Batch's defaults, which apply when nothing is set."""
-    devices = container(deployment(**keys))["LinuxParameters"]["Devices"]
+    devices = container(checked(**keys))["LinuxParameters"]["Devices"]
 
     assert all(set(device) == {"HostPath"} for device in devices)
 
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_the_container_fits_on_its_host(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     instance = made.config.instance
     asked = {r["Type"]: int(r["Value"]) for r in container(made)["ResourceRequirements"]}
 
@@ -287,7 +287,7 @@ def test_the_container_fits_on_its_host(keys: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_job_environment_and_host_are_of_one_type(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
         "ComputeResources"
     ]
@@ -298,7 +298,7 @@ def test_job_environment_and_host_are_of_one_type(keys: dict[str, object]) -> No
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_the_environment_holds_whole_nodes(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")[
         "ComputeResources"
     ]
@@ -308,7 +308,7 @@ def test_the_environment_holds_whole_nodes(keys: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_hosts_verify_what_containers_map(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     instance = made.config.instance
     script = host_script(made)
 
@@ -318,7 +318,7 @@ def test_hosts_verify_what_containers_map(keys: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_there_is_a_worker_for_every_core_that_is_mapped(keys: dict[str, object]) -> None:
-    made = deployment(**keys)
+    made = checked(**keys)
     devices = container(made)["LinuxParameters"]["Devices"]
     chips = [device for device in devices if device["HostPath"].startswith("/dev/neuron")]
 
@@ -329,13 +329,13 @@ def test_there_is_a_worker_for_every_core_that_is_mapped(keys: dict[str, object]
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
 def test_a_job_definition_is_within_what_batch_takes(keys: dict[str, object]) -> None:
-    definition = deployment(**keys).only("batch", "AWS::Batch::JobDefinition", "allreduce")
+    definition = checked(**keys).only("batch", "AWS::Batch::JobDefinition", "allreduce")
 
     # 24 KiB (AWS Batch service quotas).
     assert len(str(definition)) < 24 * 1024
 
 
 def test_templates_name_no_account() -> None:
-    made = deployment()
+    made = checked()
 
     assert not [part for part in made.templates if "123456789012" in made.text(part)]

@@ -167,6 +167,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
+def lone_node(tmp_path: Path) -> Iterator[Cluster]:
+    """A job of one node, for what needs no other: each costs a torchrun."""
+    job = Cluster(tmp_path, num_nodes=1)
+    yield job
+    job.kill()
+
+
+@pytest.fixture
 def large_cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A job of four nodes whose main node is not node 0."""
     job = Cluster(tmp_path, num_nodes=4, main_index=1)

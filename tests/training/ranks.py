@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
@@ -70,7 +71,11 @@ def _environment(port: int, num_ranks: int) -> dict[str, str]:
 
 def _fork_ranks(folder: Path, program: str, *arguments: str) -> int:
     """Run a program on every rank, each a fork: what it imports takes seconds, once instead."""
+    gc.disable()
     runpy.run_path(program, run_name="imported")
+    # What is frozen is not copied to every rank.
+    gc.freeze()
+    gc.enable()
     parent = os.getpid()
     children = []
     for rank in range(int(os.environ["WORLD_SIZE"])):

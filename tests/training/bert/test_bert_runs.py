@@ -18,6 +18,7 @@ from tests.training.bert.conftest import TINY, VOCABULARY, write_shards
 from tests.training.checks.test_allreduce import validator
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import Laptop, write_dataset
+from tests.training.worker_ranks import run_on_ranks
 from training.datasets.manifest import DatasetError
 from training.models.bert.data import IGNORED, random_batches
 from training.models.bert.network import Bert, bert_config, initial_weight, meta_model, restore
@@ -201,7 +202,7 @@ def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> N
         export(order, StorageAccess(root=str(laptop.folder)), report=lambda text: None)
 
 
-# --- two ranks, one shard, one death --------------------------------------------------------------
+# --- two ranks, one shard ------------------------------------------------------------------------
 KILLED = (*TINY, "--max-steps=16", "--save-every=2", "--peer-timeout-s=3", "--async-save=false")
 
 
@@ -220,6 +221,26 @@ def environ(pid: int) -> list[bytes]:
         return []
 
 
+def test_a_run_of_two_ranks_with_one_shard_goes_on_and_has_the_losses_of_one(
+    laptop: Laptop, tmp_path: Path
+) -> None:
+    two = Laptop(tmp_path / "build", workload="bert-tiny", words=TINY)
+    for one in (two, laptop):
+        write_shards(one.objects.at("datasets/shards-1"), tmp_path, 70)
+    words = [word for word in TINY if not word.startswith("--dataset")]
+    words += ["--dataset=shards-1", f"--max-steps={STEPS}"]
+    jobs = [(*words, f"--steps-this-run={steps}") for steps in (5, STEPS)]
+    output, _ = run_on_ranks(tmp_path, "bert-tiny", *jobs, run="two", num_ranks=2)
+    laptop.train("--dataset=shards-1", f"--max-steps={STEPS}", run="one")
+
+    assert "data parallel 2" in output
+    (resume,) = two.lines("two", "resume")
+    assert resume["step"] == 5
+    assert two.losses("two") == pytest.approx(laptop.losses("one"), abs=1e-4)
+
+
+# Killed as it is, a run of a Llama is in test_killed_and_resumed.py: the trainer is the same.
+@pytest.mark.full
 def test_a_killed_run_with_fewer_shards_than_ranks_has_the_losses_of_a_whole_one(
     cluster: Cluster, laptop: Laptop, tmp_path: Path
 ) -> None:

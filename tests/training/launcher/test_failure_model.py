@@ -28,13 +28,22 @@ if TYPE_CHECKING:
 BOUND_S = 20
 
 
-def test_a_job_of_four_nodes_succeeds_wherever_its_main_node_is(large_cluster: Cluster) -> None:
-    large_cluster.start("--max-bytes=65536", extra={"TRAINIUM_PROCESSES_PER_NODE": "2"})
+# Three nodes tell a main node whose index is subtracted from one whose index is added.
+@pytest.mark.parametrize(
+    ("num_nodes", "processes"), [(3, 1), pytest.param(4, 2, marks=pytest.mark.full)]
+)
+def test_a_job_of_many_nodes_succeeds_wherever_its_main_node_is(
+    large_cluster: Cluster, num_nodes: int, processes: int
+) -> None:
+    large_cluster.num_nodes = num_nodes
+    extra = {"TRAINIUM_PROCESSES_PER_NODE": str(processes)}
+    large_cluster.start("--max-bytes=65536", extra=extra)
 
-    assert large_cluster.end(within_s=120) == {0: 0, 1: 0, 2: 0, 3: 0}, large_cluster.all_logs()
+    ended = large_cluster.end(within_s=120)
+    assert ended == dict.fromkeys(range(num_nodes), 0), large_cluster.all_logs()
     path = large_cluster.folder / "build/runs/test-run/results/all-reduce.json"
     result = json.loads(path.read_text())
-    assert (result["status"], result["num_ranks"]) == ("passed", 8)
+    assert (result["status"], result["num_ranks"]) == ("passed", num_nodes * processes)
     assert "written:" in large_cluster.log(1)
 
 
@@ -93,15 +102,15 @@ def test_a_killed_worker_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
     assert "node 1: rank 1 ended without a word" in cluster.log(0)
 
 
-def test_a_killed_torchrun_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
-    cluster.start_endless()
-    stat = Path(f"/proc/{cluster.worker(1)}/stat").read_text()
+def test_a_killed_torchrun_ends_its_node_for_a_retry(lone_node: Cluster) -> None:
+    lone_node.start_endless()
+    stat = Path(f"/proc/{lone_node.worker(0)}/stat").read_text()
     agent = int(stat.rpartition(")")[2].split()[1])
 
     os.kill(agent, signal.SIGKILL)
 
-    assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
-    assert "node 1: " in cluster.log(0).splitlines()[-1]
+    assert lone_node.end(within_s=BOUND_S) == {0: 75}, lone_node.all_logs()
+    assert "node 0: " in lone_node.log(0).splitlines()[-1]
 
 
 def test_an_error_in_one_worker_ends_all_nodes_without_a_retry(cluster: Cluster) -> None:
@@ -220,14 +229,14 @@ def test_sigterm_while_nodes_join_ends_at_once(cluster: Cluster) -> None:
     assert cluster.end(within_s=BOUND_S) == {0: 143}, cluster.all_logs()
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(cluster: Cluster) -> None:
-    cluster.start_endless("--stop-grace-s=2")
-    os.kill(cluster.worker(1), signal.SIGSTOP)
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(lone_node: Cluster) -> None:
+    lone_node.start_endless("--stop-grace-s=2")
+    os.kill(lone_node.worker(0), signal.SIGSTOP)
     started = time.monotonic()
 
-    os.kill(cluster.launcher(0), signal.SIGTERM)
+    os.kill(lone_node.launcher(0), signal.SIGTERM)
 
-    assert cluster.end(within_s=BOUND_S) == {0: 143, 1: 143}, cluster.all_logs()
+    assert lone_node.end(within_s=BOUND_S) == {0: 143}, lone_node.all_logs()
     assert time.monotonic() - started >= 2
 
 

@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +18,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.checks.test_allreduce import validator
-from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.worker_ranks import run_on_ranks
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.job import Stopped, StopSwitch
@@ -218,36 +217,20 @@ def test_a_dataset_that_holds_nothing_out_is_refused(laptop: Laptop) -> None:
         laptop.train("--eval-every=2", run="none")
 
 
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
-    """One node of four processes, without a bucket."""
-    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
-    node = Cluster(tmp_path, num_nodes=1)
-    yield node
-    node.kill()
-
-
+# Four ranks evaluate in test_four_ranks.py, and resume from their parts in test_lora.py.
+@pytest.mark.full
 def test_four_ranks_give_what_one_gives_and_save_their_own_part(
-    four_ranks: Cluster, laptop: Laptop, evaluated: list[dict[str, Any]]
+    laptop: Laptop, evaluated: list[dict[str, Any]], tmp_path: Path
 ) -> None:
+    build = tmp_path / "build"
+    objects = open_objects(str(build), region=None, endpoint_url=None)
+    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
     words = (*TINY, *EVALUATED, "--tensor-parallel=2", "--save-every=2")
-    for steps in (2, STEPS):
-        four_ranks.start(
-            *words,
-            f"--steps-this-run={steps}",
-            workload="llama-tiny",
-            extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
-        )
-        assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+    jobs = [(*words, f"--steps-this-run={steps}") for steps in (2, STEPS)]
+    output, *_ = run_on_ranks(tmp_path, "llama-tiny", *jobs, run="four")
 
-    four = laptop_at(four_ranks, laptop)
-    assert "tensor parallel 2 x data parallel 2" in four_ranks.log(0)
+    four = type(laptop)(build)
+    assert "tensor parallel 2 x data parallel 2" in output
     assert four.losses("four") == pytest.approx(laptop.losses("evaluated"), abs=1e-5)
     found = val_losses(four.lines("four", "evaluation"))
     assert found == pytest.approx(val_losses(evaluated), abs=1e-5)
-
-
-def laptop_at(cluster: Cluster, laptop: Laptop) -> Laptop:
-    """The files of a node, read as those of a laptop."""
-    return type(laptop)(cluster.folder / "build")

@@ -1,8 +1,6 @@
-"""Jobs of two nodes of two ranks: they compute what one rank does, and leave a step together.
+"""Jobs of several ranks: they compute what one rank does, and leave a step together.
 
-Tensor parallel 2 x data parallel 2, with document masks and a validation split: each of these
-processes takes seconds to start, so all that four ranks show is in as few of them as can show it.
-Without masks, four ranks are in test_killed_and_resumed.py.
+Tensor parallel 2 x data parallel 2, with document masks and a validation split.
 """
 
 from __future__ import annotations
@@ -20,7 +18,10 @@ import pytest
 
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.worker_ranks import run_on_ranks
+from training.core.progress import read_failures
 from training.storage import open_objects
+from trainium_catalogue.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -29,13 +30,9 @@ VALIDATION_TOKENS = 13 * 16 + 1
 """13 sequences: no multiple of what any number of ranks computes at once."""
 WORDS = (
     *("--dataset=split", "--document-masks=true", "--max-steps=2", "--eval-every=2"),
-    *("--global-batch=48", "--micro-batch=1", "--log-every=1"),
+    *("--micro-batch=1", "--log-every=1"),
 )
-PAIR = (
-    *(word for word in TINY if "batch" not in word),
-    *WORDS,
-    *("--tensor-parallel=2", "--peer-timeout-s=3"),
-)
+SHAPE = (*(word for word in TINY if "batch" not in word), "--tensor-parallel=2")
 RUN = "build/runs/test-run"
 
 
@@ -48,11 +45,12 @@ class Pair:
 
     cluster: Cluster
 
-    def start(self, attempt: int, *words: str) -> None:
-        given = [word.partition("=")[0] for word in words]
+    def start(self, attempt: int) -> None:
         self.cluster.start(
-            *(word for word in PAIR if word.partition("=")[0] not in given),
-            *words,
+            *SHAPE,
+            *WORDS,
+            "--global-batch=48",
+            "--peer-timeout-s=3",
             workload="llama-tiny",
             extra={
                 "TRAINIUM_PROCESSES_PER_NODE": "2",
@@ -95,26 +93,33 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
     pair.cluster.kill()
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+@pytest.fixture
+def whole(tmp_path: Path) -> Iterator[Pair]:
     """A run that nobody disturbs, ended."""
-    pair = make_pair(tmp_path_factory.mktemp("whole"))
+    pair = make_pair(tmp_path / "whole")
     pair.start(1)
     assert pair.end() == {0: 0, 1: 0}, pair.cluster.all_logs()
     yield pair
     pair.cluster.kill()
 
 
-def test_four_ranks_train_and_evaluate_as_one_does(whole: Pair, laptop: Laptop) -> None:
-    write_dataset(laptop.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
-    laptop.train(*WORDS, run="one")
+def test_four_ranks_train_and_evaluate_as_one_does(laptop: Laptop, tmp_path: Path) -> None:
+    four = type(laptop)(tmp_path / "build")
+    for place in (laptop, four):
+        write_dataset(place.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
+    small = "--global-batch=8"
+    laptop.train(*WORDS, small, run="one")
+    words = (*SHAPE, *WORDS, small)
+    output, *_ = run_on_ranks(tmp_path, "llama-tiny", words, run="four")
 
-    assert "tensor parallel 2 x data parallel 2" in whole.cluster.log(0)
-    assert list(whole.losses().values()) == pytest.approx(laptop.losses("one"), abs=1e-5)
-    (one,) = laptop.lines("one", "evaluation")
-    assert whole.evaluations() == {2: pytest.approx(one["val_loss"], abs=1e-5)}
+    assert "tensor parallel 2 x data parallel 2" in output
+    assert four.losses("four") == pytest.approx(laptop.losses("one"), abs=1e-5)
+    (one,), (found,) = laptop.lines("one", "evaluation"), four.lines("four", "evaluation")
+    assert (found["step"], found["val_loss"]) == (2, pytest.approx(one["val_loss"], abs=1e-5))
 
 
+# Two ranks leave in test_killed_and_resumed.py, and the vote of four is in test_vote.py.
+@pytest.mark.full
 def test_ranks_of_two_nodes_leave_a_step_together_and_make_it_again(
     whole: Pair, pair: Pair
 ) -> None:
@@ -135,16 +140,27 @@ def test_ranks_of_two_nodes_leave_a_step_together_and_make_it_again(
     assert len(whole.losses()) == 2
 
 
-def test_ranks_of_two_nodes_give_up_together_when_nothing_can_be_saved(pair: Pair) -> None:
-    place = pair.cluster.folder / RUN
+def test_ranks_give_up_together_when_nothing_can_be_saved(tmp_path: Path) -> None:
+    write_dataset(
+        open_objects(str(tmp_path / "build/datasets/split"), region=None, endpoint_url=None)
+    )
+    place = tmp_path / RUN
     place.mkdir(parents=True)
     (place / "checkpoints").write_text("a file where a folder is wanted")
 
-    pair.start(1, "--save-every=1", "--max-steps=20", "--global-batch=8", "--eval-every=0")
+    words = (
+        *SHAPE,
+        "--dataset=split",
+        "--save-every=1",
+        "--max-steps=20",
+        "--global-batch=8",
+        "--micro-batch=1",
+    )
+    outputs = run_on_ranks(tmp_path, "llama-tiny", words, run="test-run", num_ranks=2, fails=True)
 
-    assert pair.end() == {0: 75, 1: 75}, pair.cluster.all_logs()
-    for node in (0, 1):
-        log = pair.cluster.log(node)
-        assert "StorageUnavailable: 3 saves in a row have failed, the last one of step 3" in log
-    status = json.loads(pair.file("results/status.json"))
+    for rank, output in enumerate(outputs):
+        assert "StorageUnavailable: 3 saves in a row have failed, the last one of step 3" in output
+        (failure,) = read_failures(tmp_path / f"rank-{rank}")
+        assert failure.code is ExitCode.HOST
+    status = json.loads((place / "results/status.json").read_text())
     assert status["state"] == "failed" and status["step"] in (3, 4)

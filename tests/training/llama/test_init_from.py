@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from tests.training.conftest import Cluster
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import TINY, LoneDevice, write_dataset
+from tests.training.worker_ranks import run_on_ranks
 from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.nxd import NxdBackend
@@ -121,40 +121,24 @@ def test_each_rank_of_nxd_reads_its_part(root: Path, monkeypatch: pytest.MonkeyP
     assert given.bytes_read == size
 
 
-def laptop_of(cluster: Cluster, laptop: Laptop) -> Laptop:
-    return type(laptop)(cluster.folder / "build")
-
-
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
-    """One node of four processes, without a bucket."""
+def test_ranks_that_share_a_model_begin_with_it_and_read_only_their_rows(
+    laptop: Laptop, tmp_path: Path
+) -> None:
+    save(released(), laptop.folder / "models/released")
+    words = ("--init-from=released", "--max-steps=3")
+    laptop.train(*words, run="one")
     build = tmp_path / "build"
     write_dataset(open_objects(str(build / "datasets/words"), region=None, endpoint_url=None))
     save(released(), build / "models/released")
-    node = Cluster(tmp_path, num_nodes=1)
-    yield node
-    node.kill()
+    shared = (*TINY, "--tensor-parallel=2", "--dataset=words", *words)
+    output, *_ = run_on_ranks(tmp_path, "llama-tiny", shared, run="two", num_ranks=2)
 
-
-def test_ranks_that_share_a_model_begin_with_it_and_read_only_their_rows(
-    four_ranks: Cluster, laptop: Laptop
-) -> None:
-    save(released(), laptop.folder / "models/released")
-    laptop.train("--init-from=released", "--max-steps=3", run="one")
-    four_ranks.start(
-        *(*TINY, "--tensor-parallel=2", "--dataset=words", "--init-from=released"),
-        "--max-steps=3",
-        workload="llama-tiny",
-        extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
-    )
-
-    assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
-    four = laptop_of(four_ranks, laptop)
-    assert four.losses("four") == pytest.approx(laptop.losses("one"), abs=1e-5)
+    two = type(laptop)(build)
+    assert two.losses("two") == pytest.approx(laptop.losses("one"), abs=1e-5)
     sizes = {name: p.numel() * 4 for name, p in released().named_parameters()}
     whole = ("norm", "o_proj", "down_proj")  # split by columns, or not at all
     expected = sum(n if any(w in name for w in whole) else n // 2 for name, n in sizes.items())
-    assert f"this rank read {expected:,} of " in four_ranks.log(0)
+    assert f"this rank read {expected:,} of " in output
 
 
 def test_a_run_goes_on_from_an_export_of_another(laptop: Laptop) -> None:

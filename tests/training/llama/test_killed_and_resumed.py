@@ -15,20 +15,18 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, Plan, Request, faulty_proxy
 from tests.training.conftest import Cluster
-from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.llama.conftest import TINY, Laptop, write_dataset
 from tests.training.s3_server import REGION, s3_server
+from tests.training.worker_ranks import run_on_ranks
 from training.storage import Objects, open_objects
 from trainium_catalogue.contract import checkpoint_name
-
-if TYPE_CHECKING:
-    from tests.training.llama.conftest import Laptop
 
 STEPS = 24
 BUCKET = "training-bucket"
@@ -140,12 +138,21 @@ class Losses:
 
 
 @pytest.fixture(scope="module")
-def whole(make_run: Callable[..., Run]) -> Losses:
-    """Losses of a run of two nodes that nobody disturbs."""
-    run = make_run("whole")
-    run.start("--tensor-parallel=2", "--keep-every=4")
-    assert run.end() == {0: 0, 1: 0}, run.cluster.all_logs()
-    return Losses(run.losses(), val_losses(run.lines("evaluation")))
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
+    """The folder of a run of two ranks that nobody disturbs, named ``whole``."""
+    folder = tmp_path_factory.mktemp("whole")
+    laptop = Laptop(folder / "build")
+    write_dataset(laptop.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
+    words = (*WORDS, "--tensor-parallel=2", "--keep-every=4")
+    run_on_ranks(folder, "llama-tiny", words, run="whole", num_ranks=2)
+    return laptop
+
+
+@pytest.fixture(scope="module")
+def whole(undisturbed: Laptop) -> Losses:
+    """Losses of that run."""
+    evaluations = val_losses(undisturbed.lines("whole", "evaluation"))
+    return Losses(undisturbed.losses("whole"), evaluations)
 
 
 def val_losses(lines: list[dict[str, Any]]) -> dict[int, float]:
@@ -174,24 +181,28 @@ def bad_day(lost: str) -> Plan:
     return plan
 
 
-def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
-    make_run: Callable[..., Run], whole: Losses
+# A run is killed in the worst moment, during a save; the other ways cost an attempt each.
+@pytest.mark.parametrize("every_way", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_a_killed_run_has_exactly_the_losses_of_a_whole_one(
+    make_run: Callable[..., Run], whole: Losses, every_way: bool
 ) -> None:
     steps = random.Random(SEED)
-    run = make_run("killed")
+    name = f"killed-{every_way}"
+    run = make_run(name)
     tensor = "--tensor-parallel=2"
     print(f"seed {SEED}")
 
-    run.start(tensor)
-    run.reach(steps.randrange(2, 5))
-    run.wait_for_checkpoint(2)
-    os.kill(run.cluster.worker(1), signal.SIGKILL)
-    assert run.end() == {0: 75, 1: 75}, run.cluster.all_logs()
+    if every_way:
+        run.start(tensor)
+        run.reach(steps.randrange(2, 5))
+        run.wait_for_checkpoint(2)
+        os.kill(run.cluster.worker(1), signal.SIGKILL)
+        assert run.end() == {0: 75, 1: 75}, run.cluster.all_logs()
 
-    run.start(tensor)
-    run.reach(steps.randrange(7, 9))
-    os.kill(run.cluster.launcher(1), signal.SIGKILL)
-    assert run.end() == {0: 75, 1: 137}, run.cluster.all_logs()
+        run.start(tensor)
+        run.reach(steps.randrange(7, 9))
+        os.kill(run.cluster.launcher(1), signal.SIGKILL)
+        assert run.end() == {0: 75, 1: 137}, run.cluster.all_logs()
 
     # During a save: its files are there, its marker never comes.
     torn = checkpoint_name(2 * steps.randrange(6, 8))
@@ -210,7 +221,7 @@ def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
     os.kill(run.cluster.launcher(0), signal.SIGTERM)
     assert run.end() == {0: 143, 1: 143}, run.cluster.all_logs()
     stopped = run.cluster.log(0)
-    status = json.loads(run.bucket.get("runs/killed/results/status.json"))
+    status = json.loads(run.bucket.get(f"runs/{name}/results/status.json"))
     assert (status["state"], status["last_checkpoint_step"]) == ("stopped", status["step"])
 
     run.start(tensor)
@@ -219,20 +230,28 @@ def test_a_run_killed_in_every_way_has_exactly_the_losses_of_a_whole_one(
     assert torn in stopped  # passed over, by name
     assert run.losses() == whole.steps
     assert val_losses(run.lines("evaluation")) == whole.evaluations
-    assert len(run.lines("resume")) == 4
+    assert len(run.lines("resume")) == (4 if every_way else 2)
 
 
+# Other ranks load a checkpoint in test_checkpoint_ranks.py, four train as one does in
+# test_four_ranks.py, and S3 has its bad days in test_storage_faults.py.
+@pytest.mark.full
 def test_a_run_continues_on_other_ranks_and_loses_nothing(
-    make_run: Callable[..., Run], bucket: Objects, whole: Losses, laptop: Laptop
+    make_run: Callable[..., Run],
+    bucket: Objects,
+    undisturbed: Laptop,
+    whole: Losses,
+    laptop: Laptop,
 ) -> None:
     """From tensor parallel 2 to tensor parallel 2 x data parallel 2, and to one process.
 
     In the former case S3 has a bad day, of which training only tells.
     """
     for target in (bucket.at("runs/more"), laptop.objects.at("runs/fewer")):
-        for info in bucket.at("runs/whole").list():
+        source = undisturbed.objects.at("runs/whole")
+        for info in source.list():
             if "step-00000012" in info.key or info.key in ("run.json", "metrics/train.jsonl"):
-                target.put(info.key, bucket.get(f"runs/whole/{info.key}"))
+                target.put(info.key, source.get(info.key))
     more = make_run("more", num_nodes=1)
     more.proxy.reset(bad_day(lost=checkpoint_name(16)))
     more.start("--tensor-parallel=2", processes=4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.checkpoint.documents import assert_valid
-from tests.training.conftest import Cluster
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import TINY, LoneDevice, write_dataset
 from tests.training.llama.test_init_from import config_of, released, save, values_of, weights_of
+from tests.training.worker_ranks import run_on_ranks
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -168,31 +167,17 @@ def test_targets_are_names_of_projections(text: str) -> None:
         values_of(f"--lora-targets={text}")
 
 
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
-    """One node of four processes, without a bucket."""
+def test_ranks_that_share_a_model_train_the_same_adapters(
+    based: Laptop, adapted: list[float], tmp_path: Path
+) -> None:
     build = tmp_path / "build"
     write_dataset(open_objects(str(build / "datasets/words"), region=None, endpoint_url=None))
     save(released(), build / "models/base")
-    node = Cluster(tmp_path, num_nodes=1)
-    yield node
-    node.kill()
-
-
-def test_ranks_that_share_a_model_train_the_same_adapters(
-    four_ranks: Cluster, based: Laptop, adapted: list[float]
-) -> None:
     words = (*TINY, "--tensor-parallel=2", "--dataset=words", *WORDS, f"--max-steps={STEPS}")
-    for steps in (2, 9):
-        four_ranks.start(
-            *words,
-            f"--steps-this-run={steps}",
-            workload="llama-tiny",
-            extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
-        )
-        assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
+    jobs = [(*words, f"--steps-this-run={steps}") for steps in (2, 9)]
+    run_on_ranks(tmp_path, "llama-tiny", *jobs, run="four")
 
-    four = type(based)(four_ranks.folder / "build")
+    four = type(based)(build)
     assert four.losses("four") == pytest.approx(adapted, abs=1e-5)
     norms = [line["grad_norm"] for line in four.lines("four", "step")]
     assert norms == pytest.approx(

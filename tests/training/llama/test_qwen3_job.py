@@ -1,4 +1,4 @@
-"""A tiny Qwen3 on two nodes that share it: killed, continued, exported, loaded by transformers."""
+"""A tiny Qwen3 on ranks that share it: killed, continued, exported, loaded by transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from tests.training.conftest import Cluster
 from tests.training.llama.conftest import TINY, Laptop, write_dataset
-from training.storage import open_objects
+from tests.training.worker_ranks import run_on_ranks
+from training.models.llama.export import ExportOrder, export
+from training.storage import StorageAccess, open_objects
 
 STEPS, SIZE = 12, 16
 RUN = "my-qwen"
@@ -67,6 +69,9 @@ def held_out(folder: Path, ids: np.ndarray[Any, Any]) -> float:
     return float(np.mean(losses))
 
 
+# A killed run is in test_killed_and_resumed.py, and Qwen3's tensor parallelism in
+# test_verify_ranks.py.
+@pytest.mark.full
 def test_a_killed_qwen3_goes_on_and_its_export_gives_the_same_loss(
     nodes: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -97,21 +102,28 @@ def test_a_killed_qwen3_goes_on_and_its_export_gives_the_same_loss(
     assert evaluation["val_loss"] == pytest.approx(held_out(folder, ids), rel=1e-5)
 
 
-def test_data_parallel_ranks_have_the_losses_of_one(
-    nodes: Cluster, tmp_path_factory: pytest.TempPathFactory
+def test_data_parallel_ranks_have_the_losses_of_one_and_their_export_too(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """FSDP gathers the tied weight that the loss is computed with, after the model's own pass."""
     words = ("--tensor-parallel=1", "--micro-batch=2", "--max-steps=4", "--eval-every=4")
     new = {word.partition("=")[0] for word in words}
-    start(nodes, 1, *(word for word in WORDS if word.partition("=")[0] not in new), *words)
+    shared = (*(word for word in WORDS if word.partition("=")[0] not in new), *words)
     laptop = Laptop(tmp_path_factory.mktemp("alone"), workload="pretrain", words=WORDS)
-    write_dataset(laptop.objects.at("datasets/words"), validation_tokens=400)
+    two = Laptop(tmp_path / "build")
+    for place in (laptop, two):
+        write_dataset(place.objects.at("datasets/words"), validation_tokens=400)
     laptop.train(*words, run="alone")
-    assert nodes.end(within_s=90) == {0: 0, 1: 0}, nodes.all_logs()
+    output, _ = run_on_ranks(tmp_path, "pretrain", shared, run=RUN, num_ranks=2)
 
-    assert "tensor parallel 1 x data parallel 2" in nodes.all_logs()
-    losses = [line["loss"] for line in lines(nodes, "step")]
-    assert losses == pytest.approx(laptop.losses("alone"), rel=1e-5)
-    (evaluation,) = lines(nodes, "evaluation")
+    assert "tensor parallel 1 x data parallel 2" in output
+    assert two.losses(RUN) == pytest.approx(laptop.losses("alone"), rel=1e-5)
+    (evaluation,) = two.lines(RUN, "evaluation")
     (alone,) = laptop.lines("alone", "evaluation")
     assert evaluation["val_loss"] == pytest.approx(alone["val_loss"], rel=1e-5)
+    order = ExportOrder(run=RUN, step=0, dtype="float32")
+    export(order, StorageAccess(root=str(two.folder)), report=lambda text: None)
+    data = two.folder / "datasets/words/validation-00000.bin"
+    ids = np.fromfile(data, "<u2").astype(np.int64)
+    loss = held_out(two.folder / "export" / RUN, ids)
+    assert evaluation["val_loss"] == pytest.approx(loss, rel=1e-5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +12,9 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from tests.training.conftest import Cluster
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import TINY
+from tests.training.worker_ranks import run_on_ranks
 from training.backends.base import WEIGHTS
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -169,30 +168,17 @@ def test_its_graphs_are_compiled_without_a_dataset(chats: Laptop) -> None:
     assert not chats.file("", "compiles").exists()
 
 
-@pytest.fixture
-def four_ranks(tmp_path: Path) -> Iterator[Cluster]:
-    """One node of four processes, without a bucket."""
-    objects = open_objects(str(tmp_path / "build"), region=None, endpoint_url=None)
-    write_chats(objects.at("datasets/chats"))
-    node = Cluster(tmp_path, num_nodes=1)
-    yield node
-    node.kill()
-
-
 def test_ranks_that_have_different_counts_weigh_every_token_the_same(
-    four_ranks: Cluster, chats: Laptop
+    chats: Laptop, tmp_path: Path
 ) -> None:
-    four_ranks.start(
-        *(*TINY[:-3], "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--tensor-parallel=2"),
-        *WORDS,
-        workload="llama-tiny",
-        extra={"TRAINIUM_PROCESSES_PER_NODE": "4", "TRAINIUM_RUN": "four"},
-    )
+    build = tmp_path / "build"
+    write_chats(open_objects(str(build / "datasets/chats"), region=None, endpoint_url=None))
+    shape = (*TINY[:-3], "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--tensor-parallel=1")
+    run_on_ranks(tmp_path, "llama-tiny", (*shape, *WORDS), run="two", num_ranks=2)
 
-    assert four_ranks.end(within_s=120) == {0: 0}, four_ranks.all_logs()
-    four = type(chats)(four_ranks.folder / "build")
-    assert figures(four, "four") == pytest.approx(figures(chats, "chats"), abs=1e-5)
-    norms = [line["grad_norm"] for line in four.lines("four", "step")]
+    two = type(chats)(build)
+    assert figures(two, "two") == pytest.approx(figures(chats, "chats"), abs=1e-5)
+    norms = [line["grad_norm"] for line in two.lines("two", "step")]
     assert norms == pytest.approx(
         [line["grad_norm"] for line in chats.lines("chats", "step")], rel=1e-4
     )

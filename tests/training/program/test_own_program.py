@@ -7,20 +7,20 @@ import os
 import signal
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.limits import scaled
+from tests.training.conftest import Cluster
 from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
 from tests.training.s3_server import bucket_environment
 from trainium_catalogue.contract import PROGRAM_LOSSES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from tests.training.conftest import Cluster
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -37,16 +37,7 @@ def bucket() -> Iterator[dict[str, str]]:
         yield environment
 
 
-def test_the_sample_trains_on_two_nodes(cluster: Cluster) -> None:
-    flags = program(cluster.folder, script=SAMPLE.read_text())
-
-    cluster.start(*flags, "--", "--epochs", "3", workload="program")
-
-    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
-    assert "epoch 3: loss " in cluster.log(0)
-
-
-def test_the_sample_continues_after_a_lost_node(cluster: Cluster) -> None:
+def test_the_sample_trains_on_two_nodes_and_continues_after_a_lost_one(cluster: Cluster) -> None:
     flags = program(cluster.folder, script=SAMPLE.read_text())
     words = (*flags, "--snapshot-every-s=1", "--peer-timeout-s=3", "--", "--epochs=40")
     cluster.start(*words, "--seconds=1", workload="program")
@@ -59,6 +50,7 @@ def test_the_sample_continues_after_a_lost_node(cluster: Cluster) -> None:
     again = {"AWS_BATCH_JOB_ATTEMPT": "2"}
     cluster.start(*words, "--seconds=0", workload="program", extra=again)
     assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert "restored in" in cluster.log(0) and "restored in" in cluster.log(1)
     assert "continues after epoch " in cluster.log(0)
     assert "epoch 40: loss " in cluster.log(0)
     curves = sorted((cluster.folder / "build/runs/test-run" / PROGRAM_LOSSES).iterdir())
@@ -67,51 +59,65 @@ def test_the_sample_continues_after_a_lost_node(cluster: Cluster) -> None:
     assert {point["step"] for point in points} == {*range(1, 41)}
 
 
-def test_an_absolute_path_in_a_checkpoint_holds_in_the_next_attempt(cluster: Cluster) -> None:
-    """Litdata, for one, refuses to go on with data that are elsewhere than they were."""
-    script = """
+FILES = """
 import os, pathlib
 kept = pathlib.Path(os.environ["TRAINIUM_CHECKPOINT_DIR"], "where-" + os.environ["RANK"])
 print("found", kept.exists() and kept.read_text() == f"{os.getcwd()} {kept}", flush=True)
 kept.write_text(f"{os.getcwd()} {kept}")
-"""
-    run = f"paths-{cluster.mark}"  # of its own, because other tests run beside this one
-    code = leave(cluster.folder, bundle({"train.py": script}), run=run)
-    flags = (f"--code={code}", "--script=train.py")
-    for attempt, found in (("1", False), ("2", True)):
-        extra = {"TRAINIUM_RUN": run, "AWS_BATCH_JOB_ATTEMPT": attempt}
-        cluster.start(*flags, workload="program", extra=extra)
-        assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
-        assert [f"found {found}" in cluster.log(node) for node in (0, 1)] == [True, True]
-    assert list(Path(tempfile.gettempdir()).glob(f"trainium-{run}*")) == []
-
-
-def test_the_output_folder_of_every_node_ends_in_the_results(cluster: Cluster) -> None:
-    script = """
-import os, pathlib
 folder = pathlib.Path(os.environ["TRAINIUM_OUTPUT_DIR"], "sub")
 folder.mkdir()
 (folder / "rank.txt").write_text(os.environ["RANK"])
 """
-    cluster.start(*program(cluster.folder, script=script), workload="program")
 
-    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
-    output = cluster.folder / "build/runs/test-run/results/output"
-    assert (output / "sub/rank.txt").read_text() == "0"
-    assert (output / "node-1/sub/rank.txt").read_text() == "1"
+
+@dataclass
+class Wrote:
+    """A run whose program writes files wherever it may: its results, and the logs by attempt."""
+
+    run: str
+    results: Path
+    logs: dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def wrote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wrote]:
+    """Two attempts of it, on two nodes, of which each ends well."""
+    job = Cluster(tmp_path_factory.mktemp("wrote"), num_nodes=2)
+    run = f"paths-{job.mark}"  # of its own, because other tests run beside this one
+    code = leave(job.folder, bundle({"train.py": FILES}), run=run)
+    logs = {}
+    for attempt in ("1", "2"):
+        extra = {"TRAINIUM_RUN": run, "AWS_BATCH_JOB_ATTEMPT": attempt}
+        job.start(f"--code={code}", "--script=train.py", workload="program", extra=extra)
+        assert job.end(within_s=scaled(30)) == {0: 0, 1: 0}, job.all_logs()
+        logs[attempt] = [job.log(node) for node in (0, 1)]
+    yield Wrote(run, job.folder / "build/runs" / run / "results", logs)
+    job.kill()
+
+
+def test_an_absolute_path_in_a_checkpoint_holds_in_the_next_attempt(wrote: Wrote) -> None:
+    """Litdata, for one, refuses to go on with data that are elsewhere than they were."""
+    for attempt, found in (("1", False), ("2", True)):
+        assert [f"found {found}" in log for log in wrote.logs[attempt]] == [True, True]
+    assert list(Path(tempfile.gettempdir()).glob(f"trainium-{wrote.run}*")) == []
+
+
+def test_the_output_folder_of_every_node_ends_in_the_results(wrote: Wrote) -> None:
+    assert (wrote.results / "output/sub/rank.txt").read_text() == "0"
+    assert (wrote.results / "output/node-1/sub/rank.txt").read_text() == "1"
 
 
 def test_files_come_from_the_bucket_and_credentials_stay_outside(
-    cluster: Cluster, bucket: dict[str, str]
+    lone_node: Cluster, bucket: dict[str, str]
 ) -> None:
     script = "import os; print(sorted(name for name in os.environ if name.startswith('AWS')))"
     digest = upload(bucket, bundle({"sub/train.py": script}))
 
-    cluster.start(f"--code={digest}", "--script=sub/train.py", workload="program", extra=bucket)
+    lone_node.start(f"--code={digest}", "--script=sub/train.py", workload="program", extra=bucket)
 
-    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
     seen = "['AWS_BATCH_JOB_ATTEMPT', "
-    line = next(line for line in cluster.log(0).splitlines() if line.startswith(seen))
+    line = next(line for line in lone_node.log(0).splitlines() if line.startswith(seen))
     assert "AWS_EC2_METADATA_DISABLED" in line
     assert "KEY" not in line
 
@@ -125,16 +131,16 @@ def test_a_missing_bundle_ends_all_nodes_with_one_message(cluster: Cluster) -> N
     assert "Traceback" not in cluster.all_logs()
 
 
-def test_files_that_will_be_lost_are_told_at_the_end(cluster: Cluster) -> None:
+def test_files_that_will_be_lost_are_told_at_the_end(lone_node: Cluster) -> None:
     lines = (
         "import os",
         "os.makedirs('ckpts', exist_ok=True)",
         "open('ckpts/1.pt', 'w').write(9*'x')",
     )
-    flags = program(cluster.folder, script="\n".join(lines))
+    flags = program(lone_node.folder, script="\n".join(lines))
 
-    cluster.start(*flags, workload="program")
+    lone_node.start(*flags, workload="program")
 
-    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
     words = "launch: program: wrote ckpts/ (1 file, 9 bytes), which is not kept; --checkpoint-dir"
-    assert words in cluster.log(0)
+    assert words in lone_node.log(0)

@@ -59,7 +59,7 @@ def test_an_open_quote_is_refused_with_its_place(cluster: Cluster) -> None:
     assert "--resume-arguments --from 'out: no closing quotation" in cluster.log(0)
 
 
-def test_the_second_attempt_alone_is_told_to_resume(cluster: Cluster) -> None:
+def test_the_second_attempt_alone_is_told_to_resume(lone_node: Cluster) -> None:
     script = """
 import pathlib, sys
 pathlib.Path("out").mkdir(exist_ok=True)
@@ -67,15 +67,15 @@ pathlib.Path(f"out/step-{len(sys.argv)}").write_text("")
 print("told", sys.argv[1:], flush=True)
 """
     flags = [
-        *program(cluster.folder, script=script),
+        *program(lone_node.folder, script=script),
         *("--checkpoint-dir=out", "--resume-arguments=--from out/step-*"),
     ]
     told = []
     for attempt in ("1", "2"):
-        cluster.start(
+        lone_node.start(
             *flags, "--", "7", workload="program", extra={"AWS_BATCH_JOB_ATTEMPT": attempt}
         )
-        assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
-        told.append([line for line in cluster.log(0).splitlines() if line.startswith("told")])
+        assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
+        told.append([line for line in lone_node.log(0).splitlines() if line.startswith("told")])
 
     assert told == [["told ['7']"], ["told ['7', '--from', 'out/step-2']"]]

@@ -61,11 +61,17 @@ def whole_models(
 
 
 def families(
-    objects: Objects, device: Any, tolerance: Tolerance, *, tensor_parallel: int = 0
+    objects: Objects,
+    device: Any,
+    tolerance: Tolerance,
+    *names: str,
+    tensor_parallel: int = 0,
 ) -> dict[str, tuple[bool, str]]:
-    """All ranks: what is found of decoders of other families, by name."""
+    """All ranks: what is found of decoders of other families, all or those named, by name."""
     found = {}
     for model, case in checks.DECODERS.items():
+        if names and case.name not in names:
+            continue
         config = family_config_for(model, device.num_ranks, tensor_parallel)
         backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
         run = TrialRun(config, backend, case.batches, objects.at(model))

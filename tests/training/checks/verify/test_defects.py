@@ -10,7 +10,7 @@ import pytest
 from tests.training.checks.verify import making
 from tests.training.llama.conftest import LoneDevice
 from training.checks.verify.checks import LlamaChecks
-from training.checks.verify.settings import BF16, FP32, STEPS
+from training.checks.verify.settings import BF16
 from training.storage import LocalObjects
 
 Defect = Callable[[pytest.MonkeyPatch], None]
@@ -79,11 +79,10 @@ class Compiler:
         return 2 if self._late is None or self._looks < self._late else 3
 
 
-@pytest.mark.parametrize(("late", "ok"), [(None, True), (2, False), (STEPS + 1, False)])
+# In the second step; and after the checkpoint, when it looks for the third time.
+@pytest.mark.parametrize(("late", "ok"), [(None, True), (2, False), (3, False)])
 def test_a_graph_that_is_compiled_late_is_seen(tmp_path: Path, late: int | None, ok: bool) -> None:
-    made = checks(tmp_path, count_graphs=Compiler(late).count, tolerance=FP32)
-    made.parity()
-    outcome = made.graphs()
+    outcome = checks(tmp_path, count_graphs=Compiler(late).count).graphs()
 
     assert outcome.ok is ok
     assert outcome.detail.startswith("2 graphs had been compiled after the first step")

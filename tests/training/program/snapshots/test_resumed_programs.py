@@ -7,6 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.limits import scaled
 from tests.training.program.bundles import SAMPLE, program
 from tests.training.program.snapshots.kept_nodes import wait_until
@@ -24,6 +26,8 @@ def _numbers(folder: Path) -> list[int]:
     return snapshot_numbers(open_snapshots(LocalObjects(folder / "build"), "test-run"))
 
 
+# The same in fewer steps is in test_own_program.py.
+@pytest.mark.full
 def test_a_program_whose_node_is_killed_goes_on_from_the_newest_snapshot(
     cluster: Cluster,
 ) -> None:

@@ -36,9 +36,9 @@ def _sends(objects: Objects) -> bool:
 def test_a_process_that_is_killed_while_it_sends_is_replaced_and_leaves_nothing_half(
     job: Job,
 ) -> None:
-    (node,) = job.attempt(mib_per_s=8.0)
+    (node,) = job.attempt(mib_per_s=4.0)
     snapshots = node.start_snapshots()
-    content = os.urandom(60 * _MB)
+    content = os.urandom(24 * _MB)
     (node.folder / "model.bin").write_bytes(content)
     wait_until(lambda: _sends(job.snapshots))
     assert snapshots._process is not None

@@ -1,0 +1,61 @@
+"""Rehearsals that do not come to their end: interrupted, or refused at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from rehearsal.deployment.server import wait_until
+from rehearsal.deployment.state import ROOT, Folder
+from tests.support.limits import scaled
+
+ADDRESSES = "127.0.42"
+
+
+def command(folder: Path, *words: str) -> list[str]:
+    place = ["--folder", str(folder), "--addresses", ADDRESSES]
+    return [sys.executable, "-m", "rehearsal", "run", *place, *words]
+
+
+def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "--orchestrators", "batch"),
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        # As a terminal does it: a process group of its own, all of which gets the signal.
+        start_new_session=True,
+    )
+    synthesising = Folder(tmp_path).log("cdk-synth")
+    assert wait_until(synthesising.exists, limit_s=scaled(60))
+    assert any("trainium_emulators.aws.server" in line for line in processes_of(ADDRESSES))
+    os.killpg(process.pid, signal.SIGINT)
+
+    assert process.wait(timeout=scaled(60)) == 130
+    assert processes_of(ADDRESSES) == []
+    assert json.loads(Folder(tmp_path).receipt.read_text())["outcome"] == "interrupted"
+
+
+def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    done = subprocess.run(
+        command(tmp_path, "--fault", "kill-chld"),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (done.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert "did you mean 'kill-child'" in done.stderr
+
+
+def processes_of(addresses: str) -> list[str]:
+    """Command lines that name a rehearsal's addresses, as its server's does."""
+    lines = [
+        " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
+    ]
+    return [line for line in lines if f"--addresses {addresses}" in line]

@@ -176,11 +176,16 @@ class _Job:
         prefix = run_prefix(self._run, "snapshots")
         answer = client.list_objects_v2(Bucket=self._bucket, Prefix=prefix)
         for key in (item["Key"] for item in answer.get("Contents", [])):
-            if _SNAPSHOT.search(key):
+            if not _SNAPSHOT.search(key):
+                continue
+            try:
                 body = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-                paths = [item["path"] for item in json.loads(body)["files"]]
-                if any(fnmatch.fnmatch(path, self._program.checkpoint) for path in paths):
-                    return True
+            except client.exceptions.NoSuchKey:
+                # The nodes keep the newest few, so an older one may go after it was listed.
+                continue
+            paths = [item["path"] for item in json.loads(body)["files"]]
+            if any(fnmatch.fnmatch(path, self._program.checkpoint) for path in paths):
+                return True
         return False
 
     def _results(self) -> list[str]:

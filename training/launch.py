@@ -51,7 +51,7 @@ from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
 from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
 from training.launcher.verdict import Verdict, launcher_failed, verdict_of
-from training.workloads import refuse_unfit
+from training.workloads import IMPLEMENTATIONS, refuse_unfit
 from trainium_catalogue.contract import (
     CACHE_PREFIX,
     ENV_AFTER_JOB,
@@ -185,6 +185,7 @@ def run_node(
             has_cache=CACHE_PREFIX in request.workload.writes,
             dataset_kind=request.workload.dataset_kind,
             is_own_model=not request.workload.runs_program,
+            needs_torch=IMPLEMENTATIONS[request.workload.name].needs_torch,
         )
         worker_env, remarks = settings.worker_environment(env, node, system)
         for remark in remarks:

@@ -32,6 +32,8 @@ class Implementation:
     """``module:function``, imported only by workers."""
     check: Check = lambda values, num_ranks: None
     """Raises ``ValueError`` for values that cannot run on that many ranks; does not need torch."""
+    needs_torch: bool = True
+    """False if it does without torch, and so does transformers in it."""
 
     def load(self) -> Callable[[Job], None]:
         """Import the code and return the function to run."""
@@ -61,9 +63,9 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         "mnist": Implementation("training.models.mnist.task:run"),
         "verify": Implementation("training.checks.verify.verification:run", check_verify),
         "program": Implementation("training.program.worker:main", check_program),
-        "wheels": Implementation("training.program.wheels.collect:run"),
-        "prepare": Implementation("training.datasets.prepared.prepare:run"),
-        "tokenize": Implementation("training.datasets.text.tokenize:run"),
+        "wheels": Implementation("training.program.wheels.collect:run", needs_torch=False),
+        "prepare": Implementation("training.datasets.prepared.prepare:run", needs_torch=False),
+        "tokenize": Implementation("training.datasets.text.tokenize:run", needs_torch=False),
         "export": Implementation("training.models.llama.export:run"),
     }
 )

@@ -29,6 +29,8 @@ class System:
     """The catalogue's kind of dataset that the workload trains on."""
     is_own_model: bool = True
     """False for a user's program: what suits this project's models need not suit its."""
+    needs_torch: bool = True
+    """False for data jobs that compute nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,10 @@ def _program_on_cpu(value: str) -> Callable[[NodeContract, System], str | None]:
     return lambda node, system: (
         value if node.device is DeviceKind.CPU and not system.is_own_model else None
     )
+
+
+def _without_torch(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: None if system.needs_torch else value
 
 
 def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
@@ -204,6 +210,17 @@ SETTINGS: tuple[Setting, ...] = (
         name="OMP_NUM_THREADS",
         value=lambda node, system: "1",
         reason="the workers of a node share its cores; more threads would only wait for each other",
+    ),
+    Setting(
+        name="USE_TORCH",
+        value=_without_torch("0"),
+        reason="transformers would import torch, which takes twice as long as converting a "
+        "tokenizer without it (`import_utils.py` of 4.56)",
+    ),
+    Setting(
+        name="TRANSFORMERS_NO_ADVISORY_WARNINGS",
+        value=_without_torch("1"),
+        reason="transformers would report that there is no torch, which is on purpose",
     ),
     Setting(
         name="PYTHONUNBUFFERED",

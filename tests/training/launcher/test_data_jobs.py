@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import mistral_common
 import psutil
+import pytest
+
+from training.datasets.text.vocabulary import read_vocabulary
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,15 +48,38 @@ def started(job: subprocess.Popen[str]) -> psutil.Process:
                 return child
 
 
-def test_it_needs_no_torch(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ImportError('a data job has imported torch')")
+@pytest.fixture
+def no_torch(tmp_path: Path) -> Path:
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / "torch.py").write_text("raise ImportError('a data job has imported torch')")
+    return folder
 
-    with launch(tmp_path, "prepare", "--dataset", "digits", first=tmp_path) as job:
+
+def test_it_needs_no_torch(tmp_path: Path, no_torch: Path) -> None:
+    with launch(tmp_path, "prepare", "--dataset", "digits", first=no_torch) as job:
         output = job.communicate()[0]
 
     assert job.returncode == 0, output
     assert output.count("digits is complete") == 1
     assert "torch.distributed.run" not in output
+
+
+def test_a_tokenizer_is_converted_without_torch_as_with_it(tmp_path: Path, no_torch: Path) -> None:
+    model = Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.jsonl").write_text('{"text": "It reads the na\u00efve caf\u00e9."}\n')
+    words = (
+        *("tokenize", "--input", str(tmp_path / "text"), "--tokenizer", str(model)),
+        *("--dataset", "made", "--validation-fraction", "0"),
+    )
+    with launch(tmp_path, *words, first=no_torch) as job:
+        output = job.communicate()[0]
+
+    assert job.returncode == 0, output
+    (manifest,) = (tmp_path / "build").glob("**/made/manifest.json")
+    made = json.loads(manifest.read_text())["tokenizer_sha256"]
+    assert made == read_vocabulary(model).sha256
 
 
 # An export takes seconds to begin: it imports torch and transformers.

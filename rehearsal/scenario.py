@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -53,10 +52,7 @@ class Rehearsal:
     _is_up: bool = False
     _begin: float = field(default_factory=time.monotonic)
     _before: frozenset[leftovers.Item] = frozenset()
-    _looked_into: threading.Event = field(default_factory=threading.Event)
-    """Set once the cluster's nodes no longer come and go by commands whose outcome is checked."""
-    _program_ended: threading.Event = field(default_factory=threading.Event)
-    """Set once no program needs the cluster's nodes, so that time may pass faster for idle ones."""
+    _turns: cluster.NodeTurns = field(default_factory=cluster.NodeTurns)
     _environment: dict[str, str] = field(default_factory=dict)
     _bin: Path = field(default_factory=lambda: Path(sys.executable).parent)
 
@@ -175,9 +171,9 @@ class Rehearsal:
     def _both_halves(self, workloads: set[str]) -> None:
         """Run the steps of both halves at the same time, and record how they went."""
         if not workloads & set(cluster.WORKLOADS):
-            self._looked_into.set()
+            self._turns.looked_into.set()
         if program.WORKLOAD not in workloads or "eks" not in self._program_orchestrators():
-            self._program_ended.set()
+            self._turns.program_ended.set()
         halves: list[Callable[[], None]] = []
         runners: list[Runner] = []
         if batch.WORKLOAD in workloads:
@@ -213,15 +209,10 @@ class Rehearsal:
         assert self._aws is not None
         try:
             result = cluster.run(
-                self.settings,
-                aws=self._aws,
-                folder=self.folder,
-                runner=runner,
-                looked_into=self._looked_into.set,
-                until_nodes_may_go=self._program_ended.wait,
+                self.settings, aws=self._aws, folder=self.folder, runner=runner, turns=self._turns
             )
         finally:
-            self._looked_into.set()
+            self._turns.looked_into.set()
         self.receipt.cluster = result
         for problem in result.problems:
             self.progress.note(problem)
@@ -234,7 +225,7 @@ class Rehearsal:
     def _run_program(self, orchestrator: str, runner: Runner) -> None:
         assert self._aws is not None
         if orchestrator == Orchestrator.EKS:
-            self._looked_into.wait()
+            self._turns.looked_into.wait()
         try:
             for fault in program.fault_kinds(self.settings):
                 result = program.run(
@@ -245,7 +236,7 @@ class Rehearsal:
                     self.progress.note(problem)
         finally:
             if orchestrator == Orchestrator.EKS:
-                self._program_ended.set()
+                self._turns.program_ended.set()
 
     def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:
         return Runner(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
@@ -55,6 +57,16 @@ PARAMETERS: Mapping[str, Mapping[str, str]] = {
         "warmup-steps": "3",
     },
 }
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTurns:
+    """Tells when the cluster's nodes are free for a program, and when for these steps again."""
+
+    looked_into: threading.Event = field(default_factory=threading.Event)
+    """Set once nodes no longer come and go by commands whose outcome is checked."""
+    program_ended: threading.Event = field(default_factory=threading.Event)
+    """Set once no program needs the nodes, so that time may pass faster for idle ones."""
 
 
 def parameters(settings: Settings) -> dict[str, dict[str, str]]:
@@ -339,9 +351,7 @@ def too_big() -> tuple[Step, ...]:
     )
 
 
-def before_training(
-    settings: Settings, program: Path, looked_into: Callable[[], None]
-) -> tuple[Chain, ...]:
+def before_training(settings: Settings, program: Path, turns: NodeTurns) -> tuple[Chain, ...]:
     """Chains that the trainings need, and a run that is inspected meanwhile.
 
     One data job at a time, so that the other half's starts at once: the emulator runs as many as
@@ -359,12 +369,12 @@ def before_training(
     return (
         Chain(name=TEXT, steps=(text,)),
         Chain(name=DIGITS, after=(TEXT,), steps=(digits,)),
-        Chain(name=_LOOKED_INTO, steps=looks, ended=looked_into),
+        Chain(name=_LOOKED_INTO, steps=looks, ended=turns.looked_into.set),
     )
 
 
 def trainings(
-    settings: Settings, program: Path, looked_into: Callable[[], None], *, with_browser: bool
+    settings: Settings, program: Path, turns: NodeTurns, *, with_browser: bool
 ) -> tuple[Chain, ...]:
     """Chains of both trainings, each started as early as possible, beside a gang too big to fit.
 
@@ -372,7 +382,7 @@ def trainings(
     """
     mnist, bert = training(parameters(settings))
     return (
-        *before_training(settings, program, looked_into),
+        *before_training(settings, program, turns),
         Chain(name=BERT, after=(TEXT, _LOOKED_INTO), steps=(bert,)),
         Chain(name=MNIST, after=(DIGITS, _LOOKED_INTO), steps=(mnist,)),
         Chain(name=_TOO_BIG, after=(_LOOKED_INTO,), steps=too_big()),
@@ -388,28 +398,12 @@ def afterwards(job_ids: Mapping[str, str]) -> tuple[Chain, ...]:
 
 
 def run(
-    settings: Settings,
-    *,
-    aws: Aws,
-    folder: Folder,
-    runner: Runner,
-    looked_into: Callable[[], None],
-    until_nodes_may_go: Callable[[], object],
+    settings: Settings, *, aws: Aws, folder: Folder, runner: Runner, turns: NodeTurns
 ) -> ClusterTraining:
-    """Run every command, and report how it went.
-
-    ``looked_into`` is called once the first run has been looked into, and is stopped;
-    ``until_nodes_may_go`` returns when nobody else needs the nodes between two attempts.
-    """
+    """Run every command, and report how it went."""
     with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
-        runner.run(
-            trainings(
-                settings,
-                waiting_program(folder),
-                looked_into,
-                with_browser=browser.is_installed(),
-            )
-        )
+        looked_into = waiting_program(folder)
+        runner.run(trainings(settings, looked_into, turns, with_browser=browser.is_installed()))
     result = ClusterTraining(steps=runner.steps, checks=runner.checks)
     for name in (MNIST, BERT):
         # A refused submission leaves no job.
@@ -419,7 +413,7 @@ def run(
     if all((step := runner.step(name)) and step.exit_code == 0 for name in (MNIST, BERT)):
         _look(result, aws=aws, folder=folder, log=runner.log(BERT), given=parameters(settings))
         ids = {run.run: str(run.job_id) for run in result.runs}
-        until_nodes_may_go()
+        turns.program_ended.wait()
         runner.run(afterwards(ids))
     return result
 

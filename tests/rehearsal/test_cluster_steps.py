@@ -49,7 +49,9 @@ def cluster() -> Iterator[ClusterEmulator]:
 
 def all_steps() -> list[Step]:
     chains = (
-        *cluster_steps.trainings(ASKED, Path("busy/wait.py"), lambda: None, with_browser=True),
+        *cluster_steps.trainings(
+            ASKED, Path("busy/wait.py"), cluster_steps.NodeTurns(), with_browser=True
+        ),
         *cluster_steps.afterwards(JOBS),
     )
     return [step for chain in chains for step in chain.steps]

@@ -37,7 +37,7 @@ setup-benchmarks: ## and what benchmarks compare with, into build/baselines
 check: setup-tests ## format, lint, types, import contracts, shell scripts, Dockerfiles
 	ruff format --check .
 	ruff check .
-	mypy
+	mypy --num-workers 2
 	PYTHONPATH=.:constructs:emulators lint-imports
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 	git ls-files 'docker/**Dockerfile' | xargs hadolint

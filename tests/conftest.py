@@ -39,6 +39,7 @@ FIRST = tuple(
         "training/program/test_endings.py",
         "rehearsal/test_end_to_end.py",
         "training/launcher/test_failure_model.py",
+        "training/program/snapshots/test_consistency.py",
         "rehearsal/test_transitions.py",
         "rehearsal/test_up.py",
         "rehearsal/test_program.py",

@@ -14,8 +14,9 @@ from rehearsal.deployment.state import ROOT, Folder
 from tests.pages.blocks import Block, blocks_to_run
 from tests.support.limits import scaled
 
-# One deployment serves all tests of this file.
-pytestmark = pytest.mark.timeout(600)
+# One deployment serves all tests of this file. `make test` has the options of every command on the
+# pages, in tests/pages.
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 # Where there is no terminal to ask on, a job on nodes needs `--yes`, which a reader does not type.
 ANSWER = """

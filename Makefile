@@ -1,7 +1,7 @@
 # `make rehearse` and `make test` set themselves up; everything else builds on .venv.
 
 PYTHON ?= python3
-WORKERS ?= 3
+WORKERS ?= 4
 # Which halves `make rehearse` rehearses: batch, eks or both; empty: both.
 ORCHESTRATORS ?=
 comma := ,
@@ -46,7 +46,7 @@ format: setup-tests ## rewrite to the house format
 	ruff format .
 	ruff check --fix .
 
-test: check ## every claim once, in twelve minutes on two cores; CI runs test-slow too
+test: check ## all tests but the slow ones, in ten minutes on two cores; CI runs both
 	$(PYTEST) -m "not full and not programs"
 
 test-slow: setup-programs ## what test leaves out: whole rehearsals, public programs, slow matrices

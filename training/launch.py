@@ -2,8 +2,8 @@
 
     python -m training.launch <workload> [--parameter value]...
 
-Reads the environment once, then joins the other nodes, starts torchrun, and exits with the code
-that all nodes exit with (listed in docs/interfaces.md).
+Reads the environment once, then joins the other nodes, starts torchrun or the only process of a
+data job, and exits with the code that all nodes exit with (listed in docs/interfaces.md).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -139,6 +140,9 @@ def run_node(
     stop: StopRequest,
 ) -> Verdict:
     """Check this node, join the others, and stay until the job is decided."""
+    is_alone = request.workload.hardware is Hardware.CPU and node.num_nodes == 1
+    if is_alone:
+        node = replace(node, processes_per_node=1)
     log.info(
         "launch: node %d of %d%s at %s: %s, run %s, attempt %d, %d processes on %s",
         *(node.node_index, node.num_nodes, " (main)" if node.is_main else "", node.address),
@@ -169,11 +173,10 @@ def run_node(
         log.info("launch: program: %s", program.shown)
         if found is None:
             program.prepare()
-    is_alone = request.workload.hardware is Hardware.CPU and node.num_nodes == 1
     local = program or LocalNode(
         label=f"node {node.node_index}",
         scratch=scratch,
-        num_workers=1 if is_alone else node.processes_per_node,
+        num_workers=node.processes_per_node,
         hang_limit_s=request.launch.hang_limit_s,
         agent="its process" if is_alone else "torchrun",
     )

@@ -60,7 +60,7 @@ def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chai
             verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
             probes=f"jobs verify {PROBED}",
         ),
-        # The longest row of chains: nothing in it waits for what it does not need.
+        # The longest row of chains: nothing in it waits for a step that it does not need.
         _chain("tokenizer", upload=f"jobs upload {quote(str(tokenizer))}"),
         _chain("text", prepare=f"{prepare} --yes --follow"),
         _chain(

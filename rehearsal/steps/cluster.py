@@ -64,7 +64,7 @@ class NodeTurns:
     """Tells when the cluster's nodes are free for a program, and when for these steps again."""
 
     looked_into: threading.Event = field(default_factory=threading.Event)
-    """Set once nodes no longer come and go by commands whose outcome is checked."""
+    """Set once no step counts the nodes: they have come and gone by command, and were too few."""
     program_ended: threading.Event = field(default_factory=threading.Event)
     """Set once no program needs the nodes, so that time may pass faster for idle ones."""
 
@@ -351,7 +351,7 @@ def too_big() -> tuple[Step, ...]:
     )
 
 
-def before_training(settings: Settings, program: Path, turns: NodeTurns) -> tuple[Chain, ...]:
+def before_training(settings: Settings, program: Path) -> tuple[Chain, ...]:
     """Chains that the trainings need, and a run that is inspected meanwhile.
 
     One data job at a time, so that the other half's starts at once: the emulator runs as many as
@@ -369,7 +369,7 @@ def before_training(settings: Settings, program: Path, turns: NodeTurns) -> tupl
     return (
         Chain(name=TEXT, steps=(text,)),
         Chain(name=DIGITS, after=(TEXT,), steps=(digits,)),
-        Chain(name=_LOOKED_INTO, steps=looks, ended=turns.looked_into.set),
+        Chain(name=_LOOKED_INTO, steps=looks),
     )
 
 
@@ -382,10 +382,10 @@ def trainings(
     """
     mnist, bert = training(parameters(settings))
     return (
-        *before_training(settings, program, turns),
+        *before_training(settings, program),
         Chain(name=BERT, after=(TEXT, _LOOKED_INTO), steps=(bert,)),
         Chain(name=MNIST, after=(DIGITS, _LOOKED_INTO), steps=(mnist,)),
-        Chain(name=_TOO_BIG, after=(_LOOKED_INTO,), steps=too_big()),
+        Chain(name=_TOO_BIG, after=(_LOOKED_INTO,), steps=too_big(), ended=turns.looked_into.set),
         Chain(name="verify", after=(MNIST, _TOO_BIG), steps=probing()),
         Chain(name="tensorboard", after=(MNIST,), steps=(drawing(with_browser=with_browser),)),
     )

@@ -1,1 +1,1 @@
-"""The launcher of a node: join the others, check the host, start torchrun, watch it, end coded."""
+"""The launcher of a node: join the others, check the host, watch the workers, end coded."""

@@ -88,8 +88,10 @@ class VolcanoController:
             # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
             for job in sorted(self._store.list(VOLCANO_JOB), key=volcano_objects.age):
                 _done(self._sync, job)
-            # As before the jobs were read: what changed meanwhile may concern those read first.
-            self._synced, self._synced_at = version, moment
+            # As before the jobs were read: what changed meanwhile may concern those read first. A
+            # change that waits to be handled has kept its job from being looked at.
+            if self._changes.empty():
+                self._synced, self._synced_at = version, moment
 
     # --- events ---------------------------------------------------------------------------------
     def _on_change(self, change: StoreChange) -> None:

@@ -173,12 +173,12 @@ def test_ranks_that_have_different_counts_weigh_every_token_the_same(
 ) -> None:
     build = tmp_path / "build"
     write_chats(open_objects(str(build / "datasets/chats"), region=None, endpoint_url=None))
-    shape = (*TINY[:-3], "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--tensor-parallel=1")
-    run_on_ranks(tmp_path, "llama-tiny", (*shape, *WORDS), run="two", num_ranks=2)
+    shape = (*TINY[:-3], "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--tensor-parallel=2")
+    run_on_ranks(tmp_path, "llama-tiny", (*shape, *WORDS), run="four")
 
-    two = type(chats)(build)
-    assert figures(two, "two") == pytest.approx(figures(chats, "chats"), abs=1e-5)
-    norms = [line["grad_norm"] for line in two.lines("two", "step")]
+    four = type(chats)(build)
+    assert figures(four, "four") == pytest.approx(figures(chats, "chats"), abs=1e-5)
+    norms = [line["grad_norm"] for line in four.lines("four", "step")]
     assert norms == pytest.approx(
         [line["grad_norm"] for line in chats.lines("chats", "step")], rel=1e-4
     )

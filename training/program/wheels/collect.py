@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from training.program.wheels.packages import Package
 
 FORMAT = 1
-_HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH"})
-"""Variables that code of somebody else's package does not get."""
+_HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH", "USE_TORCH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"})
+"""Variables that code of somebody else's package does not get; the last two are of this job."""
 
 log = logging.getLogger(__name__)
 

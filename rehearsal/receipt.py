@@ -208,7 +208,7 @@ class Phase:
 
     name: str
     seconds: float
-    outcome: Literal["ok", "failed"]
+    outcome: Literal["ok", "failed", "interrupted"]
 
 
 @dataclass(slots=True, kw_only=True)

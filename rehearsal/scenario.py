@@ -30,7 +30,7 @@ from rehearsal.receipt import Chart, FirstResult, Phase, Receipt, Stack, recorde
 from rehearsal.report.progress import Progress
 from rehearsal.steps import batch, cluster, program
 from rehearsal.steps.jobs import ALL_REDUCE, submit
-from rehearsal.steps.runner import Runner
+from rehearsal.steps.runner import Interrupted, Runner
 from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE, Orchestrator
 from trainium_emulators import docker_cli
 
@@ -322,6 +322,9 @@ class Rehearsal:
             try:
                 yield
                 phase.outcome = "ok"
+            except (Interrupted, KeyboardInterrupt):
+                phase.outcome = "interrupted"
+                raise
             finally:
                 phase.seconds = round(time.monotonic() - begin, 2)
 

@@ -228,7 +228,7 @@ def run_node(
         if isinstance(hub, Verdict):
             return hub
         with reserve_port(RENDEZVOUS) as port:
-            if port != RENDEZVOUS:
+            if port != RENDEZVOUS and not is_alone:
                 log.info(
                     "launch: port %d is taken on this machine; rendezvous is on %d",
                     *(RENDEZVOUS, port),

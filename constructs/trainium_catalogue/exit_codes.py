@@ -44,7 +44,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
         ExitCode.OK: Ending(meaning="finished", remedy="nothing to do", retry=False),
         ExitCode.WORKLOAD: Ending(
             meaning="the workload raised an error",
-            remedy="read the traceback in the log of the node that is named; it would fail again",
+            remedy="the log of the node that is named has the rest; it would fail again",
             retry=False,
         ),
         ExitCode.CONFIGURATION: Ending(

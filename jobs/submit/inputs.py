@@ -168,6 +168,12 @@ def export_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, ...
     """Check that the run to export has the requested checkpoint."""
     run, step = str(values["run"]), int(values["step"])
     stored = read_run(bucket, run)
+    if stored is None and bucket.has(f"{contract.RUNS_PREFIX}{run}/"):
+        raise Refusal(
+            "no-checkpoint",
+            f"run {run} has no checkpoint of a Llama, which is what export reads; what a program "
+            f"of your own has kept comes with `python -m jobs download {run} --to FOLDER`",
+        )
     if stored is None:
         raise Refusal("unknown-run", f"there is no run {run!r}: {_runs(bucket, run)}")
     checkpoints = read_checkpoints(bucket, run, stored.values)

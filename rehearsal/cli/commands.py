@@ -170,7 +170,7 @@ def up(
 
 @app.command()
 def down(folder: FolderPath = FOLDER) -> None:
-    """End what `up` (or `run --keep`) deployed, and wait for its proof."""
+    """End what `up` (or `run --keep`) deployed, and wait for its proof; interrupt a `run`."""
     place = _folder(folder)
     state = load_state(place)
     if state is None:
@@ -180,7 +180,9 @@ def down(folder: FolderPath = FOLDER) -> None:
     if not wait_until(lambda: not state.alive, limit_s=DOWN_LIMIT_S):
         _refuse(f"process {state.pid} did not end within {DOWN_LIMIT_S:.0f} s; see {place.path}")
     document = json.loads(place.receipt.read_text(encoding="utf-8"))
-    typer.echo(f"{document['outcome']}, {len(document['leftovers'])} left over; {place.receipt}")
+    looked = document["proven_empty"] or document["leftovers"]
+    left = f"{len(document['leftovers'])} left over" if looked else "leftovers were not looked for"
+    typer.echo(f"{document['outcome']}, {left}; {place.receipt}")
     raise typer.Exit(0 if document["outcome"] == "passed" else EXIT_FAILED)
 
 

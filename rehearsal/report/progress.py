@@ -47,7 +47,7 @@ class Progress:
             style = "green" if phase.outcome == "ok" else "bold red"
             self._console.print(
                 Text.assemble(
-                    (f"{phase.outcome:<7}", style),
+                    (f"{phase.outcome:<6} ", style),
                     f"{phase.name:<42}",
                     (f"{phase.seconds:>7.1f} s", "dim"),
                 )

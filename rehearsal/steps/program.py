@@ -134,8 +134,6 @@ def _run(
     within = settings.program.fault_after
     with armed(aws, run=name, kind=fault, after_key=snapshots, after_path=within):
         record = runner.run_one(wanted)
-    if record is None:
-        return  # interrupted
     result.steps.append(record)
     said = runner.log(wanted.name).read_text(encoding="utf-8")
     if record.exit_code not in (0, 1):  # refused: there is no job

@@ -82,6 +82,10 @@ class _Ended:
     checks: list[ReceiptCheck] = field(default_factory=list)
 
 
+class Interrupted(Exception):
+    """Somebody has ended the rehearsal: what a step did until then proves nothing."""
+
+
 class Runner:
     """Runs the chains of one half, each as soon as the chains it depends on have ended."""
 
@@ -109,7 +113,10 @@ class Runner:
         self.checks: list[ReceiptCheck] = []
 
     def run(self, chains: Sequence[Chain]) -> bool:
-        """Run a table of chains; return True if every step ended as expected."""
+        """Run a table of chains; return True if every step ended as expected.
+
+        Raises ``Interrupted``.
+        """
         running: dict[str, Future[_Ended]] = {}
         with ThreadPoolExecutor(max_workers=len(chains)) as pool:
             for chain in chains:
@@ -124,11 +131,9 @@ class Runner:
         self.checks += [check for chain in ended for check in chain.checks]
         return all(chain.well for chain in ended)
 
-    def run_one(self, step: Step) -> CommandRecord | None:
-        """Run a single step, in a phase of the caller's; None if it was interrupted before."""
+    def run_one(self, step: Step) -> CommandRecord:
+        """Run a single step, in a phase of the caller's; raises ``Interrupted``."""
         with self._room:
-            if self._stopped:
-                return None
             record, checks = self._run(step)
         self.steps.append(record)
         self.checks += checks
@@ -162,8 +167,6 @@ class Runner:
         with self.phase(f"{self._half}: {chain.name}"):
             for step in chain.steps:
                 with self._room:
-                    if self._stopped:
-                        return _Ended(well=False)
                     record, checks = self._run(step)
                 ended.steps.append(record)
                 ended.checks += checks
@@ -182,6 +185,7 @@ class Runner:
         return True
 
     def _run(self, step: Step) -> tuple[CommandRecord, list[ReceiptCheck]]:
+        self._go_on()
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
@@ -199,6 +203,7 @@ class Runner:
                 # Whatever the error, it goes into the receipt.
                 codes=None,
             )
+        self._go_on()
         said = log.read_text(encoding="utf-8")
         record = CommandRecord(
             name=step.name,
@@ -211,6 +216,10 @@ class Runner:
             ReceiptCheck(name=name, ok=bool(re.search(pattern, said)), detail=step.shown)
             for name, pattern in step.says.items()
         ]
+
+    def _go_on(self) -> None:
+        if self._stopped:
+            raise Interrupted
 
 
 def step(name: str, line: str, **more: Any) -> Step:

@@ -215,7 +215,7 @@ def test_following_a_failed_run_exits_with_1_and_says_why(failed: Desk) -> None:
 
     assert result.exit_code == 1
     assert "run nightly failed after 6 min 40 s of attempt 2: exit code 1" in result.stderr
-    assert "read the traceback" in result.stderr
+    assert "the log of the node that is named has the rest" in result.stderr
 
 
 def test_following_ends_with_what_the_launcher_said_last(failed: Desk) -> None:

@@ -183,6 +183,16 @@ def test_an_export_of_a_run_that_is_not_there_is_refused(desk: Desk) -> None:
     assert_refused(result, "there is no run 'my-rum'", "did you mean 'my-run'?")
 
 
+def test_an_export_of_a_programs_run_is_refused(desk: Desk) -> None:
+    desk.put("runs/mine/program.json")
+
+    result = desk.run("submit", "export", "--run", "mine")
+
+    assert_refused(
+        result, "run mine has no checkpoint of a Llama", "jobs download mine --to FOLDER"
+    )
+
+
 def test_an_export_without_a_checkpoint_is_refused(desk: Desk) -> None:
     existing_run(desk)
 

@@ -21,7 +21,7 @@ from rehearsal.deployment.state import Settings as Asked
 from rehearsal.receipt import NO_BROWSER, ClusterTraining, Receipt, ReceiptCheck
 from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
-from rehearsal.steps.runner import Chain, Runner, Step
+from rehearsal.steps.runner import Chain, Interrupted, Runner, Step
 from tests.support.limits import scaled
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 
@@ -166,6 +166,24 @@ def test_a_chain_waits_for_those_that_it_needs(tmp_path: Path) -> None:
     assert runner_in(tmp_path).run(
         [chain(python(touch)), chain(python(look), after=("a",), name="b")]
     )
+
+
+def test_a_step_that_is_stopped_half_way_proves_and_tells_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    runner = Runner(
+        "x",
+        folder=Folder(tmp_path),
+        environment={},
+        on_line=lambda line: runner.stop(),
+        phase=lambda name: nullcontext(),
+        note=told.append,
+    )
+    endless = python("import time; print('begun', flush=True); time.sleep(60)", says={"y": "z"})
+
+    with pytest.raises(Interrupted):
+        runner.run([chain(endless), chain(python("exit(0)"), name="b", after=("a",))])
+
+    assert (told, runner.steps, runner.checks) == ([], [], [])
 
 
 def test_what_interrupts_one_chain_ends_the_commands_of_all(tmp_path: Path) -> None:

@@ -38,7 +38,24 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
 
     assert process.wait(timeout=scaled(60)) == 130
     assert processes_of(ADDRESSES) == []
-    assert json.loads(Folder(tmp_path).receipt.read_text())["outcome"] == "interrupted"
+    receipt = json.loads(Folder(tmp_path).receipt.read_text())
+    assert receipt["outcome"] == receipt["phases"][-1]["outcome"] == "interrupted"
+
+
+def test_down_interrupts_a_run_and_says_that_nothing_is_proved(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command(tmp_path, "--orchestrators", "batch"), cwd=ROOT, stdout=subprocess.DEVNULL
+    )
+    assert wait_until(Folder(tmp_path).log("cdk-synth").exists, limit_s=scaled(60))
+    down = subprocess.run(
+        [sys.executable, "-m", "rehearsal", "down", "--folder", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert (down.returncode, process.wait(timeout=scaled(60))) == (1, 130)
+    assert down.stdout.startswith("interrupted, leftovers were not looked for; ")
 
 
 def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:

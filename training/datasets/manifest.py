@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from training.core.failures import Explained
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
 
@@ -28,7 +29,7 @@ _HASH_BLOCK_BYTES = 4 * 1024 * 1024
 FILES_SCHEMA = 1
 
 
-class DatasetError(ValueError):
+class DatasetError(Explained, ValueError):
     """A dataset cannot be made or read as requested; the message is for the user."""
 
 

@@ -377,6 +377,6 @@ def test_worker_processes_log_like_every_other_one(
     complete(run_tokenize(**order, processes=2, accelerate=True))
 
     said = capfd.readouterr().out.splitlines()
-    assert 1 <= sum(line.startswith("fastokens is not used: ") for line in said) <= 2
+    assert 1 <= sum(line.startswith("fastokens is not used, ") for line in said) <= 2
     assert sum(line.endswith(" million a second") for line in said) == 1
-    assert all(line.startswith(("fastokens is not used: ", "tokenize: ")) for line in said)
+    assert all(line.startswith(("fastokens is not used, ", "tokenize: ")) for line in said)

@@ -76,10 +76,13 @@ def test_it_needs_no_torch(tmp_path: Path, no_torch: Path) -> None:
     assert "torch.distributed.run" not in output
 
 
-def tokenize(folder: Path, *, first: Path, hang_limit_s: float = 600) -> subprocess.Popen[str]:
+def tokenize(
+    folder: Path, *, first: Path, hang_limit_s: float = 600, field: str = "text"
+) -> subprocess.Popen[str]:
     """Start a job that makes a dataset of one sentence with a SentencePiece model."""
+    line = json.dumps({field: "It reads the naïve café."})
     (folder / "text").mkdir()
-    (folder / "text" / "a.jsonl").write_text('{"text": "It reads the na\u00efve caf\u00e9."}\n')
+    (folder / "text" / "a.jsonl").write_text(line + "\n")
     return launch(
         folder,
         *("tokenize", "--input", str(folder / "text"), "--tokenizer", str(TOKENIZER)),
@@ -97,6 +100,15 @@ def test_a_tokenizer_is_converted_without_torch_as_with_it(tmp_path: Path, no_to
     (manifest,) = (tmp_path / "build").glob("**/made/manifest.json")
     made = json.loads(manifest.read_text())["tokenizer_sha256"]
     assert made == read_vocabulary(TOKENIZER).sha256
+
+
+def test_wrong_text_is_explained_without_a_traceback(tmp_path: Path, no_torch: Path) -> None:
+    with tokenize(tmp_path, first=no_torch, field="body") as job:
+        output = job.communicate()[0]
+
+    assert job.returncode == 1, output
+    assert "line 1: no field 'text'; there are 'body'" in output
+    assert "Traceback" not in output
 
 
 @pytest.fixture

@@ -265,7 +265,9 @@ def _fast_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None
         return Checked(FastEncoder(vocabulary), plain)
     # Not installed, an unsupported kind of tokenizer, or different ids.
     except Exception as error:
-        log.info("fastokens is not used: %s: %s", type(error).__name__, error)
+        log.info(
+            "fastokens is not used, which only takes longer: %s: %s", type(error).__name__, error
+        )
         return None
 
 

@@ -1,11 +1,13 @@
 """Batch's rules for containers, arrays and dependencies: real jobs on the real server."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tests.support.limits import scaled
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 TRN1 = "trn1.32xlarge"
-SCRIPT = 'env | grep AWS_BATCH_JOB; echo working; sleep "$SECONDS_"; exit "$CODE"'
+SCRIPT = 'env | grep AWS_BATCH_JOB; mktemp; echo working; sleep "$SECONDS_"; exit "$CODE"'
 HOST_LOST = [
     {"action": "RETRY", "onStatusReason": "Host EC2*"},
     {"action": "EXIT", "onReason": "*"},
@@ -142,12 +144,13 @@ class Batch:
         return [event["message"] for event in events]
 
 
-@pytest.fixture(scope="module")
-def batch() -> Iterator[Batch]:
-    """A server of this module's own."""
+@contextmanager
+def serving(addresses: str, temporary: Path) -> Iterator[Batch]:
+    """A server with its queues."""
     with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", "127.0.46"],
+        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", addresses],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     ) as server:  # fmt: skip
         assert server.stdout is not None
         events = (json.loads(line) for line in server.stdout)
@@ -157,6 +160,22 @@ def batch() -> Iterator[Batch]:
             yield made
         finally:
             server.terminate()
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
+    """A server of this module's own."""
+    with serving("127.0.46", tmp_path_factory.mktemp("server")) as made:
+        yield made
+
+
+def test_what_a_container_leaves_goes_with_the_server(tmp_path: Path) -> None:
+    with serving("127.0.52", tmp_path) as made:
+        log = made.log(made.end(made.submit()))
+        (left,) = [Path(line) for line in log if line.startswith(str(tmp_path))]
+        assert left.exists()
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_container_job_runs_with_batchs_environment_and_its_own(batch: Batch) -> None:

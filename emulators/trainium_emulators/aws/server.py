@@ -126,6 +126,10 @@ def main(argv: Sequence[str]) -> None:
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)
+    # What a killed node leaves goes with the server, as a container's /tmp goes with it.
+    temporary = claims / "tmp"
+    temporary.mkdir()
+    tempfile.tempdir = str(temporary)
     scheduler = JobScheduler(lambda: settings[0])
     api.install(scheduler)
     moto = threaded_moto_server.DomainDispatcherApplication

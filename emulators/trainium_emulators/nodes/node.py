@@ -84,7 +84,7 @@ class NodeProcess:
         if engine is None:
             limit = f"ulimit -n {open_files}; " if open_files is not None else ""
             arguments = ["sh", "-c", f'{limit}exec "$@"', "sh", *command]
-            full = {**image_environment(), **environment}
+            full = {**image_environment(), "TMPDIR": tempfile.gettempdir(), **environment}
         else:
             arguments = self._container_command(engine, command, open_files)
             full = image_environment()

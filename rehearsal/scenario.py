@@ -172,7 +172,10 @@ class Rehearsal:
         """Run the steps of both halves at the same time, and record how they went."""
         if not workloads & set(cluster.WORKLOADS):
             self._turns.looked_into.set()
-        if program.WORKLOAD not in workloads or "eks" not in self._program_orchestrators():
+        if (
+            program.WORKLOAD not in workloads
+            or Orchestrator.EKS not in self._program_orchestrators()
+        ):
             self._turns.program_ended.set()
         halves: list[Callable[[], None]] = []
         runners: list[Runner] = []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from jobs.aws import S3Client
 from jobs.errors import error_code
+from trainium_catalogue.typed_json import read_object
 
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _OVERTAKEN = frozenset(
@@ -48,10 +48,9 @@ class Bucket:
         if data is None:
             return None
         try:
-            found = json.loads(data)
+            return read_object(data)
         except ValueError:
             return None
-        return found if isinstance(found, dict) else None
 
     def write(self, key: str, data: bytes) -> str:
         """Put an object; return its address."""

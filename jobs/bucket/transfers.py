@@ -54,7 +54,7 @@ def move(
     prefix: str,
     note: Callable[[str], None],
 ) -> TransferResult:
-    """Move what is not there yet; every key begins with ``prefix``.
+    """Move what is not there yet; every key begins with ``prefix``, every folder is there.
 
     Ctrl-C cancels the parts in progress and leaves no partial file.
     """
@@ -149,7 +149,6 @@ def _start(
         return manager.upload(
             str(item.path), bucket.name, item.key, extra_args=extra, subscribers=subscribers
         )
-    item.path.parent.mkdir(parents=True, exist_ok=True)
     return manager.download(bucket.name, item.key, str(item.path), subscribers=subscribers)
 
 

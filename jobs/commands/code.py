@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,12 +20,14 @@ from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted, valid_run_name
 from jobs.output.console import human, note, print_document
 from jobs.output.documents import Document
-from jobs.program.bundle import fetch, listing_key, pack
+from jobs.program.bundle import BundledFile, fetch, listing_key, pack
 from jobs.program.changes import file_changes
 from jobs.program.files import select
 from jobs.program.record import Submitted, read_record
 from trainium_catalogue import contract
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.typed_json import typed
 
 
 @command
@@ -107,7 +111,12 @@ def _chosen(submissions: Sequence[Submitted], number: int | None, run: str) -> S
     return submissions[number - 1]
 
 
-def _listing(bucket: Bucket, run: str, digest: str) -> list[Mapping[str, Any]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listing:
+    files: tuple[BundledFile, ...]
+
+
+def _listing(bucket: Bucket, run: str, digest: str) -> tuple[BundledFile, ...]:
     document = bucket.document(listing_key(run, digest))
     if document is None:
         raise Refusal(
@@ -116,7 +125,10 @@ def _listing(bucket: Bucket, run: str, digest: str) -> list[Mapping[str, Any]]:
             f"{listing_key(run, digest)}; only the {contract.RUN_PROGRAM} of the run says what it "
             "ran",
         )
-    return list(document["files"])
+    try:
+        return typed(document, _Listing).files
+    except ValueError as error:
+        raise _differs(f"{listing_key(run, digest)} is no list of files ({error})") from None
 
 
 def _compare(bucket: Bucket, run: str, chosen: Submitted, folder: Path) -> tuple[str, ...]:
@@ -126,51 +138,45 @@ def _compare(bucket: Bucket, run: str, chosen: Submitted, folder: Path) -> tuple
     return tuple(file_changes(bucket, run, chosen.code, here))
 
 
-def _fetch(
-    bucket: Bucket, run: str, digest: str, listing: Sequence[Mapping[str, Any]], to: Path
-) -> int:
+def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile], to: Path) -> int:
     """Write the files that are not there yet; return their number."""
     if to.exists() and not to.is_dir():
         raise Refusal("target", f"--fetch {to} is a file; name a folder")
     contents = fetch(bucket, run, digest)
-    missing: list[tuple[Path, bytes, int]] = []
-    for file in listing:
-        path, data = to / _inside(str(file["path"])), contents.get(str(file["path"]))
-        if data is None or hashlib.sha256(data).hexdigest() != file["sha256"]:
-            raise Refusal(
-                "bundle-differs",
-                f"{file['path']} is not in the bundle as its list says: somebody has changed "
-                f"{listing_key(run, digest)}; it is not what the run ran",
-            )
-        if not path.exists():
-            missing.append((path, data, int(file["mode"])))
-        elif not path.is_file() or path.read_bytes() != data:
-            raise Refusal(
-                "target",
-                f"{path} is there already and holds something else; name another folder with "
-                "--fetch",
-            )
-    for path, data, mode in missing:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(mode)
+    folder, missing = SafeFolder(to), dict[str, bytes]()
+    try:
+        for file in listing:
+            path, data = folder.path(file.path), contents.get(file.path)
+            if data is None or hashlib.sha256(data).hexdigest() != file.sha256:
+                raise _differs(f"{file.path} is not in the bundle as its list says")
+            if not path.exists():
+                missing[file.path] = data
+            elif not path.is_file() or path.read_bytes() != data:
+                raise Refusal(
+                    "target",
+                    f"{path} is there already and holds something else; name another folder with "
+                    "--fetch",
+                )
+        executable = {file.path for file in listing if file.mode & stat.S_IXUSR}
+        for name, data in missing.items():
+            with folder.create(name, mode=0o755 if name in executable else 0o644) as target:
+                target.write(data)
+    except UnsafeName as error:
+        raise _differs(f"a file cannot be written below {to}: {error}") from None
     return len(missing)
 
 
-def _inside(name: str) -> str:
-    """Refuse a name that would lead out of the folder; submit makes none."""
-    if name.startswith("/") or ".." in name.split("/"):
-        raise Refusal(
-            "bundle-differs", f"{name!r} would be written outside the folder: submit made no such"
-        )
-    return name
+def _differs(what: str) -> Refusal:
+    return Refusal(
+        "bundle-differs", f"{what}; submit made no such list, and it is not what the run ran"
+    )
 
 
 def _show(
     run: str,
     submissions: Sequence[Submitted],
     chosen: Submitted,
-    listing: Sequence[Mapping[str, Any]],
+    listing: Sequence[BundledFile],
 ) -> None:
     for number, item in enumerate(submissions, 1):
         nodes = counted(item.num_nodes, "node")
@@ -181,7 +187,7 @@ def _show(
         )
     typer.echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
     for file in listing:
-        typer.echo(f"  {file['sha256'][:12]}  {human(int(file['bytes'])):>10}  {file['path']}")
+        typer.echo(f"  {file.sha256[:12]}  {human(file.bytes):>10}  {file.path}")
 
 
 def _document(
@@ -189,7 +195,7 @@ def _document(
     run: str,
     submissions: Sequence[Submitted],
     chosen: Submitted,
-    listing: Sequence[Mapping[str, Any]],
+    listing: Sequence[BundledFile],
     differ: tuple[str, ...] | None,
     *,
     to: Path | None,
@@ -214,7 +220,7 @@ def _document(
             for item in submissions
         ],
         "submission": submissions.index(chosen) + 1,
-        "files": [dict(file) for file in listing],
+        "files": [asdict(file) for file in listing],
         "differences": None if differ is None else list(differ),
         "to": None if to is None else str(to),
     }

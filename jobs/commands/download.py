@@ -6,7 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -31,6 +31,7 @@ from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
 from jobs.program.snapshots import Snapshot, find_snapshot, newest_snapshot, object_key
 from trainium_catalogue import contract
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
 
 RECEIPT = "export.json"
@@ -84,6 +85,7 @@ def download(
         for item in () if as_json else planned.items:
             typer.echo(str(item.path))
     else:
+        prepare_target(to, planned)
         outcome = move(bucket, planned.items, Direction.DOWN, prefix=planned.prefix, note=note)
         check_arrived(bucket, outcome.moved)
         if planned.snapshot is not None:
@@ -200,6 +202,22 @@ def check_target(to: Path, download: Download) -> None:
         )
 
 
+def prepare_target(to: Path, download: Download) -> None:
+    """Create the folders of the files; refuse a name that would lead through a link."""
+    folder = SafeFolder(to)
+    try:
+        for item in download.items:
+            folder.prepared(item.path.relative_to(to).as_posix())
+    except UnsafeName as error:
+        raise Refusal("key", f"{error}, or name another folder with --to") from None
+    except OSError as error:
+        raise Refusal(
+            "target",
+            f"--to {to}: {error.filename or 'a folder'} cannot be made: "
+            f"{error.strerror or error}; name another folder",
+        ) from None
+
+
 def check_arrived(bucket: Bucket, moved: Iterable[Item]) -> None:
     """Refuse files whose size or checksum differs from the bucket's."""
     wrong = []
@@ -260,10 +278,14 @@ def _nothing(bucket: Bucket, run: str) -> Refusal:
 
 
 def _inside(folder: Path, name: str) -> Path:
-    parts = PurePosixPath(name).parts
-    if ".." in parts or name.startswith("/"):
-        raise Refusal("key", f"an object is named {name!r}, which leads out of the folder")
-    return folder.joinpath(*parts)
+    try:
+        return folder.joinpath(*path_parts(name))
+    except UnsafeName as error:
+        raise Refusal(
+            "key",
+            f"an object cannot become a file below {folder}: {error}; this project writes no such "
+            "names, so find out who has",
+        ) from None
 
 
 def _size(path: Path) -> int:

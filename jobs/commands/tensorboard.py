@@ -33,6 +33,7 @@ from trainium_catalogue.contract import (
     run_key,
     run_prefix,
 )
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 if TYPE_CHECKING:
     from jobs.eks.pod_streams import Forwarder
@@ -196,19 +197,27 @@ def check_installed() -> None:
 
 def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
     """Fetch new or grown files; return the run's number of files."""
-    number = 0
+    number, copies = 0, SafeFolder(folder)
     for name, key, size in _logs(bucket, run):
-        target = folder / name
+        if name.endswith("/"):
+            continue  # an object that a console makes for a folder
         number += 1
-        if target.exists() and target.stat().st_size == size:
-            continue
-        data = bucket.read(key)
-        if data is None:
-            continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # TensorBoard may be reading the file, and events are only ever appended.
-        with target.open("r+b" if target.exists() else "wb") as file:
-            file.write(data)
+        try:
+            target = copies.path(name)
+            if target.exists() and target.stat().st_size == size:
+                continue
+            data = bucket.read(key)
+            if data is None:
+                continue
+            # TensorBoard may be reading the file, and events are only ever appended.
+            with copies.update(name) as file:
+                file.write(data)
+        except UnsafeName as error:
+            raise Refusal(
+                "key",
+                f"s3://{bucket.name}/{key} cannot become a file of this machine: {error}; training "
+                "writes no such key, so find out who has, and remove it",
+            ) from None
     return number
 
 
@@ -226,7 +235,7 @@ def _logs(bucket: Bucket, run: str) -> Iterator[tuple[str, str, int]]:
     if snapshot is None:
         return
     for file in snapshot.checkpoints:
-        if _EVENTS in file.path.rpartition("/")[2] and ".." not in file.path.split("/"):
+        if _EVENTS in file.path.rpartition("/")[2]:
             yield f"node-{file.node}/{file.path}", object_key(run, file.sha256), file.bytes
 
 

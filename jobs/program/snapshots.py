@@ -16,6 +16,7 @@ from jobs.errors import Refusal
 from jobs.job import counted
 from jobs.output.console import human
 from trainium_catalogue import contract
+from trainium_catalogue.typed_json import typed
 
 CHECKPOINTS_ROOT = "checkpoints"
 """Files of the folder that the program writes; others are the compile cache."""
@@ -33,9 +34,25 @@ class SnapshotFile:
     path: str
     bytes: int
     sha256: str
-    mode: int
-    node: int = 0
-    """The first of the nodes that have exactly this one."""
+    mode: int = 0o644
+    nodes: tuple[int, ...] = ()
+    """The nodes that have exactly this one."""
+
+    @property
+    def node(self) -> int:
+        """The first of its nodes."""
+        return min(self.nodes, default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    """What is read of a snapshot's manifest."""
+
+    files: tuple[SnapshotFile, ...] = ()
+    at: str = ""
+    nodes: int = 0
+    bytes: int = 0
+    chosen: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,28 +94,21 @@ def snapshot_numbers(bucket: Bucket, run: str) -> list[int]:
 
 
 def read_snapshot(bucket: Bucket, run: str, number: int) -> Snapshot | None:
-    """Read one snapshot; None if there is none of that number."""
+    """Read one snapshot; None if there is none of that number, or nothing that can be read."""
     document = bucket.document(manifest_key(run, number))
     if document is None:
         return None
-    files = tuple(
-        SnapshotFile(
-            root=str(item["root"]),
-            path=str(item["path"]),
-            bytes=int(item["bytes"]),
-            sha256=str(item["sha256"]),
-            mode=int(item.get("mode") or 0o644),
-            node=min((int(node) for node in item.get("nodes") or ()), default=0),
-        )
-        for item in document.get("files", ())
-    )
+    try:
+        found = typed(document, _Manifest)
+    except ValueError:
+        return None  # nodes leave such a manifest out too
     return Snapshot(
         number=number,
-        at=str(document.get("at", "")),
-        nodes=int(document.get("nodes") or 0),
-        bytes=int(document.get("bytes") or 0),
-        files=files,
-        chosen=document.get("chosen"),
+        at=found.at,
+        nodes=found.nodes,
+        bytes=found.bytes,
+        files=found.files,
+        chosen=found.chosen,
     )
 
 

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from training.checkpoint.dcp import Reader, Writer
 from training.checkpoint.folders import Folders
 from training.checkpoint.marker import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
+from training.checkpoint.metadata import read_metadata
 from training.core.ranks import Ranks
 from training.storage import Objects
 from trainium_catalogue.contract import checkpoint_name
@@ -103,7 +104,8 @@ class Checkpoints:
 
         reader = Reader(self._objects.at(info.name), info.files, count)
         try:
-            reader.use_metadata(self._ranks.agree(reader.fetch_metadata))
+            data = self._ranks.agree(reader.fetch_metadata)
+            reader.use_metadata(read_metadata(data, info.files))
             dcp_load(
                 state_dict,
                 storage_reader=reader,

@@ -20,7 +20,11 @@ from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
 )
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import (
+    Metadata,
+    StorageMeta,
+    TensorStorageMetadata,
+)
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.storage import WriteResult
 
@@ -177,8 +181,6 @@ class _Folder(FileSystemBase):
         self._objects, self._known, self._on_bytes = objects, known, on_bytes
         self.sums: dict[str, FileSum] = {}
         """Checksums of the files written."""
-        self.held: dict[str, bytes] = {}
-        """Files already read."""
 
     @contextmanager
     def create_stream(self, path: Path, mode: str) -> Iterator[Any]:
@@ -197,9 +199,6 @@ class _Folder(FileSystemBase):
             self.sums[name] = stream.sum()
             return
         assert mode == "rb" and self._known is not None, mode
-        if name in self.held:
-            yield io.BytesIO(self.held[name])
-            return
         if name not in self._known:
             raise CheckpointDamaged(f"{name} is not listed in the marker")
         yield VerifiedStream(self._objects, name, self._known[name], on_bytes=self._on_bytes)
@@ -246,6 +245,10 @@ class Writer(FileSystemWriter):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write ``.metadata``, which maps tensors to files."""
+        # Anything else would be a pickle, which ``read_metadata`` refuses.
+        entries = metadata.state_dict_metadata.items()
+        others = [name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)]
+        assert not others, f"checkpoints hold tensors only, not {others}"
         super().finish(metadata, results)
         # Not from ``metadata``: torch 2.9 writes a copy and leaves the original without locations.
         written = (result for of_a_rank in results for result in of_a_rank)
@@ -267,11 +270,20 @@ class Reader(FileSystemReader):
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
         super().__init__(objects.uri)
+        self._metadata: Metadata | None = None
         self._folder = _Folder(objects, known, on_bytes)
         self.fs: Any = self._folder
 
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return what ``use_metadata`` was given; torch's own method would unpickle the file.
+
+        ``FileSystemReader`` in torch/distributed/checkpoint/filesystem.py.
+        """
+        assert self._metadata is not None
+        return replace(self._metadata, storage_meta=StorageMeta(load_id=self.load_id))
+
     def fetch_metadata(self) -> bytes:
-        """Read the file that locates everything; ``CheckpointDamaged`` if it cannot be trusted.
+        """Read the file that locates everything; ``CheckpointDamaged`` if it was altered.
 
         One rank fetches it for all, since each needs the same: 17 MB for Llama-2-7B on 128 ranks.
         """
@@ -279,14 +291,14 @@ class Reader(FileSystemReader):
             data: bytes = stream.read()
         return data
 
-    def use_metadata(self, data: bytes) -> None:
-        """Take what ``fetch_metadata`` returned.
+    def use_metadata(self, metadata: Metadata) -> None:
+        """Take the content of the file that ``fetch_metadata`` has read.
 
-        If it failed in the middle of loading, torch would assume its other kind of checkpoint,
+        If that failed in the middle of loading, torch would assume its other kind of checkpoint,
         with metadata per rank, and complain that it has none (state_dict_loader.py,
         ``local_step``).
         """
-        self._folder.held[METADATA] = data
+        self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Sort by position, so that each chunk is fetched once."""

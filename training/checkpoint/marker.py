@@ -9,12 +9,16 @@ from types import MappingProxyType
 from typing import Any
 
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
+from trainium_catalogue.safe_folder import path_parts
+from trainium_catalogue.typed_json import read_object, typed
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """Smallest part that can be verified by itself, and so the smallest read."""
 _SCHEMA = 1
 _FORMAT = "dcp"
 """torch.distributed.checkpoint, the only format; part of the published schema."""
+_OWN = ("schema", "format", "step", "time", "files")
+"""Fields of a marker's JSON that are not the trainer's."""
 
 
 class CheckpointDamaged(Exception):
@@ -32,6 +36,32 @@ class FileSum:
     num_bytes: int
     chunk_bytes: int = CHUNK_BYTES
     crc32: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_bytes < 0 or self.chunk_bytes <= 0:
+            raise ValueError(f"{self.num_bytes} bytes in chunks of {self.chunk_bytes} cannot be")
+        if self.crc32 and len(self.crc32) != -(-self.num_bytes // self.chunk_bytes):
+            raise ValueError(f"it has {len(self.crc32)} checksums of {self.num_bytes} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    """A file in a marker's JSON."""
+
+    bytes: int
+    chunk_bytes: int
+    crc32: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marker:
+    """The fields of a marker's JSON that are read; all but the first three are the trainer's."""
+
+    step: int
+    time: str
+    files: Mapping[str, _File]
+    model: Mapping[str, Any] | None = None
+    tokenizer_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,31 +142,29 @@ class CheckpointInfo:
     def parse(data: bytes, *, folder: str) -> CheckpointInfo:
         """Read a marker; ``CheckpointDamaged`` if it is not one."""
         try:
-            document = json.loads(data)
-            if document["schema"] != _SCHEMA or document["format"] != _FORMAT:
+            document = read_object(data)
+            schema, kind = document.get("schema"), document.get("format")
+            if (schema, kind) != (_SCHEMA, _FORMAT):
                 raise CheckpointDamaged(
-                    f"{CHECKPOINT_MARKER} is of schema {document['schema']}, format "
-                    f"{document['format']}, which this version does not know"
+                    f"{CHECKPOINT_MARKER} is of schema {schema}, format {kind}, which this "
+                    "version does not know"
                 )
+            marker = typed(document, _Marker)
+            for name in marker.files:
+                path_parts(name)
             info = CheckpointInfo(
-                step=document.pop("step"),
-                time=document.pop("time"),
+                step=marker.step,
+                time=marker.time,
                 files={
                     name: FileSum(
-                        num_bytes=known["bytes"],
-                        chunk_bytes=known["chunk_bytes"],
-                        crc32=tuple(known["crc32"]),
+                        num_bytes=file.bytes, chunk_bytes=file.chunk_bytes, crc32=file.crc32
                     )
-                    for name, known in document.pop("files").items()
+                    for name, file in marker.files.items()
                 },
-                meta={
-                    name: value
-                    for name, value in document.items()
-                    if name not in ("schema", "format")
-                },
+                meta={name: value for name, value in document.items() if name not in _OWN},
             )
-        except (AttributeError, KeyError, TypeError, ValueError):
-            raise CheckpointDamaged(f"{CHECKPOINT_MARKER} cannot be read") from None
+        except ValueError as error:
+            raise CheckpointDamaged(f"{CHECKPOINT_MARKER} cannot be read: {error}") from None
         if info.name != folder:
             raise CheckpointDamaged(f"{CHECKPOINT_MARKER} is that of {info.name}")
         return info

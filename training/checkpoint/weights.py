@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from training.checkpoint.dcp import Reader
 from training.checkpoint.marker import CheckpointInfo, CheckpointUnusable
+from training.checkpoint.metadata import read_metadata
 from training.storage import Objects
 
 OnBytes = Callable[[int], None]
@@ -37,8 +38,9 @@ class Weights:
     ) -> None:
         self._objects, self._info, self._on_bytes = objects, info, on_bytes
         self._shapes = shapes
-        self._metadata = Reader(objects, info.files, on_bytes).fetch_metadata()
-        stored = self._reader().read_metadata().state_dict_metadata
+        data = Reader(objects, info.files, on_bytes).fetch_metadata()
+        self._metadata = read_metadata(data, info.files)
+        stored = self._metadata.state_dict_metadata
         candidates = {
             prefix: [name for name in shapes if f"{prefix}{name}" not in stored]
             for prefix in _PREFIXES

@@ -6,8 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-PART_PREFIX = ".part-"
-"""Prefix of files that are still being written."""
+from trainium_catalogue.safe_folder import PART_PREFIX
 
 
 def write_whole(path: Path, data: bytes) -> None:

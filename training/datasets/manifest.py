@@ -6,13 +6,15 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from training.core.failures import Explained
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
+from trainium_catalogue.safe_folder import path_parts
+from trainium_catalogue.typed_json import read_object, typed
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ TOKENIZER_FILE = "tokenizer.json"
 """The tokenizer that made the ids, in Hugging Face's format, beside the manifest."""
 _HASH_BLOCK_BYTES = 4 * 1024 * 1024
 FILES_SCHEMA = 1
+_BYTES = {"uint16": 2, "uint32": 4}
+"""Bytes of a token id, by type."""
 
 
 class DatasetError(Explained, ValueError):
@@ -41,6 +45,9 @@ class Shard:
     tokens: int
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        _check_file(self.name, self.bytes, self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,18 @@ class PackedManifest:
     response_tokens: int = 0
     """Of prompts and responses: tokens to train on that count in the loss."""
 
+    def __post_init__(self) -> None:
+        if self.dtype not in _BYTES:
+            raise ValueError(f"dtype is {self.dtype!r}, not one of {', '.join(_BYTES)}")
+        for shard in self.files:
+            if shard.bytes != shard.tokens * _BYTES[self.dtype]:
+                raise ValueError(
+                    f"{shard.name} has {shard.bytes} bytes, and {shard.tokens} tokens of "
+                    f"{self.dtype} take {shard.tokens * _BYTES[self.dtype]}"
+                )
+        if min(self.vocab_size, self.eos_id, self.seq_len) < 0:
+            raise ValueError("vocab_size, eos_id and seq_len cannot be negative")
+
     @property
     def has_responses(self) -> bool:
         """Tell whether only some tokens count in the loss."""
@@ -121,27 +140,27 @@ class PackedManifest:
     def from_json(data: bytes, *, name: str) -> PackedManifest:
         """Parse the manifest called ``name``; ``DatasetError`` says what is missing."""
         try:
-            document: dict[str, Any] = json.loads(data)
-            schema = document.pop("schema")
-            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA, _OF_EXAMPLES):
+            document = read_object(data)
+            schema = document.get("schema")
+            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA, _OF_EXAMPLES, None):
                 raise DatasetError(
                     f"{name} has schema {schema}, this release reads up to {_OF_EXAMPLES}; "
-                    "tokenize it anew"
+                    "tokenize it again"
                 )
-            if document.get("validation") is not None:
-                document["validation"] = Validation(**_with_shards(document["validation"]))
-            return PackedManifest(
-                **{**_with_shards(document), "source": Source(**document["source"])}
-            )
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            return typed(document, PackedManifest)
+        except DatasetError:
+            raise
+        except ValueError as error:
             raise DatasetError(
-                f"{name} is no manifest of a packed dataset ({type(error).__name__}: {error}); "
-                "tokenize it anew"
+                f"{name} is no manifest of a packed dataset: {error}; tokenize it again"
             ) from None
 
 
-def _with_shards(document: dict[str, Any]) -> dict[str, Any]:
-    return {**document, "shards": tuple(Shard(**shard) for shard in document["shards"])}
+def _check_file(name: str, size: int, count: int) -> None:
+    """Refuse what a manifest must not say of a file: its name becomes a path on every node."""
+    path_parts(name)
+    if min(size, count) < 0:
+        raise ValueError(f"{name!r} has {size} bytes and {count} tokens or samples")
 
 
 def sha256_of(path: Path) -> str:
@@ -162,6 +181,19 @@ class DataFile:
     """Sequences or images in it."""
     bytes: int
     sha256: str
+
+    def __post_init__(self) -> None:
+        _check_file(self.name, self.bytes, self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FilesDocument:
+    """The fields of a DatasetManifest's JSON that do not depend on the kind."""
+
+    schema: int
+    source: Mapping[str, str]
+    shards: tuple[DataFile, ...]
+    kind: str = "packed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +224,32 @@ class DatasetManifest:
         sums = "\n".join(f"{file.name} {file.sha256}" for file in self.shards)
         return hashlib.sha256(sums.encode()).hexdigest()
 
-    def fact(self, name: str) -> Any:
-        """Return one of ``facts``; ``DatasetError`` if the manifest lacks it."""
-        try:
-            return self.facts[name]
-        except KeyError:
+    def fact(self, name: str) -> int:
+        """Return one of ``facts``; ``DatasetError`` unless it is an integer."""
+        return self._fact(name, int)
+
+    def bounds(self, name: str) -> tuple[float, float]:
+        """Return the smallest and largest right value that ``facts`` give."""
+        found = self._fact(name, tuple[float, ...])
+        if len(found) != 2:
             raise DatasetError(
-                f"the dataset's {DATASET_MANIFEST} says nothing of {name}, which every dataset of "
-                f"kind {self.kind} has; submit prepare again"
+                f"the dataset's {DATASET_MANIFEST} gives {len(found)} values for {name}, not two; "
+                "submit prepare again"
+            )
+        return found
+
+    def _fact(self, name: str, kind: Any) -> Any:
+        if name not in self.facts:
+            raise DatasetError(
+                f"the dataset's {DATASET_MANIFEST} has no {name}, which every dataset of kind "
+                f"{self.kind} has; submit prepare again"
+            )
+        try:
+            return typed(self.facts[name], kind)
+        except ValueError as error:
+            raise DatasetError(
+                f"{name} in the dataset's {DATASET_MANIFEST} is wrong: {error}; submit prepare "
+                "again"
             ) from None
 
     def to_json(self) -> bytes:
@@ -217,21 +267,27 @@ class DatasetManifest:
     def from_json(data: bytes, *, name: str, kind: str) -> DatasetManifest:
         """Parse a manifest of that kind; ``DatasetError`` says what ``name`` is instead."""
         try:
-            document: dict[str, Any] = json.loads(data)
-            found, schema = document.pop("kind", "packed"), document.pop("schema")
+            document = read_object(data)
+            found, schema = document.get("kind", "packed"), document.get("schema")
             if found != kind or schema != FILES_SCHEMA:
                 raise DatasetError(
                     f"{name} is a dataset of kind {found}, schema {schema}, and this workload "
                     f"trains on kind {kind}, schema {FILES_SCHEMA}; submit with another --dataset"
                 )
-            source = document.pop("source")
-            shards = tuple(DataFile(**file) for file in document.pop("shards"))
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            common = typed(document, _FilesDocument)
+        except DatasetError:
+            raise
+        except ValueError as error:
             raise DatasetError(
-                f"{name} is no manifest of a dataset ({type(error).__name__}: {error}); submit "
-                "prepare again"
+                f"{name} is no manifest of a dataset: {error}; submit prepare again"
             ) from None
-        ready = DatasetManifest(kind=kind, source=source, facts=document, shards=shards)
+        known = {field.name for field in fields(_FilesDocument)}
+        ready = DatasetManifest(
+            kind=kind,
+            source=common.source,
+            facts={fact: value for fact, value in document.items() if fact not in known},
+            shards=common.shards,
+        )
         if not ready.samples:
             raise DatasetError(f"{name} is a dataset without a sample; submit prepare again")
         return ready
@@ -240,10 +296,9 @@ class DatasetManifest:
 def refuse_other(objects: Objects, *, kind: str) -> None:
     """Raise ``DatasetError`` if a dataset of another kind is stored here."""
     try:
-        document = json.loads(objects.get(DATASET_MANIFEST))
+        found = read_object(objects.get(DATASET_MANIFEST)).get("kind", "packed")
     except (ObjectMissing, ValueError):
         return
-    found = document.get("kind", "packed") if isinstance(document, dict) else kind
     if found != kind:
         raise DatasetError(
             f"{objects.uri} holds a dataset of kind {found}, and this job would write one of kind "

@@ -11,6 +11,7 @@ from training.program.settings import NotPrepared, Workspace, is_full, no_space,
 from training.storage import ObjectMissing
 from trainium_catalogue.contract import bundle_key
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.safe_folder import SafeFolder
 
 _AGAIN = "submit the program again, which uploads its files again"
 
@@ -23,7 +24,8 @@ def unpack(workspace: Workspace) -> None:
     archive = folders.scratch / "bundle.tar.gz"
     workspace.report(f"fetching the program's files, {key}")
     try:
-        workspace.bucket.get_file(key, archive)
+        with SafeFolder(folders.scratch).create(archive.name) as file:
+            workspace.bucket.get_file(key, file)
     except ObjectMissing:
         raise _refused(f"the program's files are missing: there is no {shown}; {_AGAIN}") from None
     except OSError as error:

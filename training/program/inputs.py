@@ -12,6 +12,7 @@ from training.program.settings import NotPrepared, Workspace, is_full, no_space,
 from training.storage import ObjectInfo, ObjectMissing, Objects
 from trainium_catalogue.contract import DATASETS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 _AT_ONCE = 8
 """Files that are copied at once, each with a few threads of its own if it is large."""
@@ -53,20 +54,20 @@ def _copy(workspace: Workspace, objects: Objects, folder: Path, *, what: str, re
         raise NotPrepared(
             ExitCode.CONFIGURATION, f"{what}: there are no objects at {objects.uri}; {remedy}"
         )
-    for info in found:
-        if ".." in info.key.split("/") or info.key.startswith("/"):
-            raise NotPrepared(
-                ExitCode.CONFIGURATION,
-                f"{what}: the object {info.key} at {objects.uri} cannot become a file below a "
-                "folder; rename it",
-            )
+    staged = SafeFolder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         known = _recorded(folder)
-        missing = [info for info in found if not _is_there(folder, info, known)]
+        missing = [info for info in found if not _is_there(staged, info, known)]
         refuse_if_full(folder, what, sum(info.size for info in missing))
-        _fetch(objects, folder, missing, _counter(workspace.report, what, missing))
+        _fetch(objects, staged, missing, _counter(workspace.report, what, missing))
         write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in found}).encode())
+    except UnsafeName as error:
+        raise NotPrepared(
+            ExitCode.CONFIGURATION,
+            f"{what}: an object at {objects.uri} cannot become a file below a folder: {error}; "
+            "rename it",
+        ) from None
     except ObjectMissing as error:
         raise NotPrepared(
             ExitCode.HOST, f"{what}: an object went away while it was copied: {error}"
@@ -91,12 +92,11 @@ def _counter(
 
 
 def _fetch(
-    objects: Objects, folder: Path, files: Iterable[ObjectInfo], count: Callable[[int], None]
+    objects: Objects, folder: SafeFolder, files: Iterable[ObjectInfo], count: Callable[[int], None]
 ) -> None:
     def fetch(info: ObjectInfo) -> None:
-        path = folder / info.key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        objects.get_file(info.key, path, on_bytes=count)
+        with folder.create(info.key) as file:
+            objects.get_file(info.key, file, on_bytes=count)
 
     for _ in in_threads(fetch, files, at_once=_AT_ONCE, name="inputs"):
         pass
@@ -110,6 +110,6 @@ def _recorded(folder: Path) -> dict[str, str]:
     return document if isinstance(document, dict) else {}
 
 
-def _is_there(folder: Path, info: ObjectInfo, known: dict[str, str]) -> bool:
-    path = folder / info.key
+def _is_there(folder: SafeFolder, info: ObjectInfo, known: dict[str, str]) -> bool:
+    path = folder.path(info.key)
     return known.get(info.key) == info.etag and path.is_file() and path.stat().st_size == info.size

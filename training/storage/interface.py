@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 OnBytes = Callable[[int], None]
 """Called with the bytes moved since the last call; negative when a part is restarted."""
@@ -87,8 +87,11 @@ class Objects(Protocol):
         it has less than 150 GB.
         """
 
-    def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Download to ``path``, which appears only when complete; ``ObjectMissing``."""
+    def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
+        """Download to a new, empty file; ``ObjectMissing``.
+
+        ``SafeFolder.create`` opens one that appears only when complete.
+        """
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """List every object whose key begins with ``prefix``, in key order."""

@@ -11,15 +11,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
-from training.core.files import PART_PREFIX
 from training.storage.interface import (
     ObjectInfo,
     ObjectMissing,
     Objects,
     OnBytes,
     PreconditionFailed,
+    StorageRefused,
 )
+from trainium_catalogue.safe_folder import PART_PREFIX, UnsafeName, path_parts
 
 _COPY_BYTES = 8 * 1024 * 1024
 
@@ -68,7 +70,8 @@ class LocalObjects:
         """Copy a file in; readers see all of it or nothing."""
         target = self._path(key)
         with self._new_file(target) as part:
-            _copy(path, part, on_bytes)
+            with path.open("rb") as source, part.open("wb") as copy:
+                _copy(source, copy, on_bytes)
             _sync(part)
             part.replace(target)
 
@@ -82,13 +85,10 @@ class LocalObjects:
             _sync(part)
             part.replace(target)
 
-    def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Copy an object out; ``path`` appears only when complete; ``ObjectMissing``."""
-        with self._found(key):
-            self._path(key).stat()
-        with self._new_file(path) as part:
-            _copy(self._path(key), part, on_bytes)
-            part.replace(path)
+    def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
+        """Copy an object to a new, empty file; ``ObjectMissing``."""
+        with self._found(key), self._path(key).open("rb") as source:
+            _copy(source, file, on_bytes)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         # Walk only the folder that can contain them.
@@ -127,8 +127,11 @@ class LocalObjects:
         return LocalObjects(self._path(prefix.strip("/")))
 
     def _path(self, key: str) -> Path:
-        assert not key.startswith("/") and ".." not in key.split("/"), key
-        return self._root / key
+        # Links are followed: the folder is its user's, who may keep a corpus on another disk.
+        try:
+            return self._root.joinpath(*path_parts(key)) if key else self._root
+        except UnsafeName as error:
+            raise StorageRefused(f"no object of {self._root} can have this key: {error}") from None
 
     @contextmanager
     def _found(self, key: str) -> Iterator[None]:
@@ -172,14 +175,13 @@ def _locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _copy(source: Path, target: Path, on_bytes: OnBytes | None) -> None:
+def _copy(source: BinaryIO, target: BinaryIO, on_bytes: OnBytes | None) -> None:
     if on_bytes is None:
-        shutil.copyfile(source, target)
+        shutil.copyfileobj(source, target, _COPY_BYTES)
         return
-    with source.open("rb") as reader, target.open("wb") as writer:
-        while block := reader.read(_COPY_BYTES):
-            writer.write(block)
-            on_bytes(len(block))
+    while block := source.read(_COPY_BYTES):
+        target.write(block)
+        on_bytes(len(block))
 
 
 def _sync(path: Path) -> None:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from training.storage.interface import (
     ObjectInfo,
@@ -205,8 +205,8 @@ class S3Objects:
             upload.abort()
             raise
 
-    def get_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Download in parts; ``path`` appears only when complete; ``ObjectMissing``."""
+    def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
+        """Download to a new, empty file, in parts; ``ObjectMissing``."""
         found = self._do("read", key, lambda _: self._client.head_object(**self._where(key)))
 
         def fetch(start: int, length: int) -> bytes:
@@ -227,7 +227,7 @@ class S3Objects:
         download(
             fetch,
             size=found["ContentLength"],
-            path=path,
+            file=file,
             part_bytes=_PART_BYTES,
             num_threads=_THREADS,
             on_bytes=on_bytes or (lambda count: None),

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import io
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from training.core.files import PART_PREFIX
 from training.storage.interface import OnBytes
 from training.storage.retries import code_of
 
@@ -23,48 +20,39 @@ def download(
     fetch: Callable[[int, int], bytes],
     *,
     size: int,
-    path: Path,
+    file: BinaryIO,
     part_bytes: int,
     num_threads: int,
     on_bytes: OnBytes,
 ) -> None:
-    """Write ``size`` bytes to ``path``, which appears once complete.
+    """Write ``size`` bytes to a new, empty file.
 
     ``fetch(start, length)`` is called on ``num_threads`` threads, ``on_bytes`` on this one.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=path.parent)
-    part = Path(name)
 
     def copy(start: int) -> int:
         length = min(part_bytes, size - start)
         data = fetch(start, length)
         if len(data) != length:
-            raise ConnectionError(f"{len(data)} of {length} bytes arrived for {path.name}")
+            raise ConnectionError(f"{len(data)} of {length} bytes arrived at offset {start}")
         view, at = memoryview(data), start
         while len(view):
-            written = os.pwrite(handle, view, at)
+            written = os.pwrite(file.fileno(), view, at)
             view, at = view[written:], at + written
         return length
 
-    try:
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="download") as pool:
-            waiting: set[Future[int]] = {
-                pool.submit(copy, start) for start in range(0, size, part_bytes)
-            }
-            try:
-                while waiting:
-                    done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        on_bytes(future.result())
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        part.chmod(0o644)
-        part.replace(path)
-    finally:
-        os.close(handle)
-        part.unlink(missing_ok=True)
+    with ThreadPoolExecutor(num_threads, thread_name_prefix="download") as pool:
+        waiting: set[Future[int]] = {
+            pool.submit(copy, start) for start in range(0, size, part_bytes)
+        }
+        try:
+            while waiting:
+                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+                for future in done:
+                    on_bytes(future.result())
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 class MultipartUpload(io.RawIOBase):

@@ -32,7 +32,6 @@ def state(value: float, *, rows: int = 300) -> dict[str, Any]:
     return {
         "model": {"w": torch.full((rows, 1000), value), "b": torch.full((7,), value)},
         "optimizer": {"step": torch.tensor(value)},
-        "seen": value,
     }
 
 
@@ -80,7 +79,6 @@ def folders(objects: Objects) -> set[str]:
 
 
 def assert_holds(loaded: dict[str, Any], value: float) -> None:
-    assert loaded["seen"] == value
     assert bool((loaded["model"]["w"] == value).all())
     assert float(loaded["optimizer"]["step"]) == value
 
@@ -307,7 +305,7 @@ def test_a_run_whose_complete_checkpoints_are_all_damaged_does_not_begin_anew(
 
     with pytest.raises(
         CheckpointUnusable,
-        match=r"damaged: step-00000020 \(complete.json cannot be read\), step-00000010 "
+        match=r"damaged: step-00000020 \(complete.json cannot be read: .*\), step-00000010 "
         rf"\({FILE} is missing\); restore the files",
     ):
         checkpoints.latest()

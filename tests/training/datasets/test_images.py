@@ -155,7 +155,7 @@ def test_a_dataset_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_manifest_that_says_too_little_is_refused() -> None:
     manifest = DatasetManifest(kind="images", source={}, facts={"epochs": 4}, shards=())
 
-    with pytest.raises(DatasetError, match=r"manifest.json says nothing of accuracy, which every"):
+    with pytest.raises(DatasetError, match=r"manifest.json has no accuracy, which every"):
         manifest.fact("accuracy")
 
 

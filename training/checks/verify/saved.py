@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from training.checkpoint import CheckpointInfo
 from training.checkpoint.dcp import Reader
+from training.checkpoint.metadata import read_metadata
 from training.checks.verify.reference import Distance, Reference, Tensors, clip_factor, distance
 from training.checks.verify.settings import UPDATE
 from training.core.config import Optimizer
@@ -39,11 +40,11 @@ def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
     Raises ``CheckpointDamaged`` for wrong bytes, ``CheckpointException`` for missing parts.
     """
     reader = Reader(objects.at(info.name), info.files)
-    reader.use_metadata(reader.fetch_metadata())
-    known = reader.read_metadata().state_dict_metadata
+    metadata = read_metadata(reader.fetch_metadata(), info.files)
+    reader.use_metadata(metadata)
     found = {
         name: torch.full(stored.size, math.nan, dtype=stored.properties.dtype)
-        for name, stored in known.items()
+        for name, stored in metadata.state_dict_metadata.items()
         if isinstance(stored, TensorStorageMetadata)
     }
     state: dict[str, Any] = dict(found)

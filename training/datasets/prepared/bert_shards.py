@@ -53,6 +53,9 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with h5py.File(path, "r") as file:
             missing = [key for key in KEYS if key not in file]
+            # A link or external storage would read other files of this machine.
+            if not missing and not all(_is_inside(file, key) for key in KEYS):
+                raise ValueError("its arrays are in other files")
             arrays = {} if missing else {key: file[key][:] for key in KEYS}
     except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
         # h5py raises any of these for a damaged file; only system errors have a number.
@@ -67,6 +70,13 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
             "prepare it anew"
         )
     return arrays
+
+
+def _is_inside(file: Any, key: str) -> bool:
+    import h5py
+
+    found = file.get(key, getclass=True, getlink=True)
+    return found is h5py.HardLink and not (file[key].is_virtual or file[key].external)
 
 
 def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: int) -> int:

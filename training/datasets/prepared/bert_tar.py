@@ -28,6 +28,7 @@ from training.datasets.manifest import (
 from training.datasets.prepared.bert_shards import KIND, SHARD_NAME, check_shard, facts
 from training.storage import ObjectMissing, Objects
 from training.storage.object_file import open_object
+from trainium_catalogue.typed_json import read_object, typed
 
 URL = (
     "https://neuron-s3.s3.us-west-2.amazonaws.com/training_datasets/"
@@ -189,13 +190,12 @@ class _Records:
         if f"{_PARTS}{name}.json" not in self._sizes:
             return None
         try:
-            document = json.loads(self._objects.get(f"{_PARTS}{name}.json"))
-        except ObjectMissing:
-            return None
-        if document.pop("source") != self._source:
-            return None
-        file = DataFile(**document)
-        return file if self._sizes.get(name) == file.bytes else None
+            document = read_object(self._objects.get(f"{_PARTS}{name}.json"))
+            file = typed(document, DataFile)
+        except (ObjectMissing, ValueError):
+            return None  # the shard is copied again
+        known = document.get("source") == self._source and file.name == name
+        return file if known and self._sizes.get(name) == file.bytes else None
 
     def add(self, file: DataFile) -> None:
         """Record a stored shard."""

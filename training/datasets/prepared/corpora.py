@@ -8,7 +8,7 @@ import json
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 from training.datasets.prepared.web import Archive
 from training.storage import ObjectMissing, Objects
+from trainium_catalogue.typed_json import read_json
 
 CORPUS_MANIFEST = "manifest.json"
 _FILE_CHARACTERS = 16_000_000
@@ -41,6 +42,15 @@ class CorpusFile:
     documents: int
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusManifest:
+    """A corpus that is complete."""
+
+    source: Mapping[str, str]
+    documents: int
+    files: tuple[CorpusFile, ...]
 
 
 def write_corpus(
@@ -76,32 +86,25 @@ def write_corpus(
         if characters >= _FILE_CHARACTERS:
             flush()
     flush()
-    manifest = {
-        "schema": 1,
-        "source": dict(source),
-        "documents": total,
-        "files": [
-            {"name": f.name, "documents": f.documents, "bytes": f.bytes, "sha256": f.sha256}
-            for f in files
-        ],
-    }
+    manifest = CorpusManifest(source=dict(source), documents=total, files=tuple(files))
     known = {file.name for file in files} | {CORPUS_MANIFEST}
     strays = [info.key for info in objects.list() if info.key not in known]
     if strays:
         objects.delete(strays)
-    objects.put(CORPUS_MANIFEST, f"{json.dumps(manifest, indent=1)}\n".encode())
+    document = {"schema": 1, **asdict(manifest)}
+    objects.put(CORPUS_MANIFEST, f"{json.dumps(document, indent=1)}\n".encode())
     return total
 
 
 def count_complete(objects: Objects, source: Mapping[str, str]) -> int | None:
     """Count the documents of an existing corpus, if it is complete and made from ``source``."""
     try:
-        manifest = json.loads(objects.get(CORPUS_MANIFEST))
-    except ObjectMissing:
+        manifest = read_json(objects.get(CORPUS_MANIFEST), CorpusManifest)
+    except (ObjectMissing, ValueError):
         return None
     sizes = {info.key: info.size for info in objects.list()}
-    whole = all(sizes.get(file["name"]) == file["bytes"] for file in manifest["files"])
-    return int(manifest["documents"]) if whole and manifest["source"] == dict(source) else None
+    whole = all(sizes.get(file.name) == file.bytes for file in manifest.files)
+    return manifest.documents if whole and manifest.source == dict(source) else None
 
 
 def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> CorpusFile:

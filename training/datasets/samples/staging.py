@@ -12,6 +12,7 @@ from training.core.files import write_whole
 from training.datasets.manifest import DatasetError, sha256_of
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 _MIB = 1024 * 1024
 _CHECKED_AT_ONCE = 16
@@ -104,7 +105,7 @@ def _stage(
         report(f"dataset: {moved // _MIB} of {needed // _MIB} MiB")
 
     for shard in missing:
-        _fetch(objects, cache / shard.name, shard, made_by, on_bytes)
+        _fetch(objects, SafeFolder(cache), shard, made_by, on_bytes)
     # Nodes that share a folder, as on Lustre or a laptop, get here at the same time.
     write_whole(cache / DATASET_MANIFEST, data)
 
@@ -124,15 +125,25 @@ def _missing(
 
 
 def _fetch(
-    objects: Objects, path: Path, shard: StagedFile, made_by: str, on_bytes: Callable[[int], None]
+    objects: Objects,
+    folder: SafeFolder,
+    shard: StagedFile,
+    made_by: str,
+    on_bytes: Callable[[int], None],
 ) -> None:
     try:
-        objects.get_file(shard.name, path, on_bytes=on_bytes)
+        with folder.create(shard.name) as file:
+            objects.get_file(shard.name, file, on_bytes=on_bytes)
+    except UnsafeName as error:
+        raise DatasetError(
+            f"shard {shard.name!r} of {objects.uri} cannot be written to {folder.root}: {error}"
+        ) from None
     except ObjectMissing:
         raise DatasetError(
             f"shard {shard.name} of {objects.uri} is missing though its manifest lists it; "
             f"run {made_by} again, which makes only what is missing"
         ) from None
+    path = folder.path(shard.name)
     if not _is_right(path, shard):
         found = path.stat().st_size
         path.unlink()

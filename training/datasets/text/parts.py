@@ -25,6 +25,7 @@ from training.datasets.text.readers import batches, read_ahead, read_documents
 from training.datasets.text.sources import Part
 from training.datasets.text.vocabulary import Vocabulary
 from training.storage import ObjectMissing, Objects, StorageAccess
+from trainium_catalogue.typed_json import read_json
 
 log = logging.getLogger(__name__)
 
@@ -174,14 +175,10 @@ class PartRecord:
     def read(objects: Objects, part: Part, *, fingerprint: str) -> PartRecord | None:
         """Read the record of a part if this plan has completed it, else None."""
         try:
-            document = json.loads(objects.get(part.marker))
-        except ObjectMissing:
-            return None
-        if document["fingerprint"] != fingerprint:
-            return None
-        for name in {"shards", "validation_shards"} & document.keys():
-            document[name] = tuple(Shard(**shard) for shard in document[name])
-        return PartRecord(**document)
+            record = read_json(objects.get(part.marker), PartRecord)
+        except (ObjectMissing, ValueError):
+            return None  # the part is made again
+        return record if record.fingerprint == fingerprint else None
 
 
 class PartMaker:

@@ -17,6 +17,7 @@ from training.datasets.text.vocabulary import Vocabulary
 from training.storage import ObjectInfo, Objects, PreconditionFailed, StorageAccess
 from trainium_catalogue.contract import CORPORA_PREFIX
 from trainium_catalogue.parameters.data import CORPORA
+from trainium_catalogue.typed_json import read_object
 
 PLAN_FILE = "plan.json"
 PARTS_PREFIX = "parts/"
@@ -264,7 +265,7 @@ class PartPlan:
         if found == self.data:
             return
         if is_complete:
-            key, was = self._first_difference(json.loads(found))
+            key, was = self._first_difference(found)
             raise DatasetError(
                 f"dataset {objects.uri} exists already, made with another {key} ({was}); "
                 "give another --dataset name, or delete it first"
@@ -275,15 +276,20 @@ class PartPlan:
         """Refuse to continue if another job has started over meanwhile."""
         found = objects.get(PLAN_FILE)
         if found != self.data:
-            key, was = self._first_difference(json.loads(found))
+            key, was = self._first_difference(found)
             raise DatasetError(
                 f"dataset {objects.uri} was begun anew by another job meanwhile, with another "
                 f"{key} ({was}); let one job at a time make a dataset, from input that rests"
             )
 
-    def _first_difference(self, other: Mapping[str, str]) -> tuple[str, str]:
+    def _first_difference(self, data: bytes) -> tuple[str, str]:
+        try:
+            other = read_object(data)
+        except ValueError:
+            return "plan", "one that cannot be read"
         keys = dict.fromkeys((*self.entries, *other))
-        key = next(key for key in keys if other.get(key) != self.entries.get(key))
+        differing = (key for key in keys if other.get(key) != self.entries.get(key))
+        key = next(differing, "plan")
         return key, "other files" if key == "content" else str(other.get(key, "none"))
 
 

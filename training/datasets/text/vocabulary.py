@@ -15,6 +15,7 @@ from typing import Any
 from training.datasets.manifest import DatasetError
 from training.storage import ObjectMissing, StorageAccess
 from trainium_catalogue.contract import TOKENIZERS_PREFIX
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 EOS_TOKENS = ("</s>", "<|end_of_text|>", "<|endoftext|>", "<eos>", "<|im_end|>", "[SEP]")
 """Names of the end-of-document token, in search order: Llama 2 and T5, Llama 3, GPT-2 and Qwen,
@@ -51,7 +52,10 @@ def fetch_vocabulary(value: str, folder: Path, storage: StorageAccess) -> Vocabu
     objects = storage.open(root or "/")
     path = folder / name
     try:
-        objects.get_file(name, path)
+        with SafeFolder(folder).create(name) as file:
+            objects.get_file(name, file)
+    except UnsafeName as error:
+        raise DatasetError(f"--tokenizer {value} is no file: {error}") from None
     except ObjectMissing:
         there = sorted(info.key for info in objects.list()) if is_name else []
         known = f"; there are {', '.join(there)}" if there else ""

@@ -119,7 +119,7 @@ def _require(manifest: DatasetManifest, values: Mapping[str, Value]) -> None:
                 f"the dataset has {fact}={found} and the run {parameter}={values[parameter]}; "
                 f"submit with --{parameter} {found}"
             )
-    vocab_size = int(manifest.fact("vocab_size"))
+    vocab_size = manifest.fact("vocab_size")
     if vocab_size > int(values["vocab-size"]):
         raise DatasetError(
             f"the dataset has ids up to {vocab_size - 1} and the model's vocabulary only "

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from training.program.snapshots.manifest import FORMAT, Entry, entries_document, read_entries
 from training.storage import Objects
+from trainium_catalogue.typed_json import read_object, typed
 
 _ATTEMPTS = "attempt-"
 _LISTING = re.compile(r"node-(\d+)-(\d{15})\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The fields of a node's file that are not its entries."""
+
+    node: int
+    since: float
+    until: float
+    quiet_s: float
+    final: bool
+    missing: str
+
+    def __post_init__(self) -> None:
+        if not all(map(math.isfinite, (self.since, self.until, self.quiet_s))):
+            raise ValueError("a time of it is not finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +81,10 @@ class Listing:
 
     @staticmethod
     def decode(data: bytes) -> Listing:
-        """Read a node's file."""
-        document = json.loads(data)
-        return Listing(
-            node=int(document["node"]),
-            since=float(document["since"]),
-            until=float(document["until"]),
-            quiet_s=float(document["quiet_s"]),
-            final=bool(document["final"]),
-            missing=str(document["missing"]),
-            entries=read_entries(document),
-        )
+        """Read a node's file; ``ValueError`` says what is wrong with it."""
+        document = read_object(data)
+        head = typed(document, _Head)
+        return Listing(**asdict(head), entries=read_entries(document))
 
 
 HISTORY = 16

@@ -19,6 +19,7 @@ from training.program.snapshots.manifest import (
     union,
 )
 from training.storage import ObjectMissing, Objects, PreconditionFailed
+from trainium_catalogue.typed_json import read_object
 
 _SKEW_S = 1.0
 """Most by which the clocks of two nodes differ; AWS's differ by microseconds."""
@@ -232,8 +233,8 @@ class Coordinator:
                 if name:
                     self._listings.setdefault(node, {})[name] = Listing.decode(data)
                 else:
-                    self._until[node] = {str(k): float(v) for k, v in json.loads(data).items()}
-            except (ObjectMissing, ValueError, KeyError) as error:
+                    self._until[node] = {k: float(v) for k, v in read_object(data).items()}
+            except (ObjectMissing, ValueError, TypeError) as error:
                 log.info("snapshots: %s is not understood: %s", info.key, error)
             self._etags[info.key] = info.etag
             self.news += 1

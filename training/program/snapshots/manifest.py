@@ -13,17 +13,21 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import Any
 
 from training.storage import Objects
+from trainium_catalogue.safe_folder import path_parts
+from trainium_catalogue.typed_json import read_object, typed
 
 FORMAT = 1
 OBJECTS = "objects/"
 _NUMBER = re.compile(r"(\d{8})\.json")
+_MAX_TIME_NS = 2**62
+"""More than a hundred years from 1970, which file systems take."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LOGS = re.compile(r".*\.(log|csv|jsonl)|.*\.tfevents\..*", re.IGNORECASE)
 
@@ -83,27 +87,23 @@ class Entry:
     @staticmethod
     def read(kind: Kind, document: Mapping[str, Any]) -> Entry:
         """Read ``document``; ``ValueError`` for what must not be written to a disk."""
-        path = str(document["path"])
-        parts = PurePosixPath(path).parts
-        if not parts or path.startswith("/") or ".." in parts or "\0" in path:
-            raise ValueError(f"{path!r} is not a path below a folder")
-        digest = str(document.get("sha256", ""))
-        if kind is Kind.FILE and not _DIGEST.fullmatch(digest):
-            raise ValueError(f"{path} has no SHA-256")
-        return Entry(
-            root=Root(document["root"]),
-            path=path,
-            kind=kind,
-            mode=int(document.get("mode", 0o644)),
-            bytes=int(document.get("bytes", 0)),
-            sha256=digest,
-            mtime_ns=int(document.get("mtime_ns", 0)),
-            target=str(document.get("target", "")),
-            nodes=tuple(int(node) for node in document.get("nodes", ())),
-        )
+        entry = typed({**document, "kind": kind}, Entry)
+        path_parts(entry.path)
+        if kind is Kind.FILE and not _DIGEST.fullmatch(entry.sha256):
+            raise ValueError(f"{entry.path!r} has no SHA-256")
+        if entry.bytes < 0 or abs(entry.mtime_ns) >= _MAX_TIME_NS:
+            raise ValueError(f"{entry.path!r} has {entry.bytes} bytes of {entry.mtime_ns} ns")
+        return entry
 
 
 _LISTS = {Kind.FILE: "files", Kind.LINK: "links", Kind.FOLDER: "folders"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lists:
+    files: tuple[Mapping[str, Any], ...] = ()
+    links: tuple[Mapping[str, Any], ...] = ()
+    folders: tuple[Mapping[str, Any], ...] = ()
 
 
 def entries_document(entries: Iterable[Entry]) -> dict[str, list[dict[str, Any]]]:
@@ -115,9 +115,10 @@ def entries_document(entries: Iterable[Entry]) -> dict[str, list[dict[str, Any]]
 
 
 def read_entries(document: Mapping[str, Any]) -> tuple[Entry, ...]:
-    """Read the lists of ``entries_document``."""
+    """Read the lists of ``entries_document``; ``ValueError`` says what is wrong with them."""
+    lists = typed(document, _Lists)
     return tuple(
-        Entry.read(kind, item) for kind, name in _LISTS.items() for item in document.get(name, ())
+        Entry.read(kind, item) for kind, name in _LISTS.items() for item in getattr(lists, name)
     )
 
 
@@ -127,6 +128,21 @@ def is_log(path: str) -> bool:
     Such files are written to all the time, and a beginning of one is as good as the whole.
     """
     return _LOGS.fullmatch(path.rpartition("/")[2]) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """The fields of a manifest that are not its entries."""
+
+    number: int
+    at: str
+    nodes: int
+    main: int
+    chosen: int | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
+            raise ValueError("a number of it is negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,20 +217,11 @@ class Snapshot:
     @staticmethod
     def decode(data: bytes) -> Snapshot:
         """Read a manifest; ``ValueError`` says what is wrong with it."""
-        try:
-            document = json.loads(data)
-            if document["format"] != FORMAT:
-                raise ValueError(f"it has format {document['format']}, not {FORMAT}")
-            return Snapshot(
-                number=int(document["number"]),
-                at=str(document["at"]),
-                nodes=int(document["nodes"]),
-                main=int(document["main"]),
-                entries=read_entries(document),
-                chosen=int(document["chosen"]) if "chosen" in document else None,
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"it is not a manifest: {error!r}") from None
+        document = read_object(data)
+        if document.get("format") != FORMAT:
+            raise ValueError(f"it has format {document.get('format')}, not {FORMAT}")
+        head = typed(document, _Head)
+        return Snapshot(**asdict(head), entries=read_entries(document))
 
     def for_node(self, node: int) -> list[Entry]:
         """Choose what ``node`` is given: of each path its own, or else the main node's, or else

@@ -9,6 +9,7 @@ import os
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,10 +35,12 @@ from training.program.snapshots.process import SnapshotSettings, open_snapshots
 from training.program.snapshots.selection import select
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, user_mode
 
 RECORD = "restored.json"
 _PART_BYTES = 16 * 1024 * 1024
 _AT_ONCE = 16
+_ORDER = (Kind.FOLDER, Kind.FILE, Kind.LINK)
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +142,7 @@ def _fetch(
         entries = selection.entries
         wanted = {entry.sha256: entry for entry in entries if entry.kind is Kind.FILE}
         _download(objects, arriving, list(wanted.values()), report)
-        _place(arriving, target, snapshot, entries, report)
-        return entries
+        return _place(arriving, target, snapshot, entries, report)
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
 
@@ -204,54 +206,41 @@ def _place(
     snapshot: Snapshot,
     entries: Sequence[Entry],
     report: Callable[[str], None],
-) -> None:
-    """Make folders, then files, then links, which could lead elsewhere; note how they look."""
+) -> Sequence[Entry]:
+    """Make folders, then files, then links; returns what was made.
+
+    A link or file of the program's own in the way of an entry is removed, so nothing is written
+    through it.
+    """
+    folders = {root: SafeFolder(folder, replace=True) for root, folder in target.folders.items()}
     for folder in target.folders.values():
         folder.mkdir(parents=True, exist_ok=True)
-    uses: dict[str, int] = {}
-    for entry in entries:
-        uses[entry.sha256] = uses.get(entry.sha256, 0) + 1
-    for kind in (Kind.FOLDER, Kind.FILE, Kind.LINK):
-        for entry in entries:
-            if entry.kind is not kind:
-                continue
-            path = target.folders[entry.root] / entry.path
-            _make_way(path, kind)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if kind is Kind.FOLDER:
-                path.mkdir(exist_ok=True)
-            elif kind is Kind.LINK:
-                path.symlink_to(entry.target)
-            else:
+    uses = Counter(entry.sha256 for entry in entries if entry.kind is Kind.FILE)
+    placed = []
+    for entry in sorted(entries, key=lambda entry: _ORDER.index(entry.kind)):
+        folder, path = folders[entry.root], entry.path
+        match entry.kind:
+            case Kind.FOLDER:
+                folder.make_folder(path)
+            case Kind.FILE:
                 uses[entry.sha256] -= 1
-                source = arriving / entry.sha256
-                if uses[entry.sha256]:
-                    shutil.copyfile(source, path)
-                else:
-                    _move(source, path)
-                path.chmod(entry.mode)
-                os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+                bring = folder.copy_in if uses[entry.sha256] else folder.move_in
+                mode = user_mode(entry.mode)
+                bring(arriving / entry.sha256, path, mode=mode, mtime_ns=entry.mtime_ns)
+            case Kind.LINK:
+                try:
+                    folder.link(path, entry.target)
+                except UnsafeName as error:
+                    log.info("launch: snapshot %d: a link is left out: %s", snapshot.number, error)
+                    continue
+        placed.append(entry)
         report("restoring: putting files into their places")
     # Last, because a folder may not be writable.
     for entry in sorted(entries, key=lambda entry: -entry.path.count("/")):
         if entry.kind is Kind.FOLDER:
-            (target.folders[entry.root] / entry.path).chmod(entry.mode)
-    _write_record(target, snapshot, entries)
-
-
-def _make_way(path: Path, kind: Kind) -> None:
-    """Remove what the program's own files have at this place."""
-    if path.is_symlink() or (path.exists() and path.is_dir() is not (kind is Kind.FOLDER)):
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    elif kind is not Kind.FOLDER:
-        path.unlink(missing_ok=True)
-
-
-def _move(source: Path, path: Path) -> None:
-    try:
-        source.replace(path)
-    except OSError:
-        shutil.copyfile(source, path)  # the folder is on another disk
+            folders[entry.root].set_folder_mode(entry.path, user_mode(entry.mode))
+    _write_record(target, snapshot, placed)
+    return placed
 
 
 def _write_record(target: SnapshotSettings, snapshot: Snapshot, entries: Sequence[Entry]) -> None:

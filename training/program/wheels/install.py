@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -18,8 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from training.core.heartbeat import heartbeat
 from training.core.threads import in_threads
@@ -27,6 +26,8 @@ from training.program.settings import Workspace, refuse_if_full
 from training.program.wheels import packages
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import WHEELS_LOCK, WHEELS_MARKER, wheels_prefix
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
+from trainium_catalogue.typed_json import read_json
 
 _DOWNLOADS = 4
 """Wheels at a time; each is fetched in parts too."""
@@ -36,6 +37,38 @@ _GROWTH = 4
 _AGAIN = "submit the program again with --requirements"
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFile:
+    """A wheel, in the marker of a set of wheels."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if len(path_parts(self.name)) > 1 or self.bytes < 0:
+            raise ValueError(f"{self.name!r} of {self.bytes} bytes is no wheel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Image:
+    """The image that wheels were collected in."""
+
+    python: str
+    packages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelsMarker:
+    """A complete set of wheels."""
+
+    format: int
+    key: str
+    image: Image
+    lock_sha256: str
+    wheels: tuple[WheelFile, ...]
 
 
 class DependenciesRefused(ValueError):
@@ -54,55 +87,58 @@ def install(workspace: Workspace, env: Mapping[str, str]) -> None:
         files = install_wheels(wheels, folder=scratch / "wheels", target=target, env=env)
     log.info(
         "program: dependencies of %.1f MB installed in %.1f s: %s",
-        *(sum(file["bytes"] for file in files) / 1e6, time.monotonic() - started_s),
-        ", ".join(file["name"] for file in files) or "the image has all that is required",
+        *(sum(file.bytes for file in files) / 1e6, time.monotonic() - started_s),
+        ", ".join(file.name for file in files) or "the image has all that is required",
     )
 
 
 def install_wheels(
     wheels: Objects, *, folder: Path, target: Path, env: Mapping[str, str]
-) -> Sequence[Mapping[str, Any]]:
+) -> Sequence[WheelFile]:
     """Install the wheels in ``wheels`` into ``target``; returns what their marker says of them.
 
     ``folder`` holds them meanwhile. ``DependenciesRefused`` says what the user has to change;
     errors of storage pass through.
     """
-    document = _read_marker(wheels)
-    _check_image(wheels, document)
-    files: Sequence[Mapping[str, Any]] = document["wheels"]
+    marker = _read_marker(wheels)
+    _check_image(wheels, marker.image)
+    files = marker.wheels
     target.mkdir(parents=True, exist_ok=True)
     if files:
         folder.mkdir(parents=True, exist_ok=True)
-        needed = _GROWTH * sum(file["bytes"] for file in files)
+        needed = _GROWTH * sum(file.bytes for file in files)
         refuse_if_full(target, "the program's dependencies", needed)
         try:
-            lock = _fetch(wheels, document, folder)
+            lock = _fetch(wheels, marker, folder)
             _run_pip(folder, lock, target, env)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return files
 
 
-def _read_marker(wheels: Objects) -> dict[str, Any]:
+def _read_marker(wheels: Objects) -> WheelsMarker:
     try:
-        found = json.loads(wheels.get(WHEELS_MARKER))
+        return read_json(wheels.get(WHEELS_MARKER), WheelsMarker)
     except ObjectMissing:
         raise DependenciesRefused(
             f"{wheels.uri} holds no complete set of wheels; {_AGAIN}, which collects them"
         ) from None
-    assert isinstance(found, dict)
-    return found
+    except ValueError as error:
+        raise DependenciesRefused(
+            f"{wheels.uri}/{WHEELS_MARKER} cannot be read: {error}; delete that folder, and "
+            f"{_AGAIN}"
+        ) from None
 
 
-def _check_image(wheels: Objects, document: Mapping[str, Any]) -> None:
+def _check_image(wheels: Objects, image: Image) -> None:
     """Refuse wheels that were collected in another image, though of the same name."""
-    before, now = document["image"]["packages"], packages.fixed_versions(packages.installed())
+    before, now = image.packages, packages.fixed_versions(packages.installed())
     changed = [
         f"{name} {before.get(name, 'missing')}, here {now.get(name, 'missing')}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
-    collected_with = document["image"]["python"].rpartition(".")[0]
+    collected_with = image.python.rpartition(".")[0]
     if collected_with != (here := f"{sys.version_info.major}.{sys.version_info.minor}"):
         changed.insert(0, f"Python {collected_with}, here {here}")
     if changed:
@@ -113,21 +149,23 @@ def _check_image(wheels: Objects, document: Mapping[str, Any]) -> None:
         )
 
 
-def _fetch(wheels: Objects, document: Mapping[str, Any], folder: Path) -> Path:
+def _fetch(wheels: Objects, marker: WheelsMarker, folder: Path) -> Path:
     """Download wheels and lock file and compare their hashes; returns the lock file."""
 
-    def one(file: Mapping[str, Any]) -> None:
-        path = folder / Path(file["name"]).name
-        try:
-            wheels.get_file(file["name"], path)
-        except ObjectMissing:
-            raise _changed(wheels, file["name"]) from None
-        with path.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != file["sha256"]:
-                raise _changed(wheels, file["name"])
+    target = SafeFolder(folder)
 
-    lock = {"name": WHEELS_LOCK, "sha256": document["lock_sha256"]}
-    for _ in in_threads(one, [lock, *document["wheels"]], at_once=_DOWNLOADS, name="wheels"):
+    def one(file: WheelFile) -> None:
+        try:
+            with target.create(file.name) as stream:
+                wheels.get_file(file.name, stream)
+                stream.seek(0)
+                if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
+                    raise _changed(wheels, file.name)
+        except (ObjectMissing, UnsafeName):
+            raise _changed(wheels, file.name) from None
+
+    lock = WheelFile(name=WHEELS_LOCK, bytes=0, sha256=marker.lock_sha256)
+    for _ in in_threads(one, [lock, *marker.wheels], at_once=_DOWNLOADS, name="wheels"):
         pass
     return folder / WHEELS_LOCK
 

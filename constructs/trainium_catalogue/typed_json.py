@@ -1,0 +1,156 @@
+"""Reads JSON that someone else has written into dataclasses, checking the type of every field.
+
+A launcher may run in an image with nothing but the standard library, which rules out the packages
+that do this (msgspec, pydantic). Ranges are checked where they matter, in ``__post_init__``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+Read = Callable[[Any, str], Any]
+"""Takes a value and the path to it; returns it typed, or raises ``ValueError``."""
+
+_INT64 = range(-(2**63), 2**63)
+_SHOWN = 80
+
+
+def read_object(data: bytes | str) -> dict[str, Any]:
+    """Parse a JSON object; ``ValueError`` for anything else."""
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"it is {_shown(found)}, not a JSON object")
+    return found
+
+
+def read_json(data: bytes | str, kind: type[T]) -> T:
+    """Parse a JSON object as the dataclass ``kind``; ``ValueError`` names a wrong field."""
+    return typed(read_object(data), kind)
+
+
+def typed(value: object, kind: type[T]) -> T:
+    """Convert a parsed value to ``kind``; ``ValueError`` names a wrong field.
+
+    Fields may be integers (64 bits), numbers, strings, booleans, enumerations, dataclasses, tuples
+    of any length and mappings from strings of these, and optional. Unknown fields are ignored.
+    """
+    found: T = _reader(kind)(value, "")
+    return found
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _wrong(value: object, at: str, wanted: str) -> ValueError:
+    return ValueError(f"{at or 'it'} is {_shown(value)}, not {wanted}")
+
+
+@cache
+def _reader(hint: Any) -> Read:
+    if hint is Any:
+        return lambda value, at: value
+    if hint is int:
+        return _integer
+    if hint is float:
+        return lambda value, at: float(_instance(value, at, (int, float), "a number"))
+    if hint is str:
+        return lambda value, at: _instance(value, at, str, "a string")
+    if hint is bool:
+        return _boolean
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(hint)
+    arguments = get_args(hint)
+    match get_origin(hint):
+        case origin if origin in (Union, UnionType) and len(arguments) == 2:
+            (some,) = (_reader(one) for one in arguments if one is not type(None))
+            return lambda value, at: None if value is None else some(value, at)
+        case origin if origin is tuple and arguments[1:] == (...,):
+            return _tuple(_reader(arguments[0]))
+        case origin if origin is Mapping and arguments[0] is str:
+            return _mapping(_reader(arguments[1]))
+    assert isinstance(hint, type) and issubclass(hint, Enum), hint
+    return _enumeration(hint)
+
+
+def _instance(value: Any, at: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
+    # True and False are integers to Python, and not to JSON.
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise _wrong(value, at, wanted)
+    return value
+
+
+def _integer(value: Any, at: str) -> int:
+    if _instance(value, at, int, "an integer") not in _INT64:
+        raise _wrong(value, at, "an integer of 64 bits")
+    return int(value)
+
+
+def _boolean(value: Any, at: str) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(value, at, "true or false")
+    return value
+
+
+def _tuple(item: Read) -> Read:
+    def read(value: Any, at: str) -> tuple[Any, ...]:
+        found = _instance(value, at, (list, tuple), "a list")
+        return tuple(item(one, f"{at}[{number}]") for number, one in enumerate(found))
+
+    return read
+
+
+def _mapping(item: Read) -> Read:
+    def read(value: Any, at: str) -> dict[str, Any]:
+        found = _instance(value, at, dict, "an object")
+        return {name: item(one, f"{at}[{name!r}]") for name, one in found.items()}
+
+    return read
+
+
+def _enumeration(kind: type[Enum]) -> Read:
+    def read(value: Any, at: str) -> Enum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise _wrong(value, at, f"one of {', '.join(str(one.value) for one in kind)}") from None
+
+    return read
+
+
+def _dataclass(kind: Any) -> Read:
+    hints = get_type_hints(kind)
+    readers = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind)}
+    required = {
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+
+    def read(value: Any, at: str) -> Any:
+        found = _instance(value, at, dict, "an object")
+        if absent := sorted(required - found.keys()):
+            raise ValueError(f"{at + ' has' if at else 'it has'} no {', '.join(absent)}")
+        before = f"{at}." if at else ""
+        known = {
+            name: reader(found[name], f"{before}{name}")
+            for name, reader in readers.items()
+            if name in found
+        }
+        try:
+            return kind(**known)
+        except ValueError as error:
+            raise ValueError(f"{at}: {error}" if at else str(error)) from None
+
+    return read

@@ -1,0 +1,285 @@
+"""A checkpoint's ``.metadata`` is a pickle that someone else may have written: nothing in it runs."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+
+from training.checkpoint import CheckpointDamaged, Checkpoints
+from training.checkpoint.marker import CHUNK_BYTES, FileSum
+from training.checkpoint.metadata import read_metadata
+from training.core.ranks import Ranks
+from training.storage import LocalObjects
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+Change = Callable[[Path, Metadata], bytes]
+"""Makes a ``.metadata`` from the one of a checkpoint in a folder, which it may change."""
+
+
+class Call:
+    """Pickled, calls a function when it is unpickled."""
+
+    def __init__(self, name: str, *arguments: Any, state: object = None) -> None:
+        module, _, function = name.rpartition(".")
+        self._function = getattr(importlib.import_module(module), function)
+        self._arguments, self._state = arguments, state
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._function, self._arguments, self._state
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file that an attack creates."""
+    return tmp_path / "victim"
+
+
+def state(value: float) -> dict[str, Any]:
+    return {
+        "model": {"w": torch.full((5, 3), value), "b": torch.full((7,), value)},
+        "optimizer": {"exp_avg": {"w": torch.full((5, 3), value, dtype=torch.bfloat16)}},
+    }
+
+
+def opened(folder: Path, lines: list[str]) -> Checkpoints:
+    return Checkpoints(
+        LocalObjects(folder), Ranks.open(), keep_last=9, keep_every=0, say=lines.append
+    )
+
+
+def saved(tmp_path: Path) -> Path:
+    """A run with checkpoints of steps 10 and 20."""
+    checkpoints = opened(tmp_path / "run", [])
+    for step in (10, 20):
+        checkpoints.save(state(step), step, {"model": {"size": 1}}, asynchronous=False)
+    return tmp_path / "run"
+
+
+def sign(folder: Path) -> None:
+    """Bring the marker's sizes and checksums up to date, as who writes the files can."""
+    marker = folder / "complete.json"
+    document = json.loads(marker.read_text())
+    for path in folder.iterdir():
+        if path == marker:
+            continue
+        data = path.read_bytes()
+        chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
+        document["files"][path.name] = {
+            "bytes": len(data),
+            "chunk_bytes": CHUNK_BYTES,
+            "crc32": [zlib.crc32(chunk) for chunk in chunks],
+        }
+    marker.write_text(json.dumps(document))
+
+
+def known(folder: Path) -> Mapping[str, FileSum]:
+    return {path.name: FileSum(num_bytes=path.stat().st_size) for path in folder.iterdir()}
+
+
+def as_bytes(folder: Path, metadata: Metadata) -> bytes:
+    """Have torch read the weights from a pickle, which it does with ``weights_only=False``."""
+    payload = pickle.dumps(Call("os.mkdir", str(folder.parents[1] / "victim")))
+    archive = io.BytesIO()
+    torch.save({}, archive)  # torch.load also takes its old format, a pickle
+    path = folder / "__0_0.distcp"
+    legacy = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}))
+    content = legacy + payload
+    at = path.stat().st_size
+    path.write_bytes(path.read_bytes() + content)
+    metadata.state_dict_metadata["model.w"] = BytesStorageMetadata()
+    place = next(iter(metadata.storage_data.values()))
+    index = MetadataIndex(fqn="model.w")
+    metadata.storage_data[index] = type(place)(
+        relative_path=path.name, offset=at, length=len(content)
+    )
+    return pickle.dumps(metadata)
+
+
+def text_of(text: str) -> bytes:
+    """SHORT_BINUNICODE."""
+    return b"\x8c" + bytes([len(text)]) + text.encode()
+
+
+def calling(name: str, *arguments: Any) -> Change:
+    def change(folder: Path, metadata: Metadata) -> bytes:
+        path = str(folder.parents[1] / "victim")
+        metadata.planner_data = Call(name, *(str(item).format(path) for item in arguments))
+        return pickle.dumps(metadata)
+
+    return change
+
+
+ATTACKS: Mapping[str, Change] = {
+    "os.mkdir": calling("os.mkdir", "{}"),
+    "eval": calling("builtins.eval", "open('{}', 'w')"),
+    "a command": calling("subprocess.check_call", "touch {}"),
+    "pickle in pickle": calling("pickle.loads", "x"),
+    "torch.load": calling("torch.load", "{}"),
+    "a module": calling("importlib.import_module", "antigravity"),
+    "nothing but the call": lambda folder, metadata: pickle.dumps(
+        Call("os.mkdir", str(folder.parents[1] / "victim"))
+    ),
+    # PROTO 4, torch's os.mkdir by STACK_GLOBAL, its argument, TUPLE1, REDUCE, STOP.
+    "a dotted name": lambda folder, metadata: (
+        b"\x80\x04%b%b\x93%b\x85R."
+        % tuple(map(text_of, ("torch", "os.mkdir", str(folder.parents[1] / "victim"))))
+    ),
+    "a value that torch unpickles": as_bytes,
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_does_nothing_and_the_checkpoint_before_is_loaded(
+    tmp_path: Path, victim: Path, name: str
+) -> None:
+    run = saved(tmp_path)
+    folder = run / "step-00000020"
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    (folder / ".metadata").write_bytes(ATTACKS[name](folder, metadata))
+    sign(folder)
+    lines: list[str] = []
+    checkpoints = opened(run, lines)
+    latest = checkpoints.latest()
+    assert latest is not None and latest.step == 20
+    loaded = state(0)
+
+    used = checkpoints.load(loaded, latest)
+
+    assert not victim.exists()
+    assert used.step == 10
+    assert loaded["model"]["w"].eq(10).all()
+    (line,) = lines
+    assert line.startswith("checkpoint step-00000020 is refused: .metadata cannot be read: it ")
+
+
+def test_the_attacks_are_real(tmp_path: Path, victim: Path) -> None:
+    """torch's own reader runs them, so these tests can fail."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+
+    for name in ("os.mkdir", "a value that torch unpickles"):
+        folder = saved(tmp_path / name) / "step-00000020"
+        metadata = pickle.loads((folder / ".metadata").read_bytes())
+        (folder / ".metadata").write_bytes(ATTACKS[name](folder, metadata))
+        try:
+            dcp_load(state(0), storage_reader=FileSystemReader(folder), no_dist=True)
+        except BaseException as error:
+            assert "unpickle" not in str(error)
+        assert (tmp_path / name / "victim").is_dir(), name
+
+
+def test_what_torch_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    dcp_save(state(1), checkpoint_id=tmp_path / "torch", no_dist=True)
+    data = (tmp_path / "torch" / ".metadata").read_bytes()
+
+    found, expected = read_metadata(data, known(tmp_path / "torch")), pickle.loads(data)
+
+    assert found.storage_data == expected.storage_data
+    assert found.state_dict_metadata.keys() == expected.state_dict_metadata.keys()
+    for name, tensor in found.state_dict_metadata.items():
+        theirs = expected.state_dict_metadata[name]
+        assert isinstance(tensor, TensorStorageMetadata)
+        assert (tensor.size, tensor.chunks) == (theirs.size, theirs.chunks)
+        assert tensor.properties.dtype == theirs.properties.dtype
+
+
+def places(metadata: Metadata) -> Any:
+    return next(iter(metadata.storage_data.values()))
+
+
+def tensor(metadata: Metadata) -> Any:
+    return metadata.state_dict_metadata["model.w"]
+
+
+CHANGES: Mapping[str, tuple[Callable[[Metadata], None], str]] = {
+    "a file of another folder": (
+        lambda m: vars(places(m)).update(relative_path="../step-00000010/__0_0.distcp"),
+        "is not listed in the marker",
+    ),
+    "an offset before the file": (lambda m: vars(places(m)).update(offset=-1), "in place of a size"),
+    "a length beyond the file": (lambda m: vars(places(m)).update(length=10**9), "ends before"),
+    "a name that is none": (lambda m: vars(places(m)).update(relative_path=3), "place of a name"),
+    "a compressed tensor": (
+        lambda m: vars(places(m)).update(transform_descriptors=("zstd",)),
+        "compressed",
+    ),
+    "a list for the tensors": (lambda m: vars(m).update(state_dict_metadata=[]), "of a mapping"),
+    "a size that is none": (lambda m: vars(tensor(m)).update(size="x"), "in place of a Size"),
+    "a part outside": (
+        lambda m: vars(tensor(m)).update(size=torch.Size([1, 1])),
+        "lies outside of it",
+    ),
+    "a part of other dimensions": (
+        lambda m: vars(tensor(m)).update(size=torch.Size([15])),
+        "number of dimensions",
+    ),
+    "a string for a tensor": (
+        lambda m: m.state_dict_metadata.update({"model.w": "x"}),  # type: ignore[dict-item]
+        "place of a TensorStorageMetadata",
+    ),
+    "no places": (lambda m: vars(m).pop("storage_data"), "storage_data"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_torch_would_not_have_written_is_refused(tmp_path: Path, name: str) -> None:
+    change, reason = CHANGES[name]
+    folder = saved(tmp_path) / "step-00000020"
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    change(metadata)
+
+    with pytest.raises(CheckpointDamaged, match=reason):
+        read_metadata(pickle.dumps(metadata), known(folder))
+
+
+def test_a_pickle_cannot_change_what_a_later_one_means(tmp_path: Path) -> None:
+    """BUILD sets attributes of classes too; those of a pickle are its own."""
+    folder = saved(tmp_path) / "step-00000020"
+    good = (folder / ".metadata").read_bytes()
+    # STACK_GLOBAL, NONE, {"state": 3}, TUPLE2, BUILD: the class itself gets an attribute.
+    evil = b"\x80\x04%b%b\x93N}%bK\x03s\x86b." % tuple(
+        map(text_of, (Metadata.__module__, "Metadata", "state"))
+    )
+    assert pickle.loads(evil).state == 3
+    del Metadata.state  # type: ignore[attr-defined]
+
+    with pytest.raises(CheckpointDamaged):
+        read_metadata(evil, known(folder))
+
+    assert read_metadata(good, known(folder)).state_dict_metadata
+    assert not hasattr(Metadata, "state")
+
+
+def test_a_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
+    failed: list[tuple[int, str]] = []
+    checkpoints = Checkpoints(
+        LocalObjects(tmp_path),
+        Ranks.open(),
+        keep_last=1,
+        keep_every=0,
+        on_failed=lambda step, reason: failed.append((step, reason)),
+    )
+
+    checkpoints.save({"model": {"w": torch.zeros(3)}, "step": 3}, 3, {}, asynchronous=False)
+
+    ((step, reason),) = failed
+    assert step == 3
+    assert "tensors only, not ['step']" in reason
+    assert checkpoints.latest() is None

@@ -26,6 +26,8 @@ MAX_NAME_BYTES = 255
 MAX_PATH_BYTES = 4000
 """Longest name; the kernel's limit of 4,096 (PATH_MAX) counts the folder too."""
 _SHOWN = 80
+_IN_THE_WAY = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
+"""What the kernel answers for a link, file or folder where another kind is needed."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -101,7 +103,7 @@ class SafeFolder:
 
         An exception in the block leaves nothing behind.
         """
-        with self._parent(path_parts(name)) as (parent, leaf):
+        with self._refusing(name), self._parent(path_parts(name)) as (parent, leaf):
             part = f"{PART_PREFIX}{secrets.token_hex(8)}"
             try:
                 with os.fdopen(_new_file(parent, part), "w+b") as file:
@@ -117,7 +119,7 @@ class SafeFolder:
 
     def update(self, name: str) -> BinaryIO:
         """Open a file to write in place; it is created if missing, and not truncated."""
-        with self._parent(path_parts(name)) as (parent, leaf):
+        with self._refusing(name), self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.fdopen(os.open(leaf, flags, 0o644, dir_fd=parent), "wb")
@@ -155,25 +157,22 @@ class SafeFolder:
             os.fchmod(folder, mode)
 
     def link(self, name: str, target: str) -> None:
-        """Create a symbolic link; ``UnsafeName`` for one that leads out of this folder."""
-        parts = path_parts(name)
-        if not self._leads_inside(parts, target):
-            raise UnsafeName(f"{name!r} is a symbolic link out of its folder, to {target!r}")
-        with self._parent(parts) as (parent, leaf):
+        """Create a symbolic link, wherever it leads: nothing here follows it."""
+        if not target or "\0" in target:
+            raise UnsafeName(f"{name!r} is a symbolic link to {target!r}, which cannot be")
+        with self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name)
             os.symlink(target, leaf, dir_fd=parent)
 
-    def _leads_inside(self, parts: tuple[str, ...], target: str) -> bool:
-        steps = target.split("/")
-        while steps and steps[0] == "..":
-            steps.pop(0)
-        # Behind a name that is itself a link, ".." would lead elsewhere than it seems to.
-        if not target or "\0" in target or ".." in steps:
-            return False
-        root = self.root.absolute()
-        # Without a look at the disk, which Path.resolve would take.
-        reached = Path(os.path.normpath(root.joinpath(*parts[:-1], target)))
-        return any(reached.is_relative_to(top) for top in (root, root.resolve()))
+    @contextmanager
+    def _refusing(self, name: str) -> Iterator[None]:
+        """Refuse what came in the way after it had been looked for: other threads write too."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _IN_THE_WAY:
+                raise
+            raise _in_the_way(self.root / name) from error
 
     @contextmanager
     def _parent(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:

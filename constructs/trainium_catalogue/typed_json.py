@@ -44,7 +44,8 @@ def typed(value: object, kind: type[T]) -> T:
     Fields may be integers (64 bits), numbers, strings, booleans, enumerations, dataclasses, tuples
     of any length and mappings from strings of these, and optional. Unknown fields are ignored.
     """
-    found: T = _reader(kind)(value, "")
+    hint: Any = kind
+    found: T = _reader(hint)(value, "")
     return found
 
 

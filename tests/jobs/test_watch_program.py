@@ -249,7 +249,10 @@ def test_code_refuses_a_list_that_is_not_the_bundles(desk: Desk, run: Path) -> N
     key = f"runs/x/code/{code}.json"
     listing = json.loads(read(desk, key))
 
-    for path, says in (("gone.py", "gone.py is not in the bundle"), ("../up.py", "outside the fo")):
+    for path, says in (
+        ("gone.py", "gone.py is not in the bundle"),
+        ("../up.py", "leads out of its folder"),
+    ):
         listing["files"][0]["path"] = path
         desk.put(key, listing)
         assert_refused(desk.run("code", "x", "--fetch", "back"), says)

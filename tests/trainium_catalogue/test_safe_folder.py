@@ -220,9 +220,9 @@ def test_a_failed_file_leaves_the_older_one_and_nothing_else(inside: Path) -> No
 
 def test_a_file_being_written_can_be_told_by_its_name(inside: Path) -> None:
     with SafeFolder(inside).create("file"):
-        (name,) = os.listdir(inside)
+        (path,) = inside.iterdir()
 
-    assert name.startswith(PART_PREFIX)
+    assert path.name.startswith(PART_PREFIX)
 
 
 def test_links_on_the_way_to_the_folder_itself_are_its_users(inside: Path, tmp_path: Path) -> None:
@@ -249,10 +249,10 @@ def test_a_file_moves_between_file_systems(
     source.write_bytes(b"moved")
     rename = os.rename
 
-    def across(old: object, new: object, **where: int) -> None:
+    def across(old: str, new: str, **where: int) -> None:
         if "src_dir_fd" not in where:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-        rename(old, new, **where)  # type: ignore[call-overload]
+        rename(old, new, **where)
 
     monkeypatch.setattr(os, "rename", across)
     SafeFolder(inside).move_in(source, "a/file", mode=0o600, mtime_ns=10**18)
@@ -268,45 +268,17 @@ def test_only_the_users_permissions_are_kept(mode: int) -> None:
     assert user_mode(mode) == mode & 0o700
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        ("last", "step-1"),
-        ("a/last", "../step-1"),
-        ("a/b/last", "../../step-1/model"),
-        ("last", "."),
-        ("last", "{root}/step-1"),
-    ],
-)
-def test_a_link_within_the_folder_is_made(inside: Path, name: str, target: str) -> None:
-    target = target.format(root=inside)
+@pytest.mark.parametrize("target", ["step-1", "../outside", "/etc/passwd", "nowhere"])
+def test_a_link_is_made_as_it_was_wherever_it_leads(inside: Path, target: str) -> None:
+    SafeFolder(inside).link("a/last", target)
 
-    SafeFolder(inside).link(name, target)
-
-    assert str((inside / name).readlink()) == target
+    assert str((inside / "a/last").readlink()) == target
 
 
-@pytest.mark.parametrize(
-    ("name", "target"),
-    [
-        ("last", ".."),
-        ("last", "../outside"),
-        ("a/last", "../../outside"),
-        ("last", "/etc/passwd"),
-        ("last", "{root}"[:-1] + "}2"),  # a folder whose name begins like this one's
-        ("last", "{root}/../outside"),
-        ("last", "step-1/../../outside"),
-        # "dot" may be a link to ".", behind which ".." leads out.
-        ("last", "dot/.."),
-        ("last", ""),
-        ("last", "a\0b"),
-    ],
-)
-def test_a_link_out_of_the_folder_is_refused(inside: Path, name: str, target: str) -> None:
-    with pytest.raises(UnsafeName, match="symbolic link out of its folder"):
-        SafeFolder(inside).link(name, target.format(root=inside))
-
-    assert tree(inside) == {}
+@pytest.mark.parametrize("target", ["", "a\0b"])
+def test_a_link_to_nothing_is_refused(inside: Path, target: str) -> None:
+    with pytest.raises(UnsafeName, match="which cannot be"):
+        SafeFolder(inside).link("last", target)
 
 
 names = st.lists(

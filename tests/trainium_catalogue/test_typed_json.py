@@ -96,7 +96,7 @@ def test_a_wrong_field_is_named(changes: Mapping[str, Any], reason: str) -> None
     "data", ["", "[]", "3", "null", "{", "[" * 100_000, '{"a":' * 100_000, b"\xff\xfe", "1" * 9999]
 )
 def test_what_is_no_json_object_is_refused(data: str | bytes) -> None:
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         read_object(data)
 
 

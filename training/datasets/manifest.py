@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.core.failures import Explained
+from training.core.files import sha256_of
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
 from trainium_catalogue.safe_folder import path_parts
@@ -27,7 +28,6 @@ _WITHOUT_VALIDATION = 1
 """Schema of datasets without a validation split, which earlier releases write and read."""
 TOKENIZER_FILE = "tokenizer.json"
 """The tokenizer that made the ids, in Hugging Face's format, beside the manifest."""
-_HASH_BLOCK_BYTES = 4 * 1024 * 1024
 FILES_SCHEMA = 1
 _BYTES = {"uint16": 2, "uint32": 4}
 """Bytes of a token id, by type."""
@@ -163,15 +163,6 @@ def _check_file(name: str, size: int, count: int) -> None:
         raise ValueError(f"{name!r} has {size} bytes and {count} tokens or samples")
 
 
-def sha256_of(path: Path) -> str:
-    """Checksum of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
     """A file of a dataset."""
@@ -226,17 +217,18 @@ class DatasetManifest:
 
     def fact(self, name: str) -> int:
         """Return one of ``facts``; ``DatasetError`` unless it is an integer."""
-        return self._fact(name, int)
+        found: int = self._fact(name, int)
+        return found
 
     def bounds(self, name: str) -> tuple[float, float]:
         """Return the smallest and largest right value that ``facts`` give."""
-        found = self._fact(name, tuple[float, ...])
+        found: tuple[float, ...] = self._fact(name, tuple[float, ...])
         if len(found) != 2:
             raise DatasetError(
                 f"the dataset's {DATASET_MANIFEST} gives {len(found)} values for {name}, not two; "
                 "submit prepare again"
             )
-        return found
+        return found[0], found[1]
 
     def _fact(self, name: str, kind: Any) -> Any:
         if name not in self.facts:

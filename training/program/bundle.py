@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import tarfile
 import zlib
 from pathlib import Path
 
+from training.core.files import sha256_of
 from training.program.settings import NotPrepared, Workspace, is_full, no_space, refuse_if_full
 from training.storage import ObjectMissing
 from trainium_catalogue.contract import bundle_key
@@ -32,7 +32,7 @@ def unpack(workspace: Workspace) -> None:
         if is_full(error):
             raise no_space(folders.scratch, f"the bundle {key}") from None
         raise
-    found = _sha256_of(archive)
+    found = sha256_of(archive)
     if found != settings.code:
         raise _refused(
             f"the program's files are not those that were submitted: {shown} has the SHA-256 "
@@ -71,11 +71,6 @@ def _extract(archive: Path, target: Path) -> None:
             if member.name.startswith("/"):
                 raise tarfile.AbsolutePathError(member)
         tar.extractall(target, filter="data")
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _refused(reason: str) -> NotPrepared:

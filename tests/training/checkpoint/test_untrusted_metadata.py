@@ -1,9 +1,8 @@
-"""A checkpoint's ``.metadata`` is a pickle that someone else may have written: nothing in it runs."""
+"""A checkpoint's ``.metadata`` is a pickle of unknown origin: nothing in it runs."""
 
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import pickle
 import zlib
@@ -96,10 +95,10 @@ def known(folder: Path) -> Mapping[str, FileSum]:
 def as_bytes(folder: Path, metadata: Metadata) -> bytes:
     """Have torch read the weights from a pickle, which it does with ``weights_only=False``."""
     payload = pickle.dumps(Call("os.mkdir", str(folder.parents[1] / "victim")))
-    archive = io.BytesIO()
-    torch.save({}, archive)  # torch.load also takes its old format, a pickle
     path = folder / "__0_0.distcp"
-    legacy = b"".join(pickle.dumps(part, 2) for part in (0x1950A86A20F9469CFC6C, 1001, {}))
+    # torch.load also takes its old format: a magic number, a version, a system, a pickle.
+    start: tuple[object, ...] = (0x1950A86A20F9469CFC6C, 1001, {})
+    legacy = b"".join(pickle.dumps(part, 2) for part in start)
     content = legacy + payload
     at = path.stat().st_size
     path.write_bytes(path.read_bytes() + content)
@@ -213,7 +212,10 @@ CHANGES: Mapping[str, tuple[Callable[[Metadata], None], str]] = {
         lambda m: vars(places(m)).update(relative_path="../step-00000010/__0_0.distcp"),
         "is not listed in the marker",
     ),
-    "an offset before the file": (lambda m: vars(places(m)).update(offset=-1), "in place of a size"),
+    "an offset before the file": (
+        lambda m: vars(places(m)).update(offset=-1),
+        "in place of a size",
+    ),
     "a length beyond the file": (lambda m: vars(places(m)).update(length=10**9), "ends before"),
     "a name that is none": (lambda m: vars(places(m)).update(relative_path=3), "place of a name"),
     "a compressed tensor": (

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.datasets.manifest import DatasetError, PackedManifest, Shard, Source, sha256_of
+from training.core.files import sha256_of
+from training.datasets.manifest import DatasetError, PackedManifest, Shard, Source
 from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.storage import LocalObjects
 
@@ -187,3 +188,67 @@ def test_a_sequence_longer_than_the_dataset_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DatasetError, match="50 tokens, too few for one sequence of 50 and a label"):
         dataset.require(vocab_size=1000, seq_len=50)
+
+
+@pytest.mark.parametrize("name", ["/tmp/x", "../x.bin", "a/../../x", "", "a\0b", "./x"])
+def test_a_shard_whose_name_leads_elsewhere_is_refused_before_a_byte_is_read(
+    tmp_path: Path, name: str
+) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    path = tmp_path / "source" / "manifest.json"
+    document = json.loads(path.read_text())
+    document["shards"][0]["name"] = name
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(DatasetError, match=r"is no manifest of a packed dataset: shards\[0\]: "):
+        opened(tmp_path / "source", tmp_path / "cache")
+
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_shard_is_not_written_through_a_link(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    (tmp_path / "outside").write_bytes(b"old")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "shard-00000-000.bin").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(DatasetError, match="is a symbolic link: nothing is written through"):
+        opened(tmp_path / "source", tmp_path / "cache")
+
+    assert (tmp_path / "outside").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("dtype", "O", "dtype is 'O', not one of uint16, uint32"),
+        ("dtype", 3, "dtype is 3, not a string"),
+        ("shards", [3], r"shards\[0\] is 3, not an object"),
+        ("shards", None, "shards is None, not a list"),
+        ("num_tokens", "many", "num_tokens is 'many', not an integer"),
+        ("source", {}, "source has no bytes, files, text_field, uri"),
+        ("eos_id", -1, "cannot be negative"),
+        ("validation", [], r"validation is \[\], not an object"),
+    ],
+)
+def test_a_manifest_with_a_wrong_field_is_refused_with_its_name(
+    tmp_path: Path, field: str, value: object, reason: str
+) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    path = tmp_path / "source" / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
+
+    with pytest.raises(DatasetError, match=reason):
+        opened(tmp_path / "source", tmp_path / "cache")
+
+
+def test_a_shard_that_is_shorter_than_its_tokens_is_refused(tmp_path: Path) -> None:
+    """Mapped, it would end with a signal in the middle of training."""
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    path = tmp_path / "source" / "manifest.json"
+    document = json.loads(path.read_text())
+    document["shards"][0]["tokens"] = 60
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(DatasetError, match="100 bytes, and 60 tokens of uint16 take 120"):
+        opened(tmp_path / "source", tmp_path / "cache")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -11,7 +13,7 @@ from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
 from training.program.inputs import stage
 from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace
-from training.storage import LocalObjects
+from training.storage import LocalObjects, ObjectInfo
 from trainium_catalogue.exit_codes import ExitCode
 
 OTHER = "s3://other/some/prefix"
@@ -83,3 +85,60 @@ def test_what_is_not_there_is_refused(words: list[str], tmp_path: Path) -> None:
 
     assert refused.value.code is ExitCode.CONFIGURATION
     assert f"{words[0].replace('=', ' ')}: there are no objects at " in refused.value.reason
+
+
+class Keys:
+    """Storage with objects under any keys, as S3 allows them."""
+
+    uri = "s3://other/some/prefix"
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = keys
+
+    def list(self, prefix: str = "") -> list[ObjectInfo]:
+        now = datetime.now(UTC)
+        return [ObjectInfo(key=key, size=1, etag=key, modified=now) for key in self._keys]
+
+    def get_file(self, key: str, file: BinaryIO, *, on_bytes: object = None) -> None:
+        file.write(b"x")
+
+
+def holding(folder: Path, *keys: str) -> Workspace:
+    objects: Any = Keys(*keys)
+    return replace(workspace(folder, f"--input={OTHER}"), open=lambda uri: objects)
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (("/etc/passwd",), "is an absolute path"),
+        (("a", "../../x"), "leads out of its folder"),
+        (("a//b",), "has an empty component"),
+        (("x" * 300,), "is too long"),
+        (("a/b", "a"), "a is in the way"),
+        (("a", "a/b"), "a is in the way"),
+    ],
+)
+def test_keys_that_cannot_be_files_below_a_folder_are_refused(
+    tmp_path: Path, keys: tuple[str, ...], reason: str
+) -> None:
+    place = holding(tmp_path, *keys)
+
+    with pytest.raises(NotPrepared) as refused:
+        stage(place)
+
+    assert refused.value.code is ExitCode.CONFIGURATION
+    assert reason in refused.value.reason
+    assert "; rename it" in refused.value.reason
+
+
+def test_nothing_is_copied_through_a_link(tmp_path: Path) -> None:
+    place = holding(tmp_path, "a/b")
+    (tmp_path / "outside").mkdir()
+    place.folders.input.mkdir(parents=True)
+    (place.folders.input / "a").symlink_to(tmp_path / "outside")
+
+    with pytest.raises(NotPrepared, match="symbolic link"):
+        stage(place)
+
+    assert not list((tmp_path / "outside").iterdir())

@@ -230,3 +230,18 @@ def test_missing_credentials_are_said(
 def test_other_addresses_are_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="is no storage; write s3://bucket/prefix"):
         open_objects(uri, region=None, endpoint_url=None)
+
+
+@pytest.mark.parametrize("key", ["/etc/passwd", "../x", "a/../../x", "a\0b", "a//b"])
+def test_a_key_cannot_lead_out_of_a_local_folder(tmp_path: Path, key: str) -> None:
+    objects = LocalObjects(tmp_path / "root")
+
+    for action in (
+        lambda: objects.put(key, b"x"),
+        lambda: objects.get(key),
+        lambda: objects.delete([key]),
+        lambda: objects.at(key.lstrip("/")).put("x", b"x") if key[0] != "/" else objects.get(key),
+    ):
+        with pytest.raises(StorageRefused, match=r"no object of .* can have this key"):
+            action()
+    assert list(tmp_path.iterdir()) == []

@@ -91,8 +91,8 @@ def write_corpus(
     strays = [info.key for info in objects.list() if info.key not in known]
     if strays:
         objects.delete(strays)
-    document = {"schema": 1, **asdict(manifest)}
-    objects.put(CORPUS_MANIFEST, f"{json.dumps(document, indent=1)}\n".encode())
+    content: dict[str, Any] = {"schema": 1, **asdict(manifest)}
+    objects.put(CORPUS_MANIFEST, f"{json.dumps(content, indent=1)}\n".encode())
     return total
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from training.core.files import write_whole
-from training.datasets.manifest import DatasetError, sha256_of
+from training.core.files import sha256_of, write_whole
+from training.datasets.manifest import DatasetError
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName

@@ -35,7 +35,7 @@ from training.program.snapshots.process import SnapshotSettings, open_snapshots
 from training.program.snapshots.selection import select
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.exit_codes import ExitCode
-from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, user_mode
+from trainium_catalogue.safe_folder import SafeFolder, user_mode
 
 RECORD = "restored.json"
 _PART_BYTES = 16 * 1024 * 1024
@@ -105,8 +105,11 @@ def restore(
 
 
 def _without_unusable_graphs(entries: Sequence[Entry]) -> list[Entry]:
-    wanted = usable(entry.path for entry in entries if entry.root is Root.CACHE)
-    return [entry for entry in entries if entry.root is not Root.CACHE or entry.path in wanted]
+    # The compiler makes no links, and would write through one.
+    graphs = [e for e in entries if e.root is Root.CACHE and e.kind is not Kind.LINK]
+    wanted = usable(entry.path for entry in graphs)
+    others = [entry for entry in entries if entry.root is not Root.CACHE]
+    return [*others, *(entry for entry in graphs if entry.path in wanted)]
 
 
 def _fetch(
@@ -142,7 +145,8 @@ def _fetch(
         entries = selection.entries
         wanted = {entry.sha256: entry for entry in entries if entry.kind is Kind.FILE}
         _download(objects, arriving, list(wanted.values()), report)
-        return _place(arriving, target, snapshot, entries, report)
+        _place(arriving, target, snapshot, entries, report)
+        return entries
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
 
@@ -206,17 +210,16 @@ def _place(
     snapshot: Snapshot,
     entries: Sequence[Entry],
     report: Callable[[str], None],
-) -> Sequence[Entry]:
-    """Make folders, then files, then links; returns what was made.
+) -> None:
+    """Make folders, then files, then links.
 
     A link or file of the program's own in the way of an entry is removed, so nothing is written
     through it.
     """
     folders = {root: SafeFolder(folder, replace=True) for root, folder in target.folders.items()}
-    for folder in target.folders.values():
-        folder.mkdir(parents=True, exist_ok=True)
+    for kept in target.folders.values():
+        kept.mkdir(parents=True, exist_ok=True)
     uses = Counter(entry.sha256 for entry in entries if entry.kind is Kind.FILE)
-    placed = []
     for entry in sorted(entries, key=lambda entry: _ORDER.index(entry.kind)):
         folder, path = folders[entry.root], entry.path
         match entry.kind:
@@ -228,19 +231,13 @@ def _place(
                 mode = user_mode(entry.mode)
                 bring(arriving / entry.sha256, path, mode=mode, mtime_ns=entry.mtime_ns)
             case Kind.LINK:
-                try:
-                    folder.link(path, entry.target)
-                except UnsafeName as error:
-                    log.info("launch: snapshot %d: a link is left out: %s", snapshot.number, error)
-                    continue
-        placed.append(entry)
+                folder.link(path, entry.target)
         report("restoring: putting files into their places")
     # Last, because a folder may not be writable.
     for entry in sorted(entries, key=lambda entry: -entry.path.count("/")):
         if entry.kind is Kind.FOLDER:
             folders[entry.root].set_folder_mode(entry.path, user_mode(entry.mode))
-    _write_record(target, snapshot, placed)
-    return placed
+    _write_record(target, snapshot, entries)
 
 
 def _write_record(target: SnapshotSettings, snapshot: Snapshot, entries: Sequence[Entry]) -> None:

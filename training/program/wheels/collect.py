@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.core.files import sha256_of
 from training.program.environment import CREDENTIALS
 from training.program.wheels import packages
 from training.program.wheels.resolution import Pip, RequirementsRefused, Resolved, build, resolve
@@ -99,7 +100,7 @@ def collect(
         made.mkdir()
         built = build(pip, text, missing, made) if missing else []
         wheels = [
-            Wheel(package=package, path=path, sha256=_sha256(path)) for package, path in built
+            Wheel(package=package, path=path, sha256=sha256_of(path)) for package, path in built
         ]
         _store(objects, key, wheels, there, report)
     log.info(
@@ -166,8 +167,3 @@ def _store(
         objects.put(WHEELS_MARKER, json.dumps(document, indent=2).encode(), if_absent=True)
     except PreconditionFailed:
         log.info("wheels: another job has completed %s meanwhile", objects.uri)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,6 @@ it does not see that one's packages.
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from training.core.files import sha256_of
 from training.core.heartbeat import heartbeat
 from training.core.threads import in_threads
 from training.program.settings import Workspace, refuse_if_full
@@ -158,9 +158,8 @@ def _fetch(wheels: Objects, marker: WheelsMarker, folder: Path) -> Path:
         try:
             with target.create(file.name) as stream:
                 wheels.get_file(file.name, stream)
-                stream.seek(0)
-                if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
-                    raise _changed(wheels, file.name)
+            if sha256_of(folder / file.name) != file.sha256:
+                raise _changed(wheels, file.name)
         except (ObjectMissing, UnsafeName):
             raise _changed(wheels, file.name) from None
 

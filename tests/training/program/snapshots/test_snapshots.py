@@ -79,7 +79,7 @@ def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folder
     assert restored is not None and restored.number == snapshot.number
     expected = {**before, "absolute": "step-1/model.bin"}
     assert checkpoints(other) == expected
-    assert (other.folder / "run.sh").stat().st_mode & 0o777 == 0o750
+    assert (other.folder / "run.sh").stat().st_mode & 0o7777 == 0o700
     assert (other.folder / "step-1" / "state.json").stat().st_mtime_ns == 1_000_000_001
 
 

@@ -1,0 +1,166 @@
+"""A restore of a snapshot that someone else has written stays in the folders that are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.program.snapshots.kept_nodes import Job
+from training.program.snapshots.manifest import FORMAT, Snapshot, object_key, snapshot_key
+
+CONTENT = b"from the bucket"
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+def put(job: Job, number: int = 1, **lists: list[dict[str, Any]]) -> None:
+    """Write a snapshot by hand, as whoever may write below runs/ can."""
+    document = {"format": FORMAT, "number": number, "at": "2026-01-01T00:00:00+00:00"}
+    document |= {"nodes": 1, "main": 0, **lists}
+    job.snapshots.put(object_key(DIGEST), CONTENT)
+    job.snapshots.put(snapshot_key(number), json.dumps(document).encode())
+
+
+def file(path: str, **fields: Any) -> dict[str, Any]:
+    common = {"root": "checkpoints", "path": path, "bytes": len(CONTENT), "sha256": DIGEST}
+    return {**common, "mode": 0o644, "mtime_ns": 10**18, "nodes": [0], **fields}
+
+
+def folder(path: str, mode: int = 0o755) -> dict[str, Any]:
+    return {"root": "checkpoints", "path": path, "mode": mode, "nodes": [0]}
+
+
+def link(path: str, target: str, root: str = "checkpoints") -> dict[str, Any]:
+    return {"root": root, "path": path, "target": target, "nodes": [0]}
+
+
+@pytest.fixture
+def outside(tmp_path: Path) -> Path:
+    (tmp_path / "outside").mkdir(mode=0o700)
+    (tmp_path / "outside" / "file").write_bytes(b"old")
+    return tmp_path / "outside"
+
+
+def unchanged(outside: Path) -> bool:
+    names = [path.name for path in outside.iterdir()]
+    is_old = names == ["file"] and (outside / "file").read_bytes() == b"old"
+    return is_old and stat.S_IMODE(outside.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    "path", ["/tmp/outside/new", "../../outside/new", "a/../../../outside/new", "", "./a", "a//b"]
+)
+def test_a_path_that_leads_elsewhere_is_refused_and_the_snapshot_before_is_taken(
+    local_job: Job, outside: Path, path: str
+) -> None:
+    put(local_job, 1, files=[file("good")])
+    put(local_job, 2, files=[file(path)])
+    (node,) = local_job.attempt()
+
+    restored = node.restore(local_job.snapshots)
+
+    assert restored is not None and restored.number == 1
+    assert (node.folder / "good").read_bytes() == CONTENT
+    assert unchanged(outside)
+
+
+@pytest.mark.parametrize("name", ["data/new", "data/file", "data/deep/new"])
+def test_nothing_is_written_through_a_link_of_the_programs_own_files(
+    local_job: Job, outside: Path, name: str
+) -> None:
+    put(local_job, files=[file(name)])
+    (node,) = local_job.attempt()
+    (node.folder / "data").symlink_to(outside)
+
+    assert node.restore(local_job.snapshots) is not None
+
+    assert unchanged(outside)
+    assert (node.folder / name).read_bytes() == CONTENT
+    assert not (node.folder / "data").is_symlink()
+
+
+def test_no_file_is_written_through_a_link_in_its_place(local_job: Job, outside: Path) -> None:
+    put(local_job, files=[file("a"), file("b")])  # one is a copy, the other is moved
+    (node,) = local_job.attempt()
+    for name in ("a", "b"):
+        (node.folder / name).symlink_to(outside / "file")
+
+    node.restore(local_job.snapshots)
+
+    assert unchanged(outside)
+    assert [(node.folder / name).read_bytes() for name in ("a", "b")] == [CONTENT, CONTENT]
+
+
+def test_no_folders_mode_is_set_through_a_link(local_job: Job, outside: Path) -> None:
+    put(local_job, folders=[folder("a", 0o777)], links=[link("./a", str(outside))])
+    (node,) = local_job.attempt()
+    (node.folder / "a").symlink_to(outside)
+
+    node.restore(local_job.snapshots)
+
+    assert unchanged(outside)
+
+
+@pytest.mark.parametrize("mode", [0o4755, 0o2755, 0o6777, 0o1777])
+def test_only_the_users_permissions_come_back(local_job: Job, mode: int) -> None:
+    put(local_job, files=[file("a", mode=mode), file("b", mode=mode)], folders=[folder("c", mode)])
+    (node,) = local_job.attempt()
+
+    node.restore(local_job.snapshots)
+
+    modes = {stat.S_IMODE((node.folder / name).stat().st_mode) for name in "abc"}
+    assert modes == {0o700}
+
+
+def test_the_compile_cache_gets_no_links(local_job: Job, outside: Path) -> None:
+    put(local_job, links=[link("neuronxcc", str(outside), root="cache")], files=[file("a")])
+    (node,) = local_job.attempt()
+
+    node.restore(local_job.snapshots)
+
+    assert not (node.settings.cache / "neuronxcc").is_symlink()
+
+
+DAMAGE: Mapping[str, dict[str, Any]] = {
+    "a size that is none": file("a", bytes="many"),
+    "a negative size": file("a", bytes=-1),
+    "a time beyond the file system's": file("a", mtime_ns=2**63 - 1),
+    "a time that is none": file("a", mtime_ns="now"),
+    "no digest": file("a", sha256="../../../x"),
+    "another root": file("a", root="/"),
+    "nodes that are none": file("a", nodes="all"),
+    "no path": {"root": "checkpoints"},
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_an_entry_that_makes_no_sense_is_refused(local_job: Job, name: str) -> None:
+    put(local_job, 1, files=[file("good")])
+    put(local_job, 2, files=[DAMAGE[name]])
+    (node,) = local_job.attempt()
+
+    restored = node.restore(local_job.snapshots)
+
+    assert restored is not None and restored.number == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"[" * 100_000, b'{"format": 1}', b"\xff"])
+def test_a_manifest_that_is_none_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Snapshot.decode(data)
+
+
+def test_names_that_are_no_text_come_back(local_job: Job) -> None:
+    """Names of files are bytes to Linux; what Python makes of them survives JSON."""
+    name = b"caf\xe9".decode(errors="surrogateescape")
+    put(local_job, files=[file(name)])
+    (node,) = local_job.attempt()
+
+    assert node.restore(local_job.snapshots) is not None
+
+    assert (node.folder / name).read_bytes() == CONTENT

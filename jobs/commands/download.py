@@ -5,7 +5,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +33,7 @@ from jobs.program.snapshots import Snapshot, find_snapshot, newest_snapshot, obj
 from trainium_catalogue import contract
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.typed_json import typed
 
 RECEIPT = "export.json"
 """Written last by the export workload: the step, and the files with their sizes."""
@@ -111,6 +112,14 @@ def download_document(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Receipt:
+    """What is read of an export's receipt."""
+
+    step: int | None = None
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
     """Files of an export, or of a snapshot."""
 
@@ -150,13 +159,21 @@ def planned_download(bucket: Bucket, run: str, to: Path, number: str | None = No
             f"the export of run {run} is not complete: {prefix}{RECEIPT} is missing; wait for its "
             f"job, or submit it again: `python -m jobs submit export --run {run}`",
         )
-    _check_complete(found, prefix, receipt.get("files") or {}, run)
+    try:
+        exported = typed(receipt, _Receipt)
+    except ValueError as error:
+        raise Refusal(
+            "export-incomplete",
+            f"the export of run {run} is damaged: {prefix}{RECEIPT} cannot be read ({error}); "
+            f"submit it again: `python -m jobs submit export --run {run}`",
+        ) from None
+    _check_complete(found, prefix, exported.files, run)
     items = tuple(
         Item(path=_inside(to, entry.key.removeprefix(prefix)), key=entry.key, size=entry.size)
         for entry in found
         if not entry.key.endswith("/")
     )
-    return Download(run=run, step=receipt.get("step"), prefix=prefix, items=items)
+    return Download(run=run, step=exported.step, prefix=prefix, items=items)
 
 
 def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:

@@ -14,12 +14,12 @@ import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.models_in_bucket import WEIGHTS, WEIGHTS_INDEX
+from trainium_catalogue.typed_json import read_json, read_object, typed
 
 _LENGTH_BYTES = 8
 _FIRST_READ_BYTES = 256 * 1024
@@ -48,6 +48,26 @@ class _Tensor:
     begin: int
     """First byte in the file."""
     num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Index:
+    """What is read of the index of several files."""
+
+    weight_map: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Entry:
+    """A tensor in the header of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.data_offsets) != 2 or any(number < 0 for number in self.shape):
+            raise ValueError("a tensor has no such shape or place")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,9 +216,8 @@ class GivenWeights:
 
 def _weight_map(objects: Objects) -> Mapping[str, str]:
     try:
-        found = json.loads(objects.get(WEIGHTS_INDEX))["weight_map"]
-        files: Mapping[str, str] = {str(name): str(file) for name, file in found.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+        files = read_json(objects.get(WEIGHTS_INDEX), _Index).weight_map
+    except ValueError:
         files = {}
     if not files:
         raise GivenWeightsError(
@@ -224,19 +243,19 @@ def _header(objects: Objects, file: str, size: int) -> dict[str, _Tensor]:
     if start > len(head):
         head += objects.get_range(file, len(head), start - len(head))
     try:
-        document: dict[str, Any] = json.loads(head[_LENGTH_BYTES:start])
+        document = read_object(head[_LENGTH_BYTES:start])
         document.pop("__metadata__", None)
         tensors = {
             name: _Tensor(
                 file=file,
-                dtype=str(known["dtype"]),
-                shape=tuple(int(number) for number in known["shape"]),
-                begin=start + int(known["data_offsets"][0]),
-                num_bytes=int(known["data_offsets"][1]) - int(known["data_offsets"][0]),
+                dtype=entry.dtype,
+                shape=entry.shape,
+                begin=start + entry.data_offsets[0],
+                num_bytes=entry.data_offsets[1] - entry.data_offsets[0],
             )
-            for name, known in document.items()
+            for name, entry in ((name, typed(item, _Entry)) for name, item in document.items())
         }
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except ValueError:
         raise _no_safetensors(objects, file) from None
     for tensor in tensors.values():
         kind = _DTYPES.get(tensor.dtype)

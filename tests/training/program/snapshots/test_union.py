@@ -67,9 +67,7 @@ def test_what_is_below_another_nodes_file_is_given_only_to_who_has_a_folder() ->
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a\0b"])
 def test_a_manifest_that_leads_out_of_the_folder_is_refused(path: str) -> None:
     snapshot = Snapshot(number=1, at="", nodes=1, main=0, entries=(_file(path, ""),))
-    with pytest.raises(
-        ValueError, match=r"is an absolute path|leads out of its folder|NUL|empty name"
-    ):
+    with pytest.raises(ValueError, match=r"absolute path|leads out of|NUL|empty name"):
         Snapshot.decode(snapshot.encode())
 
 

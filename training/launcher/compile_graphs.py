@@ -39,6 +39,7 @@ from trainium_catalogue.contract import CACHE_PREFIX, ENV_JOB_ID, GRAPHS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
+from trainium_catalogue.typed_json import read_json
 
 MODULE = "training.launcher.compile_graphs"
 COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
@@ -65,6 +66,14 @@ def compile_command(
     """Wrap ``command`` as separate arguments: the tool would take a single string for a path."""
     tool = ["neuron_parallel_compile"] if node.device is DeviceKind.XLA else []
     return [python, "-m", MODULE, *argv, "--", *tool, *command]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compiled:
+    """What is read of a node's marker: who compiled its graphs, and when."""
+
+    time: str
+    run: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,12 +152,12 @@ class CompileCache:
         """Report who compiled all graphs and when, if every node has left its marker."""
         try:
             found = [
-                json.loads(self._objects.get(_marker(index)))
+                read_json(self._objects.get(_marker(index)), _Compiled)
                 for index in range(self._node.num_nodes)
             ]
         except (StorageError, OSError, ValueError):
             return None
-        return f"cache is warm: compiled {found[0]['time']} by {found[0]['run']}"
+        return f"cache is warm: compiled {found[0].time} by {found[0].run}"
 
     def doubt(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
         """Explain why ``graphs``, the compiler's count, may not be in the bucket, or None.

@@ -14,6 +14,7 @@ from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_CONFIG, RUN_LOCK, run_prefix
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import resolve_values
+from trainium_catalogue.typed_json import read_json, read_object, typed
 
 _SCHEMA = 1
 RANKS = "num_ranks"
@@ -28,6 +29,16 @@ _LOOKS_PER_HEARTBEAT = 5
 
 class RunConfigError(ValueError):
     """A submission does not fit the run under this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Document:
+    """What ``run.json`` holds beside its schema."""
+
+    workload: str
+    values: Mapping[str, Any]
+    created: str
+    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +57,24 @@ class RunConfig:
     def load(objects: Objects) -> RunConfig | None:
         """Load the run with root ``objects``; None before its first submission."""
         try:
-            document = json.loads(objects.get(RUN_CONFIG))
+            document = read_object(objects.get(RUN_CONFIG))
+            if document.get("schema") != _SCHEMA:
+                raise RunConfigError(
+                    f"{objects.uri}/{RUN_CONFIG} was written by another version of this code; "
+                    "finish the run with that version, or use another run name"
+                )
+            found = typed(document, _Document)
         except ObjectMissing:
             return None
-        except ValueError:
+        except RunConfigError:
+            raise
+        except ValueError as error:
             raise RunConfigError(
-                f"{objects.uri}/{RUN_CONFIG} is not JSON; restore it, or use another run name"
+                f"{objects.uri}/{RUN_CONFIG} cannot be read: {error}; restore it, or use another "
+                "run name"
             ) from None
-        if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-            raise RunConfigError(
-                f"{objects.uri}/{RUN_CONFIG} was written by another version of this code; finish "
-                "the run with that version, or use another run name"
-            )
         return RunConfig(
-            workload=document["workload"],
-            values=document["values"],
-            created=document["created"],
-            facts=document["facts"],
+            workload=found.workload, values=found.values, created=found.created, facts=found.facts
         )
 
     def save(self, objects: Objects) -> None:
@@ -182,8 +194,8 @@ class Holder:
     def parse(data: bytes) -> Holder | None:
         """Parse a lock; None if it is not one of this version."""
         try:
-            return Holder(**json.loads(data))
-        except (TypeError, ValueError):
+            return read_json(data, Holder)
+        except ValueError:
             return None
 
 

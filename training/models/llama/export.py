@@ -36,6 +36,7 @@ from trainium_catalogue.contract import (
 from trainium_catalogue.models import DECODERS
 from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.plan import shape_of
+from trainium_catalogue.typed_json import read_json
 
 if TYPE_CHECKING:
     from training.core.job import Job
@@ -241,17 +242,26 @@ def _export_model(
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ids:
+    """What is read of a dataset's manifest: how its ids were made."""
+
+    tokenizer_sha256: str
+    eos_id: int
+    bos: bool
+
+
 def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) -> None:
     """Export the tokenizer that made the dataset's ids, if the dataset still exists."""
     dataset = bucket.at(f"{DATASETS_PREFIX}{config.values['dataset']}")
     try:
-        manifest: dict[str, Any] = json.loads(dataset.get(DATASET_MANIFEST))
+        manifest = read_json(dataset.get(DATASET_MANIFEST), _Ids)
         text = dataset.get(TOKENIZER_FILE).decode()
-    except (ObjectMissing, StorageRefused) as error:
+    except (ObjectMissing, StorageRefused, ValueError) as error:
         _say(f"the tokenizer is not exported: {error}")
         return
     known = config.facts.get("tokenizer_sha256")
-    if known not in (None, manifest["tokenizer_sha256"]):
+    if known not in (None, manifest.tokenizer_sha256):
         _say(
             f"the tokenizer is not exported: dataset {config.values['dataset']} was made anew "
             "with another one since"
@@ -260,8 +270,8 @@ def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) ->
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
         write_tokenizer(
             text,
-            eos_id=manifest["eos_id"],
-            bos=manifest["bos"],
+            eos_id=manifest.eos_id,
+            bos=manifest.bos,
             folder=Path(scratch),
             finished=upload.move,
         )

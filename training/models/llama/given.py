@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from training.storage import ObjectMissing, Objects, StorageAccess
 from trainium_catalogue.models_in_bucket import MODEL_CONFIG, differing_sizes, model_prefix
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import shape_of
+from trainium_catalogue.typed_json import read_object
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PretrainedConfig
@@ -115,19 +115,16 @@ def _checked(objects: Objects, values: Mapping[str, Value]) -> _Found:
 
 def _document(objects: Objects) -> dict[str, Any]:
     try:
-        document = json.loads(objects.get(MODEL_CONFIG))
+        return read_object(objects.get(MODEL_CONFIG))
     except ObjectMissing:
         raise GivenWeightsError(
             f"{objects.uri} has no {MODEL_CONFIG}; upload a model's folder with python -m jobs "
             "upload FOLDER, or name an export: --init-from export/RUN"
         ) from None
     except ValueError:
-        document = None
-    if not isinstance(document, dict):
         raise GivenWeightsError(
             f"{objects.uri}/{MODEL_CONFIG} is no JSON object; upload the folder anew"
-        )
-    return document
+        ) from None
 
 
 def refuse_other_model(

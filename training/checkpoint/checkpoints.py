@@ -104,8 +104,9 @@ class Checkpoints:
 
         reader = Reader(self._objects.at(info.name), info.files, count)
         try:
-            data = self._ranks.agree(reader.fetch_metadata)
-            reader.use_metadata(read_metadata(data, info.files))
+            reader.use_metadata(
+                self._ranks.agree(lambda: read_metadata(reader.fetch_metadata(), info.files))
+            )
             dcp_load(
                 state_dict,
                 storage_reader=reader,

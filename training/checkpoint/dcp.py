@@ -285,7 +285,7 @@ class Reader(FileSystemReader):
     def fetch_metadata(self) -> bytes:
         """Read the file that locates everything; ``CheckpointDamaged`` if it was altered.
 
-        One rank fetches it for all, since each needs the same: 17 MB for Llama-2-7B on 128 ranks.
+        One rank fetches and reads it for all: 17 MB for Llama-2-7B on 128 ranks.
         """
         with self._folder.create_stream(METADATA, "rb") as stream:
             data: bytes = stream.read()

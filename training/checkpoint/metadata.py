@@ -1,15 +1,15 @@
-"""Reads torch's ``.metadata``, which is a pickle, without running what a pickle could run.
+"""Reads torch's ``.metadata``, a pickle, without ever unpickling it.
 
 A pickle names functions and calls them, and whoever may write below ``runs/`` writes checkpoints,
-with their checksums. So each name that it may contain becomes a class of this module that only
-records its arguments, any other name is refused, and torch's objects are made from the records once
-these have been checked. torch's own ``pickle.load`` is never called.
+with their checksums. So the few operations that torch's pickles consist of are carried out here:
+a name may only be one of a dozen classes, and "calling" it records the arguments. torch's objects
+are made from the records once these have been checked.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import math
+import pickletools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from training.checkpoint.marker import CheckpointDamaged, FileSum
 
 _METADATA = "torch.distributed.checkpoint.metadata"
-_ALLOWED = frozenset(
+_CLASSES = frozenset(
     {
         *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
         *((_METADATA, name) for name in ("TensorStorageMetadata", "ChunkStorageMetadata")),
@@ -40,89 +40,180 @@ _ALLOWED = frozenset(
 )
 """What torch 2.9 and 2.13 write for tensors. ``BytesStorageMetadata`` is not among them: no state
 here has such entries, and torch reads them with ``torch.load(weights_only=False)``."""
+_REASON_CHARACTERS = 300
+
+
+class _Class:
+    """A name in a pickle."""
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module, self.name = module, name
 
 
 class _Record:
-    """An object that a pickle describes: its class, arguments and state, and nothing else."""
+    """What a pickle makes of a class: its arguments and state."""
 
-    arguments: tuple[Any, ...]
-    state: Any
-
-    def __new__(cls, *arguments: Any) -> _Record:
-        found = object.__new__(cls)
-        found.arguments, found.state = arguments, None
-        return found
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes records; their classes are new for each pickle, which may change them."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-        self.kinds = {
-            (module, name): type(name, (_Record,), {"__module__": module})
-            for module, name in _ALLOWED
-        }
-
-    def find_class(self, module: str, name: str, /) -> Any:
-        """Return the class of records for a name; ``UnpicklingError`` for any other name."""
-        if (module, name) in self.kinds:
-            return self.kinds[module, name]
-        found = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(found, torch.dtype):
-            return found
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint contains")
+    def __init__(self, kind: _Class, arguments: tuple[Any, ...]) -> None:
+        self.kind, self.arguments = kind, arguments
+        self.state: Any = None
 
 
 def read_metadata(data: bytes, files: Mapping[str, FileSum]) -> Metadata:
     """Read where each tensor of a checkpoint lies in its ``files``; else ``CheckpointDamaged``."""
-    unpickler = _Unpickler(data)
     try:
-        return _Checked(unpickler.kinds, files).metadata(unpickler.load())
-    except CheckpointDamaged:
-        raise
-    except Exception as error:  # a pickle can raise almost anything
+        return _Checked(files).metadata(_parse(data))
+    except Exception as error:  # a pickle can be wrong in almost any way
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointDamaged(f".metadata cannot be read: {reason[:300]}") from None
+        raise CheckpointDamaged(
+            f".metadata cannot be read: {reason[:_REASON_CHARACTERS]}"
+        ) from None
+
+
+def _parse(data: bytes) -> Any:
+    """Carry out a pickle of protocol 4 or 5, Python's default since 3.8; ``ValueError``.
+
+    The operations are those of the library's own table (pickletools.opcodes). Nothing is hashed but
+    strings and records, and nothing takes more memory than the pickle is long.
+    """
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: list[Any] = []
+    for opcode, argument, _ in pickletools.genops(data):
+        match opcode.name:
+            case "MEMOIZE":
+                memo.append(stack[-1])
+            case "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "SHORT_BINUNICODE" | "BINUNICODE" | "BININT" | "BININT1" | "BININT2" | "LONG1":
+                stack.append(argument)
+            case "MARK":
+                marks.append(len(stack))
+            case "EMPTY_TUPLE":
+                stack.append(())
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = int(opcode.name[-1])
+                stack[-count:] = [tuple(stack[-count:])]
+            case "TUPLE":
+                stack.append(tuple(_since(stack, marks.pop())))
+            case "EMPTY_DICT":
+                stack.append({})
+            case "EMPTY_LIST":
+                stack.append([])
+            case "NONE":
+                stack.append(None)
+            case "NEWTRUE" | "NEWFALSE":
+                stack.append(opcode.name == "NEWTRUE")
+            case "APPEND":
+                item = stack.pop()
+                _list(stack[-1]).append(item)
+            case "APPENDS":
+                items = _since(stack, marks.pop())
+                _list(stack[-1]).extend(items)
+            case "SETITEM":
+                value, key = stack.pop(), stack.pop()
+                _set_items(stack[-1], [key, value])
+            case "SETITEMS":
+                items = _since(stack, marks.pop())
+                _set_items(stack[-1], items)
+            case "STACK_GLOBAL":
+                name, module = stack.pop(), stack.pop()
+                stack.append(_named(module, name))
+            case "REDUCE" | "NEWOBJ":
+                arguments, kind = stack.pop(), stack.pop()
+                if type(kind) is not _Class or type(arguments) is not tuple:
+                    raise ValueError("it calls something that is not a class")
+                stack.append(_Record(kind, arguments))
+            case "BUILD":
+                state = stack.pop()
+                if type(stack[-1]) is not _Record:
+                    raise ValueError("it changes something that it has not made")
+                stack[-1].state = state
+            case "PROTO" | "FRAME":
+                pass
+            case "STOP":
+                (found,) = stack
+                return found
+            case other:
+                raise ValueError(f"it has the operation {other}, which torch does not write")
+    raise ValueError("it does not end")
+
+
+def _since(stack: list[Any], mark: int) -> list[Any]:
+    items = stack[mark:]
+    del stack[mark:]
+    return items
+
+
+def _list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise ValueError("it appends to something that is not a list")
+    return value
+
+
+def _set_items(target: Any, items: list[Any]) -> None:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        # Records are hashed by their identity.
+        if type(key) not in (str, _Record):
+            raise ValueError(f"it has a {type(key).__name__} as a key")
+        _mapping(target)[key] = value
+
+
+def _named(module: Any, name: Any) -> Any:
+    if type(module) is not str or type(name) is not str:
+        raise ValueError("it names something without a name")
+    if (module, name) in _CLASSES:
+        return _Class(module, name)
+    # Not getattr, which imports some modules of torch.
+    found = vars(torch).get(name) if module == "torch" else None
+    if isinstance(found, torch.dtype):
+        return found
+    raise ValueError(f"it names {f'{module}.{name}'!r}, which no checkpoint contains")
 
 
 class _Checked:
     """Makes torch's objects from records, and raises for what torch would not have written."""
 
-    def __init__(
-        self, kinds: Mapping[tuple[str, str], type[_Record]], files: Mapping[str, FileSum]
-    ) -> None:
-        self._kinds, self._files = kinds, files
+    def __init__(self, files: Mapping[str, FileSum]) -> None:
+        self._files = files
 
     def metadata(self, record: Any) -> Metadata:
         state = self._state(record, "Metadata")
         stored = _mapping(state["storage_data"])
+        places = {self._index(key): self._place(found) for key, found in stored.items()}
+        tensors = {
+            _text(name): self._state(found, "TensorStorageMetadata")
+            for name, found in _mapping(state["state_dict_metadata"]).items()
+        }
+        # Several tensors could share one list of very many parts.
+        if sum(len(_list(tensor["chunks"])) for tensor in tensors.values()) > len(places):
+            raise ValueError("it has more parts of tensors than places of them")
         return Metadata(
             state_dict_metadata={
-                _text(name): self._tensor(_text(name), found)
-                for name, found in _mapping(state["state_dict_metadata"]).items()
+                name: self._tensor(name, tensor, places) for name, tensor in tensors.items()
             },
-            storage_data={self._index(key): self._place(found) for key, found in stored.items()},
+            storage_data=places,
         )
 
-    def _tensor(self, name: str, record: Any) -> TensorStorageMetadata:
-        state = self._state(record, "TensorStorageMetadata")
+    def _tensor(
+        self, name: str, state: Mapping[str, Any], places: Mapping[MetadataIndex, _StorageInfo]
+    ) -> TensorStorageMetadata:
         # TensorProperties.__getstate__: dtype, layout, requires_grad, memory format, pinned.
         dtype = self._raw_state(state["properties"], "TensorProperties")[0]
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{name} has no type")
+            raise ValueError(f"{name!r} has no type")
         size, chunks = self._size(state["size"]), []
         for item in state["chunks"]:
             chunk = self._state(item, "ChunkStorageMetadata")
             offsets, sizes = self._size(chunk["offsets"]), self._size(chunk["sizes"])
             if len(offsets) != len(size) or len(sizes) != len(size):
-                raise ValueError(f"{name} has a part with another number of dimensions")
+                raise ValueError(f"{name!r} has a part with another number of dimensions")
             if any(at + part > all_ for at, part, all_ in zip(offsets, sizes, size, strict=True)):
-                raise ValueError(f"{name} has a part that lies outside of it")
+                raise ValueError(f"{name!r} has a part that lies outside of it")
+            if math.prod(sizes) and MetadataIndex(name, offsets) not in places:
+                raise ValueError(f"{name!r} has a part that is in no file")
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
+        if sum(math.prod(chunk.sizes) for chunk in chunks) < math.prod(size):
+            raise ValueError(f"{name!r} has parts that do not make up the whole")
         return TensorStorageMetadata(
             properties=TensorProperties(dtype=dtype), size=size, chunks=chunks
         )
@@ -160,9 +251,10 @@ class _Checked:
         return self._known(record, module, name).state
 
     def _known(self, record: Any, module: str, name: str) -> _Record:
-        if type(record) is not self._kinds[module, name]:
+        if type(record) is not _Record:
             raise ValueError(f"it has a {type(record).__name__} in place of a {name}")
-        assert isinstance(record, _Record)
+        if (record.kind.module, record.kind.name) != (module, name):
+            raise ValueError(f"it has a {record.kind.name} in place of a {name}")
         return record
 
 

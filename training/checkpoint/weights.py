@@ -12,9 +12,9 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from training.checkpoint.dcp import Reader
-from training.checkpoint.marker import CheckpointInfo, CheckpointUnusable
+from training.checkpoint.marker import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
 from training.checkpoint.metadata import read_metadata
-from training.storage import Objects
+from training.storage import Objects, StorageError
 
 OnBytes = Callable[[int], None]
 _PREFIXES = ("model.", "")
@@ -71,7 +71,8 @@ class Weights:
 
         Reads straight into ``dtype``: only one shard of a tensor is in fp32 at a time.
         """
-        whole = {name: torch.empty(self._shapes[name], dtype=dtype) for name in names}
+        # Zeros, so that no gap in a checkpoint is filled with this process's memory.
+        whole = {name: torch.zeros(self._shapes[name], dtype=dtype) for name in names}
         state: dict[str, Any] = {f"{self._prefix}{name}": t for name, t in whole.items()}
         try:
             with warnings.catch_warnings():
@@ -80,5 +81,9 @@ class Weights:
                 dcp_load(state, storage_reader=self._reader(), no_dist=True)
         except CheckpointException as error:
             ((cause, _),) = error.failures.values()
-            raise cause from None
+            if isinstance(cause, CheckpointDamaged | StorageError | OSError):
+                raise cause from None
+            raise CheckpointDamaged(
+                f"the tensors cannot be read: {type(cause).__name__}: {cause}"
+            ) from None
         return whole

@@ -69,10 +69,9 @@ def user_mode(mode: int) -> int:
 class SafeFolder:
     """A folder named by its user, for files that are named by someone else.
 
-    Links on the way to ``root`` are followed; below it none is. With ``replace``, a link or file
-    where a folder is needed, and whatever is in the place of a new entry, is removed; without, it
-    is refused with ``UnsafeName``, unless a new file takes the place of an older one. Folders are
-    created as needed.
+    Links on the way to ``root`` are followed; below it none is. A new file takes the place of an
+    older one. Anything else in the way of a file, folder or link is removed with ``replace``, which
+    is for one writer, and refused without, with ``UnsafeName``. Folders are created as needed.
     """
 
     def __init__(self, root: Path, *, replace: bool = False) -> None:
@@ -125,13 +124,13 @@ class SafeFolder:
             return os.fdopen(os.open(leaf, flags, 0o644, dir_fd=parent), "wb")
 
     def move_in(self, source: Path, name: str, *, mode: int, mtime_ns: int) -> None:
-        """Move a file of this machine to ``name``."""
+        """Move a file of this machine, of the caller's own, to ``name``."""
         try:
             with self._parent(path_parts(name)) as (parent, leaf):
+                os.utime(source, ns=(mtime_ns, mtime_ns))
+                source.chmod(mode)
                 self._make_room(parent, leaf, name)
                 os.rename(source, leaf, dst_dir_fd=parent)
-                os.utime(leaf, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
-                os.chmod(leaf, mode, dir_fd=parent)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
@@ -161,7 +160,7 @@ class SafeFolder:
         if not target or "\0" in target:
             raise UnsafeName(f"{name!r} is a symbolic link to {target!r}, which cannot be")
         with self._parent(path_parts(name)) as (parent, leaf):
-            self._make_room(parent, leaf, name)
+            self._make_room(parent, leaf, name, over_file=False)
             os.symlink(target, leaf, dir_fd=parent)
 
     @contextmanager
@@ -201,10 +200,10 @@ class SafeFolder:
         finally:
             os.close(handle)
 
-    def _make_room(self, parent: int, leaf: str, name: str) -> None:
-        """Leave an older file or nothing at the place of a new entry, or refuse it."""
+    def _make_room(self, parent: int, leaf: str, name: str, *, over_file: bool = True) -> None:
+        """Remove or refuse what is in the place of a new entry, but for a file to write over."""
         kind = _kind(parent, leaf)
-        if kind == 0 or (stat.S_ISREG(kind) and not self._replace):
+        if kind == 0 or (stat.S_ISREG(kind) and over_file):
             return
         if not self._replace:
             raise _in_the_way(self.root / name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
@@ -65,7 +66,7 @@ def _reader(hint: Any) -> Read:
     if hint is int:
         return _integer
     if hint is float:
-        return lambda value, at: float(_instance(value, at, (int, float), "a number"))
+        return _number
     if hint is str:
         return lambda value, at: _instance(value, at, str, "a string")
     if hint is bool:
@@ -96,6 +97,16 @@ def _integer(value: Any, at: str) -> int:
     if _instance(value, at, int, "an integer") not in _INT64:
         raise _wrong(value, at, "an integer of 64 bits")
     return int(value)
+
+
+def _number(value: Any, at: str) -> float:
+    try:
+        found = float(_instance(value, at, (int, float), "a number"))
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise _wrong(value, at, "a finite number")
+    return found
 
 
 def _boolean(value: Any, at: str) -> bool:

@@ -22,10 +22,10 @@ from jobs.output.console import human, note, print_document
 from jobs.output.documents import Document
 from jobs.program.bundle import BundledFile, fetch, listing_key, pack
 from jobs.program.changes import file_changes
-from jobs.program.files import select
+from jobs.program.files import NEVER, select
 from jobs.program.record import Submitted, read_record
 from trainium_catalogue import contract
-from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.typed_json import typed
 
@@ -147,6 +147,9 @@ def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile]
     try:
         for file in listing:
             path, data = folder.path(file.path), contents.get(file.path)
+            # A repository's own folder has programs that git runs.
+            if {part.lower() for part in path_parts(file.path)} & set(NEVER):
+                raise UnsafeName(f"{file.path!r} is in a folder that submit leaves out")
             if data is None or hashlib.sha256(data).hexdigest() != file.sha256:
                 raise _differs(f"{file.path} is not in the bundle as its list says")
             if not path.exists():

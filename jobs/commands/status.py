@@ -1,6 +1,5 @@
 """`jobs status`: the state of one run, node by node, and the progress of its training."""
 
-import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -20,6 +19,7 @@ from jobs.output.program_status import PROGRAM_STATUS, describe_program
 from jobs.output.streams import last_words
 from jobs.program.losses import read_losses, why_no_losses
 from trainium_catalogue.contract import PROGRAM, TRAIN_METRICS, Orchestrator, run_key
+from trainium_catalogue.typed_json import read_object
 from trainium_catalogue.workloads import WORKLOADS
 
 _PLOT_HEIGHT = 16
@@ -240,10 +240,10 @@ def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> di
     losses: dict[int, float] = {}
     for line in metrics.decode(errors="replace").splitlines():
         try:
-            document = json.loads(line)
+            document = read_object(line)
             if document["event"] == event:
                 losses[int(document["step"])] = float(document[field])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue  # a partial line, or a loss that is not finite
     return dict(sorted(losses.items()))
 

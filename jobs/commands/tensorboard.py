@@ -199,8 +199,6 @@ def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
     """Fetch new or grown files; return the run's number of files."""
     number, copies = 0, SafeFolder(folder)
     for name, key, size in _logs(bucket, run):
-        if name.endswith("/"):
-            continue  # an object that a console makes for a folder
         number += 1
         try:
             target = copies.path(name)
@@ -225,7 +223,8 @@ def _logs(bucket: Bucket, run: str) -> Iterator[tuple[str, str, int]]:
     """Yield name, key and size of each file of logs."""
     prefix = run_prefix(run, "logs")
     for found in bucket.objects(prefix):
-        yield found.key.removeprefix(prefix), found.key, found.size
+        if _EVENTS in found.key.rpartition("/")[2]:
+            yield found.key.removeprefix(prefix), found.key, found.size
     # A program writes them where it likes: they are kept with its checkpoints, or its output.
     output = f"{run_prefix(run, 'results')}output/"
     for found in bucket.objects(output):

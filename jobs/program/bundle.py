@@ -187,6 +187,9 @@ def find(bucket: Bucket, run: str, digest: str) -> dict[str, Any] | None:
 
 def fetch(bucket: Bucket, run: str, digest: str) -> dict[str, bytes]:
     """Read the files of a bundle in the bucket, checked by its hash."""
+    import tarfile
+    import zlib
+
     key = contract.bundle_key(run, digest)
     data = bucket.read(key)
     if data is None:
@@ -202,7 +205,13 @@ def fetch(bucket: Bucket, run: str, digest: str) -> dict[str, bytes]:
             f"s3://{bucket.name}/{key} does not hold the bytes that its name says (SHA-256 "
             f"{found}): somebody has put something else there; it is not what the run ran",
         )
-    return dict(members(data))
+    try:
+        return dict(members(data))
+    except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError) as error:
+        raise Refusal(
+            "bundle-differs",
+            f"s3://{bucket.name}/{key} is not an archive that submit made: {error}",
+        ) from None
 
 
 def members(data: bytes) -> Iterator[tuple[str, bytes]]:

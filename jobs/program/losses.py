@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from jobs.bucket.objects import Bucket
 from jobs.program.record import read_record
 from trainium_catalogue import contract
+from trainium_catalogue.typed_json import read_object
 
 _EXAMPLE = r"'step=(?P<step>\d+) loss=(?P<loss>\S+)'"
 
@@ -53,8 +53,8 @@ def _points(data: bytes) -> dict[int, float]:
     points: dict[int, float] = {}
     for line in data.decode(errors="replace").splitlines():
         try:
-            document = json.loads(line)
+            document = read_object(line)
             points[int(document["step"])] = float(document["loss"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue  # no line of ours
     return points

@@ -11,6 +11,7 @@ from typing import Any
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
 from trainium_catalogue import contract
+from trainium_catalogue.typed_json import read_object
 from trainium_catalogue.workloads import Value
 
 FORMAT = 1
@@ -54,7 +55,7 @@ def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
 def _parsed(bucket: Bucket, run: str, data: bytes) -> tuple[Submitted, ...]:
     key = contract.run_key(run, contract.RUN_PROGRAM)
     try:
-        document = json.loads(data)
+        document = read_object(data)
         if document["format"] != FORMAT:
             raise ValueError(
                 f"it has format {document['format']!r}, and this checkout reads {FORMAT}"

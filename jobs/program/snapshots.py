@@ -23,6 +23,7 @@ CHECKPOINTS_ROOT = "checkpoints"
 NONE = "none"
 """The choice of no snapshot."""
 _NAME = re.compile(r"(\d{8})\.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _MOST_LISTED = 12
 
 
@@ -37,6 +38,10 @@ class SnapshotFile:
     mode: int = 0o644
     nodes: tuple[int, ...] = ()
     """The nodes that have exactly this one."""
+
+    def __post_init__(self) -> None:
+        if not _DIGEST.fullmatch(self.sha256) or self.bytes < 0:
+            raise ValueError(f"{self.path!r} has no such digest or size")
 
     @property
     def node(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ from trainium_catalogue.probing import (
     is_intact,
     sealed,
 )
+from trainium_catalogue.typed_json import read_object
 
 Record = Mapping[str, Any]
 NO_PROBE = "no probe"
@@ -55,10 +55,10 @@ def key_of(run: str, name: str = RECORD) -> str:
 def parse_record(data: bytes, where: str) -> Record:
     """Parse a record; refuse anything else, and a record changed after it was written."""
     try:
-        document = json.loads(data)
+        document = read_object(data)
     except ValueError:
-        document = None
-    if not isinstance(document, dict) or "findings" not in document:
+        document = {}
+    if "findings" not in document:
         raise Refusal(
             "no-record",
             f"{where} is no record of a verification; name a run, a file or an object that "

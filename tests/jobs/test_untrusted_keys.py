@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import json
 import stat
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +89,7 @@ class Keys:
 def test_tensorboard_copies_no_log_to_another_place(
     tmp_path: Path, outside: Path, folder: str, name: str
 ) -> None:
-    key = f"runs/x/{folder}{hostile_names(outside)[name]}"
-    if folder != "logs/":
-        key += "/tfevents"
+    key = f"runs/x/{folder}{hostile_names(outside)[name]}/tfevents"
 
     with pytest.raises(Refusal, match="cannot become a file of this machine") as refused:
         copy_logs(Keys(key), "x", tmp_path / "tb" / "x")  # type: ignore[arg-type]
@@ -110,11 +111,10 @@ def test_tensorboard_copies_no_file_of_a_snapshot_to_another_place(
     assert_unchanged(outside)
 
 
-def test_tensorboard_passes_over_the_objects_that_consoles_make_for_folders(
-    desk: Desk, tmp_path: Path
-) -> None:
-    desk.put("runs/x/logs/tensorboard/", b"")
-    desk.put("runs/x/logs/tensorboard/events", b"one")
+def test_tensorboard_copies_nothing_but_its_own_files(desk: Desk, tmp_path: Path) -> None:
+    """A configuration of its projector, for example, names files of this machine to open."""
+    for name in ("", "projector_config.pbtxt", "events.out.tfevents.1"):
+        desk.put(f"runs/x/logs/tensorboard/{name}", b"one")
 
     assert copy_logs(bucket_of(desk), "x", tmp_path / "x") == 1
 
@@ -159,7 +159,8 @@ def test_download_refuses_a_file_where_a_folder_is_needed(
 
 
 @pytest.mark.parametrize(
-    "change", [{"bytes": "many"}, {"nodes": 3}, {"sha256": None}, {"path": ["a"]}]
+    "change",
+    [{"bytes": "many"}, {"bytes": -1}, {"nodes": 3}, {"sha256": "../x"}, {"path": ["a"]}],
 )
 def test_a_snapshot_that_makes_no_sense_is_none(
     desk: Desk, run: Path, tmp_path: Path, change: dict[str, Any]
@@ -201,6 +202,44 @@ def test_code_takes_of_a_mode_only_whether_a_file_can_be_executed(
 
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "back").iterdir()}
     assert modes == {"run.sh": 0o755, "train.py": 0o644}
+
+
+@pytest.mark.parametrize("path", [".git/hooks/pre-commit", "a/.GIT/config", ".hg/hgrc"])
+def test_code_writes_nothing_that_git_would_run(
+    desk: Desk, run: Path, tmp_path: Path, path: str
+) -> None:
+    listed(desk, path=path)
+
+    assert_refused(
+        desk.run("code", "x", "--fetch", str(tmp_path / "back")), "a folder that submit leaves out"
+    )
+    assert not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("data", [b"no archive", b"", gzip.compress(b"no tar"), "a link"])
+def test_code_refuses_what_is_no_archive_of_submits(
+    desk: Desk, run: Path, tmp_path: Path, data: bytes | str
+) -> None:
+    if isinstance(data, str):
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            member = tarfile.TarInfo("train.py")
+            member.type, member.linkname = tarfile.SYMTYPE, "missing"
+            tar.addfile(member)
+        data = packed.getvalue()
+    record = json.loads(read(desk, "runs/x/program.json"))
+    submission = record["submissions"][-1]
+    listing = read(desk, f"runs/x/code/{submission['code']}.json")
+    submission["code"] = hashlib.sha256(data).hexdigest()
+    desk.put(f"runs/x/code/{submission['code']}.json", listing)
+    desk.put(f"runs/x/code/{submission['code']}.tar.gz", data)
+    desk.put("runs/x/program.json", record)
+
+    result = desk.run("code", "x", "--fetch", str(tmp_path / "back"))
+
+    assert result.exit_code != 0
+    assert "is not an archive that submit made" in result.stderr or "in the bundle" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.parametrize("change", [{"bytes": "x"}, {"path": 3}, {"mode": None}])

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainium_catalogue import safe_folder
 from trainium_catalogue.safe_folder import (
     PART_PREFIX,
     SafeFolder,
@@ -192,6 +193,57 @@ def test_a_folder_in_the_place_of_a_file_is_refused(inside: Path) -> None:
 
     with pytest.raises(UnsafeName, match="a is in the way"):
         write(SafeFolder(inside), "a")
+
+
+def test_a_link_takes_no_files_place(inside: Path) -> None:
+    write(SafeFolder(inside), "a")
+
+    with pytest.raises(UnsafeName, match="a is in the way"):
+        SafeFolder(inside).link("a", "elsewhere")
+
+
+@pytest.mark.parametrize("way", [write, update, move, copy, prepared, make_folder, link])
+@pytest.mark.parametrize("target", ["../outside", "../outside/file"])
+def test_a_link_that_appears_meanwhile_is_not_followed(
+    inside: Path, target: str, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if another process had made it between the look at the folder and the use of it."""
+    (inside / "link").symlink_to(target)
+    before = tree(inside.parent / "outside")
+    monkeypatch.setattr(safe_folder, "_kind", lambda parent, name: 0)
+
+    for replace in (False, True):
+        with pytest.raises((UnsafeName, OSError)):
+            way(SafeFolder(inside, replace=replace), "link/file")
+
+    assert tree(inside.parent / "outside") == before
+
+
+@pytest.mark.parametrize("target", ["../outside", "../outside/file"])
+def test_a_link_that_appears_in_a_files_place_is_not_written_through(
+    inside: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (inside / "link").symlink_to(target)
+    before = tree(inside.parent / "outside")
+    monkeypatch.setattr(safe_folder, "_kind", lambda parent, name: 0)
+
+    with pytest.raises(UnsafeName, match="link is a symbolic link"):
+        update(SafeFolder(inside), "link")
+    for way in (write, move, copy):  # these put their file in the place of the link
+        way(SafeFolder(inside), "link")
+        assert (inside / "link").read_bytes() == b"new"
+
+    assert tree(inside.parent / "outside") == before
+
+
+def test_a_file_in_the_making_is_new(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safe_folder.secrets, "token_hex", lambda count: "known")
+    (inside / f"{PART_PREFIX}known").symlink_to("../outside/file")
+
+    with pytest.raises(FileExistsError), SafeFolder(inside).create("a"):
+        pass
+
+    assert (inside.parent / "outside" / "file").read_bytes() == b"old"
 
 
 def test_a_new_file_takes_the_place_of_an_older_one_when_it_is_complete(inside: Path) -> None:

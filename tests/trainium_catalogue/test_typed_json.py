@@ -70,6 +70,8 @@ def test_a_right_document_is_read() -> None:
         ({"kind": []}, r"kind is \[\], not one of"),
         ({"at": "now"}, "at is 'now', not a number"),
         ({"at": True}, "at is True, not a number"),
+        ({"at": 10**400}, r"at is 1000.*\.\.\., not a finite number"),
+        ({"at": float("nan")}, "at is nan, not a finite number"),
         ({"done": 1}, "done is 1, not true or false"),
         ({"parts": {}}, r"parts is {}, not a list"),
         ({"parts": [3]}, r"parts\[0\] is 3, not an object"),

@@ -36,19 +36,24 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from safetensors.torch import save_file
+from transformers.models.llama.configuration_llama import LlamaConfig
 
 from jobs.bucket.objects import Bucket, Found
 from jobs.commands import code as code_command
 from jobs.commands.download import planned_download, prepare_target
+from jobs.commands.status import losses_of
 from jobs.commands.tensorboard import copy_logs
 from jobs.errors import Refusal
+from jobs.program.losses import _points
+from jobs.program.record import read_record
 from jobs.program.snapshots import chosen_snapshot
 from tests.training.nodes import CPU_NODE
 from tests.untrusted import mutations
 from tests.untrusted.guard import Guard, Violation
-from training.checkpoint import Checkpoints, CheckpointUnusable
+from training.checkpoint import CheckpointDamaged, CheckpointInfo, Checkpoints, CheckpointUnusable
 from training.checkpoint.given import GivenTable, GivenWeights, GivenWeightsError
 from training.checkpoint.marker import CHUNK_BYTES
+from training.checkpoint.weights import Weights
 from training.core.arguments import parse
 from training.core.ranks import Ranks
 from training.datasets.manifest import (
@@ -59,21 +64,27 @@ from training.datasets.manifest import (
     Source,
     Validation,
 )
+from training.datasets.prepared.bert_shards import check_shard, empty, write_shard
 from training.datasets.prepared.corpora import count_complete
 from training.datasets.samples.packed import open_dataset
 from training.datasets.samples.staging import stage
 from training.datasets.text.parts import PartRecord
 from training.datasets.text.sources import Part
+from training.models.llama.given import _document as given_document
+from training.models.llama.given import refuse_other_model
 from training.program import bundle, inputs
 from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace
 from training.program.snapshots.barrier import Listing
+from training.program.snapshots.coordinator import _TIMES
 from training.program.snapshots.manifest import object_key
 from training.program.snapshots.process import SnapshotSettings
 from training.program.snapshots.restore import NoRoom, restore
 from training.program.wheels import install, packages
 from training.storage import LocalObjects, ObjectInfo, ObjectMissing, StorageAccess, StorageError
-from trainium_catalogue.contract import DATASET_MANIFEST
-from trainium_catalogue.typed_json import read_object
+from training.trainer.run_files import _last_validation, _lines_until
+from training.trainer.runs import Holder, RunConfig, RunConfigError
+from trainium_catalogue.contract import DATASET_MANIFEST, RUN_CONFIG
+from trainium_catalogue.typed_json import read_object, typed
 
 CASE_LIMIT_S = 60
 _MEMORY = 12 * 2**30
@@ -219,15 +230,36 @@ def metadata(inside: Path, rng: random.Random) -> object:
     run = _saved(inside)
     folder = run / "step-00000020"
     data = mutations.pickle((folder / ".metadata").read_bytes(), rng)
-    (folder / ".metadata").write_bytes(data)
+    _put_signed(folder, ".metadata", data)
+    return _load(run)
+
+
+def tensors(inside: Path, rng: random.Random) -> object:
+    """The tensors themselves, each an archive with a pickle, read as an export reads them."""
+    run = _saved(inside)
+    folder = run / "step-00000020"
+    data = (folder / "__0_0.distcp").read_bytes()
+    at = rng.randrange(len(data))
+    changed = data[:at] + mutations.bytes_of(data[at : at + 60], rng) + data[at + 60 :]
+    _put_signed(folder, "__0_0.distcp", changed[: len(data)].ljust(len(data), b"\0"))
+    objects = LocalObjects(folder)
+    info = CheckpointInfo.parse(objects.get("complete.json"), folder=folder.name)
+    shapes = {"w": torch.Size([5, 3]), "b": torch.Size([7])}
+    return Weights(objects, info, shapes=shapes, on_bytes=lambda count: None).read(
+        ["w", "b"], torch.float32
+    )
+
+
+def _put_signed(folder: Path, name: str, data: bytes) -> None:
+    """Write a file of a checkpoint and its checksum, as who writes one can write the other."""
+    (folder / name).write_bytes(data)
     document = json.loads((folder / "complete.json").read_bytes())
-    document["files"][".metadata"] = {
+    document["files"][name] = {
         "bytes": len(data),
         "chunk_bytes": CHUNK_BYTES,
         "crc32": [zlib.crc32(data)] if data else [],
     }
     (folder / "complete.json").write_text(json.dumps(document))
-    return _load(run)
 
 
 def given_weights(inside: Path, rng: random.Random) -> object:
@@ -252,6 +284,59 @@ def given_weights(inside: Path, rng: random.Random) -> object:
     weights.require({"w": (3, 4), "b": (3,)})
     weights.sha256()
     return weights.read("w", offsets=(0, 0), size=(3, 4), dtype=torch.float32)
+
+
+def run_config(inside: Path, rng: random.Random) -> object:
+    objects = LocalObjects(inside / "run")
+    values = {"seq-len": 16, "global-batch": 4}
+    known = RunConfig(workload="llama-tiny", values=values, created="2026-01-01", facts={})
+    known.save(objects)
+    path = inside / "run" / RUN_CONFIG
+    path.write_bytes(mutations.document(json.loads(path.read_bytes()), rng))
+    found = RunConfig.load(objects)
+    return None if found is None else (found.workload, dict(found.values), dict(found.facts))
+
+
+def lock(inside: Path, rng: random.Random) -> object:
+    holder = Holder(
+        job_id="job", attempt=1, node="a", since="2026-01-01", heartbeat="2026-01-01",
+        heartbeat_s=5.0,
+    )  # fmt: skip
+    found = Holder.parse(mutations.document(json.loads(holder.dump()), rng))
+    return None if found is None else (found.heartbeat_s + 1, found.attempt + 1)
+
+
+def model_config(inside: Path, rng: random.Random) -> object:
+    ours = LlamaConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, vocab_size=96)
+    objects = LocalObjects(inside / "model")
+    objects.put("config.json", mutations.document(ours.to_diff_dict(), rng))
+    return refuse_other_model(given_document(objects), ours, {}, uri=objects.uri)
+
+
+def metrics(inside: Path, rng: random.Random) -> object:
+    lines = [{"event": "step", "step": step, "loss": 1.5} for step in range(3)]
+    lines.append({"event": "evaluation", "step": 2, "val_loss": 1.0})
+    data = b"\n".join(mutations.document(line, rng) for line in lines)
+    kept, _ = _lines_until(data, 1)
+    return losses_of(data), _points(data), _last_validation(kept)
+
+
+def program_record(inside: Path, rng: random.Random) -> object:
+    submission = {
+        "submitted_at": "2026-01-01", "code": DIGEST, "script": "train.py", "module": "",
+        "argv": ["--x"], "parameters": {"env": ""}, "num_nodes": 1, "workload": "program",
+        "from_snapshot": None, "deployment": "default",
+    }  # fmt: skip
+    document = {"format": 1, "submissions": [submission]}
+    bucket: Any = Keys({"runs/x/program.json": mutations.document(document, rng)})
+    return [item.shown for item in read_record(bucket, "x")]
+
+
+def bert_shard(inside: Path, rng: random.Random) -> object:
+    path = inside / "shard.hdf5"
+    write_shard(path, empty(2, seq_len=8, max_predictions=2))
+    path.write_bytes(mutations.bytes_of(path.read_bytes(), rng))
+    return check_shard(path, seq_len=8, max_predictions=2, vocab_size=9)
 
 
 # --- a program's run ------------------------------------------------------------------------------
@@ -291,6 +376,7 @@ def snapshot(inside: Path, rng: random.Random) -> object:
 def listing(inside: Path, rng: random.Random) -> object:
     head = {"node": 0, "since": 1.5, "until": 2.5, "quiet_s": 1.0, "final": False, "missing": ""}
     found = Listing.decode(mutations.document({**_manifest(), **head}, rng))
+    typed(read_object(mutations.document({"1": 1.5, "2": 2.5}, rng)), _TIMES)
     return found.state, found.name, found.encode()
 
 
@@ -406,7 +492,9 @@ def keys_of_inputs(inside: Path, rng: random.Random) -> object:
 
 def keys_of_logs(inside: Path, rng: random.Random) -> object:
     folders = ("runs/x/logs/", "runs/x/results/output/tfevents/")
-    bucket: Any = Keys({rng.choice(folders) + name: CONTENT for name in _names(rng)})
+    ends = ("", "tfevents", "/tfevents")
+    keys = [rng.choice(folders) + name + rng.choice(ends) for name in _names(rng)]
+    bucket: Any = Keys(dict.fromkeys(keys, CONTENT))
     return copy_logs(bucket, "x", _trap(inside / "tb" / "x", inside))
 
 
@@ -465,9 +553,16 @@ CASES: Mapping[str, Case] = {
     "part-record": Case(part_record, ()),
     "marker": Case(marker, _CHECKPOINT),
     "metadata": Case(metadata, _CHECKPOINT),
+    "tensors": Case(tensors, (CheckpointDamaged,)),
     "weights": Case(given_weights, (GivenWeightsError,)),
     "snapshot": Case(snapshot, (NoRoom,)),
     "listing": Case(listing, (ValueError,)),
+    "run-config": Case(run_config, (RunConfigError,)),
+    "lock": Case(lock, ()),
+    "model-config": Case(model_config, (GivenWeightsError,)),
+    "metrics": Case(metrics, ()),
+    "program-record": Case(program_record, (Refusal,)),
+    "bert-shard": Case(bert_shard, (DatasetError,)),
     "wheels": Case(wheels_marker, (install.DependenciesRefused, NotPrepared)),
     "archive": Case(archive, (NotPrepared,)),
     "input-keys": Case(keys_of_inputs, (NotPrepared,)),

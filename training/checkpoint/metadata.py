@@ -83,7 +83,7 @@ def _parse(data: bytes) -> Any:
             case "MEMOIZE":
                 memo.append(stack[-1])
             case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
+                stack.append(memo[_natural(argument)])
             case "SHORT_BINUNICODE" | "BINUNICODE" | "BININT" | "BININT1" | "BININT2" | "LONG1":
                 stack.append(argument)
             case "MARK":
@@ -155,7 +155,9 @@ def _set_items(target: Any, items: list[Any]) -> None:
         # Records are hashed by their identity.
         if type(key) not in (str, _Record):
             raise ValueError(f"it has a {type(key).__name__} as a key")
-        _mapping(target)[key] = value
+        if type(target) is not dict:
+            raise ValueError("it sets an item of something that is not a mapping")
+        target[key] = value
 
 
 def _named(module: Any, name: Any) -> Any:

@@ -14,7 +14,7 @@ from training.core.failures import Explained
 from training.core.files import sha256_of
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
-from trainium_catalogue.safe_folder import path_parts
+from trainium_catalogue.safe_folder import PART_PREFIX, path_parts
 from trainium_catalogue.typed_json import read_object, typed
 
 log = logging.getLogger(__name__)
@@ -158,7 +158,9 @@ class PackedManifest:
 
 def _check_file(name: str, size: int, count: int) -> None:
     """Refuse what a manifest must not say of a file: its name becomes a path on every node."""
-    path_parts(name)
+    first = path_parts(name)[0]
+    if first == DATASET_MANIFEST or first.startswith(PART_PREFIX):
+        raise ValueError(f"{name!r} is the name of a file that every dataset has")
     if min(size, count) < 0:
         raise ValueError(f"{name!r} has {size} bytes and {count} tokens or samples")
 

@@ -22,6 +22,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from training.core.contract import NodeContract
@@ -42,6 +43,7 @@ from trainium_catalogue.contract import (
     run_prefix,
 )
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+from trainium_catalogue.typed_json import read_json
 
 RESULTS_PREFIX = f"{CACHE_PREFIX}compiled/jobs"
 SIGN_S = 60.0
@@ -174,6 +176,15 @@ def leave_ending(node: NodeContract, verdict: Verdict) -> None:
         log.info("launch: the bucket could not be told how this attempt ended: %s", error)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sign:
+    """What a job has left: a sign of life, or how it has ended."""
+
+    running_at: float | None = None
+    code: int | None = None
+    reason: str = ""
+
+
 def leave_sign(results: Objects, job_id: str) -> None:
     """Record that this job is running; if that fails, the next sign may succeed."""
     with contextlib.suppress(StorageError, OSError):
@@ -231,11 +242,10 @@ def wait_for_result(
 def _find(results: Objects, job_id: str) -> dict[str, Any]:
     """Read what the job has left; empty if it left nothing or storage does not answer."""
     try:
-        found = json.loads(results.get(_key(job_id)))
-    except (ObjectMissing, StorageUnavailable):
+        found = read_json(results.get(_key(job_id)), _Sign)
+    except (ObjectMissing, StorageUnavailable, ValueError):
         return {}
-    assert isinstance(found, dict)
-    return found
+    return {name: value for name, value in asdict(found).items() if value is not None}
 
 
 def _key(job_id: str) -> str:

@@ -12,7 +12,7 @@ from training.program.settings import NotPrepared, Workspace, is_full, no_space,
 from training.storage import ObjectInfo, ObjectMissing, Objects
 from trainium_catalogue.contract import DATASETS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
-from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 
 _AT_ONCE = 8
 """Files that are copied at once, each with a few threads of its own if it is large."""
@@ -56,6 +56,9 @@ def _copy(workspace: Workspace, objects: Objects, folder: Path, *, what: str, re
         )
     staged = SafeFolder(folder)
     try:
+        for info in found:
+            if path_parts(info.key)[0] == _RECORD:
+                raise UnsafeName(f"{info.key!r} is the name of the record of what was copied")
         folder.mkdir(parents=True, exist_ok=True)
         known = _recorded(folder)
         missing = [info for info in found if not _is_there(staged, info, known)]

@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from trainium_catalogue.contract import LOSS_SCALAR
+from trainium_catalogue.typed_json import read_object
 
 SCALARS: Mapping[str, str] = {
     LOSS_SCALAR: "loss",
@@ -177,7 +178,7 @@ def _earlier_metrics(earlier: bytes | None) -> list[dict[str, Any]]:
     if earlier is None:
         return []
     try:
-        found = json.loads(earlier)["results"]["metrics"]
+        found = read_object(earlier)["results"]["metrics"]
     except (KeyError, TypeError, ValueError):
         return []  # a file put there by somebody else is no reason to stop
     return list(found) if isinstance(found, list) else []

@@ -22,6 +22,7 @@ from training.trainer.records import (
     results_document,
 )
 from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LOSS_SCALAR
+from trainium_catalogue.typed_json import read_object
 
 log = logging.getLogger(__name__)
 
@@ -286,7 +287,7 @@ def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
     kept, dropped = [], 0
     for line in (data or b"").decode(errors="replace").splitlines():
         try:
-            document = json.loads(line)
+            document = read_object(line)
             is_later = document["event"] in _MADE_AGAIN and document["step"] > step
         except (KeyError, TypeError, ValueError):
             is_later = True  # a partial line, or not ours
@@ -300,9 +301,9 @@ def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
 def _last_validation(lines: list[str]) -> dict[str, Any]:
     """Status fields of the latest evaluation in earlier attempts, if there was one."""
     for line in reversed(lines):
-        document = json.loads(line)
+        document = read_object(line)
         if document["event"] == _EVALUATION:
-            return {"val_loss": document["val_loss"], "val_step": document["step"]}
+            return {"val_loss": document.get("val_loss"), "val_step": document["step"]}
     return {}
 
 

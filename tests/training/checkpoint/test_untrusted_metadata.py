@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import io
 import json
 import pickle
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,14 +23,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from training.checkpoint import CheckpointDamaged, Checkpoints
+from training.checkpoint import CheckpointDamaged, CheckpointInfo, Checkpoints
 from training.checkpoint.marker import CHUNK_BYTES, FileSum
 from training.checkpoint.metadata import read_metadata
+from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
 from training.storage import LocalObjects
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
+_BEFORE = frozenset(sys.modules)
 Change = Callable[[Path, Metadata], bytes]
 """Makes a ``.metadata`` from the one of a checkpoint in a folder, which it may change."""
 
@@ -228,6 +233,11 @@ CHANGES: Mapping[str, tuple[Callable[[Metadata], None], str]] = {
         lambda m: vars(tensor(m)).update(size=torch.Size([1, 1])),
         "lies outside of it",
     ),
+    "a gap": (lambda m: vars(tensor(m)).update(chunks=[]), "do not make up the whole"),
+    "a part in no file": (
+        lambda m: m.storage_data.pop(MetadataIndex("model.w", torch.Size([0, 0]))),
+        "more parts of tensors than places",
+    ),
     "a part of other dimensions": (
         lambda m: vars(tensor(m)).update(size=torch.Size([15])),
         "number of dimensions",
@@ -249,6 +259,48 @@ def test_what_torch_would_not_have_written_is_refused(tmp_path: Path, name: str)
 
     with pytest.raises(CheckpointDamaged, match=reason):
         read_metadata(pickle.dumps(metadata), known(folder))
+
+
+BOMBS = {
+    # A key that is nested so deeply that hashing it overflows the stack of C.
+    "nested": b"\x80\x04})" + b"\x85" * 200_000 + b"Ns.",
+    # A place in the memo that needs gigabytes before it.
+    "memo": b"\x80\x02Nr" + (2**31 - 1).to_bytes(4, "little") + b".",
+    "long bytes": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b".",
+    "long text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b".",
+    "no end": b"\x80\x04N",
+    "two ends": b"\x80\x04NN.",
+    "an empty stack": b"\x80\x04\x85.",
+    "no mark": b"\x80\x04Nt.",
+    "a memo that is empty": b"\x80\x04h\x05.",
+    "not a pickle": b"PK\x03\x04",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_pickle_that_would_take_the_process_along_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointDamaged, match=r"\.metadata cannot be read: "):
+        read_metadata(BOMBS[name], {})
+
+
+def test_many_tensors_cannot_share_one_list_of_many_parts(tmp_path: Path) -> None:
+    folder = saved(tmp_path) / "step-00000020"
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    one = metadata.state_dict_metadata["model.w"]
+    shared = one.chunks * 3000
+    for number in range(3000):
+        metadata.state_dict_metadata[f"w{number}"] = dataclasses.replace(one, chunks=shared)
+
+    with pytest.raises(CheckpointDamaged, match="more parts of tensors than places"):
+        read_metadata(pickle.dumps(metadata), known(folder))
+
+
+def test_a_refused_name_imports_nothing() -> None:
+    with pytest.raises(CheckpointDamaged, match=r"names 'torch\._dynamo'"):
+        read_metadata(b"\x80\x04%b%b\x93." % (text_of("torch"), text_of("_dynamo")), {})
+
+    assert "torch._dynamo" not in sys.modules or "torch._dynamo" in _BEFORE
 
 
 def test_a_pickle_cannot_change_what_a_later_one_means(tmp_path: Path) -> None:
@@ -285,3 +337,40 @@ def test_a_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
     assert step == 3
     assert "tensors only, not ['step']" in reason
     assert checkpoints.latest() is None
+
+
+CONTENTS: Mapping[str, Any] = {
+    "no tensor": {"w": 3},
+    "another shape": torch.zeros(2, 2),
+    "a sparse tensor": torch.zeros(5, 3).to_sparse(),
+    "a program": Call("os.mkdir", "victim"),
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_file_that_holds_no_such_tensor_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """An export reads single tensors; torch reads each with ``weights_only=True``."""
+    monkeypatch.chdir(tmp_path)
+    folder = saved(tmp_path) / "step-00000020"
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    packed = io.BytesIO()
+    if CONTENTS[name] is not None:
+        torch.save(CONTENTS[name], packed)
+    path = folder / "__0_0.distcp"
+    place = metadata.storage_data[MetadataIndex("model.w", torch.Size([0, 0]))]
+    place.offset, place.length = path.stat().st_size, len(packed.getvalue())
+    path.write_bytes(path.read_bytes() + packed.getvalue())
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    sign(folder)
+    info = CheckpointInfo.parse((folder / "complete.json").read_bytes(), folder=folder.name)
+    shapes = {"w": torch.Size([5, 3]), "b": torch.Size([7])}
+    weights = Weights(LocalObjects(folder), info, shapes=shapes, on_bytes=lambda count: None)
+
+    assert weights.read(["b"], torch.float32)["b"].eq(20).all()
+    with pytest.raises(CheckpointDamaged, match="the tensors cannot be read"):
+        weights.read(["w"], torch.float32)
+
+    assert not (tmp_path / "victim").exists()

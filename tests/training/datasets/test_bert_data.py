@@ -331,3 +331,42 @@ def test_without_a_way_to_the_internet_it_says_so(monkeypatch: pytest.MonkeyPatc
         bert_tar.WebFile.find("http://127.0.0.1:9/set.tar")
 
     assert raised.value.__suppress_context__
+
+
+def another_file(file: Any, key: str, folder: Path) -> None:
+    """Let an array be one of another file of this machine."""
+    with h5py.File(folder / "other.h5", "w") as other:
+        other["x"] = np.zeros((1, 128), "int32")
+    file[key] = h5py.ExternalLink(str(folder / "other.h5"), "x")
+
+
+def outside(file: Any, key: str, folder: Path) -> None:
+    (folder / "secret").write_bytes(b"\1" * 512)
+    external = [(str(folder / "secret"), 0, 512)]
+    file.create_dataset(key, (1, 128), "int32", external=external)
+
+
+def huge(file: Any, key: str, folder: Path) -> None:
+    file.create_dataset(key, (2**40, 128), "int32", chunks=(1, 128))
+
+
+FORMS = {
+    "an array of another file": another_file,
+    "bytes of another file": outside,
+    "an array that is larger than memory": huge,
+    "a group": lambda file, key, folder: file.create_group(key),
+    "a type": lambda file, key, folder: file.__setitem__(key, np.dtype("int32")),
+    "a link to nothing": lambda file, key, folder: file.__setitem__(key, h5py.SoftLink("/none")),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_entry_that_is_no_array_of_the_file_is_refused(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "shard.hdf5"
+    write_shard(path, empty(1, seq_len=128, max_predictions=20))
+    with h5py.File(path, "r+") as file:
+        del file["input_ids"]
+        FORMS[form](file, "input_ids", tmp_path)
+
+    with pytest.raises(DatasetError, match="input_ids is no array of this file"):
+        read_shard(path)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -14,6 +17,7 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
+from training.program.wheels import packages
 from training.program.wheels.collect import collect
 from training.program.wheels.install import DependenciesRefused, install_wheels
 from training.storage import LocalObjects
@@ -195,3 +199,72 @@ def test_a_job_without_its_wheels_ends_with_the_reason(cluster: Cluster) -> None
     flags = program(cluster.folder, script="print('never')")
     assert nodes(cluster, flags) == {0: 64, 1: 64}, cluster.all_logs()
     assert "holds no complete set of wheels; submit the program again" in cluster.log(0)
+
+
+def marked(wheels: LocalObjects, files: dict[str, bytes], lock: bytes) -> None:
+    """Mark a set of files complete, as whoever may write below wheels/ can."""
+    for name, data in files.items():
+        wheels.put(name, data)
+    wheels.put("requirements.lock", lock)
+    document = {
+        "format": 1,
+        "key": KEY,
+        "image": {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "packages": packages.fixed_versions(packages.installed()),
+        },
+        "lock_sha256": hashlib.sha256(lock).hexdigest(),
+        "wheels": [
+            {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in files.items()
+        ],
+    }
+    wheels.put("complete.json", json.dumps(document).encode())
+
+
+def source_package(victim: Path) -> bytes:
+    """A package that must be built, by code of its own."""
+    packed = io.BytesIO()
+    backend = f"open({str(victim)!r}, 'w')\n"
+    project = '[build-system]\nrequires = []\nbuild-backend = "be"\nbackend-path = ["."]\n'
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, text in (("pyproject.toml", project), ("be.py", backend)):
+            member = tarfile.TarInfo(f"evil-1.0/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("name", ["evil-1.0.tar.gz", "evil-1.0-py3-none-any.whl"])
+def test_nothing_is_built_on_a_node(
+    tmp_path: Path, install: Callable[[LocalObjects], Path], name: str
+) -> None:
+    wheels, victim = LocalObjects(tmp_path / "wheels"), tmp_path / "victim"
+    data = source_package(victim)
+    digest = hashlib.sha256(data).hexdigest()
+    marked(wheels, {name: data}, f"evil==1.0 --hash=sha256:{digest}\n".encode())
+
+    with pytest.raises(DependenciesRefused):
+        install(wheels)
+
+    assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--index-url http://127.0.0.1:9/",
+        "-r /etc/passwd",
+        "evil @ file:///tmp/evil.whl --hash=sha256:" + "0" * 64,
+        "./evil.whl --hash=sha256:" + "0" * 64,
+        "evil==1.0",
+    ],
+)
+def test_a_lock_that_gives_pip_options_is_refused(
+    tmp_path: Path, install: Callable[[LocalObjects], Path], line: str
+) -> None:
+    wheels = LocalObjects(tmp_path / "wheels")
+    marked(wheels, {"a.whl": b"x"}, f"{line}\n".encode())
+
+    with pytest.raises(DependenciesRefused, match=r"requirements\.lock is not what was collected"):
+        install(wheels)

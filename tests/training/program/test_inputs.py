@@ -117,6 +117,8 @@ def holding(folder: Path, *keys: str) -> Workspace:
         (("x" * 300,), "is too long"),
         (("a/b", "a"), "a is in the way"),
         (("a", "a/b"), "a is in the way"),
+        ((".trainium-staged.json",), "is the name of the record"),
+        ((".trainium-staged.json/x",), "is the name of the record"),
     ],
 )
 def test_keys_that_cannot_be_files_below_a_folder_are_refused(

@@ -101,8 +101,8 @@ def test_facts_are_remembered_and_may_not_change() -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"{", "run.json is not JSON; restore it, or use another run name"),
-        (b"[]", "run.json was written by another version of this code"),
+        (b"{", r"run.json cannot be read: .*; restore it, or use another run name"),
+        (b"[]", r"run.json cannot be read: it is \[\], not a JSON object"),
         (b'{"schema": 0}', "run.json was written by another version of this code"),
     ],
 )

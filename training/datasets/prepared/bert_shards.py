@@ -26,6 +26,8 @@ Arrays = Mapping[str, NDArray[Any]]
 _PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
 _PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
 _PER_SEQUENCE = ("next_sentence_labels",)
+_MAX_COMPRESSION = 1100
+"""Most that gzip makes smaller (zlib, "Maximum Compression Factor": 1032)."""
 KEYS: Mapping[str, str] = {
     "input_ids": "int32",
     "input_mask": "int8",
@@ -52,12 +54,16 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
 
     try:
         with h5py.File(path, "r") as file:
-            missing = [key for key in KEYS if key not in file]
-            # A link or external storage would read other files of this machine.
-            if not missing and not all(_is_inside(file, key) for key in KEYS):
-                raise ValueError("its arrays are in other files")
+            links = {key: file.get(key, getclass=True, getlink=True) for key in KEYS}
+            missing = [key for key, link in links.items() if link is None]
+            # Other links, and external storage, would read other files of this machine.
+            for key, link in links.items():
+                if key not in missing and not (
+                    link is h5py.HardLink and _is_array(file[key], path.stat().st_size)
+                ):
+                    raise ValueError(f"{key} is no array of this file")
             arrays = {} if missing else {key: file[key][:] for key in KEYS}
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError, MemoryError) as error:
         # h5py raises any of these for a damaged file; only system errors have a number.
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -72,11 +78,16 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _is_inside(file: Any, key: str) -> bool:
+def _is_array(found: Any, file_bytes: int) -> bool:
+    """Tell whether an entry is an array that its file of that size can hold."""
     import h5py
 
-    found = file.get(key, getclass=True, getlink=True)
-    return found is h5py.HardLink and not (file[key].is_virtual or file[key].external)
+    return (
+        isinstance(found, h5py.Dataset)
+        and not found.is_virtual
+        and not found.external
+        and found.nbytes <= _MAX_COMPRESSION * file_bytes
+    )
 
 
 def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: int) -> int:

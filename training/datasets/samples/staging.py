@@ -87,7 +87,11 @@ def _stage(
         ) from None
     manifest = parse(data, name)
     cache.mkdir(parents=True, exist_ok=True)
-    missing = _missing(cache, manifest.files, report)
+    folder = SafeFolder(cache)
+    try:
+        missing = _missing(folder, manifest.files, report)
+    except UnsafeName as error:
+        raise DatasetError(f"{cache} cannot hold the dataset {objects.uri}: {error}") from None
     if missing:
         # Removed until all shards are right, so that nobody takes a partial folder for a whole one.
         (cache / DATASET_MANIFEST).unlink(missing_ok=True)
@@ -105,17 +109,17 @@ def _stage(
         report(f"dataset: {moved // _MIB} of {needed // _MIB} MiB")
 
     for shard in missing:
-        _fetch(objects, SafeFolder(cache), shard, made_by, on_bytes)
+        _fetch(objects, folder, shard, made_by, on_bytes)
     # Nodes that share a folder, as on Lustre or a laptop, get here at the same time.
     write_whole(cache / DATASET_MANIFEST, data)
 
 
 def _missing(
-    cache: Path, shards: Sequence[StagedFile], report: Callable[[str], None]
+    cache: SafeFolder, shards: Sequence[StagedFile], report: Callable[[str], None]
 ) -> list[StagedFile]:
     """Find shards that the folder lacks; checks in parallel, because accelerators are waiting."""
     with ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check") as pool:
-        checks = [pool.submit(_is_right, cache / shard.name, shard) for shard in shards]
+        checks = [pool.submit(_is_right, cache.path(shard.name), shard) for shard in shards]
         missing = []
         for shard, check in zip(shards, checks, strict=True):
             report(f"checking {shard.name}")

@@ -132,7 +132,7 @@ def refuse_other_model(
 ) -> None:
     """Name every field of config.json in which the model is not the run's."""
     # The class fills in what the file leaves out, as transformers does when it loads it.
-    theirs = type(ours)(**_before_5(document))
+    theirs = _config_of(type(ours), document, uri)
     differing = {
         name: f"{name}={their} (the run has {mine})"
         for name in _SAME
@@ -148,6 +148,20 @@ def refuse_other_model(
     if len(differing.keys() - derived) == len(sizes):
         remedy = "submit with " + " ".join(f"--{name} {size}" for name, size in sizes.items())
     raise GivenWeightsError(f"{uri} is another model: {', '.join(differing.values())}; {remedy}")
+
+
+def _config_of(
+    kind: type[PretrainedConfig], document: Mapping[str, Any], uri: str
+) -> PretrainedConfig:
+    try:
+        found = kind(**_before_5(document))
+        _ = found.hidden_size // found.num_attention_heads, found.to_dict()
+    except Exception as error:  # the class sets whatever it is given, and computes with some
+        raise GivenWeightsError(
+            f"{uri}: {MODEL_CONFIG} is not the configuration of a model ({type(error).__name__}: "
+            f"{error}); upload the folder again"
+        ) from None
+    return found
 
 
 def _before_5(document: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,13 @@ _LISTING = re.compile(r"node-(\d+)-(\d{15})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """Contents that nodes name to each other."""
+
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
     """The fields of a node's file that are not its entries."""
 
@@ -27,10 +33,6 @@ class _Head:
     quiet_s: float
     final: bool
     missing: str
-
-    def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.since, self.until, self.quiet_s))):
-            raise ValueError("a time of it is not finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

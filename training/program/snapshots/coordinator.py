@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from training.program.snapshots.barrier import Listing, Messages, common_instant
+from training.program.snapshots.barrier import Digests, Listing, Messages, common_instant
 from training.program.snapshots.manifest import (
     OBJECTS,
     Snapshot,
@@ -19,12 +20,14 @@ from training.program.snapshots.manifest import (
     union,
 )
 from training.storage import ObjectMissing, Objects, PreconditionFailed
-from trainium_catalogue.typed_json import read_object
+from trainium_catalogue.typed_json import read_json, read_object, typed
 
 _SKEW_S = 1.0
 """Most by which the clocks of two nodes differ; AWS's differ by microseconds."""
 _PATIENCE_S = 60.0
 """Time without a common instant of all nodes after which the log says so, at least."""
+
+_TIMES: Any = Mapping[str, float]
 
 log = logging.getLogger(__name__)
 
@@ -233,8 +236,8 @@ class Coordinator:
                 if name:
                     self._listings.setdefault(node, {})[name] = Listing.decode(data)
                 else:
-                    self._until[node] = {k: float(v) for k, v in read_object(data).items()}
-            except (ObjectMissing, ValueError, TypeError) as error:
+                    self._until[node] = typed(read_object(data), _TIMES)
+            except (ObjectMissing, ValueError) as error:
                 log.info("snapshots: %s is not understood: %s", info.key, error)
             self._etags[info.key] = info.etag
             self.news += 1
@@ -276,6 +279,7 @@ class Coordinator:
                     yield from (entry.sha256 for entry in listing.entries if entry.sha256)
         for node in range(self._num_nodes):
             try:
-                yield from json.loads(self._objects.get(self._messages.intent(node)))["digests"]
+                data = self._objects.get(self._messages.intent(node))
+                yield from read_json(data, Digests).digests
             except ObjectMissing:
                 continue

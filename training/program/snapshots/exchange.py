@@ -16,7 +16,7 @@ from typing import Any
 from training.core.failures import describe
 from training.program.curve import CURVE_FILE
 from training.program.reports import Noted
-from training.program.snapshots.barrier import Messages
+from training.program.snapshots.barrier import Digests, Messages
 from training.program.snapshots.coordinator import Coordinator, NotAlone, Patience
 from training.program.snapshots.folder import look
 from training.program.snapshots.manifest import Snapshot, clock_text
@@ -26,6 +26,7 @@ from training.program.snapshots.uploader import Complaints, Refusal, Uploader
 from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
 from training.storage.results import now_utc
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
+from trainium_catalogue.typed_json import read_json
 
 _TURN_S = 5.0
 _HURRIED_TURN_S = 0.25
@@ -221,7 +222,7 @@ class Exchange:
         if data != self._missing:
             self._missing = data
             own = {entry.sha256 for entry in listing.entries}
-            if lost := own.intersection(json.loads(data)["digests"]):
+            if lost := own.intersection(read_json(data, Digests).digests):
                 self.lost = frozenset(lost)
 
     def _write_status(self, state: str) -> None:

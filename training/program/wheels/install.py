@@ -9,8 +9,10 @@ it does not see that one's packages.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,6 +36,8 @@ _DOWNLOADS = 4
 _AT_MOST_S = 3600.0
 _GROWTH = 4
 """Wheels and their contents, which are compressed in them."""
+_LOCKED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+ --hash=sha256:[0-9a-f]{64}")
+"""A line of the lock file, as ``collect`` writes it."""
 _AGAIN = "submit the program again with --requirements"
 
 log = logging.getLogger(__name__)
@@ -48,7 +52,7 @@ class WheelFile:
     sha256: str
 
     def __post_init__(self) -> None:
-        if len(path_parts(self.name)) > 1 or self.bytes < 0:
+        if len(path_parts(self.name)) > 1 or not self.name.endswith(".whl") or self.bytes < 0:
             raise ValueError(f"{self.name!r} of {self.bytes} bytes is no wheel")
 
 
@@ -163,10 +167,24 @@ def _fetch(wheels: Objects, marker: WheelsMarker, folder: Path) -> Path:
         except (ObjectMissing, UnsafeName):
             raise _changed(wheels, file.name) from None
 
-    lock = WheelFile(name=WHEELS_LOCK, bytes=0, sha256=marker.lock_sha256)
-    for _ in in_threads(one, [lock, *marker.wheels], at_once=_DOWNLOADS, name="wheels"):
+    for _ in in_threads(one, marker.wheels, at_once=_DOWNLOADS, name="wheels"):
         pass
-    return folder / WHEELS_LOCK
+    return _fetch_lock(wheels, marker, target)
+
+
+def _fetch_lock(wheels: Objects, marker: WheelsMarker, folder: SafeFolder) -> Path:
+    """Download the lock file, which may name versions and hashes and give pip no options."""
+    try:
+        data = wheels.get(WHEELS_LOCK)
+    except ObjectMissing:
+        raise _changed(wheels, WHEELS_LOCK) from None
+    lines = data.decode(errors="replace").splitlines()
+    is_lock = all(_LOCKED.fullmatch(line) for line in lines)
+    if hashlib.sha256(data).hexdigest() != marker.lock_sha256 or not is_lock:
+        raise _changed(wheels, WHEELS_LOCK)
+    with folder.create(WHEELS_LOCK) as file:
+        file.write(data)
+    return folder.root / WHEELS_LOCK
 
 
 def _changed(wheels: Objects, name: str) -> DependenciesRefused:
@@ -179,6 +197,8 @@ def _run_pip(folder: Path, lock: Path, target: Path, env: Mapping[str, str]) -> 
     command = [
         *(sys.executable, "-m", "pip", "install", f"--target={target}"),
         *("--no-index", f"--find-links={folder}", "--no-deps", "--require-hashes"),
+        # Anything else would be built, by code that it brings.
+        "--only-binary=:all:",
         # Compiling takes as long as all the rest; Python compiles what the program imports.
         *("--no-compile", "--no-cache-dir", "--no-input", "--disable-pip-version-check"),
         *("--root-user-action=ignore", "--quiet", f"--requirement={lock}"),

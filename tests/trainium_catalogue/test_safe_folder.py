@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -237,7 +238,7 @@ def test_a_link_that_appears_in_a_files_place_is_not_written_through(
 
 
 def test_a_file_in_the_making_is_new(inside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(safe_folder.secrets, "token_hex", lambda count: "known")
+    monkeypatch.setattr(secrets, "token_hex", lambda count: "known")
     (inside / f"{PART_PREFIX}known").symlink_to("../outside/file")
 
     with pytest.raises(FileExistsError), SafeFolder(inside).create("a"):

@@ -350,7 +350,7 @@ def huge(file: Any, key: str, folder: Path) -> None:
     file.create_dataset(key, (2**40, 128), "int32", chunks=(1, 128))
 
 
-FORMS = {
+FORMS: dict[str, Any] = {
     "an array of another file": another_file,
     "bytes of another file": outside,
     "an array that is larger than memory": huge,

@@ -21,9 +21,9 @@ from typing import BinaryIO
 
 PART_PREFIX = ".part-"
 """Prefix of files that are still being written."""
-MAX_NAME_BYTES = 255
+_MAX_NAME_BYTES = 255
 """Longest component of a path that Linux file systems take (NAME_MAX)."""
-MAX_PATH_BYTES = 4000
+_MAX_PATH_BYTES = 4000
 """Longest name; the kernel's limit of 4,096 (PATH_MAX) counts the folder too."""
 _SHOWN = 80
 _IN_THE_WAY = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
@@ -56,7 +56,7 @@ def path_parts(name: str) -> tuple[str, ...]:
         sizes = [len(os.fsencode(part)) for part in parts]
     except UnicodeEncodeError:
         raise UnsafeName(f"{shown} cannot be encoded as a file name") from None
-    if max(sizes) > MAX_NAME_BYTES or sum(sizes) + len(sizes) > MAX_PATH_BYTES:
+    if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES:
         raise UnsafeName(f"{shown} is too long for a file name")
     return parts
 

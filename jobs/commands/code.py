@@ -143,13 +143,11 @@ def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile]
     if to.exists() and not to.is_dir():
         raise Refusal("target", f"--fetch {to} is a file; name a folder")
     contents = fetch(bucket, run, digest)
+    _check_names(listing)
     folder, missing = SafeFolder(to), dict[str, bytes]()
     try:
         for file in listing:
             path, data = folder.path(file.path), contents.get(file.path)
-            # A repository's own folder has programs that git runs.
-            if {part.lower() for part in path_parts(file.path)} & set(NEVER):
-                raise UnsafeName(f"{file.path!r} is in a folder that submit leaves out")
             if data is None or hashlib.sha256(data).hexdigest() != file.sha256:
                 raise _differs(f"{file.path} is not in the bundle as its list says")
             if not path.exists():
@@ -165,8 +163,20 @@ def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile]
             with folder.create(name, mode=0o755 if name in executable else 0o644) as target:
                 target.write(data)
     except UnsafeName as error:
-        raise _differs(f"a file cannot be written below {to}: {error}") from None
+        raise Refusal("target", f"{error}, or name another folder with --fetch") from None
     return len(missing)
+
+
+def _check_names(listing: Sequence[BundledFile]) -> None:
+    """Refuse names that submit never packs: those that lead elsewhere, and a repository's own
+    folder, which has programs that git runs."""
+    for file in listing:
+        try:
+            parts = path_parts(file.path)
+        except UnsafeName as error:
+            raise _differs(f"the list names a file that cannot be: {error}") from None
+        if {part.lower() for part in parts} & set(NEVER):
+            raise _differs(f"{file.path!r} is in a folder that submit leaves out")
 
 
 def _differs(what: str) -> Refusal:

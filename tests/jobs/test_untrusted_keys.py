@@ -188,8 +188,19 @@ def test_code_writes_no_file_to_another_place(
     listed(desk, path=hostile_names(outside)[name])
 
     assert_refused(
-        desk.run("code", "x", "--fetch", str(tmp_path / "back")), "cannot be written below"
+        desk.run("code", "x", "--fetch", str(tmp_path / "back")), "names a file that cannot be"
     )
+    assert_unchanged(outside)
+
+
+def test_code_writes_through_no_link(desk: Desk, run: Path, tmp_path: Path, outside: Path) -> None:
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / "train.py").symlink_to(outside / "authorized_keys")
+
+    assert_refused(
+        desk.run("code", "x", "--fetch", str(tmp_path / "back")),
+        "train.py is a symbolic link: nothing is written through", "another folder with --fetch",
+    )  # fmt: skip
     assert_unchanged(outside)
 
 

@@ -18,7 +18,7 @@ from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, co
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted, valid_run_name
-from jobs.output.console import human, note, print_document
+from jobs.output.console import human, note, print_document, printable
 from jobs.output.documents import Document
 from jobs.program.bundle import BundledFile, fetch, listing_key, pack
 from jobs.program.changes import file_changes
@@ -200,7 +200,7 @@ def _show(
         )
     typer.echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
     for file in listing:
-        typer.echo(f"  {file.sha256[:12]}  {human(file.bytes):>10}  {file.path}")
+        typer.echo(printable(f"  {file.sha256[:12]}  {human(file.bytes):>10}  {file.path}"))
 
 
 def _document(

@@ -26,7 +26,7 @@ from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, co
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
-from jobs.output.console import note, print_document
+from jobs.output.console import note, print_document, printable
 from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
 from jobs.program.snapshots import Snapshot, find_snapshot, newest_snapshot, object_key
@@ -84,7 +84,7 @@ def download(
         size = f"{planned.num_bytes / 1e6:,.1f} MB"
         note(f"would download {files(planned.items)}, {size}, from {where} to {to}")
         for item in () if as_json else planned.items:
-            typer.echo(str(item.path))
+            typer.echo(printable(str(item.path)))
     else:
         prepare_target(to, planned)
         outcome = move(bucket, planned.items, Direction.DOWN, prefix=planned.prefix, note=note)

@@ -158,6 +158,16 @@ def test_download_refuses_a_file_where_a_folder_is_needed(
     assert (tmp_path / "here" / "a").read_bytes() == b"mine"
 
 
+def test_names_give_the_terminal_no_commands(desk: Desk, run: Path, tmp_path: Path) -> None:
+    snapshot(desk, "\x1b]0;owned\x07\x1b[2Ja\udcff")
+
+    result = desk.run("download", "x", "--to", str(tmp_path / "here"), "--dry-run")
+    refused = desk.run("status", "\x1b[2J")
+
+    assert result.stdout.rstrip().endswith("here/\\x1b]0;owned\\x07\\x1b[2Ja\\udcff")
+    assert "\x1b" not in result.stdout + result.stderr + refused.stderr
+
+
 @pytest.mark.parametrize(
     "change",
     [{"bytes": "many"}, {"bytes": -1}, {"nodes": 3}, {"sha256": "../x"}, {"path": ["a"]}],

@@ -204,6 +204,20 @@ def test_what_torch_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
         assert tensor.properties.dtype == theirs.properties.dtype
 
 
+def test_what_torch_2_9_has_written_is_read() -> None:
+    """A recording of what the Neuron images' torch writes; torch 2.9.1+cu128, Python 3.11, with
+
+    ``dcp.save({"model": {"w": arange(15.).view(5, 3), "b": ones(7, dtype=bfloat16)}}, ...)``.
+    """
+    data = (Path(__file__).parent / "torch-2.9.1.metadata").read_bytes()
+
+    found = read_metadata(data, {"__0_0.distcp": FileSum(num_bytes=3154)})
+
+    tensors = {name: entry.size for name, entry in found.state_dict_metadata.items()}  # type: ignore[union-attr]
+    assert tensors == {"model.w": torch.Size([5, 3]), "model.b": torch.Size([7])}
+    assert [place.offset for place in found.storage_data.values()] == [0, 1577]
+
+
 def places(metadata: Metadata) -> Any:
     return next(iter(metadata.storage_data.values()))
 

@@ -1,6 +1,6 @@
 """Turns names from outside into files below a folder, and into nothing else.
 
-Keys of a bucket and names in its manifests are written by whoever may write there, a training
+Keys of a bucket and names in its manifests are written by anyone with write access, a training
 program among them. Taken as paths they reach any file of the machine: ``/etc/passwd``, ``../x``, or
 ``a/b`` where ``a`` is a symbolic link. Everything that writes files under such names goes through
 ``SafeFolder``, which opens one component after the other and follows no link (openat(2),
@@ -59,6 +59,16 @@ def path_parts(name: str) -> tuple[str, ...]:
     if max(sizes) > _MAX_NAME_BYTES or sum(sizes) + len(sizes) > _MAX_PATH_BYTES:
         raise UnsafeName(f"{shown} is too long for a file name")
     return parts
+
+
+def check_link_target(target: str) -> None:
+    """Raise ``UnsafeName`` for what no symbolic link can lead to, on any machine."""
+    try:
+        size = len(os.fsencode(target))
+    except UnicodeEncodeError:
+        size = 0
+    if not 0 < size <= _MAX_PATH_BYTES or "\0" in target:
+        raise UnsafeName(f"no symbolic link can lead to {target[:_SHOWN]!r}")
 
 
 def user_mode(mode: int) -> int:
@@ -157,8 +167,7 @@ class SafeFolder:
 
     def link(self, name: str, target: str) -> None:
         """Create a symbolic link, wherever it leads: nothing here follows it."""
-        if not target or "\0" in target:
-            raise UnsafeName(f"{name!r} is a symbolic link to {target!r}, which cannot be")
+        check_link_target(target)
         with self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name, over_file=False)
             os.symlink(target, leaf, dir_fd=parent)

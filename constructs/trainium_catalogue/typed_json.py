@@ -29,6 +29,8 @@ def read_object(data: bytes | str) -> dict[str, Any]:
         found = json.loads(data)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ValueError(f"it is {_shown(found)}, not a JSON object")
     return found

@@ -29,7 +29,13 @@ from jobs.job import valid_run_name
 from jobs.output.console import note, print_document, printable
 from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
-from jobs.program.snapshots import Snapshot, find_snapshot, newest_snapshot, object_key
+from jobs.program.snapshots import (
+    Snapshot,
+    find_snapshot,
+    manifest_key,
+    newest_snapshot,
+    object_key,
+)
 from trainium_catalogue import contract
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
@@ -62,8 +68,9 @@ def download(
 ) -> int:
     """Download the model that `submit export --run RUN` made: Hugging Face's layout.
 
-    Of a program of your own: the files of its newest snapshot, as they were in its checkpoint
-    folder.
+    Of a program of your own: the regular files of its newest snapshot that can be read; those that
+    differ between nodes go to node-0/, node-1/, .... Links, empty folders and permissions stay
+    behind.
 
     What is there already with the same size and checksum is left out, so a download that was
     interrupted goes on where it ended.
@@ -169,7 +176,11 @@ def planned_download(bucket: Bucket, run: str, to: Path, number: str | None = No
         ) from None
     _check_complete(found, prefix, exported.files, run)
     items = tuple(
-        Item(path=_inside(to, entry.key.removeprefix(prefix)), key=entry.key, size=entry.size)
+        Item(
+            path=_inside(to, entry.key.removeprefix(prefix), origin=entry.key),
+            key=entry.key,
+            size=entry.size,
+        )
         for entry in found
         if not entry.key.endswith("/")
     )
@@ -183,7 +194,8 @@ def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
     for file in snapshot.checkpoints:
         name = file.path if counts[file.path] == 1 else f"node-{file.node}/{file.path}"
         key = object_key(run, file.sha256)
-        items.append(Item(path=_inside(to, name), key=key, size=file.bytes))
+        origin = manifest_key(run, snapshot.number)
+        items.append(Item(path=_inside(to, name, origin=origin), key=key, size=file.bytes))
     prefix = object_key(run, "")
     return Download(run=run, step=None, prefix=prefix, items=tuple(items), snapshot=snapshot.number)
 
@@ -294,14 +306,15 @@ def _nothing(bucket: Bucket, run: str) -> Refusal:
     )
 
 
-def _inside(folder: Path, name: str) -> Path:
+def _inside(folder: Path, name: str, *, origin: str) -> Path:
     try:
         return folder.joinpath(*path_parts(name))
     except UnsafeName as error:
         raise Refusal(
             "key",
-            f"an object cannot become a file below {folder}: {error}; this project writes no such "
-            "names, so find out who has",
+            f"a file that {origin} names cannot become one below {folder}: {error}; this project "
+            "writes no such names, so find out who has; of a program's run, --snapshot N downloads "
+            "another snapshot",
         ) from None
 
 

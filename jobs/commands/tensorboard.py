@@ -9,6 +9,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from urllib.parse import quote, urlencode
@@ -24,7 +25,7 @@ from jobs.errors import EXIT_OK, Refusal, as_refusal
 from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
 from jobs.output.console import note, print_document
-from jobs.program.snapshots import newest_snapshot, object_key
+from jobs.program.snapshots import manifest_key, newest_snapshot, object_key
 from trainium_catalogue.contract import (
     ENV_CHECKPOINT_DIR,
     LOSS_SCALAR,
@@ -33,7 +34,7 @@ from trainium_catalogue.contract import (
     run_key,
     run_prefix,
 )
-from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 
 if TYPE_CHECKING:
     from jobs.eks.pod_streams import Forwarder
@@ -198,44 +199,73 @@ def check_installed() -> None:
 def copy_logs(bucket: Bucket, run: str, folder: Path) -> int:
     """Fetch new or grown files; return the run's number of files."""
     number, copies = 0, SafeFolder(folder)
-    for name, key, size in _logs(bucket, run):
+    for log in _logs(bucket, run):
         number += 1
         try:
-            target = copies.path(name)
-            if target.exists() and target.stat().st_size == size:
+            path_parts(log.foreign)
+            target = copies.path(log.name)
+            if target.exists() and target.stat().st_size == log.size:
                 continue
-            data = bucket.read(key)
+            data = bucket.read(log.key)
             if data is None:
                 continue
             # TensorBoard may be reading the file, and events are only ever appended.
-            with copies.update(name) as file:
+            with copies.update(log.name) as file:
                 file.write(data)
         except UnsafeName as error:
             raise Refusal(
                 "key",
-                f"s3://{bucket.name}/{key} cannot become a file of this machine: {error}; training "
-                "writes no such key, so find out who has, and remove it",
+                f"a file that s3://{bucket.name}/{log.origin} names cannot become one of this "
+                f"machine: {error}; training writes no such names, so find out who has, and remove "
+                "that object",
             ) from None
     return number
 
 
-def _logs(bucket: Bucket, run: str) -> Iterator[tuple[str, str, int]]:
-    """Yield name, key and size of each file of logs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Log:
+    """A file of logs in the bucket."""
+
+    name: str
+    """Name of the copy."""
+    foreign: str
+    """The part of it that was not given here."""
+    key: str
+    size: int
+    origin: str
+    """Key of what names it: itself, or a snapshot's manifest."""
+
+
+def _logs(bucket: Bucket, run: str) -> Iterator[_Log]:
     prefix = run_prefix(run, "logs")
     for found in bucket.objects(prefix):
         if _EVENTS in found.key.rpartition("/")[2]:
-            yield found.key.removeprefix(prefix), found.key, found.size
+            name = found.key.removeprefix(prefix)
+            yield _Log(name=name, foreign=name, key=found.key, size=found.size, origin=found.key)
     # A program writes them where it likes: they are kept with its checkpoints, or its output.
     output = f"{run_prefix(run, 'results')}output/"
     for found in bucket.objects(output):
         if _EVENTS in found.key.rpartition("/")[2]:
-            yield f"output/{found.key.removeprefix(output)}", found.key, found.size
+            name = found.key.removeprefix(output)
+            yield _Log(
+                name=f"output/{name}",
+                foreign=name,
+                key=found.key,
+                size=found.size,
+                origin=found.key,
+            )
     snapshot = newest_snapshot(bucket, run)
     if snapshot is None:
         return
     for file in snapshot.checkpoints:
         if _EVENTS in file.path.rpartition("/")[2]:
-            yield f"node-{file.node}/{file.path}", object_key(run, file.sha256), file.bytes
+            yield _Log(
+                name=f"node-{file.node}/{file.path}",
+                foreign=file.path,
+                key=object_key(run, file.sha256),
+                size=file.bytes,
+                origin=manifest_key(run, snapshot.number),
+            )
 
 
 def no_logs_refusal(bucket: Bucket, run: str) -> Refusal:

@@ -51,19 +51,19 @@ def print_document(document: dict[str, Any]) -> None:
     typer.echo(json.dumps(document, indent=2))
 
 
-def printable(text: str) -> str:
+def printable(text: str, *, keep: str = "") -> str:
     """Write out what a terminal would take for a command, and what no encoding has.
 
-    Names of files and messages come from the bucket too.
+    Names of files and messages come from the bucket too. ``keep`` are characters to leave as is.
     """
     return "".join(
-        char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text
+        char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text
     )
 
 
 def note(text: str) -> None:
     """Print a note to standard error, so that output can be piped."""
-    typer.echo(printable(text), err=True)
+    typer.echo(printable(text, keep="\n\t"), err=True)
 
 
 def exit_code(job: Job) -> int:

@@ -18,6 +18,7 @@ from jobs.output.console import human
 from trainium_catalogue import contract
 from trainium_catalogue.typed_json import typed
 
+FORMAT = 1
 CHECKPOINTS_ROOT = "checkpoints"
 """Files of the folder that the program writes; others are the compile cache."""
 NONE = "none"
@@ -169,6 +170,9 @@ def go_back(bucket: Bucket, run: str, choice: Choice) -> None:
     document = {**source, "number": number, "chosen": choice.number}
     if not choice.number:
         # The graphs that were compiled are as good for a program that begins anew.
+        if read_snapshot(bucket, run, choice.newest) is None:
+            document |= {"format": FORMAT, "nodes": 1, "main": 0}
+            source = {}
         for kind in ("files", "links", "folders"):
             items = source.get(kind, [])
             document[kind] = [item for item in items if item["root"] != CHECKPOINTS_ROOT]

@@ -91,7 +91,7 @@ def test_tensorboard_copies_no_log_to_another_place(
 ) -> None:
     key = f"runs/x/{folder}{hostile_names(outside)[name]}/tfevents"
 
-    with pytest.raises(Refusal, match="cannot become a file of this machine") as refused:
+    with pytest.raises(Refusal, match="cannot become one of this machine") as refused:
         copy_logs(Keys(key), "x", tmp_path / "tb" / "x")  # type: ignore[arg-type]
 
     assert f"s3://bucket/{key}" in refused.value.message
@@ -105,7 +105,7 @@ def test_tensorboard_copies_no_file_of_a_snapshot_to_another_place(
 ) -> None:
     snapshot(desk, f"{hostile_names(outside)[name]}.tfevents.1")
 
-    with pytest.raises(Refusal, match="cannot become a file of this machine"):
+    with pytest.raises(Refusal, match=r"snapshots/00000001\.json names cannot become one of this"):
         copy_logs(bucket_of(desk), "x", tmp_path / "tb" / "x")
 
     assert_unchanged(outside)
@@ -128,7 +128,8 @@ def test_download_writes_no_file_of_a_snapshot_to_another_place(
     for more in ([], ["--dry-run"]):
         assert_refused(
             desk.run("download", "x", "--to", str(tmp_path / "here"), *more),
-            "an object cannot become a file below",
+            "snapshots/00000001.json names cannot become one below",
+            "--snapshot N",
         )
     assert_unchanged(outside)
 
@@ -180,6 +181,19 @@ def test_a_snapshot_that_makes_no_sense_is_none(
     assert_refused(
         desk.run("download", "x", "--to", str(tmp_path / "here")), "has no complete snapshot yet"
     )
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"files": 3}', b'{"files": [{"root": 3}]}'])
+def test_a_program_can_start_again_whatever_its_newest_snapshot_is(
+    desk: Desk, run: Path, data: bytes
+) -> None:
+    desk.put("runs/x/snapshots/00000001.json", data)
+
+    result = desk.run("submit", "./train.py", "--name", "x", "--from-snapshot", "none", "--yes")
+
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(read(desk, "runs/x/snapshots/00000002.json"))
+    assert (document["chosen"], document["number"], document["files"]) == (0, 2, [])
 
 
 def listed(desk: Desk, **fields: Any) -> None:
@@ -237,7 +251,11 @@ def test_code_writes_nothing_that_git_would_run(
     assert not (tmp_path / "back").exists()
 
 
-@pytest.mark.parametrize("data", [b"no archive", b"", gzip.compress(b"no tar"), "a link"])
+@pytest.mark.parametrize(
+    "data",
+    [b"no archive", b"", gzip.compress(b"no tar", mtime=0), "a link"],
+    ids=["no-archive", "nothing", "no-tar", "link"],
+)
 def test_code_refuses_what_is_no_archive_of_submits(
     desk: Desk, run: Path, tmp_path: Path, data: bytes | str
 ) -> None:

@@ -39,7 +39,7 @@ from training.datasets.manifest import (
     DatasetError,
 )
 from training.program.settings import NotPrepared
-from training.program.snapshots.restore import NoRoom
+from training.program.snapshots.restore import NoRoom, NothingWhole
 from training.program.wheels import install, packages
 from training.trainer.runs import RunConfigError
 
@@ -57,7 +57,7 @@ CASES: Mapping[str, Case] = {
     "metadata": Case(data_readers.metadata, _CHECKPOINT),
     "tensors": Case(data_readers.tensors, (CheckpointDamaged,)),
     "weights": Case(data_readers.given_weights, (GivenWeightsError,)),
-    "snapshot": Case(program_readers.snapshot, (NoRoom,)),
+    "snapshot": Case(program_readers.snapshot, (NoRoom, NothingWhole)),
     "listing": Case(program_readers.listing, (ValueError,)),
     "run-config": Case(data_readers.run_config, (RunConfigError,)),
     "lock": Case(data_readers.lock, ()),
@@ -116,7 +116,7 @@ def run_case(kind: str, seed: str, base: Path, guard: Guard | None, report: Repo
     except case.refusals as error:
         outcome = "refused"
         if not str(error).strip():
-            detail = f"a refusal without a word: {error!r}"
+            detail = f"a refusal without a message: {error!r}"
     except (Exception, Violation) as error:
         lines = traceback.format_exception(error)
         outcome, detail = "wrong", f"{error!r}\n{''.join(lines[-4:])}"

@@ -19,7 +19,7 @@ KINDS = 23
 
 
 def python(*arguments: str, within_s: float) -> subprocess.CompletedProcess[str]:
-    """Run this Python in a process of its own: an audit hook cannot be taken back."""
+    """Run this Python in a process of its own: an audit hook cannot be removed."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": PATHS},

@@ -202,7 +202,7 @@ def test_a_job_without_its_wheels_ends_with_the_reason(cluster: Cluster) -> None
 
 
 def marked(wheels: LocalObjects, files: dict[str, bytes], lock: bytes) -> None:
-    """Mark a set of files complete, as whoever may write below wheels/ can."""
+    """Mark a set of files complete, as anyone with write access to wheels/ can."""
     for name, data in files.items():
         wheels.put(name, data)
     wheels.put("requirements.lock", lock)

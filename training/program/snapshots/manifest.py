@@ -20,7 +20,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from training.storage import Objects
-from trainium_catalogue.safe_folder import path_parts
+from trainium_catalogue.safe_folder import check_link_target, path_parts
 from trainium_catalogue.typed_json import read_object, typed
 
 FORMAT = 1
@@ -91,6 +91,8 @@ class Entry:
         path_parts(entry.path)
         if kind is Kind.FILE and not _DIGEST.fullmatch(entry.sha256):
             raise ValueError(f"{entry.path!r} has no SHA-256")
+        if kind is Kind.LINK:
+            check_link_target(entry.target)
         if entry.bytes < 0 or abs(entry.mtime_ns) >= _MAX_TIME_NS:
             raise ValueError(f"{entry.path!r} has {entry.bytes} bytes of {entry.mtime_ns} ns")
         return entry

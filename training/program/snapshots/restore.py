@@ -49,6 +49,10 @@ class NoRoom(OSError):
     """The snapshot does not fit on the disk."""
 
 
+class NothingWhole(Exception):
+    """A run has snapshots, and none of them can be restored."""
+
+
 class _Damaged(Exception):
     """A snapshot cannot be restored; the message says which file, and why."""
 
@@ -62,6 +66,8 @@ def give_back(workspace: Workspace) -> bool:
         snapshot = restore(objects, settings, report=workspace.report)
     except NoRoom as error:
         raise NotPrepared(ExitCode.PREFLIGHT, f"no space left on the node: {error}") from None
+    except NothingWhole as error:
+        raise NotPrepared(ExitCode.CONFIGURATION, str(error)) from None
     entries = snapshot.for_node(settings.node) if snapshot is not None else ()
     return any(e.root is Root.CHECKPOINTS and e.kind is Kind.FILE for e in entries)
 
@@ -69,13 +75,15 @@ def give_back(workspace: Workspace) -> bool:
 def restore(
     objects: Objects, target: SnapshotSettings, *, report: Callable[[str], None] = lambda text: None
 ) -> Snapshot | None:
-    """Restore the newest snapshot that is whole; None if there is none.
+    """Restore the newest snapshot that is whole; None if the run has none, or is to have none.
 
     ``objects`` has its root at the run's ``snapshots/``. A snapshot of which a content is missing
-    or damaged is left out, with a line in the log; ``NoRoom`` if the disk is too small.
+    or damaged is left out, with a line in the log; ``NothingWhole`` if that leaves none, since a
+    program that finds no checkpoint starts again. ``NoRoom`` if the disk is too small.
     """
     began_s = time.monotonic()
     below = math.inf
+    refused: list[int] = []
     for number in reversed(snapshot_numbers(objects)):
         if number >= below:
             continue  # a submission went back behind it
@@ -87,10 +95,8 @@ def restore(
         except ObjectMissing:
             continue  # cleared away meanwhile
         except (ValueError, _Damaged) as error:
-            log.info(
-                "launch: snapshot %d cannot be restored: %s; the one before it is taken",
-                *(number, error),
-            )
+            log.info("launch: snapshot %d cannot be restored: %s", number, error)
+            refused.append(number)
             continue
         files = [entry for entry in entries if entry.kind is Kind.FILE]
         log.info(
@@ -99,6 +105,13 @@ def restore(
             *(size_text(sum(entry.bytes for entry in files)), time.monotonic() - began_s),
         )
         return snapshot
+    if refused and below > 0:
+        raise NothingWhole(
+            f"no snapshot of the run can be restored: {', '.join(map(str, refused))} "
+            f"{'is' if len(refused) == 1 else 'are'} damaged in {objects.uri} (see above); put the "
+            "objects back from their older versions, or submit again with --from-snapshot none to "
+            "start without a checkpoint"
+        )
     for folder in target.folders.values():
         folder.mkdir(parents=True, exist_ok=True)
     return None

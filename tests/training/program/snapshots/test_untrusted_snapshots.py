@@ -13,13 +13,14 @@ import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job
 from training.program.snapshots.manifest import FORMAT, Snapshot, object_key, snapshot_key
+from training.program.snapshots.restore import NothingWhole
 
 CONTENT = b"from the bucket"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 def put(job: Job, number: int = 1, **lists: list[dict[str, Any]]) -> None:
-    """Write a snapshot by hand, as whoever may write below runs/ can."""
+    """Write a snapshot by hand, as anyone with write access to runs/ can."""
     document = {"format": FORMAT, "number": number, "at": "2026-01-01T00:00:00+00:00"}
     document |= {"nodes": 1, "main": 0, **lists}
     job.snapshots.put(object_key(DIGEST), CONTENT)
@@ -101,7 +102,8 @@ def test_no_folders_mode_is_set_through_a_link(local_job: Job, outside: Path) ->
     (node,) = local_job.attempt()
     (node.folder / "a").symlink_to(outside)
 
-    node.restore(local_job.snapshots)
+    with pytest.raises(NothingWhole):
+        node.restore(local_job.snapshots)
 
     assert unchanged(outside)
 
@@ -164,3 +166,40 @@ def test_names_that_are_no_text_come_back(local_job: Job) -> None:
     assert node.restore(local_job.snapshots) is not None
 
     assert (node.folder / name).read_bytes() == CONTENT
+
+
+def test_a_run_whose_snapshots_are_all_damaged_does_not_start_again_silently(
+    local_job: Job,
+) -> None:
+    put(local_job, 1, files=[file("a")])
+    put(local_job, 2, files=[file("/a")])
+    local_job.snapshots.put(object_key(DIGEST), b"FROM THE BUCKET")
+    (node,) = local_job.attempt()
+
+    with pytest.raises(NothingWhole, match=r"2, 1 are damaged in .* with --from-snapshot none"):
+        node.restore(local_job.snapshots)
+
+
+def test_a_run_that_is_to_start_again_does_so_whatever_is_damaged(local_job: Job) -> None:
+    put(local_job, 1, files=[file("/a")])
+    document = {"format": FORMAT, "number": 2, "at": "", "nodes": 1, "main": 0, "chosen": 0}
+    graphs = [file("a.neff", root="cache", sha256="0" * 64)]
+    local_job.snapshots.put(snapshot_key(2), json.dumps({**document, "files": graphs}).encode())
+    (node,) = local_job.attempt()
+
+    assert node.restore(local_job.snapshots) is None
+    assert list(node.folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["", "\ud800", "x" * 5000, "a\0b"])
+def test_a_link_that_cannot_be_is_refused_before_anything_is_written(
+    local_job: Job, target: str
+) -> None:
+    put(local_job, 1, files=[file("good")])
+    put(local_job, 2, files=[file("bad")], links=[link("last", target)])
+    (node,) = local_job.attempt()
+
+    restored = node.restore(local_job.snapshots)
+
+    assert restored is not None and restored.number == 1
+    assert [path.name for path in node.folder.iterdir()] == ["good"]

@@ -1,9 +1,9 @@
 """Reads torch's ``.metadata``, a pickle, without ever unpickling it.
 
-A pickle names functions and calls them, and anyone with write access to ``runs/`` writes checkpoints,
-with their checksums. So the few operations that torch's pickles consist of are carried out here:
-a name may only be one of a dozen classes, and "calling" it records the arguments. torch's objects
-are made from the records once these have been checked.
+A pickle names functions and calls them, and anyone with write access to ``runs/`` can write
+checkpoints, with their checksums. So the few operations that torch's pickles consist of are carried
+out here: a name may only be one of a dozen classes, and "calling" it records the arguments. torch's
+objects are made from the records once these have been checked.
 """
 
 from __future__ import annotations

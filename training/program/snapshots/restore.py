@@ -21,6 +21,7 @@ from training.program.snapshots.capture import NOTHING, Place, Restored, sha256_
 from training.program.snapshots.folder import Seen, seen
 from training.program.snapshots.graphs import usable
 from training.program.snapshots.manifest import (
+    OBJECTS,
     Entry,
     Kind,
     Root,
@@ -143,6 +144,7 @@ def _fetch(
             snapshot, entries, node=target.node, num_nodes=target.num_nodes, free=free
         )
         if selection.needed > free:
+            _check_sizes(objects, selection.entries)
             others = (
                 f", of {snapshot.nodes} nodes, all of which are needed on {target.num_nodes}"
                 if snapshot.nodes != target.num_nodes
@@ -162,6 +164,14 @@ def _fetch(
         return entries
     finally:
         shutil.rmtree(arriving, ignore_errors=True)
+
+
+def _check_sizes(objects: Objects, entries: Sequence[Entry]) -> None:
+    """Raise ``_Damaged`` if the manifest claims other sizes than the bucket has."""
+    sizes = {info.key: info.size for info in objects.list(OBJECTS)}
+    for entry in entries:
+        if entry.kind is Kind.FILE and sizes.get(object_key(entry.sha256)) != entry.bytes:
+            raise _Damaged(f"{entry.path!r} has not {entry.bytes} bytes in the bucket")
 
 
 class _Arrival:

@@ -131,6 +131,7 @@ def test_the_compile_cache_gets_no_links(local_job: Job, outside: Path) -> None:
 DAMAGE: Mapping[str, dict[str, Any]] = {
     "a size that is none": file("a", bytes="many"),
     "a negative size": file("a", bytes=-1),
+    "a size that no disk has": file("a", bytes=10**17),
     "a time beyond the file system's": file("a", mtime_ns=2**63 - 1),
     "a time that is none": file("a", mtime_ns="now"),
     "no digest": file("a", sha256="../../../x"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 import stat
 import tarfile
@@ -15,6 +16,8 @@ from trainium_catalogue.contract import bundle_key
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
+_UNREADABLE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, UnsafeName)
+"""What a damaged archive raises; ``BadGzipFile`` is an ``OSError``, as a full disk's is."""
 _AGAIN = "submit the program again, which uploads its files again"
 
 
@@ -43,7 +46,7 @@ def unpack(workspace: Workspace) -> None:
     workspace.report("unpacking the program's files")
     try:
         _extract(archive, folders.code)
-    except (tarfile.TarError, EOFError, zlib.error, UnsafeName) as error:
+    except _UNREADABLE as error:
         raise _refused(f"{shown} is not an archive that can be unpacked: {error}; {_AGAIN}") from (
             None
         )

@@ -61,6 +61,12 @@ def member(name: str, **attributes: object) -> bytes:
     return archive(lambda tar: tar.addfile(info, io.BytesIO(b"")))
 
 
+def with_another_checksum(data: bytes) -> bytes:
+    """Change the CRC-32 at the end of a gzip file (RFC 1952), up to which the archive is read."""
+    data = gzip.compress(gzip.decompress(data)[:1024], mtime=0)  # without what ends a tar
+    return data[:-8] + bytes([data[-8] ^ 1]) + data[-7:]
+
+
 def test_files_keep_their_content_and_mode(tmp_path: Path) -> None:
     place = workspace(tmp_path, leave(tmp_path, bundle({"train.py": "1", "a/b c.sh": b"\x00"})))
 
@@ -83,11 +89,12 @@ def test_files_keep_their_content_and_mode(tmp_path: Path) -> None:
         (b"not an archive", "not an archive that can be unpacked"),
         (bundle({"train.py": "1" * 100_000})[:60], "not an archive that can be unpacked"),
         (gzip.compress(b"no tar"), "not an archive that can be unpacked"),
+        (with_another_checksum(bundle({"train.py": "1"})), "not an archive that can be unpacked"),
     ],
     # The archives hold the time at which they were made, and every worker of pytest makes its own.
     ids=[
         *("outside", "absolute", "link-outside", "link-absolute", "hard-link", "device"),
-        *("no-archive", "cut-short", "no-tar"),
+        *("no-archive", "cut-short", "no-tar", "checksum"),
     ],
 )
 def test_what_cannot_be_unpacked_safely_is_refused(data: bytes, text: str, tmp_path: Path) -> None:

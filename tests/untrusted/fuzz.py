@@ -10,6 +10,7 @@ case is found again by its kind and seed.
 from __future__ import annotations
 
 import argparse
+import codecs
 import json
 import logging
 import os
@@ -44,6 +45,10 @@ from training.program.wheels import install, packages
 from training.trainer.runs import RunConfigError
 
 CASE_LIMIT_S = 60
+_CODECS = (
+    *("utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be", "utf_8_sig"),
+    *("unicode_escape", "raw_unicode_escape", "latin_1", "ascii", "cp437", "idna", "punycode"),
+)
 _MEMORY = 12 * 2**30
 _FILE_BYTES = 64 * 2**20
 
@@ -152,6 +157,8 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         base = Path(name)
         os.chdir(base)
+        for codec in _CODECS:  # json and pickletools import them when a document needs them
+            codecs.lookup(codec)
         for kind in kinds:  # what is imported on the way is imported unwatched
             run_case(kind, "warm-up", base, None, Report(Counter(), []))
         guard = Guard(base / "case" / "inside")

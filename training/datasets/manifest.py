@@ -141,8 +141,10 @@ class PackedManifest:
         """Parse the manifest called ``name``; ``DatasetError`` says what is missing."""
         try:
             document = read_object(data)
-            schema = document.get("schema")
-            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA, _OF_EXAMPLES, None):
+            if "schema" not in document:
+                raise ValueError("it has no schema")
+            schema = document["schema"]
+            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA, _OF_EXAMPLES):
                 raise DatasetError(
                     f"{name} has schema {schema}, this release reads up to {_OF_EXAMPLES}; "
                     "tokenize it again"

@@ -254,3 +254,14 @@ def test_a_shard_that_is_shorter_than_its_tokens_is_refused(tmp_path: Path) -> N
 
     with pytest.raises(DatasetError, match="100 bytes, and 60 tokens of uint16 take 120"):
         opened(tmp_path / "source", tmp_path / "cache")
+
+
+def test_a_manifest_without_a_schema_is_refused(tmp_path: Path) -> None:
+    write_dataset(tmp_path / "source", list(range(50)), [])
+    path = tmp_path / "source" / "manifest.json"
+    document = json.loads(path.read_text())
+    del document["schema"]
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(DatasetError, match="is no manifest of a packed dataset: it has no schema"):
+        opened(tmp_path / "source", tmp_path / "cache")

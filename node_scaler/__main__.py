@@ -19,6 +19,8 @@ from node_scaler.group import NodeGroup
 from node_scaler.plan import Rules
 from node_scaler.rounds import Scaler
 from trainium_catalogue.contract import ENV_IDLE_CLOCK, ENV_REGION
+from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.kubernetes import device_resources
 from trainium_catalogue.node_use import stamp
 
 PERIOD_S = 10.0
@@ -27,6 +29,8 @@ CORDON_S = 20.0
 _SHORTEST_PERIOD_S = 0.5
 JOIN_S = 1200.0
 """Seconds after which EKS itself says that instances failed to join."""
+UNUSABLE_S = 600.0
+"""Longer than a node takes to reboot, or a new one until its device plugins have registered."""
 GIVE_UP_S = 600.0
 """Seconds of failing rounds before the process exits, so that Kubernetes shows restarts."""
 
@@ -37,7 +41,9 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--cluster", required=True, help="name of the EKS cluster")
     parser.add_argument("--node-group", required=True, help="name of its Trainium node group")
     parser.add_argument("--namespace", required=True, help="namespace of the jobs")
-    parser.add_argument("--idle-minutes", required=True, type=int)
+    parser.add_argument("--instance-type", required=True, help="type of the group's instances")
+    parser.add_argument("--idle-minutes", required=True, type=int, help="0: idle nodes stay")
+    parser.add_argument("--hold-minutes", required=True, type=int)
     parser.add_argument("--api", required=True, help="address of the Kubernetes API")
     parser.add_argument("--credentials", required=True, type=Path, help="token and ca.crt")
     return parser.parse_args(argv)
@@ -68,13 +74,17 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         ),
         namespace=given.namespace,
         rules=Rules(
-            idle=timedelta(minutes=given.idle_minutes) / clock,
-            cordon_time=timedelta(seconds=CORDON_S) / clock,
+            idle=timedelta(minutes=given.idle_minutes) / clock if given.idle_minutes else None,
+            hold=timedelta(minutes=given.hold_minutes) / clock,
+            unusable=timedelta(seconds=UNUSABLE_S) / clock,
             join=timedelta(seconds=JOIN_S) / clock,
+            cordon_time=timedelta(seconds=CORDON_S) / clock,
+            devices=device_resources(find_instance_type(given.instance_type)),
         ),
         say=say,
     )
-    say(f"idle nodes of {given.node_group} go after {given.idle_minutes} minutes")
+    idle = f"removed after {given.idle_minutes} minutes" if given.idle_minutes else "kept"
+    say(f"idle nodes of {given.node_group} are {idle}")
     fine_s = time.monotonic()
     while True:
         try:

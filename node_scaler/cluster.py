@@ -22,6 +22,11 @@ _MERGE = "application/merge-patch+json"
 class ClusterError(RuntimeError):
     """The API server refused a request, or does not answer."""
 
+    def __init__(self, message: str, status: int = 0) -> None:
+        """Take the HTTP status of the answer, if there was one."""
+        super().__init__(message)
+        self.status = status
+
 
 class Cluster:
     """Lists, patches and creates objects."""
@@ -40,6 +45,15 @@ class Cluster:
         """Current objects of a list: without a version, the API does not answer from its cache."""
         suffix = f"?{urllib.parse.urlencode(query)}" if query else ""
         return list(self._call("GET", path + suffix)["items"])
+
+    def find(self, path: str) -> Json | None:
+        """Read one object; None if it does not exist."""
+        try:
+            return self._call("GET", path)
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
 
     def patch(self, path: str, changes: Json) -> None:
         """Change parts of an object; null removes one."""
@@ -70,7 +84,7 @@ class Cluster:
                 found: Json = json.load(answer)
         except urllib.error.HTTPError as error:
             said = error.read(2000).decode(errors="replace")
-            raise ClusterError(f"{method} {path}: {error.code} {said}") from None
+            raise ClusterError(f"{method} {path}: {error.code} {said}", error.code) from None
         except OSError as error:
             raise ClusterError(f"{method} {path}: {error}") from error
         return found

@@ -48,6 +48,20 @@ class NodeGroup:
             AutoScalingGroupName=group.name, DesiredCapacity=number
         )
 
+    def lower(self, group: Group, number: int) -> int:
+        """Give up instances that EC2 has not delivered; returns the new size.
+
+        The group is read again: below the number of instances that it has got meanwhile, it would
+        choose which of them to terminate, even a busy node (as in kubernetes/autoscaler issue
+        10147).
+        """
+        size = max(number, len(self.read().instances))
+        if size < group.desired:
+            self.autoscaling.set_desired_capacity(
+                AutoScalingGroupName=group.name, DesiredCapacity=size
+            )
+        return size
+
     def terminate(self, instance: str) -> None:
         """Terminate one instance and shrink the group by one."""
         self.autoscaling.terminate_instance_in_auto_scaling_group(

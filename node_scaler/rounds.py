@@ -10,9 +10,22 @@ from typing import Any
 
 from node_scaler.cluster import Cluster
 from node_scaler.group import NodeGroup
-from node_scaler.plan import Discard, Mark, Raise, Remove, Rules, ScalingStep, Seen, plan, strangers
+from node_scaler.plan import (
+    Answer,
+    Discard,
+    Lower,
+    Mark,
+    Note,
+    Raise,
+    Remove,
+    Rules,
+    ScalingStep,
+    Seen,
+    plan,
+    strangers,
+)
 from trainium_catalogue import kubernetes
-from trainium_catalogue.node_use import stamp
+from trainium_catalogue.node_use import NodeRequest, stamp
 
 Json = dict[str, Any]
 
@@ -20,6 +33,7 @@ NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
+REQUEST = "/api/v1/namespaces/{namespace}/configmaps/" + kubernetes.NODE_REQUEST
 _OF_NODES = "default"
 """Namespace for events about cluster-scoped objects (kubernetes/client-go, tools/events)."""
 
@@ -36,6 +50,7 @@ class Scaler:
     say: Callable[[str], None]
     _said: str = field(default="", init=False)
     _strangers: dict[str, datetime] = field(default_factory=dict, init=False)
+    _surplus_since: datetime | None = field(default=None, init=False)
 
     def round(self, now: datetime) -> int:
         """Do one round; returns the number of failed steps."""
@@ -45,9 +60,19 @@ class Scaler:
         jobs = self.cluster.items(JOBS.format(namespace=self.namespace))
         pods = self.cluster.items(PODS)
         group = self.node_group.read()
+        asked = self.cluster.find(REQUEST.format(namespace=self.namespace))
         self._strangers = strangers(nodes, group, self._strangers, now=now)
-        seen = Seen(nodes=nodes, pods=pods, jobs=jobs, group=group, strangers=self._strangers)
+        seen = Seen(
+            nodes=nodes,
+            pods=pods,
+            jobs=jobs,
+            group=group,
+            request=None if asked is None else NodeRequest.read(asked),
+            strangers=self._strangers,
+            surplus_since=self._surplus_since,
+        )
         decided = plan(seen, self.rules, now=now)
+        self._surplus_since = (self._surplus_since or now) if decided.surplus else None
         if decided.summary != self._said:
             self.say(decided.summary)
             self._said = decided.summary
@@ -59,6 +84,13 @@ class Scaler:
             match step:
                 case Raise():
                     self._raise(step, seen, now)
+                case Lower():
+                    size = self.node_group.lower(seen.group, step.number)
+                    self.say(f"{seen.group.desired} -> {size} nodes: nothing needs the rest")
+                case Note():
+                    self._note(step, seen, now)
+                case Answer():
+                    self._answer(step.request)
                 case Mark():
                     self._mark(step, now)
                 case Remove():
@@ -73,11 +105,31 @@ class Scaler:
 
     def _raise(self, step: Raise, seen: Seen, now: datetime) -> None:
         self.node_group.resize(seen.group, step.number)
-        text = f"{seen.group.desired} -> {step.number} nodes, for {', '.join(step.jobs)}"
+        for_whom = ", ".join(step.jobs) or "a user's request"
+        text = f"{seen.group.desired} -> {step.number} nodes, for {for_whom}"
         self.say(text)
         for job in seen.jobs:
             if job["metadata"]["name"] in step.jobs:
                 self._tell(dict(job), "NodesRequested", text, now)
+
+    def _note(self, step: Note, seen: Seen, now: datetime) -> None:
+        path = f"{JOBS.format(namespace=self.namespace)}/{step.job}"
+        self.cluster.patch(path, {"metadata": {"annotations": dict(step.annotations)}})
+        dropped = step.annotations.get(kubernetes.DROPPED)
+        if dropped is None:
+            return
+        self.say(f"job {step.job} gets no more nodes: {dropped}")
+        for job in seen.jobs:
+            if job["metadata"]["name"] == step.job:
+                self._tell(dict(job), "NodesDropped", dropped, now)
+
+    def _answer(self, request: NodeRequest) -> None:
+        path = REQUEST.format(namespace=self.namespace)
+        self.cluster.patch(path, {"data": request.answer()})
+        self.say(
+            f"a user asks for {request.nodes} nodes"
+            + (f"; dropped: {request.dropped}" if request.dropped else "")
+        )
 
     def _mark(self, step: Mark, now: datetime) -> None:
         changes: Json = {"metadata": {"annotations": dict(step.annotations)}}
@@ -85,18 +137,18 @@ class Scaler:
             changes["spec"] = {"unschedulable": step.unschedulable or None}
         self.cluster.patch(f"{NODES}/{step.node}", changes)
         if step.unschedulable is not None:
-            done = "cordoned: idle, about to go" if step.unschedulable else "uncordoned: stays"
+            done = "cordoned: about to be removed" if step.unschedulable else "uncordoned: stays"
             self.say(f"node {step.node} {done}")
-            self._tell(_node(step.node), "IdleNode", done, now)
+            self._tell(_node(step.node), "NodeCordoned", done, now)
 
     def _remove(self, step: Remove, now: datetime) -> None:
         # Marked first: whatever fails afterwards, no instance is terminated twice.
         marks = {kubernetes.ENDS_SINCE: stamp(now)}
         self.cluster.patch(f"{NODES}/{step.node}", {"metadata": {"annotations": marks}})
         self.node_group.terminate(step.instance)
-        text = f"terminated {step.instance}, idle since {stamp(step.idle_since)}"
+        text = f"terminated {step.instance}: {step.why}"
         self.say(f"node {step.node}: {text}")
-        self._tell(_node(step.node), "IdleNodeRemoved", text, now)
+        self._tell(_node(step.node), "NodeRemoved", text, now)
 
     def _tell(self, about: Json, reason: str, message: str, now: datetime) -> None:
         """Write an event; a failure to do so undoes nothing."""

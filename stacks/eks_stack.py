@@ -94,18 +94,19 @@ class EksStack(cdk.Stack):
             accounts=[kubernetes.service_account(name) for name in self._workloads()],
             after=[self.system, self.nodes, *roles],
         )
-        if config.eks_idle_minutes:
-            NodeScaler(
-                self,
-                "Scaler",
-                cluster=self.cluster,
-                node_group=self.nodes.nodes,
-                deployment=config.deployment,
-                region=self.region,
-                image=data.image_uri,
-                idle_minutes=config.eks_idle_minutes,
-                after=[contents],
-            )
+        NodeScaler(
+            self,
+            "Scaler",
+            cluster=self.cluster,
+            node_group=self.nodes.nodes,
+            deployment=config.deployment,
+            region=self.region,
+            image=data.image_uri,
+            instance_type=config.instance,
+            idle_minutes=config.eks_idle_minutes,
+            hold_minutes=config.runnable_time_limit_minutes,
+            after=[contents],
+        )
 
     def _add_nodes(self, network: NetworkStack, name: str) -> None:
         config = self._config

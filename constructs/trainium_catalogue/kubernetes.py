@@ -30,14 +30,24 @@ AFTER: Final = "trainium/after"
 """Annotation of a job: the compile job that it waits for."""
 SCALE: Final = "trainium/scale"
 """Annotation of a job: ``true`` if the node scaler is to add the nodes that it lacks."""
+HELD_SINCE: Final = "trainium/nodes-held-since"
+"""Annotation of a waiting job: since when the node scaler has held idle nodes for it."""
+FAILED_NODES: Final = "trainium/failed-nodes"
+"""Annotation of a waiting job: times at which nodes bought for it turned out to be unusable."""
+DROPPED: Final = "trainium/nodes-dropped"
+"""Annotation of a waiting job: why the node scaler holds and buys no more nodes for it."""
 
 SCALER: Final = "node-scaler"
 """Name, namespace and service account of the node scaler. Whoever may create pods in a namespace
 may use its service accounts, so the scaler does not live in the namespace of the jobs."""
+NODE_REQUEST: Final = "node-request"
+"""ConfigMap in the jobs' namespace: the number of nodes that a user asks the node scaler for."""
 NODE_GROUP_LABEL: Final = "eks.amazonaws.com/nodegroup"
 """Label that EKS sets on the nodes of a managed group."""
 IDLE_SINCE: Final = "trainium/idle-since"
 """Annotation of an unused node: the time since when, in UTC as Kubernetes writes it."""
+UNUSABLE_SINCE: Final = "trainium/unusable-since"
+"""Annotation of a node on which no pod of a job could run, such as one that is not ready."""
 CORDONED_SINCE: Final = "trainium/cordoned-since"
 """Annotation of a node that the node scaler has cordoned before removing it."""
 ENDS_SINCE: Final = "trainium/ends-since"
@@ -100,14 +110,21 @@ def kubelet_memory_mib(instance_type: InstanceType) -> int:
     return 255 + 11 * max_pods(instance_type) + _EVICTION_MIB
 
 
+def device_resources(instance_type: InstanceType) -> Mapping[str, int]:
+    """Return the devices that a usable node offers, as counted by the device plugins."""
+    devices = {
+        NEURON_RESOURCE: instance_type.num_neuron_devices,
+        EFA_RESOURCE: instance_type.num_efa_interfaces,
+    }
+    return {name: number for name, number in devices.items() if number}
+
+
 def pod_resources(instance_type: InstanceType) -> Mapping[str, str]:
     """Requests and limits of a pod that fills a whole node."""
     cpu = int(instance_type.num_vcpus * _SHARE_OF_VCPUS)
     memory = int(instance_type.memory_mib * _SHARE_OF_MEMORY) - kubelet_memory_mib(instance_type)
-    efa = instance_type.num_efa_interfaces
     return {
         "cpu": str(cpu),
         "memory": f"{memory}Mi",
-        NEURON_RESOURCE: str(instance_type.num_neuron_devices),
-        **({EFA_RESOURCE: str(efa)} if efa else {}),
+        **{name: str(number) for name, number in device_resources(instance_type).items()},
     }

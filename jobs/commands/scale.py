@@ -14,11 +14,12 @@ from jobs.commands.options import (
     command,
     eks_service,
 )
-from jobs.errors import EXIT_OK
+from jobs.errors import EXIT_OK, Refusal
 from jobs.job import ESTIMATE_NOTE, counted
 from jobs.output.console import confirm, note, print_document
 
 if TYPE_CHECKING:
+    from jobs.eks.nodes import Progress
     from jobs.eks.service import EksService
 
 
@@ -35,9 +36,6 @@ def scale(
         float,
         typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for them, at most."),
     ] = 1800,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also take nodes away from runs that need them.")
-    ] = False,
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask before nodes are added.")
     ] = False,
@@ -45,12 +43,12 @@ def scale(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Give the cluster so many Trainium nodes, and wait until they are ready.
+    """Ask for a number of Trainium nodes in the cluster, and wait until they are ready.
 
     Nodes cost money from the moment they start, whether a job runs or not: it asks before it adds
-    any. Where there is no terminal to ask on, that needs --yes. Fewer nodes are always idle ones,
-    unless --force is given. Nodes that no job uses or waits for go by themselves after
-    `eks_idle_minutes` of the deployment, counted anew from this command.
+    any. Where there is no terminal to ask on, that needs --yes. Only idle nodes are removed. Nodes
+    that no job uses or waits for are removed after `eks_idle_minutes` of the deployment, counted
+    from this command.
 
     \b
     Examples:
@@ -59,46 +57,35 @@ def scale(
       python -m jobs scale --nodes 0
     """
     from jobs.eks.cluster import refusing
-    from jobs.eks.nodes import (
-        Progress,
-        add_nodes,
-        check_scale,
-        look_at_nodes,
-        read_node_group,
-        wait_for_nodes,
-    )
+    from jobs.eks.node_users import check_fewer
+    from jobs.eks.nodes import check_scale, read_node_group, request_nodes, wait_for_nodes
 
     service = eks_service(chosen(context, deployment, region), "scale")
-    target, aws = service.target, service.aws
+    target = service.target
     if nodes is None:
         with refusing():
             return _show(service, as_json=as_json)
     check_scale(target, nodes)
-    before = read_node_group(aws, target)
+    before = read_node_group(service.aws, target)
     price = nodes * target.instance_type.usd_per_hour_estimate
     change = f"{before.wanted} -> {counted(nodes, 'node')} of {target.instance_type.name}" + (
         f", about ${price:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else ""
     )
-    if nodes < before.wanted:
-        with refusing():
-            _take_away(service, nodes, force=force, change=change)
-    else:
-        if nodes > before.wanted:
-            note(change)
-            if not yes:
-                confirm("adding nodes", question="add them?", declined="nothing was changed")
-            add_nodes(aws, before, nodes)
-        with refusing():
-            _keep(service)
-
-    def read() -> Progress:
-        found = look_at_nodes(service.cluster(), target)
-        group = read_node_group(aws, target)
-        return Progress(ready=found.usable, group=group, remarks=found.remarks)
-
+    fewer = nodes < before.wanted
     with refusing():
+        if fewer:
+            check_fewer(service.cluster(), target, nodes)
+        if nodes != before.wanted:
+            note(change)
+        if nodes > before.wanted and not yes:
+            confirm("adding nodes", question="add them?", declined="nothing was changed")
+        request = request_nodes(service.cluster(), nodes)
         for progress in wait_for_nodes(
-            read, nodes, limit_s=wait, now=time.monotonic, sleep=time.sleep
+            lambda: _progress(service, request, fewer=fewer),
+            nodes,
+            limit_s=wait,
+            now=time.monotonic,
+            sleep=time.sleep,
         ):
             note(progress.text(nodes))
     if as_json:
@@ -106,38 +93,33 @@ def scale(
     return EXIT_OK
 
 
-def _take_away(service: "EksService", nodes: int, *, force: bool, change: str) -> None:
-    """Remove nodes: idle ones, unless the user insists."""
-    from jobs.eks import scale_in
-    from jobs.eks.nodes import read_node_group
+def _progress(service: "EksService", request: str, *, fewer: bool) -> "Progress":
+    """Read how far the node scaler and the group have come."""
+    from jobs.eks.nodes import Progress, look_at_nodes, read_node_group, read_request
 
     cluster, target = service.cluster(), service.target
-    use = scale_in.read_use(cluster, target)
-    # Read after the pods: an instance that has joined since then is still unused.
-    group = read_node_group(service.aws, target)
-    asking = scale_in.asking_jobs(cluster, nodes, use=use)
-    if not force:
-        scale_in.refuse_asking(asking, nodes)
-    parts = scale_in.choose(group, use, nodes, force=force)
-    note(change)
-    if asking:
-        note(f"{', '.join(asking.values())} waits on, and asks for nodes no more")
-        scale_in.withdraw(cluster, asking)
-    scale_in.cut(service.aws, cluster, target, group, parts, use=use, force=force, sleep=time.sleep)
-
-
-def _keep(service: "EksService") -> None:
-    """Restart the idle time of the existing nodes."""
-    from jobs.eks.scale_in import keep_idle
-
-    if not keep_idle(service.cluster(), service.target):
-        note("nodes that are idle already go when they would have: you may not change nodes")
+    asked = read_request(cluster)
+    if asked is not None and asked.id != request:
+        raise Refusal(
+            "nodes-asked-again",
+            f"somebody else has asked for {counted(asked.nodes, 'node')} meanwhile; look with "
+            "`python -m jobs scale`",
+        )
+    found = look_at_nodes(cluster, target)
+    return Progress(
+        ready=found.usable,
+        group=read_node_group(service.aws, target),
+        fewer=fewer,
+        answered=asked is not None and asked.since is not None,
+        dropped=None if asked is None else asked.dropped,
+        remarks=found.remarks,
+    )
 
 
 def _show(service: "EksService", *, as_json: bool) -> int:
     """Show the nodes, who uses them, and when idle ones go."""
+    from jobs.eks.node_users import describe_idle, nodes_of_group, read_use
     from jobs.eks.nodes import look_at_nodes, read_node_group
-    from jobs.eks.scale_in import describe_idle, nodes_of_group, read_use
 
     cluster, target = service.cluster(), service.target
     group = read_node_group(service.aws, target)
@@ -163,7 +145,7 @@ def _show(service: "EksService", *, as_json: bool) -> int:
 
 
 def _document(service: "EksService", *, before: int, nodes: int, ready: int) -> dict[str, Any]:
-    from jobs.eks.scale_in import idle_documents
+    from jobs.eks.node_users import idle_documents
 
     target = service.target
     return {

@@ -142,7 +142,7 @@ def _cause(service: JobService, job: Job) -> str | None:
 
 def _show_idle(console: Any, service: JobService) -> None:
     """Print when idle nodes of the cluster will go."""
-    from jobs.eks.scale_in import try_idle_remark
+    from jobs.eks.node_users import try_idle_remark
     from jobs.eks.service import EksService
 
     assert isinstance(service, EksService)

@@ -51,7 +51,7 @@ def top(
       python -m jobs top bert-1 --every 10
     """
     service = eks_service(chosen(context, deployment, region), "top")
-    from jobs.eks.scale_in import try_idle_remark
+    from jobs.eks.node_users import try_idle_remark
 
     _, job = found_job(Services((service,), note, Orchestrator.EKS), service.target, run)
     while True:

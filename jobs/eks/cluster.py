@@ -16,6 +16,7 @@ from typing import Any
 
 from jobs.aws import Aws
 from jobs.errors import Refusal, error_code
+from trainium_catalogue import kubernetes
 
 Json = dict[str, Any]
 _TOKEN_AGE_S = 600.0
@@ -29,6 +30,7 @@ PODS = "/api/v1/namespaces/{namespace}/pods"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
 SERVICES = "/api/v1/namespaces/{namespace}/services"
 NODES = "/api/v1/nodes"
+NODE_REQUEST = "/api/v1/namespaces/{namespace}/configmaps/" + kubernetes.NODE_REQUEST
 LIFETIME = timedelta(minutes=14)
 """EKS accepts a token for 15 minutes, regardless of its signature's expiry."""
 _SIGNATURE_S = 60

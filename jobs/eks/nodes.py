@@ -1,18 +1,20 @@
-"""The cluster's nodes that run jobs: counting them, and changing their number."""
+"""The cluster's nodes that run jobs: counting them, and asking the node scaler for a number."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from jobs import errors
 from jobs.aws import Aws
 from jobs.deployment import Deployment
-from jobs.eks.cluster import NODES, Cluster, Json
+from jobs.eks.cluster import MERGE_PATCH, NODE_REQUEST, NODES, Cluster, Json, is_missing
 from jobs.errors import Refusal
 from jobs.job import counted
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from trainium_catalogue.node_use import NodeRequest, is_cordoned, why_unusable
 
 _CHANGING = "UPDATING"
 # States of an instance that counts towards its group's size and can be terminated (Amazon EC2
@@ -63,12 +65,35 @@ def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
     )
 
 
-def add_nodes(aws: Aws, group: NodeGroup, num_nodes: int) -> None:
-    """Raise the group's desired number of nodes."""
-    assert num_nodes > group.wanted, "which nodes go is not for the group to choose"
-    aws.autoscaling().set_desired_capacity(
-        AutoScalingGroupName=group.scaling_group, DesiredCapacity=num_nodes
-    )
+def request_nodes(cluster: Cluster, num_nodes: int) -> str:
+    """Ask the node scaler for a number of nodes; returns the id of the request.
+
+    Users may change no node and no Auto Scaling group: the number goes into a ConfigMap.
+    """
+    request = uuid.uuid4().hex
+    data = {"nodes": str(num_nodes), "id": request}
+    try:
+        cluster.call("PATCH", NODE_REQUEST, body={"data": data}, content_type=MERGE_PATCH)
+    except Exception as error:
+        if not is_missing(error):
+            raise
+        raise Refusal(
+            "no-node-request",
+            f"the cluster has no ConfigMap {kubernetes.NODE_REQUEST}, in which the node scaler is "
+            "asked for nodes: it was deployed by an older version; deploy again with "
+            "`cdk deploy --all`",
+        ) from None
+    return request
+
+
+def read_request(cluster: Cluster) -> NodeRequest | None:
+    """Read the last request and the node scaler's answer; None if there is none."""
+    try:
+        return NodeRequest.read(cluster.get(NODE_REQUEST))
+    except Exception as error:
+        if not is_missing(error):
+            raise
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,29 +109,17 @@ class Nodes:
 def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
     """Count the usable nodes: those that are Ready and whose device plugins have registered."""
     selector = f"{kubernetes.NODE_LABEL}={deployment.instance_type.name}"
-    wanted = {
-        name: int(count)
-        for name, count in kubernetes.pod_resources(deployment.instance_type).items()
-        if name in (kubernetes.NEURON_RESOURCE, kubernetes.EFA_RESOURCE)
-    }
-    found = [_remark(node, wanted) for node in cluster.items(NODES, labelSelector=selector)]
+    devices = kubernetes.device_resources(deployment.instance_type)
+    found = [_remark(node, devices) for node in cluster.items(NODES, labelSelector=selector)]
     return Nodes(
         usable=found.count(None), remarks=tuple(remark for remark in found if remark is not None)
     )
 
 
-def _remark(node: Json, wanted: Mapping[str, int]) -> str | None:
+def _remark(node: Json, devices: Mapping[str, int]) -> str | None:
     """Explain why a node cannot be used; None if it can."""
-    name = node["metadata"]["name"]
-    if node.get("spec", {}).get("unschedulable"):
-        return f"node {name} is cordoned"
-    if not is_ready(node):
-        return f"node {name} is not ready"
-    offers = node.get("status", {}).get("allocatable") or {}
-    for resource, count in wanted.items():
-        if int(offers.get(resource, 0)) < count:
-            return f"node {name} offers {offers.get(resource, 0)} of {count} {resource}"
-    return None
+    why = "is cordoned" if is_cordoned(node) else why_unusable(node, devices)
+    return None if why is None else f"node {node['metadata']['name']} {why}"
 
 
 def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> None:
@@ -115,13 +128,11 @@ def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
     if nodes.usable >= num_nodes:
         return
     but = f" ({'; '.join(nodes.remarks)})" if nodes.remarks else ""
-    scales = deployment.eks is not None and deployment.eks.idle_minutes is not None
-    other = ", or submit with --scale" if scales else ""
     raise Refusal(
         "nodes-missing",
         f"--nodes {num_nodes}: the cluster has {counted(nodes.usable, 'ready node')} of "
         f"{deployment.instance_type.name}{but}; get them with "
-        f"`{scale_command(deployment, num_nodes)}`{other}",
+        f"`{scale_command(deployment, num_nodes)}`, or submit with --scale",
     )
 
 
@@ -149,12 +160,27 @@ class Progress:
 
     ready: int
     group: NodeGroup
+    fewer: bool = False
+    """True if nodes are to go."""
+    answered: bool = True
+    """True if the node scaler has read the request."""
+    dropped: str | None = None
+    """Why the node scaler has dropped the request."""
     remarks: tuple[str, ...] = ()
+
+    def reached(self, num_nodes: int) -> bool:
+        """Tell whether the group has come to the number, and its nodes are ready."""
+        if not self.answered or self.group.status == _CHANGING:
+            return False
+        if self.fewer:
+            return self.ready <= num_nodes and self.group.wanted <= num_nodes
+        return self.ready >= num_nodes
 
     def text(self, num_nodes: int) -> str:
         """Describe the progress for a person."""
         said = f"{self.ready} of {num_nodes} nodes are ready, the node group is {self.group.status}"
-        return "; ".join((said, *self.group.troubles, *self.remarks))
+        unanswered = () if self.answered else ("the node scaler has not read the request yet",)
+        return "; ".join((said, *unanswered, *self.group.troubles, *self.remarks))
 
 
 def wait_for_nodes(
@@ -181,18 +207,23 @@ def wait_for_nodes(
         if progress != last:
             yield progress
             last = progress
-        if progress.ready == num_nodes and progress.group.status != _CHANGING:
+        if progress.dropped is not None:
+            raise Refusal(
+                "nodes-dropped",
+                f"--nodes {num_nodes}: the node scaler has given up: {progress.dropped}; look at "
+                "the instances' console output and the node group's health issues, and ask again",
+            )
+        if progress.reached(num_nodes):
             return
         if now() >= deadline:
             raise Refusal(
                 "nodes-late",
-                f"after {limit_s:g} s {progress.text(num_nodes)}; EKS goes on: look again with the "
-                "same command, or give the nodes up with --nodes 0",
+                f"after {limit_s:g} s {progress.text(num_nodes)}; "
+                + (
+                    "the request stands: look again with the same command, or withdraw it with "
+                    "--nodes 0"
+                    if progress.answered
+                    else f"look with: kubectl -n {kubernetes.SCALER} get pods"
+                ),
             )
         sleep(pause_s)
-
-
-def is_ready(node: Json) -> bool:
-    """Tell whether the kubelet reports the node as ready."""
-    conditions = node.get("status", {}).get("conditions") or ()
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)

@@ -15,10 +15,11 @@ from jobs.aws import Aws
 from jobs.deployment import Deployment
 from jobs.eks.cluster import EVENTS, JOBS, NODES, POD_GROUPS, Cluster, is_missing
 from jobs.eks.describe import milliseconds
-from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_command
+from jobs.eks.nodes import look_at_nodes, read_node_group, scale_command
 from jobs.eks.reasons import CLUSTER_REASONS
 from jobs.job import Explanation, Job, RunSummary, counted, find_explanation
 from trainium_catalogue import kubernetes
+from trainium_catalogue.node_use import is_ready
 
 Json = Mapping[str, Any]
 _HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
@@ -55,7 +56,14 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
         said = said or f"the node group wants {group.wanted}"
         needs, are = counted(job.num_nodes, "node"), "is" if nodes.usable == 1 else "are"
         meaning = f"the job needs {needs}, {nodes.usable} {are} ready ({said})"
-        if asks_for_nodes(view, job.job_id):
+        notes = view.cluster.get(f"{JOBS}/{job.job_id}")["metadata"].get("annotations") or {}
+        if (dropped := notes.get(kubernetes.DROPPED)) is not None:
+            return _found(
+                f"{meaning}; the cluster gets no more for it: {dropped}",
+                f"get them with `{scale_command(target, job.num_nodes)}`, or stop it and submit "
+                "it again",
+            )
+        if notes.get(kubernetes.SCALE) == "true":
             return _found(
                 meaning,
                 "wait: the cluster gets them when they fit beside what runs, which takes some "
@@ -77,12 +85,6 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
             f"wait, or get more nodes with `{scale_command(target, job.num_nodes + taken)}`",
         )
     return None
-
-
-def asks_for_nodes(view: ClusterView, job_id: str) -> bool:
-    """Tell whether the job was submitted with ``--scale``."""
-    metadata = view.cluster.get(f"{JOBS}/{job_id}")["metadata"]
-    return (metadata.get("annotations") or {}).get(kubernetes.SCALE) == "true"
 
 
 def _held(view: ClusterView, job: Job) -> Explanation:
@@ -142,8 +144,8 @@ def _leaving(view: ClusterView, job: Job) -> Explanation | None:
             return _found(
                 f"pod {pod['metadata']['name']} of the attempt before is still there, because its "
                 f"node {name} does not answer",
-                "the next attempt begins when EKS has replaced the node; if you know that it is "
-                f"dead: kubectl delete node {name}",
+                "the node scaler removes the node about ten minutes after that, and the next "
+                f"attempt begins; at once, if you know that it is dead: kubectl delete node {name}",
             )
     return _found(
         "pods of the attempt before are still ending",

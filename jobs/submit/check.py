@@ -19,7 +19,6 @@ from jobs.submit.program_plan import program_changes
 from jobs.submit.resolve import Submission, SubmitOptions
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 from trainium_catalogue.workloads import Hardware, Value, Workload, find_workload
 
@@ -58,7 +57,7 @@ def check(submission: Submission) -> Submission:
     if order.releases:
         check_release(request, follows=order.follows)
     if order.scales:
-        check_scales(request, target)
+        check_scales(request)
     check_request(target, order.workload, request)
     if submission.wheels is not None:
         check_image_packages(submission.wheels.requirements, target, note)
@@ -183,21 +182,12 @@ def check_release(request: JobRequest, *, follows: bool) -> None:
         )
 
 
-def check_scales(request: JobRequest, target: Deployment) -> None:
-    """Refuse ``--scale`` if nothing adds nodes, or something does so anyway."""
+def check_scales(request: JobRequest) -> None:
+    """Refuse ``--scale`` where nodes come without it."""
     if request.orchestrator is Orchestrator.BATCH:
         raise Refusal(
             "nothing-to-scale",
             "--scale: Batch starts the instances that a job needs itself; leave --scale out",
-        )
-    assert target.eks is not None
-    if target.eks.idle_minutes is None:
-        again = target.redeploy(eks_idle_minutes=DEFAULT_IDLE_MINUTES)
-        raise Refusal(
-            "no-node-scaler",
-            f"--scale: nobody gets nodes in deployment {target.name!r}, which has "
-            "eks_idle_minutes=0; get them with `python -m jobs scale`, or deploy again with "
-            f"{again}",
         )
 
 

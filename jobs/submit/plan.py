@@ -65,9 +65,15 @@ def show_plan(submission: Submission) -> None:
             f"{first.time_limit_hours:g} h; training starts when that has succeeded"
         )
     if request.scales and target.eks is not None:
+        from jobs.eks.nodes import scale_command
+
         lines.append(
-            f"the cluster gets the nodes that are missing, within {target.max_nodes}, and takes "
-            f"them away again after {counted(target.eks.idle_minutes or 0, 'idle minute')}"
+            f"the cluster gets the nodes that are missing, within {target.max_nodes}, and removes "
+            + (
+                f"them after {counted(target.eks.idle_minutes, 'idle minute')}"
+                if target.eks.idle_minutes
+                else f"none of them itself: {scale_command(target, 0)}"
+            )
         )
     if submission.wheels is not None:
         lines.append(submission.wheels.line)

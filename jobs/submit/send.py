@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run, counted
+from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
 from jobs.orchestrators import JobService
 from jobs.output.console import exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
@@ -220,10 +220,10 @@ def _release_command(service: JobService) -> str:
 
 
 def _release(service: JobService) -> None:
-    """Release idle nodes when the job has ended, unless another run still needs them."""
-    from jobs.eks import scale_in
+    """Have idle nodes removed when the job has ended, unless another run still needs them."""
     from jobs.eks.cluster import refusing
-    from jobs.eks.nodes import read_node_group
+    from jobs.eks.node_users import read_use
+    from jobs.eks.nodes import request_nodes
     from jobs.eks.service import EksService
 
     assert isinstance(service, EksService)
@@ -232,17 +232,15 @@ def _release(service: JobService) -> None:
     if needing:
         note(f"the nodes stay: {', '.join(needing)} needs them; then: {command}")
         return
-    cluster, target, aws = service.cluster(), service.target, service.aws
     with refusing():
-        use = scale_in.read_use(cluster, target)
-        group = read_node_group(aws, target)
-        parts = scale_in.idle_ones(group, use)
-        scale_in.cut(aws, cluster, target, group, parts, use=use, force=False, sleep=time.sleep)
-    left = group.wanted - parts.never_came - len(parts.instances)
+        use = read_use(service.cluster(), service.target)
+        left = len(use.runs)
+        request_nodes(service.cluster(), left)
     users = ", ".join(dict.fromkeys(run for runs in use.runs.values() for run in runs))
     note(
-        f"the node group scales to {counted(left, 'node')}"
-        + (f": {users} still uses {left}; then: {command}" if left else "")
+        f"the node scaler removes all nodes but {left}: {users} still uses them; then: {command}"
+        if left
+        else "the node scaler removes all nodes"
     )
 
 

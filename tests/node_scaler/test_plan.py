@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,8 +11,12 @@ import pytest
 
 from node_scaler.plan import (
     IN_SERVICE,
+    Answer,
+    Discard,
     Group,
+    Lower,
     Mark,
+    Note,
     Raise,
     Remove,
     Rules,
@@ -21,11 +26,17 @@ from node_scaler.plan import (
     plan,
 )
 from trainium_catalogue import kubernetes
-from trainium_catalogue.node_use import stamp
+from trainium_catalogue.node_use import NodeRequest, stamp
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+DEVICES = {kubernetes.NEURON_RESOURCE: 16}
 RULES = Rules(
-    idle=timedelta(minutes=30), cordon_time=timedelta(seconds=20), join=timedelta(minutes=20)
+    idle=timedelta(minutes=30),
+    hold=timedelta(minutes=60),
+    unusable=timedelta(minutes=10),
+    join=timedelta(minutes=20),
+    cordon_time=timedelta(seconds=20),
+    devices=DEVICES,
 )
 Json = dict[str, Any]
 
@@ -34,10 +45,26 @@ def ago(**times: float) -> str:
     return stamp(NOW - timedelta(**times))
 
 
-def node(name: str, *, idle: str | None = None, cordoned: str | None = None,
-         closed: bool = False) -> Json:  # fmt: skip
-    marks = {kubernetes.IDLE_SINCE: idle, kubernetes.CORDONED_SINCE: cordoned}
+def node(
+    name: str,
+    *,
+    idle: str | None = None,
+    unusable: str | None = None,
+    cordoned: str | None = None,
+    closed: bool = False,
+    ready: str = "True",
+    chips: int = 16,
+) -> Json:
+    marks = {
+        kubernetes.IDLE_SINCE: idle,
+        kubernetes.UNUSABLE_SINCE: unusable,
+        kubernetes.CORDONED_SINCE: cordoned,
+    }
     return {
+        "status": {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "allocatable": {kubernetes.NEURON_RESOURCE: str(chips)},
+        },
         "metadata": {"name": name, "annotations": {k: v for k, v in marks.items() if v}},
         "spec": {
             "providerID": f"aws:///us-west-2d/i-{name}",
@@ -71,7 +98,9 @@ def job(name: str, size: int, *, phase: str = "Pending", **annotations: str) -> 
         "metadata": {
             "name": name,
             "creationTimestamp": f"2026-05-01T10:00:0{len(name)}Z",
-            "annotations": {f"trainium/{key}": value for key, value in annotations.items()},
+            "annotations": {
+                f"trainium/{key.replace('_', '-')}": value for key, value in annotations.items()
+            },
         },
         "spec": {"tasks": [{"replicas": 1}] * size},
         "status": {"state": {"phase": phase}} if phase else {},
@@ -86,18 +115,42 @@ def decided(
     desired: int | None = None,
     leaving: Iterable[str] = (),
     changing: bool = False,
+    request: NodeRequest | None = None,
+    strangers: dict[str, datetime] | None = None,
+    surplus_since: datetime | None = None,
+    rules: Rules = RULES,
 ) -> ScalingPlan:
     nodes = list(nodes)
     states = {f"i-{each['metadata']['name']}": IN_SERVICE for each in nodes}
     states |= {f"i-{name}": "Terminating:Wait" for name in leaving}
     wanted = len(nodes) if desired is None else desired
     group = Group(name="eks-1", desired=wanted, most=4, instances=states, changing=changing)
-    seen = Seen(nodes=nodes, pods=list(pods), jobs=list(jobs), group=group)
-    return plan(seen, RULES, now=NOW)
+    seen = Seen(
+        nodes=nodes,
+        pods=list(pods),
+        jobs=list(jobs),
+        group=group,
+        request=request,
+        strangers=strangers or {},
+        surplus_since=surplus_since,
+    )
+    return plan(seen, rules, now=NOW)
 
 
 def steps(*args: Any, **kwargs: Any) -> tuple[ScalingStep, ...]:
-    return decided(*args, **kwargs).steps
+    """Steps about nodes and the group."""
+    return tuple(
+        step for step in decided(*args, **kwargs).steps if not isinstance(step, Note | Answer)
+    )
+
+
+def notes(*args: Any, **kwargs: Any) -> dict[str, dict[str, str | None]]:
+    """Changed annotations of jobs."""
+    found: dict[str, dict[str, str | None]] = {}
+    for step in decided(*args, **kwargs).steps:
+        if isinstance(step, Note):
+            found.setdefault(step.job, {}).update(step.annotations)
+    return found
 
 
 def removed(*args: Any, **kwargs: Any) -> list[str]:
@@ -153,9 +206,8 @@ class TestAnIdleNode:
         (step,) = steps([node("n", cordoned=ago(seconds=30))])
 
         assert isinstance(step, Mark)
-        assert step.annotations == {
-            kubernetes.IDLE_SINCE: stamp(NOW), kubernetes.CORDONED_SINCE: None
-        }  # fmt: skip
+        assert step.annotations[kubernetes.IDLE_SINCE] == stamp(NOW)
+        assert step.annotations[kubernetes.CORDONED_SINCE] is None
         assert step.unschedulable is False
 
     def test_is_kept_for_another_while_when_somebody_opens_it(self) -> None:
@@ -169,7 +221,7 @@ class TestAnIdleNode:
     def test_that_a_person_has_cordoned_goes_too(self) -> None:
         assert removed([node("n", idle=ago(minutes=31), closed=True)]) == ["n"]
 
-    def test_with_a_mark_that_is_no_time_is_marked_anew(self) -> None:
+    def test_with_a_mark_that_is_no_time_is_marked_again(self) -> None:
         (step,) = steps([node("n", idle="yesterday")])
 
         assert isinstance(step, Mark)
@@ -181,7 +233,7 @@ class TestAnIdleNode:
         pod("n"),
         pod("n", phase="Pending"),
         {**pod("n"), "metadata": {"name": "debug", "namespace": "default"}},
-        {**pod("n"), "metadata": {**pod("n")["metadata"], "deletionTimestamp": ago(seconds=1)}},
+        {**pod("n"), "metadata": {**pod("n")["metadata"], "deletionTimestamp": ago(seconds=-9)}},
     ],
     ids=["running", "starting", "somebody else's", "leaving"],
 )
@@ -294,6 +346,210 @@ class TestAJobThatAsksForNodes:
 
     def test_does_not_fight_with_a_smaller_number_for_a_job_that_does_not_ask(self) -> None:
         assert raised(jobs=[job("gang", 2)]) is None
+
+
+class TestANodeOnWhichNoJobCouldRun:
+    """A node that is no capacity, and goes even while a gang waits."""
+
+    BROKEN = (
+        node("n", ready="False"),
+        node("n", ready="Unknown"),
+        node("n", chips=15),
+        {**node("n"), "metadata": {**node("n")["metadata"], "deletionTimestamp": ago(seconds=1)}},
+    )
+
+    @pytest.mark.parametrize("broken", BROKEN)
+    def test_is_marked_and_gone_after_ten_minutes(self, broken: Json) -> None:
+        gang = job("gang", 1, scale="true")
+        (step,) = steps([broken], jobs=[gang])
+        assert isinstance(step, Mark)
+        assert step.annotations[kubernetes.UNUSABLE_SINCE] == stamp(NOW)
+
+        marks = {kubernetes.UNUSABLE_SINCE: ago(minutes=9)}
+        broken = {**broken, "metadata": {**broken["metadata"], "annotations": marks}}
+        assert steps([broken], jobs=[gang]) == ()
+
+        marks = {
+            kubernetes.UNUSABLE_SINCE: ago(minutes=11), kubernetes.CORDONED_SINCE: ago(minutes=1)
+        }  # fmt: skip
+        broken = {**broken, "spec": {**broken["spec"], "unschedulable": True}}
+        broken["metadata"] = {**broken["metadata"], "annotations": marks}
+        assert removed([broken], jobs=[gang]) == ["n"]
+
+    def test_is_replaced_when_it_has_gone(self) -> None:
+        gang = job("gang", 2, scale="true")
+
+        assert raised([node("a"), node("n", chips=15)], jobs=[gang]) is None
+        assert raised([node("a")], jobs=[gang]) == 2
+
+    def test_that_is_in_use_stays(self) -> None:
+        assert steps([node("n", chips=15, unusable=None)], pods=[pod("n")]) == ()
+
+    def test_that_has_recovered_stays(self) -> None:
+        (step,) = steps([node("n", unusable=ago(minutes=9))], jobs=[job("gang", 1)])
+
+        assert isinstance(step, Mark)
+        assert step.annotations == {kubernetes.UNUSABLE_SINCE: None}
+
+    def test_whose_pod_is_past_its_grace_period_is_no_capacity_either(self) -> None:
+        """The kubelet does not answer: the pod, and with it the gang, waits for the node's end."""
+        stuck = pod("n", job="gang")
+        stuck["metadata"]["deletionTimestamp"] = ago(seconds=1)
+        gang = job("gang", 1, phase="Restarting", scale="true")
+        (step,) = steps([node("n", ready="Unknown")], pods=[stuck], jobs=[gang])
+
+        assert isinstance(step, Mark)
+        assert kubernetes.UNUSABLE_SINCE in step.annotations
+        due = node("n", unusable=ago(minutes=11), cordoned=ago(minutes=1))
+        assert removed([due], pods=[stuck], jobs=[gang]) == ["n"]
+
+
+class TestTheLimitOfAWait:
+    """Nodes held or bought for a gang that does not start."""
+
+    def test_begins_with_the_first_idle_node(self) -> None:
+        gang = job("gang", 2, scale="true")
+
+        assert notes([node("a")], jobs=[gang]) == {"gang": {kubernetes.HELD_SINCE: stamp(NOW)}}
+        assert notes(jobs=[gang]) == {}
+
+    def test_ends_the_wait_after_an_hour(self) -> None:
+        gang = job("gang", 2, scale="true", nodes_held_since=ago(minutes=61))
+        said = notes([node("a")], jobs=[gang])["gang"][kubernetes.DROPPED]
+
+        assert said == "nodes were held for it for 60 minutes, and it has not started"
+        dropped = job("gang", 2, scale="true", nodes_dropped="said before")
+        assert removed([due("a")], jobs=[dropped]) == ["a"]
+        assert raised(jobs=[dropped]) is None
+
+    def test_does_not_count_while_other_runs_have_the_nodes(self) -> None:
+        jobs = [job("a", 2, phase="Running"), job("gang", 3)]
+        running = [pod("n"), pod("m")]
+
+        assert notes([node("n"), node("m"), node("o")], pods=running, jobs=jobs) == {}
+
+    def test_a_wait_that_cannot_be_satisfied_beside_what_is_busy_holds_nothing(self) -> None:
+        jobs = [job("a", 2, phase="Running"), job("gang", 3)]
+        running = [pod("n"), pod("m")]
+
+        assert removed([node("n"), node("m"), due("o")], pods=running, jobs=jobs) == ["o"]
+
+    def test_is_forgotten_once_the_gang_runs(self) -> None:
+        gang = job("gang", 1, phase="Running", nodes_dropped="said before",
+                   nodes_held_since=ago(minutes=5))  # fmt: skip
+        found = notes([node("n")], pods=[pod("n", job="gang")], jobs=[gang])
+
+        assert found == {"gang": {kubernetes.DROPPED: None, kubernetes.HELD_SINCE: None}}
+
+    def test_one_failed_node_is_replaced_and_a_second_ends_the_request(self) -> None:
+        lost = {"i-lost": NOW - timedelta(minutes=21)}
+        first = notes(jobs=[job("gang", 1, scale="true")], desired=1, strangers=lost)
+        assert first == {"gang": {kubernetes.FAILED_NODES: stamp(NOW), kubernetes.DROPPED: None}}
+
+        again = job("gang", 1, scale="true", failed_nodes=ago(minutes=30))
+        second = notes(jobs=[again], desired=1, strangers=lost)
+        assert second["gang"][kubernetes.DROPPED] == (
+            "nodes have failed 2 times, the last: instance i-lost has not joined the cluster "
+            "within 20 minutes"
+        )
+
+    def test_an_instance_bought_before_the_last_failure_is_no_second_one(self) -> None:
+        lost = {"i-lost": NOW - timedelta(minutes=21)}
+        gang = job("gang", 1, scale="true", failed_nodes=ago(minutes=1))
+
+        assert notes(jobs=[gang], desired=1, strangers=lost) == {}
+
+
+class TestAUsersRequest:
+    """`jobs scale --nodes N`."""
+
+    def ask(self, nodes: int, minutes_ago: float | None = 0, **more: Any) -> NodeRequest:
+        since = None if minutes_ago is None else NOW - timedelta(minutes=minutes_ago)
+        return NodeRequest(id="r", nodes=nodes, since=since, **more)
+
+    def test_is_answered_with_the_time(self) -> None:
+        (answer,) = (step for step in decided(request=self.ask(1, None)).steps
+                     if isinstance(step, Answer))  # fmt: skip
+
+        assert answer.request.since == NOW
+
+    def test_adds_nodes(self) -> None:
+        assert raised(request=self.ask(2)) == 2
+        assert raised([node("a")], pods=[pod("a")], request=self.ask(2)) == 2
+        assert raised(request=self.ask(9)) == 4
+
+    def test_is_over_after_the_idle_time(self) -> None:
+        assert raised(request=self.ask(2, 31)) is None
+
+    def test_restarts_the_time_of_idle_nodes(self) -> None:
+        (step,) = steps([due("a")], request=self.ask(1, 1))
+
+        assert isinstance(step, Mark)
+        assert step.annotations[kubernetes.IDLE_SINCE] == ago(minutes=1)
+        assert step.unschedulable is False
+
+    def test_for_fewer_removes_idle_nodes_at_once_and_no_others(self) -> None:
+        nodes = [node("a"), node("b", idle=ago(minutes=1)), node("c", idle=ago(minutes=2))]
+        found = steps(nodes, pods=[pod("a")], request=self.ask(1, 0.5))
+
+        assert {step.node for step in found if isinstance(step, Mark)} == {"b", "c"}
+        assert all(isinstance(step, Mark) and step.unschedulable for step in found)
+
+    def test_for_fewer_leaves_a_node_that_a_later_job_has_left(self) -> None:
+        assert steps([node("a", idle=ago(minutes=2))], request=self.ask(0, 20)) == ()
+
+    def test_for_fewer_takes_unusable_and_cordoned_nodes_too(self) -> None:
+        nodes = [
+            node("a", ready="False", unusable=ago(minutes=2), cordoned=ago(minutes=1)),
+            node("b", closed=True, idle=ago(minutes=2)),
+        ]
+
+        assert removed(nodes, request=self.ask(0, 1)) == ["a", "b"]
+
+    def test_for_fewer_gives_up_what_ec2_has_not_delivered(self) -> None:
+        found = steps([node("a")], pods=[pod("a")], desired=4, request=self.ask(1))
+
+        assert found == (Lower(number=1),)
+
+    def test_for_fewer_counts_more_than_a_job_that_takes_what_there_is(self) -> None:
+        gang = job("gang", 2)
+
+        assert removed([due("a")], jobs=[gang], request=self.ask(0, 0)) == ["a"]
+        assert removed([due("a")], jobs=[gang]) == []
+
+    def test_does_not_count_more_than_a_job_that_asks(self) -> None:
+        assert raised(jobs=[job("gang", 2, scale="true")], request=self.ask(0)) == 2
+
+    def test_is_dropped_after_two_failures(self) -> None:
+        lost = {"i-lost": NOW - timedelta(minutes=21)}
+        request = self.ask(1, 29, failed_nodes=(NOW - timedelta(minutes=25),))
+        (answer,) = (step for step in decided(request=request, desired=1, strangers=lost).steps
+                     if isinstance(step, Answer))  # fmt: skip
+
+        assert answer.request.dropped is not None
+        assert raised(request=answer.request) is None
+
+    def test_stands_for_good_where_idle_nodes_stay(self) -> None:
+        stay = replace(RULES, idle=None)
+        old = self.ask(1, 10_000)
+
+        assert raised(request=old, rules=stay) == 1
+        assert removed([due("a"), due("b")], request=old, rules=stay) == []
+        assert steps([node("a", idle=ago(minutes=999))], rules=stay) == ()
+
+
+def test_what_ec2_does_not_deliver_and_nothing_needs_is_given_up_after_the_idle_time() -> None:
+    assert decided(desired=2).surplus == 2
+    since = NOW - timedelta(minutes=29)
+    assert steps(desired=2, surplus_since=since) == ()
+    assert steps(desired=2, surplus_since=since - timedelta(minutes=1)) == (Lower(number=0),)
+
+
+def test_an_instance_that_never_joins_goes() -> None:
+    lost = {"i-lost": NOW - timedelta(minutes=20), "i-new": NOW - timedelta(minutes=19)}
+    (step,) = steps(desired=2, strangers=lost)
+
+    assert step == Discard(instance="i-lost", since=lost["i-lost"])
 
 
 class TestAGroupThatEksChanges:

@@ -26,10 +26,15 @@ class FakeCluster:
     lists: dict[str, list[Json]]
     asked: list[tuple[str, str, Json]] = field(default_factory=list)
     refuses: str = "nothing"
+    request: Json | None = None
 
     def items(self, path: str, **query: str) -> list[Json]:
         self.asked.append(("list", path, dict(query)))
         return self.lists[path.rpartition("/")[2]]
+
+    def find(self, path: str) -> Json | None:
+        self.asked.append(("get", path, {}))
+        return self.request
 
     def patch(self, path: str, changes: Json) -> None:
         self.asked.append(("patch", path, changes))
@@ -70,6 +75,7 @@ def node(name: str, **marks: str) -> Json:
             "providerID": f"aws:///us-west-2d/i-{name}",
             **({"unschedulable": True} if kubernetes.CORDONED_SINCE in marks else {}),
         },
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
     }
 
 
@@ -110,8 +116,11 @@ class Run:
             namespace=kubernetes.NAMESPACE,
             rules=Rules(
                 idle=timedelta(minutes=30),
-                cordon_time=timedelta(seconds=20),
+                hold=timedelta(minutes=60),
+                unusable=timedelta(minutes=10),
                 join=timedelta(minutes=20),
+                cordon_time=timedelta(seconds=20),
+                devices={},
             ),
             say=self.said.append,
         )
@@ -155,11 +164,11 @@ def test_what_is_done_is_in_the_log_and_in_the_events() -> None:
     run.round()
     (event,) = run.cluster.asked_to("create")
 
-    assert event["reason"] == "IdleNodeRemoved"
+    assert event["reason"] == "NodeRemoved"
     assert event["involvedObject"] == {
         "apiVersion": "v1", "kind": "Node", "name": "due", "uid": "due"
     }  # fmt: skip
-    assert event["message"] == "terminated i-due, idle since 2026-05-01T11:00:00Z"
+    assert event["message"] == "terminated i-due: idle since 2026-05-01T11:00:00Z"
     assert f"node due: {event['message']}" in run.said
 
 
@@ -215,6 +224,40 @@ def test_an_instance_that_joins_late_is_no_stranger_any_more() -> None:
     assert run.group.done == []
 
 
+def test_a_users_request_is_answered_in_its_config_map() -> None:
+    run = scaler()
+    run.cluster.request = {"data": {"nodes": "2", "id": "r"}}
+    run.round()
+    (changes,) = run.cluster.asked_to("patch")
+
+    assert run.group.done == [2]
+    assert changes == {
+        "data": {"answered": "r", "since": stamp(NOW), "failedNodes": None, "dropped": None}
+    }
+
+
+@pytest.mark.parametrize("number", ["", "two", "-1", "1e3", "99999999999999999999", "²"])
+def test_a_request_that_is_no_number_is_ignored(number: str) -> None:
+    run = scaler()
+    run.cluster.request = {"data": {"nodes": number, "id": "r"}}
+
+    assert run.round() == 0
+    assert run.group.done == []
+
+
+def test_a_dropped_job_gets_the_reason_as_annotation_and_event() -> None:
+    annotations = {kubernetes.SCALE: "true", kubernetes.HELD_SINCE: stamp(NOW - timedelta(hours=2))}
+    job = {**JOB, "metadata": {**JOB["metadata"], "annotations": annotations}}
+    run = scaler(IDLE, jobs=(job,))
+    run.round()
+    said = [each["metadata"]["annotations"].get(kubernetes.DROPPED)
+            for each in run.cluster.asked_to("patch")]  # fmt: skip
+    events = [each["reason"] for each in run.cluster.asked_to("create")]
+
+    assert any(text and "held for it for 60 minutes" in text for text in said)
+    assert "NodesDropped" in events
+
+
 def test_an_event_that_is_refused_fails_nothing() -> None:
     run = scaler(DUE, refuses="events")
 
@@ -240,7 +283,9 @@ def test_the_template_grants_what_rounds_ask_for_and_nothing_else(
     granted: set[tuple[str, str, str, str]],
 ) -> None:
     asked = set()
-    for run in (scaler(DUE), scaler(IDLE), scaler(jobs=(JOB,))):
+    asking = scaler(IDLE, jobs=(JOB,))
+    asking.cluster.request = {"data": {"nodes": "1", "id": "r"}}
+    for run in (scaler(DUE), scaler(IDLE), scaler(jobs=(JOB,)), asking):
         run.round()
         for verb, path, _ in run.cluster.asked:
             found = re.fullmatch(

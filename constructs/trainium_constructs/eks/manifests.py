@@ -144,6 +144,12 @@ def lustre_mounts() -> tuple[Manifest, Manifest]:
     return volume, {"name": "lustre", "mountPath": LUSTRE_MOUNT, "readOnly": True}
 
 
+def node_request() -> Manifest:
+    """An empty ConfigMap in which users ask the node scaler for a number of nodes."""
+    metadata = {"name": kubernetes.NODE_REQUEST, "namespace": kubernetes.NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+
+
 SUBMITTER = "trainium-submitter"
 
 _READ = ["get", "list", "watch"]
@@ -174,6 +180,10 @@ def submitters() -> list[Manifest]:
                 _rule("", ["events"], ["list"]),
                 _rule("", ["resourcequotas"], ["get", "list"]),
                 _rule("", ["services"], ["get"]),
+                {
+                    **_rule("", ["configmaps"], ["get", "patch"]),
+                    "resourceNames": [kubernetes.NODE_REQUEST],
+                },
             ],
         ),
         _binding("RoleBinding", "Role"),

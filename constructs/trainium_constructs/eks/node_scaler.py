@@ -1,4 +1,4 @@
-"""The node scaler in the cluster, which removes unused Trainium nodes (docs/adr/0014)."""
+"""The node scaler in the cluster, which adds and removes Trainium nodes (docs/adr/0014)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from constructs import Construct, IDependable
 
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import ENV_REGION
+from trainium_catalogue.instances import InstanceType
 from trainium_constructs.eks import manifests
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
@@ -37,7 +38,9 @@ class NodeScaler(Construct):
         deployment: str,
         region: str,
         image: str,
+        instance_type: InstanceType,
         idle_minutes: int,
+        hold_minutes: int,
         after: Sequence[IDependable],
     ) -> None:
         """Install the node scaler.
@@ -48,7 +51,9 @@ class NodeScaler(Construct):
             deployment: Name of the deployment.
             region: Region of the cluster.
             image: The training image, which contains its code.
-            idle_minutes: Minutes after which an idle node is removed.
+            instance_type: Type of the group's instances.
+            idle_minutes: Minutes after which an idle node is removed; 0: only on a user's request.
+            hold_minutes: Minutes for which idle nodes are kept for a job that waits for more.
             after: Resources that must exist first: the jobs' namespace.
         """
         super().__init__(scope, construct_id)
@@ -60,7 +65,9 @@ class NodeScaler(Construct):
             "--cluster", cluster.cluster.cluster_name,
             "--node-group", node_group.nodegroup_name,
             "--namespace", kubernetes.NAMESPACE,
+            "--instance-type", instance_type.name,
             "--idle-minutes", str(idle_minutes),
+            "--hold-minutes", str(hold_minutes),
             "--api", _API,
             "--credentials", _CREDENTIALS,
         ]  # fmt: skip
@@ -76,6 +83,7 @@ class NodeScaler(Construct):
                     kubernetes_version=cluster.kubernetes_version,
                 ),
                 manifests.service_account(name, namespace=name),
+                manifests.node_request(),
                 *_rights(),
                 _deployment(image=image, command=command, region=region),
             ],
@@ -126,7 +134,13 @@ def _rights() -> list[Manifest]:
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
     of_jobs = [
-        {"apiGroups": ["batch.volcano.sh"], "resources": ["jobs"], "verbs": ["list"]},
+        {"apiGroups": ["batch.volcano.sh"], "resources": ["jobs"], "verbs": ["list", "patch"]},
+        {
+            "apiGroups": [""],
+            "resources": ["configmaps"],
+            "resourceNames": [kubernetes.NODE_REQUEST],
+            "verbs": ["get", "patch"],
+        },
         events,
     ]
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": name}]

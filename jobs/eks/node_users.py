@@ -106,6 +106,21 @@ def check_fewer(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
         )
 
 
+def busy_remark(cluster: Cluster, deployment: Deployment, num_nodes: int) -> str | None:
+    """Say that a job without ``--scale`` waits for nodes in use, which may be gone by then."""
+    assert deployment.eks is not None
+    use = read_use(cluster, deployment)
+    minutes = deployment.eks.idle_minutes
+    if minutes is None or len(use.nodes) - len(use.runs) >= num_nodes:
+        return None
+    users = ", ".join(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+    return (
+        f"{counted(len(use.runs), 'node')} of {len(use.nodes)} is in use ({users}): the job waits "
+        f"for them, while the others are removed after {counted(minutes, 'idle minute')}; submit "
+        "with --scale to have the missing ones added then"
+    )
+
+
 def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
     """Call ``describe_idle`` on the current nodes; a failing remark must not end the command."""
     try:

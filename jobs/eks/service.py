@@ -30,6 +30,7 @@ from jobs.eks.describe import (
     run_of,
     summarize,
 )
+from jobs.eks.node_users import busy_remark
 from jobs.eks.nodes import check_ready
 from jobs.eks.pod_logs import PodLogs
 from jobs.eks.request import check_run_label, dry_run, launch_spec
@@ -112,6 +113,9 @@ class EksService:
         if not request.scales:
             with refusing():
                 check_ready(self.cluster(), self.target, request.num_nodes)
+                remark = busy_remark(self.cluster(), self.target, request.num_nodes)
+            if remark is not None:
+                note(remark)
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
         """Build the Volcano job."""

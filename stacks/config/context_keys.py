@@ -241,7 +241,7 @@ class ContextKeys:
         default=60,
         help="minutes after which a job is cancelled that heads its queue and cannot start: no "
         "capacity, or a configuration that can never run; 1440, a day, is the longest wait that "
-        "Batch allows",
+        "Batch allows. On EKS: minutes for which idle nodes are held for a job that waits for more",
     )
     job_time_limit_hours: int = key(
         kinds.whole_number(1, 720),

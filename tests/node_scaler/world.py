@@ -83,10 +83,12 @@ class IdleTime:
 
     @property
     def limit(self) -> timedelta:
-        """Once for all jobs that wait, and once more for each new job and each request."""
-        held = (1 + len(self.new_jobs)) * RULES.hold
+        """Idle time, held time and idle time again, once for all jobs that wait, and once more for
+        each that is submitted meanwhile; each request of a user restarts the idle time.
+        """
         assert RULES.idle is not None
-        return held + len(self.requests) * RULES.idle + timedelta(minutes=15)
+        kept = (1 + len(self.new_jobs)) * (RULES.hold + RULES.idle)
+        return kept + len(self.requests) * RULES.idle + timedelta(minutes=15)
 
 
 @dataclass(slots=True)

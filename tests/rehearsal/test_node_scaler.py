@@ -40,7 +40,8 @@ def scaler_objects(node_group: str) -> list[Json]:
     found = []
     for each in objects_of(with_cluster()):
         metadata = each["metadata"]
-        if kubernetes.SCALER in (metadata["name"], metadata.get("namespace")):
+        names = (metadata["name"], metadata.get("namespace"))
+        if kubernetes.SCALER in names or kubernetes.NODE_REQUEST in names:
             found.append(each)
     (deployment,) = [each for each in found if each["kind"] == "Deployment"]
     spec = deployment["spec"]["template"]["spec"]

@@ -113,13 +113,27 @@ def test_it_goes_before_the_jobs_and_the_nodes(made: Deployment) -> None:
         assert applied in dependants(made, before)
 
 
-def test_it_can_be_left_out() -> None:
-    without = with_cluster(eks_idle_minutes=0)
+def test_it_holds_nodes_for_a_waiting_job_as_long_as_batch_lets_one_wait(made: Deployment) -> None:
+    assert argument(made, "--hold-minutes") == str(made.config.runnable_time_limit_minutes)
+    assert argument(made, "--instance-type") == made.config.instance_type
 
-    assert not [each for each in objects_of(without) if each["metadata"]["name"] == SCALER]
-    assert "TerminateInstanceInAutoScalingGroup" not in without.text("eks")
-    assert "eks/idle-minutes" not in without.text("eks")
-    assert "trainium:idleNodes" in [each.id for each in without.config.warnings]
+
+def test_users_ask_it_for_nodes_where_idle_ones_stay_too() -> None:
+    stays = with_cluster(eks_idle_minutes=0)
+
+    assert argument(stays, "--idle-minutes") == "0"
+    assert "eks/idle-minutes" not in stays.text("eks")
+    assert "trainium:idleNodes" in [each.id for each in stays.config.warnings]
+
+
+def test_submitters_may_change_nothing_but_the_request(made: Deployment) -> None:
+    role = object_of(made, "Role", "trainium-submitter")
+    (rule,) = [each for each in role["rules"] if "configmaps" in each["resources"]]
+
+    assert rule["resourceNames"] == [kubernetes.NODE_REQUEST]
+    assert object_of(made, "ConfigMap", kubernetes.NODE_REQUEST)["metadata"]["namespace"] == (
+        kubernetes.NAMESPACE
+    )
 
 
 def test_by_default_idle_nodes_go() -> None:

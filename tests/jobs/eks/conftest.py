@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,30 @@ import pytest
 from moto.eks.models import eks_backends
 from typer.testing import Result
 
-from jobs.eks import scale_in
+from node_scaler.cluster import Cluster
+from node_scaler.group import NodeGroup
+from node_scaler.plan import Rules
+from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
-from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
+from trainium_catalogue.kubernetes import (
+    NAMESPACE,
+    NODE_REQUEST,
+    QUEUE,
+    TAINT,
+    device_resources,
+    pod_resources,
+    service_account,
+)
+from trainium_constructs.eks.manifests import lustre_claim, lustre_volume, node_request
 from trainium_constructs.lustre import LustreMount
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
-from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
+from trainium_emulators.kubernetes.resources import CONFIG_MAP, NODE, POD, VOLCANO_JOB
 from trainium_emulators.nodes import events
 from trainium_emulators.nodes.faults import NodeFault
 
@@ -59,6 +72,7 @@ BELONGINGS = (
         name="trainium-lustre",
     ),
     lustre_claim(volume="trainium-lustre"),
+    node_request(),
     *(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(service_account(name))}
         for name in ("all-reduce", "llama-tiny", "program")
@@ -183,7 +197,6 @@ def eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     """The desk of a deployment with this cluster; leaves the cluster as it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CLUSTER, "_cluster", cluster)
-        patch.setattr(scale_in, "QUIET_S", 0.2)
         yield from _eks_desk(desk, cluster)
 
 
@@ -211,9 +224,47 @@ def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     made.nodes(2)
     yield made
     _faults.clear()
+    cluster.store.update(CONFIG_MAP, NAMESPACE, NODE_REQUEST, lambda each: each.pop("data", None))
     for entry in cluster.store.list(VOLCANO_JOB):
         cluster.store.delete(VOLCANO_JOB, NAMESPACE, entry["metadata"]["name"])
     cluster.scale(NODE_GROUP, INSTANCE_TYPE, 0)
     deadline = time.monotonic() + scaled(20)
     while cluster.store.list(POD) and time.monotonic() < deadline:
         time.sleep(0.05)
+
+
+@pytest.fixture
+def scaler(eks: EksDesk, tmp_path: Path) -> Iterator[list[str]]:
+    """The node scaler's own rounds on this cluster and its group; yields its log."""
+    (tmp_path / "token").write_text("scaler")
+    log: list[str] = []
+    running = Scaler(
+        cluster=Cluster(eks.cluster.endpoint, tmp_path),
+        node_group=NodeGroup(
+            cluster="cluster",
+            name=NODE_GROUP,
+            eks=eks.desk.client("eks"),
+            autoscaling=eks.desk.client("autoscaling"),
+        ),
+        namespace=NAMESPACE,
+        rules=Rules(
+            idle=timedelta(minutes=30),
+            hold=timedelta(minutes=60),
+            unusable=timedelta(minutes=10),
+            join=timedelta(minutes=20),
+            cordon_time=timedelta(seconds=1),
+            devices=device_resources(INSTANCE_TYPE),
+        ),
+        say=log.append,
+    )
+    ends = threading.Event()
+
+    def rounds() -> None:
+        while not ends.wait(0.1):
+            running.round(datetime.now(UTC))
+
+    thread = threading.Thread(target=rounds)
+    thread.start()
+    yield log
+    ends.set()
+    thread.join()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from jobs.deployment import read_deployment
-from jobs.eks import scale_in
-from jobs.eks.nodes import NodeGroup, read_node_group
-from jobs.eks.scale_in import Cut, Use, choose
-from jobs.errors import Refusal
+from jobs.eks import nodes
+from jobs.eks.nodes import read_node_group
 from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.support.limits import scaled
 from trainium_catalogue import contract, kubernetes
-from trainium_catalogue.node_use import stamp
-from trainium_emulators.kubernetes.resources import NODE, POD
+from trainium_catalogue.kubernetes import NAMESPACE, NODE_REQUEST
+from trainium_catalogue.node_use import marked_since, stamp
+from trainium_emulators.kubernetes.resources import CONFIG_MAP, NODE, POD, VOLCANO_JOB
 
 SWEEP = ("submit", "all-reduce", "--on", "eks")
 
@@ -26,15 +28,15 @@ def busy(eks: EksDesk) -> list[str]:
 
 
 class TestFewerNodes:
-    """`scale --nodes` with a smaller number."""
+    """`scale --nodes` with a smaller number: the node scaler acts."""
 
-    def test_only_idle_nodes_go_and_the_run_goes_on(self, eks: EksDesk) -> None:
+    def test_only_idle_nodes_go_and_the_run_goes_on(self, eks: EksDesk, scaler: list[str]) -> None:
         """A plain smaller number would have cost a busy one: see test_eks_models."""
         eks.has("gang", "sleep 30", nodes=2)
         eks.wait("gang", "Running")
         used = busy(eks)
         eks.nodes(4)
-        document = eks.document("scale", "--wait", "9", "--nodes", "2")
+        document = eks.document("scale", "--wait", "30", "--nodes", "2")
 
         assert document["nodes_before"] == 4
         assert sorted(eks.node_names()) == used
@@ -44,11 +46,11 @@ class TestFewerNodes:
         assert job["status"]["state"]["phase"] == "Running"
         assert job["status"].get("retryCount", 0) == 0
 
-    def test_a_node_of_a_run_is_not_taken_without_force(self, eks: EksDesk) -> None:
+    def test_a_node_of_a_run_is_not_taken(self, eks: EksDesk, scaler: list[str]) -> None:
         eks.has("gang", "sleep 30", nodes=1)
         eks.wait("gang", "Running")
         (used,) = busy(eks)
-        to_one = eks.run("scale", "--wait", "9", "--nodes", "1")
+        to_one = eks.run("scale", "--wait", "30", "--nodes", "1")
         refused = eks.run("scale", "--wait", "9", "--nodes", "0")
 
         assert to_one.exit_code == 0, to_one.stderr
@@ -56,138 +58,73 @@ class TestFewerNodes:
         assert "--nodes 0: gang uses 1 node and would lose some; stop it first" in refused.stderr
         assert eks.node_names() == [used]
 
-        forced = eks.run("scale", "--wait", "9", "--nodes", "0", "--force")
-        assert "1 -> 0 nodes" in forced.stderr
-        assert eks.node_names() == []
-
-    def test_a_pod_of_another_namespace_keeps_its_node(self, eks: EksDesk) -> None:
+    def test_a_pod_of_another_namespace_keeps_its_node(
+        self, eks: EksDesk, scaler: list[str]
+    ) -> None:
         (first, second) = eks.node_names()
         spec = {"nodeName": first, "containers": [{"name": "x", "command": ["true"]}]}
         eks.cluster.apply(
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "debug"}, "spec": spec}
         )
         refused = eks.run("scale", "--wait", "9", "--nodes", "0")
-        fewer = eks.run("scale", "--wait", "9", "--nodes", "1")
+        fewer = eks.run("scale", "--wait", "30", "--nodes", "1")
         left = eks.node_names()
         eks.cluster.store.delete(POD, "default", "debug", grace_s=0)
 
         assert "default/debug uses 1 node" in refused.stderr
-        assert fewer.exit_code == 0
+        assert fewer.exit_code == 0, fewer.stderr
         assert left == [first] != [second]
 
-    def test_a_node_that_a_pod_has_come_to_meanwhile_is_opened_again(
+    def test_says_so_if_the_node_scaler_does_not_answer(self, eks: EksDesk) -> None:
+        late = eks.run("scale", "--wait", "1", "--nodes", "0")
+
+        assert late.exit_code == 2
+        assert "the node scaler has not read the request yet" in late.stderr
+        assert "kubectl -n node-scaler get pods" in late.stderr
+        assert len(eks.node_names()) == 2
+
+    def test_is_refused_in_a_cluster_that_cannot_be_asked(
         self, eks: EksDesk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        empty = scale_in.read_use
-        answers = iter([False, True])
+        path = "/api/v1/namespaces/{namespace}/configmaps/of-no-older-version"
+        monkeypatch.setattr(nodes, "NODE_REQUEST", path)
+        refused = eks.run("scale", "--nodes", "0")
 
-        def read(*arguments: object) -> Use:
-            found = empty(*arguments)  # type: ignore[arg-type]
-            runs = {next(iter(found.nodes)): ("late",)} if next(answers) else {}
-            return Use(nodes=found.nodes, runs=runs, open=found.open)
+        assert refused.exit_code == 2
+        assert "it was deployed by an older version; deploy again" in refused.stderr
 
-        monkeypatch.setattr(scale_in, "read_use", read)
-        result = eks.run("scale", "--wait", "9", "--nodes", "0")
+
+class TestMoreNodes:
+    """`scale --nodes` with a larger number."""
+
+    def test_nodes_come(self, eks: EksDesk, scaler: list[str]) -> None:
+        result = eks.run("scale", "--wait", "30", "--nodes", "3", "--yes")
+
+        assert result.exit_code == 0, result.stderr
+        assert len(eks.node_names()) == 3
+        assert "2 -> 3 nodes, for a user's request" in scaler
+
+    def test_the_reason_is_shown_if_the_node_scaler_gives_up(self, eks: EksDesk) -> None:
+        def drop() -> None:
+            config_map = {"metadata": {"annotations": {}}}
+            while "data" not in config_map:
+                time.sleep(0.05)
+                config_map = eks.cluster.store.get(CONFIG_MAP, NAMESPACE, NODE_REQUEST)
+            answer = {"since": stamp(datetime.now(UTC)), "dropped": "nodes have failed 2 times"}
+            eks.cluster.store.update(
+                CONFIG_MAP,
+                NAMESPACE,
+                NODE_REQUEST,
+                lambda each: each["data"].update(answer, answered=each["data"]["id"]),
+            )
+
+        answering = threading.Thread(target=drop)
+        answering.start()
+        result = eks.run("scale", "--wait", "30", "--nodes", "3", "--yes")
+        answering.join()
 
         assert result.exit_code == 2
-        assert "late has come to a node that was about to go" in result.stderr
-        assert len(eks.node_names()) == 2
-        closed = [node["spec"].get("unschedulable") for node in eks.cluster.store.list(NODE)]
-        assert closed == [None, None]
-
-
-INSTANCES = tuple(f"i-{letter}" for letter in "abcd")
-
-
-def group(wanted: int, *instances: str) -> NodeGroup:
-    return NodeGroup(
-        status="ACTIVE", wanted=wanted, most=4, troubles=(), scaling_group="g", instances=instances
-    )
-
-
-def use(*joined: str, busy: tuple[str, ...] = ()) -> Use:
-    return Use(
-        nodes={each: f"node-{each}" for each in joined},
-        runs={each: ("gang",) for each in busy},
-        open=frozenset(),
-    )
-
-
-@pytest.mark.parametrize(
-    ("found", "used", "to", "expected"),
-    [
-        (group(4, *INSTANCES), use(*INSTANCES), 2, Cut(never_came=0, instances=("i-a", "i-b"))),
-        (
-            group(4, *INSTANCES),
-            use(*INSTANCES, busy=("i-a", "i-b")),
-            2,
-            Cut(never_came=0, instances=("i-c", "i-d")),
-        ),
-        (group(4, *INSTANCES), use("i-a", "i-b"), 3, Cut(never_came=0, instances=("i-c",))),
-        (
-            group(4, "i-a", "i-b"),
-            use("i-a", "i-b", busy=("i-a",)),
-            1,
-            Cut(never_came=2, instances=("i-b",)),
-        ),
-        (group(4), use(), 0, Cut(never_came=4, instances=())),
-    ],
-    ids=["idle", "beside busy ones", "not joined first", "never came first", "none came"],
-)
-def test_what_nobody_uses_goes_first(found: NodeGroup, used: Use, to: int, expected: Cut) -> None:
-    assert choose(found, used, to, force=False) == expected
-
-
-def test_with_force_busy_nodes_go_last() -> None:
-    found = choose(group(2, "i-a", "i-b"), use("i-a", "i-b", busy=("i-a",)), 1, force=True)
-
-    assert found.instances == ("i-b",)
-    with pytest.raises(Refusal, match="would lose some"):
-        choose(group(2, "i-a", "i-b"), use("i-a", "i-b", busy=("i-a",)), 0, force=False)
-
-
-class Delivered:
-    """An Auto Scaling group whose third instance of four comes after the nodes were chosen."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, object]] = []
-
-    def eks(self) -> Delivered:
-        return self
-
-    autoscaling = eks
-
-    def describe_nodegroup(self, **_: str) -> dict[str, object]:
-        resources = {"autoScalingGroups": [{"name": "g"}]}
-        return {"nodegroup": {"status": "ACTIVE", "resources": resources}}
-
-    def describe_auto_scaling_groups(self, **_: object) -> dict[str, object]:
-        up = [{"InstanceId": each, "LifecycleState": "InService"} for each in INSTANCES[:3]]
-        return {"AutoScalingGroups": [{"DesiredCapacity": 4, "MaxSize": 4, "Instances": up}]}
-
-    def set_desired_capacity(self, *, DesiredCapacity: int, **_: str) -> None:
-        self.asked.append(("size", DesiredCapacity))
-
-    def terminate_instance_in_auto_scaling_group(
-        self,
-        *,
-        InstanceId: str,
-        **_: object,
-    ) -> None:
-        self.asked.append(("end", InstanceId))
-
-
-def test_an_instance_that_comes_meanwhile_costs_no_busy_one(eks: EksDesk) -> None:
-    """A size of two with three instances up would let the group choose, a busy one perhaps."""
-    target = read_deployment(eks.desk.client("ssm"), "default", region="us-west-2")
-    aws, used = Delivered(), use("i-a", "i-b", busy=("i-a", "i-b"))
-    found = group(4, "i-a", "i-b")
-    scale_in.cut(
-        aws, eks.cluster, target, found, choose(found, used, 2, force=False),  # type: ignore[arg-type]
-        use=used, force=False, sleep=lambda _: None,
-    )  # fmt: skip
-
-    assert aws.asked == [("size", 3), ("end", "i-c")]
+        assert "the node scaler has given up: nodes have failed 2 times" in result.stderr
 
 
 def test_the_size_is_the_auto_scaling_groups_not_an_old_one_of_eks(eks: EksDesk) -> None:
@@ -258,19 +195,21 @@ class TestIdleNodes:
         assert "idle" not in eks.run("scale").stdout
         assert eks.document("scale")["idle"] == []
 
-    def test_scale_keeps_the_nodes_that_it_is_asked_for_for_another_while(
-        self, eks: EksDesk
-    ) -> None:
+    def test_scale_restarts_their_time(self, eks: EksDesk, scaler: list[str]) -> None:
         name = eks.node_names()[0]
-        marks = {kubernetes.IDLE_SINCE: self.ago(40), kubernetes.CORDONED_SINCE: self.ago(0)}
+        begin = datetime.now(UTC).replace(microsecond=0)
+        marks = {kubernetes.IDLE_SINCE: self.ago(29)}
         eks.mark(name, **marks)
-        eks.cluster.store.update(NODE, "", name, lambda n: n["spec"].update(unschedulable=True))
-        result = eks.run("scale", "--wait", "9", "--nodes", "2")
-        node = eks.cluster.store.get(NODE, "", name)
+        result = eks.run("scale", "--wait", "30", "--nodes", "2")
+        deadline = time.monotonic() + scaled(20)
+        since = None
+        while (since is None or since < begin) and time.monotonic() < deadline:
+            time.sleep(0.1)
+            since = marked_since(eks.cluster.store.get(NODE, "", name), kubernetes.IDLE_SINCE)
 
         assert result.exit_code == 0, result.stderr
-        assert node["metadata"]["annotations"] == {}
-        assert not node["spec"].get("unschedulable")
+        assert since is not None
+        assert since >= begin
 
 
 WIDE = (*SWEEP, "--nodes", "3", "--name", "wide", "--scale", "--yes")
@@ -285,7 +224,7 @@ class TestSubmitScale:
         job = eks.job(json.loads(result.stdout)["job_id"])
 
         assert "the cluster gets the nodes that are missing, within 4" in result.stderr
-        assert "takes them away again after 30 idle minutes" in result.stderr
+        assert "removes them after 30 idle minutes" in result.stderr
         assert job is not None
         assert job["metadata"]["annotations"] == {kubernetes.SCALE: "true"}
 
@@ -304,21 +243,30 @@ class TestSubmitScale:
         assert job is not None
         assert "annotations" not in job["metadata"]
 
-    def test_it_is_refused_where_nobody_gets_nodes(self, eks: EksDesk) -> None:
+    def test_where_idle_nodes_stay_the_plan_says_how_to_remove_them(self, eks: EksDesk) -> None:
         eks.desk.client("ssm").delete_parameter(
             Name=contract.ssm_parameter("default", contract.SSM_EKS_IDLE_MINUTES)
         )
         result = eks.run(*SWEEP, "--nodes", "2", "--scale", "--yes")
 
-        assert result.exit_code == 2
-        assert "which has eks_idle_minutes=0" in result.stderr
-        assert "-c trainium:eks_idle_minutes=30" in result.stderr
+        assert result.exit_code == 0, result.stderr
+        assert "removes none of them itself: python -m jobs" in result.stderr
 
     def test_it_is_refused_on_batch(self, eks: EksDesk) -> None:
         result = eks.run("submit", "all-reduce", "--on", "batch", "--scale", "--yes")
 
         assert result.exit_code == 2
         assert "--scale: Batch starts the instances" in result.stderr
+
+    def test_a_job_that_waits_for_nodes_in_use_is_told_that_idle_ones_go(
+        self, eks: EksDesk
+    ) -> None:
+        eks.has("gang", "sleep 30", nodes=1)
+        eks.wait("gang", "Running")
+        said = eks.run(*SWEEP, "--nodes", "2", "--yes").stderr
+
+        assert "1 node of 2 is in use (gang): the job waits" in said
+        assert "submit with --scale" in said
 
     def test_a_refusal_for_missing_nodes_names_it(self, eks: EksDesk) -> None:
         eks.nodes(0)
@@ -335,9 +283,19 @@ class TestSubmitScale:
         assert "python -m jobs stop wide" in refused.stderr
         assert len(eks.node_names()) == 2
 
-        forced = eks.run("scale", "--wait", "9", "--nodes", "0", "--force")
-        job = eks.job(job_id)
-        assert "wide waits on, and asks for nodes no more" in forced.stderr
-        assert eks.node_names() == []
-        assert job is not None
-        assert not job["metadata"].get("annotations")
+    def test_status_says_why_the_cluster_gets_no_more_nodes_for_it(self, eks: EksDesk) -> None:
+        job_id = eks.document(*WIDE)["job_id"]
+        eks.wait(job_id, "Pending")
+        reason = "nodes were held for it for 60 minutes, and it has not started"
+        eks.cluster.store.update(
+            VOLCANO_JOB,
+            NAMESPACE,
+            job_id,
+            lambda job: job["metadata"]["annotations"].update({kubernetes.DROPPED: reason}),
+        )
+        said = " ".join(eks.run("status", "wide").stdout.split())
+
+        assert f"the cluster gets no more for it: {reason}" in said
+        assert "scale --nodes 3" in said
+        # It asks for nothing any more, so a smaller number lasts.
+        assert eks.run("scale", "--wait", "1", "--nodes", "0").stderr.count("stop it first") == 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from jobs.eks.request import LaunchSpec
 from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
 
@@ -125,13 +127,16 @@ def test_training_knows_the_job_that_compiles_for_it(eks: EksDesk) -> None:
     assert job["metadata"]["annotations"]["trainium/after"] == document["compile"]["job_id"]
 
 
-def test_release_gives_the_nodes_up_when_the_job_has_ended(eks: EksDesk) -> None:
+def test_release_gives_the_nodes_up_when_the_job_has_ended(eks: EksDesk, scaler: list[str]) -> None:
     eks.node_group().scaling_config = {"minSize": 0, "desiredSize": 2, "maxSize": 4}
     eks.fails_preflight("sweep", attempts=3)
     result = eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--follow", "--release")
 
     assert "FAILED: no attempts left" in result.stderr, result.stderr
-    assert "the node group scales to 0 nodes" in result.stderr, result.stderr
+    assert "the node scaler removes all nodes" in result.stderr, result.stderr
+    deadline = time.monotonic() + scaled(20)
+    while eks.node_names() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert eks.node_group().scaling_config["desiredSize"] == 0
 
 

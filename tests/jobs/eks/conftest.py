@@ -224,7 +224,7 @@ def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     made.nodes(2)
     yield made
     _faults.clear()
-    cluster.store.update(CONFIG_MAP, NAMESPACE, NODE_REQUEST, lambda each: each.pop("data", None))
+    cluster.store.update(CONFIG_MAP, NAMESPACE, NODE_REQUEST, lambda each: {**each, "data": {}})
     for entry in cluster.store.list(VOLCANO_JOB):
         cluster.store.delete(VOLCANO_JOB, NAMESPACE, entry["metadata"]["name"])
     cluster.scale(NODE_GROUP, INSTANCE_TYPE, 0)

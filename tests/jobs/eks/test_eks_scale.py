@@ -106,10 +106,11 @@ class TestMoreNodes:
 
     def test_the_reason_is_shown_if_the_node_scaler_gives_up(self, eks: EksDesk) -> None:
         def drop() -> None:
-            config_map = {"metadata": {"annotations": {}}}
-            while "data" not in config_map:
+            data: dict[str, str] = {}
+            while "id" not in data:
                 time.sleep(0.05)
-                config_map = eks.cluster.store.get(CONFIG_MAP, NAMESPACE, NODE_REQUEST)
+                found = eks.cluster.store.get(CONFIG_MAP, NAMESPACE, NODE_REQUEST)
+                data = found.get("data") or {}
             answer = {"since": stamp(datetime.now(UTC)), "dropped": "nodes have failed 2 times"}
             eks.cluster.store.update(
                 CONFIG_MAP,

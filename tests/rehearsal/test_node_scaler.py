@@ -183,7 +183,7 @@ def test_nodes_that_nobody_uses_go_by_themselves(server: Server, api: str) -> No
     instances = [node["spec"]["providerID"].rpartition("/")[2] for node in trainium_nodes(api)]
 
     wait(lambda: not trainium_nodes(api))
-    wait(lambda: all(is_told(api, f"terminated {each}, idle since") for each in instances))
+    wait(lambda: all(is_told(api, f"terminated {each}: idle since") for each in instances))
 
 
 def test_a_job_that_asks_gets_nodes_and_they_stay_as_long_as_it_runs(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.aws import BatchClient
+from jobs.capacity import TRAINIUM
 from jobs.deployment import Deployment
 from jobs.job import Explanation, Job, JobKind
 
@@ -75,8 +76,8 @@ def _for_nodes(
         pattern="",
         meaning="queue and compute environment are in order; hosts take 5 to 10 minutes to start",
         remedy=(
-            f"if it lasts, check that the account's vCPU quota for running On-Demand Trn "
-            f"instances (L-2C3B7624) covers {vcpus}, that earlier jobs of the queue are not ahead, "
+            f"if it lasts, check that the account's vCPU quota for {TRAINIUM.name} "
+            f"({TRAINIUM.code}) covers {vcpus}, that earlier jobs of the queue are not ahead, "
             "and the activity of the Auto Scaling group that Batch made; a host that does not "
             "become ready ends itself after five minutes and is replaced, and its console says why "
             "(`aws ec2 get-console-output --latest --instance-id ...`): such hosts are billed for "

@@ -105,6 +105,14 @@ class Ec2Client(Protocol):
 
     def describe_security_groups(self, **kwargs: Any) -> Response: ...
 
+    def describe_capacity_reservations(self, **kwargs: Any) -> Response: ...
+
+
+class QuotasClient(Protocol):
+    """The part of the boto3 Service Quotas client that is used here."""
+
+    def get_service_quota(self, **kwargs: Any) -> Response: ...
+
 
 class Aws:
     """Clients of one session and region."""
@@ -181,8 +189,13 @@ class Aws:
         return client
 
     def ec2(self) -> Ec2Client:
-        """Client that reads the rules of security groups."""
+        """Client that reads the rules of security groups, and reservations."""
         client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
+        return client
+
+    def quotas(self) -> QuotasClient:
+        """Client that reads the account's quotas."""
+        client: QuotasClient = self._client("service-quotas", mode="standard", attempts=3)
         return client
 
     def reading(self, service: str) -> Any:

@@ -21,7 +21,6 @@ from trainium_constructs import (
     HostSetup,
     MultiNodeTrainingJob,
     PublishedContract,
-    QueueWatch,
     TrainingQueue,
     TrainiumComputeEnvironment,
     grant_data_uris,
@@ -91,13 +90,6 @@ class BatchStack(cdk.Stack):
             "Jobs",
             environment_arn=self.compute.arn,
             runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
-        )
-        QueueWatch(
-            self,
-            "Watch",
-            queue_arn=self.queue.arn,
-            host_name=construct_id,
-            deployment=config.deployment,
         )
         self.jobs = {
             workload.name: self._define(workload)

@@ -23,7 +23,6 @@ from trainium_constructs import (
     JobExecutionRole,
     OwnRepositorySynthesizer,
     PublishedContract,
-    QueueWatch,
     RetainedLogs,
     TrainingImage,
     TrainingQueue,
@@ -94,13 +93,6 @@ class DataJobsStack(cdk.Stack):
             "CpuJobs",
             environment_arn=self.compute.arn,
             runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
-        )
-        QueueWatch(
-            self,
-            "Watch",
-            queue_arn=self.queue.arn,
-            host_name=construct_id,
-            deployment=config.deployment,
         )
         self.jobs = {
             workload.name: self._define(workload)

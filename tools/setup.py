@@ -83,11 +83,11 @@ UNUSED = (
 They come back with a new environment: rm -rf .venv."""
 CDK_SERVICES = (
     # What stacks are made of.
-    *("autoscaling", "batch", "ec2", "ecr", "ecr_assets", "eks_v2", "events", "fsx", "iam", "kms"),
-    *("lambda", "logs", "s3", "s3_assets", "ssm", "stepfunctions"),
+    *("autoscaling", "batch", "ec2", "ecr", "ecr_assets", "eks_v2", "fsx", "iam", "kms"),
+    *("lambda", "logs", "s3", "s3_assets", "ssm"),
     # What those mention in their types.
     *("applicationautoscaling", "cloudwatch", "codeguruprofiler", "codestarnotifications", "ecs"),
-    *("efs", "eks", "elasticloadbalancing", "elasticloadbalancingv2", "secretsmanager"),
+    *("efs", "eks", "events", "elasticloadbalancing", "elasticloadbalancingv2", "secretsmanager"),
     *("servicediscovery", "signer", "sns", "sqs"),
     # What someone may want beside them.
     *("aps", "athena", "backup", "budgets", "ce", "certificatemanager", "chatbot", "cloudtrail"),

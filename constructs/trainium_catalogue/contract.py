@@ -280,9 +280,6 @@ RESERVED_PORTS: Final[tuple[int, ...]] = (
 HOST_LOST_REASON: Final = "Host EC2*"
 """Status reason that Batch gives when it loses an instance (AWS Batch user guide, job retries)."""
 
-HOSTS_IN_VAIN_REASON: Final = "hosts were up in vain: none took the job for half an hour"
-"""Status reason of a job that the queue watch has cancelled."""
-
 ATTEMPTS: Final = 3
 """Total attempts of a job."""
 

@@ -90,4 +90,9 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
 )
 
 RETRIED: tuple[ExitCode, ...] = tuple(code for code, end in EXIT_CODES.items() if end.retry)
-"""Codes that a Batch job definition retries."""
+"""Codes after which another attempt follows."""
+
+FINAL: tuple[ExitCode, ...] = tuple(
+    code for code, end in EXIT_CODES.items() if not end.retry and code is not ExitCode.OK
+)
+"""Codes of a failure that would repeat itself: the only ones a Batch job definition names."""

@@ -4,7 +4,6 @@ from trainium_constructs.batch.compute import TrainingQueue, TrainiumComputeEnvi
 from trainium_constructs.batch.cpu_compute import CpuComputeEnvironment
 from trainium_constructs.batch.cpu_job import CpuJob
 from trainium_constructs.batch.job import JobExecutionRole, MultiNodeTrainingJob
-from trainium_constructs.batch.queue_watch import QueueWatch
 from trainium_constructs.contract import PublishedContract
 from trainium_constructs.host_setup import HostSetup
 from trainium_constructs.images import (
@@ -34,7 +33,6 @@ __all__ = [
     "NodeVpc",
     "OwnRepositorySynthesizer",
     "PublishedContract",
-    "QueueWatch",
     "Reservation",
     "RetainedLogs",
     "TrainingBucket",

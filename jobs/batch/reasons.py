@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jobs.job import Explanation
-from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 
 # Batch messages: user guide "Jobs stuck in a RUNNABLE status", "Job timeouts", "Automated job
 # retries" and the JobDetail type of the API reference. Container messages: ECS developer guide,
@@ -59,18 +58,6 @@ REASONS: tuple[Explanation, ...] = (
         remedy=(
             "check the vCPU quota of the account, the activity of the Auto Scaling group that "
             "Batch made, and that nodes reach ECS and ECR (NAT or endpoints)"
-        ),
-    ),
-    Explanation(
-        pattern=f"{HOSTS_IN_VAIN_REASON}*",
-        meaning=(
-            "hosts were started, and billed, for half an hour without taking the job, which was "
-            "cancelled: they did not become ready, or not enough of them did"
-        ),
-        remedy=(
-            "read what a host said of itself (`aws ec2 get-console-output --latest --instance-id "
-            "...`, lines with 'trainium:'; for hours after it has ended), mend that, and submit "
-            "again; hosts that say nothing reach no network (NAT or endpoints)"
         ),
     ),
     Explanation(

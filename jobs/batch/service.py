@@ -16,6 +16,7 @@ from jobs.batch.request import (
     submit_arguments,
 )
 from jobs.batch.waiting import waits_for, why_waiting
+from jobs.capacity import check_block, check_quota
 from jobs.deployment import Deployment
 from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
 from trainium_catalogue.contract import Orchestrator
@@ -63,7 +64,9 @@ class BatchService:
         check_length(request)
 
     def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
-        """Refuse a job whose nodes could not reach each other."""
+        """Refuse a job that would wait forever, or whose nodes could not reach each other."""
+        check_quota(self.aws, self.target, request, note)
+        check_block(self.aws, self._batch(), self.target, request, note)
         check_default_group(self.aws.ec2, self.target, request, note)
 
     def payload(self, request: JobRequest) -> dict[str, Any]:

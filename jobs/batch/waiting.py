@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jobs.aws import BatchClient
+from jobs.capacity import TRAINIUM
 from jobs.deployment import Deployment
 from jobs.job import Explanation, Job, JobKind
 
@@ -75,20 +76,28 @@ def _for_nodes(
         pattern="",
         meaning="queue and compute environment are in order; hosts take 5 to 10 minutes to start",
         remedy=(
-            f"if it lasts, check that the account's vCPU quota for running On-Demand Trn "
-            f"instances (L-2C3B7624) covers {vcpus}, that earlier jobs of the queue are not ahead, "
+            f"if it lasts, check that the account's vCPU quota for {TRAINIUM.name} "
+            f"({TRAINIUM.code}) covers {vcpus}, that earlier jobs of the queue are not ahead, "
             "and the activity of the Auto Scaling group that Batch made; a host that does not "
-            "become ready ends itself after five minutes and is replaced, its console says why "
-            "(`aws ec2 get-console-output --latest --instance-id ...`), and a job that hosts are "
-            "up for in vain is cancelled after half an hour or a little more"
+            "become ready ends itself after five minutes and is replaced, and its console says why "
+            "(`aws ec2 get-console-output --latest --instance-id ...`): such hosts are billed for "
+            f"as long as the job waits; end that with `python -m jobs stop {job.run}`"
         ),
     )
 
 
 def _broken(what: str, item: Mapping[str, Any]) -> Explanation:
     reason = item.get("statusReason") or "no reason given"
+    remedy = "enable it or deploy again with `cdk deploy --all`"
+    if "none of the instances joined" in reason:  # user guide, INVALID compute environment
+        remedy = (
+            "Batch has stopped the hosts; read what one said of itself (`aws ec2 "
+            "get-console-output --latest --instance-id ...`, lines with 'trainium:'; for about an "
+            "hour after its end), mend that and deploy again; if the environment stays INVALID, "
+            "disable and enable it (`aws batch update-compute-environment`)"
+        )
     return Explanation(
         pattern="",
         meaning=f"the {what} is {item.get('state')} and {item.get('status')}: {reason}",
-        remedy="enable it or deploy again with `cdk deploy --all`",
+        remedy=remedy,
     )

@@ -272,6 +272,8 @@ def submit(
     if dry_run:
         return show(submission)
     submission.service.check_place(submission.request, note)
+    if submission.wheels is not None and not submission.wheels.are_collected:
+        submission.wheels.service.check_place(submission.wheels.request, note)
     if not yes:
         ask(submission)
     if order.program is not None:

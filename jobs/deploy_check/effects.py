@@ -36,6 +36,10 @@ INFRASTRUCTURE = frozenset(
 DEFAULT_TIMEOUT_MINUTES = 30
 """Default of ``jobExecutionTimeoutMinutes`` (Batch API reference, UpdatePolicy)."""
 
+UPDATE_TIMEOUT_MINUTES = 120
+"""CloudFormation's time for one resource's update where its schema sets none, as that of a compute
+environment does not (cloudformation-resource-schema, provider.definition.schema.v1.json)."""
+
 # EKS API reference: changes that go through UpdateNodegroupVersion start new nodes; all others go
 # through UpdateNodegroupConfig, which leaves the nodes alone except for their number.
 NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})

@@ -14,6 +14,7 @@ from jobs.deploy_check.effects import (
     ENVIRONMENT,
     NODE_GROUP,
     QUEUE,
+    UPDATE_TIMEOUT_MINUTES,
     Effect,
     effect_on_cluster,
     effect_on_environment,
@@ -53,6 +54,8 @@ class FindingKind(StrEnum):
     """The deployment would fail, because AWS refuses it."""
     LOSES_DATA = "loses-data"
     ENDS_JOBS = "ends-jobs"
+    ROLLS_BACK = "rolls-back"
+    """Jobs outlast CloudFormation's time for the update."""
     STAYS = "stays"
     """Something is left behind and keeps costing money."""
     UNKNOWN = "unknown"
@@ -261,15 +264,28 @@ def _ended(
                 "under its name continues from its newest checkpoint",
                 jobs=_touched(ending, effect, running.now_s),
             )
-        going_on = [job for job in jobs if job.on_hosts and job not in ending]
-        if going_on and effect.within_minutes:
+        staying = [job for job in jobs if job.on_hosts and effect.within_minutes]
+        slow = [job for job in staying if _outlasts(job, UPDATE_TIMEOUT_MINUTES, running.now_s)]
+        if slow and effect.within_minutes > UPDATE_TIMEOUT_MINUTES:
+            yield _of_change(
+                FindingKind.ROLLS_BACK,
+                change,
+                f"{effect.what}; CloudFormation gives that {UPDATE_TIMEOUT_MINUTES} minutes, and "
+                "these jobs may take longer: the stack then probably rolls back, which replaces "
+                "the instances once more",
+                "deploy when they have ended; or stop them, deploy, and submit them again: a "
+                "training run continues from its newest checkpoint",
+                jobs=_touched(slow, effect, running.now_s),
+            )
+        going_on = [job for job in staying if job not in ending and job not in slow]
+        if going_on:
             yield _of_change(
                 FindingKind.GOES_ON,
                 change,
                 f"{effect.what}; these jobs go on where they are, until their own time limit at "
-                "most",
-                "deploy once they have ended, if you can: AWS does not say how long CloudFormation "
-                "waits for them; what starts later, another attempt too, gets new instances",
+                "most, and `cdk deploy` waits for them",
+                "deploy once they have ended, if you can; what starts later, another attempt too, "
+                "gets new instances",
                 jobs=_touched(going_on, effect, running.now_s),
             )
 
@@ -280,8 +296,12 @@ def _ends(job: ActiveJob, effect: Effect, jobs: list[ActiveJob], now_s: float) -
         return effect.waiting_too
     if effect.size is not None:
         return effect.size < sum(item.summary.num_nodes or 0 for item in jobs if item.on_hosts)
+    return _outlasts(job, effect.within_minutes, now_s)
+
+
+def _outlasts(job: ActiveJob, minutes: float, now_s: float) -> bool:
     left_s = job.seconds_left(now_s)
-    return left_s is None or left_s > effect.within_minutes * 60
+    return left_s is None or left_s > minutes * 60
 
 
 def _touched(jobs: list[ActiveJob], effect: Effect, now_s: float) -> tuple[TouchedJob, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 from jobs import errors
 from jobs.aws import Aws, LogsClient
 from jobs.bucket.objects import Bucket
+from jobs.capacity import check_quota
 from jobs.deployment import Deployment, EksTarget
 from jobs.eks.cluster import (
     COMMANDS,
@@ -110,7 +111,9 @@ class EksService:
 
     def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
         """Refuse a job that does not fit on the ready nodes, unless the cluster gets more."""
-        if not request.scales:
+        if request.scales:
+            check_quota(self.aws, self.target, request, note)
+        else:
             with refusing():
                 check_ready(self.cluster(), self.target, request.num_nodes)
                 remark = busy_remark(self.cluster(), self.target, request.num_nodes)

@@ -100,11 +100,6 @@ LISTINGS = (
         "jobDefinitions[].jobDefinitionArn",
         _ACTIVE,
     ),
-    Listing("events", "rule", "list_rules", "Rules[].Name"),
-    Listing(
-        *("stepfunctions", "state machine", "list_state_machines"),
-        "stateMachines[].stateMachineArn",
-    ),
     Listing("fsx", "file system", "describe_file_systems", "FileSystems[].FileSystemId"),
     Listing("iam", "role", "list_roles", _OURS),
     Listing("iam", "service-linked role", "list_roles", _SERVICE_LINKED),

@@ -11,6 +11,9 @@ from trainium_catalogue.charts import VOLCANO_KUBERNETES, VOLCANO_VERSION
 from trainium_catalogue.eks import NEWER_KERNEL, SYSTEM_NODES, USD_PER_HOUR_ESTIMATE
 from trainium_catalogue.zones import USD_PER_GB_ACROSS_ZONES
 
+_FAMILIES_ON_BATCH = frozenset({"trn1", "trn1n"})
+"""Families in the list that Batch itself printed (torchx pull request 792, of 2023)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigWarning:
@@ -41,6 +44,13 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
             f"{setting('subnet_id', config.subnet_id)} cannot be checked: set "
             f"{setting('availability_zone_id', '<its zone id>')} to know whether its zone offers "
             f"{type_name}",
+        )
+    if config.runs_on_batch and config.instance.family not in _FAMILIES_ON_BATCH:
+        yield (
+            "batchInstanceType",
+            f"{setting('instance_type', type_name)} cannot be checked: nothing that AWS publishes "
+            "says that Batch takes the type, and if it does not, the deployment of the `batch` "
+            f"stack fails; {setting('orchestrators', 'eks')} does not depend on it",
         )
     if config.security_group_id is not None:
         yield (

@@ -205,44 +205,6 @@ def test_what_an_update_exports_can_be_imported(client: Client) -> None:
     assert read(client, "/u/takes5") == "5"
 
 
-def watch(seconds: int) -> Json:
-    states = {"Wait": {"Type": "Wait", "Seconds": seconds, "End": True}}
-    machine = json.dumps({"StartAt": "Wait", "States": states})
-    pattern = {"source": ["aws.batch"], "detail": {"status": ["RUNNABLE"]}}
-    role = "arn:aws:iam::123456789012:role/watch"
-    target = {"Id": "Machine", "Arn": {"Ref": "Machine"}, "RoleArn": role}
-    return {
-        "Machine": {
-            "Type": "AWS::StepFunctions::StateMachine",
-            "Properties": {"DefinitionString": machine, "RoleArn": role},
-        },
-        "Rule": {
-            "Type": "AWS::Events::Rule",
-            "Properties": {"EventPattern": pattern, "Targets": [target]},
-        },
-    }
-
-
-def test_a_watch_is_changed_in_place_and_deleted(client: Client) -> None:
-    create(client, "watch", watch(600))
-    (before,) = client("stepfunctions").list_state_machines()["stateMachines"]
-    update(client, "watch", watch(60))
-    (after,) = client("stepfunctions").list_state_machines()["stateMachines"]
-    (rule,) = client("events").list_rules()["Rules"]
-    (target,) = client("events").list_targets_by_rule(Rule=rule["Name"])["Targets"]
-    described = client("stepfunctions").describe_state_machine(
-        stateMachineArn=after["stateMachineArn"]
-    )
-
-    assert after["stateMachineArn"] == before["stateMachineArn"] == target["Arn"]
-    assert '"Seconds": 60' in described["definition"]
-
-    client("cloudformation").delete_stack(StackName="watch")
-
-    assert client("stepfunctions").list_state_machines()["stateMachines"] == []
-    assert client("events").list_rules()["Rules"] == []
-
-
 def nodes(*, with_efa: bool) -> Json:
     """A queue and its environment, as the Batch stack has them for a type with or without EFA."""
     group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}

@@ -24,6 +24,7 @@ from tests.jobs import permissions
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
+from trainium_emulators.aws import quotas
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
@@ -35,6 +36,7 @@ SCRIPT = "import sys\n\nprint(sys.argv)\n"
 def endpoint() -> Iterator[str]:
     """Address of a moto server of this test process."""
     default_user_config["batch"]["use_docker"] = False
+    quotas.install()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from jobs.output.explain import KNOWN_REASONS, explain, explain_exit, explain_reason, is_news
-from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_catalogue.exit_codes import EXIT_CODES
 
 
@@ -25,7 +24,6 @@ from trainium_catalogue.exit_codes import EXIT_CODES
         ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - CE(s)", "more vCPUs"),
         ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job", "vCPUs and memory"),
         ("MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS - Batch", "service role"),
-        (HOSTS_IN_VAIN_REASON, "without taking the job"),
         ("Host EC2 (instance i-0123456789) terminated.", "lost the instance"),
         ("Job attempt duration exceeded timeout", "time limit"),
         ("stopped by ann with jobs stop", "stopped the run"),

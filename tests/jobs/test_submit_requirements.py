@@ -15,6 +15,7 @@ from tests.jobs.eks.conftest import conforms
 from tests.jobs.programs import command_of, record, submitted
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
+from trainium_emulators.aws import quotas
 
 IMAGE = "image"
 """Of every job definition of the desk."""
@@ -85,6 +86,21 @@ def test_wheels_that_are_there_are_not_collected_again(desk: Desk, program: Path
     assert desk.jobs(wheels_run(key)) == []
     (job,) = desk.jobs("x")
     assert not job.get("dependsOn")
+
+
+def test_the_job_that_collects_them_needs_a_quota_too(
+    desk: Desk, program: Path, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.parameter(contract.SSM_SETTINGS, "{}")
+    monkeypatch.setitem(quotas.VALUES, "L-34B43A08", 0)
+
+    refused = desk.run("submit", *WORDS, "--yes")
+
+    assert refused.exit_code == 2
+    assert "L-34B43A08 (All Standard Spot Instance Requests)" in refused.stderr
+    assert desk.jobs(wheels_run(key)) == []
+    collected(desk, key)
+    submitted(desk, *WORDS)
 
 
 def test_another_image_needs_other_wheels(desk: Desk, program: Path, key: str) -> None:

@@ -97,4 +97,22 @@ def test_a_run_that_waits_is_told_of_hosts_that_do_not_become_ready() -> None:
 
     assert "ends itself after five minutes and is replaced" in found.remedy
     assert "aws ec2 get-console-output" in found.remedy
-    assert "cancelled after half an hour" in found.remedy
+    assert "as long as the job waits" in found.remedy
+    assert "python -m jobs stop nightly" in found.remedy
+
+
+def test_an_environment_that_batch_gave_up_on_points_at_the_hosts() -> None:
+    batch = Infrastructure(FakeClock())
+    # Verbatim: AWS Batch user guide, INVALID compute environment.
+    batch.environment.update(
+        status="INVALID",
+        statusReason="Your compute environment has been INVALIDATED and scaled down because none "
+        "of the instances joined the underlying ECS Cluster. Common issues preventing instances "
+        "joining are the following: VPC/Subnet configuration preventing communication to ECS, "
+        "incorrect Instance Profile policy preventing authorization to ECS, or customized AMI or "
+        "LaunchTemplate configurations affecting ECS agent.",
+    )
+
+    found = why_waiting(batch, DEPLOYMENT, JOB)
+
+    assert "aws ec2 get-console-output" in found.remedy

@@ -90,10 +90,11 @@ def test_what_was_just_deployed_changes_nothing(up: Folder) -> None:
 
 def test_the_run_is_named_that_a_change_of_the_nodes_would_end(up: Folder, changed: Path) -> None:
     code, found = check(up, changed)
-    (ends,) = found["findings"]
+    ends, rolls_back = found["findings"]
 
     assert code == 1
     assert (ends["kind"], [job["run"] for job in ends["jobs"]]) == ("ends-jobs", ["long"])
+    assert (rolls_back["kind"], rolls_back["jobs"]) == ("rolls-back", ends["jobs"])
     assert ends["jobs"][0]["within_minutes"] == 7200
     # The data stack has the parameter that remembers the settings.
     assert {stack["name"] for stack in found["stacks"] if stack["action"] == "update"} == {

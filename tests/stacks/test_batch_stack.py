@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -211,46 +212,8 @@ class TestQueue:
         ]
 
 
-class TestWatch:
-    """The end of waits that only cost: hosts that come up but never take the job."""
-
-    @pytest.mark.parametrize(("part", "queue"), [("batch", "JobsQueue"), ("data", "CpuJobsQueue")])
-    def test_each_queue_has_one_that_starts_with_a_waiting_job(
-        self, made: Deployment, part: str, queue: str
-    ) -> None:
-        (queue_id,) = made.logical_ids(part, "AWS::Batch::JobQueue", queue)
-        (machine_id,) = made.logical_ids(part, "AWS::StepFunctions::StateMachine")
-        rule = made.only(part, "AWS::Events::Rule")
-
-        detail = rule["EventPattern"]["detail"]
-        assert detail["status"] == ["RUNNABLE"]
-        assert detail["jobQueue"] == [{"Fn::GetAtt": [queue_id, "JobQueueArn"]}]
-        assert [target["Arn"] for target in rule["Targets"]] == [{"Ref": machine_id}]
-
-    @pytest.mark.parametrize("part", ["batch", "data"])
-    def test_it_knows_the_hosts_by_their_tags(self, made: Deployment, part: str) -> None:
-        (environment,) = made.resources(part, "AWS::Batch::ComputeEnvironment")
-        tags = environment["ComputeResources"]["Tags"]
-        definition = str(made.only(part, "AWS::StepFunctions::StateMachine")["DefinitionString"])
-
-        for key, value in tags.items():
-            assert f'"Name":"tag:{key}","Values":["{value}"]' in definition
-
-    def test_it_may_cancel_jobs_and_change_nothing_else(self, made: Deployment) -> None:
-        (policy,) = (
-            made.templates["batch"]["Resources"][logical_id]["Properties"]["PolicyDocument"]
-            for logical_id in made.logical_ids("batch", "AWS::IAM::Policy", "WatchRole")
-        )
-        actions = {
-            action
-            for statement in policy["Statement"]
-            for action in (
-                [statement["Action"]]
-                if isinstance(statement["Action"], str)
-                else statement["Action"]
-            )
-        }
-
-        assert {each for each in actions if ":Describe" not in each and ":List" not in each} == {
-            "batch:CancelJob"
-        }
+def test_nothing_but_batch_cancels_a_job_that_waits(made: Deployment) -> None:
+    """A look at the queue cannot tell a stuck job from its turn: listings omit array children."""
+    for template in made.templates.values():
+        assert "batch:CancelJob" not in json.dumps(template)
+        assert "batch:TerminateJob" not in json.dumps(template)

@@ -309,6 +309,19 @@ def test_a_cluster_is_said_to_be_billed_while_nothing_runs() -> None:
     assert "trainium:eks" in warned
 
 
+def test_a_type_that_batch_is_not_known_to_take_deserves_a_warning_that_names_eks() -> None:
+    trn2 = {"instance_type": "trn2.48xlarge", "region": "us-east-2"}
+    (warning,) = (
+        warning
+        for warning in configured(**trn2).warnings
+        if warning.id == "trainium:batchInstanceType"
+    )
+
+    assert "trainium:orchestrators=eks" in warning.message
+    for quiet in (configured(), configured(**EKS, **trn2)):
+        assert "trainium:batchInstanceType" not in {found.id for found in quiet.warnings}
+
+
 @pytest.mark.parametrize(
     ("keys", "identity"),
     [

@@ -25,7 +25,6 @@ SHOWN = {
     "AWS::EC2::PlacementGroup": "placement group",
     "AWS::Batch::ComputeEnvironment": "Batch compute environment",
     "AWS::Batch::JobQueue": "Batch job queue",
-    "AWS::StepFunctions::StateMachine": "watch over the queue",
     "AWS::Batch::JobDefinition": "Batch job definition",
     "AWS::EKS::Cluster": "EKS cluster",
     "AWS::EKS::Nodegroup": "EKS node group",

@@ -12,7 +12,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from trainium_catalogue.contract import ATTEMPTS, HOST_LOST_REASON, launch_command
-from trainium_catalogue.exit_codes import RETRIED
+from trainium_catalogue.exit_codes import FINAL
 from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.workloads import Workload
 from trainium_constructs.host_setup import NOFILE
@@ -31,12 +31,15 @@ _RuleProperty = batch.CfnJobDefinition.EvaluateOnExitProperty
 def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
     """Derive the retry rules from the table of exit codes.
 
-    Batch retries what no rule matches, so the last rule ends everything else.
+    Only endings that would repeat themselves are named: Batch retries what no rule matches (user
+    guide, automated job retries). So a main node that never started, because an image was not
+    pulled, a task interface not attached or the container engine too slow, gets another attempt,
+    however ECS words it, and five rules are enough. A lost host comes first, since the launcher
+    on it may have reported that it was stopped.
     """
     rules = [
         _RuleProperty(action="RETRY", on_status_reason=HOST_LOST_REASON),
-        *(_RuleProperty(action="RETRY", on_exit_code=str(int(code))) for code in RETRIED),
-        _RuleProperty(action="EXIT", on_reason="*"),
+        *(_RuleProperty(action="EXIT", on_exit_code=str(int(code))) for code in FINAL),
     ]
     assert len(rules) <= MAX_RETRY_RULES, rules
     return rules

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import urllib.request
 
+from jobs.capacity import TRAINIUM
 from jobs.verify.probes.desk import PROBES, Desk
 from trainium_catalogue.probing import Missing, Seen
 
-_TRAINIUM_QUOTA = "L-2C3B7624"
-"""Running On-Demand Trn instances, in vCPUs."""
 _BERT_TAR = (
     "https://neuron-s3.s3.us-west-2.amazonaws.com/training_datasets/"
     "bert_pretrain_wikicorpus_tokenized_hdf5/"
@@ -71,7 +70,7 @@ def dated_ami(desk: Desk) -> Seen:
 def quota(desk: Desk) -> Seen:
     """The quota covers as many nodes as the deployment may start."""
     answer = desk.client("service-quotas").get_service_quota(
-        ServiceCode="ec2", QuotaCode=_TRAINIUM_QUOTA
+        ServiceCode="ec2", QuotaCode=TRAINIUM.code
     )
     allowed = float(answer["Quota"]["Value"])
     wanted = desk.target.instance_type.vcpus_for(desk.target.max_nodes)

@@ -11,7 +11,6 @@ from jobs.job import Attempt, Job, JobKind
 from jobs.verify.probes.desk import PROBES, Desk
 from trainium_catalogue.contract import (
     ATTEMPTS,
-    HOSTS_IN_VAIN_REASON,
     TRAIN_METRICS,
     Orchestrator,
     run_key,
@@ -130,19 +129,6 @@ def nodes_end_together(desk: Desk) -> Seen:
                     expected=f"within {_TOGETHER_S} s",
                 )
     raise Missing("a run on several nodes of which an attempt failed")
-
-
-@PROBES.probe("hosts-in-vain", needs=("Batch",))
-def hosts_in_vain(desk: Desk) -> Seen:
-    """The queue watcher cancelled a job that no host took."""
-    for job in desk.jobs:
-        if (job.status_reason or "").startswith(HOSTS_IN_VAIN_REASON):
-            return Seen(
-                ok=job.started_at_ms is None,
-                seen=f"{job.run}: {job.status_reason}",
-                expected="a job that never started, cancelled",
-            )
-    raise Missing("a job that was cancelled because hosts were up in vain")
 
 
 @PROBES.probe("same-hosts-on-retry", needs=("Batch",))

@@ -130,7 +130,7 @@ def only(found: list[DeployFinding], kind: FindingKind) -> DeployFinding:
 def test_a_new_launch_template_ends_what_still_runs_when_the_time_is_over(
     replacements: Replacements,
 ) -> None:
-    long, short, waiting = job("long"), job("short", limit_h=24), job("waiting", "RUNNABLE")
+    long, short, waiting = job("long"), job("short", limit_h=9), job("waiting", "RUNNABLE")
     found = findings(on_batch(200), on_batch(300), replacements, jobs=(long, short, waiting))
     ends = only(found, FindingKind.ENDS_JOBS)
 
@@ -138,6 +138,26 @@ def test_a_new_launch_template_ends_what_still_runs_when_the_time_is_over(
     assert (ends.jobs[0].within_minutes, ends.jobs[0].minutes_left) == (7200, 160 * 60)
     assert "LaunchTemplate" in ends.message and "120 hours" in ends.message
     assert [entry.run for entry in only(found, FindingKind.GOES_ON).jobs] == ["short"]
+
+
+def test_a_job_that_outlasts_cloudformations_time_for_the_update_is_named(
+    replacements: Replacements,
+) -> None:
+    long, short = job("long", limit_h=11), job("short", limit_h=9.5)
+    found = findings(on_batch(200), on_batch(300), replacements, jobs=(long, short))
+    rolls_back = only(found, FindingKind.ROLLS_BACK)
+
+    assert [entry.run for entry in rolls_back.jobs] == ["long"]
+    assert "120 minutes" in rolls_back.message and "rolls back" in rolls_back.message
+    assert [entry.run for entry in only(found, FindingKind.GOES_ON).jobs] == ["short"]
+
+
+def test_an_update_that_ends_jobs_before_that_time_does_not_wait_for_them(
+    replacements: Replacements,
+) -> None:
+    found = findings(on_batch(200), on_batch(300, 30), replacements, jobs=(job("long"),))
+
+    assert {finding.kind for finding in found} == {FindingKind.ENDS_JOBS}
 
 
 @pytest.mark.parametrize("policy", [None, 30])
@@ -395,6 +415,7 @@ def test_the_gravest_comes_first(replacements: Replacements) -> None:
     assert [finding.kind for finding in found] == [
         FindingKind.REFUSED,
         FindingKind.ENDS_JOBS,
+        FindingKind.ROLLS_BACK,
         FindingKind.STAYS,
         FindingKind.GOES_ON,
     ]

@@ -74,6 +74,17 @@ def test_infrastructure_updates_are_what_would_replace_an_environment(
     assert settings == INFRASTRUCTURE - {"UpdateToLatestImageVersion"}
 
 
+def test_the_registry_gives_an_environments_update_no_time_of_its_own() -> None:
+    def update(kind: str) -> dict[str, object]:
+        schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema
+        found: dict[str, object] = schema["handlers"]["update"]
+        return found
+
+    assert "timeoutInMinutes" not in update("AWS::Batch::ComputeEnvironment")
+    # Where there is one, the registry's copy here has it: 36 hours, for nodes that drain.
+    assert update("AWS::EKS::Nodegroup")["timeoutInMinutes"] == 2160
+
+
 @pytest.mark.parametrize(
     ("path", "answer"),
     [

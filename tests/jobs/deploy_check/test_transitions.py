@@ -24,6 +24,7 @@ BOTH: Keys = {
     "eks_endpoint_cidrs": "203.0.113.7/32",
 }
 ON_BATCH = ("ends-jobs", "batch")
+LONGER_THAN_THE_UPDATE = ("rolls-back", "batch")
 ON_EKS = ("ends-jobs", "eks")
 
 
@@ -34,9 +35,9 @@ def assembly(keys: Keys) -> Assembly:
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({**BOTH, "root_volume_gib": 300}, {ON_BATCH, ON_EKS}),
-        ({**BOTH, "availability_zone_id": "usw2-az1"}, {ON_BATCH, ON_EKS}),
-        ({**BOTH, "lustre_gib": 0}, {ON_BATCH, ("loses-data", "lustre")}),
+        ({**BOTH, "root_volume_gib": 300}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS}),
+        ({**BOTH, "availability_zone_id": "usw2-az1"}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS}),
+        ({**BOTH, "lustre_gib": 0}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ("loses-data", "lustre")}),
         (ON_BATCH_ALONE, {("stays", "eks")}),
         ({**BOTH, "orchestrators": "eks"}, {("stays", "batch")}),
         ({**BOTH, "max_nodes": 8}, {ON_EKS}),

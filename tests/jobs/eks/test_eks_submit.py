@@ -12,6 +12,7 @@ from tests.jobs.eks.conftest import EksDesk, conforms
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
+from trainium_emulators.aws import quotas
 
 SWEEP = ("submit", "all-reduce", "--on", "eks")
 
@@ -190,3 +191,15 @@ def test_a_run_becomes_a_name_that_a_service_can_have(run: str, name: str) -> No
     )
 
     assert spec.name == name
+
+
+def test_nodes_that_the_cluster_would_add_need_the_accounts_quota(
+    eks: EksDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(quotas.VALUES, "L-2C3B7624", 384)
+    eks.desk.parameter(contract.SSM_SETTINGS, "{}")
+    refused = eks.run(*SWEEP, "--nodes", "4", "--name", "wide", "--yes", "--scale")
+
+    assert refused.exit_code == 2
+    assert "L-2C3B7624" in refused.stderr and "or submit with --nodes 3" in refused.stderr
+    assert eks.run(*SWEEP, "--nodes", "2", "--name", "narrow", "--yes").exit_code == 0

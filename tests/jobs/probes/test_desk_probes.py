@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,11 +68,9 @@ from tests.jobs.probes.world import (
     without_lustre,
     zones,
 )
-from trainium_catalogue.contract import HOSTS_IN_VAIN_REASON
 from trainium_catalogue.probing import State
 
 HOST_SCRIPT = Path(__file__).resolve().parents[3] / "constructs/trainium_constructs/host_setup.sh"
-VAIN = HOSTS_IN_VAIN_REASON
 RESERVED = desk(hosts=[host(CapacityReservationId="cr-1", InstanceLifecycle="capacity-block")])
 CASES: dict[str, tuple[Case, Case | None]] = {
     "instance-figures": (types(), types(zones=ZONES[:1])),
@@ -140,10 +137,6 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     "xla-without-nxd": (
         bucket(["bert-1"], status__json=status("bert", loss=2.5)),
         bucket(["bert-1"], status__json=status("bert", loss=None, state="failed")),
-    ),
-    "hosts-in-vain": (
-        desk(jobs=[replace(job(), status_reason=VAIN, started_at_ms=None)]),
-        desk(jobs=[replace(job(), status_reason=VAIN)]),
     ),
     "batch-reservation": (reserved("near"), reserved("far")),
     "batch-tags-hosts": (tagged("trainium-default-batch"), tagged("other")),

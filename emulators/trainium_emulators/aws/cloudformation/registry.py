@@ -78,11 +78,9 @@ _WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
 _UPDATED_BY_MOTO = frozenset(
     {
         "AWS::EC2::LaunchTemplate",
-        "AWS::Events::Rule",
         "AWS::IAM::Policy",
         "AWS::Lambda::Function",
         "AWS::SSM::Parameter",
-        "AWS::StepFunctions::StateMachine",
     }
 )
 """Types that moto updates in place without losing unchanged properties."""

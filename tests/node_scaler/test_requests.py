@@ -23,7 +23,7 @@ from trainium_catalogue.node_use import stamp
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
-from trainium_emulators.kubernetes.resources import EVENT, NODE
+from trainium_emulators.kubernetes.resources import EVENT, NODE, POD
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 GROUP = "nodes"
@@ -62,11 +62,12 @@ def node_group(emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch) -> It
     with mock_aws():
         eks = boto3.client("eks", region_name="us-west-2")
         eks.create_cluster(name="training", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["s"]})
-        eks.create_nodegroup(
-            clusterName="training", nodegroupName=GROUP, nodeRole=ROLE, subnets=["s"],
-            instanceTypes=["trn1.32xlarge"],
-            scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 4},
-        )  # fmt: skip
+        for name in ("system", GROUP):
+            eks.create_nodegroup(
+                clusterName="training", nodegroupName=name, nodeRole=ROLE, subnets=["s"],
+                instanceTypes=["trn1.32xlarge"],
+                scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 4},
+            )  # fmt: skip
         type_ = find_instance_type("trn1.32xlarge")
         emulator.scale(GROUP, type_, 2)
         autoscaling = boto3.client("autoscaling", region_name="us-west-2")
@@ -77,6 +78,16 @@ def node_group(emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch) -> It
 def marks(emulator: ClusterEmulator, name: str) -> dict[str, str]:
     found: dict[str, str] = emulator.store.get(NODE, "", name)["metadata"].get("annotations") or {}
     return found
+
+
+def scaler_of(cluster: Cluster, node_group: NodeGroup, said: list[str]) -> Scaler:
+    return Scaler(
+        cluster=cluster,
+        node_group=node_group,
+        namespace=kubernetes.NAMESPACE,
+        rules=Rules(**{name: timedelta(seconds=value) for name, value in RULES.items()}),
+        say=said.append,
+    )
 
 
 def test_a_patch_changes_what_it_names_and_null_removes_it(
@@ -140,13 +151,7 @@ def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
     for task in gang["spec"]["tasks"]:
         task["template"]["spec"]["containers"][0]["resources"] = resources
     said: list[str] = []
-    scaler = Scaler(
-        cluster=cluster,
-        node_group=node_group,
-        namespace=kubernetes.NAMESPACE,
-        rules=Rules(**{name: timedelta(seconds=value) for name, value in RULES.items()}),
-        say=said.append,
-    )
+    scaler = scaler_of(cluster, node_group, said)
     assert scaler.round(NOW) == 0, said
     idle = [marks(emulator, each["metadata"]["name"]) for each in emulator.store.list(NODE)]
     assert [each[kubernetes.IDLE_SINCE] for each in idle] == [stamp(NOW)] * 2
@@ -155,6 +160,21 @@ def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
     assert scaler.round(NOW) == 0, said
     told = [each["message"] for each in emulator.store.list(EVENT, kubernetes.NAMESPACE)]
     assert "2 -> 3 nodes, for asks" in told
+
+
+def test_a_node_that_a_person_has_cordoned_stays_so_when_a_pod_comes(
+    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+) -> None:
+    name = emulator.store.list(NODE)[0]["metadata"]["name"]
+    idle = {"metadata": {"annotations": {kubernetes.IDLE_SINCE: stamp(NOW)}}}
+    cluster.patch(f"/api/v1/nodes/{name}", {**idle, "spec": {"unschedulable": True}})
+    spec = {"nodeName": name, "containers": [{"name": "x", "command": ["true"]}]}
+    emulator.store.create(POD, "default", {"metadata": {"name": "late"}, "spec": spec})
+    scaler_of(cluster, node_group, []).round(NOW)
+    emulator.store.delete(POD, "default", "late", grace_s=0)
+
+    assert kubernetes.IDLE_SINCE not in marks(emulator, name)
+    assert emulator.store.get(NODE, "", name)["spec"]["unschedulable"] is True
 
 
 class Stop(BaseException):

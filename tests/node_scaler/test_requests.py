@@ -200,7 +200,7 @@ def test_the_program_takes_its_times_in_their_units_and_its_names_in_their_place
         raise Stop
 
     monkeypatch.setattr(program, "Scaler", Recorder)
-    monkeypatch.setattr(program.time, "sleep", pause)
+    monkeypatch.setattr("node_scaler.__main__.time.sleep", pause)
     environment = {contract.ENV_REGION: "us-west-2"}
     if clock is not None:
         environment[contract.ENV_IDLE_CLOCK] = clock

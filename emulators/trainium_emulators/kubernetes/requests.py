@@ -83,7 +83,7 @@ async def read_body(request: web.Request, kind: ApiResource) -> Json:
     negotiation/negotiate.go). Custom kinds know no strategic merge patches.
     """
     given = request.headers.get("Content-Type", "").partition(";")[0]
-    accepted = _MANIFESTS
+    accepted: tuple[str, ...] = _MANIFESTS
     if request.method == "PATCH":
         accepted = tuple(each for each in _PATCHES if not (kind.is_custom and "strategic" in each))
     text = await request.text()

@@ -14,21 +14,23 @@ from moto import mock_aws
 from node_scaler import __main__ as program
 from node_scaler.cluster import Cluster, ClusterError
 from node_scaler.group import NodeGroup
-from node_scaler.plan import IN_SERVICE, Rules
+from node_scaler.plan import IN_SERVICE
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
+from tests.node_scaler.world import RULES
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.node_use import stamp
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes.nodes import trainium_group
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD
+from trainium_emulators.kubernetes.scaling_group import CapacityFaults
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 GROUP = "nodes"
 ROLE = "arn:aws:iam::123456789012:role/eks"
-RULES = {"idle": 1800, "cordon_time": 20, "join": 1200}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +87,7 @@ def scaler_of(cluster: Cluster, node_group: NodeGroup, said: list[str]) -> Scale
         cluster=cluster,
         node_group=node_group,
         namespace=kubernetes.NAMESPACE,
-        rules=Rules(**{name: timedelta(seconds=value) for name, value in RULES.items()}),
+        rules=RULES,
         say=said.append,
     )
 
@@ -139,6 +141,22 @@ def test_a_group_is_raised_to_the_number(emulator: ClusterEmulator, node_group: 
 
     assert (before.desired, before.most, before.changing) == (2, 4, False)
     assert node_group.read().desired == len(emulator.store.list(NODE)) == 3
+
+
+def test_a_group_that_is_lowered_keeps_what_ec2_has_delivered(
+    emulator: ClusterEmulator, node_group: NodeGroup
+) -> None:
+    type_ = find_instance_type("trn1.32xlarge")
+    behind = emulator.scaling_group(trainium_group(GROUP, type_))
+    behind.plant(CapacityFaults(available=3))
+    node_group.resize(node_group.read(), 4)
+    waiting = node_group.read()
+
+    assert (waiting.desired, len(waiting.instances), waiting.changing) == (4, 3, False)
+    assert node_group.lower(waiting, 2) == 3
+    assert node_group.read().instances == waiting.instances
+    assert behind.failure() == ""
+    behind.plant(CapacityFaults())
 
 
 def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
@@ -204,13 +222,19 @@ def test_the_program_takes_its_times_in_their_units_and_its_names_in_their_place
     environment = {contract.ENV_REGION: "us-west-2"}
     if clock is not None:
         environment[contract.ENV_IDLE_CLOCK] = clock
-    words = "--cluster c --node-group g --namespace n --idle-minutes 30 --api http://a"
+    words = (
+        "--cluster c --node-group g --namespace n --instance-type trn1.32xlarge --idle-minutes 30 "
+        "--hold-minutes 60 --api http://a"
+    )
     with pytest.raises(Stop):
         program.main([*words.split(), "--credentials", str(credentials)], environment)
 
-    assert made["rules"].idle == timedelta(seconds=idle_s)
+    rules = made["rules"]
+    assert rules.idle == timedelta(seconds=idle_s)
+    assert rules.hold == 2 * rules.idle
+    assert rules.devices == RULES.devices
     assert (made["namespace"], made["node_group"].cluster, made["node_group"].name) == (
         "n", "c", "g"
     )  # fmt: skip
     # It sees a node several times before the node goes, and a cordon a period later.
-    assert timedelta(seconds=pauses[0]) < made["rules"].idle
+    assert timedelta(seconds=pauses[0]) < rules.idle

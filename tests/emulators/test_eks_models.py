@@ -339,6 +339,43 @@ def test_an_auto_scaling_group_refuses_what_aws_refuses(
         getattr(server.client("autoscaling"), operation)(**arguments)
 
 
+def test_a_group_for_which_ec2_has_no_capacity_fills_by_half_and_says_why(
+    server: Server, kubernetes: str
+) -> None:
+    eks, autoscaling = server.client("eks"), server.client("autoscaling")
+    (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
+    behind = auto_scaling_group(server)["AutoScalingGroupName"]
+    before = names(kubernetes)
+
+    def plant(**faults: Any) -> None:
+        server.client("ssm").put_parameter(
+            Name=f"/rehearsal/capacity/{name}", Value=json.dumps(faults), Type="String",
+            Overwrite=True,
+        )  # fmt: skip
+
+    def described() -> Json:
+        found = eks.describe_nodegroup(clusterName="training", nodegroupName=name)
+        return dict(found["nodegroup"])
+
+    plant(available=len(before))
+    autoscaling.set_desired_capacity(AutoScalingGroupName=behind, DesiredCapacity=2)
+    group, activities = (
+        auto_scaling_group(server),
+        autoscaling.describe_scaling_activities(AutoScalingGroupName=behind)["Activities"],
+    )
+    failing = described()
+    plant()
+    autoscaling.set_desired_capacity(AutoScalingGroupName=behind, DesiredCapacity=1)
+
+    assert (group["DesiredCapacity"], len(group["Instances"])) == (2, 1)
+    assert names(kubernetes) == before
+    assert activities[0]["StatusCode"] == "Failed"
+    assert "InsufficientInstanceCapacity" in activities[0]["StatusMessage"]
+    (issue,) = failing["health"]["issues"]
+    assert (failing["status"], issue["code"]) == ("DEGRADED", "AsgInstanceLaunchFailures")
+    assert (described()["status"], described()["health"]["issues"]) == ("ACTIVE", [])
+
+
 def test_manifests_are_applied_in_order(kubernetes: str) -> None:
     accounts = listed(kubernetes, "/api/v1/namespaces/trainium/serviceaccounts")
 

@@ -206,6 +206,73 @@ def test_an_outdated_replacement_is_a_conflict(
     assert (error.value.status, json.loads(error.value.body)["reason"]) == (409, "Conflict")
 
 
+MERGE, STRATEGIC = (f"application/{name}merge-patch+json" for name in ("", "strategic-"))
+CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
+QUEUES = "/apis/scheduling.volcano.sh/v1beta1/queues"
+
+
+def refusal_of(cluster: ClusterEmulator, method: str, path: str, type_: str, body: Json) -> Json:
+    """The status that a raw request gets."""
+    request = urllib.request.Request(
+        cluster.endpoint + path,
+        method=method,
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": type_},
+    )
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return {"code": answer.status, "message": ""}
+    except urllib.error.HTTPError as error:
+        found: Json = json.load(error)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "type_", "metadata", "code", "said"),
+    [
+        ("PATCH", f"{QUEUES}/{QUEUE}", MERGE, {}, 200, ""),
+        ("PATCH", f"{QUEUES}/{QUEUE}", "application/json", {}, 415, "in an unknown format"),
+        ("PATCH", f"{QUEUES}/{QUEUE}", STRATEGIC, {}, 415, "types include: application/json-patch"),
+        ("PATCH", f"/api/v1/namespaces/{NAMESPACE}", STRATEGIC, {}, 200, ""),
+        ("POST", CONFIG_MAPS, "application/json", {"name": "a"}, 201, ""),
+        ("POST", CONFIG_MAPS, "application/x-www-form-urlencoded", {"name": "b"}, 415, "unknown"),
+        ("POST", CONFIG_MAPS, "application/json", {"name": "b", "namespace": "default"}, 400,
+         "the namespace of the provided object does not match"),
+        ("PUT", f"{CONFIG_MAPS}/a", "application/json", {"name": "b"}, 400,
+         "the name of the object (b) does not match the name on the URL (a)"),
+        ("POST", "/api/v1/configmaps", "application/json", {"name": "b"}, 405, "not allow"),
+        ("DELETE", "/api/v1/configmaps", "application/json", {}, 405, "not allow"),
+        ("DELETE", "/api/v1/configmaps/a", "application/json", {}, 404, "could not find"),
+        ("PATCH", f"/api/v1/namespaces/{NAMESPACE}/nodes/n", MERGE, {}, 404, "could not find"),
+    ],
+)  # fmt: skip
+def test_a_request_that_a_cluster_would_not_take_is_not_taken(
+    cluster: ClusterEmulator,
+    method: str,
+    path: str,
+    type_: str,
+    metadata: Json,
+    code: int,
+    said: str,
+) -> None:
+    answer = refusal_of(cluster, method, path, type_, {"metadata": metadata})
+
+    assert answer["code"] == code
+    assert said in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("about", "code"), [({"namespace": NAMESPACE}, 201), ({}, 422), ({"namespace": "default"}, 422)]
+)
+def test_an_event_is_in_the_namespace_of_its_object(
+    cluster: ClusterEmulator, about: Json, code: int
+) -> None:
+    event = {"metadata": {"generateName": "e-"}, "involvedObject": {"name": "x", **about}}
+
+    assert refusal_of(cluster, "POST", EVENTS, "application/json", event)["code"] == code
+
+
 def test_without_its_token_a_client_is_turned_away() -> None:
     running = serve(token="secret")
     try:

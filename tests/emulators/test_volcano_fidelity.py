@@ -93,6 +93,13 @@ def test_a_quota_on_processors_wants_to_know_how_many() -> None:
         store(QUOTA).create(POD, NAMESPACE, pod())
 
 
+@pytest.mark.parametrize("kind", [CONFIG_MAP, SERVICE, VOLCANO_JOB], ids=lambda kind: kind.plural)
+def test_a_quota_on_processors_asks_nothing_of_other_objects(kind: ApiResource) -> None:
+    made = job("a", ["true"]) if kind == VOLCANO_JOB else {"metadata": {"name": "a"}, "spec": {}}
+
+    assert store(QUOTA).create(kind, NAMESPACE, made)["metadata"]["name"] == "a"
+
+
 def test_pods_above_a_quota_are_refused_until_others_have_ended() -> None:
     there = store(QUOTA)
     wanted = {"limits": {"cpu": "3", CHIP: "16"}}

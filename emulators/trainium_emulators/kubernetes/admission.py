@@ -17,6 +17,7 @@ from trainium_emulators.kubernetes.resources import (
     ACCOUNT,
     CLAIM,
     CONFIG_MAP,
+    EVENT,
     NAMESPACE,
     POD,
     QUEUE,
@@ -223,6 +224,22 @@ def _check_account(store: Store, pod: Json) -> None:
         )
 
 
+def _event(store: Store, entry: Json) -> Json:
+    """Require an event to be in its object's namespace, or in "default" if that has none.
+
+    As the API server does (pkg/apis/core/validation/events.go, legacyValidateEvent).
+    """
+    namespace = entry["involvedObject"].get("namespace", "")
+    if entry["metadata"]["namespace"] != (namespace or "default"):
+        cause = errors.Cause(
+            field="involvedObject.namespace",
+            reason="FieldValueInvalid",
+            message=f'Invalid value: "{namespace}": does not match event.namespace',
+        )
+        raise errors.invalid(EVENT, entry["metadata"]["name"], cause)
+    return entry
+
+
 def _claim(store: Store, entry: Json) -> Json:
     check_quotas(store, CLAIM, entry)
     return admit_claim(store, entry)
@@ -247,6 +264,7 @@ def _counted(kind: ApiResource) -> Admission:
 ADMISSIONS: dict[ApiResource, Admission] = {
     CLAIM: _claim,
     CONFIG_MAP: _counted(CONFIG_MAP),
+    EVENT: _event,
     NAMESPACE: _with_status("Active"),
     POD: _pod,
     QUEUE: _with_status("Open", "state"),

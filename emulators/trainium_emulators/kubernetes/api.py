@@ -15,6 +15,7 @@ from trainium_emulators.kubernetes.connections import Runs, forward_ports, run_i
 from trainium_emulators.kubernetes.requests import (
     APPLY_PATCH,
     Target,
+    check_place,
     find_target,
     patched,
     read_body,
@@ -220,7 +221,7 @@ class Api:
             "DELETE": self._delete if target.name else self._delete_all,
         }.get(request.method)
         if verb is None:
-            raise errors.ApiError(405, "MethodNotAllowed", f"{request.method} is not supported")
+            raise errors.not_allowed()
         return await verb(request, target)
 
     def _pod(self, target: Target) -> Json:
@@ -259,22 +260,23 @@ class Api:
         )
 
     async def _create(self, request: web.Request, target: Target) -> web.StreamResponse:
-        body = await read_body(request)
-        namespace = target.namespace
-        if namespace is None:
-            namespace = body.get("metadata", {}).get("namespace", "default")
+        if target.namespace is None or target.name is not None:
+            raise errors.not_allowed()
+        body = await read_body(request, target.kind)
+        check_place(target, body)
         schemas.check(target.kind, body)
         entry = self._store.create(
-            target.kind, namespace, body, dry_run=request.query.get("dryRun") == "All"
+            target.kind, target.namespace, body, dry_run=request.query.get("dryRun") == "All"
         )
         return web.json_response(entry, status=201)
 
     async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:
-        body = await read_body(request)
+        body = await read_body(request, target.kind)
+        check_place(target, body)
         return self._change(request, target, lambda old: body)
 
     async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
-        body = await read_body(request)
+        body = await read_body(request, target.kind)
         assert target.namespace is not None and target.name is not None
         is_apply = request.content_type == APPLY_PATCH
         if is_apply and self._store.find(target.kind, target.namespace, target.name) is None:
@@ -308,7 +310,7 @@ class Api:
 
     async def _delete(self, request: web.Request, target: Target) -> web.StreamResponse:
         assert target.namespace is not None and target.name is not None
-        options = await read_body(request)
+        options = await read_body(request, target.kind)
         given = request.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
         grace_s = None if given is None else int(given)
         if options.get("dryRun") == ["All"] or request.query.get("dryRun") == "All":
@@ -326,6 +328,8 @@ class Api:
         return await _json({**body, "metadata": {}})
 
     async def _delete_all(self, request: web.Request, target: Target) -> web.StreamResponse:
+        if target.namespace is None:
+            raise errors.not_allowed()
         for entry in self._selected(request, target):
             metadata = entry["metadata"]
             self._store.delete(target.kind, metadata.get("namespace", ""), metadata["name"])

@@ -20,6 +20,7 @@ from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.pod_environment import ApiAccess
 from trainium_emulators.kubernetes.rbac import Authorizer
 from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
+from trainium_emulators.kubernetes.scaling_group import ScalingGroup
 from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano import VolcanoController
@@ -41,6 +42,7 @@ class ClusterEmulator:
         for name in _PRESENT:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
         self.store.create(QUEUE, "", {"metadata": {"name": "default"}, "spec": {"weight": 1}})
+        self._groups: dict[str, ScalingGroup] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-claims-")
         self.claims = settings.claims or Path(self._folder.name)
         """Files of claims, in ``<namespace>/<claim>``; gone with the cluster."""
@@ -85,7 +87,13 @@ class ClusterEmulator:
 
     def scale(self, group: str, instance_type: InstanceType, number: int) -> None:
         """Scale a node group."""
-        nodes.scale(self.store, nodes.trainium_group(group, instance_type), number)
+        self.scaling_group(nodes.trainium_group(group, instance_type)).set_desired(number)
+
+    def scaling_group(self, group: nodes.EmulatedNodeGroup) -> ScalingGroup:
+        """Return the Auto Scaling group behind a node group; new nodes are as ``group`` says."""
+        found = self._groups.setdefault(group.name, ScalingGroup(self.store, group))
+        found.group = group
+        return found
 
     def end_jobs(self) -> None:
         """Delete all Volcano jobs, and wait until their pods are gone."""

@@ -89,6 +89,17 @@ def forbidden(kind: ApiResource, name: str, why: str) -> ApiError:
     return ApiError(403, "Forbidden", f'{kind.reference} "{name}" is forbidden: {why}')
 
 
+def bad_request(why: str) -> ApiError:
+    """Build the error for a request that contradicts itself (apimachinery, NewBadRequest)."""
+    return ApiError(400, "BadRequest", why)
+
+
+def not_allowed() -> ApiError:
+    """Build the error for a verb that a path does not have."""
+    why = "the server does not allow this method on the requested resource"
+    return ApiError(405, "MethodNotAllowed", why)
+
+
 def no_such_path() -> ApiError:
     """Build the error for a kind that the server does not know."""
     return ApiError(404, "NotFound", "the server could not find the requested resource")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trainium_catalogue import kubernetes
-from trainium_emulators.kubernetes import errors, volcano_objects
+from trainium_emulators.kubernetes import errors, nodes, volcano_objects
 from trainium_emulators.kubernetes.pod_environment import (
     ApiAccess,
     Unresolved,
@@ -179,6 +179,7 @@ class Kubelet:
             except Unresolved as error:
                 self._wait_unresolved(run, str(error))
                 return
+            self._wait_for_node(run)
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
             current = self._current(run)
             if not again or reason or current is None or volcano_objects.is_leaving(current):
@@ -203,7 +204,7 @@ class Kubelet:
             current = self._current(run)
             if current is None:
                 node.stop(0)
-            elif volcano_objects.is_leaving(current):
+            elif volcano_objects.is_leaving(current) and self._ends_pods(run):
                 node.stop(current["metadata"]["deletionGracePeriodSeconds"])
             elif deadline_s is not None and time.monotonic() - started_s > deadline_s:
                 reason = "DeadlineExceeded"
@@ -260,6 +261,14 @@ class Kubelet:
         same = found is not None and found["metadata"]["uid"] == metadata["uid"]
         return found if same else None
 
+    def _ends_pods(self, run: PodRun) -> bool:
+        return nodes.ends_pods(self._store, run.pod["spec"]["nodeName"])
+
+    def _wait_for_node(self, run: PodRun) -> None:
+        """Wait until the node can report that the pod has ended, or the pod's object has gone."""
+        while not self._ends_pods(run) and self._current(run) is not None:
+            time.sleep(_POLL_S)
+
     def _report(
         self, run: PodRun, *, phase: str, code: int | None = None, reason: str = ""
     ) -> None:
@@ -304,7 +313,7 @@ class Kubelet:
         status = {"containerStatuses": [container_status(run, state, ready=False)]}
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
         while (current := self._current(run)) is not None:
-            if volcano_objects.is_leaving(current):
+            if volcano_objects.is_leaving(current) and self._ends_pods(run):
                 self._remove(run)
             time.sleep(_POLL_S)
         run.ended = True

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +13,15 @@ from trainium_emulators.kubernetes.resources import NODE, POD, Json
 from trainium_emulators.kubernetes.store import Store
 
 GROUP_LABEL = "eks.amazonaws.com/nodegroup"
+ZONE = "us-west-2d"
+STUCK = "rehearsal/stuck"
+"""Annotation of a node whose kubelet ends no pod: each that is deleted stays Terminating."""
+_READY_TAINTS = {
+    "False": "node.kubernetes.io/not-ready",
+    "Unknown": "node.kubernetes.io/unreachable",
+}
+"""Taint for each status of the condition Ready (Kubernetes, pkg/controller/nodelifecycle,
+nodeConditionToTaintKeyStatusMap)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,46 +69,88 @@ def instance_of(node: Json) -> str:
     return str(node["spec"]["providerID"]).rpartition("/")[2]
 
 
-def scale(store: Store, group: EmulatedNodeGroup, number: int) -> None:
-    """Add or remove nodes to reach a number, as an Auto Scaling group does.
+def set_ready(store: Store, name: str, status: str) -> None:
+    """Set a node's condition Ready to ``True``, ``False`` or ``Unknown``.
 
-    A group chooses by itself which ones to remove: it compares zones, launch templates and ages
-    (Amazon EC2 Auto Scaling user guide, configure termination policies) and knows nothing of
-    pods. The choice here is the worst it could make: nodes with pods go first.
+    ``Unknown``: the kubelet reports and ends nothing more; its containers run on. The taints are
+    those of the node lifecycle controller, NoSchedule at once and NoExecute, which evicts pods
+    when their toleration of 300 seconds ends (``evict``).
     """
-    present = members(store, group.name)
-    names = {node["metadata"]["name"] for node in present}
-    free = (f"{group.name.lower()}-{i}" for i in itertools.count())
-    for name in itertools.islice((n for n in free if n not in names), max(0, number - len(names))):
-        store.create(NODE, "", _node(group, name))
-    worst_first = sorted(present, key=lambda node: not _is_busy(store, node))
-    for node in worst_first[: max(0, len(present) - number)]:
-        remove(store, node)
+
+    def change(entry: Json) -> None:
+        taints = [t for t in entry["spec"]["taints"] if t["key"] not in _READY_TAINTS.values()]
+        if status != "True":
+            key = _READY_TAINTS[status]
+            taints += [{"key": key, "effect": effect} for effect in ("NoSchedule", "NoExecute")]
+        entry["spec"]["taints"] = taints
+        entry["status"]["conditions"] = [{"type": "Ready", "status": status}]
+
+    store.update(NODE, "", name, change)
 
 
-def remove(store: Store, node: Json) -> None:
-    """Remove a node and evict its pods."""
-    name = node["metadata"]["name"]
-    store.remove(NODE, "", name)
-    for pod in _pods_on(store, name):
+def remove(store: Store, name: str) -> None:
+    """Remove a node, if it is still there, and evict its pods."""
+    with contextlib.suppress(errors.ApiError):
+        store.remove(NODE, "", name)
+    evict(store, name)
+
+
+def evict(store: Store, name: str) -> None:
+    """Delete a node's pods, as the taint eviction controller does."""
+    for pod in pods_on(store, name):
         with contextlib.suppress(errors.ApiError):  # already gone
             store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
 
 
-def _is_busy(store: Store, node: Json) -> bool:
-    return any(volcano_objects.is_alive(pod) for pod in _pods_on(store, node["metadata"]["name"]))
+def lose_chips(store: Store, name: str, number: int = 1) -> None:
+    """Let the device plugin report so many chips as unhealthy: pods get fewer."""
+
+    def change(entry: Json) -> None:
+        allocatable = entry["status"]["allocatable"]
+        left = int(allocatable[kubernetes.NEURON_RESOURCE]) - number
+        allocatable[kubernetes.NEURON_RESOURCE] = str(left)
+
+    store.update(NODE, "", name, change)
 
 
-def _pods_on(store: Store, name: str) -> list[Json]:
+def hold_pods(store: Store, name: str, *, held: bool = True) -> None:
+    """Let pods that are deleted on a node stay Terminating, as with a process that hangs in the
+    kernel; the node is Ready."""
+
+    def change(entry: Json) -> None:
+        annotations = entry["metadata"].setdefault("annotations", {})
+        annotations.pop(STUCK, None)
+        annotations |= {STUCK: "true"} if held else {}
+
+    store.update(NODE, "", name, change)
+
+
+def ends_pods(store: Store, name: str) -> bool:
+    """Tell whether a node's kubelet reports, and ends pods; a node that is gone hinders no one."""
+    found = store.find(NODE, "", name)
+    if found is None:
+        return True
+    ready = {"type": "Ready", "status": "Unknown"} not in found["status"]["conditions"]
+    return ready and STUCK not in (found["metadata"].get("annotations") or {})
+
+
+def is_busy(store: Store, name: str) -> bool:
+    """Tell whether a node has a pod that has not ended."""
+    return any(volcano_objects.is_alive(pod) for pod in pods_on(store, name))
+
+
+def pods_on(store: Store, name: str) -> list[Json]:
+    """Return the pods that are bound to a node."""
     return store.list(POD, fields=f"spec.nodeName={name}")
 
 
-def _node(group: EmulatedNodeGroup, name: str) -> Json:
+def node(group: EmulatedNodeGroup, name: str, instance_id: str) -> Json:
+    """Return the Node object of an instance that has joined."""
     own = {kubernetes.NODE_LABEL: group.instance_type, GROUP_LABEL: group.name}
     return {
         "metadata": {"name": name, "labels": {**group.labels, **own}},
         "spec": {
-            "providerID": f"aws:///us-west-2d/i-{uuid.uuid4().hex[:17]}",
+            "providerID": f"aws:///{ZONE}/{instance_id}",
             "taints": list(group.taints),
         },
         "status": {

@@ -12,9 +12,18 @@ import yaml
 from aiohttp import web
 
 from trainium_emulators.kubernetes import errors
-from trainium_emulators.kubernetes.resources import NAMESPACE, ApiResource, Json
+from trainium_emulators.kubernetes.resources import ApiResource, Json
 
 APPLY_PATCH = "application/apply-patch+yaml"
+_STRATEGIC_PATCH = "application/strategic-merge-patch+json"
+_MANIFESTS = ("application/json", "application/yaml")
+"""Types of a body that is no patch; protobuf, which the server also accepts, is not read here."""
+_PATCHES = (
+    "application/json-patch+json",
+    "application/merge-patch+json",
+    _STRATEGIC_PATCH,
+    APPLY_PATCH,
+)
 _MERGE_KEYS = {
     "conditions": ("type",),
     "containers": ("name",),
@@ -42,7 +51,10 @@ class Target:
 
 
 def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
-    """Parse ``/api/v1/...`` or ``/apis/<group>/<version>/...``."""
+    """Parse ``/api/v1/...`` or ``/apis/<group>/<version>/...``.
+
+    Only the list of a namespaced kind has a path without a namespace.
+    """
     words = [word for word in path.split("/") if word]
     if words[:1] == ["api"]:
         api_version, rest = words[1], words[2:]
@@ -54,20 +66,57 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
     plural, name, part = (*rest, None, None, None)[:3]
     for kind in kinds:
         if (kind.api_version, kind.plural) == (api_version, plural):
-            if not kind.namespaced or kind == NAMESPACE:
+            if namespace is None and name is not None and kind.namespaced:
+                break
+            if not kind.namespaced:
+                if namespace is not None:
+                    break
                 namespace = ""
             return Target(kind=kind, namespace=namespace, name=name, part=part)
     raise errors.no_such_path()
 
 
-async def read_body(request: web.Request) -> Json:
-    """Parse the manifest, which is JSON or YAML."""
+async def read_body(request: web.Request, kind: ApiResource) -> Json:
+    """Parse the manifest or patch; a type that the server does not read is refused.
+
+    A manifest without a type is JSON; a patch has one (apiserver, endpoints/handlers: patch.go and
+    negotiation/negotiate.go). Custom kinds know no strategic merge patches.
+    """
+    given = request.headers.get("Content-Type", "").partition(";")[0]
+    accepted: tuple[str, ...] = _MANIFESTS
+    if request.method == "PATCH":
+        accepted = tuple(each for each in _PATCHES if not (kind.is_custom and "strategic" in each))
     text = await request.text()
+    is_bare = request.method != "PATCH" and not (text and given)
+    if not is_bare and given not in accepted:
+        raise errors.ApiError(
+            415,
+            "UnsupportedMediaType",
+            "the body of the request was in an unknown format - accepted media types include: "
+            + ", ".join(accepted),
+        )
     try:
-        body = yaml.safe_load(text) if "yaml" in request.content_type else json.loads(text or "{}")
+        body = yaml.safe_load(text) if "yaml" in given else json.loads(text or "{}")
     except (ValueError, yaml.YAMLError) as error:
         raise errors.ApiError(400, "BadRequest", f"the body cannot be read: {error}") from None
     return body  # type: ignore[no-any-return]
+
+
+def check_place(target: Target, body: Json) -> None:
+    """Refuse an object that names another place than its request.
+
+    As the API server does (registry/rest, meta.go, and endpoints/handlers/rest.go, checkName).
+    """
+    metadata = body.get("metadata") or {}
+    namespace, name = metadata.get("namespace"), metadata.get("name")
+    if target.name is not None and name != target.name:
+        raise errors.bad_request(
+            f"the name of the object ({name}) does not match the name on the URL ({target.name})"
+        )
+    if target.kind.namespaced and namespace not in (None, "", target.namespace):
+        raise errors.bad_request(
+            "the namespace of the provided object does not match the namespace sent on the request"
+        )
 
 
 def patched(content_type: str, base: Json, patch: Json) -> Json:
@@ -75,7 +124,7 @@ def patched(content_type: str, base: Json, patch: Json) -> Json:
     match content_type:
         case "application/json-patch+json":
             return operated(base, patch)  # type: ignore[arg-type]
-        case "application/strategic-merge-patch+json":
+        case value if value == _STRATEGIC_PATCH:
             result: Json = strategic(base, patch)
         case _:
             result = merged(base, patch)

@@ -88,6 +88,7 @@ class VolcanoController:
             # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
             for job in sorted(self._store.list(VOLCANO_JOB), key=volcano_objects.age):
                 _done(self._sync, job)
+                _done(self._schedule, job)
             # As before the jobs were read: what changed meanwhile may concern those read first. A
             # change that waits to be handled has kept its job from being looked at.
             if self._changes.empty():
@@ -164,12 +165,13 @@ class VolcanoController:
                                        "retryCount": 0})  # fmt: skip
             return
         pods = self._pods(job)
-        if phase in ("Pending", "Running"):
+        inside = True
+        if phase in ("Pending", "Running", "Restarting"):
+            inside = self._scheduler.is_inside(job)
             volcano_objects.ensure(self._store, job)
-            if self._scheduler.let_in(job):
+            if inside:
                 # Recreates even a pod whose disappearance no policy covers.
                 volcano_objects.create_pods(self._store, job, pods)
-                self._start(job, self._scheduler.bind(job, self._pods(job)))
         elif phase in FINISHED and volcano_objects.remain(self._store, job, pods):
             # Frees what goes with the pods: the gang's share of the queue. This includes jobs
             # whose phase was written by TorchX, which is how it cancels one.
@@ -177,12 +179,20 @@ class VolcanoController:
         pods = self._pods(job)
         if not self._changes.empty():
             return  # policies handle what these pods did before anything else does
-        counts = Counts.of(pods)
-        self._set(
-            job,
-            next_phase(job, counts),
-            {**counts.status(), **volcano_objects.counted_by_task(pods)},
-        )
+        if inside:
+            counts = Counts.of(pods)
+            status = {**counts.status(), **volcano_objects.counted_by_task(pods)}
+            self._set(job, next_phase(job, counts), status)
+        else:
+            # Until the gang is let in, the counts are those of the attempt before: a job whose
+            # nodes lack stays Restarting, with pods that are long gone as terminating.
+            self._set(job, next_phase(job, Counts.last(job)), {})
+
+    def _schedule(self, job: Json) -> None:
+        """Do a session of the scheduler for one gang; it knows pod groups, not phases of jobs."""
+        if self._scheduler.let_in(job):
+            self._start(job, self._scheduler.bind(job, self._pods(job)))
+        self._scheduler.close(job, self._pods(job))
 
     def _pods(self, job: Json) -> list[Json]:
         metadata = job["metadata"]
@@ -190,13 +200,20 @@ class VolcanoController:
 
     def _kill(self, job: Json, phase: str, why: str) -> None:
         """End the attempt: remove its pods, and what the plugins created for it."""
-        status: Json = {"version": job["status"].get("version", 0) + 1}
         kept = retained(job, phase)
+        pods = self._pods(job)
+        left = [pod for pod in pods if pod["status"]["phase"] in kept]
+        status: Json = {
+            **Counts.of(left).status(),
+            "terminating": len(pods) - len(left),
+            **volcano_objects.counted_by_task(left),
+            "version": job["status"].get("version", 0) + 1,
+        }
         if phase == "Restarting":
             status["retryCount"] = job["status"].get("retryCount", 0) + 1
         # Before the pods are removed, so that their end is recognised as a consequence.
         self._set(job, phase, status, why)
-        for pod in self._pods(job):
+        for pod in pods:
             if pod["status"]["phase"] not in kept and not volcano_objects.is_leaving(pod):
                 self._removed.add(pod["metadata"]["uid"])
                 self._store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])

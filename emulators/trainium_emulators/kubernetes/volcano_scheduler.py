@@ -22,6 +22,7 @@ from trainium_emulators.kubernetes.quantities import (
 from trainium_emulators.kubernetes.resources import CLAIM, NODE, POD, POD_GROUP, QUEUE, Json
 from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, now
+from trainium_emulators.kubernetes.volcano_rules import group_phase
 from trainium_emulators.kubernetes.volumes import UNBOUND, is_bound
 
 OVERCOMMIT = Fraction(12, 10)
@@ -127,7 +128,9 @@ class GangScheduler:
     def let_in(self, job: Json) -> bool:
         """Decide whether the gang may have pods (the scheduler's enqueue action)."""
         namespace = job["metadata"]["namespace"]
-        group = self._store.get(POD_GROUP, namespace, volcano_objects.group_name(job))
+        group = self._store.find(POD_GROUP, namespace, volcano_objects.group_name(job))
+        if group is None:
+            return False
         if group["status"]["phase"] != "Pending":
             return True
         queue = job["spec"]["queue"]
@@ -194,9 +197,24 @@ class GangScheduler:
             "reason": "tasks in gang are ready to be scheduled",
             "lastTransitionTime": now(),
         }
-        status = {"phase": "Running", "conditions": [condition]}
+        status = {"conditions": [condition]}
         self._store.set_status(POD_GROUP, namespace, volcano_objects.group_name(job), status)
         return bound
+
+    def close(self, job: Json, pods: list[Json]) -> None:
+        """Write the phase of the gang's pod group at the end of a session."""
+        namespace, name = job["metadata"]["namespace"], volcano_objects.group_name(job)
+        group = self._store.find(POD_GROUP, namespace, name)
+        if group is not None:
+            phase = group_phase(group["status"]["phase"], pods, job["spec"]["minAvailable"])
+            self._store.set_status(POD_GROUP, namespace, name, {"phase": phase})
+
+    def is_inside(self, job: Json) -> bool:
+        """Tell whether a gang has been let in: only then does the controller look at its pods
+        (syncJob, ``syncTask``)."""
+        name = volcano_objects.group_name(job)
+        group = self._store.find(POD_GROUP, job["metadata"]["namespace"], name)
+        return group is not None and group["status"]["phase"] != "Pending"
 
     def _lost_claims(self, pods: list[Json]) -> str:
         """Apply the predicate on volumes: a claim that is missing or has no volume keeps a pod from

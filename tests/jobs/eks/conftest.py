@@ -28,7 +28,6 @@ from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import (
     NAMESPACE,
     NODE_REQUEST,
-    QUEUE,
     TAINT,
     device_resources,
     pod_resources,
@@ -47,6 +46,8 @@ eks_nodes.install()
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
 ROOT = Path(__file__).parents[3]
 NODE_GROUP = "nodes"
+OTHER_QUEUE = "gangs"
+"""Not the namespace's name, as in the templates: reading one for the other must show."""
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/eks"
 
 
@@ -57,7 +58,7 @@ def _named(name: str) -> dict[str, str]:
 EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_CLUSTER: "cluster",
     contract.SSM_EKS_NAMESPACE: NAMESPACE,
-    contract.SSM_EKS_QUEUE: QUEUE,
+    contract.SSM_EKS_QUEUE: OTHER_QUEUE,
     contract.SSM_EKS_NODE_GROUP: NODE_GROUP,
     contract.SSM_EKS_IMAGE: "123456789012.dkr.ecr.us-west-2.amazonaws.com/training:1",
     contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "12",
@@ -67,6 +68,7 @@ EKS_PARAMETERS: Mapping[str, str] = {
 
 
 BELONGINGS = (
+    *({**each, "metadata": {"name": OTHER_QUEUE}} for each in BASE if each["kind"] == "Queue"),
     lustre_volume(
         LustreMount(file_system_id="fs-0", dns_name="fs-0.example.com", mount_name="fsx"),
         name="trainium-lustre",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -157,6 +159,69 @@ def test_a_sign_of_a_child_is_evidence(tmp_path: Path) -> None:
     assert lookout._act(folder)
 
     assert lookout.evidence == "node 2 has started, as it says in the bucket"
+
+
+class Clock:
+    """Time that passes only while something waits for it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(signs, "time", made)
+    return made
+
+
+def test_a_job_that_waits_neither_seems_frozen_nor_hears_of_the_result_late(
+    tmp_path: Path, clock: Clock
+) -> None:
+    """The guardian ends a launcher that sends no heartbeat for some seconds."""
+    beats: list[float] = []
+
+    def stopped() -> bool:
+        if clock.now >= 60 and not list(tmp_path.iterdir()):
+            leave(tmp_path, ExitCode.OK)
+        return clock.now > 120
+
+    verdict = signs.wait_for_result(
+        LocalObjects(tmp_path), "compile-x7", heartbeat=lambda: beats.append(clock.now),
+        stopped=stopped,
+    )  # fmt: skip
+
+    assert verdict is None
+    assert clock.now < 70
+    assert max(after - before for before, after in pairwise(beats)) < 1
+
+
+def test_a_child_that_starts_later_is_seen_within_seconds(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = LocalObjects(tmp_path)
+    monkeypatch.setattr(signs, "open_folder", lambda node, place: folder)
+    lookout = Lookout(MAIN)
+
+    class Pause(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            clock.sleep(timeout)
+            if clock.now >= 60:
+                StartedSign(CHILD)._act(folder)
+            return clock.now > 600
+
+    lookout._ended = Pause()
+    lookout._run()
+
+    assert lookout.evidence == "node 2 has started, as it says in the bucket"
+    assert clock.now < 75
 
 
 def test_a_sign_of_an_earlier_attempt_is_none(tmp_path: Path) -> None:

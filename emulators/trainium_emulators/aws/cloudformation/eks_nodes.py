@@ -9,9 +9,10 @@ in moto these groups are only names.
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from moto.autoscaling.exceptions import ValidationError
@@ -19,10 +20,13 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 from moto.ec2.models.instance_types import INSTANCE_TYPES as EC2_INSTANCE_TYPES
 from moto.eks.models import eks_backends
+from moto.eks.responses import EKSResponse
+from moto.ssm.models import ssm_backends
 
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import nodes
+from trainium_emulators.kubernetes.scaling_group import CapacityFaults, ScalingGroup
 
 _EFFECTS = {
     "NO_SCHEDULE": "NoSchedule",
@@ -30,7 +34,8 @@ _EFFECTS = {
     "PREFER_NO_SCHEDULE": "PreferNoSchedule",
 }
 """Taint effects of EKS and their Kubernetes names (Amazon EKS API reference, Taint)."""
-_ZONE = "us-west-2d"
+CAPACITY_FAULTS = "/rehearsal/capacity"
+"""Parameters ``<this>/<node group>`` whose JSON plants ``CapacityFaults`` in a running server."""
 
 
 def match(group: Any) -> None:
@@ -43,21 +48,12 @@ def remove(group: Any) -> None:
     _scale(group, 0)
 
 
-def instances(group: Any) -> list[str]:
-    """Return the ids of a group's instances."""
-    members = nodes.members(CLUSTER.running.store, group.nodegroup_name)
-    return [nodes.instance_of(node) for node in members]
-
-
-def terminate(group: Any, instance: str) -> None:
-    """Remove the node of one instance."""
-    store = CLUSTER.running.store
-    for node in nodes.members(store, group.nodegroup_name):
-        if nodes.instance_of(node) == instance:
-            nodes.remove(store, node)
-
-
 def _scale(group: Any, number: int) -> None:
+    _behind(group).set_desired(number)
+
+
+def _behind(group: Any) -> ScalingGroup:
+    """Return the Auto Scaling group behind a node group, with the faults that are planted."""
     instance_type = group.instance_types[0]
     made = nodes.EmulatedNodeGroup(
         name=group.nodegroup_name,
@@ -70,7 +66,14 @@ def _scale(group: Any, number: int) -> None:
         ],
         kubernetes_version=group.version,
     )
-    nodes.scale(CLUSTER.running.store, made, number)
+    found = CLUSTER.running.scaling_group(made)
+    account, region = group.arn.split(":")[4], group.region
+    planted = ssm_backends[account][region].get_parameter(
+        f"{CAPACITY_FAULTS}/{group.nodegroup_name}"
+    )
+    if planted is not None:
+        found.plant(CapacityFaults(**json.loads(planted.value)))
+    return found
 
 
 def _resources(instance_type: str) -> Mapping[str, str]:
@@ -104,12 +107,12 @@ def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
             "Instances": [
                 {
                     "InstanceId": instance,
-                    "AvailabilityZone": _ZONE,
-                    "LifecycleState": "InService",
+                    "AvailabilityZone": nodes.ZONE,
+                    "LifecycleState": state,
                     "HealthStatus": "Healthy",
                     "ProtectedFromScaleIn": False,
                 }
-                for instance in instances(group)
+                for instance, state in _behind(group).instances().items()
             ],
         }
         for name, group in _groups(response)
@@ -145,7 +148,7 @@ def terminate_instance(response: AutoScalingResponse) -> ActionResult:
     instance = response._get_param("InstanceId")
     fewer = response._get_bool_param("ShouldDecrementDesiredCapacity", False)
     for name, group in _groups(response):
-        if instance not in instances(group):
+        if instance not in _behind(group).instances():
             continue
         wanted, least = group.scaling_config["desiredSize"], group.scaling_config["minSize"]
         if fewer and wanted <= least:
@@ -156,8 +159,7 @@ def terminate_instance(response: AutoScalingResponse) -> ActionResult:
             )
         if fewer:
             _resize(group, wanted - 1)
-        terminate(group, instance)
-        match(group)
+        _behind(group).terminate(instance, decrement=fewer)
         activity = {
             "ActivityId": str(uuid.uuid4()),
             "AutoScalingGroupName": name,
@@ -171,6 +173,45 @@ def terminate_instance(response: AutoScalingResponse) -> ActionResult:
     )
 
 
+def describe_scaling_activities(response: AutoScalingResponse) -> ActionResult:
+    """DescribeScalingActivities of one group, newest first."""
+    wanted = response._get_param("AutoScalingGroupName")
+    found = [
+        {
+            "ActivityId": each.activity_id,
+            "AutoScalingGroupName": name,
+            "Cause": "a difference between desired and actual capacity",
+            "Description": each.description,
+            "StartTime": moment - timedelta(seconds=clock_s - each.started_at),
+            "StatusCode": "Failed" if each.message else "Successful",
+            "Progress": 100,
+            **({"StatusMessage": each.message} if each.message else {}),
+        }
+        for name, group in _groups(response)
+        if name == wanted
+        for behind in [_behind(group)]
+        for clock_s, moment in [(behind.clock(), datetime.now(UTC))]
+        for each in behind.activities
+    ]
+    return ActionResult({"Activities": found})
+
+
+def describe_nodegroup(response: EKSResponse) -> ActionResult:
+    """moto's DescribeNodegroup, with the issues that EKS finds in the Auto Scaling group."""
+    group = response.eks_backend.describe_nodegroup(
+        response._get_param("name"), response._get_param("nodegroupName")
+    )
+    failed = _behind(group).failure()
+    name = group.resources["autoScalingGroups"][0]["name"]
+    issue = {"code": "AsgInstanceLaunchFailures", "message": failed, "resourceIds": [name]}
+    group.health = {"issues": [issue] if failed else []}
+    group.status = "DEGRADED" if failed else "ACTIVE"
+    return _describe_nodegroup(response)
+
+
+_describe_nodegroup = EKSResponse.describe_nodegroup
+
+
 def _resize(group: Any, number: int) -> None:
     group.scaling_config = {**group.scaling_config, "desiredSize": number}
 
@@ -178,5 +219,7 @@ def _resize(group: Any, number: int) -> None:
 def install() -> None:
     """Patch moto in this process."""
     AutoScalingResponse.describe_auto_scaling_groups = describe_auto_scaling_groups
+    AutoScalingResponse.describe_scaling_activities = describe_scaling_activities
+    EKSResponse.describe_nodegroup = describe_nodegroup
     AutoScalingResponse.set_desired_capacity = set_desired_capacity
     AutoScalingResponse.terminate_instance_in_auto_scaling_group = terminate_instance

@@ -1,0 +1,211 @@
+"""The Auto Scaling group behind a node group, with the ways in which EC2's capacity disappoints.
+
+Time comes from a clock, so that a simulation can drive it without waiting; nothing happens between
+two calls, so whoever lets time pass calls ``advance`` (describing the group does).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trainium_emulators.kubernetes import nodes
+from trainium_emulators.kubernetes.resources import NODE
+from trainium_emulators.kubernetes.store import Store
+
+RETRY_S = 60.0
+"""Time after which a failed launch is tried again. AWS publishes none; it is of this order."""
+PENDING, IN_SERVICE, TERMINATING = "Pending", "InService", "Terminating:Wait"
+"""Lifecycle states (Amazon EC2 Auto Scaling user guide, instance lifecycle). EKS puts a hook on
+the end of its instances, hence ``:Wait``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityFaults:
+    """How EC2 and the new instances misbehave; the default is: not at all."""
+
+    available: int | None = None
+    """Instances that EC2 has for the group, those in use included; launches beyond it fail with
+    InsufficientInstanceCapacity and are tried again. None: as many as are asked for."""
+    launch_s: float = 0.0
+    """Time from the request until an instance is in service."""
+    join_s: float = 0.0
+    """Time from then until it is a Ready node."""
+    terminate_s: float = 0.0
+    """Time for which a terminated instance and its node remain."""
+    never_join: int = 0
+    """Number of next instances that never become nodes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Instance:
+    """One instance of the group."""
+
+    instance_id: str
+    in_service_at: float
+    joins_at: float | None
+    """None if it never becomes a node."""
+    node: str | None = None
+    ends_at: float | None = None
+    """Set once it is being terminated."""
+
+    def state(self, now: float) -> str:
+        """Return its lifecycle state."""
+        if self.ends_at is not None:
+            return TERMINATING
+        return IN_SERVICE if now >= self.in_service_at else PENDING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """A scaling activity as DescribeScalingActivities lists it."""
+
+    started_at: float
+    description: str
+    message: str = ""
+    """Why it failed; empty if it did not."""
+    activity_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+
+class ScalingGroup:
+    """Launches, replaces and terminates instances to have the desired number of them."""
+
+    def __init__(
+        self,
+        store: Store,
+        group: nodes.EmulatedNodeGroup,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.group = group
+        self.clock = clock
+        self.desired = 0
+        self.faults = CapacityFaults()
+        """Replace it at any time; instances that have been launched keep their fate."""
+        self.activities: list[Activity] = []
+        """Newest first."""
+        self._store = store
+        self._instances: dict[str, Instance] = {}
+        self._unborn = 0
+        self._failed_at: float | None = None
+        self._lock = threading.RLock()
+
+    def instances(self) -> dict[str, str]:
+        """Return the lifecycle state of each instance, by id."""
+        self.advance()
+        now = self.clock()
+        return {name: each.state(now) for name, each in self._instances.items()}
+
+    def failure(self) -> str:
+        """Return why the latest launches failed; empty if they did not."""
+        self.advance()
+        if self._failed_at is None:
+            return ""
+        return next(each.message for each in self.activities if each.message)
+
+    def set_desired(self, number: int) -> None:
+        """Change the size; the group itself chooses the instances that go."""
+        with self._lock:
+            self.desired = number
+            self._failed_at = None
+            self.advance()
+
+    def plant(self, faults: CapacityFaults) -> None:
+        """Let the next instances meet these faults."""
+        with self._lock:
+            if faults != self.faults:
+                self.faults, self._unborn = faults, faults.never_join
+            self.advance()
+
+    def terminate(self, instance_id: str, *, decrement: bool) -> None:
+        """Terminate one instance, and launch another unless the group is to shrink by one."""
+        with self._lock:
+            self._end(self._instances[instance_id])
+            if decrement:
+                self.desired -= 1
+            self.advance()
+
+    def advance(self) -> None:
+        """Bring the group to the present: launches, joins, ends."""
+        with self._lock:
+            now = self.clock()
+            for each in list(self._instances.values()):
+                if each.ends_at is not None and now >= each.ends_at:
+                    self._forget(each)
+            present = [each for each in self._instances.values() if each.ends_at is None]
+            present.sort(key=self._worst_first)
+            for each in present[: max(0, len(present) - self.desired)]:
+                self._end(each)
+            self._launch(self.desired - len(present), now)
+            for each in self._instances.values():
+                due = each.joins_at is not None and now >= each.joins_at
+                if due and each.node is None and each.ends_at is None:
+                    each.node = self._join(each)
+
+    def _launch(self, missing: int, now: float) -> None:
+        faults = self.faults
+        if missing <= 0:
+            self._failed_at = None
+            return
+        if self._failed_at is not None and now < self._failed_at + RETRY_S:
+            return
+        room = missing
+        if faults.available is not None:
+            room = max(0, min(missing, faults.available - len(self._instances)))
+        for _ in range(room):
+            in_service_at = now + faults.launch_s
+            joins_at = None if self._unborn else in_service_at + faults.join_s
+            self._unborn = max(0, self._unborn - 1)
+            made = Instance(
+                instance_id=f"i-{uuid.uuid4().hex[:17]}",
+                in_service_at=in_service_at,
+                joins_at=joins_at,
+            )
+            self._instances[made.instance_id] = made
+            self._record(f"Launching a new EC2 instance: {made.instance_id}")
+        self._failed_at = now if room < missing else None
+        if room < missing:
+            # The message of aws/containers-roadmap issue 2204, which EKS repeats as the group's
+            # issue; kubernetes/autoscaler issue 1263 has the activity around it.
+            words = (
+                "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently "
+                f"do not have sufficient {self.group.instance_type} capacity in the Availability "
+                f"Zone you requested ({nodes.ZONE}). Our system will be working on provisioning "
+                "additional capacity. Launching EC2 instance failed."
+            )
+            self._record("Launching a new EC2 instance.  Status Reason: " + words, words)
+
+    def _record(self, description: str, message: str = "") -> None:
+        made = Activity(started_at=self.clock(), description=description, message=message)
+        self.activities.insert(0, made)
+
+    def _worst_first(self, each: Instance) -> tuple[bool, bool]:
+        """Sort key of the instances that go when the group chooses.
+
+        It compares zones, launch templates and ages (Amazon EC2 Auto Scaling user guide, configure
+        termination policies) and knows nothing of pods. The choice here is the worst it could
+        make: nodes with pods go first.
+        """
+        return not (each.node and nodes.is_busy(self._store, each.node)), each.node is None
+
+    def _join(self, instance: Instance) -> str:
+        names = {node["metadata"]["name"] for node in nodes.members(self._store, self.group.name)}
+        free = (f"{self.group.name.lower()}-{number}" for number in itertools.count())
+        name = next(name for name in free if name not in names)
+        self._store.create(NODE, "", nodes.node(self.group, name, instance.instance_id))
+        return name
+
+    def _end(self, instance: Instance) -> None:
+        instance.ends_at = self.clock() + self.faults.terminate_s
+        self._record(f"Terminating EC2 instance: {instance.instance_id}")
+        if self.faults.terminate_s == 0:
+            self._forget(instance)
+
+    def _forget(self, instance: Instance) -> None:
+        del self._instances[instance.instance_id]
+        if instance.node is not None:
+            nodes.remove(self._store, instance.node)

@@ -1,0 +1,240 @@
+"""The node scaler's requests, answered by the emulated API server and Auto Scaling group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto import mock_aws
+
+from node_scaler import __main__ as program
+from node_scaler.cluster import Cluster, ClusterError
+from node_scaler.group import NodeGroup
+from node_scaler.plan import IN_SERVICE
+from node_scaler.rounds import Scaler
+from tests.emulators.volcano_jobs import BASE, job
+from tests.node_scaler.world import RULES
+from trainium_catalogue import contract, kubernetes
+from trainium_catalogue.instances import find_instance_type
+from trainium_catalogue.node_use import stamp
+from trainium_emulators.aws.cloudformation import eks_nodes
+from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes.nodes import trainium_group
+from trainium_emulators.kubernetes.resources import EVENT, NODE, POD
+from trainium_emulators.kubernetes.scaling_group import CapacityFaults
+
+NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+GROUP = "nodes"
+ROLE = "arn:aws:iam::123456789012:role/eks"
+
+
+@pytest.fixture(scope="module")
+def emulator() -> Iterator[ClusterEmulator]:
+    running = serve(EmulatorSettings(addresses="127.0.98", count_nodes=True), token="first")
+    for manifest in BASE:
+        running.apply(manifest)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Path:
+    """The folder that the kubelet mounts."""
+    (tmp_path / "token").write_text("first\n")
+    return tmp_path
+
+
+@pytest.fixture
+def cluster(emulator: ClusterEmulator, credentials: Path) -> Cluster:
+    return Cluster(emulator.endpoint, credentials)
+
+
+@pytest.fixture
+def node_group(emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeGroup]:
+    """A group of two nodes, of at most four."""
+    monkeypatch.setattr(CLUSTER, "_cluster", emulator)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    eks_nodes.install()
+    with mock_aws():
+        eks = boto3.client("eks", region_name="us-west-2")
+        eks.create_cluster(name="training", roleArn=ROLE, resourcesVpcConfig={"subnetIds": ["s"]})
+        for name in ("system", GROUP):
+            eks.create_nodegroup(
+                clusterName="training", nodegroupName=name, nodeRole=ROLE, subnets=["s"],
+                instanceTypes=["trn1.32xlarge"],
+                scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 4},
+            )  # fmt: skip
+        type_ = find_instance_type("trn1.32xlarge")
+        emulator.scale(GROUP, type_, 2)
+        autoscaling = boto3.client("autoscaling", region_name="us-west-2")
+        yield NodeGroup(cluster="training", name=GROUP, eks=eks, autoscaling=autoscaling)
+        emulator.scale(GROUP, type_, 0)
+
+
+def marks(emulator: ClusterEmulator, name: str) -> dict[str, str]:
+    found: dict[str, str] = emulator.store.get(NODE, "", name)["metadata"].get("annotations") or {}
+    return found
+
+
+def scaler_of(cluster: Cluster, node_group: NodeGroup, said: list[str]) -> Scaler:
+    return Scaler(
+        cluster=cluster,
+        node_group=node_group,
+        namespace=kubernetes.NAMESPACE,
+        rules=RULES,
+        say=said.append,
+    )
+
+
+def test_a_patch_changes_what_it_names_and_null_removes_it(
+    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+) -> None:
+    """The API server tells a patch by its content type, and takes application/json for none."""
+    name = emulator.store.list(NODE)[0]["metadata"]["name"]
+    cluster.patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"a": "1", "b": "2"}}})
+    cluster.patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"a": None}}})
+
+    assert marks(emulator, name) == {"b": "2"}
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    emulator: ClusterEmulator, credentials: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+
+    assert Cluster(emulator.endpoint, credentials).items("/api/v1/namespaces")
+
+
+def test_the_token_is_read_again_because_the_kubelet_renews_it(
+    cluster: Cluster, credentials: Path
+) -> None:
+    (credentials / "token").write_text("outdated")
+    with pytest.raises(ClusterError, match=r"GET /api/v1/nodes: 401 .*Unauthorized"):
+        cluster.items("/api/v1/nodes")
+
+    (credentials / "token").write_text("first")
+    assert cluster.items("/api/v1/nodes") == []
+
+
+def test_an_instance_that_is_terminated_is_not_replaced(
+    emulator: ClusterEmulator, node_group: NodeGroup
+) -> None:
+    first, second = node_group.read().instances
+    node_group.terminate(first)
+    left = node_group.read()
+
+    assert (left.desired, left.instances) == (1, {second: IN_SERVICE})
+    assert len(emulator.store.list(NODE)) == 1
+
+
+def test_a_group_is_raised_to_the_number(emulator: ClusterEmulator, node_group: NodeGroup) -> None:
+    before = node_group.read()
+    node_group.resize(before, 3)
+
+    assert (before.desired, before.most, before.changing) == (2, 4, False)
+    assert node_group.read().desired == len(emulator.store.list(NODE)) == 3
+
+
+def test_a_group_that_is_lowered_keeps_what_ec2_has_delivered(
+    emulator: ClusterEmulator, node_group: NodeGroup
+) -> None:
+    type_ = find_instance_type("trn1.32xlarge")
+    behind = emulator.scaling_group(trainium_group(GROUP, type_))
+    behind.plant(CapacityFaults(available=3))
+    node_group.resize(node_group.read(), 4)
+    waiting = node_group.read()
+
+    assert (waiting.desired, len(waiting.instances), waiting.changing) == (4, 3, False)
+    assert node_group.lower(waiting, 2) == 3
+    assert node_group.read().instances == waiting.instances
+    assert behind.failure() == ""
+    behind.plant(CapacityFaults())
+
+
+def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
+    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+) -> None:
+    gang = job("asks", ["true"], nodes=3)
+    gang["metadata"]["annotations"] = {kubernetes.SCALE: "true"}
+    gang["spec"]["minAvailable"] = 3
+    resources = {"limits": dict(kubernetes.pod_resources(find_instance_type("trn1.32xlarge")))}
+    for task in gang["spec"]["tasks"]:
+        task["template"]["spec"]["containers"][0]["resources"] = resources
+    said: list[str] = []
+    scaler = scaler_of(cluster, node_group, said)
+    assert scaler.round(NOW) == 0, said
+    idle = [marks(emulator, each["metadata"]["name"]) for each in emulator.store.list(NODE)]
+    assert [each[kubernetes.IDLE_SINCE] for each in idle] == [stamp(NOW)] * 2
+
+    emulator.apply(gang)
+    assert scaler.round(NOW) == 0, said
+    told = [each["message"] for each in emulator.store.list(EVENT, kubernetes.NAMESPACE)]
+    assert "2 -> 3 nodes, for asks" in told
+
+
+def test_a_node_that_a_person_has_cordoned_stays_so_when_a_pod_comes(
+    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+) -> None:
+    name = emulator.store.list(NODE)[0]["metadata"]["name"]
+    idle = {"metadata": {"annotations": {kubernetes.IDLE_SINCE: stamp(NOW)}}}
+    cluster.patch(f"/api/v1/nodes/{name}", {**idle, "spec": {"unschedulable": True}})
+    spec = {"nodeName": name, "containers": [{"name": "x", "command": ["true"]}]}
+    emulator.store.create(POD, "default", {"metadata": {"name": "late"}, "spec": spec})
+    scaler_of(cluster, node_group, []).round(NOW)
+    emulator.store.delete(POD, "default", "late", grace_s=0)
+
+    assert kubernetes.IDLE_SINCE not in marks(emulator, name)
+    assert emulator.store.get(NODE, "", name)["spec"]["unschedulable"] is True
+
+
+class Stop(BaseException):
+    """Ends the program's loop."""
+
+
+@pytest.mark.parametrize(("clock", "idle_s"), [(None, 1800), ("600", 3)])
+def test_the_program_takes_its_times_in_their_units_and_its_names_in_their_places(
+    monkeypatch: pytest.MonkeyPatch, credentials: Path, clock: str | None, idle_s: float
+) -> None:
+    made: dict[str, Any] = {}
+    pauses: list[float] = []
+
+    class Recorder:
+        def __init__(self, **given: Any) -> None:
+            made.update(given)
+
+        def round(self, now: datetime) -> int:
+            return 0
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        raise Stop
+
+    monkeypatch.setattr(program, "Scaler", Recorder)
+    monkeypatch.setattr("node_scaler.__main__.time.sleep", pause)
+    environment = {contract.ENV_REGION: "us-west-2"}
+    if clock is not None:
+        environment[contract.ENV_IDLE_CLOCK] = clock
+    words = (
+        "--cluster c --node-group g --namespace n --instance-type trn1.32xlarge --idle-minutes 30 "
+        "--hold-minutes 60 --api http://a"
+    )
+    with pytest.raises(Stop):
+        program.main([*words.split(), "--credentials", str(credentials)], environment)
+
+    rules = made["rules"]
+    assert rules.idle == timedelta(seconds=idle_s)
+    assert rules.hold == 2 * rules.idle
+    assert rules.devices == RULES.devices
+    assert (made["namespace"], made["node_group"].cluster, made["node_group"].name) == (
+        "n", "c", "g"
+    )  # fmt: skip
+    # It sees a node several times before the node goes, and a cordon a period later.
+    assert timedelta(seconds=pauses[0]) < rules.idle

@@ -76,6 +76,12 @@ class LogsClient(Protocol):
     def get_log_events(self, **kwargs: Any) -> Response: ...
 
 
+class LogStreamsClient(LogsClient, Protocol):
+    """The part of the same client that finds the streams of pods."""
+
+    def describe_log_streams(self, **kwargs: Any) -> Response: ...
+
+
 class EksClient(Protocol):
     """The part of the boto3 EKS client that is used here."""
 
@@ -168,9 +174,9 @@ class Aws:
         client: S3Client = self._client("s3", mode="standard", attempts=6, connections=32)
         return client
 
-    def logs(self) -> LogsClient:
+    def logs(self) -> LogStreamsClient:
         """Client for log events; adaptive because GetLogEvents has a low rate limit."""
-        client: LogsClient = self._client("logs", mode="adaptive", attempts=8)
+        client: LogStreamsClient = self._client("logs", mode="adaptive", attempts=8)
         return client
 
     def eks(self) -> EksClient:

@@ -108,9 +108,18 @@ class Attempt:
     status_reason: str | None
     """Reason of Batch for the attempt's end, or of Kubernetes for the pod's."""
     log_stream: str | None
-    """Name in the log group; for a pod, the pod's name."""
+    """Name in the log group."""
     started_at_ms: int | None
     stopped_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLog:
+    """The log stream of one node in one attempt."""
+
+    name: str
+    node: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +188,16 @@ class Job:
         if self.orchestrator is Orchestrator.EKS:
             return self.status in ("RUNNABLE", "STARTING")
         return self.status == "RUNNABLE" and not self.status_reason
+
+    @property
+    def node_logs(self) -> list[NodeLog]:
+        """The log streams that its nodes are known to have."""
+        return [
+            NodeLog(name=attempt.log_stream, node=node.index, attempt=attempt.number)
+            for node in self.nodes
+            for attempt in node.attempts
+            if attempt.log_stream
+        ]
 
     @property
     def was_stopped(self) -> bool:

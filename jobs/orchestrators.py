@@ -16,7 +16,7 @@ from trainium_catalogue.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from jobs.aws import LogsClient
-    from jobs.job import Explanation
+    from jobs.job import Explanation, NodeLog
 
 
 class JobService(Protocol):
@@ -29,7 +29,7 @@ class JobService(Protocol):
 
     @property
     def log_group(self) -> str:
-        """Log group of its jobs; empty if the pods keep the logs."""
+        """Log group of its jobs."""
         ...
 
     def runs(self, run: str | None = None) -> list[RunSummary]:
@@ -40,8 +40,12 @@ class JobService(Protocol):
         """Describe a job with its nodes; None if it is unknown or no longer known."""
         ...
 
-    def logs(self, *, follow: bool) -> LogsClient:
+    def logs(self) -> LogsClient:
         """Make the client that reads its jobs' logs."""
+        ...
+
+    def find_logs(self, job: Job) -> Sequence[NodeLog]:
+        """Find log streams that the description of the job does not name."""
         ...
 
     def check(self, request: JobRequest) -> None:

@@ -71,7 +71,12 @@ class DataJobsStack(cdk.Stack):
         self.execution_role = JobExecutionRole(
             self, "Execution", repository=self.repository, log_group=self.logs.log_group
         ).role
-        always_export(self, self.execution_role.role_arn, self.logs.log_group.log_group_name)
+        always_export(
+            self,
+            self.execution_role.role_arn,
+            self.logs.log_group.log_group_arn,
+            self.logs.log_group.log_group_name,
+        )
         self.job_environment = {
             contract.ENV_DEPLOYMENT: config.deployment,
             contract.ENV_BUCKET: storage.bucket.bucket.bucket_name,

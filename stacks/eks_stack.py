@@ -87,6 +87,7 @@ class EksStack(cdk.Stack):
                 region=self.region,
                 image=data.image_uri,
                 bucket_name=storage.bucket.bucket.bucket_name,
+                log_group=data.logs.log_group,
                 lustre=lustre.mount,
                 recovery=config.eks_recovery,
                 chart_versions=dict(each.split("=") for each in config.eks_chart_versions),

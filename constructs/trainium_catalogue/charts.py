@@ -73,6 +73,12 @@ NEURON_MONITOR_IMAGE = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
 """The port of AWS's own DaemonSet (Neuron documentation, Neuron Monitor DaemonSet)."""
 NEURON_MONITOR_PORT = 8000
 
+FLUENT_BIT_IMAGE = (
+    "public.ecr.aws/aws-observability/aws-for-fluent-bit:3.4.15"
+    "@sha256:88e1b56cedb230486afeca6eeb26c5f6bd59c48879d0054d1674d5a58838c607"
+)
+"""AWS's own build, of Fluent Bit 5.0.9; the digest covers both architectures."""
+
 # Accounts of the newer regions that sell Trainium; the older regions share one (EKS User Guide,
 # View Amazon container image registries for Amazon EKS add-ons).
 _REGISTRY_ACCOUNTS = {"ap-south-2": "900889452093", "ap-southeast-4": "491585149902"}

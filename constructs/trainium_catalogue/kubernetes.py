@@ -37,6 +37,9 @@ FAILED_NODES: Final = "trainium/failed-nodes"
 DROPPED: Final = "trainium/nodes-dropped"
 """Annotation of a waiting job: why the node scaler holds and buys no more nodes for it."""
 
+LOG_STREAM_PREFIX: Final = "pod/"
+"""Start of a pod's log stream, in the same log group as those of Batch's jobs."""
+
 SCALER: Final = "node-scaler"
 """Name, namespace and service account of the node scaler. Whoever may create pods in a namespace
 may use its service accounts, so the scaler does not live in the namespace of the jobs."""
@@ -86,6 +89,11 @@ _SHARE_OF_VCPUS: Final = 0.9
 _SHARE_OF_MEMORY: Final = 0.9
 _EVICTION_MIB: Final = 100
 """Free memory below which the kubelet evicts pods; not available to pods."""
+
+
+def log_stream(pod: str, uid: str) -> str:
+    """Name a pod's log stream: the pods of all attempts share a name, but not a uid."""
+    return f"{LOG_STREAM_PREFIX}{pod}/{uid}"
 
 
 def service_account(workload: str) -> str:

@@ -9,7 +9,6 @@ from jobs.errors import EXIT_OK
 from jobs.orchestrators import check_node_index, found_job, services_of
 from jobs.output import documents
 from jobs.output.console import exit_code, follow_command, note, print_document
-from trainium_catalogue.contract import Orchestrator
 
 
 @command
@@ -33,9 +32,8 @@ def logs(
 ) -> int:
     """Show the log of all nodes, merged by time.
 
-    On EKS lines are the pods' own: those of an attempt that another one followed are gone, those
-    of nodes that were given up, and the beginning of a log over 10 MiB, unless they were followed.
-    `status` knows how such an attempt ended.
+    Lines come from the deployment's log group, where they arrive within seconds and stay when their
+    node is gone. A node that is lost takes the last second or two with it.
 
     With --follow: waits for hosts and says what it waits for, goes on through a new attempt, and
     ends with the exit reason of each node. Ctrl-C leaves the job running.
@@ -80,10 +78,5 @@ def logs(
     if not job.ended:
         note(f"run {job.run} is {job.status}; follow it with: {follow_command(target, job.run)}")
     elif not lines:
-        gone = (
-            ", or its pods are gone and their lines with them"
-            if job.orchestrator is Orchestrator.EKS
-            else ""
-        )
-        note(f"run {job.run} printed nothing{gone}; see: python -m jobs status {job.run}")
+        note(f"run {job.run} printed nothing; see: python -m jobs status {job.run}")
     return EXIT_OK

@@ -137,7 +137,7 @@ def _cause(service: JobService, job: Job) -> str | None:
         return None
     if service.orchestrator is Orchestrator.EKS:
         return None
-    return last_words(service.logs(follow=False), service.log_group, ending.log_stream)
+    return last_words(service.logs(), service.log_group, ending.log_stream)
 
 
 def _show_idle(console: Any, service: JobService) -> None:

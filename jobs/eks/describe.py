@@ -1,7 +1,7 @@
 """A Volcano job and its pods, described in the CLI's terms for Batch jobs.
 
 Volcano deletes the pods of an attempt before starting the next one, and pods disappear with nodes
-that are scaled away, logs included: the launchers' reports in the bucket tell how those ended.
+that are scaled away: the launchers' reports in the bucket tell how those ended.
 """
 
 from __future__ import annotations
@@ -235,10 +235,7 @@ def node_of(index: int, pod: Json | None, gone: str) -> Node:
         exit_code=ended.get("exitCode"),
         reason=_container_reason(ended),
         status_reason=_pod_reason(pod),
-        # Pods of all attempts share a name; the uid identifies the log of this one.
-        log_stream=f"{pod['metadata']['name']}/{pod['metadata'].get('uid', '')}"
-        if started
-        else None,
+        log_stream=kubernetes.log_stream(_name(pod), pod["metadata"]["uid"]) if started else None,
         started_at_ms=milliseconds(started.get("startedAt")),
         stopped_at_ms=milliseconds(ended.get("finishedAt")),
     )

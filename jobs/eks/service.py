@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import errors
-from jobs.aws import Aws, LogsClient
+from jobs.aws import Aws, LogStreamsClient
 from jobs.bucket.objects import Bucket
 from jobs.capacity import check_quota
 from jobs.deployment import Deployment, EksTarget
@@ -31,12 +31,12 @@ from jobs.eks.describe import (
     run_of,
     summarize,
 )
+from jobs.eks.log_streams import list_streams
 from jobs.eks.node_users import busy_remark
 from jobs.eks.nodes import check_ready
-from jobs.eks.pod_logs import PodLogs
 from jobs.eks.request import check_run_label, dry_run, launch_spec
 from jobs.eks.waiting import ClusterView, waits_for, why_waiting
-from jobs.job import Explanation, Job, JobRequest, RunSummary, Shape
+from jobs.job import Explanation, Job, JobRequest, NodeLog, RunSummary, Shape
 from trainium_catalogue.contract import Orchestrator
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
@@ -56,6 +56,7 @@ class EksService:
     target: Deployment
     _cluster: Cluster | None = None
     _reader: EndingReader | None = None
+    _logs: LogStreamsClient | None = None
     _built: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
 
     @property
@@ -65,8 +66,8 @@ class EksService:
 
     @property
     def log_group(self) -> str:
-        """Empty: pod logs are read directly."""
-        return ""
+        """The deployment's log group, shared by all its jobs."""
+        return self.target.log_group
 
     @property
     def eks(self) -> EksTarget:
@@ -101,9 +102,15 @@ class EksService:
         endings = self._endings().read(run_of(job), job_id, attempts=failed) if failed else {}
         return describe(job, self.cluster().pods_of(job_id), endings)
 
-    def logs(self, *, follow: bool) -> LogsClient:
-        """Read the pods' logs, while the pods exist."""
-        return PodLogs(self.cluster(), follow=follow)
+    def logs(self) -> LogStreamsClient:
+        """Make a client of CloudWatch Logs, where every node sends the logs of its pods."""
+        if self._logs is None:
+            self._logs = self.aws.logs()
+        return self._logs
+
+    def find_logs(self, job: Job) -> Sequence[NodeLog]:
+        """Find the streams of pods that are gone."""
+        return list_streams(self.logs(), self.log_group, job)
 
     def check(self, request: JobRequest) -> None:
         """Refuse a run name that cannot be a label."""

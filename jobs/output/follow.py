@@ -134,7 +134,7 @@ class Follower:
             job = self._describe(troubles)
             if job is not None:
                 yield from self._changes(job)
-                self.streams.note(job)
+                self.streams.note(job, troubles)
             answered = self.streams.read(troubles) + (job is not None)
             for line in self.streams.merger.end_round():
                 yield from self._printed(line)

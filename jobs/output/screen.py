@@ -208,9 +208,7 @@ def watch(
     causes: dict[tuple[int, int], str] = {}
     follower = Follower(
         describe=service.describe,
-        streams=Streams(
-            logs=service.logs(follow=True), log_group=service.log_group, only_node=only_node
-        ),
+        streams=_streams(service, only_node),
         job_id=job_id,
         clock=Clock(now=time.time, sleep=time.sleep),
         why_waiting=service.why_waiting,
@@ -241,6 +239,13 @@ def watch(
 
 def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> list[LogLine]:
     """Read the lines printed so far, sorted by time."""
-    logs = service.logs(follow=False)
-    streams = Streams(logs=logs, log_group=service.log_group, only_node=only_node)
-    return streams.read_all(job)
+    return _streams(service, only_node).read_all(job)
+
+
+def _streams(service: JobService, only_node: int | None) -> Streams:
+    return Streams(
+        logs=service.logs(),
+        log_group=service.log_group,
+        only_node=only_node,
+        find_more=service.find_logs,
+    )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from jobs.aws import LogsClient
 from jobs.errors import error_code, is_transient
-from jobs.job import LAUNCHERS_LAST_LINE, LAUNCHERS_VERDICT, Job
+from jobs.job import LAUNCHERS_LAST_LINE, LAUNCHERS_VERDICT, Job, NodeLog
 
 _LAST_LINES = 50
 """Lines from a log's end in which the launcher's last one is: workers may still print after it."""
@@ -151,20 +151,30 @@ class Streams:
     logs: LogsClient
     log_group: str
     only_node: int | None = None
+    find_more: Callable[[Job], Iterable[NodeLog]] = lambda job: ()
+    """Finds streams that the job's nodes do not name: those of pods that are gone."""
     merger: Merger = field(default_factory=Merger)
     phase: Phase = Phase.LIVE
     _streams: dict[str, LogStream] = field(default_factory=dict)
+    _noted: tuple[str, int] | None = None
 
-    def note(self, job: Job) -> None:
+    def note(self, job: Job, troubles: list[BaseException]) -> None:
         """Add the streams that the nodes of ``job`` have by now."""
-        for node in job.nodes:
-            if self.only_node is not None and node.index != self.only_node:
-                continue
-            for attempt in node.attempts:
-                if attempt.log_stream and attempt.log_stream not in self._streams:
-                    self._streams[attempt.log_stream] = LogStream(
-                        name=attempt.log_stream, node=node.index, attempt=attempt.number
-                    )
+        found = list(job.node_logs)
+        state = job.status, len(job.attempts)
+        if state != self._noted or self.phase is not Phase.LIVE:
+            try:
+                found += self.find_more(job)
+                self._noted = state
+            except Exception as error:
+                if not is_transient(error):
+                    raise
+                troubles.append(error)
+        for each in found:
+            if self.only_node in (None, each.node):
+                self._streams.setdefault(
+                    each.name, LogStream(name=each.name, node=each.node, attempt=each.attempt)
+                )
 
     def in_use(self) -> list[LogStream]:
         """List the streams that the next round reads."""
@@ -192,7 +202,10 @@ class Streams:
 
     def read_all(self, job: Job) -> list[LogLine]:
         """Read what there is, sorted by time."""
-        self.note(job)
+        troubles: list[BaseException] = []
+        self.note(job, troubles)
+        if troubles:
+            raise troubles[0]
         for stream in self._streams.values():
             while not stream.caught_up:
                 stream.read_into(self.merger, self.logs, self.log_group)

@@ -175,11 +175,6 @@ def watching(job_ids: Mapping[str, str]) -> tuple[Step, ...]:
             says={"status says which pod has rank 0": rf"{bert}-{task}-0-0"},
         ),
         step(
-            "logs",
-            f"jobs logs {BERT} --node 0",
-            says={"logs are read from the pod": r"step \d+ of \d+"},
-        ),
-        step(
             "list",
             "jobs list",
             says={
@@ -241,6 +236,15 @@ def end() -> tuple[Step, ...]:
             "jobs scale",
             says={
                 "no node is left, and none is wanted": r"0 of at most \d+ nodes .* wanted, 0 are"
+            },
+        ),
+        step(
+            "logs",
+            f"jobs logs {BERT} --node 0",
+            says={
+                "the logs of both attempts are there when the nodes are gone": (
+                    r"(?s)node 0 \| .*step \d+ of \d+.*node 0, attempt 2 \| .*step \d+ of \d+"
+                )
             },
         ),
     )

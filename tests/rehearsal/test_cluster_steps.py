@@ -83,11 +83,11 @@ def test_the_commands_are_those_of_the_readme() -> None:
         "kubectl get pods,vcjob",
         "torchx status kubernetes://torchx/trainium:bert-b",
         "torchx list -s kubernetes",
-        *(f"python -m jobs {name}" for name in ("status", "logs", "list")),
+        *(f"python -m jobs {name}" for name in ("status", "list")),
         "kubectl -n node-scaler set",
         "kubectl wait --for=delete nodes",
         "kubectl -n node-scaler logs",
-        "python -m jobs scale",
+        *(f"python -m jobs {name}" for name in ("scale", "logs")),
     ]
 
 

@@ -160,8 +160,25 @@ def test_tensorboard_runs_the_image_that_is_pushed(made: Deployment) -> None:
 def test_every_image_is_pinned(made: Deployment) -> None:
     images = [each["image"] for pod in pod_templates(made) for each in pod["containers"]]
 
-    assert len(images) == 3
+    assert len(images) == 4
     assert not [image for image in images if ":" not in image or image.endswith(":latest")]
+
+
+def test_the_log_agent_runs_on_every_trainium_node_with_an_account_that_has_a_role(
+    made: Deployment,
+) -> None:
+    agent = object_of(made, "DaemonSet", "node-logs")
+    spec = agent["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    accounts = [
+        (each["Namespace"], each["ServiceAccount"])
+        for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
+    ]
+
+    assert spec["nodeSelector"] == {kubernetes.NODE_LABEL: "trn1.32xlarge"}
+    assert [each["key"] for each in spec["tolerations"]] == [kubernetes.TAINT]
+    assert "@sha256:" in container["image"]
+    assert (agent["metadata"]["namespace"], spec["serviceAccountName"]) in accounts
 
 
 def test_neuron_monitor_runs_on_every_trainium_node_and_is_found_by_prometheus(

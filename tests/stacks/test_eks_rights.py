@@ -77,6 +77,16 @@ class TestRights:
             "aws:RequestTag/kubernetes-service-account": "job-all-reduce",
         }
 
+    def test_the_nodes_agent_may_write_to_the_log_group_of_the_jobs_and_nothing_else(
+        self, made: Deployment
+    ) -> None:
+        policy = made.only("eks", "AWS::IAM::Policy", "ContentsLogWriter")
+        (statement,) = policy["PolicyDocument"]["Statement"]
+        (group,) = made.logical_ids("data", "AWS::Logs::LogGroup", "Logs")
+
+        assert statement["Action"] == ["logs:CreateLogStream", "logs:PutLogEvents"]
+        assert group in statement["Resource"]["Fn::ImportValue"]
+
     def test_only_recovery_may_replace_a_node(self, made: Deployment) -> None:
         assert "SetInstanceHealth" not in made.text("eks")
         assert "SetInstanceHealth" in with_cluster(eks_recovery=True).text("eks")

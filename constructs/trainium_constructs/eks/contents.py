@@ -9,13 +9,14 @@ from typing import Any
 import aws_cdk as cdk
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs
 from constructs import Construct, IDependable
 
 from trainium_catalogue import kubernetes
 from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION, eks_registry
 from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.kubernetes import TAINT
-from trainium_constructs.eks import manifests, watching
+from trainium_constructs.eks import manifests, node_logs, watching
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
@@ -40,6 +41,8 @@ class ClusterSettings:
     image: str
     """The training image."""
     bucket_name: str
+    log_group: aws_logs.ILogGroup
+    """Group that the nodes send the logs of pods to."""
     lustre: LustreMount | None = None
     recovery: bool = False
     """True to replace nodes with an unrecoverable Neuron error."""
@@ -80,9 +83,11 @@ class ClusterContents(Construct):
         # documentation, permissions for node problem detector and recovery, step 3).
         health = self._apply("Health", [self._privileged(RECOVERY_NAMESPACE)], after=after)
         self.charts = self._install_charts((*after, dns, recovery, health))
+        # Deleted after the jobs, whose last lines it sends.
+        logs = self._apply("Logs", self._node_logs(), after=[*after, self._log_writer()])
         # The namespace together with its contents: a claim goes with the last pod that mounts it.
         everything = [self._namespace(), *self._jobs(accounts)]
-        jobs = self._apply("Jobs", everything, after=[*self.charts.values()])
+        jobs = self._apply("Jobs", everything, after=[*self.charts.values(), logs])
         self._apply("Watching", self._watching(), after=[jobs])
         # Not together with the jobs' namespace: Volcano's webhook checks queues, and its pod counts
         # as ready before it listens (Volcano 1.15.1, admission.yaml: no readiness probe).
@@ -152,6 +157,29 @@ class ClusterContents(Construct):
         )
         return pods
 
+    def _log_writer(self) -> PodRole:
+        """Let the nodes' agent write to the one log group, which it cannot create."""
+        pods = PodRole(
+            self,
+            "LogWriter",
+            cluster=self._cluster.cluster,
+            namespace=node_logs.AGENT,
+            account=node_logs.AGENT,
+        )
+        self._settings.log_group.grant_write(pods.role)
+        return pods
+
+    def _node_logs(self) -> list[Manifest]:
+        settings = self._settings
+        return [
+            self._privileged(node_logs.AGENT),
+            *node_logs.node_logs(
+                instance_type=settings.instance_type.name,
+                log_group=settings.log_group.log_group_name,
+                region=settings.region,
+            ),
+        ]
+
     def _namespace(self) -> Manifest:
         return manifests.namespace(
             kubernetes.NAMESPACE,
@@ -162,7 +190,7 @@ class ClusterContents(Construct):
         )
 
     def _privileged(self, name: str) -> Manifest:
-        """A namespace for pods that read devices of the host."""
+        """A namespace for pods that read devices or files of the host."""
         return manifests.namespace(
             name,
             deployment=self._settings.deployment,

@@ -27,9 +27,10 @@ from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
 from trainium_emulators.aws import quotas
 from trainium_emulators.aws.batch import api
-from trainium_emulators.aws.batch.gang import NodeSettings
+from trainium_emulators.aws.batch.gang import CloudWatchStream, NodeSettings
 from trainium_emulators.aws.batch.scheduler import JobScheduler, take_fault
 from trainium_emulators.aws.cloudformation import registry
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.aws.s3_faults import S3Faults
 from trainium_emulators.nodes.events import emit
@@ -69,6 +70,12 @@ def take_anywhere(run: str) -> NodeFault | None:
     return next(filter(None, (take_fault(backend, run) for backend in backends)), None)
 
 
+def open_stream(region: str, group: str, name: str) -> CloudWatchStream:
+    """Open a log stream of the rehearsal's account."""
+    place = AccountRegion(account_id=DEFAULT_ACCOUNT_ID, region=region)
+    return CloudWatchStream(place=place, group=group, stream=name)
+
+
 def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmulator:
     """Start the Kubernetes cluster; pods run like Batch's nodes, on the same files."""
     cluster = kubernetes.serve(
@@ -80,6 +87,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
             engine=settings.engine,
             take_fault=take_anywhere,
             claims=claims,
+            open_stream=open_stream,
             count_nodes=True,
         )
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 from trainium_catalogue import kubernetes
 from trainium_emulators.kubernetes import errors, nodes, volcano_objects
+from trainium_emulators.kubernetes.log_agent import PodLog
 from trainium_emulators.kubernetes.pod_environment import (
     ApiAccess,
     Unresolved,
@@ -42,10 +43,14 @@ class Output:
 
     name: str
     lines: list[tuple[float, str]] = field(default_factory=list)
+    log: PodLog | None = None
+    """The file that the agents on the node read."""
 
     def write(self, line: str) -> None:
         """Append one line, now."""
         self.lines.append((time.time(), line))
+        if self.log is not None:
+            self.log.write(line)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +137,9 @@ class Kubelet:
     def start(self, pod: Json, *, index: int = 0, fault: NodeFault | None = None) -> None:
         """Run a bound pod, which already has its address."""
         uid = pod["metadata"]["uid"]
-        run = PodRun(pod=pod, index=index, output=Output(name=uid), fault=fault)
+        opens = self._settings.open_stream
+        log = None if opens is None else PodLog(self._store, pod, opens)
+        run = PodRun(pod=pod, index=index, output=Output(name=uid, log=log), fault=fault)
         self._runs[uid] = run
         threading.Thread(target=self._live, args=(run,), daemon=True).start()
 

@@ -59,6 +59,16 @@ def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
     }
 
 
+def admits(node: Json, spec: Json) -> bool:
+    """Tell whether selector and taints allow a pod on the node."""
+    labels = node["metadata"].get("labels", {})
+    if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
+        return False
+    keys = [entry.get("key") for entry in spec.get("tolerations", ())]
+    taints = [t for t in node["spec"].get("taints", ()) if t["effect"] != "PreferNoSchedule"]
+    return all(taint["key"] in keys or None in keys for taint in taints)
+
+
 def members(store: Store, group: str) -> list[Json]:
     """Return the nodes of a group, sorted by name."""
     return store.list(NODE, labels=f"{GROUP_LABEL}={group}")

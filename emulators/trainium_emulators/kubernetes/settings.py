@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainium_emulators.kubernetes.rbac import Caller, everybody_is_admin
 from trainium_emulators.nodes.faults import NodeFault
-from trainium_emulators.nodes.node import Engine
+from trainium_emulators.nodes.node import Engine, Stream
 
 
 def no_fault(run: str) -> NodeFault | None:
@@ -34,5 +34,7 @@ class EmulatorSettings:
     """Folder for the files of claims, in ``<namespace>/<claim>``; None creates one."""
     identify: Callable[[str], Caller | None] = everybody_is_admin
     """Identifies the sender of a bearer token; None for an unknown one."""
+    open_stream: Callable[[str, str, str], Stream] | None = None
+    """Opens a log stream by region, group and name; None if there is no CloudWatch."""
     count_nodes: bool = False
     """True if pods need a node with free resources; false if there always is one."""

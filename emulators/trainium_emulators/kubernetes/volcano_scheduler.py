@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from trainium_emulators.kubernetes import volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
+from trainium_emulators.kubernetes.nodes import admits
 from trainium_emulators.kubernetes.quantities import (
     Amounts,
     amounts,
@@ -107,14 +108,7 @@ def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amoun
 
 def _allows(node: Json, spec: Json) -> bool:
     """Tell whether selector, taints and cordon allow the pod on the node."""
-    if node["spec"].get("unschedulable"):
-        return False
-    labels = node["metadata"].get("labels", {})
-    if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
-        return False
-    keys = [entry.get("key") for entry in spec.get("tolerations", ())]
-    taints = [t for t in node["spec"].get("taints", ()) if t["effect"] != "PreferNoSchedule"]
-    return all(taint["key"] in keys or None in keys for taint in taints)
+    return not node["spec"].get("unschedulable") and admits(node, spec)
 
 
 class GangScheduler:

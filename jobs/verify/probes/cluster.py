@@ -6,11 +6,13 @@ import urllib.request
 from typing import Any
 
 from jobs.eks.cluster import JOBS, NODES, Json, is_missing
+from jobs.eks.log_streams import list_streams
 from jobs.eks.nodes import look_at_nodes
 from jobs.eks.usage import NEURON_MONITOR
 from jobs.errors import error_code
 from jobs.verify.probes.desk import PROBES, Desk
 from trainium_catalogue.charts import CHARTS
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
 from trainium_catalogue.kubernetes import NODE_LABEL, pod_resources
 from trainium_catalogue.probing import Missing, Seen
@@ -258,6 +260,22 @@ def control_plane_logs(desk: Desk) -> Seen:
             raise
         return Seen(ok=False, seen=f"there is no group {group}", expected="some streams")
     return Seen(ok=bool(found), seen=f"{len(found)} streams in {group}", expected="some streams")
+
+
+@PROBES.probe("node-logs-reach-cloudwatch", needs=_HERE)
+def node_logs(desk: Desk) -> Seen:
+    """Every node of a run that succeeded has a log stream."""
+    ended = [job for job in desk.jobs if job.orchestrator is Orchestrator.EKS and job.succeeded]
+    if not ended:
+        raise Missing("a run on the cluster that succeeded")
+    job = ended[0]
+    found = list_streams(desk.client("logs"), desk.target.log_group, job)
+    nodes = {each.node for each in found}
+    return Seen(
+        ok=nodes == set(range(job.num_nodes)),
+        seen=f"run {job.run} has logs of {len(nodes)} nodes",
+        expected=f"of {job.num_nodes}",
+    )
 
 
 @PROBES.probe("second-zone", needs=_HERE)

@@ -34,8 +34,11 @@ from trainium_catalogue.kubernetes import (
     service_account,
 )
 from trainium_constructs.eks.manifests import lustre_claim, lustre_volume, node_request
+from trainium_constructs.eks.node_logs import AGENT, node_logs
 from trainium_constructs.lustre import LustreMount
+from trainium_emulators.aws.batch.gang import CloudWatchStream
 from trainium_emulators.aws.cloudformation import eks_nodes
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, NODE, POD, VOLCANO_JOB
@@ -75,6 +78,8 @@ BELONGINGS = (
     ),
     lustre_claim(volume="trainium-lustre"),
     node_request(),
+    {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": AGENT}},
+    *node_logs(instance_type=INSTANCE_TYPE.name, log_group="log-group", region=REGION),
     *(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(service_account(name))}
         for name in ("all-reduce", "llama-tiny", "program")
@@ -87,6 +92,12 @@ _faults: list[NodeFault] = []
 """Of the next attempts, one each."""
 
 
+def open_stream(region: str, group: str, name: str) -> CloudWatchStream:
+    """A log stream of the account."""
+    place = AccountRegion(account_id=ACCOUNT, region=region)
+    return CloudWatchStream(place=place, group=group, stream=name)
+
+
 def _take_fault(run: str) -> NodeFault | None:
     return _faults.pop(0) if _faults and _faults[0].run == run else None
 
@@ -97,7 +108,12 @@ def cluster() -> Iterator[ClusterEmulator]:
     with pytest.MonkeyPatch.context() as patch:
         # It tells what happens on standard output, which belongs to the commands here.
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
-        settings = EmulatorSettings(addresses="127.0.94", count_nodes=True, take_fault=_take_fault)
+        settings = EmulatorSettings(
+            addresses="127.0.94",
+            count_nodes=True,
+            take_fault=_take_fault,
+            open_stream=open_stream,
+        )
         running = serve(settings)
         for manifest in (*BASE, *BELONGINGS):
             running.apply(manifest)

@@ -70,7 +70,7 @@ def test_the_last_line_of_a_container_is_its_reason(
 ) -> None:
     """``FallbackToLogsOnError``: the kubelet writes the end of the log into the pod."""
     status = {"phase": "Failed", "containerStatuses": [{"state": {"terminated": ended}}]}
-    pod = {"metadata": {"name": "pod"}, "spec": {"nodeName": "node"}, "status": status}
+    pod = {"metadata": {"name": "pod", "uid": "7"}, "spec": {"nodeName": "node"}, "status": status}
     last = node_of(0, pod, "FAILED").last
 
     assert last is not None

@@ -122,6 +122,23 @@ def test_logs_of_one_node(eks: EksDesk) -> None:
     assert eks.run("logs", "talk", "--node", "1").stdout == "node 1 | hello from 1\n"
 
 
+def test_logs_of_a_failed_run_are_there_when_its_nodes_are_gone(eks: EksDesk) -> None:
+    main = 'test "$TRAINIUM_NODE_INDEX" = 0 && sleep 1 && exit 75'
+    eks.has("failed", f'echo "hello from $TRAINIUM_NODE_INDEX"; {main}; exec sleep 30')
+    eks.wait("failed", "Failed")
+    eks.nodes(0)
+    while eks.pods():
+        time.sleep(0.05)
+    expected = [
+        f"node {node}{attempt} | hello from {node}"
+        for attempt in ("", ", attempt 2", ", attempt 3")
+        for node in (0, 1)
+    ]
+
+    assert sorted(eks.run("logs", "failed").stdout.splitlines()) == sorted(expected)
+    assert sorted(eks.run("logs", "failed", "--follow").stdout.splitlines()) == sorted(expected)
+
+
 def test_following_goes_on_through_a_new_attempt_and_loses_no_line(eks: EksDesk) -> None:
     script = 'echo "attempt $TRAINIUM_ATTEMPT"; sleep 3; test "$TRAINIUM_ATTEMPT" = 1 || exit 75'
     eks.has("again", script, nodes=1)

@@ -24,7 +24,7 @@ from rehearsal.deployment import binaries
 from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE
 from tests.jobs.conftest import Desk
-from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk
+from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk, open_stream
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.manifests import SUBMITTER, submitters
@@ -61,6 +61,7 @@ def cluster() -> Iterator[ClusterEmulator]:
             EmulatorSettings(
                 addresses="127.0.87",
                 count_nodes=True,
+                open_stream=open_stream,
                 identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
             )
         )

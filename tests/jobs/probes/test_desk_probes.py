@@ -51,6 +51,7 @@ from tests.jobs.probes.world import (
     monitor,
     node,
     on_cluster,
+    pod_streams,
     pods,
     raises,
     reserved,
@@ -202,6 +203,10 @@ CASES: dict[str, tuple[Case, Case | None]] = {
     "control-plane-logs": (
         desk(logs={"describe_log_streams": {"logStreams": [{}]}}),
         desk(logs={"describe_log_streams": {"logStreams": []}}),
+    ),
+    "node-logs-reach-cloudwatch": (
+        desk(jobs=[on_cluster(job(0))], logs={"describe_log_streams": pod_streams(0, 1)}),
+        desk(jobs=[on_cluster(job(0))], logs={"describe_log_streams": pod_streams(0)}),
     ),
     "second-zone": (zones("usw2-az1", "usw2-az2"), zones("usw2-az1")),
     "kubectl-functions": (

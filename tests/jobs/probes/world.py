@@ -290,6 +290,12 @@ def on_cluster(job: Job) -> Job:
     return replace(job, orchestrator=Orchestrator.EKS)
 
 
+def pod_streams(*nodes: int) -> dict[str, Any]:
+    """A listing of the log streams of ``on_cluster(job())``."""
+    names = [f"pod/job-node-{node}-0/uid" for node in nodes]
+    return {"logStreams": [{"logStreamName": name, "creationTime": 1} for name in names]}
+
+
 def child(**container: str) -> Case:
     return desk(
         job=job(0), batch={"describe_jobs": {"jobs": [{"jobId": "job#1", "container": container}]}}

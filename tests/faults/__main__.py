@@ -184,7 +184,7 @@ class Schedule:
                 time.sleep(0.01)
 
     def _finish(self) -> None:
-        """Let the run finish without faults; jobs that are still frozen resume meanwhile or after."""
+        """Let the run finish without faults; frozen jobs resume meanwhile, or after it."""
         for number in range(_TO_FINISH):
             job = self.start("last", number + 1)
             forwarder = Forwarder()

@@ -14,7 +14,12 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from training.checkpoint.dcp import Reader, Writer
 from training.checkpoint.folders import Folders
-from training.checkpoint.marker import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
+from training.checkpoint.marker import (
+    CheckpointDamaged,
+    CheckpointInfo,
+    CheckpointUnusable,
+    FileSum,
+)
 from training.checkpoint.metadata import read_metadata
 from training.core.ranks import Ranks
 from training.storage import Objects
@@ -33,7 +38,8 @@ class Checkpoints:
     Every rank has one, with ``ranks`` of its own, and calls the methods marked "All ranks" in the
     same order. ``say`` receives log lines, on rank 0 only; ``report`` is called at
     least once a second during any wait; ``guard`` is called on rank 0 before a save begins and
-    before it is completed, and may raise to prevent it (a lost ``RunLock``); ``on_saved`` and
+    before it is completed, and may raise to prevent it (a lost ``RunLock``); ``attached`` returns,
+    on rank 0, small files to keep in the checkpoint that is being completed; ``on_saved`` and
     ``on_failed`` are called on every rank, from the saving thread, before ``wait`` returns.
 
     Size: fp32 weights and AdamW's moments take 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
@@ -52,6 +58,7 @@ class Checkpoints:
         say: Callable[[str], None] = _quiet,
         report: Callable[[str], None] = _quiet,
         guard: Callable[[], None] = lambda: None,
+        attached: Callable[[], Mapping[str, bytes]] = dict,
         on_saved: Callable[[CheckpointInfo], None] = lambda info: None,
         on_failed: Callable[[int, str], None] = lambda step, reason: None,
     ) -> None:
@@ -59,6 +66,7 @@ class Checkpoints:
         self._say = say if self._ranks.is_leader else _quiet
         self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
         self._guard, self._on_saved, self._on_failed = guard, on_saved, on_failed
+        self._attached = attached
         self._stager = BlockingAsyncStager()
         self._saving: tuple[str, threading.Thread] | None = None
         """Name and thread of the latest save."""
@@ -118,6 +126,16 @@ class Checkpoints:
         except CheckpointException as error:
             return _damage(info, error)
         return None
+
+    def attachment(self, info: CheckpointInfo, name: str) -> bytes | None:
+        """Read a file attached to the checkpoint; None if there is none or it is damaged."""
+        if name not in info.files:
+            return None
+        try:
+            return Reader(self._objects.at(info.name), info.files).fetch(name)
+        except CheckpointDamaged as error:
+            self._say(f"{name} of checkpoint {info.name} is not used: {error}")
+            return None
 
     def save(
         self,
@@ -213,6 +231,10 @@ class Checkpoints:
 
         def commit() -> CheckpointInfo:
             self._guard()
+            folder = self._objects.at(checkpoint_name(step))
+            for name, data in self._attached().items():
+                folder.put(name, data)
+                files[name] = FileSum.of(data)
             if unknown := writer.named - files.keys():
                 raise CheckpointDamaged(f"no rank says that it has written {min(unknown)}")
             return folders.commit(step, meta, files)

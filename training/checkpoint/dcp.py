@@ -287,7 +287,11 @@ class Reader(FileSystemReader):
 
         One rank fetches and reads it for all: 17 MB for Llama-2-7B on 128 ranks.
         """
-        with self._folder.create_stream(METADATA, "rb") as stream:
+        return self.fetch(METADATA)
+
+    def fetch(self, name: str) -> bytes:
+        """Read one of the files whole; ``CheckpointDamaged`` if it was altered."""
+        with self._folder.create_stream(name, "rb") as stream:
             data: bytes = stream.read()
         return data
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -42,6 +43,13 @@ class FileSum:
             raise ValueError(f"{self.num_bytes} bytes in chunks of {self.chunk_bytes} cannot be")
         if self.crc32 and len(self.crc32) != -(-self.num_bytes // self.chunk_bytes):
             raise ValueError(f"it has {len(self.crc32)} checksums of {self.num_bytes} bytes")
+
+    @staticmethod
+    def of(data: bytes) -> FileSum:
+        """Compute it."""
+        chunks = range(0, len(data), CHUNK_BYTES)
+        crc32 = tuple(zlib.crc32(data[start : start + CHUNK_BYTES]) for start in chunks)
+        return FileSum(num_bytes=len(data), crc32=crc32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from training.storage import Objects, RetryPolicy
+from training.storage import ObjectMissing, Objects, PreconditionFailed, RetryPolicy
 from trainium_catalogue.contract import run_prefix
 
 _BETWEEN_UPLOADS_S = 10.0
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
 """Gives up before the job would count as hung."""
 _BETWEEN_COMPLAINTS_S = 60.0
+_AFTER_FAILURE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,48 +110,53 @@ def now_utc() -> str:
 class Uploads:
     """A thread that uploads changed files, each at most every few seconds.
 
-    A failed upload is reported, and retried with the file's next change.
+    Every upload replaces only the version that this job wrote or found last, because a job that was
+    frozen and replaced does not know it when it resumes. When another job has written, ``holds``
+    tells whether this one still holds the run; if not, nothing more is uploaded. A failed upload is
+    reported and repeated.
     """
 
-    def __init__(self, objects: Objects, *, every_s: float) -> None:
-        self._objects, self._every_s = objects, every_s
+    def __init__(
+        self, objects: Objects, *, every_s: float, holds: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._objects, self._every_s, self._holds = objects, every_s, holds
         self._changed = threading.Condition()
         self._due: dict[str, tuple[float, Path | bytes]] = {}
         """Maps keys to the earliest upload time and the content."""
         self._sent_s: dict[str, float] = {}
+        self._etags: dict[str, str | None] = {}
+        """Maps keys to the version to replace; None if there is none."""
         self._busy: str | None = None
-        self._closing = False
+        self._closing = self._abandoned = False
         self._complained_s = float("-inf")
 
     @classmethod
-    def open(cls, objects: Objects, *, every_s: float) -> Uploads:
+    def open(
+        cls, objects: Objects, *, every_s: float, holds: Callable[[], bool] = lambda: True
+    ) -> Uploads:
         """Start the thread, which ends with ``close``, ``abandon`` or the process."""
-        uploads = cls(objects, every_s=every_s)
+        uploads = cls(objects, every_s=every_s, holds=holds)
         threading.Thread(target=uploads._run, name="uploads", daemon=True).start()
         return uploads
+
+    def claim(self, key: str) -> bytes | None:
+        """Read the version that this job's first upload replaces; None if there is none."""
+        try:
+            data, self._etags[key] = self._objects.get_with_etag(key)
+        except ObjectMissing:
+            data, self._etags[key] = None, None
+        return data
 
     def offer(self, key: str, content: Path | bytes, *, now: bool = False) -> None:
         """Queue a new or changed file, or bytes; ``now`` skips the interval."""
         with self._changed:
+            if self._abandoned:
+                return
             due = 0.0 if now else self._sent_s.get(key, float("-inf")) + self._every_s
             if key in self._due:
                 due = min(due, self._due[key][0])
             self._due[key] = (due, content)
             self._changed.notify_all()
-
-    def flush(self, key: str, *, within_s: float) -> bool:
-        """Wait until the upload of ``key`` has been tried; returns True if it was in time."""
-        deadline = time.monotonic() + within_s
-        with self._changed:
-            if key in self._due:
-                self._due[key] = (0.0, self._due[key][1])
-                self._changed.notify_all()
-            while key in self._due or self._busy == key:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
-        return True
 
     def close(self, *, within_s: float) -> bool:
         """Upload what is left; returns True if that was done in time."""
@@ -169,7 +175,7 @@ class Uploads:
         """Upload nothing more."""
         with self._changed:
             self._due.clear()
-            self._closing = True
+            self._closing = self._abandoned = True
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -182,12 +188,15 @@ class Uploads:
                 content = self._due.pop(key)[1]
                 self._sent_s[key] = time.monotonic()
                 self._busy = key
-            try:
-                self._send(key, content)
-            finally:
-                with self._changed:
-                    self._busy = None
-                    self._changed.notify_all()
+            is_sent = self._send(key, content)
+            with self._changed:
+                self._busy = None
+                if not is_sent and not self._abandoned:
+                    # Unless it has changed meanwhile.
+                    self._due.setdefault(key, (time.monotonic() + self._every_s, content))
+                self._changed.notify_all()
+            if not is_sent:
+                time.sleep(_AFTER_FAILURE_S)
 
     def _next(self) -> str | None:
         now = time.monotonic()
@@ -199,15 +208,31 @@ class Uploads:
             return None
         return max(0.01, min(due for due, _ in self._due.values()) - time.monotonic())
 
-    def _send(self, key: str, content: Path | bytes) -> None:
+    def _send(self, key: str, content: Path | bytes) -> bool:
+        """Upload one file; returns False if that failed."""
         try:
-            if isinstance(content, bytes):
-                self._objects.put(key, content)
-            else:
-                # Read whole, so that concurrent appends cannot tear it.
-                self._objects.put(key, content.read_bytes())
+            # A file is read whole, so that concurrent appends cannot tear it.
+            self._put(key, content if isinstance(content, bytes) else content.read_bytes())
         except Exception as error:
             now = time.monotonic()
             if now - self._complained_s > _BETWEEN_COMPLAINTS_S:
                 self._complained_s = now
                 log.warning("%s could not be uploaded, training goes on: %s", key, error)
+            return False
+        return True
+
+    def _put(self, key: str, data: bytes) -> None:
+        if key not in self._etags:
+            self.claim(key)
+        while True:
+            etag = self._etags[key]
+            try:
+                self._etags[key] = self._objects.put(
+                    key, data, if_absent=etag is None, if_match=etag
+                )
+                return
+            except PreconditionFailed:
+                if not self._holds():
+                    log.warning("another job writes to %s, this one no more", self._objects.uri)
+                    return self.abandon()
+                self.claim(key)

@@ -137,7 +137,6 @@ class MetricsRecorder:
         """Prepare for a checkpoint."""
         if self._files is not None:
             self._files.status(now=True, state="saving")
-            self._files.secure()
 
     def save_began(self, step: int, *, stall_s: float) -> None:
         """Record a checkpoint that was copied or written, pausing training for ``stall_s``."""

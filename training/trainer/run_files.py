@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.storage import ObjectMissing, Objects
+from training.storage import Objects, StorageUnavailable
 from training.storage.results import Uploads, now_utc
 from training.trainer.records import (
     SCALARS,
@@ -36,7 +36,6 @@ _BETWEEN_UPLOADS_S = 5.0
 _BETWEEN_EMBEDDED_S = 60.0
 """Custom metrics have one value a minute; more lines cost more and show nothing new."""
 _CLOSING_S = 60.0
-_SECURING_S = 5.0
 _EVALUATION = "evaluation"
 _UNKNOWN = (
     *("loss", "lr", "grad_norm", "tokens_per_second", "sequences_per_second", "mfu"),
@@ -83,11 +82,13 @@ class RunFiles:
         self._context, self._workload = context, workload
         self._objects, self._uploads = objects, uploads
         self._metrics, self._tensorboard = metrics, tensorboard
+        self._events_suffix = f".{context.job_id}.{context.attempt}"
         self._writer: Any = None
         self._status: dict[str, Any] = {}
         self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
         """Checkpoint stall since the last line for CloudWatch."""
+        self._earlier_results: bytes | None = None
         self._throughputs: list[float] = []
         self._last: StepRecord | None = None
         self._evaluation: EvaluationRecord | None = None
@@ -102,13 +103,17 @@ class RunFiles:
         context: NodeContract,
         workload: str,
         lustre: Path | None = None,
+        holds: Callable[[], bool] = lambda: True,
     ) -> RunFiles:
-        """Make the local folder, and start to upload what will be in it."""
+        """Make the local folder, and start to upload what will be in it.
+
+        ``holds`` tells whether this job still holds the run.
+        """
         metrics = folder / TRAIN_METRICS
         metrics.parent.mkdir(parents=True, exist_ok=True)
         return cls(
             objects,
-            Uploads.open(objects, every_s=_BETWEEN_UPLOADS_S),
+            Uploads.open(objects, every_s=_BETWEEN_UPLOADS_S, holds=holds),
             metrics=metrics,
             tensorboard=(lustre or folder) / TENSORBOARD,
             context=context,
@@ -118,6 +123,7 @@ class RunFiles:
     def announce(self, *, max_steps: int) -> None:
         """Write the first status: every field, most of them unknown."""
         context = self._context
+        self._uploads.claim(RUN_STATUS)
         self.status(
             now=True,
             run=context.run,
@@ -133,16 +139,25 @@ class RunFiles:
             failed_saves=0,
         )
 
-    def begin(self, step: int, *, num_ranks: int, backend: str) -> None:
-        """Continue the run's curve after ``step`` steps; later ones will be repeated."""
-        kept, dropped = _lines_until(self._read(TRAIN_METRICS), step)
+    def begin(
+        self, step: int, *, num_ranks: int, backend: str, history: bytes | None = None
+    ) -> None:
+        """Continue the run's curve after ``step`` steps; later ones will be repeated.
+
+        ``history`` are the lines in the checkpoint, if it has any.
+        """
+        kept, dropped = _lines_until(history, self._uploads.claim(TRAIN_METRICS), step)
+        self._earlier_results = self._uploads.claim(RESULTS)
         self._metrics.write_text("".join(f"{line}\n" for line in kept))
         self._status.update(_last_validation(kept))
         # Imported late: TensorBoard takes a second.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(
-            str(self._tensorboard), purge_step=step + 1 if step else None, flush_secs=5
+            str(self._tensorboard),
+            purge_step=step + 1 if step else None,
+            flush_secs=5,
+            filename_suffix=self._events_suffix,
         )
         context = self._context
         self.event(
@@ -232,9 +247,9 @@ class RunFiles:
         document = {**self._status, "time": now_utc()}
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
 
-    def secure(self) -> None:
-        """Upload pending lines soon, before a checkpoint: a run resumed from it would lack them."""
-        self._uploads.flush(TRAIN_METRICS, within_s=_SECURING_S)
+    def history(self) -> bytes:
+        """The lines so far; a checkpoint holds them, so that no run resumed from it lacks them."""
+        return self._metrics.read_bytes()
 
     def finish(
         self,
@@ -245,7 +260,7 @@ class RunFiles:
     ) -> None:
         """Write results.json, with ``more`` metrics and their units; upload what is left."""
         document = results_document(
-            self._read(RESULTS),
+            self._earlier_results,
             parameters=parameters,
             throughputs=self._throughputs,
             last=self._last,
@@ -258,12 +273,15 @@ class RunFiles:
         self.close()
 
     def close(self, *, within_s: float = _CLOSING_S) -> None:
-        """Upload what is left, within ``within_s`` seconds."""
+        """Upload what is left within ``within_s`` seconds; else raise ``StorageUnavailable``."""
         if self._writer is not None:
             self._writer.close()
             self._offer_tensorboard()
         if not self._uploads.close(within_s=within_s):
-            log.warning("metrics are not complete in %s: storage is too slow", self._objects.uri)
+            raise StorageUnavailable(
+                f"status and metrics are not complete in {self._objects.uri}: storage took no file "
+                f"for {within_s:g} s; submit the run again: it repeats no step"
+            )
 
     def abandon(self) -> None:
         """Write nothing more: the run's files now belong to another job."""
@@ -272,30 +290,40 @@ class RunFiles:
         self._uploads.abandon()
 
     def _offer_tensorboard(self) -> None:
-        for path in sorted(self._tensorboard.glob("events.*")):
+        # Other attempts' files may be in the same folder, and are theirs to upload.
+        for path in sorted(self._tensorboard.glob(f"events.*{self._events_suffix}")):
             self._uploads.offer(f"{TENSORBOARD}/{path.name}", path)
 
-    def _read(self, key: str) -> bytes | None:
-        try:
-            return self._objects.get(key)
-        except ObjectMissing:
-            return None
 
+def _lines_until(history: bytes | None, stored: bytes | None, step: int) -> tuple[list[str], int]:
+    """Lines of earlier attempts to keep when resuming after ``step``, and the number dropped.
 
-def _lines_until(data: bytes | None, step: int) -> tuple[list[str], int]:
-    """Lines of earlier attempts to keep when resuming after ``step``, and the number dropped."""
-    kept, dropped = [], 0
-    for line in (data or b"").decode(errors="replace").splitlines():
-        try:
-            document = read_object(line)
-            is_later = document["event"] in _MADE_AGAIN and document["step"] > step
-        except (KeyError, TypeError, ValueError):
-            is_later = True  # a partial line, or not ours
-        if is_later:
-            dropped += 1
-        else:
-            kept.append(line)
+    Steps and evaluations come from the checkpoint's ``history``, if it has one: the last upload of
+    the ``stored`` lines may have failed. Other events come from both.
+    """
+    kept, dropped = _split(history or stored, step)
+    if history is not None:
+        known = set(kept)
+        others, dropped = _split(stored, step)
+        kept += [line for line in others if line not in known and not _is_made_again(line)]
     return kept, dropped
+
+
+def _split(data: bytes | None, step: int) -> tuple[list[str], int]:
+    """Lines that are not later than ``step``, and the number of those that are, or are damaged."""
+    lines = (data or b"").decode(errors="replace").splitlines()
+    kept = []
+    for line in lines:
+        try:
+            if not _is_made_again(line) or read_object(line)["step"] <= step:
+                kept.append(line)
+        except (KeyError, TypeError, ValueError):
+            continue  # a partial line, or not ours
+    return kept, len(lines) - len(kept)
+
+
+def _is_made_again(line: str) -> bool:
+    return read_object(line)["event"] in _MADE_AGAIN
 
 
 def _last_validation(lines: list[str]) -> dict[str, Any]:

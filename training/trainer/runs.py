@@ -231,6 +231,7 @@ class RunLock:
         )
         self._etag = ""
         self._lost: str | None = None
+        self._renewing = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -267,13 +268,18 @@ class RunLock:
                 continue
             self._report(f"seeing whether job {holder.job_id} still holds run {self._run}")
             time.sleep(holder.heartbeat_s / _LOOKS_PER_HEARTBEAT)
-        self._thread = threading.Thread(target=self._renew, name="run-lock", daemon=True)
+        self._thread = threading.Thread(target=self._keep, name="run-lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
         """Raise ``RunLost`` once another job has taken the lock; called at every step."""
         if self._lost is not None:
             raise RunLost(self._lost)
+
+    def confirm(self) -> None:
+        """Renew the lock now, or raise ``RunLost``: a job that was frozen does not know it yet."""
+        self._renew()
+        self.check()
 
     def release(self) -> None:
         """Release the lock, so that the next job need not wait."""
@@ -324,16 +330,22 @@ class RunLock:
         else:
             self._etag = self._objects.put(RUN_LOCK, data, if_match=etag)
 
+    def _keep(self) -> None:
+        while self._lost is None and not self._ending.wait(self._mine.heartbeat_s):
+            try:
+                self._renew()
+            except Exception as error:
+                # While storage fails, nobody else can take the lock either.
+                self._say(f"the lock of run {self._run} could not be renewed: {error}")
+
     def _renew(self) -> None:
-        while not self._ending.wait(self._mine.heartbeat_s):
+        with self._renewing:
+            if self._lost is not None:
+                return
             try:
                 self._write(replace(self._mine, heartbeat=now_utc()), self._etag)
             except PreconditionFailed:
                 self._lost = self._loss()
-                return
-            except Exception as error:
-                # While storage fails, nobody else can take the lock either.
-                self._say(f"the lock of run {self._run} could not be renewed: {error}")
 
     def _loss(self) -> str:
         try:

@@ -15,7 +15,7 @@ from training.checkpoint import Checkpoints
 from training.checkpoint.folders import Folders
 from training.core.job import Stopped
 from training.core.ranks import Ranks
-from training.storage import StorageAccess
+from training.storage import StorageAccess, StorageUnavailable
 from training.trainer.compiling import compile_graphs
 from training.trainer.loop import Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _HEARTBEAT_S = 1.0
+_HISTORY = "train.jsonl"
+"""Name of the run's metrics in a checkpoint."""
 _FAILING_S = 5.0
 """Seconds that a failing job spends on uploading its last metrics."""
 
@@ -109,7 +111,7 @@ class Trainer:
         facts = {**({RANKS: num_ranks} if task.follows_ranks else {}), **self.dataset.facts}
         facts.update(begun_from)
         self.run_config = self.run_config.with_facts(run=self.context.run, facts=facts)
-        self.ranks.agree(lambda: self.run_config.save(self.root))
+        self.ranks.agree(self._save_config)
         self.metrics = MetricsRecorder(
             config, self.files, sequences_per_epoch=self.dataset.samples, peak_flops=peak_flops
         )
@@ -121,7 +123,8 @@ class Trainer:
             say=_say,
             report=self.report,
             # A job that has lost the run's name must not complete a checkpoint under it.
-            guard=self._check_lock,
+            guard=self._confirm_lock,
+            attached=self._attached,
             on_saved=self.metrics.saved,
             on_failed=self.metrics.save_failed,
         )
@@ -131,7 +134,7 @@ class Trainer:
     def resume(self) -> int:
         """Resume from the newest complete checkpoint; returns the number of its steps."""
         self.report("looking for checkpoints")
-        done = 0
+        done, history = 0, None
         if (info := self.checkpoints.latest()) is not None:
             info.refuse_other(
                 model=dataclasses.asdict(self.config.shape),
@@ -142,13 +145,19 @@ class Trainer:
             loaded = self.backend.load(self.checkpoints, info)
             done = loaded.step
             if self.leads:
+                history = self.checkpoints.attachment(loaded, _HISTORY)
                 _say(
                     f"continuing from {loaded.name} ({loaded.num_bytes >> 20} MiB, loaded in "
                     f"{time.monotonic() - began_s:.1f} s)"
                 )
         if self.files is not None:
             _say(_plan_line(self.config, done=done, backend=self.backend.name))
-            self.files.begin(done, num_ranks=self.backend.num_ranks, backend=self.backend.name)
+            self.files.begin(
+                done,
+                num_ranks=self.backend.num_ranks,
+                backend=self.backend.name,
+                history=history,
+            )
             self.files.status(
                 now=True,
                 step=done,
@@ -240,6 +249,21 @@ class Trainer:
         if self.lock is not None:
             self.lock.check()
 
+    def _confirm_lock(self) -> None:
+        if self.lock is not None:
+            self.lock.confirm()
+
+    def _holds_run(self) -> bool:
+        try:
+            self._confirm_lock()
+        except RunLost:
+            return False
+        return True
+
+    def _attached(self) -> Mapping[str, bytes]:
+        """Files to keep in every checkpoint."""
+        return {} if self.files is None else {_HISTORY: self.files.history()}
+
     @contextlib.contextmanager
     def _failure_in_status(self) -> Iterator[None]:
         """Record in the run's files why the job fails, unless they now belong to another job."""
@@ -252,7 +276,8 @@ class Trainer:
         except BaseException as error:
             if self.files is not None:
                 self.files.status(now=True, state="failed", error=str(error))
-                self.files.close(within_s=_FAILING_S)
+                with contextlib.suppress(StorageUnavailable):
+                    self.files.close(within_s=_FAILING_S)
             raise
 
     def _resolve(self) -> RunConfig:
@@ -270,6 +295,10 @@ class Trainer:
                 "name that tokenize gave it"
             )
         return resolved
+
+    def _save_config(self) -> None:
+        self._confirm_lock()
+        self.run_config.save(self.root)
 
     def _is_new(self) -> bool:
         """Tell whether the run has no checkpoint to continue from."""
@@ -305,6 +334,7 @@ class Trainer:
             context=context,
             workload=self.job.store.workload,
             lustre=Path(context.lustre) / RUNS_PREFIX / context.run if context.lustre else None,
+            holds=self._holds_run,
         )
 
     def _meta(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +34,8 @@ class Request:
     path: str
     number: int
     """How often the same method and path was requested before."""
+    host: str = ""
+    """The address that the client asked, and its port."""
 
 
 Plan = Callable[[Request], Fault | None]
@@ -51,11 +53,11 @@ class FaultyProxy:
     _seen: dict[tuple[str, str], int] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def decide(self, method: str, path: str) -> Fault | None:
+    def decide(self, method: str, path: str, host: str = "") -> Fault | None:
         with self._lock:
             number = self._seen.get((method, path), 0)
             self._seen[method, path] = number + 1
-            request = Request(method, path, number)
+            request = Request(method, path, number, host)
             fault = self.plan(request)
             if fault is not None:
                 self.injected.append((fault, request))
@@ -74,8 +76,10 @@ def first_time(*faults: Fault) -> Plan:
 
 
 @contextmanager
-def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
+def faulty_proxy(target: str, *, address: str = "127.0.0.1") -> Iterator[FaultyProxy]:
     proxy = FaultyProxy(target)
+    # moto checks and writes in two steps, S3 in one.
+    conditions = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -85,7 +89,7 @@ def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
 
         def handle_one(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            fault = proxy.decide(self.command, self.path)
+            fault = proxy.decide(self.command, self.path, self.headers.get("Host", ""))
             match fault:
                 case Fault.SLOW_DOWN:
                     return self.refuse(503, "SlowDown")
@@ -99,6 +103,11 @@ def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
                     time.sleep(proxy.slow_s)
                 case _:
                     pass
+            conditional = "If-Match" in self.headers or "If-None-Match" in self.headers
+            with conditions if conditional else nullcontext():
+                return self.forward(body, fault)
+
+        def forward(self, body: bytes, fault: Fault | None) -> None:
             upstream = http.client.HTTPConnection(urlsplit(target).netloc, timeout=scaled(30))
             headers = {k: v for k, v in self.headers.items() if k.lower() != "expect"}
             upstream.request(self.command, self.path, body, headers)
@@ -143,7 +152,7 @@ def faulty_proxy(target: str) -> Iterator[FaultyProxy]:
         def handle_error(self, request: object, address: object) -> None:
             """A client that has hung up is none."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server((address, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     proxy.url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -23,7 +23,13 @@ from training.program.snapshots.manifest import Snapshot, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
 from training.program.snapshots.selection import too_large
 from training.program.snapshots.uploader import Complaints, Refusal, Uploader
-from training.storage import ObjectMissing, Objects, StorageError, StorageRefused
+from training.storage import (
+    ObjectMissing,
+    Objects,
+    PreconditionFailed,
+    StorageError,
+    StorageRefused,
+)
 from training.storage.results import now_utc
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 from trainium_catalogue.typed_json import read_json
@@ -69,6 +75,7 @@ class Exchange:
         self._told_until_s = self._status_written_s = float("-inf")
         self._patience = Patience(settings.every_s)
         self._missing = self._losses = b""
+        self._statuses: tuple[bytes, ...] = ()
         began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         place = f"{PROGRAM_LOSSES}{began}-attempt-{settings.attempt}.jsonl"
         self._losses_key = run_key(settings.run, place)
@@ -240,10 +247,33 @@ class Exchange:
             "snapshots": list(self.snapshots),
             "updated_at": now_utc(),
         }
-        key = run_key(self._settings.run, RUN_STATUS)
-        self._bucket.put(key, json.dumps(document, indent=2).encode() + b"\n")
+        self._put_status(json.dumps(document, indent=2).encode() + b"\n")
         self._write_losses()
         self._status_written_s = time.monotonic()
+
+    def _put_status(self, data: bytes) -> None:
+        """Replace the status, unless a job that started later has written it since.
+
+        This one may have been frozen and replaced. It knows its own documents, the last of which
+        may be there although the request failed.
+        """
+        key = run_key(self._settings.run, RUN_STATUS)
+        while True:
+            try:
+                found, etag = self._bucket.get_with_etag(key)
+            except ObjectMissing:
+                found, etag = b"", None
+            if found and self._statuses and found not in self._statuses:
+                raise NotAlone(
+                    f"another job writes {self._bucket.uri}/{key}; stop one of the two, or give "
+                    "each its own --name"
+                )
+            self._statuses = (found, data)
+            try:
+                self._bucket.put(key, data, if_absent=etag is None, if_match=etag)
+                return
+            except PreconditionFailed:
+                continue
 
     def _write_losses(self) -> None:
         """Write the losses of this attempt, from which `status --plot` draws a curve."""

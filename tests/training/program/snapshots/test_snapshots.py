@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 
@@ -51,6 +53,30 @@ def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_
     assert (status["step"], status["loss"], status["loss_text"]) == (3, None, "nan")
     schema = json.loads((ROOT / "docs" / "schemas" / "program-status.schema.json").read_text())
     jsonschema.validate(status, schema)
+
+
+def test_a_job_that_was_frozen_and_replaced_leaves_the_status_alone(local_job: Job) -> None:
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(local_job.bucket.get(run_key("run", RUN_STATUS)))
+        return found
+
+    (frozen,) = local_job.attempt()
+    process = frozen.start_snapshots()
+    wait_until(lambda: any(local_job.bucket.list(run_key("run", RUN_STATUS))))
+    os.kill(process._process.pid, signal.SIGSTOP)
+    (successor,) = local_job.attempt()
+    _write(successor.folder / "final.pt", "done")
+    successor.start_snapshots()
+    successor.end()
+    successor.wait()
+    ended = status()
+    assert ended["state"] == "ended" and ended["snapshots"]
+
+    os.kill(process._process.pid, signal.SIGCONT)
+    frozen.end()
+    frozen.wait()
+
+    assert status() == ended
 
 
 def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folders(

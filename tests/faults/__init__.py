@@ -1,0 +1,1 @@
+"""Random faults of processes, networks and storage against whole training runs, seeded."""

@@ -1,0 +1,99 @@
+"""A run whose job is killed during an outage, or frozen and replaced: its files stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from training.storage import LocalObjects
+from training.trainer.runs import RunLost
+from trainium_catalogue.contract import TRAIN_METRICS
+
+if TYPE_CHECKING:
+    from tests.training.llama.conftest import Laptop
+
+STEPS = 8
+WORDS = (f"--max-steps={STEPS}", "--save-every=2")
+
+
+class Killed(BaseException):
+    """The job ends here and now."""
+
+
+@contextmanager
+def outage_of(key: str) -> Iterator[None]:
+    """Storage refuses every write of an object while all others succeed."""
+    put: Any = LocalObjects.put
+
+    def refuse(self: LocalObjects, name: str, data: bytes, **conditions: Any) -> str:
+        if name == key:
+            raise OSError("no space left on device")
+        written: str = put(self, name, data, **conditions)
+        return written
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalObjects, "put", refuse)
+        yield
+
+
+def at(wanted: str, action: Callable[[], None]) -> Callable[[str], None]:
+    """Act when the job first reports this."""
+    done = []
+
+    def on_report(text: str) -> None:
+        if text == wanted and not done:
+            done.append(text)
+            action()
+
+    return on_report
+
+
+def kill() -> None:
+    raise Killed
+
+
+def test_an_outage_of_the_metrics_and_a_kill_lose_no_line(laptop: Laptop) -> None:
+    laptop.train(*WORDS, run="whole")
+
+    with outage_of(TRAIN_METRICS), pytest.raises(Killed):
+        laptop.train(*WORDS, run="holed", on_report=at(f"step 6 of {STEPS}", kill))
+    laptop.train(*WORDS, run="holed")
+
+    (resume,) = laptop.lines("holed", "resume")
+    assert resume["step"] == 4
+    assert laptop.losses("holed") == laptop.losses("whole")
+
+
+def fail() -> None:
+    raise ConnectionError("the peers of a frozen job are gone")
+
+
+@pytest.mark.parametrize("after", [lambda: None, fail])
+@pytest.mark.parametrize("moment", [f"step 4 of {STEPS}", "saving step 4", f"step 7 of {STEPS}"])
+def test_a_job_that_was_frozen_and_replaced_writes_nothing(
+    laptop: Laptop, moment: str, after: Callable[[], None], request: pytest.FixtureRequest
+) -> None:
+    """Its heartbeat, 10 s apart, has not told it yet."""
+    run = f"frozen-{request.node.callspec.id}".replace(" ", "-").replace("<", "").replace(">", "")
+
+    def files() -> dict[str, str]:
+        """All but the job's own, which are named after it."""
+        found = laptop.objects.list(f"runs/{run}/")
+        return {info.key: info.etag for info in found if not info.key.endswith(".job.1")}
+
+    def replaced() -> None:
+        laptop.train(*WORDS, run=run, attempt=2)
+        left.update(files())
+        after()
+
+    left: dict[str, str] = {}
+    with pytest.raises((RunLost, OSError)):
+        laptop.train(*WORDS, run=run, on_report=at(moment, replaced))
+
+    status = laptop.status(run)
+    assert (status["state"], status["attempt"], status["step"]) == ("finished", 2, STEPS)
+    assert len(laptop.losses(run)) == STEPS
+    assert files() == left

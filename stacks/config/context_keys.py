@@ -201,7 +201,8 @@ class ContextKeys:
     ami_id: str | None = key(
         kinds.optional(kinds.resource_id("ami")),
         default=None,
-        help="host image, instead of the dated ECS-optimised Neuron image that fits the release",
+        help="host image, instead of the dated ECS-optimised Neuron image that fits the release; "
+        "[what it must hold](operating.md#a-host-image-of-your-own)",
     )
     root_volume_gib: int = key(
         kinds.whole_number(100, 16_384),

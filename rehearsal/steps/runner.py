@@ -17,6 +17,7 @@ from typing import Any
 
 from rehearsal.checks import tensorboard
 from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import CREDENTIALS
 from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.state import DEPLOYMENT, Folder
 from rehearsal.receipt import CommandRecord, ReceiptCheck
@@ -189,6 +190,9 @@ class Runner:
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
+        if step.program == "kubectl":
+            # It looks at what no command of a submitter does, such as the node scaler's log.
+            environment |= CREDENTIALS
         if step.processes is not None:
             environment[contract.ENV_PROCESSES_PER_NODE] = str(step.processes)
         if step.until_seen:

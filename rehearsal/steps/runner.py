@@ -41,6 +41,8 @@ class Step:
     until_seen: str = ""
     """Run that TensorBoard must show before the command is interrupted."""
     exit_code: int = 0
+    as_admin: bool = False
+    """True for what a submitter may not do; kubectl, which only looks, is always called so."""
     says: Mapping[str, str] = field(default_factory=dict)
     """Checks by name, each with the regular expression that the output must match."""
 
@@ -190,8 +192,7 @@ class Runner:
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
-        if step.program == "kubectl":
-            # It looks at what no command of a submitter does, such as the node scaler's log.
+        if step.as_admin or step.program == "kubectl":
             environment |= CREDENTIALS
         if step.processes is not None:
             environment[contract.ENV_PROCESSES_PER_NODE] = str(step.processes)

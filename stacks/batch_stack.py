@@ -64,7 +64,10 @@ class BatchStack(cdk.Stack):
             layout=config.efa_layout,
             security_groups=[network.network.security_group],
             user_data=HostSetup(
-                instance_type=config.instance, release=config.release, lustre=lustre.mount
+                instance_type=config.instance,
+                release=config.release,
+                lustre=lustre.mount,
+                own_image=config.ami_id is not None,
             ).user_data(),
             root_volume_gib=config.root_volume_gib,
             reservation=reservation_of(config),

@@ -11,7 +11,13 @@ from constructs import Construct
 from stacks.config import AppConfig
 from stacks.exports import always_export
 from trainium_catalogue.contract import SSM_DEFAULT_SECURITY_GROUP, SSM_REGION, SSM_VPC
-from trainium_constructs import EfaNetwork, EfaSecurityGroup, NodeVpc, PublishedContract
+from trainium_constructs import (
+    EfaNetwork,
+    EfaSecurityGroup,
+    LustreAccess,
+    NodeVpc,
+    PublishedContract,
+)
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
 
@@ -76,7 +82,7 @@ class NetworkStack(cdk.Stack):
         subnet = self._subnet("Subnet", config.subnet_id, zone)
         more = {id: self._subnet(f"Subnet{id}", id) for id in config.eks_subnet_ids}
         by_id = {config.subnet_id: subnet, **more}
-        return EfaNetwork(
+        network = EfaNetwork(
             vpc=vpc,
             subnet=subnet,
             security_group=(
@@ -92,6 +98,10 @@ class NetworkStack(cdk.Stack):
             # Sorted, so that the order stays the same when nodes move to another of them.
             cluster_subnets=tuple(by_id[id] for id in sorted(by_id)),
         )
+        if config.lustre_security_group_id is not None:
+            # Not in the Lustre stack, which comes after hosts that use nothing of it.
+            LustreAccess(self, "Lustre", servers=config.lustre_security_group_id, network=network)
+        return network
 
     def _subnet(self, construct_id: str, subnet_id: str, zone: str = "") -> ec2.ISubnet:
         subnet = ec2.Subnet.from_subnet_attributes(

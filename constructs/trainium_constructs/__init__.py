@@ -14,7 +14,7 @@ from trainium_constructs.images import (
 )
 from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
 from trainium_constructs.log_group import RetainedLogs
-from trainium_constructs.lustre import LustreFileSystem, LustreMount
+from trainium_constructs.lustre import LustreAccess, LustreFileSystem, LustreMount
 from trainium_constructs.network import EfaNetwork, EfaSecurityGroup, NodeVpc
 from trainium_constructs.storage import TrainingBucket, grant_data_uris
 
@@ -27,6 +27,7 @@ __all__ = [
     "HostSetup",
     "ImageRepository",
     "JobExecutionRole",
+    "LustreAccess",
     "LustreFileSystem",
     "LustreMount",
     "MultiNodeTrainingJob",

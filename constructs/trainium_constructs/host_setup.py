@@ -44,6 +44,8 @@ class HostSetup:
     instance_type: InstanceType
     release: NeuronRelease
     lustre: LustreMount | None = None
+    own_image: bool = False
+    """True for a host image that may bring the EFA software."""
     efa_version: str = EFA_VERSION
     efa_key_fingerprint: str = EFA_KEY_FINGERPRINT
     """Required fingerprint of the fetched key: forty hexadecimal digits."""
@@ -58,6 +60,7 @@ class HostSetup:
             "NEURON_RELEASE": release.name,
             "NEURON_DEVICES": str(instance.num_neuron_devices),
             "EFA_INTERFACES": str(instance.num_efa_interfaces),
+            "OWN_IMAGE": "yes" if self.own_image else "",
             "DRIVER_MIN": release.driver_min,
             "DRIVER_BELOW": release.driver_below or "",
             "DRIVER_VERSION": release.driver_version,

@@ -137,15 +137,24 @@ signature_is_good() {
   grep --quiet "^\[GNUPG:\] VALIDSIG .*${EFA_KEY_FINGERPRINT}\$" <<<"${status}"
 }
 
+# Whether an image of one's own brought EFA: its module is loaded and serves every interface. Of the
+# default image that says too little: its kernel's own module may be older than the installer's.
+image_has_efa() {
+  [[ -n "${OWN_IMAGE}" && -d "${SYS}/module/efa" ]] || return 1
+  wait_for_devices
+  (($(efa_devices) == EFA_INTERFACES))
+}
+
 install_efa() {
-  if ((EFA_INTERFACES == 0)) || [[ -e "${STATE}/efa-${EFA_VERSION}" ]]; then
+  if ((EFA_INTERFACES == 0)) || [[ -e "${STATE}/efa-${EFA_VERSION}" ]] || image_has_efa; then
     return
   fi
   local work archive="aws-efa-installer-${EFA_VERSION}.tar.gz"
   work="$(mktemp -d)"
   mkdir -m 0700 "${work}/keyring"
   say "installing EFA ${EFA_VERSION}"
-  fetch "${EFA_URL}/${archive}" "${work}/${archive}" || die "cannot fetch ${archive}"
+  fetch "${EFA_URL}/${archive}" "${work}/${archive}" ||
+    die "cannot fetch ${archive}: without a way to the internet, the image must bring EFA"
   fetch "${EFA_URL}/${archive}.sig" "${work}/${archive}.sig" || die "cannot fetch ${archive}.sig"
   fetch "${EFA_URL}/aws-efa-installer.key" "${work}/key" || die "cannot fetch the EFA key"
   signature_is_good "${work}/${archive}" "${work}/${archive}.sig" "${work}/key" \
@@ -189,8 +198,10 @@ mount_lustre() {
   if [[ -z "${LUSTRE_DNS_NAME}" ]] || mountpoint --quiet "${folder}"; then
     return
   fi
-  # From Amazon Linux's own repository: the one that fits the kernel of the image.
-  dnf install --assumeyes lustre-client || die "cannot install lustre-client"
+  # From Amazon Linux's own repository: the one that fits the kernel of the image. dnf would ask it
+  # for a package that is there, too.
+  command -v mount.lustre >/dev/null || dnf install --assumeyes lustre-client ||
+    die "cannot install lustre-client"
   mkdir -p "${folder}"
   mount -t lustre -o relatime,flock "${LUSTRE_DNS_NAME}@tcp:/${LUSTRE_MOUNT_NAME}" "${folder}" ||
     die "cannot mount ${LUSTRE_DNS_NAME}: its security group must admit TCP 988 and 1018-1023"

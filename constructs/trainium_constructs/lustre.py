@@ -60,9 +60,12 @@ class LustreFileSystem(Construct):
             description="FSx for Lustre: its clients and itself",
             allow_all_outbound=False,
         )
-        rules = _open(
-            self, group.security_group_id, network.security_group.security_group_id, opens_nodes
-        )
+        servers, nodes = group.security_group_id, network.security_group.security_group_id
+        rules = [
+            *_open(self, "Servers", group=servers, peer=servers),
+            *_open(self, "ServersClients", group=servers, peer=nodes),
+            *(_open(self, "ClientsServers", group=nodes, peer=servers) if opens_nodes else ()),
+        ]
         # L1: the L2 leaves file systems behind when their stack is destroyed.
         self.file_system = fsx.CfnFileSystem(
             self,
@@ -113,31 +116,51 @@ class LustreFileSystem(Construct):
         )
 
 
+class LustreAccess(Construct):
+    """Rules by which new nodes mount an existing file system."""
+
+    def __init__(
+        self, scope: Construct, construct_id: str, *, servers: str, network: EfaNetwork
+    ) -> None:
+        """Open Lustre's ports between the nodes' own group and an existing one.
+
+        Args:
+            servers: Id of the file system's group. It admits its own members already, or FSx would
+                not have created the file system, and EC2 refuses a rule that is there. It gets no
+                rule out, since the first one that CloudFormation adds can take "everything to
+                everywhere" away (github.com/aws/aws-cdk/issues/15297).
+            network: Network with a group of nodes that is ours to change.
+        """
+        super().__init__(scope, construct_id)
+        nodes = network.security_group.security_group_id
+        _open(self, "ServersClients", group=servers, peer=nodes, out=False)
+        _open(self, "ClientsServers", group=nodes, peer=servers)
+
+
 def _open(
-    scope: Construct, servers: str, clients: str, opens_clients: bool
+    scope: Construct, name: str, *, group: str, peer: str, out: bool = True
 ) -> list[cdk.CfnResource]:
-    """Open Lustre's ports between servers and clients, both ways, and among servers.
+    """Open Lustre's ports of ``group`` to ``peer``, in and out.
 
     The rules are separate resources: inside the groups they would make the network stack depend on
     this one, which already depends on it.
     """
-    pairs = [(servers, servers, "Servers"), (servers, clients, "ServersClients")]
-    if opens_clients:
-        pairs.append((clients, servers, "ClientsServers"))
     rules: list[cdk.CfnResource] = []
-    for group, peer, name in pairs:
-        for low, high in PORTS:
-            rules += (
-                ec2.CfnSecurityGroupIngress(
-                    scope,
-                    f"{name}In{low}",
-                    group_id=group,
-                    source_security_group_id=peer,
-                    ip_protocol="tcp",
-                    from_port=low,
-                    to_port=high,
-                    description="Lustre",
-                ),
+    for low, high in PORTS:
+        rules.append(
+            ec2.CfnSecurityGroupIngress(
+                scope,
+                f"{name}In{low}",
+                group_id=group,
+                source_security_group_id=peer,
+                ip_protocol="tcp",
+                from_port=low,
+                to_port=high,
+                description="Lustre",
+            )
+        )
+        if out:
+            rules.append(
                 ec2.CfnSecurityGroupEgress(
                     scope,
                     f"{name}Out{low}",
@@ -147,6 +170,6 @@ def _open(
                     from_port=low,
                     to_port=high,
                     description="Lustre",
-                ),
+                )
             )
     return rules

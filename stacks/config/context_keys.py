@@ -201,7 +201,8 @@ class ContextKeys:
     ami_id: str | None = key(
         kinds.optional(kinds.resource_id("ami")),
         default=None,
-        help="host image, instead of the dated ECS-optimised Neuron image that fits the release",
+        help="host image, instead of the dated ECS-optimised Neuron image that fits the release; "
+        "[what it must hold](operating.md#a-host-image-of-your-own)",
     )
     root_volume_gib: int = key(
         kinds.whole_number(100, 16_384),
@@ -272,12 +273,20 @@ class ContextKeys:
     lustre_dns_name: str | None = key(
         kinds.optional(lustre_dns_name()),
         default=None,
-        help="existing FSx for Lustre file system to mount, with `lustre_mount_name`",
+        help="existing FSx for Lustre file system to mount, in `vpc_id` or a VPC peered with it, "
+        "with `lustre_mount_name` and `lustre_security_group_id`",
     )
     lustre_mount_name: str | None = key(
         kinds.optional(lustre_mount_name()),
         default=None,
         help="mount name of `lustre_dns_name`",
+    )
+    lustre_security_group_id: str | None = key(
+        kinds.optional(kinds.resource_id("sg")),
+        default=None,
+        help="security group of `lustre_dns_name`: it then admits the nodes on Lustre's ports, and "
+        "what it lets out is left as it is; with `security_group_id` the rules of both groups are "
+        "yours",
     )
     lustre_gib: int = key(
         kinds.whole_number(0, 1_000_000),

@@ -67,11 +67,18 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
             f"out; {setting('default_security_group_id', '<its id>')} says that it does, and "
             "submit looks",
         )
-    if config.lustre_gib and config.security_group_id is not None:
+    if config.has_lustre and config.security_group_id is not None:
+        both = " and be admitted by it" if config.lustre_dns_name else ""
         yield (
             "lustreGroup",
             f"{setting('security_group_id', config.security_group_id)} is not changed: it must "
-            "admit the file system's group on TCP 988 and 1018-1023, in and out",
+            f"admit the file system's group on TCP 988 and 1018-1023, in and out{both}",
+        )
+    if config.lustre_security_group_id is not None:
+        yield (
+            "lustreServersGroup",
+            f"{setting('lustre_security_group_id', config.lustre_security_group_id)} cannot be "
+            f"checked: {config.lustre_dns_name} must carry it",
         )
     if config.lustre_gib:
         yield (

@@ -84,9 +84,13 @@ class TestNodes:
         assert "/latest/" not in made.text("batch")
 
     def test_a_host_image_of_the_users_is_used_as_it_is(self) -> None:
-        (configuration,) = compute(deployment(ami_id="ami-12345678"))["Ec2Configuration"]
+        own = deployment(ami_id="ami-12345678")
+        (configuration,) = compute(own)["Ec2Configuration"]
 
         assert configuration["ImageIdOverride"] == "ami-12345678"
+        assert "readonly OWN_IMAGE=yes" in str(
+            own.only("batch", "AWS::EC2::LaunchTemplate", "Node")
+        )
 
     def test_nodes_are_close_to_each_other(self, made: Deployment) -> None:
         groups = made.resources("batch", "AWS::EC2::PlacementGroup")

@@ -285,6 +285,11 @@ def test_a_cluster_comes_with_a_file_system_unless_there_is_one() -> None:
     existing = {
         "lustre_dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
         "lustre_mount_name": "fqgwbbmv",
+        "lustre_security_group_id": "sg-87654321",
+        "vpc_id": "vpc-12345678",
+        "subnet_id": "subnet-12345678",
+        "subnet_cidr": "10.0.0.0/20",
+        "eks_subnet_ids": "subnet-87654321",
     }
 
     assert (configured().lustre_gib, configured(**EKS).lustre_gib) == (0, 1200)

@@ -80,6 +80,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "lustre_gib": st.sampled_from([0, 1200, 2400, 3600, 4800]),
     "lustre_mbps_per_tib": st.sampled_from([125, 250, 500, 1000]),
     "lustre_dns_name": st.just("fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"),
+    "lustre_security_group_id": hexadecimal("sg"),
     "lustre_mount_name": st.from_regex(r"[a-z0-9]{8}", fullmatch=True),
     "data_uris": st.lists(st.just("s3://a-bucket/a/prefix"), max_size=1),
     "kubernetes_version": st.sampled_from(sorted(KUBERNETES_VERSIONS)),

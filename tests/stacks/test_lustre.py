@@ -12,6 +12,14 @@ from tests.stacks.synthesis import Deployment, checked, deployment
 from trainium_catalogue.contract import ENV_LUSTRE, LUSTRE_MOUNT, NO_LUSTRE
 
 DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
+EXISTING: dict[str, object] = {
+    "vpc_id": "vpc-12345678",
+    "subnet_id": "subnet-12345678",
+    "subnet_cidr": "10.0.0.0/20",
+    "lustre_dns_name": DNS_NAME,
+    "lustre_mount_name": "fqgwbbmv",
+    "lustre_security_group_id": "sg-87654321",
+}
 
 
 @pytest.fixture
@@ -170,9 +178,19 @@ def test_the_container_sees_what_the_host_has_mounted(made: Deployment) -> None:
 
 
 def test_an_existing_file_system_is_mounted_and_nothing_is_made() -> None:
-    made = deployment(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
+    made = deployment(**EXISTING)
     script = str(made.only("batch", "AWS::EC2::LaunchTemplate", "Node"))
 
     assert made.resources("lustre", "AWS::FSx::FileSystem") == []
     assert f"readonly LUSTRE_DNS_NAME={DNS_NAME}" in script
     assert "readonly LUSTRE_MOUNT_NAME=fqgwbbmv" in script
+
+
+def test_two_existing_groups_are_left_to_their_owner() -> None:
+    existing = {**EXISTING, "security_group_id": "sg-12345678"}
+    del existing["lustre_security_group_id"]
+
+    made = deployment(**existing)
+
+    assert made.resources("network", "AWS::EC2::SecurityGroupIngress") == []
+    assert "trainium:lustreGroup" in {warning.id for warning in made.config.warnings}

@@ -15,6 +15,7 @@ from app import build, check_with_nag
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, matrix, name_of
+from tests.stacks.test_lustre import EXISTING
 from tests.support.linting import findings_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
@@ -55,6 +56,7 @@ SWITCHES: list[dict[str, object]] = [
         "security_group_id": "sg-12345678",
         "default_security_group_id": "sg-87654321",
     },
+    EXISTING,
     {"node_shell": True},
     {**EKS, "orchestrators": "both"},
     {**EKS, "lustre_gib": 0, "eks_recovery": True, "node_shell": True, "eks_nodes": 2},

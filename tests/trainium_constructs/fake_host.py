@@ -120,6 +120,19 @@ class Host:
             (self.root / "dev" / f"neuron{index}").touch()
         (self.root / "sys/module/neuron/version").write_text(driver + "\n")
 
+    def brings_efa(self, interfaces: int) -> None:
+        """Give the image a loaded EFA module, and a device for each interface it serves."""
+        (self.root / "sys/module/efa").mkdir()
+        (self.root / "dev/infiniband").mkdir()
+        for index in range(interfaces):
+            (self.root / f"dev/infiniband/uverbs{index}").touch()
+
+    def loses_the_internet(self) -> None:
+        """Let nothing be downloaded, by curl or by dnf."""
+        for path in (self.root / "downloads").iterdir():
+            path.unlink()
+        self.command("dnf", 'echo "dnf $*" >>"${FAKE_LOG}"; exit 1')
+
     def run(self, *arguments: str, script: Path | None = None) -> subprocess.CompletedProcess[str]:
         """Run the script as cloud-init or systemd would."""
         console = self.root / "console"

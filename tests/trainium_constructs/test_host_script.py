@@ -268,7 +268,7 @@ def test_every_type_counts_its_own_devices(
     assert done.returncode == 0, done.stderr
 
 
-def with_lustre(tmp_path: Path, signer: Signer) -> Host:
+def with_lustre(tmp_path: Path, signer: Signer, *, own_image: bool = False) -> Host:
     made = Host(
         root=tmp_path / "lustre",
         setup=HostSetup(
@@ -278,6 +278,7 @@ def with_lustre(tmp_path: Path, signer: Signer) -> Host:
                 file_system_id="fs-0", dns_name="fs-0.fsx.example", mount_name="fqgwbbmv"
             ),
             efa_key_fingerprint=signer.fingerprint,
+            own_image=own_image,
         ),
         num_efa=8,
     )
@@ -317,3 +318,55 @@ def test_a_host_that_is_not_ready_ends_itself(host: Host, failing: str) -> None:
     host.run()
 
     assert "systemd-run --quiet --on-active=5min systemctl poweroff" in host.log
+
+
+@pytest.fixture
+def own(tmp_path: Path, signer: Signer) -> Host:
+    """A host with an image of one's own and a file system."""
+    return with_lustre(tmp_path, signer, own_image=True)
+
+
+def test_an_image_that_has_everything_needs_no_internet(own: Host) -> None:
+    own.brings_efa(8)
+    own.command("mount.lustre", "exit 0")
+    own.loses_the_internet()
+
+    done = own.run()
+
+    assert done.returncode == 0, done.stderr
+    assert own.agent_may_start()
+    assert not [line for line in own.log if line.startswith(("dnf", "efa_installer"))]
+
+
+def test_interfaces_that_appear_late_are_waited_for(own: Host) -> None:
+    own.brings_efa(7)
+    own.command("mount.lustre", "exit 0")
+    own.loses_the_internet()
+    own.command("sleep", f"touch {own.root}/dev/infiniband/uverbs7")
+    own.environment["TRAINIUM_DEVICE_WAIT_S"] = "2"
+
+    assert own.run().returncode == 0
+
+
+def test_only_what_an_image_lacks_is_fetched(own: Host) -> None:
+    own.brings_efa(7)
+    own.command("mount.lustre", "exit 0")
+
+    assert own.run().returncode == 0
+    assert "efa_installer --yes --minimal" in own.log
+    assert not [line for line in own.log if line.startswith("dnf")]
+
+
+def test_an_image_without_efa_or_internet_says_what_it_must_bring(own: Host) -> None:
+    own.loses_the_internet()
+
+    assert own.run().returncode == 1
+    assert "without a way to the internet, the image must bring EFA" in own.console
+    assert not own.agent_may_start()
+
+
+def test_the_module_of_the_default_image_does_not_stand_for_the_installer(host: Host) -> None:
+    host.brings_efa(8)
+
+    assert host.run().returncode == 0
+    assert "efa_installer --yes --minimal" in host.log

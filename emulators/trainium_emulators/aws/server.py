@@ -25,7 +25,7 @@ from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import LUSTRE_CLAIM, NAMESPACE
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
-from trainium_emulators.aws import quotas
+from trainium_emulators.aws import permissions, quotas
 from trainium_emulators.aws.batch import api
 from trainium_emulators.aws.batch.gang import CloudWatchStream, NodeSettings
 from trainium_emulators.aws.batch.scheduler import JobScheduler, take_fault
@@ -89,6 +89,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
             claims=claims,
             open_stream=open_stream,
             count_nodes=True,
+            identify=permissions.caller_of,
         )
     )
     emit("kubernetes-ready", endpoint=cluster.endpoint)
@@ -133,6 +134,7 @@ def main(argv: Sequence[str]) -> None:
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
     quotas.install()
+    permissions.install()
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)

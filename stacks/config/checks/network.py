@@ -101,7 +101,8 @@ def _nodes_get_efa_software(config: ConfigValues) -> ConfigError | None:
         config,
         "nat_gateways",
         "leaves the nodes no way to the internet, and the default host image has no EFA software",
-        f"use {PREFIX}nat_gateways=1, or give {PREFIX}ami_id=<an image that has it>",
+        f"use {PREFIX}nat_gateways=1, or give {PREFIX}ami_id=<an image that has it> "
+        "(docs/operating.md says what it must hold)",
     )
 
 

@@ -47,6 +47,58 @@ def _one_lustre(config: ConfigValues) -> ConfigError | None:
     )
 
 
+def _existing_lustre_has_a_route(config: ConfigValues) -> ConfigError | None:
+    if config.lustre_dns_name is None or config.vpc_id is not None:
+        return None
+    return refuse(
+        config,
+        "lustre_dns_name",
+        "exists in a VPC, to which nodes in a new one have no route",
+        f"add {PREFIX}vpc_id=<its VPC>, or use {PREFIX}lustre_gib for a new file system",
+    )
+
+
+def _existing_lustre_is_in_region(config: ConfigValues) -> ConfigError | None:
+    # fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com
+    region = config.lustre_dns_name and config.lustre_dns_name.split(".")[2]
+    if not region or region == config.region:
+        return None
+    return refuse(
+        config,
+        "lustre_dns_name",
+        f"is in {region}, and the nodes are in {config.region}",
+        f"set {PREFIX}region={region}, or give a file system in {config.region}",
+    )
+
+
+def _existing_lustre_admits_nodes(config: ConfigValues) -> ConfigError | None:
+    """A rule that exists cannot be stated again, so only groups of which one is new get rules."""
+    group = config.lustre_security_group_id
+    if config.lustre_dns_name is None:
+        return group and refuse(
+            config,
+            "lustre_security_group_id",
+            f"belongs to an existing file system, and there is no {PREFIX}lustre_dns_name",
+            "add it, or leave the group out: a new file system gets its own",
+        )
+    if group is not None and config.security_group_id is not None:
+        return refuse(
+            config,
+            "lustre_security_group_id",
+            f"exists, as {PREFIX}security_group_id={config.security_group_id} does, and EC2 "
+            "refuses a rule that they may already have",
+            "leave it out and let the two groups admit each other on TCP 988 and 1018-1023",
+        )
+    if group is None and config.security_group_id is None:
+        return refuse(
+            config,
+            "lustre_dns_name",
+            "admits the new security group of the nodes on no port, so no host could mount it",
+            f"add {PREFIX}lustre_security_group_id=<the file system's security group>",
+        )
+    return None
+
+
 def _lustre_zone_has_a_subnet(config: ConfigValues) -> ConfigError | None:
     zone = config.lustre_zone_id
     if zone is None or (config.vpc_id is None and zone in config.subnet_zones):
@@ -84,6 +136,9 @@ CHECKS = (
     _lustre_has_a_size_that_is_sold,
     _existing_lustre_is_whole,
     _one_lustre,
+    _existing_lustre_has_a_route,
+    _existing_lustre_is_in_region,
+    _existing_lustre_admits_nodes,
     _lustre_zone_has_a_subnet,
     _cpu_job_fits_ceiling,
 )

@@ -86,9 +86,9 @@ _EVERYWHERE = {**_EVERYTHING, "CidrIp": "0.0.0.0/0"}
 
 
 def _forget_default_egress(group_id: str, place: AccountRegion) -> None:
-    """Remove EC2's allow-all rule, as an explicit rule does (aws/aws-cdk issue 987)."""
+    """Remove EC2's allow-all rule, as an explicit rule does (aws/aws-cdk issues 987, 15297)."""
     group = _backend(place).get_security_group_from_id(group_id)
-    if group.is_default and _has_everywhere(group):
+    if _has_everywhere(group):
         _backend(place).revoke_security_group_egress(group_id, **_rule(_EVERYWHERE, ""))
 
 

@@ -1,0 +1,72 @@
+"""Security groups as deployed let nodes mount a file system that was there before them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.emulators.conftest import Client
+from tests.stacks.synthesis import deployment
+from tests.stacks.test_lustre import DNS_NAME
+
+# FSx for Lustre User Guide, file system access control with Amazon VPC.
+PORTS = (988, *range(1018, 1024))
+LUSTRE = [{"IpProtocol": "tcp", "FromPort": low, "ToPort": high}
+          for low, high in ((988, 988), (1018, 1023))]  # fmt: skip
+
+
+def group_of_the_servers(ec2: Any, vpc: str) -> str:
+    """Create a group as FSx wants it: its members admit each other, and may call anywhere."""
+    group = str(ec2.create_security_group(
+        GroupName="lustre", Description="x", VpcId=vpc)["GroupId"])  # fmt: skip
+    itself = [{**rule, "UserIdGroupPairs": [{"GroupId": group}]} for rule in LUSTRE]
+    ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=itself)
+    return group
+
+
+def admits(rules: list[dict[str, Any]], peer: str, port: int) -> bool:
+    """Tell whether the rules of one direction let a peer through on a TCP port."""
+    return any(
+        (
+            peer in {pair["GroupId"] for pair in rule["UserIdGroupPairs"]}
+            or "0.0.0.0/0" in {range_["CidrIp"] for range_ in rule["IpRanges"]}
+        )
+        and (rule["IpProtocol"] == "-1" or rule["FromPort"] <= port <= rule["ToPort"])
+        for rule in rules
+    )
+
+
+def test_nodes_in_a_new_group_mount_an_existing_file_system(client: Client) -> None:
+    ec2 = client("ec2")
+    vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20")["Subnet"]["SubnetId"]
+    servers = group_of_the_servers(ec2, vpc)
+    made = deployment(
+        vpc_id=vpc,
+        subnet_id=subnet,
+        subnet_cidr="10.0.0.0/20",
+        lustre_dns_name=DNS_NAME,
+        lustre_mount_name="fqgwbbmv",
+        lustre_security_group_id=servers,
+    )
+    template = made.templates["network"]
+    # The CDK's check of its own bootstrap stack, which this account does not need.
+    template.pop("Parameters"), template.pop("Rules")
+
+    client("cloudformation").create_stack(StackName="n", TemplateBody=json.dumps(template))
+
+    of_lustre, of_nodes = (
+        next(g for g in ec2.describe_security_groups()["SecurityGroups"] if wanted(g))
+        for wanted in (
+            lambda g: g["GroupId"] == servers,
+            lambda g: g["VpcId"] == vpc and g["Description"].startswith("Trainium nodes"),
+        )
+    )
+    nodes = of_nodes["GroupId"]
+    for port in PORTS:
+        assert admits(of_lustre["IpPermissions"], nodes, port)
+        assert admits(of_lustre["IpPermissionsEgress"], nodes, port)
+        assert admits(of_nodes["IpPermissions"], servers, port)
+        assert admits(of_nodes["IpPermissionsEgress"], servers, port)
+    # What other clients of the file system rely on.
+    assert admits(of_lustre["IpPermissionsEgress"], "sg-of-others", 988)

@@ -79,9 +79,17 @@ def warn_who_builds(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
             cdk.Annotations.of(image).add_warning_v2(warning_id, text)
 
 
-def check_with_nag(app: cdk.App) -> None:
-    """Make every synthesis fail on cdk-nag's findings, besides the CDK's own template checks."""
+def add_judges(app: cdk.App, *, cdk_preflight: bool) -> None:
+    """Make synthesis fail on findings of cdk-nag, and of cdk-preflight where templates are deployed.
+
+    cdk-nag judges security; cdk-preflight has what AWS was seen to refuse during deployments.
+    """
     cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
+    if cdk_preflight:
+        # Imported here: loading its rules takes a second that a synthesis without them saves.
+        from cdk_preflight import Preflight
+
+        Preflight.apply(app)
 
 
 def main() -> int:
@@ -94,7 +102,7 @@ def main() -> int:
         return REFUSED
     build(app, config)
     warn_who_builds(app, config, BuildHost.here())
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=config.cdk_preflight)
     app.synth()
     return 0
 

@@ -11,7 +11,7 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_s3 as s3
 
-from app import build, check_with_nag
+from app import add_judges, build
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, matrix, name_of
@@ -172,25 +172,25 @@ def test_the_table_would_find_something_across_stacks() -> None:
     assert [line.split(": ")[1] for line in refused(made)] == ["batch-groups-and-interfaces"]
 
 
-# With cdk-nag, and with the CDK's own rules (a flag in cdk.json), synth raises on a finding.
+# With cdk-nag, cdk-preflight and the CDK's own rules (a flag in cdk.json), synth raises on findings.
 def test_the_cdk_validates_templates_against_its_own_rules() -> None:
     assert FLAGS["@aws-cdk/core:validateAgainstDefaultRules"] is True
 
 
 @pytest.mark.parametrize("keys", [*matrix(), *ON_EKS], ids=name_of)
-def test_cdk_nag_finds_nothing(keys: dict[str, object]) -> None:
+def test_no_rules_of_others_find_anything(keys: dict[str, object]) -> None:
     assert checked(**keys).templates
 
 
 @pytest.mark.parametrize("keys", SWITCHES, ids=name_of)
-def test_cdk_nag_finds_nothing_whatever_is_switched(keys: dict[str, object]) -> None:
+def test_no_rules_of_others_find_anything_whatever_is_switched(keys: dict[str, object]) -> None:
     assert checked(**keys).templates
 
 
 def test_cdk_nag_would_find_something() -> None:
     app = cdk.App(context=FLAGS)
     s3.Bucket(cdk.Stack(app, "Test"), "Open")
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=True)
 
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         app.synth()
@@ -208,7 +208,7 @@ def test_every_acknowledgement_answers_a_finding(
     app = cdk.App(context=FLAGS, outdir=str(tmp_path))
     keys: dict[str, object] = {**EKS, "orchestrators": "both", "retain_data": False}
     build(app, AppConfig.from_mapping({f"trainium:{name}": keys[name] for name in keys}))
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=True)
 
     with pytest.raises(RuntimeError):
         app.synth()

@@ -128,7 +128,7 @@ def build(cdk_app, config):
     values = {"ClusterName": "one", "AddonName": "vpc-cni", "AddonVersion": "1.20"}
     cdk.CfnResource(cdk.Stack(cdk_app, "S"), "A", type="AWS::EKS::Addon", properties=values)
 
-app.build, app.warn_who_builds = build, lambda *_: None
+app.build, app.warn_who_builds, app.warn_of_dates = build, lambda *_: None, lambda *_: None
 sys.exit(app.main())
 """
 
@@ -137,9 +137,9 @@ sys.exit(app.main())
 def test_synthesis_fails_on_what_cdk_preflight_finds(keys: dict[str, str], tmp_path: Path) -> None:
     context = {**FLAGS, **{f"trainium:{name}": value for name, value in keys.items()}}
 
-    done = run(
-        sys.executable, "-c", PLANTED, CDK_CONTEXT_JSON=json.dumps(context), CDK_OUTDIR=str(tmp_path)
-    )  # fmt: skip
+    surroundings = {"CDK_CONTEXT_JSON": json.dumps(context), "CDK_OUTDIR": str(tmp_path)}
+
+    done = run(sys.executable, "-c", PLANTED, **surroundings)
 
     said = "AddonVersion 1.20 is not of the form vX.Y.Z-eksbuild.N" in done.stdout + done.stderr
     assert ((done.returncode != 0), said) == (not keys, not keys)

@@ -12,7 +12,7 @@ import pytest
 from tests.stacks.cluster_objects import objects_of, plain, with_cluster
 from tests.stacks.synthesis import Deployment
 from trainium_catalogue import contract
-from trainium_catalogue.eks import SYSTEM_AMI_DATE
+from trainium_catalogue.eks import SYSTEM_IMAGES
 from trainium_constructs.eks.watching import MONITOR
 
 SECURITY_GROUP = "AWS::EC2::SecurityGroup"
@@ -255,9 +255,22 @@ class TestTrainiumNodes:
     def test_system_nodes_have_the_newest_image_whatever_the_neuron_release_needs(
         self, made: Deployment
     ) -> None:
-        assert group(made, "System")["ReleaseVersion"] == f"1.35.6-{SYSTEM_AMI_DATE}"
+        assert group(made, "System")["ReleaseVersion"] == SYSTEM_IMAGES["1.35"]
         assert group(made)["ReleaseVersion"] == f"1.35.6-{made.config.release.eks_ami_date}"
-        assert str(made.config.release.eks_ami_date) < SYSTEM_AMI_DATE
+
+    def test_host_images_can_be_chosen(self) -> None:
+        made = with_cluster(eks_node_image="1.35.5-20260618", eks_system_image="1.35.8-20261001")
+
+        assert group(made)["ReleaseVersion"] == "1.35.5-20260618"
+        assert group(made, "System")["ReleaseVersion"] == "1.35.8-20261001"
+
+    @pytest.mark.parametrize("start", ["Nodes", "System"])
+    def test_eks_repairs_nodes(self, made: Deployment, start: str) -> None:
+        """With what the node monitoring agent reports, and with the kubelet's own condition."""
+        assert group(made, start)["NodeRepairConfig"] == {"Enabled": True}
+        assert made.only("eks", "AWS::EKS::Addon", "TrainingMonitoring")["AddonName"] == (
+            "eks-node-monitoring-agent"
+        )
 
     def test_instances_carry_the_deployments_tag(self, made: Deployment) -> None:
         tags = {spec["ResourceType"]: spec["Tags"] for spec in template(made)["TagSpecifications"]}

@@ -57,9 +57,17 @@ SWITCHES: list[dict[str, object]] = [
     },
     {"node_shell": True},
     {**EKS, "orchestrators": "both"},
-    {**EKS, "lustre_gib": 0, "eks_recovery": True, "node_shell": True, "eks_nodes": 2},
+    {**EKS, "lustre_gib": 0, "node_shell": True, "eks_nodes": 2},
     {**EKS, "eks_endpoint_cidrs": (), "eks_private": True, "kubernetes_version": "1.36"},
     {**EKS, "capacity_block_id": "cr-0123456789abcdef0"},
+    {
+        **EKS,
+        "kubernetes_version": "1.34",
+        "eks_node_image": "1.34.9-20260625",
+        "eks_system_image": "1.34.10-20260903",
+        "eks_add_on_versions": "vpc-cni=v1.22.4-eksbuild.3",
+        "eks_image_registry": "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub",
+    },
     {
         **EKS,
         "vpc_id": "vpc-12345678",
@@ -172,7 +180,7 @@ def test_the_table_would_find_something_across_stacks() -> None:
     assert [line.split(": ")[1] for line in refused(made)] == ["batch-groups-and-interfaces"]
 
 
-# With cdk-nag, cdk-preflight and the CDK's own rules (a flag in cdk.json), synth raises on findings.
+# With cdk-nag, cdk-preflight and the CDK's own rules (a flag in cdk.json), a finding raises.
 def test_the_cdk_validates_templates_against_its_own_rules() -> None:
     assert FLAGS["@aws-cdk/core:validateAgainstDefaultRules"] is True
 

@@ -21,7 +21,7 @@ from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, TAINT, pod_resources, service_account
-from trainium_constructs.eks.manifests import lustre_claim, lustre_volume
+from trainium_constructs.eks.manifests import lustre_claim, lustre_name, lustre_volume
 from trainium_constructs.lustre import LustreMount
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
@@ -41,6 +41,7 @@ def _named(name: str) -> dict[str, str]:
     return {"name": name, "namespace": NAMESPACE}
 
 
+LUSTRE = LustreMount(file_system_id="fs-0", dns_name="fs-0.example.com", mount_name="fsx")
 EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_CLUSTER: "cluster",
     contract.SSM_EKS_NAMESPACE: NAMESPACE,
@@ -48,17 +49,14 @@ EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_NODE_GROUP: NODE_GROUP,
     contract.SSM_EKS_IMAGE: "123456789012.dkr.ecr.us-west-2.amazonaws.com/training:1",
     contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "12",
-    contract.SSM_EKS_LUSTRE_CLAIM: "lustre",
+    contract.SSM_EKS_LUSTRE_CLAIM: lustre_name(LUSTRE),
     contract.SSM_EKS_IDLE_MINUTES: "30",
 }
 
 
 BELONGINGS = (
-    lustre_volume(
-        LustreMount(file_system_id="fs-0", dns_name="fs-0.example.com", mount_name="fsx"),
-        name="trainium-lustre",
-    ),
-    lustre_claim(volume="trainium-lustre"),
+    lustre_volume(LUSTRE),
+    lustre_claim(LUSTRE),
     *(
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _named(service_account(name))}
         for name in ("all-reduce", "llama-tiny", "program")

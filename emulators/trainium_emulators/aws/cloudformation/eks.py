@@ -107,9 +107,14 @@ def _logging(properties: Properties) -> Any:
 
 
 def _update_cluster(cluster: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Update endpoint access, logging and tags; a new version would roll the nodes."""
-    change.refuse_others("AWS::EKS::Cluster", frozenset({"Logging", "ResourcesVpcConfig", "Tags"}))
+    """Update endpoint access, logging, tags and the control plane's version."""
+    change.refuse_others(
+        "AWS::EKS::Cluster",
+        frozenset({"Logging", "ResourcesVpcConfig", "Tags", "UpgradePolicy", "Version"}),
+    )
     made = _backend(place).describe_cluster(cluster.physical_resource_id)
+    # Its nodes stay as they are: a kubelet may be up to three minor versions older.
+    made.version = change.properties.get("Version", made.version)
     made.logging = _logging(change.properties) or made.logging
     made.resources_vpc_config |= _lower(change.properties["ResourcesVpcConfig"])
     return cluster
@@ -199,12 +204,14 @@ def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) 
     """Update sizes, labels and taints; where EKS rolls the nodes, remove and recreate them."""
     change.refuse_others(
         "AWS::EKS::Nodegroup",
-        frozenset({"Labels", "LaunchTemplate", "ReleaseVersion", "ScalingConfig", "Tags",
-                   "Taints", "UpdateConfig", "Version"}),
+        frozenset({"Labels", "LaunchTemplate", "NodeRepairConfig", "ReleaseVersion",
+                   "ScalingConfig", "Tags", "Taints", "UpdateConfig", "Version"}),
     )  # fmt: skip
     cluster, _, name = group.physical_resource_id.partition("/")
     made = _backend(place).describe_nodegroup(cluster, name)
+    made.version = change.properties.get("Version", made.version)
     eks_nodes.remove(made)
+    made.node_repair_config = _lower(change.properties.get("NodeRepairConfig"))
     made.scaling_config = _scaling(change.properties)
     made.labels = change.properties.get("Labels", {})
     made.taints = _taints(change.properties)

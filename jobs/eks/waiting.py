@@ -19,6 +19,7 @@ from jobs.eks.nodes import is_ready, look_at_nodes, read_node_group, scale_comma
 from jobs.eks.reasons import CLUSTER_REASONS
 from jobs.job import Explanation, Job, RunSummary, counted, find_explanation
 from trainium_catalogue import kubernetes
+from trainium_catalogue.eks import REPAIR_MINUTES
 
 Json = Mapping[str, Any]
 _HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
@@ -142,8 +143,9 @@ def _leaving(view: ClusterView, job: Job) -> Explanation | None:
             return _found(
                 f"pod {pod['metadata']['name']} of the attempt before is still there, because its "
                 f"node {name} does not answer",
-                "the next attempt begins when EKS has replaced the node; if you know that it is "
-                f"dead: kubectl delete node {name}",
+                "the next attempt begins when the node has been replaced: EKS does that once it "
+                f"has not answered for {REPAIR_MINUTES} minutes; if you know that it is dead: "
+                f"kubectl delete node {name}",
             )
     return _found(
         "pods of the attempt before are still ending",

@@ -167,7 +167,6 @@ def test_what_runs_on_trainium_nodes_tolerates_their_taint(made: Deployment) -> 
 
     for tolerations in (
         neuron["devicePlugin"]["tolerations"],
-        neuron["npd"]["tolerations"],
         values["efa"]["tolerations"],
     ):
         assert TAINT in {each["key"] for each in tolerations}

@@ -91,6 +91,7 @@ PLAUSIBLE: dict[str, st.SearchStrategy[Any]] = {
     "eks_idle_minutes": st.integers(0, 1440),
     "eks_subnet_ids": st.lists(hexadecimal("subnet"), min_size=1, max_size=2, unique=True),
     "eks_system_instance_types": st.just(["m6i.xlarge"]),
+    "cdk_preflight": st.booleans(),
     "eks_node_image": st.just("1.35.6-20260625"),
     "eks_system_image": st.just("1.35.7-20260903"),
     "eks_add_on_versions": st.just(["vpc-cni=v1.22.4-eksbuild.3"]),

@@ -200,6 +200,10 @@ def _taints(properties: Properties) -> list[dict[str, str]]:
     return [_lower(taint) for taint in properties.get("Taints", [])]
 
 
+# Changes that go through UpdateNodegroupVersion (EKS API reference); others leave the nodes alone.
+_NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
+
+
 def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Update sizes, labels and taints; where EKS rolls the nodes, remove and recreate them."""
     change.refuse_others(
@@ -210,9 +214,11 @@ def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) 
     cluster, _, name = group.physical_resource_id.partition("/")
     made = _backend(place).describe_nodegroup(cluster, name)
     made.version = change.properties.get("Version", made.version)
-    eks_nodes.remove(made)
+    if change.changed & _NEW_NODES:
+        eks_nodes.remove(made)
     made.node_repair_config = _lower(change.properties.get("NodeRepairConfig"))
-    made.scaling_config = _scaling(change.properties)
+    if "ScalingConfig" in change.changed:
+        made.scaling_config = _scaling(change.properties)
     made.labels = change.properties.get("Labels", {})
     made.taints = _taints(change.properties)
     made.release_version = change.properties.get("ReleaseVersion", made.release_version)

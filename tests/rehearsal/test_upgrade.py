@@ -93,7 +93,7 @@ def deploy(folder: Folder, *keys: str) -> None:
     """What docs/upgrading.md says, with the context of the deployment."""
     pairs = " ".join(f"-c trainium:{key}" for key in keys)
     deploying = f"CDK_DOCKER={folder.docker} rehearsed_deploy"
-    code, said = say(folder, f"rehearsed_synth {pairs} && {deploying}")
+    code, said = say(folder, f"{{ rehearsed_synth {pairs} && {deploying}; }} 2>&1")
     assert code == 0, said
 
 
@@ -131,7 +131,9 @@ def test_a_gang_that_was_upgraded_under_twice_ends_as_it_should(up: Folder) -> N
 
 
 def test_a_version_is_not_skipped_and_the_cluster_stays_as_it_was(up: Folder) -> None:
-    code, said = say(up, "rehearsed_synth -c trainium:kubernetes_version=1.34 && rehearsed_deploy")
+    code, said = say(
+        up, "{ rehearsed_synth -c trainium:kubernetes_version=1.34 && rehearsed_deploy; } 2>&1"
+    )
 
     assert code != 0
     assert "Unsupported Kubernetes minor version update from 1.36 to 1.34" in said

@@ -224,7 +224,7 @@ def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) 
     made.release_version = change.properties.get("ReleaseVersion", made.release_version)
     if template := _launch_template(change.properties, place):
         made.launch_template |= _lower(change.properties["LaunchTemplate"])
-        made.instance_types = [template["InstanceType"]]
+        made.instance_types = change.properties.get("InstanceTypes") or [template["InstanceType"]]
     eks_nodes.match(made)
     return group
 

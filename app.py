@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import date
 
 import aws_cdk as cdk
 import cdk_nag
@@ -71,6 +72,13 @@ def build(app: cdk.App, config: AppConfig) -> None:
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)
 
 
+def warn_of_dates(app: cdk.App, config: AppConfig, today: date) -> None:
+    """Warn about versions whose time is running out; templates do not depend on the date."""
+    network = app.node.find_child(config.stack_name("network"))
+    for warning in config.dated_warnings(today):
+        cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
+
+
 def warn_who_builds(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
     """Tell the machine that will build the image what to expect, while it can still stop."""
     if config.builds_image:
@@ -79,9 +87,17 @@ def warn_who_builds(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
             cdk.Annotations.of(image).add_warning_v2(warning_id, text)
 
 
-def check_with_nag(app: cdk.App) -> None:
-    """Make every synthesis fail on cdk-nag's findings, besides the CDK's own template checks."""
+def add_judges(app: cdk.App, *, cdk_preflight: bool) -> None:
+    """Make synthesis fail on findings of cdk-nag, and of cdk-preflight if wanted.
+
+    cdk-nag judges security; cdk-preflight has what AWS was seen to refuse during deployments.
+    """
     cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
+    if cdk_preflight:
+        # Imported here: loading its rules takes a second that a synthesis without them saves.
+        from cdk_preflight import Preflight
+
+        Preflight.apply(app)
 
 
 def main() -> int:
@@ -93,8 +109,9 @@ def main() -> int:
         print(f"refused: {refusal}", file=sys.stderr)
         return REFUSED
     build(app, config)
+    warn_of_dates(app, config, date.today())
     warn_who_builds(app, config, BuildHost.here())
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=config.cdk_preflight)
     app.synth()
     return 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import aws_cdk as cdk
@@ -14,7 +15,6 @@ from stacks.network_stack import NetworkStack
 from stacks.reservations import reservation_of
 from stacks.storage_stack import StorageStack
 from trainium_catalogue import contract, kubernetes
-from trainium_catalogue.eks import SYSTEM_AMI_DATE, host_image_version
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 from trainium_constructs import PublishedContract, grant_data_uris
 from trainium_constructs.eks import (
@@ -26,6 +26,7 @@ from trainium_constructs.eks import (
     TrainingCluster,
     TrainiumNodeGroup,
 )
+from trainium_constructs.eks.manifests import lustre_name
 from trainium_constructs.eks.watching import TENSORBOARD
 
 
@@ -69,6 +70,7 @@ class EksStack(cdk.Stack):
             admin_arns=config.eks_admin_arns,
             submitter_arns=config.eks_submitter_arns,
             log_retention_days=config.log_retention_days,
+            add_on_versions=_versions(config.eks_add_on_versions),
         )
         self._add_nodes(network, construct_id)
         roles = self._roles()
@@ -89,8 +91,8 @@ class EksStack(cdk.Stack):
                 bucket_name=storage.bucket.bucket.bucket_name,
                 log_group=data.logs.log_group,
                 lustre=lustre.mount,
-                recovery=config.eks_recovery,
-                chart_versions=dict(each.split("=") for each in config.eks_chart_versions),
+                chart_versions=_versions(config.eks_chart_versions),
+                image_registry=config.eks_image_registry,
             ),
             accounts=[kubernetes.service_account(name) for name in self._workloads()],
             after=[self.system, self.nodes, *roles],
@@ -111,8 +113,6 @@ class EksStack(cdk.Stack):
 
     def _add_nodes(self, network: NetworkStack, name: str) -> None:
         config = self._config
-        date = config.release.eks_ami_date
-        assert date is not None  # the configuration refuses a release without
         common: dict[str, Any] = {
             "cluster": self.cluster,
             "shell": config.node_shell,
@@ -122,7 +122,7 @@ class EksStack(cdk.Stack):
             "System",
             instance_types=config.eks_system_instance_types,
             network=network.network,
-            host_image_version=host_image_version(config.kubernetes_version, SYSTEM_AMI_DATE),
+            host_image_version=config.system_image,
             instance_tags=self._tags(f"{name}-system"),
             **common,
         )
@@ -132,7 +132,7 @@ class EksStack(cdk.Stack):
             instance_type=config.instance,
             network=network.network,
             layout=config.efa_layout,
-            host_image_version=host_image_version(config.kubernetes_version, date),
+            host_image_version=config.node_image,
             root_volume_gib=config.root_volume_gib,
             nodes=config.eks_nodes,
             max_nodes=config.max_nodes,
@@ -172,7 +172,7 @@ class EksStack(cdk.Stack):
         )
 
     def _published(self, data: DataJobsStack) -> dict[str, str]:
-        claim = {contract.SSM_EKS_LUSTRE_CLAIM: kubernetes.LUSTRE_CLAIM}
+        claim = {contract.SSM_EKS_LUSTRE_CLAIM: lustre_name(self._mount)} if self._mount else {}
         idle = {contract.SSM_EKS_IDLE_MINUTES: str(self._config.eks_idle_minutes)}
         return {
             contract.SSM_EKS_CLUSTER: self.cluster.cluster.cluster_name,
@@ -181,6 +181,11 @@ class EksStack(cdk.Stack):
             contract.SSM_EKS_NODE_GROUP: self.nodes.nodes.nodegroup_name,
             contract.SSM_EKS_IMAGE: data.image_uri,
             contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: str(self._config.job_time_limit_hours),
-            **(claim if self._mount else {}),
+            **claim,
             **(idle if self._config.eks_idle_minutes else {}),
         }
+
+
+def _versions(given: Sequence[str]) -> dict[str, str]:
+    """Read ``name=version`` pairs."""
+    return dict(each.split("=") for each in given)

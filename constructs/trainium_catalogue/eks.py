@@ -5,6 +5,7 @@ release the Kubernetes patch versions and the Neuron driver (``aws-neuronx-dkms`
 """
 
 from collections.abc import Mapping
+from datetime import date
 from types import MappingProxyType
 
 DEFAULT_KUBERNETES_VERSION = "1.35"
@@ -12,16 +13,53 @@ DEFAULT_KUBERNETES_VERSION = "1.35"
 KUBERNETES_VERSIONS: Mapping[str, str] = MappingProxyType(
     {"1.34": "1.34.9", "1.35": "1.35.6", "1.36": "1.36.2"}
 )
-"""Minor version to patch version, the same in all host images below.
+"""Minor version to patch version, the same in the Neuron host images of all our releases.
 
 One minor version either side of 1.35, which is all that the stack's own kubectl 1.35 supports
 (Kubernetes version skew policy).
 """
 
-SYSTEM_AMI_DATE = "20260714"
-"""Date of the system nodes' host image: the newest release, with its security fixes.
+STANDARD_SUPPORT_ENDS: Mapping[str, date] = MappingProxyType(
+    {"1.34": date(2026, 12, 2), "1.35": date(2027, 3, 27), "1.36": date(2027, 8, 2)}
+)
+"""Day on which EKS upgrades a control plane of this version by itself, since clusters have the
+support type STANDARD (EKS User Guide, Kubernetes release calendar)."""
+SUPPORT_WARNING_DAYS = 120
+"""Days before that date from which a synthesis warns: EKS announces it 60 days ahead at least."""
 
-System nodes need no Neuron driver, so no Neuron release holds their image back."""
+OLD_IMAGE_DAYS = 120
+"""Age of the system nodes' image from which a synthesis warns."""
+SYSTEM_IMAGES: Mapping[str, str] = MappingProxyType(
+    {"1.34": "1.34.10-20260903", "1.35": "1.35.7-20260903", "1.36": "1.36.3-20260903"}
+)
+"""Release versions of the system nodes' host image (github.com/awslabs/amazon-eks-ami, release
+v20260903); they need no Neuron driver, so no Neuron release holds them back."""
+
+NEURON_DRIVERS_OF_IMAGES: Mapping[str, str] = MappingProxyType(
+    {"20260409": "2.27.4.0", "20260610": "2.28.0.0", "20260714": "2.29.0.0"}
+)
+"""Date of the first Neuron host image that holds each driver; its change log ends at the last."""
+
+ADD_ONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "coredns": {
+            "1.34": "v1.13.2-eksbuild.24",
+            "1.35": "v1.14.3-eksbuild.16",
+            "1.36": "v1.14.3-eksbuild.16",
+        },
+        "eks-node-monitoring-agent": dict.fromkeys(KUBERNETES_VERSIONS, "v1.7.0-eksbuild.1"),
+        "eks-pod-identity-agent": dict.fromkeys(KUBERNETES_VERSIONS, "v1.3.10-eksbuild.3"),
+        "kube-proxy": {
+            "1.34": "v1.34.6-eksbuild.25",
+            "1.35": "v1.35.3-eksbuild.25",
+            "1.36": "v1.36.0-eksbuild.21",
+        },
+        "vpc-cni": dict.fromkeys(KUBERNETES_VERSIONS, "v1.23.1-eksbuild.1"),
+    }
+)
+"""EKS's own add-ons, pinned for each Kubernetes version: without a version they never update.
+
+Versions: EKS User Guide as of 2026-09-26 (coredns, kube-proxy, vpc-cni), the agents' releases."""
 
 NEWER_KERNEL = frozenset({"1.36"})
 """Versions whose host images run Linux 6.18, for which we found no Lustre client listed by FSx."""
@@ -43,6 +81,10 @@ USD_PER_HOUR_ESTIMATE = 0.10 + SYSTEM_NODES * 0.192
 DEFAULT_IDLE_MINUTES = 30
 """Long enough to read a traceback and submit again on the same nodes; a new one takes about ten
 minutes to start and pull its image. At most 11 USD for an idle trn1.32xlarge."""
+
+REPAIR_MINUTES = 30
+"""Time after which EKS's node auto repair replaces a node that is not Ready (EKS User Guide,
+automatic node repair); not while more than 20 % of a group of over five nodes are unhealthy."""
 
 POD_ADDRESSES = 12
 """Addresses that the network plug-in reserves for a node's pods (MINIMUM_IP_TARGET)."""

@@ -10,7 +10,7 @@ from trainium_catalogue.instances import InstanceType
 NAMESPACE: Final = "trainium"
 QUEUE: Final = "trainium"
 LUSTRE_CLAIM: Final = "lustre"
-"""Claim in the namespace, if the deployment has a file system."""
+"""First word of the names of the file system's volume and claim."""
 NODE_LABEL: Final = "node.kubernetes.io/instance-type"
 TAINT: Final = "aws.amazon.com/neuron"
 """Key of the taint on Trainium nodes; also the resource as which the device plugin counts chips."""

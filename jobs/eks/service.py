@@ -154,8 +154,8 @@ class EksService:
         raise AssertionError("the last attempt returns or raises")
 
     def stop(self, summary: RunSummary, reason: str) -> None:
-        """Abort the job, as `vcctl job suspend` does: its pods end, but the job remains."""
-        abort(self.cluster(), summary.job_id, reason)
+        """Terminate the job: its pods end; the job remains until its time to live has passed."""
+        terminate(self.cluster(), summary.job_id, reason)
 
     def why_waiting(self, job: Job) -> Explanation | None:
         """Look at the nodes and who uses them."""
@@ -186,18 +186,22 @@ class EksService:
         return self._built[key]
 
 
-def abort(cluster: Cluster, job_id: str, reason: str) -> None:
-    """Have Volcano's controller end a job's pods; the job keeps the ``reason``."""
+def terminate(cluster: Cluster, job_id: str, reason: str) -> None:
+    """Have Volcano's controller end a job's pods; the job keeps the ``reason``.
+
+    Not by aborting it: Volcano deletes an aborted job never, whatever ttlSecondsAfterFinished says
+    (1.15.1, pkg/controllers/garbagecollector/garbagecollector.go, isJobFinished).
+    """
     path = f"{JOBS}/{job_id}"
     with refusing():
         note = {"metadata": {"annotations": {STOPPED_BY: reason}}}
         job = cluster.call("PATCH", path, body=note, content_type=MERGE_PATCH)
         cluster.call("POST", COMMANDS, body=_command(job))
-        _see_it_aborted(cluster, path)
+        _see_it_terminated(cluster, path)
 
 
-def _see_it_aborted(cluster: Cluster, path: str) -> None:
-    """Abort a job between two attempts, when Volcano drops the command.
+def _see_it_terminated(cluster: Cluster, path: str) -> None:
+    """Terminate a job between two attempts, when Volcano drops the command.
 
     In phase Restarting, Volcano only carries out its own steps (Volcano 1.15.1,
     pkg/controllers/job/state/restarting.go), and the run would go on. But anyone may set the
@@ -206,7 +210,7 @@ def _see_it_aborted(cluster: Cluster, path: str) -> None:
     for _ in range(_LOOKS):
         phase = phase_of(cluster.get(path))
         if phase == "Restarting":
-            status = {"status": {"state": {"phase": "Aborting"}}}
+            status = {"status": {"state": {"phase": "Terminating"}}}
             cluster.call("PATCH", f"{path}/status", body=status, content_type=MERGE_PATCH)
             return
         if phase not in (None, "Pending", "Running"):
@@ -228,10 +232,10 @@ def _command(job: Json) -> Json:
         "apiVersion": "bus.volcano.sh/v1alpha1",
         "kind": "Command",
         "metadata": {
-            "generateName": f"{metadata['name']}-abort-",
+            "generateName": f"{metadata['name']}-terminate-",
             "namespace": metadata["namespace"],
             "ownerReferences": [owner],
         },
         "target": owner,
-        "action": "AbortJob",
+        "action": "TerminateJob",
     }

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Self
 from stacks.config.checks import check
 from stacks.config.keys import all_given, keys_of, read_all
 from stacks.config.values import ConfigValues
-from stacks.config.warnings import ConfigWarning, warnings_of
+from stacks.config.warnings import ConfigWarning, dated_warnings_of, warnings_of
 
 if TYPE_CHECKING:
+    from datetime import date
+
     from constructs import Node
 
 
@@ -43,3 +45,7 @@ class AppConfig(ConfigValues):
     def warnings(self) -> tuple[ConfigWarning, ...]:
         """Warnings about what could not be checked, or costs money while idle."""
         return warnings_of(self)
+
+    def dated_warnings(self, today: date) -> tuple[ConfigWarning, ...]:
+        """Warnings about versions whose time is running out."""
+        return dated_warnings_of(self, today)

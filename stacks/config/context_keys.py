@@ -330,3 +330,9 @@ class ContextKeys:
         default=True,
         help="destroy keeps the created bucket and says so; false empties and deletes it",
     )
+    cdk_preflight: bool = key(
+        kinds.boolean(),
+        default=True,
+        help="synthesis fails on what cdk-preflight knows that AWS refuses during a deployment; "
+        "false leaves its rules out, and some seconds, for a synthesis that is not deployed",
+    )

@@ -8,8 +8,11 @@ from stacks.config import kinds
 from stacks.config.context_keys import ContextKeys
 from stacks.config.keys import key
 from stacks.config.names import (
+    add_on_version,
     chart_version,
     endpoint_cidr,
+    host_image_release,
+    image_registry,
     principal_arn,
     system_instance_type,
 )
@@ -77,10 +80,29 @@ class EksKeys(ContextKeys):
         default=DEFAULT_SYSTEM_INSTANCE_TYPES,
         help="types that the two on-demand nodes of the cluster's own add-ons may have",
     )
-    eks_recovery: bool = key(
-        kinds.boolean(),
-        default=False,
-        help="true: a node with an unrecoverable Neuron error is replaced; false: it is reported",
+    eks_node_image: str | None = key(
+        kinds.optional(host_image_release()),
+        default=None,
+        help="release version of the Trainium nodes' host image, say `1.35.6-20260625`, instead of "
+        "the one that fits `neuron_release`; another one replaces the nodes",
+    )
+    eks_system_image: str | None = key(
+        kinds.optional(host_image_release()),
+        default=None,
+        help="release version of the host image of the add-ons' nodes, instead of the pinned one",
+    )
+    eks_add_on_versions: tuple[str, ...] = key(
+        kinds.maybe_words(add_on_version, noun="list"),
+        default=(),
+        help="other versions of EKS's own add-ons than the pinned ones, say "
+        "`vpc-cni=v1.22.4-eksbuild.3`",
+    )
+    eks_image_registry: str | None = key(
+        kinds.optional(image_registry()),
+        default=None,
+        help="registry with Volcano's images instead of Docker Hub, which limits anonymous pulls "
+        "of an address: a mirror, or a pull-through cache such as "
+        "`111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub`",
     )
     eks_chart_versions: tuple[str, ...] = key(
         kinds.maybe_words(chart_version, noun="list"),

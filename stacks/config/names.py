@@ -9,7 +9,7 @@ from stacks.config.kinds import Kind, cidr, comma_separated, matching, text
 from stacks.config.refusal import Unfit
 from trainium_catalogue.charts import CHARTS
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.eks import SYSTEM_INSTANCE_TYPES
+from trainium_catalogue.eks import ADD_ONS, DEFAULT_KUBERNETES_VERSION, SYSTEM_INSTANCE_TYPES
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES
 from trainium_catalogue.suggest import did_you_mean
 
@@ -241,6 +241,42 @@ def system_instance_type(name: str) -> str:
             did_you_mean(name, SYSTEM_INSTANCE_TYPES),
         )
     return name
+
+
+def host_image_release() -> Kind[str]:
+    """The release version of an EKS-optimised host image, as a node group has it."""
+    return matching(
+        r"1\.\d{2}\.\d{1,2}-20\d{6}",
+        noun="release version",
+        reason="is not the release version of a host image",
+        remedy="give one such as 1.35.6-20260625; SSM's parameter "
+        "/aws/service/eks/optimized-ami/<version>/amazon-linux-2023/x86_64/<neuron or standard>"
+        "/recommended/release_version has the newest",
+    )
+
+
+def image_registry() -> Kind[str]:
+    """The host of a registry, with a prefix of its repositories."""
+    return matching(
+        r"(?!docker\.io)[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?(/[a-z0-9._-]+)*",
+        noun="registry",
+        reason="is not a registry other than Docker Hub",
+        remedy="give its host and prefix, without https:// and a slash at the end",
+    )
+
+
+def add_on_version(text: str) -> str:
+    """Accept ``<add-on>=<version>``."""
+    name, _, version = text.partition("=")
+    if name not in ADD_ONS:
+        raise Unfit(f"names the unknown add-on {name!r}", did_you_mean(name, ADD_ONS))
+    if not re.fullmatch(r"v\d+\.\d+\.\d+-eksbuild\.\d+", version, re.ASCII):
+        example = ADD_ONS[name][DEFAULT_KUBERNETES_VERSION]
+        raise Unfit(
+            f"gives {name} the version {version!r}",
+            f"write {name}=<a version of aws eks describe-addon-versions>, as in {name}={example}",
+        )
+    return text
 
 
 def chart_version(text: str) -> str:

@@ -8,6 +8,7 @@ from stacks.config import addresses
 from stacks.config.eks_keys import EksKeys
 from stacks.config.names import is_zone_name
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.eks import SYSTEM_IMAGES, host_image_version
 from trainium_catalogue.instances import JOB_VCPUS, EfaLayout, InstanceType, find_instance_type
 from trainium_catalogue.releases import NeuronRelease, find_release
 from trainium_catalogue.zones import subnet_zones
@@ -41,6 +42,19 @@ class ConfigValues(EksKeys):
     def runs_on_eks(self) -> bool:
         """True if an EKS cluster runs jobs on nodes."""
         return Orchestrator.EKS in self.orchestrators
+
+    @property
+    def node_image(self) -> str:
+        """Release version of the Trainium nodes' host image on EKS."""
+        if self.eks_node_image is not None:
+            return self.eks_node_image
+        assert self.release.eks_ami_date is not None  # such a release is refused
+        return host_image_version(self.kubernetes_version, self.release.eks_ami_date)
+
+    @property
+    def system_image(self) -> str:
+        """Release version of the host image of the add-ons' nodes on EKS."""
+        return self.eks_system_image or SYSTEM_IMAGES[self.kubernetes_version]
 
     @property
     def has_lustre(self) -> bool:

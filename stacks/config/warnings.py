@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 
 from stacks.config.refusal import setting
 from stacks.config.values import ConfigValues
 from trainium_catalogue.charts import VOLCANO_KUBERNETES, VOLCANO_VERSION
-from trainium_catalogue.eks import NEWER_KERNEL, SYSTEM_NODES, USD_PER_HOUR_ESTIMATE
+from trainium_catalogue.eks import (
+    NEWER_KERNEL,
+    OLD_IMAGE_DAYS,
+    STANDARD_SUPPORT_ENDS,
+    SUPPORT_WARNING_DAYS,
+    SYSTEM_NODES,
+    USD_PER_HOUR_ESTIMATE,
+)
 from trainium_catalogue.zones import USD_PER_GB_ACROSS_ZONES
 
 _FAMILIES_ON_BATCH = frozenset({"trn1", "trn1n"})
@@ -26,6 +34,38 @@ class ConfigWarning:
 def warnings_of(config: ConfigValues) -> tuple[ConfigWarning, ...]:
     """All warnings about this configuration."""
     return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in _warnings(config))
+
+
+def dated_warnings_of(config: ConfigValues, today: date) -> tuple[ConfigWarning, ...]:
+    """Warnings that appear with time; apart, since templates and tests depend on no date."""
+    if not config.runs_on_eks:
+        return ()
+    found = [*_support_ends(config, today), *_system_image_is_old(config, today)]
+    return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in found)
+
+
+def _support_ends(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
+    ends = STANDARD_SUPPORT_ENDS[config.kubernetes_version]
+    if today < ends - timedelta(days=SUPPORT_WARNING_DAYS):
+        return
+    yield (
+        "supportEnds",
+        f"{setting('kubernetes_version', config.kubernetes_version)} has EKS's standard support "
+        f"until {ends}; from then on EKS upgrades the control plane by itself, at an hour of its "
+        "choice, and leaves nodes and add-ons behind: see docs/upgrading.md",
+    )
+
+
+def _system_image_is_old(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
+    image = config.system_image
+    built = datetime.strptime(image.rpartition("-")[2], "%Y%m%d").date()
+    if (age := (today - built).days) < OLD_IMAGE_DAYS:
+        return
+    yield (
+        "systemImage",
+        f"{setting('eks_system_image', image)} is {age} days old, and later ones have security "
+        "fixes: see docs/upgrading.md for the newest",
+    )
 
 
 def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
@@ -116,6 +156,13 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
             f"{setting('kubernetes_version', config.kubernetes_version)} is newer than what "
             f"Volcano {VOLCANO_VERSION} lists as compatible "
             f"({', '.join(sorted(VOLCANO_KUBERNETES))}): it ignores what that version added",
+        )
+    if config.eks_node_image is not None:
+        yield (
+            "nodeImage",
+            f"{setting('eks_node_image', config.eks_node_image)} cannot be checked as far as its "
+            "driver is not known: Neuron release "
+            f"{config.neuron_release} needs driver {config.release.driver_range}",
         )
     if config.eks_chart_versions:
         yield (

@@ -12,7 +12,7 @@ from typing import Any
 
 import aws_cdk as cdk
 
-from app import build, check_with_nag
+from app import add_judges, build
 from stacks.config import AppConfig
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 
@@ -75,7 +75,7 @@ def deployment(**keys: object) -> Deployment:
 
 
 def checked(**keys: object) -> Deployment:
-    """Synthesise as a user does, with the CDK's own rules and cdk-nag, and raise on findings."""
+    """Synthesise as a user does, with the CDK's rules and those of others; raise on findings."""
     return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), checks=True))
 
 
@@ -86,7 +86,7 @@ def _synthesise(keys: tuple[tuple[str, object], ...], *, checks: bool) -> Deploy
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
     build(app, config)
     if checks:
-        check_with_nag(app)
+        add_judges(app, cdk_preflight=True)
     app.synth()
     templates = {
         part: json.loads(path.read_text(encoding="utf-8"))

@@ -57,8 +57,7 @@ def test_a_record_is_of_the_chart_that_is_installed(name: str) -> None:
     chart = CHARTS[name]
 
     assert RECORDED[name]["chart"] == chart.chart.rpartition("/")[2]
-    # AWS publishes no source for the newer Neuron charts.
-    assert name == "neuron" or RECORDED[name]["version"] == chart.version
+    assert RECORDED[name]["version"] == chart.version
 
 
 @pytest.mark.parametrize("name", CHARTS)
@@ -168,7 +167,6 @@ def test_what_runs_on_trainium_nodes_tolerates_their_taint(made: Deployment) -> 
 
     for tolerations in (
         neuron["devicePlugin"]["tolerations"],
-        neuron["npd"]["tolerations"],
         values["efa"]["tolerations"],
     ):
         assert TAINT in {each["key"] for each in tolerations}
@@ -199,11 +197,17 @@ def test_the_efa_plugin_comes_from_the_regions_own_registry(region: str, registr
     assert values["efa"]["image"]["repository"].startswith(f"{registry}/")
 
 
-@pytest.mark.parametrize("recovery", [False, True])
-def test_node_problems_are_detected_and_repaired_where_that_is_wanted(recovery: bool) -> None:
-    npd = chart_values(with_cluster(eks_recovery=recovery))["neuron"]["npd"]
+def test_one_agent_watches_the_nodes_and_one_service_replaces_them(made: Deployment) -> None:
+    """EKS's own: Neuron's problem detector looks for the same four errors, and only for them."""
+    assert chart_values(made)["neuron"]["npd"] == {"enabled": False}
 
-    assert (npd["enabled"], npd["nodeRecovery"]["enabled"]) == (True, recovery)
+
+def test_volcanos_images_come_from_a_registry_of_ones_own_if_there_is_one(made: Deployment) -> None:
+    mirror = "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub"
+    mirrored = chart_values(with_cluster(eks_image_registry=mirror))["volcano"]["basic"]
+
+    assert mirrored["image_registry"] == mirror
+    assert "image_registry" not in chart_values(made)["volcano"]["basic"]
 
 
 def test_the_cdks_own_neuron_plugin_is_not_installed(made: Deployment) -> None:

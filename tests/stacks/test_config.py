@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import date, timedelta
 from typing import Any
 
 import aws_cdk as cdk
@@ -12,6 +13,7 @@ import pytest
 from stacks.config import AppConfig, ConfigError
 from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
+from trainium_catalogue.eks import OLD_IMAGE_DAYS, STANDARD_SUPPORT_ENDS, SUPPORT_WARNING_DAYS
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 from trainium_constructs.network import plan_subnets
 
@@ -183,6 +185,38 @@ def test_a_finished_image_needs_no_base() -> None:
 
 def test_stacks_are_named_after_the_deployment() -> None:
     assert configured(deployment="team-a").stack_name("batch") == "trainium-team-a-batch"
+
+
+ON_EKS = {
+    "orchestrators": "eks",
+    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
+    "eks_private": "true",
+}
+ENDS = STANDARD_SUPPORT_ENDS["1.34"]
+
+
+@pytest.mark.parametrize(
+    ("before", "warned"),
+    [(SUPPORT_WARNING_DAYS + 1, False), (SUPPORT_WARNING_DAYS, True), (-1, True)],
+)
+def test_a_version_whose_standard_support_ends_soon_is_warned_of(before: int, warned: bool) -> None:
+    config = configured(**ON_EKS, kubernetes_version="1.34", eks_system_image="1.34.1-20991231")
+    found = config.dated_warnings(ENDS - timedelta(days=before))
+
+    assert [each.id for each in found] == ["trainium:supportEnds"] * warned
+    assert all(str(ENDS) in each.message for each in found)
+
+
+@pytest.mark.parametrize(("age", "warned"), [(OLD_IMAGE_DAYS - 1, False), (OLD_IMAGE_DAYS, True)])
+def test_an_old_image_of_the_system_nodes_is_warned_of(age: int, warned: bool) -> None:
+    config = configured(**ON_EKS, eks_system_image="1.35.7-20260101")
+    found = config.dated_warnings(date(2026, 1, 1) + timedelta(days=age))
+
+    assert [each.id for each in found] == ["trainium:systemImage"] * warned
+
+
+def test_without_a_cluster_no_date_matters() -> None:
+    assert configured().dated_warnings(date(2099, 1, 1)) == ()
 
 
 def test_defaults_deserve_no_warning() -> None:

@@ -13,7 +13,7 @@ import pytest
 from aws_cdk import aws_s3 as s3
 from aws_cdk.assertions import Annotations, Match
 
-from app import build, check_with_nag
+from app import add_judges, build
 from stacks.config import AppConfig
 from tests.support.limits import scaled
 
@@ -113,10 +113,36 @@ def test_every_stack_is_tagged_with_its_deployment(tmp_path: Path) -> None:
 def test_synthesis_fails_on_what_cdk_nag_finds(tmp_path: Path) -> None:
     app = cdk.App(context=FLAGS, outdir=str(tmp_path))
     s3.Bucket(cdk.Stack(app, "Careless"), "Data")
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=True)
 
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         app.synth()
+
+
+PLANTED = """
+import sys
+import aws_cdk as cdk
+import app
+
+def build(cdk_app, config):
+    values = {"ClusterName": "one", "AddonName": "vpc-cni", "AddonVersion": "1.20"}
+    cdk.CfnResource(cdk.Stack(cdk_app, "S"), "A", type="AWS::EKS::Addon", properties=values)
+
+app.build, app.warn_who_builds, app.warn_of_dates = build, lambda *_: None, lambda *_: None
+sys.exit(app.main())
+"""
+
+
+@pytest.mark.parametrize("keys", [{}, {"cdk_preflight": "false"}], ids=["default", "off"])
+def test_synthesis_fails_on_what_cdk_preflight_finds(keys: dict[str, str], tmp_path: Path) -> None:
+    context = {**FLAGS, **{f"trainium:{name}": value for name, value in keys.items()}}
+
+    surroundings = {"CDK_CONTEXT_JSON": json.dumps(context), "CDK_OUTDIR": str(tmp_path)}
+
+    done = run(sys.executable, "-c", PLANTED, **surroundings)
+
+    said = "AddonVersion 1.20 is not of the form vX.Y.Z-eksbuild.N" in done.stdout + done.stderr
+    assert ((done.returncode != 0), said) == (not keys, not keys)
 
 
 @pytest.fixture(scope="module")

@@ -80,24 +80,18 @@ def test_pods_have_networks_as_long_as_there_are_nodes(made: Deployment) -> None
 def test_pods_are_created_when_there_are_credentials_for_them(made: Deployment) -> None:
     groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
     (networks,) = made.logical_ids("eks", "AWS::EKS::PodIdentityAssociation", "TrainingNetworks")
-    (recovery,) = made.logical_ids("eks", "AWS::EKS::PodIdentityAssociation", "ContentsRecovery")
 
     assert groups <= dependants(made, networks)
-    assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, recovery)
 
 
-def test_pods_with_a_role_have_a_namespace_before_a_chart_wants_to_put_them_there(
-    made: Deployment,
-) -> None:
+def test_pods_with_a_role_have_a_namespace(made: Deployment) -> None:
     """A chart creates no namespace but that of its release."""
     namespaces = {
         each["Namespace"] for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
     }
     applied = {each["metadata"]["name"] for each in objects_of(made) if each["kind"] == "Namespace"}
-    (health,) = made.logical_ids("eks", MANIFEST, "ContentsHealth")
 
     assert namespaces - {"kube-system"} <= applied
-    assert set(made.logical_ids("eks", CHART, "ContentsNeuron")) <= dependants(made, health)
 
 
 def test_kubectl_reaches_the_cluster_until_the_last_object_is_gone(made: Deployment) -> None:

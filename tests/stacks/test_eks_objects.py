@@ -9,7 +9,7 @@ import pytest
 
 from tests.stacks.cluster_objects import object_of, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment, name_of
-from trainium_catalogue import kubernetes
+from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.eks import KUBERNETES_VERSIONS
 from trainium_catalogue.instances import INSTANCE_TYPES
 
@@ -29,6 +29,15 @@ def made() -> Deployment:
 def pod_templates(made: Deployment) -> list[dict[str, Any]]:
     return [each["spec"]["template"]["spec"] for each in objects_of(made) if "template" in
             each.get("spec", {})]  # fmt: skip
+
+
+def lustre_of(made: Deployment) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Find the specs of the file system's volume and claim, which refer to each other."""
+    (volume,) = (each for each in objects_of(made) if each["kind"] == "PersistentVolume")
+    (claim,) = (each for each in objects_of(made) if each["kind"] == "PersistentVolumeClaim")
+    assert volume["spec"]["claimRef"]["name"] == claim["metadata"]["name"]
+    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
+    return volume["spec"], claim["spec"]
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
@@ -101,37 +110,67 @@ def test_a_pod_that_is_not_privileged_is_admitted_and_what_is_not_strict_is_repo
 
 
 def test_the_file_system_of_the_deployment_is_mounted(made: Deployment) -> None:
-    volume = object_of(made, "PersistentVolume", "trainium-lustre")["spec"]
-    claim = object_of(made, "PersistentVolumeClaim", kubernetes.LUSTRE_CLAIM)["spec"]
+    volume, claim = lustre_of(made)
 
     assert "LustreFileSystem" in volume["csi"]["volumeHandle"]
     assert "DNSName" in volume["csi"]["volumeAttributes"]["dnsname"]
-    assert claim["volumeName"] == "trainium-lustre"
     assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1200Gi"}
 
 
 def test_a_file_system_may_grow_under_its_claim(made: Deployment) -> None:
     """Kubernetes refuses to resize a claim whose volume was not provisioned."""
-    claims = [
-        object_of(each, "PersistentVolumeClaim", kubernetes.LUSTRE_CLAIM)
-        for each in (made, with_cluster(lustre_gib=4800))
-    ]
-
-    assert claims[0]["spec"] == claims[1]["spec"]
+    assert lustre_of(made)[1] == lustre_of(with_cluster(lustre_gib=4800))[1]
 
 
 def test_an_existing_file_system_is_mounted_by_its_id() -> None:
     made = with_cluster(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
 
-    assert object_of(made, "PersistentVolume", "trainium-lustre")["spec"]["csi"] == {
+    assert lustre_of(made)[0]["csi"] == {
         "driver": "fsx.csi.aws.com",
         "volumeHandle": "fs-0123456789abcdef0",
         "volumeAttributes": {"dnsname": DNS_NAME, "mountname": "fqgwbbmv"},
     }
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"lustre_dns_name": DNS_NAME.replace("fs-0", "fs-1"), "lustre_mount_name": "fqgwbbmv"},
+        {"lustre_dns_name": DNS_NAME, "lustre_mount_name": "fqgwbbmw"},
+    ],
+)
+def test_another_file_system_has_another_volume_and_another_claim(other: dict[str, object]) -> None:
+    """Kubernetes refuses to change a volume's source, and a claim's volume."""
+    changed, before = (
+        {
+            each["kind"]: each["metadata"]["name"]
+            for each in objects_of(with_cluster(**keys))
+            if each["kind"].startswith("PersistentVolume")
+        }
+        for keys in (other, {"lustre_dns_name": DNS_NAME, "lustre_mount_name": "fqgwbbmv"})
+    )
+
+    assert changed.keys() == before.keys() == {"PersistentVolume", "PersistentVolumeClaim"}
+    assert not set(changed.values()) & set(before.values())
+
+
+def test_pods_mount_the_claim_that_is_published() -> None:
+    made = with_cluster(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
+    published = [
+        each["Value"]
+        for each in made.resources("eks", "AWS::SSM::Parameter")
+        if each.get("Name", "").endswith(contract.SSM_EKS_LUSTRE_CLAIM)
+    ]
+    names = [e["metadata"]["name"] for e in objects_of(made) if e["kind"].endswith("VolumeClaim")]
+    pods = object_of(made, "Deployment", "tensorboard")["spec"]["template"]["spec"]
+    mounted = [v["persistentVolumeClaim"]["claimName"] for v in pods["volumes"] if len(v) == 2
+               and "persistentVolumeClaim" in v]  # fmt: skip
+
+    assert published == names == mounted
+
+
 def test_destroying_the_cluster_keeps_the_file_system(made: Deployment) -> None:
-    volume = object_of(made, "PersistentVolume", "trainium-lustre")["spec"]
+    volume, _ = lustre_of(made)
 
     assert volume["persistentVolumeReclaimPolicy"] == "Retain"
     assert volume["storageClassName"] == ""

@@ -87,9 +87,8 @@ class TestRights:
         assert statement["Action"] == ["logs:CreateLogStream", "logs:PutLogEvents"]
         assert group in statement["Resource"]["Fn::ImportValue"]
 
-    def test_only_recovery_may_replace_a_node(self, made: Deployment) -> None:
+    def test_nothing_in_the_cluster_may_replace_a_node(self, made: Deployment) -> None:
         assert "SetInstanceHealth" not in made.text("eks")
-        assert "SetInstanceHealth" in with_cluster(eks_recovery=True).text("eks")
 
     def test_tensorboard_reads_the_bucket_only_where_there_is_no_file_system(
         self, made: Deployment

@@ -12,7 +12,7 @@ import pytest
 from tests.stacks.cluster_objects import objects_of, plain, with_cluster
 from tests.stacks.synthesis import Deployment
 from trainium_catalogue import contract
-from trainium_catalogue.eks import SYSTEM_AMI_DATE
+from trainium_catalogue.eks import ADD_ONS, KUBERNETES_VERSIONS, SYSTEM_IMAGES
 from trainium_constructs.eks.watching import MONITOR
 
 SECURITY_GROUP = "AWS::EC2::SecurityGroup"
@@ -129,12 +129,23 @@ class TestControlPlane:
         assert changed.keys() == {"AWS::EKS::Nodegroup", "AWS::EC2::LaunchTemplate"}
         assert all(name.startswith("Nodes") for name in changed.values())
 
-    def test_secrets_are_encrypted_with_a_key_that_goes_too(self, made: Deployment) -> None:
-        (key,) = made.logical_ids("eks", "AWS::KMS::Key")
-        (encryption,) = cluster(made)["EncryptionConfig"]
+    def test_no_version_is_billed_as_extended_support(self, made: Deployment) -> None:
+        assert cluster(made)["UpgradePolicy"] == {"SupportType": "STANDARD"}
 
-        assert encryption["Provider"] == {"KeyArn": {"Fn::GetAtt": [key, "Arn"]}}
-        assert made.templates["eks"]["Resources"][key]["DeletionPolicy"] == "Delete"
+    @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+    def test_every_add_on_is_pinned_for_the_clusters_version(self, version: str) -> None:
+        made = with_cluster(kubernetes_version=version)
+
+        assert {each["AddonName"]: each["AddonVersion"] for each in
+                made.resources("eks", "AWS::EKS::Addon")} == {
+            name: versions[version] for name, versions in ADD_ONS.items()
+        }  # fmt: skip
+
+    def test_the_version_of_an_add_on_can_be_chosen(self) -> None:
+        made = with_cluster(eks_add_on_versions="vpc-cni=v1.22.4-eksbuild.3")
+        networks = made.only("eks", "AWS::EKS::Addon", "TrainingPodNetworks")
+
+        assert networks["AddonVersion"] == "v1.22.4-eksbuild.3"
 
     def test_every_log_of_the_control_plane_is_kept_for_a_while(self, made: Deployment) -> None:
         types = cluster(made)["Logging"]["ClusterLogging"]["EnabledTypes"]
@@ -255,9 +266,22 @@ class TestTrainiumNodes:
     def test_system_nodes_have_the_newest_image_whatever_the_neuron_release_needs(
         self, made: Deployment
     ) -> None:
-        assert group(made, "System")["ReleaseVersion"] == f"1.35.6-{SYSTEM_AMI_DATE}"
+        assert group(made, "System")["ReleaseVersion"] == SYSTEM_IMAGES["1.35"]
         assert group(made)["ReleaseVersion"] == f"1.35.6-{made.config.release.eks_ami_date}"
-        assert str(made.config.release.eks_ami_date) < SYSTEM_AMI_DATE
+
+    def test_host_images_can_be_chosen(self) -> None:
+        made = with_cluster(eks_node_image="1.35.5-20260618", eks_system_image="1.35.8-20261001")
+
+        assert group(made)["ReleaseVersion"] == "1.35.5-20260618"
+        assert group(made, "System")["ReleaseVersion"] == "1.35.8-20261001"
+
+    @pytest.mark.parametrize("start", ["Nodes", "System"])
+    def test_eks_repairs_nodes(self, made: Deployment, start: str) -> None:
+        """With what the node monitoring agent reports, and with the kubelet's own condition."""
+        assert group(made, start)["NodeRepairConfig"] == {"Enabled": True}
+        assert made.only("eks", "AWS::EKS::Addon", "TrainingMonitoring")["AddonName"] == (
+            "eks-node-monitoring-agent"
+        )
 
     def test_instances_carry_the_deployments_tag(self, made: Deployment) -> None:
         tags = {spec["ResourceType"]: spec["Tags"] for spec in template(made)["TagSpecifications"]}

@@ -11,7 +11,7 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_s3 as s3
 
-from app import build, check_with_nag
+from app import add_judges, build
 from stacks.config import AppConfig
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, matrix, name_of
@@ -59,9 +59,17 @@ SWITCHES: list[dict[str, object]] = [
     EXISTING,
     {"node_shell": True},
     {**EKS, "orchestrators": "both"},
-    {**EKS, "lustre_gib": 0, "eks_recovery": True, "node_shell": True, "eks_nodes": 2},
+    {**EKS, "lustre_gib": 0, "node_shell": True, "eks_nodes": 2},
     {**EKS, "eks_endpoint_cidrs": (), "eks_private": True, "kubernetes_version": "1.36"},
     {**EKS, "capacity_block_id": "cr-0123456789abcdef0"},
+    {
+        **EKS,
+        "kubernetes_version": "1.34",
+        "eks_node_image": "1.34.9-20260625",
+        "eks_system_image": "1.34.10-20260903",
+        "eks_add_on_versions": "vpc-cni=v1.22.4-eksbuild.3",
+        "eks_image_registry": "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub",
+    },
     {
         **EKS,
         "vpc_id": "vpc-12345678",
@@ -174,25 +182,25 @@ def test_the_table_would_find_something_across_stacks() -> None:
     assert [line.split(": ")[1] for line in refused(made)] == ["batch-groups-and-interfaces"]
 
 
-# With cdk-nag, and with the CDK's own rules (a flag in cdk.json), synth raises on a finding.
+# With cdk-nag, cdk-preflight and the CDK's own rules (a flag in cdk.json), a finding raises.
 def test_the_cdk_validates_templates_against_its_own_rules() -> None:
     assert FLAGS["@aws-cdk/core:validateAgainstDefaultRules"] is True
 
 
 @pytest.mark.parametrize("keys", [*matrix(), *ON_EKS], ids=name_of)
-def test_cdk_nag_finds_nothing(keys: dict[str, object]) -> None:
+def test_no_rules_of_others_find_anything(keys: dict[str, object]) -> None:
     assert checked(**keys).templates
 
 
 @pytest.mark.parametrize("keys", SWITCHES, ids=name_of)
-def test_cdk_nag_finds_nothing_whatever_is_switched(keys: dict[str, object]) -> None:
+def test_no_rules_of_others_find_anything_whatever_is_switched(keys: dict[str, object]) -> None:
     assert checked(**keys).templates
 
 
 def test_cdk_nag_would_find_something() -> None:
     app = cdk.App(context=FLAGS)
     s3.Bucket(cdk.Stack(app, "Test"), "Open")
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=True)
 
     with pytest.raises(RuntimeError, match="ValidationFailed"):
         app.synth()
@@ -210,7 +218,7 @@ def test_every_acknowledgement_answers_a_finding(
     app = cdk.App(context=FLAGS, outdir=str(tmp_path))
     keys: dict[str, object] = {**EKS, "orchestrators": "both", "retain_data": False}
     build(app, AppConfig.from_mapping({f"trainium:{name}": keys[name] for name in keys}))
-    check_with_nag(app)
+    add_judges(app, cdk_preflight=True)
 
     with pytest.raises(RuntimeError):
         app.synth()

@@ -9,9 +9,12 @@ from importlib.resources import files
 import pytest
 
 from trainium_catalogue.eks import (
+    ADD_ONS,
     DEFAULT_SYSTEM_INSTANCE_TYPES,
     KUBERNETES_VERSIONS,
-    SYSTEM_AMI_DATE,
+    NEURON_DRIVERS_OF_IMAGES,
+    STANDARD_SUPPORT_ENDS,
+    SYSTEM_IMAGES,
     host_image_version,
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -59,8 +62,20 @@ def test_a_release_runs_on_the_driver_of_its_host_image() -> None:
     assert all(release.accepts_driver(DRIVERS[str(release.eks_ami_date)]) for release in pinned)
 
 
-def test_the_image_of_the_system_nodes_is_a_release_that_we_saw_and_the_newest() -> None:
-    assert max(DRIVERS) == SYSTEM_AMI_DATE
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_everything_that_follows_the_kubernetes_version_is_pinned_for_each(version: str) -> None:
+    assert SYSTEM_IMAGES[version].startswith(f"{version}.")
+    assert version in STANDARD_SUPPORT_ENDS
+    assert ADD_ONS["kube-proxy"][version].startswith(f"v{version}.")
+    assert all(version in versions for versions in ADD_ONS.values())
+
+
+def test_the_drivers_of_images_go_up_with_their_dates() -> None:
+    assert list(NEURON_DRIVERS_OF_IMAGES) == sorted(NEURON_DRIVERS_OF_IMAGES)
+    assert {d: max(s for s in NEURON_DRIVERS_OF_IMAGES if s <= d) for d in DRIVERS} == {
+        "20260625": "20260610",
+        "20260714": "20260714",
+    }
 
 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)

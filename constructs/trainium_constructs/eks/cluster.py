@@ -10,13 +10,12 @@ import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
-from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as cdk_logs
 from aws_cdk.lambda_layer_kubectl_v35 import KubectlV35Layer
 from constructs import Construct, IConstruct, IDependable
 
 from trainium_catalogue import kubernetes
-from trainium_catalogue.eks import POD_ADDRESSES, SPARE_ADDRESSES
+from trainium_catalogue.eks import ADD_ONS, POD_ADDRESSES, SPARE_ADDRESSES
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.log_group import RetainedLogs
 from trainium_constructs.nag import (
@@ -74,6 +73,7 @@ class TrainingCluster(Construct):
         admin_arns: Sequence[str],
         submitter_arns: Sequence[str] = (),
         log_retention_days: int,
+        add_on_versions: Mapping[str, str] | None = None,
     ) -> None:
         """Create the cluster.
 
@@ -89,9 +89,11 @@ class TrainingCluster(Construct):
             admin_arns: Roles and users with full access to the cluster.
             submitter_arns: Roles and users with the rights that ``submitters`` defines.
             log_retention_days: Retention of the control plane's logs.
+            add_on_versions: Versions of EKS's add-ons that override the pinned ones, by name.
         """
         super().__init__(scope, construct_id)
         self.kubernetes_version = kubernetes_version
+        self._add_on_versions = add_on_versions or {}
         cluster_name = _unique(cluster_name, cdk.Stack.of(self))
         logs = RetainedLogs(
             self, "Logs", retention_days=log_retention_days, name=f"/aws/eks/{cluster_name}/cluster"
@@ -111,15 +113,8 @@ class TrainingCluster(Construct):
                 if endpoint_cidrs
                 else access.PRIVATE
             ),
-            secrets_encryption_key=kms.Key(
-                self,
-                "Secrets",
-                description=f"secrets of the EKS cluster of {self.node.path}",
-                enable_key_rotation=True,
-                removal_policy=cdk.RemovalPolicy.DESTROY,
-                # The shortest that KMS allows; a key that is pending deletion costs nothing.
-                pending_window=cdk.Duration.days(7),
-            ),
+            # No key for secrets: since 1.28 EKS encrypts all API data with a key that it owns (EKS
+            # User Guide, default envelope encryption).
             cluster_logging=list(eks.ClusterLoggingTypes),
             # We manage the nodes; the default is Auto Mode, which does not support EFA.
             default_capacity_type=eks.DefaultCapacityType.NODEGROUP,
@@ -133,6 +128,10 @@ class TrainingCluster(Construct):
             ),
             output_config_command=False,
         )
+        resource = cluster.node.default_child
+        assert isinstance(resource, cdk.CfnResource)
+        # By default a version whose standard support has ended is billed at six times the price.
+        resource.add_property_override("UpgradePolicy.SupportType", "STANDARD")
         # First in, last out: otherwise the control plane creates another, which nobody deletes.
         cluster.node.add_dependency(logs)
         for index, arn in enumerate(admin_arns):
@@ -180,6 +179,9 @@ class TrainingCluster(Construct):
             },
         )
         proxy = self.add_on("Proxy", "kube-proxy")
+        # Turns errors of chips, kernel, network and storage into conditions of the node, on which
+        # EKS's node auto repair acts.
+        self.add_on("Monitoring", "eks-node-monitoring-agent")
         self.before_nodes: tuple[IDependable, ...] = (agent, pods, networks, proxy)
         """Resources that must exist before a node can become ready."""
 
@@ -191,12 +193,14 @@ class TrainingCluster(Construct):
         values: Mapping[str, Any] | None = None,
         after: Sequence[IDependable] = (),
     ) -> eks.CfnAddon:
-        """Install one of EKS's own add-ons, in EKS's version for this Kubernetes."""
+        """Install one of EKS's own add-ons, in the version pinned for this Kubernetes."""
+        pinned = ADD_ONS[name][self.kubernetes_version]
         # L1: its deletion also removes what the add-on created, and the L2 has nothing we need.
         add_on = eks.CfnAddon(
             self,
             construct_id,
             addon_name=name,
+            addon_version=self._add_on_versions.get(name, pinned),
             cluster_name=self.cluster.cluster_name,
             configuration_values=json.dumps(values) if values else None,
             resolve_conflicts="OVERWRITE",

@@ -8,7 +8,6 @@ from typing import Any
 
 import aws_cdk as cdk
 from aws_cdk import aws_eks_v2 as eks
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs
 from constructs import Construct, IDependable
 
@@ -21,10 +20,6 @@ from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
 from trainium_constructs.lustre import LustreMount
-from trainium_constructs.nag import acknowledge_wildcard
-
-RECOVERY_NAMESPACE = "neuron-healthcheck-system"
-RECOVERY_ACCOUNT = "node-problem-detector"
 
 _ON_TRAINIUM = [{"key": TAINT, "operator": "Exists", "effect": "NoSchedule"}]
 
@@ -44,10 +39,10 @@ class ClusterSettings:
     log_group: aws_logs.ILogGroup
     """Group that the nodes send the logs of pods to."""
     lustre: LustreMount | None = None
-    recovery: bool = False
-    """True to replace nodes with an unrecoverable Neuron error."""
     chart_versions: Mapping[str, str] = field(default_factory=dict)
     """Versions that override the pinned ones, by our name for the chart."""
+    image_registry: str | None = None
+    """Registry with Volcano's images. Default: Docker Hub, as in its chart."""
 
 
 class ClusterContents(Construct):
@@ -78,11 +73,7 @@ class ClusterContents(Construct):
         super().__init__(scope, construct_id)
         self._cluster, self._settings = cluster, settings
         dns = cluster.add_on("Dns", "coredns", after=after)
-        recovery = self._recovery()
-        # The chart puts its node problem detector into a namespace that it does not create (Neuron
-        # documentation, permissions for node problem detector and recovery, step 3).
-        health = self._apply("Health", [self._privileged(RECOVERY_NAMESPACE)], after=after)
-        self.charts = self._install_charts((*after, dns, recovery, health))
+        self.charts = self._install_charts((*after, dns))
         # Deleted after the jobs, whose last lines it sends.
         logs = self._apply("Logs", self._node_logs(), after=[*after, self._log_writer()])
         # The namespace together with its contents: a claim goes with the last pod that mounts it.
@@ -99,9 +90,9 @@ class ClusterContents(Construct):
         values = _chart_values(
             instance_type=settings.instance_type.name,
             region=settings.region,
-            recovery=settings.recovery,
             efa=settings.instance_type.supports_multi_node,
             volcano_version=settings.chart_versions.get("volcano", VOLCANO_VERSION),
+            volcano_registry=settings.image_registry,
         )
         installed = {
             name: _install(
@@ -117,45 +108,6 @@ class ClusterContents(Construct):
         for chart in installed.values():
             chart.node.add_dependency(*after)
         return installed
-
-    def _recovery(self) -> PodRole:
-        """Let the node problem detector report to CloudWatch, and replace nodes if asked to."""
-        pods = PodRole(
-            self,
-            "Recovery",
-            cluster=self._cluster.cluster,
-            namespace=RECOVERY_NAMESPACE,
-            account=RECOVERY_ACCOUNT,
-        )
-        role = pods.role
-        # Rights as in the Neuron documentation (permissions for node problem detector and
-        # recovery); EKS's groups are matched by tag, since their names are not known here.
-        role.add_to_policy(
-            iam.PolicyStatement(
-                actions=["cloudwatch:PutMetricData"],
-                resources=["*"],
-                conditions={"StringEquals": {"cloudwatch:Namespace": "NeuronHealthCheck"}},
-            )
-        )
-        if self._settings.recovery:
-            role.add_to_policy(
-                iam.PolicyStatement(
-                    actions=["ec2:DescribeInstances", "autoscaling:DescribeAutoScalingInstances"],
-                    resources=["*"],
-                )
-            )
-            name = self._cluster.cluster.cluster_name
-            role.add_to_policy(
-                iam.PolicyStatement(
-                    actions=["autoscaling:SetInstanceHealth"],
-                    resources=["*"],
-                    conditions={"StringEquals": {"aws:ResourceTag/eks:cluster-name": name}},
-                )
-            )
-        acknowledge_wildcard(
-            role, "*", "conditions narrow what changes anything; the rest only describes"
-        )
-        return pods
 
     def _log_writer(self) -> PodRole:
         """Let the nodes' agent write to the one log group, which it cannot create."""
@@ -206,10 +158,9 @@ class ClusterContents(Construct):
             *(manifests.service_account(account) for account in accounts),
         ]
         if settings.lustre:
-            volume = f"{kubernetes.NAMESPACE}-{kubernetes.LUSTRE_CLAIM}"
             made += [
-                manifests.lustre_volume(settings.lustre, name=volume),
-                manifests.lustre_claim(volume=volume),
+                manifests.lustre_volume(settings.lustre),
+                manifests.lustre_claim(settings.lustre),
             ]
         return made
 
@@ -223,7 +174,7 @@ class ClusterContents(Construct):
                 image=settings.image,
                 bucket=settings.bucket_name,
                 region=settings.region,
-                lustre=settings.lustre is not None,
+                lustre=settings.lustre,
             ),
         ]
 
@@ -241,9 +192,9 @@ def _chart_values(
     *,
     instance_type: str,
     region: str,
-    recovery: bool,
     efa: bool,
     volcano_version: str = VOLCANO_VERSION,
+    volcano_registry: str | None = None,
 ) -> Mapping[str, Mapping[str, Any]]:
     """Return the values that differ from the defaults of each chart that the type needs."""
     values: dict[str, Mapping[str, Any]] = {
@@ -253,11 +204,9 @@ def _chart_values(
             "devicePlugin": {"tolerations": _ON_TRAINIUM},
             # A pod takes a whole node: there is no device to choose among.
             "scheduler": {"enabled": False, "customScheduler": {"enabled": False}},
-            "npd": {
-                "enabled": True,
-                "tolerations": _ON_TRAINIUM,
-                "nodeRecovery": {"enabled": recovery},
-            },
+            # EKS's node monitoring agent reads the same four errors from the kernel's log, and EKS
+            # acts on them (aws/eks-node-monitoring-agent, monitors/neuron/monitor.go).
+            "npd": {"enabled": False},
         },
         "fsx": {
             "controller": {
@@ -279,6 +228,7 @@ def _chart_values(
                 # The images of this chart version instead of the chart's default tag.
                 "image_tag_version": f"v{volcano_version}",
                 "image_pull_policy": "IfNotPresent",
+                **({"image_registry": volcano_registry} if volcano_registry else {}),
             },
             # Nothing to set: it tolerates no taint, so it stays on the system nodes.
         },

@@ -101,8 +101,17 @@ def service_account(name: str, *, namespace: str = kubernetes.NAMESPACE) -> Mani
     }
 
 
-def lustre_volume(mount: LustreMount, *, name: str) -> Manifest:
+def lustre_name(mount: LustreMount) -> str:
+    """Name of the volume and of its claim, new for another file system.
+
+    Kubernetes refuses another source for a volume, and another volume for a claim.
+    """
+    return f"{kubernetes.LUSTRE_CLAIM}-{mount.file_system_id}-{mount.mount_name}"
+
+
+def lustre_volume(mount: LustreMount) -> Manifest:
     """A volume for the file system, which exists before the cluster and independently of it."""
+    name = lustre_name(mount)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
@@ -113,7 +122,7 @@ def lustre_volume(mount: LustreMount, *, name: str) -> Manifest:
             "persistentVolumeReclaimPolicy": "Retain",
             # flock: writers of HDF5 or SQLite lock their files.
             "mountOptions": ["flock"],
-            "claimRef": {"name": kubernetes.LUSTRE_CLAIM, "namespace": kubernetes.NAMESPACE},
+            "claimRef": {"name": name, "namespace": kubernetes.NAMESPACE},
             "csi": {
                 "driver": "fsx.csi.aws.com",
                 "volumeHandle": mount.file_system_id,
@@ -123,24 +132,25 @@ def lustre_volume(mount: LustreMount, *, name: str) -> Manifest:
     }
 
 
-def lustre_claim(*, volume: str) -> Manifest:
+def lustre_claim(mount: LustreMount) -> Manifest:
     """The claim that pods mount."""
+    name = lustre_name(mount)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": {"name": kubernetes.LUSTRE_CLAIM, "namespace": kubernetes.NAMESPACE},
+        "metadata": {"name": name, "namespace": kubernetes.NAMESPACE},
         "spec": {
             "accessModes": _LUSTRE_SIZE["accessModes"],
             "storageClassName": _LUSTRE_SIZE["storageClassName"],
-            "volumeName": volume,
+            "volumeName": name,
             "resources": {"requests": _LUSTRE_SIZE["capacity"]},
         },
     }
 
 
-def lustre_mounts() -> tuple[Manifest, Manifest]:
+def lustre_mounts(mount: LustreMount) -> tuple[Manifest, Manifest]:
     """A pod's volume and its container's read-only mount of the claim."""
-    volume = {"name": "lustre", "persistentVolumeClaim": {"claimName": kubernetes.LUSTRE_CLAIM}}
+    volume = {"name": "lustre", "persistentVolumeClaim": {"claimName": lustre_name(mount)}}
     return volume, {"name": "lustre", "mountPath": LUSTRE_MOUNT, "readOnly": True}
 
 

@@ -126,6 +126,7 @@ class TrainiumNodeGroup(Construct):
             min_size=0,
             desired_size=nodes,
             max_size=max_nodes,
+            enable_node_auto_repair=True,
             node_role=_node_role(self, shell=shell),
             taints=[eks.TaintSpec(key=TAINT, value="present", effect=eks.TaintEffect.NO_SCHEDULE)],
             labels={"trainium/nodes": "trainium"},
@@ -181,6 +182,7 @@ class SystemNodeGroup(Construct):
             desired_size=SYSTEM_NODES,
             # One extra while an update replaces them.
             max_size=SYSTEM_NODES + 1,
+            enable_node_auto_repair=True,
             node_role=_node_role(self, shell=shell),
             labels=SYSTEM_LABEL,
         )

@@ -7,6 +7,7 @@ from trainium_catalogue.charts import NEURON_MONITOR_IMAGE, NEURON_MONITOR_PORT
 from trainium_catalogue.contract import ENV_REGION, LUSTRE_MOUNT, RUNS_PREFIX
 from trainium_constructs.eks.manifests import Manifest, lustre_mounts
 from trainium_constructs.eks.node_groups import SYSTEM_LABEL
+from trainium_constructs.lustre import LustreMount
 
 TENSORBOARD = "tensorboard"
 TENSORBOARD_PORT = 6006
@@ -16,12 +17,14 @@ MONITOR = "neuron-monitor"
 _NOBODY = 65534
 
 
-def tensorboard(*, image: str, bucket: str, region: str, lustre: bool) -> list[Manifest]:
+def tensorboard(
+    *, image: str, bucket: str, region: str, lustre: LustreMount | None
+) -> list[Manifest]:
     """TensorBoard for all runs, and the service to which ``jobs tensorboard`` forwards a port."""
     labels = {"app.kubernetes.io/name": TENSORBOARD}
     # Training writes to Lustre what it also uploads; in the bucket every refresh is a listing.
     logs = f"{LUSTRE_MOUNT}/{RUNS_PREFIX}" if lustre else f"s3://{bucket}/{RUNS_PREFIX}"
-    volume, mount = lustre_mounts()
+    volumes, mounts = ([each] for each in lustre_mounts(lustre)) if lustre else ([], [])
     scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}
     return [
         {
@@ -78,11 +81,11 @@ def tensorboard(*, image: str, bucket: str, region: str, lustre: bool) -> list[M
                                 },
                                 "volumeMounts": [
                                     {"name": "scratch", "mountPath": "/tmp"},
-                                    *([mount] if lustre else []),
+                                    *mounts,
                                 ],
                             }
                         ],
-                        "volumes": [scratch, *([volume] if lustre else [])],
+                        "volumes": [scratch, *volumes],
                     },
                 },
             },

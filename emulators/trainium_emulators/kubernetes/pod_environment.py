@@ -113,7 +113,9 @@ def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
     mounts = {}
     for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
         if mount["name"] in names:
-            folder = claims / pod["metadata"]["namespace"] / names[mount["name"]]
+            # A claim's name ends with its file system's; Batch's hosts mount the same folder.
+            kind = names[mount["name"]].partition("-")[0]
+            folder = claims / pod["metadata"]["namespace"] / kind
             folder.mkdir(parents=True, exist_ok=True)
             mounts[mount["mountPath"]] = folder
     return mounts

@@ -23,7 +23,6 @@ _PODS = "/api/v1/namespaces/{of}/pods"
 _DAEMON_SETS = "/apis/apps/v1/namespaces/kube-system/daemonsets"
 _ALL_PODS = "/api/v1/pods"
 _UNITS = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "k": 10**3, "M": 10**6, "G": 10**9}
-_HEALTH = "neuron-healthcheck-system"
 _SCALER = "node-scaler"
 """Its namespace, and its Deployment."""
 _HERE = ("EKS",)
@@ -230,23 +229,12 @@ def index_of(url: str) -> str:
         return str(answer.read().decode())
 
 
-@PROBES.probe(
-    "healthcheck-namespace",
-    "node-recovery-pod-identity",
-    "node-recovery-without-imds",
-    needs=_HERE,
-)
-def recovery(desk: Desk) -> Seen:
-    """Neuron's problem detector runs in the namespace that the stack created for it."""
-    pods = desk.cluster.items(_PODS.format(of=_HEALTH))
-    if not pods:
-        raise Missing(f"pods in {_HEALTH}, which run on Trainium nodes")
-    states = sorted(f"{p['metadata']['name']} {p['status'].get('phase')}" for p in pods)
-    return Seen(
-        ok=all(pod["status"].get("phase") == "Running" for pod in pods),
-        seen=", ".join(states),
-        expected="all Running",
-    )
+@PROBES.probe("node-repair", needs=_ON_AWS)
+def repair(desk: Desk) -> Seen:
+    """EKS repairs the nodes of the group that runs jobs."""
+    group = desk.node_group
+    enabled = bool((group.get("nodeRepairConfig") or {}).get("enabled"))
+    return Seen(ok=enabled, seen=f"node repair {'on' if enabled else 'off'}", expected="on")
 
 
 @PROBES.probe("control-plane-logs", needs=_ON_AWS)

@@ -6,6 +6,7 @@ from stacks.config.keys import keys_of
 from stacks.config.names import is_private
 from stacks.config.refusal import PREFIX, ConfigError, refuse, setting
 from stacks.config.values import ConfigValues
+from trainium_catalogue.eks import NEURON_DRIVERS_OF_IMAGES
 from trainium_catalogue.releases import NEURON_RELEASES
 
 _WITH_EKS = setting("orchestrators", "eks")
@@ -141,14 +142,47 @@ def _subnets_are_different_ones(config: ConfigValues) -> ConfigError | None:
     )  # fmt: skip
 
 
-def _a_chart_has_one_version(config: ConfigValues) -> ConfigError | None:
-    names = [each.partition("=")[0] for each in config.eks_chart_versions]
-    twice = [name for name in names if names.count(name) > 1]
-    if not twice:
+def _everything_has_one_version(config: ConfigValues) -> ConfigError | None:
+    for key in ("eks_chart_versions", "eks_add_on_versions"):
+        names = [each.partition("=")[0] for each in getattr(config, key)]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            return refuse(config, key, f"gives {twice[0]} two versions", "leave one of the two out")
+    return None
+
+
+def _images_are_of_the_clusters_version(config: ConfigValues) -> ConfigError | None:
+    for key in ("eks_node_image", "eks_system_image"):
+        image = getattr(config, key)
+        if image is not None and not image.startswith(f"{config.kubernetes_version}."):
+            return refuse(
+                config, key,
+                f"is of another Kubernetes version than {PREFIX}kubernetes_version="
+                f"{config.kubernetes_version}, which the nodes have too",
+                f"give a release of {config.kubernetes_version}, or leave it out",
+            )  # fmt: skip
+    return None
+
+
+def _node_image_has_the_driver(config: ConfigValues) -> ConfigError | None:
+    if config.eks_node_image is None:
+        return None
+    release = config.release
+    built = config.eks_node_image.rpartition("-")[2]
+    drivers = [driver for since, driver in NEURON_DRIVERS_OF_IMAGES.items() if since <= built]
+    if not drivers or release.accepts_driver(drivers[-1]):
+        return None
+    # Beyond the last known one only a driver that is already too new is certain to be wrong.
+    is_last = len(drivers) == len(NEURON_DRIVERS_OF_IMAGES)
+    if is_last and release.driver_below is None:
         return None
     return refuse(
-        config, "eks_chart_versions", f"gives {twice[0]} two versions", "leave one of the two out"
-    )
+        config, "eks_node_image",
+        f"has Neuron driver {drivers[-1]}{' or newer' if is_last else ''}, and Neuron release "
+        f"{release.name} needs {release.driver_range}",
+        "leave it out, or give an image that has such a driver (CHANGELOG.md of "
+        "github.com/awslabs/amazon-eks-ami: aws-neuronx-dkms)",
+    )  # fmt: skip
 
 
 def _cluster_reaches_registries(config: ConfigValues) -> ConfigError | None:
@@ -163,7 +197,7 @@ def _cluster_reaches_registries(config: ConfigValues) -> ConfigError | None:
 
 
 def _release_has_host_image(config: ConfigValues) -> ConfigError | None:
-    if not config.runs_on_eks or config.release.eks_ami_date is not None:
+    if not config.runs_on_eks or config.eks_node_image or config.release.eks_ami_date:
         return None
     family = config.instance.family
     able = [r.name for r in NEURON_RELEASES.values() if r.eks_ami_date and family in r.families]
@@ -171,7 +205,7 @@ def _release_has_host_image(config: ConfigValues) -> ConfigError | None:
         config,
         "neuron_release",
         f"needs driver {config.release.driver_range}, and no EKS host image is known to have it",
-        f"use {' or '.join(able)}",
+        f"use {' or '.join(able)}, or name an image that has it with {PREFIX}eks_node_image",
     )
 
 
@@ -197,7 +231,9 @@ CHECKS = (
     _existing_subnets_have_a_vpc,
     _control_plane_has_two_zones,
     _subnets_are_different_ones,
-    _a_chart_has_one_version,
+    _everything_has_one_version,
+    _images_are_of_the_clusters_version,
+    _node_image_has_the_driver,
     _cluster_reaches_registries,
     _release_has_host_image,
     _shell_reaches_systems_manager,

@@ -33,7 +33,7 @@ from trainium_catalogue.kubernetes import (
     pod_resources,
     service_account,
 )
-from trainium_constructs.eks.manifests import lustre_claim, lustre_volume, node_request
+from trainium_constructs.eks.manifests import lustre_claim, lustre_name, lustre_volume, node_request
 from trainium_constructs.eks.node_logs import AGENT, node_logs
 from trainium_constructs.lustre import LustreMount
 from trainium_emulators.aws.batch.gang import CloudWatchStream
@@ -58,6 +58,7 @@ def _named(name: str) -> dict[str, str]:
     return {"name": name, "namespace": NAMESPACE}
 
 
+LUSTRE = LustreMount(file_system_id="fs-0", dns_name="fs-0.example.com", mount_name="fsx")
 EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_CLUSTER: "cluster",
     contract.SSM_EKS_NAMESPACE: NAMESPACE,
@@ -65,18 +66,15 @@ EKS_PARAMETERS: Mapping[str, str] = {
     contract.SSM_EKS_NODE_GROUP: NODE_GROUP,
     contract.SSM_EKS_IMAGE: "123456789012.dkr.ecr.us-west-2.amazonaws.com/training:1",
     contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "12",
-    contract.SSM_EKS_LUSTRE_CLAIM: "lustre",
+    contract.SSM_EKS_LUSTRE_CLAIM: lustre_name(LUSTRE),
     contract.SSM_EKS_IDLE_MINUTES: "30",
 }
 
 
 BELONGINGS = (
     *({**each, "metadata": {"name": OTHER_QUEUE}} for each in BASE if each["kind"] == "Queue"),
-    lustre_volume(
-        LustreMount(file_system_id="fs-0", dns_name="fs-0.example.com", mount_name="fsx"),
-        name="trainium-lustre",
-    ),
-    lustre_claim(volume="trainium-lustre"),
+    lustre_volume(LUSTRE),
+    lustre_claim(LUSTRE),
     node_request(),
     {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": AGENT}},
     *node_logs(instance_type=INSTANCE_TYPE.name, log_group="log-group", region=REGION),

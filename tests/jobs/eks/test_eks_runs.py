@@ -189,7 +189,7 @@ def test_a_run_is_stopped_between_two_attempts_too(eks: EksDesk) -> None:
     eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 4')
     eks.wait("again", "Restarting")
     eks.run("stop", "again")
-    eks.wait("again", "Aborted")
+    eks.wait("again", "Terminated")
 
     assert eks.document("status", "again")["status"] == "FAILED"
 

@@ -132,6 +132,7 @@ def test_an_attempt_that_waits_for_a_lost_node_names_it(eks: EksDesk) -> None:
     assert f"pod again-node-1-0 of the attempt before is still there, because its node {name}" in (
         text
     )
+    assert "EKS does that once it has not answered for 30 minutes" in text
     assert f"kubectl delete node {name}" in text
 
 

@@ -129,7 +129,7 @@ def stop_between_attempts(eks: EksDesk) -> None:
     eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 4')
     eks.wait("again", "Restarting")
     assert eks.run("stop", "again").exit_code == 0
-    eks.wait("again", "Aborted")
+    eks.wait("again", "Terminated")
 
 
 def look_at_tensorboard() -> None:

@@ -52,7 +52,6 @@ from tests.jobs.probes.world import (
     node,
     on_cluster,
     pod_streams,
-    pods,
     raises,
     reserved,
     roles,
@@ -179,7 +178,6 @@ CASES: dict[str, tuple[Case, Case | None]] = {
         desk(objects={"daemonsets": {"items": [daemon_set()]}}),
         desk(objects={"daemonsets": {"items": [daemon_set(ready=1)]}}),
     ),
-    "node-recovery-without-imds": (pods("Running"), pods("CrashLoopBackOff")),
     "pod-memory-fits": (memory("515000000Ki"), memory("469000Mi")),
     "volcano-chart": (index("volcano-1.15.1.tgz"), index("volcano-1.14.2.tgz")),
     "node-group-version-with-cluster": (
@@ -198,8 +196,10 @@ CASES: dict[str, tuple[Case, Case | None]] = {
         desk(objects={"daemonsets/aws-node": daemon_set(minimum="30")}),
     ),
     "vpc-cni-pod-identity": (identity(associations=1), identity(associations=0)),
-    "node-recovery-pod-identity": (pods("Running"), pods("Failed")),
-    "healthcheck-namespace": (pods("Running"), pods("Pending")),
+    "node-repair": (
+        desk(eks=described(), node_group={"nodeRepairConfig": {"enabled": True}}),
+        desk(eks=described(), node_group={}),
+    ),
     "control-plane-logs": (
         desk(logs={"describe_log_streams": {"logStreams": [{}]}}),
         desk(logs={"describe_log_streams": {"logStreams": []}}),

@@ -437,11 +437,6 @@ def zones(*names: str) -> Case:
     )
 
 
-def pods(phase: str) -> Case:
-    pod = {"metadata": {"name": "npd-1"}, "status": {"phase": phase}}
-    return desk(objects={"neuron-healthcheck-system/pods": {"items": [pod]}})
-
-
 class NotFound(Exception):
     status = 404
 

@@ -107,9 +107,14 @@ def _logging(properties: Properties) -> Any:
 
 
 def _update_cluster(cluster: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Update endpoint access, logging and tags; a new version would roll the nodes."""
-    change.refuse_others("AWS::EKS::Cluster", frozenset({"Logging", "ResourcesVpcConfig", "Tags"}))
+    """Update endpoint access, logging, tags and the control plane's version."""
+    change.refuse_others(
+        "AWS::EKS::Cluster",
+        frozenset({"Logging", "ResourcesVpcConfig", "Tags", "UpgradePolicy", "Version"}),
+    )
     made = _backend(place).describe_cluster(cluster.physical_resource_id)
+    # Its nodes stay as they are: a kubelet may be up to three minor versions older.
+    made.version = change.properties.get("Version", made.version)
     made.logging = _logging(change.properties) or made.logging
     made.resources_vpc_config |= _lower(change.properties["ResourcesVpcConfig"])
     return cluster
@@ -195,23 +200,31 @@ def _taints(properties: Properties) -> list[dict[str, str]]:
     return [_lower(taint) for taint in properties.get("Taints", [])]
 
 
+# Changes that go through UpdateNodegroupVersion (EKS API reference); others leave the nodes alone.
+_NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
+
+
 def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Update sizes, labels and taints; where EKS rolls the nodes, remove and recreate them."""
     change.refuse_others(
         "AWS::EKS::Nodegroup",
-        frozenset({"Labels", "LaunchTemplate", "ReleaseVersion", "ScalingConfig", "Tags",
-                   "Taints", "UpdateConfig", "Version"}),
+        frozenset({"Labels", "LaunchTemplate", "NodeRepairConfig", "ReleaseVersion",
+                   "ScalingConfig", "Tags", "Taints", "UpdateConfig", "Version"}),
     )  # fmt: skip
     cluster, _, name = group.physical_resource_id.partition("/")
     made = _backend(place).describe_nodegroup(cluster, name)
-    eks_nodes.remove(made)
-    made.scaling_config = _scaling(change.properties)
+    made.version = change.properties.get("Version", made.version)
+    if change.changed & _NEW_NODES:
+        eks_nodes.remove(made)
+    made.node_repair_config = _lower(change.properties.get("NodeRepairConfig"))
+    if "ScalingConfig" in change.changed:
+        made.scaling_config = _scaling(change.properties)
     made.labels = change.properties.get("Labels", {})
     made.taints = _taints(change.properties)
     made.release_version = change.properties.get("ReleaseVersion", made.release_version)
     if template := _launch_template(change.properties, place):
         made.launch_template |= _lower(change.properties["LaunchTemplate"])
-        made.instance_types = [template["InstanceType"]]
+        made.instance_types = change.properties.get("InstanceTypes") or [template["InstanceType"]]
     eks_nodes.match(made)
     return group
 

@@ -1,0 +1,140 @@
+"""A new Kubernetes version, then a new host image, by the real CDK CLI under a gang that runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rehearsal.deployment.server import wait_until
+from rehearsal.deployment.state import ROOT, Folder
+from tests.rehearsal.test_check_deploy import rehearsal, say
+from tests.support.limits import scaled
+from trainium_catalogue.eks import DEFAULT_KUBERNETES_VERSION
+from trainium_catalogue.kubernetes import TAINT
+
+# One deployment serves all tests of this file, in their order. `make test` has the templates
+# (tests/stacks) and what check-deploy says of such changes (tests/jobs/deploy_check).
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+
+NEXT = "1.36"
+OLDER_IMAGE = f"{NEXT}.2-20260618"
+"""Older than the pinned one: a node group takes newer images only."""
+# It ends when the test says so, in whichever attempt.
+WAITS = "import pathlib, time\n\nwhile not pathlib.Path({end!r}).exists():\n    time.sleep(0.2)\n"
+ASK = """\
+import boto3, json, urllib.request
+eks = boto3.client("eks")
+(name,) = eks.list_clusters()["clusters"]
+found = eks.describe_cluster(name=name)["cluster"]
+with urllib.request.urlopen(found["endpoint"] + "/api/v1/nodes") as answer:
+    nodes = json.load(answer)["items"]
+groups = [eks.describe_nodegroup(clusterName=name, nodegroupName=each)["nodegroup"]
+          for each in eks.list_nodegroups(clusterName=name)["nodegroups"]]
+print(json.dumps({"version": found["version"], "nodes": nodes,
+                  "images": [group["releaseVersion"] for group in groups]}))
+"""
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+    """A deployment on EKS with a gang that runs on two nodes."""
+    folder = Folder(tmp_path_factory.mktemp("up"))
+    words = ("--orchestrators", "eks", "--addresses", "127.0.53")
+    process = subprocess.Popen(rehearsal(folder, "up", *words), cwd=ROOT, stdout=subprocess.DEVNULL)
+    assert wait_until(folder.environment.exists, limit_s=scaled(240))
+    try:
+        program = folder.path / "program" / "wait.py"
+        program.parent.mkdir()
+        program.write_text(WAITS.format(end=str(folder.path / "end")))
+        (folder.path / "ask.py").write_text(ASK)
+        submit = f"submit {program} --nodes 2 --name gang --scale --yes"
+        code, said = say(folder, f"python -m jobs {submit}")
+        assert code == 0, said
+        assert wait_until(lambda: runs_in_attempt(folder) == 1, limit_s=scaled(60)), gang(folder)
+        yield folder
+    finally:
+        process.terminate()
+        process.wait(timeout=scaled(120))
+
+
+def gang(folder: Folder) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(say(folder, "python -m jobs status gang --json")[1])
+    return found
+
+
+def runs_in_attempt(folder: Folder) -> int:
+    """Number of the attempt that runs on both nodes; 0 if none does."""
+    found = gang(folder)
+    running = [node for node in found["nodes"] if node["status"] == "RUNNING"]
+    return len(found["attempts"]) + 1 if len(running) == 2 else 0
+
+
+def ask(folder: Folder) -> dict[str, Any]:
+    code, said = say(folder, f"python {folder.path / 'ask.py'}")
+    assert code == 0, said
+    found: dict[str, Any] = json.loads(said)
+    return found
+
+
+def trainium_nodes(found: dict[str, Any]) -> dict[str, str]:
+    """The kubelets' versions by the nodes' uids."""
+    return {
+        node["metadata"]["uid"]: node["status"]["nodeInfo"]["kubeletVersion"].rpartition(".")[0]
+        for node in found["nodes"]
+        if TAINT in {taint["key"] for taint in node["spec"].get("taints", ())}
+    }
+
+
+def deploy(folder: Folder, *keys: str) -> None:
+    """What docs/upgrading.md says, with the context of the deployment."""
+    pairs = " ".join(f"-c trainium:{key}" for key in keys)
+    deploying = f"CDK_DOCKER={folder.docker} rehearsed_deploy"
+    code, said = say(folder, f"{{ rehearsed_synth {pairs} && {deploying}; }} 2>&1")
+    assert code == 0, said
+
+
+def test_a_minor_version_is_deployed_under_a_gang_which_runs_again_on_the_new_nodes(
+    up: Folder,
+) -> None:
+    before = ask(up)
+
+    deploy(up, f"kubernetes_version={NEXT}", f"eks_node_image={OLDER_IMAGE}")
+    after = ask(up)
+
+    assert (before["version"], after["version"]) == (DEFAULT_KUBERNETES_VERSION, NEXT)
+    assert wait_until(lambda: runs_in_attempt(up) == 2, limit_s=scaled(90)), gang(up)
+    assert set(trainium_nodes(before).values()) == {f"v{DEFAULT_KUBERNETES_VERSION}"}
+    assert set(trainium_nodes(ask(up)).values()) == {f"v{NEXT}"}
+    assert not trainium_nodes(before).keys() & trainium_nodes(ask(up)).keys()
+    assert all(image.startswith(f"{NEXT}.") for image in after["images"])
+
+
+def test_an_image_is_deployed_under_the_gang_and_the_control_plane_stays(up: Folder) -> None:
+    before = ask(up)
+
+    deploy(up, f"kubernetes_version={NEXT}")
+    after = ask(up)
+
+    assert OLDER_IMAGE in before["images"] and OLDER_IMAGE not in after["images"]
+    assert wait_until(lambda: runs_in_attempt(up) == 3, limit_s=scaled(90)), gang(up)
+    assert before["version"] == after["version"]
+
+
+def test_a_gang_that_was_upgraded_under_twice_ends_as_it_should(up: Folder) -> None:
+    (up.path / "end").touch()
+
+    assert wait_until(lambda: gang(up)["status"] == "SUCCEEDED", limit_s=scaled(60)), gang(up)
+
+
+def test_a_version_is_not_skipped_and_the_cluster_stays_as_it_was(up: Folder) -> None:
+    code, said = say(
+        up, "{ rehearsed_synth -c trainium:kubernetes_version=1.34 && rehearsed_deploy; } 2>&1"
+    )
+
+    assert code != 0
+    assert "Unsupported Kubernetes minor version update from 1.36 to 1.34" in said
+    assert ask(up)["version"] == NEXT

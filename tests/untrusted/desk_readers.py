@@ -30,7 +30,7 @@ def metrics(inside: Path, rng: random.Random) -> object:
     lines = [{"event": "step", "step": step, "loss": 1.5} for step in range(3)]
     lines.append({"event": "evaluation", "step": 2, "val_loss": 1.0})
     data = b"\n".join(mutations.document(line, rng) for line in lines)
-    kept, _ = _lines_until(data, 1)
+    kept, _ = _lines_until(data, data, 1)
     return losses_of(data), _points(data), _last_validation(kept)
 
 

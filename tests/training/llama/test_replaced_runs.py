@@ -41,7 +41,7 @@ def outage_of(key: str) -> Iterator[None]:
 
 def at(wanted: str, action: Callable[[], None]) -> Callable[[str], None]:
     """Act when the job first reports this."""
-    done = []
+    done: list[str] = []
 
     def on_report(text: str) -> None:
         if text == wanted and not done:

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ _TO_FINISH = 4
 
 class Stuck(Exception):
     """An attempt did not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Undo:
+    """The end of a fault."""
+
+    action: Callable[[], None]
 
 
 @dataclass
@@ -103,7 +111,7 @@ class Schedule:
         waiting: list[tuple[str | float, Fault | str]] = [(f.after, f) for f in attempt.faults]
         if attempt.replaced_after:
             waiting.append((attempt.replaced_after, "replace"))
-        later: list[tuple[float, Any]] = []
+        later: list[tuple[float, Fault | Undo | str]] = []
         second: Job | None = None
         deadline = time.monotonic() + scaled(_ATTEMPT_S)
         try:
@@ -129,21 +137,21 @@ class Schedule:
                             later += self._inject(job, fault, now, plan, switch)
                             if fault.kind == "second" and second is None:
                                 second = self.start(f"second-{number}", 1)
-                        case undo:
-                            undo()
+                        case Undo() as undo:
+                            undo.action()
                 self._thaw(job)
                 time.sleep(0.01)
         finally:
-            for _, undo in later:
-                if callable(undo):
-                    undo()
+            for _, entry in later:
+                if isinstance(entry, Undo):
+                    entry.action()
             forwarder.end()
             write_plan(self.place.plan, [])
         self._await_others()
 
     def _inject(
         self, job: Job, fault: Fault, now: float, plan: list[Any], switch: Path
-    ) -> list[tuple[float, Any]]:
+    ) -> list[tuple[float, Fault | Undo | str]]:
         """Let it happen; returns what ends it, and when."""
         match fault.kind:
             case "kill":
@@ -155,7 +163,7 @@ class Schedule:
                 return [
                     (
                         now + fault.seconds,
-                        lambda: job.signal(signal.SIGCONT, fault.what, fault.node),
+                        Undo(lambda: job.signal(signal.SIGCONT, fault.what, fault.node)),
                     )
                 ]
             case "storage":
@@ -163,7 +171,7 @@ class Schedule:
                 write_plan(self.place.plan, plan)
             case "partition":
                 switch.touch()
-                return [(now + fault.seconds, lambda: switch.unlink(missing_ok=True))]
+                return [(now + fault.seconds, Undo(lambda: switch.unlink(missing_ok=True)))]
         return []
 
     def _thaw(self, current: Job | None) -> None:

@@ -233,7 +233,7 @@ class Checkpoints:
             self._guard()
             folder = self._objects.at(checkpoint_name(step))
             for name, data in self._attached().items():
-                folder.put(name, data)
+                folder.put(name, data, if_absent=True)
                 files[name] = FileSum.of(data)
             if unknown := writer.named - files.keys():
                 raise CheckpointDamaged(f"no rank says that it has written {min(unknown)}")

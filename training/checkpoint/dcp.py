@@ -187,7 +187,9 @@ class _Folder(FileSystemBase):
         """Open a new file to write, or a known one to read."""
         name = str(path)
         if mode == "wb":
-            with self._objects.create(name) as target:
+            # The folder was emptied before the save began: what is there now is the file of a job
+            # that has replaced this one meanwhile.
+            with self._objects.create(name, if_absent=True) as target:
                 stream = SummingStream(target)
                 try:
                     yield stream

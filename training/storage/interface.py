@@ -77,8 +77,13 @@ class Objects(Protocol):
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Upload a file of any size; readers see all of it or nothing."""
 
-    def create(self, key: str, *, size: int = 0) -> AbstractContextManager[io.IOBase]:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False
+    ) -> AbstractContextManager[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends.
+
+        ``if_absent`` demands that there is none when it ends; otherwise raises
+        ``PreconditionFailed``.
 
         Beyond 150 GB, S3 needs larger parts, so ``size`` tells about how many bytes will come.
 

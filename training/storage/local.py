@@ -76,14 +76,17 @@ class LocalObjects:
             part.replace(target)
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends."""
         target = self._path(key)
         with self._new_file(target) as part:
             with part.open("wb") as file:
                 yield file
             _sync(part)
-            part.replace(target)
+            with _locked(target.parent):
+                if if_absent and target.exists():
+                    raise PreconditionFailed(f"{target} exists already")
+                part.replace(target)
 
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
         """Copy an object to a new, empty file; ``ObjectMissing``."""

@@ -107,6 +107,10 @@ def now_utc() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+Content = Path | bytes | Callable[[], bytes]
+"""What is uploaded: a file or the result of a call as it is then, or bytes."""
+
+
 class Uploads:
     """A thread that uploads changed files, each at most every few seconds.
 
@@ -121,7 +125,7 @@ class Uploads:
     ) -> None:
         self._objects, self._every_s, self._holds = objects, every_s, holds
         self._changed = threading.Condition()
-        self._due: dict[str, tuple[float, Path | bytes]] = {}
+        self._due: dict[str, tuple[float, Content]] = {}
         """Maps keys to the earliest upload time and the content."""
         self._sent_s: dict[str, float] = {}
         self._etags: dict[str, str | None] = {}
@@ -147,8 +151,8 @@ class Uploads:
             data, self._etags[key] = None, None
         return data
 
-    def offer(self, key: str, content: Path | bytes, *, now: bool = False) -> None:
-        """Queue a new or changed file, or bytes; ``now`` skips the interval."""
+    def offer(self, key: str, content: Content, *, now: bool = False) -> None:
+        """Queue new or changed content; ``now`` skips the interval."""
         with self._changed:
             if self._abandoned:
                 return
@@ -208,11 +212,12 @@ class Uploads:
             return None
         return max(0.01, min(due for due, _ in self._due.values()) - time.monotonic())
 
-    def _send(self, key: str, content: Path | bytes) -> bool:
+    def _send(self, key: str, content: Content) -> bool:
         """Upload one file; returns False if that failed."""
         try:
-            # A file is read whole, so that concurrent appends cannot tear it.
-            self._put(key, content if isinstance(content, bytes) else content.read_bytes())
+            if isinstance(content, Path):
+                content = content.read_bytes()  # whole, so that concurrent appends cannot tear it
+            self._put(key, content if isinstance(content, bytes) else content())
         except Exception as error:
             now = time.monotonic()
             if now - self._complained_s > _BETWEEN_COMPLAINTS_S:

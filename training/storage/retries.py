@@ -53,6 +53,8 @@ _TRANSIENT_TYPES = frozenset(
         "MetadataRetrievalError",
     }
 )
+REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
+"""Error codes of a failed condition; the last one occurs if the response has no body."""
 T = TypeVar("T")
 
 
@@ -105,7 +107,7 @@ def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Excepti
             f"cannot {verb} {name}: {reason}; S3 kept failing, a later attempt may succeed"
         )
     if code in ("412", "PreconditionFailed"):
-        return PreconditionFailed(f"{name} was written anew while it was being read")
+        return PreconditionFailed(f"{name} was written by another job meanwhile")
     if code is not None:
         return StorageRefused(f"cannot {verb} {name}: {error}; the request itself is refused")
     return error

@@ -18,6 +18,7 @@ from training.storage.interface import (
     join,
 )
 from training.storage.retries import (
+    REFUSED_CONDITION,
     RetryPolicy,
     code_of,
     explained,
@@ -35,8 +36,6 @@ _MOST_PARTS = 9_000
 """S3 allows 10,000 (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html); a file may grow."""
 _THREADS = 4
 """Threads per transfer: a node's 32 ranks transfer at once, so few are enough."""
-_REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
-"""Error codes of a failed condition; the last one occurs if the response has no body."""
 _AT_ONCE = 1000  # the limit of ListObjectsV2 and DeleteObjects
 
 
@@ -114,7 +113,7 @@ class S3Objects:
             try:
                 answer = self._client.put_object(**self._where(key), Body=data, **conditions)
             except Exception as error:
-                if conditions and code_of(error) in _REFUSED_CONDITION:
+                if conditions and code_of(error) in REFUSED_CONDITION:
                     # Our earlier attempt may have succeeded although its response was lost; then
                     # the object is the one we wanted to write.
                     if attempt and (found := self._written(key, data)) is not None:
@@ -189,7 +188,7 @@ class S3Objects:
                     on_bytes(len(part))
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends."""
         upload = MultipartUpload(
             self._client,
@@ -197,6 +196,8 @@ class S3Objects:
             part_bytes=max(_PART_BYTES, -(-size // _MOST_PARTS)),
             num_threads=_THREADS,
             retry=lambda action: self._do("write", key, lambda attempt: action()),
+            put=lambda data: self.put(key, data, if_absent=if_absent),
+            if_absent=if_absent,
         )
         try:
             yield upload

@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import os
 import threading
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, BinaryIO
 
 from training.storage.interface import OnBytes
-from training.storage.retries import code_of
+from training.storage.retries import REFUSED_CONDITION, code_of
 
+_MARK = "upload"
+"""Metadata that tells this upload's object from another's."""
 Retry = Callable[[Callable[[], Any]], Any]
 
 
@@ -70,9 +73,14 @@ class MultipartUpload(io.RawIOBase):
         part_bytes: int,
         num_threads: int,
         retry: Retry,
+        put: Callable[[bytes], object],
+        if_absent: bool,
     ) -> None:
         super().__init__()
-        self._client, self._where, self._retry = client, dict(where), retry
+        self._client, self._where, self._retry, self._put = client, dict(where), retry, put
+        # S3 User Guide, "How to prevent object overwrites with conditional writes".
+        self._conditions = {"IfNoneMatch": "*"} if if_absent else {}
+        self._mark = uuid.uuid4().hex
         self._part_bytes = part_bytes
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
         self._free = threading.Semaphore(num_threads)
@@ -106,7 +114,7 @@ class MultipartUpload(io.RawIOBase):
     def finish(self) -> None:
         """Wait for every part and create the object."""
         if self._upload_id is None:
-            self._retry(lambda: self._client.put_object(**self._where, Body=bytes(self._part)))
+            self._put(bytes(self._part))
         else:
             if self._part:
                 self._send_part()
@@ -125,7 +133,7 @@ class MultipartUpload(io.RawIOBase):
         if self._upload_id is None:
             answer = self._retry(
                 lambda: self._client.create_multipart_upload(
-                    **self._where, ChecksumAlgorithm="CRC32"
+                    **self._where, ChecksumAlgorithm="CRC32", Metadata={_MARK: self._mark}
                 )
             )
             self._upload_id = answer["UploadId"]
@@ -157,15 +165,19 @@ class MultipartUpload(io.RawIOBase):
     def _complete(self, parts: list[dict[str, Any]]) -> None:
         try:
             self._client.complete_multipart_upload(
-                **self._where, UploadId=self._upload_id, MultipartUpload={"Parts": parts}
+                **self._where,
+                UploadId=self._upload_id,
+                MultipartUpload={"Parts": parts},
+                **self._conditions,
             )
         except Exception as error:
             # If the response to an earlier attempt was lost, the object is there.
-            if code_of(error) != "NoSuchUpload" or not self._is_there():
+            if code_of(error) not in ("NoSuchUpload", *REFUSED_CONDITION) or not self._is_there():
                 raise
 
     def _is_there(self) -> bool:
         try:
-            return bool(self._client.head_object(**self._where)["ContentLength"] == self._size)
+            found = self._client.head_object(**self._where)
+            return bool(found["Metadata"].get(_MARK) == self._mark)
         except Exception:
             return False

@@ -64,7 +64,7 @@ class Pacer:
 
 
 class RunFiles:
-    """Files that rank 0 writes about a run: to a local folder, then to the run's storage.
+    """Files that rank 0 writes about a run, to the run's storage; TensorBoard's to a folder first.
 
     Only the beginning, which continues the files of earlier attempts, and the end wait for storage.
     """
@@ -74,14 +74,15 @@ class RunFiles:
         objects: Objects,
         uploads: Uploads,
         *,
-        metrics: Path,
         tensorboard: Path,
         context: NodeContract,
         workload: str,
     ) -> None:
         self._context, self._workload = context, workload
         self._objects, self._uploads = objects, uploads
-        self._metrics, self._tensorboard = metrics, tensorboard
+        self._tensorboard = tensorboard
+        # Not a file: on one machine a job that was replaced would have its successor's.
+        self._history = bytearray()
         self._events_suffix = f".{context.job_id}.{context.attempt}"
         self._writer: Any = None
         self._status: dict[str, Any] = {}
@@ -105,16 +106,13 @@ class RunFiles:
         lustre: Path | None = None,
         holds: Callable[[], bool] = lambda: True,
     ) -> RunFiles:
-        """Make the local folder, and start to upload what will be in it.
+        """Start to upload what will be written, TensorBoard's files below ``folder``.
 
         ``holds`` tells whether this job still holds the run.
         """
-        metrics = folder / TRAIN_METRICS
-        metrics.parent.mkdir(parents=True, exist_ok=True)
         return cls(
             objects,
             Uploads.open(objects, every_s=_BETWEEN_UPLOADS_S, holds=holds),
-            metrics=metrics,
             tensorboard=(lustre or folder) / TENSORBOARD,
             context=context,
             workload=workload,
@@ -148,7 +146,7 @@ class RunFiles:
         """
         kept, dropped = _lines_until(history, self._uploads.claim(TRAIN_METRICS), step)
         self._earlier_results = self._uploads.claim(RESULTS)
-        self._metrics.write_text("".join(f"{line}\n" for line in kept))
+        self._history = bytearray("".join(f"{line}\n" for line in kept).encode())
         self._status.update(_last_validation(kept))
         # Imported late: TensorBoard takes a second.
         from torch.utils.tensorboard import SummaryWriter
@@ -187,9 +185,8 @@ class RunFiles:
             "event": name,
             **fields,
         }
-        with self._metrics.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-        self._uploads.offer(TRAIN_METRICS, self._metrics)
+        self._history += json.dumps(line).encode() + b"\n"
+        self._uploads.offer(TRAIN_METRICS, self.history)
 
     def step(self, record: StepRecord) -> None:
         """Write one logged step, in every format."""
@@ -249,7 +246,7 @@ class RunFiles:
 
     def history(self) -> bytes:
         """The lines so far; a checkpoint holds them, so that no run resumed from it lacks them."""
-        return self._metrics.read_bytes()
+        return bytes(self._history)
 
     def finish(
         self,

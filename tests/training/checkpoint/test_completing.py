@@ -19,7 +19,7 @@ from tests.training.checkpoint.test_checkpoints import (
     state,
 )
 from training.checkpoint import Checkpoints
-from training.checkpoint.dcp import Writer
+from training.checkpoint.dcp import METADATA, Writer
 from training.checkpoint.marker import FileSum
 from training.core.ranks import Ranks
 from training.storage import LocalObjects, Objects
@@ -107,7 +107,7 @@ class Broken(LocalObjects):
         self._meanwhile = meanwhile
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
+    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
         self._meanwhile()
         self._meanwhile = lambda: None
         raise OSError("no space left")
@@ -131,6 +131,40 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
     assert_holds(loaded, 10)
 
 
+class Late(LocalObjects):
+    """A disk whose user is frozen while writing a file, and another job completes the same step."""
+
+    def __init__(self, root: Path, name: str, meanwhile: Callable[[], object]) -> None:
+        super().__init__(root)
+        self._name, self._meanwhile = name, meanwhile
+
+    @contextmanager
+    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
+        with super().create(key, if_absent=if_absent) as stream:
+            yield stream
+            if key == self._name:
+                self._meanwhile()
+
+    def at(self, prefix: str) -> Late:
+        return Late(Path(self.uri) / prefix, self._name, self._meanwhile)
+
+
+@pytest.mark.parametrize("name", [FILE, METADATA])
+def test_a_save_that_was_frozen_does_not_damage_the_same_step_of_its_successor(
+    tmp_path: Path, name: str
+) -> None:
+    second = opened(LocalObjects(tmp_path))
+    late = Late(tmp_path, name, lambda: save(second, 10))
+
+    error = failure(late, on_call(2, lose), value=-7)
+
+    assert "exists already" in error
+    info, loaded = second.latest(), state(0)
+    assert info is not None
+    assert second.load(loaded, info) == info
+    assert_holds(loaded, 10)
+
+
 class Forgetful(LocalObjects):
     """A disk that loses the file of a rank, or its end."""
 
@@ -139,8 +173,8 @@ class Forgetful(LocalObjects):
         self._kept_bytes = kept_bytes
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0) -> Iterator[io.IOBase]:
-        with super().create(key) as stream:
+    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
+        with super().create(key, if_absent=if_absent) as stream:
             yield stream
         path = Path(self.uri) / key
         if key == FILE and self._kept_bytes is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.training.llama.conftest import CONTEXT
 from training.storage import LocalObjects
+from training.trainer.run_files import RunFiles
 from training.trainer.runs import RunLost
 from trainium_catalogue.contract import TRAIN_METRICS
 
@@ -65,6 +69,24 @@ def test_an_outage_of_the_metrics_and_a_kill_lose_no_line(laptop: Laptop) -> Non
     (resume,) = laptop.lines("holed", "resume")
     assert resume["step"] == 4
     assert laptop.losses("holed") == laptop.losses("whole")
+
+
+def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> None:
+    """On one machine, without a bucket, one that was replaced has the files of its successor."""
+    objects = LocalObjects(tmp_path / "run")
+
+    def opened() -> RunFiles:
+        files = RunFiles.open(objects, tmp_path / "cache", context=CONTEXT, workload="llama-tiny")
+        files.begin(0, num_ranks=1, backend="native")
+        return files
+
+    replaced, successor = opened(), opened()
+    replaced.event("step", {"step": 1})
+    successor.event("step", {"step": 1})
+    successor.close()
+
+    lines = [json.loads(line) for line in objects.get(TRAIN_METRICS).splitlines()]
+    assert [line["event"] for line in lines if line["event"] == "step"] == ["step"]
 
 
 def fail() -> None:

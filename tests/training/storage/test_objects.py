@@ -29,6 +29,23 @@ def keys(objects: Objects, prefix: str = "") -> list[str]:
     return [info.key for info in objects.list(prefix)]
 
 
+@pytest.mark.parametrize("num_bytes", [10, 17 << 20])
+def test_a_stream_does_not_replace_an_object_if_it_must_not(
+    objects: Objects, num_bytes: int
+) -> None:
+    with objects.create("stream", if_absent=True) as stream:
+        target: Any = stream
+        target.write(b"a" * num_bytes)
+    with (
+        pytest.raises(PreconditionFailed, match="stream"),
+        objects.create("stream", if_absent=True) as stream,
+    ):
+        target = stream
+        target.write(b"b" * num_bytes)
+
+    assert objects.get_range("stream", 0, 1) == b"a"
+
+
 def test_what_is_put_is_what_is_got(objects: Objects) -> None:
     etag = objects.put("a/b", b"text")
 

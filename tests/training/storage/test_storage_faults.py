@@ -197,7 +197,7 @@ def test_what_may_pass_is_repeated(code: str, status: int, transient: bool) -> N
     [
         ("AccessDenied", 403, "cannot write s3://b/k: AccessDenied; let the job's role do it"),
         ("InvalidArgument", 400, "cannot write s3://b/k: .*the request itself is refused"),
-        ("412", 412, "s3://b/k was written anew while it was being read"),
+        ("412", 412, "s3://b/k was written by another job meanwhile"),
     ],
 )
 def test_what_does_not_pass_is_explained(code: str, status: int, message: str) -> None:

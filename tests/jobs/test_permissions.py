@@ -38,6 +38,7 @@ SERVICES = {
     "EksClient": "eks",
     "EcsClient": "ecs",
     "Ec2Client": "ec2",
+    "QuotasClient": "servicequotas",
 }
 
 

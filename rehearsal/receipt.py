@@ -18,7 +18,7 @@ VERSION = 5
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
     "quotas, capacity and prices: the emulator has room for everything",
-    "that IAM allows what is needed and no more: the emulator evaluates no policy",
+    "that IAM allows nodes and functions what they need: only a submitter's policy is evaluated",
     "the machine's boot script and AMI: no instance is started",
     "that AWS accepts every value: the emulator checks fewer than AWS does",
 )

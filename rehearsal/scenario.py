@@ -22,7 +22,13 @@ from shlex import quote
 from rehearsal.checks import leftovers
 from rehearsal.checks.endings import NO_CAPACITY, RUNNABLE_CLOCK
 from rehearsal.deployment import cdk, containers
-from rehearsal.deployment.aws import Aws, desk_environment, endpoint_environment
+from rehearsal.deployment.aws import (
+    Aws,
+    allow_submitter,
+    create_submitter,
+    desk_environment,
+    endpoint_environment,
+)
 from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.server import ServerProcess, server_command, start_server
 from rehearsal.deployment.state import EXAMPLE, Folder, Settings, State
@@ -54,6 +60,9 @@ class Rehearsal:
     _before: frozenset[leftovers.Item] = frozenset()
     _turns: cluster.NodeTurns = field(default_factory=cluster.NodeTurns)
     _environment: dict[str, str] = field(default_factory=dict)
+    """The variables of who deploys."""
+    _submitter: dict[str, str] = field(default_factory=dict)
+    """The variables of who submits, and may do no more than the published policy allows."""
     _bin: Path = field(default_factory=lambda: Path(sys.executable).parent)
 
     def go(self, *, jobs: bool, stay: Callable[[], None] | None) -> None:
@@ -104,6 +113,7 @@ class Rehearsal:
             endpoint = self._server.wait_ready(self.folder)
             self._aws = Aws(endpoint=endpoint, region=self._assembly.region)
             self._environment = self._desk(aws=self._aws)
+            self._submitter = {**self._environment, **create_submitter(self._aws)}
             State.here(endpoint).save(self.folder)
             self.receipt.endpoint, self.receipt.region = endpoint, self._assembly.region
             self.receipt.versions = _versions()
@@ -131,6 +141,7 @@ class Rehearsal:
                 docker_cli.read_record(self.folder.docker_record),
                 built=self.nodes is not None,
             )
+        allow_submitter(self._aws)
         self._is_up = True
         self.write_environment()
 
@@ -151,7 +162,7 @@ class Rehearsal:
                     fault=fault,
                     aws=self._aws,
                     folder=self.folder,
-                    environment=self._environment,
+                    environment=self._submitter,
                     on_line=self.progress.detail,
                 )
                 self.receipt.runs.append(record)
@@ -180,15 +191,15 @@ class Rehearsal:
         halves: list[Callable[[], None]] = []
         runners: list[Runner] = []
         if batch.WORKLOAD in workloads:
-            runners.append(self._runner("batch", self._environment))
+            runners.append(self._runner("batch", self._submitter))
             halves.append(partial(self._train_on_batch, runners[-1]))
         if workloads & set(cluster.WORKLOADS):
             kubeconfig = {"KUBECONFIG": str(self.folder.kubeconfig)}
-            runners.append(self._runner("eks", {**self._environment, **kubeconfig}))
+            runners.append(self._runner("eks", {**self._submitter, **kubeconfig}))
             halves.append(partial(self._train_on_cluster, runners[-1]))
         if program.WORKLOAD in workloads:
             for name in self._program_orchestrators():
-                runners.append(self._runner(name, self._environment))
+                runners.append(self._runner(name, self._submitter))
                 halves.append(partial(self._run_program, name, runners[-1]))
         with ThreadPoolExecutor(max_workers=max(1, len(halves))) as pool:
             running = [pool.submit(half) for half in halves]

@@ -10,8 +10,14 @@ from typing import Any
 import boto3
 from botocore.config import Config
 
+from rehearsal.deployment.state import DEPLOYMENT, ROOT
+from trainium_catalogue import contract
+
 ACCOUNT = "123456789012"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
+SUBMITTER = "submitter"
+"""IAM user who runs the jobs, with the policy that is published for submitters."""
+POLICY = ROOT / "docs" / "submitter-policy.json"
 # The user's settings for these tools must neither reach a real account nor change the outcome.
 _FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
 
@@ -42,6 +48,32 @@ class Aws:
                     config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
                 )
             return self._clients[service]
+
+
+def create_submitter(aws: Aws) -> dict[str, str]:
+    """Create the user who submits; returns its credentials as variables."""
+    iam = aws.client("iam")
+    iam.create_user(UserName=SUBMITTER)
+    key = iam.create_access_key(UserName=SUBMITTER)["AccessKey"]
+    return {
+        "AWS_ACCESS_KEY_ID": key["AccessKeyId"],
+        "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+    }
+
+
+def allow_submitter(aws: Aws) -> None:
+    """Attach the published policy, with the names of the deployment put in."""
+    parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
+    bucket = aws.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
+    text = POLICY.read_text(encoding="utf-8")
+    for placeholder, name in (
+        ("REGION", aws.region),
+        ("ACCOUNT", ACCOUNT),
+        ("DEPLOYMENT", DEPLOYMENT),
+        ("BUCKET", bucket),
+    ):
+        text = text.replace(placeholder, name)
+    aws.client("iam").put_user_policy(UserName=SUBMITTER, PolicyName=SUBMITTER, PolicyDocument=text)
 
 
 def desk_environment(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.deployment.aws import ACCOUNT
+from rehearsal.deployment.aws import ACCOUNT, SUBMITTER
 from rehearsal.deployment.state import DEPLOYMENT, ROOT, Settings
 
 Command = tuple[str, ...]
@@ -38,6 +38,7 @@ def context(settings: Settings) -> dict[str, str]:
     """The CDK context of a rehearsal: all that differs from a deployment to AWS."""
     cluster = {
         "trainium:eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
+        "trainium:eks_submitter_arns": f"arn:aws:iam::{ACCOUNT}:user/{SUBMITTER}",
         # Documentation addresses (RFC 5737): the rehearsal's API server is on loopback.
         "trainium:eks_endpoint_cidrs": "192.0.2.0/24",
     }

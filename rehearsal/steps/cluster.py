@@ -303,6 +303,7 @@ def watched(program: Path) -> tuple[Step, ...]:
         step(
             "fewer nodes",
             f"jobs scale --nodes {NODES}",
+            as_admin=True,
             says={"scale takes an idle node": rf"{GROUP} -> {NODES} nodes"},
         ),
         step(

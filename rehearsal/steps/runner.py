@@ -17,6 +17,7 @@ from typing import Any
 
 from rehearsal.checks import tensorboard
 from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import CREDENTIALS
 from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.state import DEPLOYMENT, Folder
 from rehearsal.receipt import CommandRecord, ReceiptCheck
@@ -40,6 +41,8 @@ class Step:
     until_seen: str = ""
     """Run that TensorBoard must show before the command is interrupted."""
     exit_code: int = 0
+    as_admin: bool = False
+    """True for what a submitter may not do; every step of kubectl is an administrator's."""
     says: Mapping[str, str] = field(default_factory=dict)
     """Checks by name, each with the regular expression that the output must match."""
 
@@ -189,6 +192,8 @@ class Runner:
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
+        if step.as_admin or step.program == "kubectl":
+            environment |= CREDENTIALS
         if step.processes is not None:
             environment[contract.ENV_PROCESSES_PER_NODE] = str(step.processes)
         if step.until_seen:

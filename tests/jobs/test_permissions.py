@@ -1,15 +1,24 @@
-"""The policy of a submitter: as much as the commands use, and no more."""
+"""The policy of a submitter: as much as the commands use, on what is deployed, and no more."""
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cfnlint.data import AdditionalSpecs
+from cfnlint.helpers import load_resource
 
 from jobs import aws
 from tests.jobs.conftest import Desk
 from tests.jobs.permissions import POLICY, action_of, allowed
+from tests.stacks.cluster_objects import EKS
+from tests.stacks.synthesis import Deployment, deployment
+from tests.support.linting import findings_of
+from trainium_catalogue import contract
+from trainium_emulators.aws.permissions import allows, needed
 
 # Not an operation of a client, or not one by that name.
 BESIDE_CLIENTS = {
@@ -54,10 +63,216 @@ def test_the_policy_allows_what_the_commands_use_and_no_more() -> None:
     assert allowed() == operations() | set(BESIDE_CLIENTS)
 
 
-def test_the_policy_names_resources_wherever_aws_takes_one() -> None:
-    statements: list[dict[str, Any]] = json.loads(POLICY.read_text())["Statement"]
+REGION, ACCOUNT = "us-west-2", "111122223333"
+STACK_ID = "1a2b3c4d-5e6f-11ef-8000-0123456789ab"
+RANDOM = "A1B2C3D4E5F6"
+BUCKET = f"trainium-default-storage-bucket-{RANDOM.lower()}"
 
-    assert [each["Sid"] for each in statements if each["Resource"] == "*"] == ["Look"]
+
+def arn(service: str, rest: str) -> str:
+    return f"arn:aws:{service}:{REGION}:{ACCOUNT}:{rest}"
+
+
+def filled_in(deployment_name: str = "default", bucket: str = BUCKET) -> dict[str, Any]:
+    """Read the policy with the names of a deployment put in, as the page says."""
+    text = POLICY.read_text(encoding="utf-8")
+    names = {"REGION": REGION, "ACCOUNT": ACCOUNT, "DEPLOYMENT": deployment_name, "BUCKET": bucket}
+    for placeholder, name in names.items():
+        text = text.replace(placeholder, name)
+    policy: dict[str, Any] = json.loads(text)
+    return policy
+
+
+class Names:
+    """Names as CloudFormation gives them to what the templates of a deployment declare.
+
+    A resource without a name is called <stack>-<logical id>-<random> (CloudFormation template
+    reference, name type).
+    """
+
+    def __init__(self, made: Deployment) -> None:
+        self._made = made
+        self._exports = {
+            output["Export"]["Name"]: (part, output["Value"])
+            for part, template in made.templates.items()
+            for output in template.get("Outputs", {}).values()
+            if "Export" in output
+        }
+
+    def published(self) -> dict[str, str]:
+        """Return every parameter of the deployment with its value."""
+        return {
+            properties["Name"]: self._text(part, properties["Value"])
+            for part in self._made.templates
+            for properties in self._made.resources(part, "AWS::SSM::Parameter")
+            if properties.get("Name", "").startswith("/trainium/")
+        }
+
+    def _text(self, part: str, value: Any) -> str:
+        match value:
+            case str():
+                return value
+            case {"Fn::Join": [str(separator), list(parts)]}:
+                return separator.join(self._text(part, each) for each in parts)
+            case {"Fn::Select": [int(index), {"Fn::Split": [str(separator), whole]}]}:
+                return self._text(part, whole).split(separator)[index]
+            case {"Fn::ImportValue": str(name)}:
+                return self._text(*self._exports[name])
+            case {"Ref": "AWS::StackId"}:
+                return arn(
+                    "cloudformation", f"stack/{self._made.config.stack_name(part)}/{STACK_ID}"
+                )
+            case {"Ref": "AWS::Region"}:
+                return REGION
+            case {"Ref": str(name)}:
+                return self._named(part, name)
+            case {"Fn::GetAtt": [str(name), "NodegroupName"]}:
+                return self._named(part, name)
+            case _:
+                # No part of a name that a policy has: an image, a VPC's id.
+                return "x"
+
+    def _named(self, part: str, logical_id: str) -> str:
+        resource = self._made.templates[part]["Resources"].get(logical_id, {"Type": "parameter"})
+        kind, properties = resource["Type"], resource.get("Properties", {})
+        own = f"{self._made.config.stack_name(part)}-{logical_id}-{RANDOM}"
+        match kind:
+            case "AWS::EKS::Cluster":
+                return self._text(part, properties["Name"])
+            case "AWS::S3::Bucket":
+                return BUCKET
+            case "AWS::Batch::JobQueue":
+                return arn("batch", f"job-queue/{logical_id}-{RANDOM}")
+            case "AWS::Batch::JobDefinition":
+                return arn("batch", f"job-definition/{logical_id}-{RANDOM}:1")
+            case _:
+                return own
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, str]:
+    """Parameters of a deployment with both orchestrators."""
+    return Names(deployment(**{**EKS, "orchestrators": "both"})).published()
+
+
+def of(published: dict[str, str], name: str) -> str:
+    return published[contract.ssm_parameter("default", name)]
+
+
+def requests(published: dict[str, str]) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+    """Yield what the commands ask for of a deployment: action, parameters, and tags."""
+    cluster = of(published, contract.SSM_EKS_CLUSTER)
+    yield "ssm:GetParameters", {"Names": list(published)}, {}
+    for path in (contract.ssm_parameter("default", "").rstrip("/"), "/trainium"):
+        yield "ssm:GetParametersByPath", {"Path": path}, {}
+    queues = [of(published, name) for name in (contract.SSM_JOB_QUEUE, contract.SSM_CPU_JOB_QUEUE)]
+    definitions = [value for value in published.values() if ":job-definition/" in value]
+    assert definitions
+    for queue, definition in zip(queues * len(definitions), definitions, strict=False):
+        tags = {"a": "b"}
+        yield (
+            "batch:SubmitJob",
+            {"jobQueue": queue, "jobDefinition": definition, "tags": tags},
+            {},
+        )
+    yield "batch:TerminateJob", {"jobId": "1a2b#0"}, {}
+    log_group = of(published, contract.SSM_LOG_GROUP)
+    yield "logs:GetLogEvents", {"logGroupName": log_group, "logStreamName": "run/default/1a2b"}, {}
+    yield "eks:DescribeCluster", {"name": cluster}, {}
+    group = of(published, contract.SSM_EKS_NODE_GROUP)
+    yield "eks:DescribeNodegroup", {"clusterName": cluster, "nodegroupName": group}, {}
+    # EKS names it eks-<node group>-<uuid>, and tags it with the cluster's name.
+    tags = {"autoscaling:ResourceTag/eks:cluster-name": cluster}
+    yield "autoscaling:SetDesiredCapacity", {"AutoScalingGroupName": f"eks-{group}-1a2b"}, tags
+    instances = {"cluster": "AWSBatch-1", "containerInstances": ["1a2b"]}
+    yield "ecs:DescribeContainerInstances", instances, {}
+
+
+def needs(published: dict[str, str]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield action, resource and tags for each of the requests."""
+    for action, params, tags in requests(published):
+        for each, resource in needed(action, params, arn):
+            yield each, resource, tags
+    # S3's resources come from moto, and `jobs shell` runs the AWS CLI.
+    bucket = of(published, contract.SSM_BUCKET)
+    yield "s3:ListBucket", f"arn:aws:s3:::{bucket}", {}
+    for action in ("GetObject", "PutObject", "AbortMultipartUpload"):
+        yield f"s3:{action}", f"arn:aws:s3:::{bucket}/runs/run/manifest.json", {}
+    for resource in (
+        arn("ec2", "instance/i-0123456789abcdef0"),
+        f"arn:aws:ssm:{REGION}::document/AWS-StartInteractiveCommand",
+        arn("ssm", "document/SSM-SessionManagerRunShell"),
+    ):
+        yield "ssm:StartSession", resource, {}
+
+
+def test_what_is_deployed_is_named_as_the_policy_says(published: dict[str, str]) -> None:
+    refused = [each for each in needs(published) if not allows([filled_in()], *each)]
+
+    assert refused == []
+
+
+def test_every_resource_of_the_policy_is_one_of_something_deployed(
+    published: dict[str, str],
+) -> None:
+    policy = filled_in()
+    for statement in policy["Statement"]:
+        listed = statement["Resource"]
+        for resource in [listed] if isinstance(listed, str) else listed:
+            if resource == "*":
+                continue
+            alone = {"Statement": [{**statement, "Resource": resource}]}
+
+            assert any(allows([alone], *each) for each in needs(published)), resource
+
+
+def test_of_another_deployment_only_what_has_no_name_of_its_own_is_reached(
+    published: dict[str, str],
+) -> None:
+    others = filled_in("other", "bucket-of-others")
+    reached = {each[0].partition(":")[0] for each in needs(published) if allows([others], *each)}
+
+    # Batch's names are generated without the stack's, and every deployment can be listed.
+    assert reached == {"batch", "ecs", "ssm"}
+
+
+def test_a_deployment_whose_name_begins_with_anothers_is_not_reached() -> None:
+    cluster = "trainium-default-eks-more-eks-1a2b3c4d"
+
+    assert not allows([filled_in()], "eks:DescribeCluster", arn("eks", f"cluster/{cluster}"))
+
+
+def resource_types(action: str) -> list[list[str]]:
+    """List the formats of ARNs of each resource that an action takes.
+
+    From cfn-lint's copy of the Service Authorization Reference.
+    """
+    service, _, name = action.partition(":")
+    known = load_resource(AdditionalSpecs, "Policies.json")[service]
+    taken = known["Actions"][name.lower()].get("Resources", [])
+    return [known["Resources"][each.lower()]["ARNFormats"] for each in taken]
+
+
+def test_actions_take_the_resources_that_the_emulator_asks_for(published: dict[str, str]) -> None:
+    asked = [(action, resource) for action, resource, _ in needs(published)]
+    asked += [(action, "*") for action in allowed() - {action for action, _ in asked}
+              - {"autoscaling:TerminateInstanceInAutoScalingGroup"}]  # fmt: skip
+    for action, resource in asked:
+        formats = resource_types(action)
+        # Like arn:${Partition}:eks:${Region}:${Account}:cluster/.*
+        patterns = [re.sub(r"\$\{\w+\}", "[a-z0-9-]*", one) for each in formats for one in each]
+
+        if resource == "*":
+            assert formats == [], action
+        else:
+            assert any(re.fullmatch(one, resource) for one in patterns), (action, resource)
+
+
+def test_the_policy_is_sound_to_cfn_lint() -> None:
+    policy = {"Type": "AWS::IAM::ManagedPolicy", "Properties": {"PolicyDocument": filled_in()}}
+    template = json.dumps({"Resources": {"Submitter": policy}})
+
+    assert [str(each) for each in findings_of(template, REGION)] == []
 
 
 def test_a_call_that_the_policy_does_not_allow_would_be_noticed(

@@ -25,6 +25,7 @@ from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import LUSTRE_CLAIM, NAMESPACE
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
+from trainium_emulators.aws import permissions
 from trainium_emulators.aws.batch import api
 from trainium_emulators.aws.batch.gang import NodeSettings
 from trainium_emulators.aws.batch.scheduler import JobScheduler, take_fault
@@ -80,6 +81,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
             take_fault=take_anywhere,
             claims=claims,
             count_nodes=True,
+            identify=permissions.caller_of,
         )
     )
     emit("kubernetes-ready", endpoint=cluster.endpoint)
@@ -123,6 +125,7 @@ def main(argv: Sequence[str]) -> None:
     # No container engine: we run the nodes, and the only Lambda function has a model.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
+    permissions.install()
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)

@@ -1,0 +1,257 @@
+"""Authorises the requests of IAM users by their policies, with resources and conditions.
+
+moto can do so, but asks for the resource "*" of every service except S3, and knows neither "?" nor
+the conditions of such a policy (moto/iam/access_control.py). Callers who are no IAM user of moto
+may do everything: nodes, whose roles have checks of their own, and whoever deploys.
+
+The resource that an action needs is in the Service Authorization Reference; a test holds this
+table to it.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+from urllib.parse import parse_qs, urlsplit
+
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.core.authorization import ActionAuthenticatorMixin
+from moto.core.exceptions import AccessDeniedError, JsonRESTError
+from moto.core.parse import PROTOCOL_PARSERS
+from moto.core.request import determine_request_protocol
+from moto.core.routing import get_service_router
+from moto.core.utils import get_service_model
+from moto.eks.models import eks_backends
+from moto.iam.access_control import (
+    CreateAccessKeyFailure,
+    IAMUserAccessKey,
+    create_access_key,
+)
+from moto.iam.models import Policy
+from moto.s3.exceptions import S3AccessDeniedError
+
+from trainium_emulators.aws.cloudformation import eks_nodes
+from trainium_emulators.aws.cloudformation.eks_members import KEPT, AccessEntry
+from trainium_emulators.kubernetes.rbac import ADMIN, Caller
+
+Params = Mapping[str, Any]
+Arn = Callable[[str, str], str]
+"""Makes an ARN of the caller's account and region from a service and the rest."""
+
+
+def allows(
+    policies: Iterable[Mapping[str, Any]],
+    action: str,
+    resource: str,
+    context: Mapping[str, str] | None = None,
+) -> bool:
+    """Tell whether identity policies that only allow let ``action`` use ``resource``."""
+    return any(
+        _covers(statement, action, resource, context or {})
+        for policy in policies
+        for statement in policy["Statement"]
+    )
+
+
+def _covers(
+    statement: Mapping[str, Any], action: str, resource: str, context: Mapping[str, str]
+) -> bool:
+    conditions = statement.get("Condition", {})
+    unknown = set(statement) - {"Sid", "Effect", "Action", "Resource", "Condition"}
+    if unknown or statement["Effect"] != "Allow" or set(conditions) - {"StringLike"}:
+        raise NotImplementedError(f"{statement} has more than is evaluated here")
+    return (
+        any(_like(each.lower(), action.lower()) for each in _listed(statement["Action"]))
+        and any(_like(each, resource) for each in _listed(statement["Resource"]))
+        and all(
+            key in context and any(_like(each, context[key]) for each in _listed(wanted))
+            for key, wanted in conditions.get("StringLike", {}).items()
+        )
+    )
+
+
+def _listed(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
+
+
+def _like(pattern: str, text: str) -> bool:
+    """Match IAM's wildcards: ``*`` is any text, ``?`` any one character."""
+    as_regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(as_regex, text, re.DOTALL) is not None
+
+
+# --- what a request needs ------------------------------------------------------------------------
+
+
+def needed(action: str, params: Params, arn: Arn) -> Iterator[tuple[str, str]]:
+    """Yield the actions that a request needs, each with a resource."""
+    resources = _RESOURCES[action](params, arn) if action in _RESOURCES else ["*"]
+    for resource in resources:
+        yield action, resource
+    if action == "batch:SubmitJob" and params.get("tags"):
+        # AWS Batch User Guide, tag resources. The job's id is not known yet.
+        yield "batch:TagResource", arn("batch", "job/new")
+
+
+def _named(kind: str, name: str, arn: Arn) -> str:
+    """Return the ARN of one of Batch's resources, which are given by name or ARN."""
+    return name if name.startswith("arn:") else arn("batch", f"{kind}/{name}")
+
+
+_RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
+    "autoscaling:SetDesiredCapacity": lambda params, arn: [
+        _group_arn(params["AutoScalingGroupName"], arn)
+    ],
+    "autoscaling:TerminateInstanceInAutoScalingGroup": lambda params, arn: [
+        _group_arn(name, arn)
+        for name, group in _groups()
+        if params["InstanceId"] in eks_nodes.instances(group)
+    ],
+    "batch:SubmitJob": lambda params, arn: [
+        _named("job-definition", params["jobDefinition"], arn),
+        _named("job-queue", params["jobQueue"], arn),
+    ],
+    "batch:TerminateJob": lambda params, arn: [arn("batch", f"job/{params['jobId']}")],
+    "ecs:DescribeContainerInstances": lambda params, arn: [
+        arn("ecs", f"container-instance/{params['cluster']}/{one.rpartition('/')[2]}")
+        for one in params["containerInstances"]
+    ],
+    "eks:DescribeCluster": lambda params, arn: [arn("eks", f"cluster/{params['name']}")],
+    "eks:DescribeNodegroup": lambda params, arn: [
+        arn("eks", f"nodegroup/{params['clusterName']}/{params['nodegroupName']}/id")
+    ],
+    "logs:GetLogEvents": lambda params, arn: [
+        arn("logs", f"log-group:{params['logGroupName']}:log-stream:{params['logStreamName']}")
+    ],
+    "ssm:GetParameters": lambda params, arn: [
+        arn("ssm", f"parameter/{name.lstrip('/')}") for name in params["Names"]
+    ],
+    "ssm:GetParametersByPath": lambda params, arn: [
+        arn("ssm", f"parameter/{params['Path'].strip('/')}")
+    ],
+}
+"""Resources by action; any other action needs "*". S3's come from moto."""
+
+
+def _groups() -> Iterator[tuple[str, Any]]:
+    """Yield each Auto Scaling group's name with its node group, an object of moto."""
+    for backend in eks_backends[DEFAULT_ACCOUNT_ID].values():
+        for cluster in list(backend.clusters.values()):
+            for group in list(cluster.nodegroups.values()):
+                yield group.resources["autoScalingGroups"][0]["name"], group
+
+
+def _group_arn(name: str, arn: Arn) -> str:
+    return arn("autoscaling", f"autoScalingGroup:id:autoScalingGroupName/{name}")
+
+
+def _context(resource: str) -> dict[str, str]:
+    """Return the tags of a resource that EKS set, as keys of conditions."""
+    group = dict(_groups()).get(resource.rpartition("autoScalingGroupName/")[2])
+    return {} if group is None else {"autoscaling:ResourceTag/eks:cluster-name": group.cluster_name}
+
+
+# --- moto ----------------------------------------------------------------------------------------
+
+
+def user_of(account_id: str, access_key: str) -> IAMUserAccessKey | None:
+    """Return the IAM user with an access key."""
+    try:
+        user = create_access_key(account_id, "aws", access_key, {})
+    except CreateAccessKeyFailure:
+        return None
+    assert isinstance(user, IAMUserAccessKey)
+    return user
+
+
+def _authorize(response: Any, _: type, resource: str = "*") -> None:
+    """Refuse a request that no policy of its user allows."""
+    user = user_of(response.current_account, response.access_key)
+    # Always allowed (IAM API reference, GetCallerIdentity).
+    if user is None or response.service_name == "sts":
+        return
+    policies = [_document(policy) for policy in user.collect_policies()]
+    for action, arn in _needed(response, resource):
+        if not allows(policies, action, arn, _context(arn)):
+            _deny(response, user.arn, action, arn)
+
+
+def _needed(response: Any, resource: str) -> Iterable[tuple[str, str]]:
+    service = response.boto3_service_name
+    if service == "s3":
+        return [(f"s3:{response._get_action()}", resource)]
+    request = response.normalized_request
+    operation, uri_params = response._get_action(), response.uri_match
+    model = get_service_model(service)
+    if operation not in model.operation_names:
+        operation_model, uri_params = get_service_router(service).match(request)
+        operation = operation_model.name
+    protocol = determine_request_protocol(model, request.content_type)
+    params = PROTOCOL_PARSERS[protocol](model.operation_model(operation), map_type=dict).parse(
+        {
+            "method": request.method,
+            "values": request.values,
+            "headers": request.headers,
+            "body": request.data,
+            "url_path": request.path,
+            "url_params": uri_params,
+        }
+    )
+
+    def arn(service: str, rest: str) -> str:
+        return f"arn:aws:{service}:{response.region}:{response.current_account}:{rest}"
+
+    return needed(f"{service}:{operation}", params, arn)
+
+
+def _document(policy: Any) -> dict[str, Any]:
+    text = (
+        next(version.document for version in policy.versions if version.is_default)
+        if isinstance(policy, Policy)
+        else policy["policy_document"]
+    )
+    parsed: dict[str, Any] = json.loads(text)
+    return parsed
+
+
+def _deny(response: Any, who: str, action: str, resource: str) -> NoReturn:
+    """Raise the error of the service's protocol."""
+    if response.boto3_service_name == "s3":
+        raise S3AccessDeniedError
+    if get_service_model(response.boto3_service_name).protocol in ("json", "rest-json"):
+        raise JsonRESTError(
+            "AccessDeniedException",
+            f"User: {who} is not authorized to perform: {action} on resource: {resource}",
+        )
+    raise AccessDeniedError(user_arn=who, action=f"{action} on resource: {resource}")
+
+
+_SIGNED = "k8s-aws-v1."
+
+
+def caller_of(token: str) -> Caller | None:
+    """Identify the sender of a cluster's token, a signed GetCallerIdentity, by its access entry.
+
+    docs.aws.amazon.com/eks/latest/userguide/access-entries.html. A caller who is no IAM user here
+    is an administrator, like the one who deploys.
+    """
+    if not token.startswith(_SIGNED):
+        return ADMIN
+    url = base64.urlsafe_b64decode(token.removeprefix(_SIGNED) + "==").decode()
+    (scope,) = parse_qs(urlsplit(url).query)["X-Amz-Credential"]
+    user = user_of(DEFAULT_ACCOUNT_ID, scope.partition("/")[0])
+    if user is None:
+        return ADMIN
+    entries = [
+        kept[user.arn]
+        for (_, _, kind), kept in KEPT.items()
+        if kind == AccessEntry.type_name and user.arn in kept
+    ]
+    groups = {group for entry in entries for group in entry.get("KubernetesGroups", ())}
+    return Caller(name=user.arn, groups=frozenset(groups)) if entries else None
+
+
+def install() -> None:
+    """Patch moto in this process."""
+    ActionAuthenticatorMixin._authenticate_and_authorize_action = _authorize

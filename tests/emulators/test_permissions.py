@@ -1,0 +1,184 @@
+"""The emulated AWS refuses what no policy of an IAM user allows, as AWS does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+from moto.iam.models import iam_backends
+
+from jobs.aws import Aws
+from jobs.eks.cluster import make_token
+from tests.emulators.conftest import Client
+from trainium_catalogue.kubernetes import SUBMITTERS
+from trainium_emulators.aws import permissions
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
+from trainium_emulators.aws.cloudformation.eks_members import AccessEntry, belongings
+from trainium_emulators.aws.permissions import allows
+from trainium_emulators.kubernetes.rbac import ADMIN, Caller
+
+REGION, ACCOUNT = "us-west-2", "123456789012"
+ARN = f"arn:aws:{{}}:{REGION}:{ACCOUNT}:{{}}"
+
+
+def statement(action: str, resource: str, **more: Any) -> dict[str, Any]:
+    return {"Effect": "Allow", "Action": action, "Resource": resource, **more}
+
+
+def policy(*statements: dict[str, Any]) -> dict[str, Any]:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "resource", "expected"),
+    [
+        ("arn:aws:s3:::mine/*", "arn:aws:s3:::mine/a/b", True),
+        ("arn:aws:s3:::mine/*", "arn:aws:s3:::mine", False),
+        ("arn:aws:s3:::mi?e", "arn:aws:s3:::mine", True),
+        ("arn:aws:s3:::mi?e", "arn:aws:s3:::mie", False),
+        ("arn:aws:s3:::a.b", "arn:aws:s3:::axb", False),
+        ("arn:aws:s3:::[a]", "arn:aws:s3:::a", False),
+    ],
+)
+def test_wildcards_are_those_of_iam(pattern: str, resource: str, expected: bool) -> None:
+    assert (
+        allows([policy(statement("s3:GetObject", pattern))], "s3:GetObject", resource) is expected
+    )
+
+
+def test_a_condition_needs_the_key_and_the_value() -> None:
+    tagged = policy(statement("a:B", "*", Condition={"StringLike": {"a:Tag/x": "mine-??"}}))
+
+    assert allows([tagged], "a:B", "*", {"a:Tag/x": "mine-12"})
+    assert not allows([tagged], "a:B", "*", {"a:Tag/x": "mine-123"})
+    assert not allows([tagged], "a:B", "*")
+
+
+def test_what_is_not_evaluated_here_is_no_permission() -> None:
+    for beyond in (
+        {**statement("a:B", "*"), "Effect": "Deny"},
+        statement("a:B", "*", Condition={"Bool": {"a:C": "true"}}),
+        {"Effect": "Allow", "NotAction": "a:B", "Resource": "*"},
+    ):
+        with pytest.raises(NotImplementedError):
+            allows([policy(beyond)], "a:B", "*")
+
+
+@pytest.fixture(scope="module")
+def submitter(client: Client, endpoint: str) -> Iterator[Callable[[str], Any]]:
+    """Clients of a user who may read one parameter, one group of logs and one prefix."""
+    iam = client("iam")
+    iam.create_user(UserName="me")
+    key = iam.create_access_key(UserName="me")["AccessKey"]
+    iam.put_user_policy(
+        UserName="me",
+        PolicyName="p",
+        PolicyDocument=json.dumps(
+            policy(
+                statement("ssm:GetParameters", ARN.format("ssm", "parameter/mine/*")),
+                statement("logs:GetLogEvents", ARN.format("logs", "log-group:mine-*")),
+                statement("s3:PutObject", "arn:aws:s3:::bucket/mine/*"),
+                statement("batch:ListJobs", "*"),
+                statement("eks:DescribeCluster", ARN.format("eks", "cluster/mine-????")),
+            )
+        ),
+    )
+    for name in ("/mine/a", "/other/a"):
+        client("ssm").put_parameter(Name=name, Value="x", Type="String")
+    client("s3").create_bucket(
+        Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION}
+    )
+
+    def make(service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=endpoint,
+            region_name=REGION,
+            aws_access_key_id=key["AccessKeyId"],
+            aws_secret_access_key=key["SecretAccessKey"],
+        )
+
+    yield make
+
+
+def code_of(call: Callable[..., Any], **arguments: Any) -> str:
+    """Return the code of the error with which a call ends, or an empty text."""
+    try:
+        call(**arguments)
+    except ClientError as error:
+        return str(error.response["Error"]["Code"])
+    return ""
+
+
+def test_a_user_reaches_the_resources_of_the_policy_and_no_others(
+    submitter: Callable[[str], Any],
+) -> None:
+    ssm, s3, logs, eks = (submitter(name) for name in ("ssm", "s3", "logs", "eks"))
+
+    assert code_of(ssm.get_parameters, Names=["/mine/a"]) == ""
+    assert code_of(ssm.get_parameters, Names=["/mine/a", "/other/a"]) == "AccessDeniedException"
+    assert code_of(s3.put_object, Bucket="bucket", Key="mine/a", Body=b"") == ""
+    assert code_of(s3.put_object, Bucket="bucket", Key="a", Body=b"") == "AccessDenied"
+    assert code_of(s3.head_object, Bucket="bucket", Key="mine/a") == "403"
+    # Allowed, and not there.
+    stream = {"logStreamName": "s"}
+    assert code_of(logs.get_log_events, logGroupName="mine-1", **stream) == (
+        "ResourceNotFoundException"
+    )
+    assert code_of(logs.get_log_events, logGroupName="x", **stream) == "AccessDeniedException"
+    assert code_of(eks.describe_cluster, name="mine-1234") == "ResourceNotFoundException"
+    assert code_of(eks.describe_cluster, name="mine-12345") == "AccessDeniedException"
+
+
+def test_an_action_without_resources_needs_a_statement_for_all_of_them(
+    submitter: Callable[[str], Any],
+) -> None:
+    batch, autoscaling = submitter("batch"), submitter("autoscaling")
+
+    assert code_of(batch.list_jobs, jobQueue="q") != "AccessDeniedException"
+    assert code_of(batch.describe_jobs, jobs=["j"]) == "AccessDeniedException"
+    assert code_of(autoscaling.describe_auto_scaling_groups) == "AccessDenied"
+
+
+def test_who_one_is_may_always_be_asked(submitter: Callable[[str], Any]) -> None:
+    assert submitter("sts").get_caller_identity()["Arn"].endswith(":user/me")
+
+
+def test_a_submission_needs_its_definition_its_queue_and_its_tags() -> None:
+    def arn(service: str, rest: str) -> str:
+        return f"{service}|{rest}"
+
+    asked = {"jobDefinition": "d:1", "jobQueue": "q", "tags": {"a": "b"}}
+
+    assert list(permissions.needed("batch:SubmitJob", asked, arn)) == [
+        ("batch:SubmitJob", "batch|job-definition/d:1"),
+        ("batch:SubmitJob", "batch|job-queue/q"),
+        ("batch:TagResource", "batch|job/new"),
+    ]
+
+
+def test_a_cluster_knows_a_user_by_the_access_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    iam = iam_backends[ACCOUNT]["aws"]
+    iam.create_user(REGION, user_name="tokens")
+    try:
+        key = iam.create_access_key("tokens")
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", key.access_key_id)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", key.secret_access_key)
+        token = make_token(Aws(REGION), "cluster")
+        arn = f"arn:aws:iam::{ACCOUNT}:user/tokens"
+
+        without = permissions.caller_of(token)
+        place = AccountRegion(account_id=ACCOUNT, region=REGION)
+        entries = belongings(place, "cluster", AccessEntry.type_name)
+        monkeypatch.setitem(entries, arn, {"KubernetesGroups": [SUBMITTERS]})
+
+        assert without is None
+        assert permissions.caller_of(token) == Caller(name=arn, groups=frozenset({SUBMITTERS}))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "rehearsal")
+        assert permissions.caller_of(make_token(Aws(REGION), "cluster")) == ADMIN
+    finally:
+        iam.reset()

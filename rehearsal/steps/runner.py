@@ -42,7 +42,7 @@ class Step:
     """Run that TensorBoard must show before the command is interrupted."""
     exit_code: int = 0
     as_admin: bool = False
-    """True for what a submitter may not do; kubectl, which only looks, is always called so."""
+    """True for what a submitter may not do; every step of kubectl is an administrator's."""
     says: Mapping[str, str] = field(default_factory=dict)
     """Checks by name, each with the regular expression that the output must match."""
 

@@ -55,12 +55,12 @@ def test_nodes_in_a_new_group_mount_an_existing_file_system(client: Client) -> N
 
     client("cloudformation").create_stack(StackName="n", TemplateBody=json.dumps(template))
 
-    of_lustre, of_nodes = (
-        next(g for g in ec2.describe_security_groups()["SecurityGroups"] if wanted(g))
-        for wanted in (
-            lambda g: g["GroupId"] == servers,
-            lambda g: g["VpcId"] == vpc and g["Description"].startswith("Trainium nodes"),
-        )
+    groups = {each["GroupId"]: each for each in ec2.describe_security_groups()["SecurityGroups"]}
+    of_lustre = groups[servers]
+    (of_nodes,) = (
+        each
+        for each in groups.values()
+        if each["VpcId"] == vpc and each["Description"].startswith("Trainium nodes")
     )
     nodes = of_nodes["GroupId"]
     for port in PORTS:

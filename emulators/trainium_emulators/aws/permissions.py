@@ -12,7 +12,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -57,18 +57,16 @@ def allows(
 def _covers(
     statement: Mapping[str, Any], action: str, resource: str, context: Mapping[str, str]
 ) -> bool:
-    unknown = set(statement) - {"Sid", "Effect", "Action", "Resource", "Condition"}
-    operators = {"StringEquals": str.__eq__, "StringLike": lambda value, like: _like(like, value)}
     conditions = statement.get("Condition", {})
-    if unknown or statement["Effect"] != "Allow" or set(conditions) - set(operators):
+    unknown = set(statement) - {"Sid", "Effect", "Action", "Resource", "Condition"}
+    if unknown or statement["Effect"] != "Allow" or set(conditions) - {"StringLike"}:
         raise NotImplementedError(f"{statement} has more than is evaluated here")
     return (
         any(_like(each.lower(), action.lower()) for each in _listed(statement["Action"]))
         and any(_like(each, resource) for each in _listed(statement["Resource"]))
         and all(
-            key in context and any(operators[name](context[key], one) for one in _listed(wanted))
-            for name, keys in conditions.items()
-            for key, wanted in keys.items()
+            key in context and any(_like(each, context[key]) for each in _listed(wanted))
+            for key, wanted in conditions.get("StringLike", {}).items()
         )
     )
 
@@ -88,7 +86,8 @@ def _like(pattern: str, text: str) -> bool:
 
 def needed(action: str, params: Params, arn: Arn) -> Iterator[tuple[str, str]]:
     """Yield the actions that a request needs, each with a resource."""
-    for resource in _RESOURCES.get(action, lambda *_: ["*"])(params, arn):
+    resources = _RESOURCES[action](params, arn) if action in _RESOURCES else ["*"]
+    for resource in resources:
         yield action, resource
     if action == "batch:SubmitJob" and params.get("tags"):
         # AWS Batch User Guide, tag resources. The job's id is not known yet.
@@ -175,7 +174,7 @@ def _authorize(response: Any, _: type, resource: str = "*") -> None:
     policies = [_document(policy) for policy in user.collect_policies()]
     for action, arn in _needed(response, resource):
         if not allows(policies, action, arn, _context(arn)):
-            raise _denied(response, f"{user.arn}", f"{action} on resource: {arn}")
+            _deny(response, user.arn, action, arn)
 
 
 def _needed(response: Any, resource: str) -> Iterable[tuple[str, str]]:
@@ -216,13 +215,16 @@ def _document(policy: Any) -> dict[str, Any]:
     return parsed
 
 
-def _denied(response: Any, who: str, what: str) -> Exception:
-    said = f"User: {who} is not authorized to perform: {what}"
+def _deny(response: Any, who: str, action: str, resource: str) -> NoReturn:
+    """Raise the error of the service's protocol."""
     if response.boto3_service_name == "s3":
-        return S3AccessDeniedError()
+        raise S3AccessDeniedError
     if get_service_model(response.boto3_service_name).protocol in ("json", "rest-json"):
-        return JsonRESTError("AccessDeniedException", said)
-    return AccessDeniedError(user_arn=who, action=what)
+        raise JsonRESTError(
+            "AccessDeniedException",
+            f"User: {who} is not authorized to perform: {action} on resource: {resource}",
+        )
+    raise AccessDeniedError(user_arn=who, action=f"{action} on resource: {resource}")
 
 
 _SIGNED = "k8s-aws-v1."

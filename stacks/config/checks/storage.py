@@ -71,32 +71,35 @@ def _existing_lustre_is_in_region(config: ConfigValues) -> ConfigError | None:
     )
 
 
+def _lustre_group_has_a_file_system(config: ConfigValues) -> ConfigError | None:
+    if config.lustre_security_group_id is None or config.lustre_dns_name is not None:
+        return None
+    return refuse(
+        config,
+        "lustre_security_group_id",
+        f"belongs to an existing file system, and there is no {PREFIX}lustre_dns_name",
+        "add it, or leave the group out: a new file system gets its own",
+    )
+
+
 def _existing_lustre_admits_nodes(config: ConfigValues) -> ConfigError | None:
-    """A rule that exists cannot be stated again, so only groups of which one is new get rules."""
-    group = config.lustre_security_group_id
-    if config.lustre_dns_name is None:
-        return group and refuse(
-            config,
-            "lustre_security_group_id",
-            f"belongs to an existing file system, and there is no {PREFIX}lustre_dns_name",
-            "add it, or leave the group out: a new file system gets its own",
-        )
-    if group is not None and config.security_group_id is not None:
-        return refuse(
-            config,
-            "lustre_security_group_id",
-            f"exists, as {PREFIX}security_group_id={config.security_group_id} does, and EC2 "
-            "refuses a rule that they may already have",
-            "leave it out and let the two groups admit each other on TCP 988 and 1018-1023",
-        )
-    if group is None and config.security_group_id is None:
+    groups = (config.security_group_id, config.lustre_security_group_id)
+    if config.lustre_dns_name is None or groups.count(None) == 1:
+        return None
+    if None in groups:
         return refuse(
             config,
             "lustre_dns_name",
             "admits the new security group of the nodes on no port, so no host could mount it",
             f"add {PREFIX}lustre_security_group_id=<the file system's security group>",
         )
-    return None
+    return refuse(
+        config,
+        "lustre_security_group_id",
+        f"exists, as {PREFIX}security_group_id={config.security_group_id} does, and EC2 refuses a "
+        "rule that they may already have",
+        "leave it out and let the two groups admit each other on TCP 988 and 1018-1023",
+    )
 
 
 def _lustre_zone_has_a_subnet(config: ConfigValues) -> ConfigError | None:
@@ -138,6 +141,7 @@ CHECKS = (
     _one_lustre,
     _existing_lustre_has_a_route,
     _existing_lustre_is_in_region,
+    _lustre_group_has_a_file_system,
     _existing_lustre_admits_nodes,
     _lustre_zone_has_a_subnet,
     _cpu_job_fits_ceiling,

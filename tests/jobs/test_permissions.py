@@ -12,6 +12,7 @@ from cfnlint.data import AdditionalSpecs
 from cfnlint.helpers import load_resource
 
 from jobs import aws
+from jobs.capacity import TRAINIUM
 from tests.jobs.conftest import Desk
 from tests.jobs.permissions import POLICY, action_of, allowed
 from tests.stacks.cluster_objects import EKS
@@ -185,6 +186,7 @@ def requests(published: dict[str, str]) -> Iterator[tuple[str, dict[str, Any], d
     # EKS names it eks-<node group>-<uuid>, and tags it with the cluster's name.
     tags = {"autoscaling:ResourceTag/eks:cluster-name": cluster}
     yield "autoscaling:SetDesiredCapacity", {"AutoScalingGroupName": f"eks-{group}-1a2b"}, tags
+    yield "servicequotas:GetServiceQuota", {"ServiceCode": "ec2", "QuotaCode": TRAINIUM.code}, {}
     instances = {"cluster": "AWSBatch-1", "containerInstances": ["1a2b"]}
     yield "ecs:DescribeContainerInstances", instances, {}
 
@@ -233,8 +235,9 @@ def test_of_another_deployment_only_what_has_no_name_of_its_own_is_reached(
     others = filled_in("other", "bucket-of-others")
     reached = {each[0].partition(":")[0] for each in needs(published) if allows([others], *each)}
 
-    # Batch's names are generated without the stack's, and every deployment can be listed.
-    assert reached == {"batch", "ecs", "ssm"}
+    # Batch's names are generated without the stack's, every deployment can be listed, and quotas
+    # are the account's.
+    assert reached == {"batch", "ecs", "servicequotas", "ssm"}
 
 
 def test_a_deployment_whose_name_begins_with_anothers_is_not_reached() -> None:

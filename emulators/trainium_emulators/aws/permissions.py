@@ -124,6 +124,9 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
     "logs:GetLogEvents": lambda params, arn: [
         arn("logs", f"log-group:{params['logGroupName']}:log-stream:{params['logStreamName']}")
     ],
+    "servicequotas:GetServiceQuota": lambda params, arn: [
+        arn("servicequotas", f"{params['ServiceCode']}/{params['QuotaCode']}")
+    ],
     "ssm:GetParameters": lambda params, arn: [
         arn("ssm", f"parameter/{name.lstrip('/')}") for name in params["Names"]
     ],
@@ -202,7 +205,8 @@ def _needed(response: Any, resource: str) -> Iterable[tuple[str, str]]:
     def arn(service: str, rest: str) -> str:
         return f"arn:aws:{service}:{response.region}:{response.current_account}:{rest}"
 
-    return needed(f"{service}:{operation}", params, arn)
+    # The name in signatures is IAM's prefix: servicequotas, where boto3 has a hyphen.
+    return needed(f"{model.signing_name}:{operation}", params, arn)
 
 
 def _document(policy: Any) -> dict[str, Any]:

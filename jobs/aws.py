@@ -95,10 +95,6 @@ class AutoScalingClient(Protocol):
 
     def describe_auto_scaling_groups(self, **kwargs: Any) -> Response: ...
 
-    def set_desired_capacity(self, **kwargs: Any) -> Response: ...
-
-    def terminate_instance_in_auto_scaling_group(self, **kwargs: Any) -> Response: ...
-
 
 class EcsClient(Protocol):
     """The part of the boto3 ECS client that is used here."""

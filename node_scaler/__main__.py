@@ -23,7 +23,7 @@ from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import device_resources
 from trainium_catalogue.node_use import stamp
 
-PERIOD_S = 10.0
+PERIOD_S = 5.0
 CORDON_S = 20.0
 """Longer than a period: a cordoned node is checked again before it is removed."""
 _SHORTEST_PERIOD_S = 0.5

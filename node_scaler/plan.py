@@ -463,22 +463,22 @@ def _leaving(
 
     for name, why in nodes.unusable.items():
         node = nodes.by_name[name]
-        yield from let_go(node, kubernetes.UNUSABLE_SINCE, why, at_once=_is_before(node, fewer))
+        yield from let_go(node, kubernetes.UNUSABLE_SINCE, why, at_once=_is_before(node, fewer, now))
     for node in nodes.closed:
         why = "cordoned and idle"
-        yield from let_go(node, kubernetes.IDLE_SINCE, why, at_once=_is_before(node, fewer))
+        yield from let_go(node, kubernetes.IDLE_SINCE, why, at_once=_is_before(node, fewer, now))
     for node in going:
-        yield from let_go(node, kubernetes.IDLE_SINCE, "idle", at_once=_is_before(node, asked))
+        yield from let_go(node, kubernetes.IDLE_SINCE, "idle", at_once=_is_before(node, asked, now))
     for node in staying:
         mark, limit = kubernetes.IDLE_SINCE, rules.idle
         yield from _let_go(node, mark, "idle", limit, rules, now, not_before=since)
 
 
-def _is_before(node: Json, asked: datetime | None) -> bool:
+def _is_before(node: Json, asked: datetime | None, now: datetime) -> bool:
     """Tell whether the node was idle or unusable already when a user asked for fewer."""
     marks = (kubernetes.IDLE_SINCE, kubernetes.UNUSABLE_SINCE)
-    since = next((moment for mark in marks if (moment := marked_since(node, mark))), None)
-    return asked is not None and since is not None and since <= asked
+    since = next((moment for mark in marks if (moment := marked_since(node, mark))), now)
+    return asked is not None and since <= asked
 
 
 def _let_go(
@@ -510,8 +510,10 @@ def _let_go(
         start = now if since is None or not_before is None else max(not_before, since)
         start = now if opened_by_others else start
         marks = {**dict.fromkeys(_MARKS), mark: stamp(start)}
-        opened = None if cordoned is None else False
-        return (Mark(node=_name(node), annotations=marks, unschedulable=opened),)
+        closed = None if cordoned is None else False
+        if limit == timedelta(0) and not is_cordoned(node):
+            marks[kubernetes.CORDONED_SINCE], closed = stamp(now), True
+        return (Mark(node=_name(node), annotations=marks, unschedulable=closed),)
     if limit is None or now - since < limit:
         return ()
     if _is_closed_by_others(node):

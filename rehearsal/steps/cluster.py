@@ -307,7 +307,6 @@ def watched(program: Path) -> tuple[Step, ...]:
         step(
             "fewer nodes",
             f"jobs scale --nodes {NODES}",
-            as_admin=True,
             says={"scale takes an idle node": rf"{GROUP} -> {NODES} nodes"},
         ),
         step(

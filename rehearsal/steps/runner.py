@@ -41,8 +41,6 @@ class Step:
     until_seen: str = ""
     """Run that TensorBoard must show before the command is interrupted."""
     exit_code: int = 0
-    as_admin: bool = False
-    """True for what a submitter may not do; every step of kubectl is an administrator's."""
     says: Mapping[str, str] = field(default_factory=dict)
     """Checks by name, each with the regular expression that the output must match."""
 
@@ -192,7 +190,8 @@ class Runner:
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
-        if step.as_admin or step.program == "kubectl":
+        # A submitter's role has no such right; kubectl only looks.
+        if step.program == "kubectl":
             environment |= CREDENTIALS
         if step.processes is not None:
             environment[contract.ENV_PROCESSES_PER_NODE] = str(step.processes)

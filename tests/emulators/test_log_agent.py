@@ -17,8 +17,8 @@ import pytest
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_constructs.eks.node_logs import AGENT, node_logs
 from trainium_emulators.kubernetes.log_agent import PodLog
-from trainium_emulators.kubernetes.nodes import scale, trainium_group
-from trainium_emulators.kubernetes.resources import CONFIG_MAP, DAEMON_SET, NAMESPACE
+from trainium_emulators.kubernetes.nodes import node, trainium_group
+from trainium_emulators.kubernetes.resources import CONFIG_MAP, DAEMON_SET, NAMESPACE, NODE
 from trainium_emulators.kubernetes.store import Store
 
 TYPE = INSTANCE_TYPES["trn1.32xlarge"]
@@ -60,11 +60,11 @@ def store() -> Store:
     made.create(NAMESPACE, "", {"metadata": {"name": AGENT}})
     for manifest in node_logs(instance_type=TYPE.name, log_group="group", region="us-west-2"):
         made.create(made.find_kind(manifest["apiVersion"], manifest["kind"]), AGENT, manifest)
-    scale(made, trainium_group("nodes", TYPE), 1)
+    made.create(NODE, "", node(trainium_group("nodes", TYPE), "nodes-0", "i-0"))
     return made
 
 
-def written(store: Store, *, namespace: str = "trainium", node: str = "nodes-0") -> Written:
+def written(store: Store, *, namespace: str = "trainium", on: str = "nodes-0") -> Written:
     """What reaches CloudWatch of a pod's lines."""
     found: Written = {}
 
@@ -75,7 +75,7 @@ def written(store: Store, *, namespace: str = "trainium", node: str = "nodes-0")
 
     pod = {
         "metadata": {"namespace": namespace, "name": "gang-node-0-0", "uid": UID},
-        "spec": {"nodeName": node, "containers": [{"name": "main"}]},
+        "spec": {"nodeName": on, "containers": [{"name": "main"}]},
     }
     log = PodLog(store, pod, open_stream)
     for line in LINES:

@@ -495,6 +495,12 @@ class TestAUsersRequest:
         assert {step.node for step in found if isinstance(step, Mark)} == {"b", "c"}
         assert all(isinstance(step, Mark) and step.unschedulable for step in found)
 
+    def test_for_fewer_cordons_at_once_a_node_that_no_round_has_marked_yet(self) -> None:
+        (step,) = steps([node("a")], request=self.ask(0))
+
+        assert isinstance(step, Mark)
+        assert step.unschedulable is True
+
     def test_for_fewer_leaves_a_node_that_a_later_job_has_left(self) -> None:
         assert steps([node("a", idle=ago(minutes=2))], request=self.ask(0, 20)) == ()
 

@@ -22,7 +22,6 @@ from moto.core.parse import PROTOCOL_PARSERS
 from moto.core.request import determine_request_protocol
 from moto.core.routing import get_service_router
 from moto.core.utils import get_service_model
-from moto.eks.models import eks_backends
 from moto.iam.access_control import (
     CreateAccessKeyFailure,
     IAMUserAccessKey,
@@ -31,7 +30,6 @@ from moto.iam.access_control import (
 from moto.iam.models import Policy
 from moto.s3.exceptions import S3AccessDeniedError
 
-from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_members import KEPT, AccessEntry
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 
@@ -40,35 +38,22 @@ Arn = Callable[[str, str], str]
 """Makes an ARN of the caller's account and region from a service and the rest."""
 
 
-def allows(
-    policies: Iterable[Mapping[str, Any]],
-    action: str,
-    resource: str,
-    context: Mapping[str, str] | None = None,
-) -> bool:
+def allows(policies: Iterable[Mapping[str, Any]], action: str, resource: str) -> bool:
     """Tell whether identity policies that only allow let ``action`` use ``resource``."""
     return any(
-        _covers(statement, action, resource, context or {})
+        _covers(statement, action, resource)
         for policy in policies
         for statement in policy["Statement"]
     )
 
 
-def _covers(
-    statement: Mapping[str, Any], action: str, resource: str, context: Mapping[str, str]
-) -> bool:
-    conditions = statement.get("Condition", {})
-    unknown = set(statement) - {"Sid", "Effect", "Action", "Resource", "Condition"}
-    if unknown or statement["Effect"] != "Allow" or set(conditions) - {"StringLike"}:
+def _covers(statement: Mapping[str, Any], action: str, resource: str) -> bool:
+    unknown = set(statement) - {"Sid", "Effect", "Action", "Resource"}
+    if unknown or statement["Effect"] != "Allow":
         raise NotImplementedError(f"{statement} has more than is evaluated here")
-    return (
-        any(_like(each.lower(), action.lower()) for each in _listed(statement["Action"]))
-        and any(_like(each, resource) for each in _listed(statement["Resource"]))
-        and all(
-            key in context and any(_like(each, context[key]) for each in _listed(wanted))
-            for key, wanted in conditions.get("StringLike", {}).items()
-        )
-    )
+    return any(
+        _like(each.lower(), action.lower()) for each in _listed(statement["Action"])
+    ) and any(_like(each, resource) for each in _listed(statement["Resource"]))
 
 
 def _listed(value: str | list[str]) -> list[str]:
@@ -100,14 +85,6 @@ def _named(kind: str, name: str, arn: Arn) -> str:
 
 
 _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
-    "autoscaling:SetDesiredCapacity": lambda params, arn: [
-        _group_arn(params["AutoScalingGroupName"], arn)
-    ],
-    "autoscaling:TerminateInstanceInAutoScalingGroup": lambda params, arn: [
-        _group_arn(name, arn)
-        for name, group in _groups()
-        if params["InstanceId"] in eks_nodes.instances(group)
-    ],
     "batch:SubmitJob": lambda params, arn: [
         _named("job-definition", params["jobDefinition"], arn),
         _named("job-queue", params["jobQueue"], arn),
@@ -120,6 +97,9 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
     "eks:DescribeCluster": lambda params, arn: [arn("eks", f"cluster/{params['name']}")],
     "eks:DescribeNodegroup": lambda params, arn: [
         arn("eks", f"nodegroup/{params['clusterName']}/{params['nodegroupName']}/id")
+    ],
+    "logs:DescribeLogStreams": lambda params, arn: [
+        arn("logs", f"log-group:{params['logGroupName']}:log-stream:")
     ],
     "logs:GetLogEvents": lambda params, arn: [
         arn("logs", f"log-group:{params['logGroupName']}:log-stream:{params['logStreamName']}")
@@ -135,24 +115,6 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
     ],
 }
 """Resources by action; any other action needs "*". S3's come from moto."""
-
-
-def _groups() -> Iterator[tuple[str, Any]]:
-    """Yield each Auto Scaling group's name with its node group, an object of moto."""
-    for backend in eks_backends[DEFAULT_ACCOUNT_ID].values():
-        for cluster in list(backend.clusters.values()):
-            for group in list(cluster.nodegroups.values()):
-                yield group.resources["autoScalingGroups"][0]["name"], group
-
-
-def _group_arn(name: str, arn: Arn) -> str:
-    return arn("autoscaling", f"autoScalingGroup:id:autoScalingGroupName/{name}")
-
-
-def _context(resource: str) -> dict[str, str]:
-    """Return the tags of a resource that EKS set, as keys of conditions."""
-    group = dict(_groups()).get(resource.rpartition("autoScalingGroupName/")[2])
-    return {} if group is None else {"autoscaling:ResourceTag/eks:cluster-name": group.cluster_name}
 
 
 # --- moto ----------------------------------------------------------------------------------------
@@ -176,7 +138,7 @@ def _authorize(response: Any, _: type, resource: str = "*") -> None:
         return
     policies = [_document(policy) for policy in user.collect_policies()]
     for action, arn in _needed(response, resource):
-        if not allows(policies, action, arn, _context(arn)):
+        if not allows(policies, action, arn):
             _deny(response, user.arn, action, arn)
 
 

@@ -289,8 +289,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for the logs of schedules that go wrong")
     wanted = parser.parse_args(argv)
     os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda caught, frame: sys.exit(128 + caught))
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda caught, frame: sys.exit(128 + caught))
     prepare()
     began = time.monotonic()
     outcomes: Counter[str] = Counter()

@@ -108,7 +108,7 @@ class Schedule:
         job = self.start(name, count, attempt.skews_s)
         if self.place.num_nodes > 1:
             forwarder.start(job.forwarder, job.address(0), switch)
-        waiting: list[tuple[str | float, Fault | str]] = [(f.after, f) for f in attempt.faults]
+        waiting: list[tuple[str, Fault | str]] = [(f.after, f) for f in attempt.faults]
         if attempt.replaced_after:
             waiting.append((attempt.replaced_after, "replace"))
         later: list[tuple[float, Fault | Undo | str]] = []
@@ -119,13 +119,13 @@ class Schedule:
                 now = time.monotonic()
                 if now > deadline:
                     raise Stuck(f"attempt {job.serial} has not ended: {job.codes}")
-                for entry in [entry for entry in waiting if job.has(str(entry[0]))]:
+                for entry in [entry for entry in waiting if job.has(entry[0])]:
                     waiting.remove(entry)
                     delay_s = entry[1].delay_s if isinstance(entry[1], Fault) else 0.02
                     later.append((now + delay_s, entry[1]))
-                for entry in [entry for entry in later if entry[0] <= now]:
-                    later.remove(entry)
-                    match entry[1]:
+                for due in [due for due in later if due[0] <= now]:
+                    later.remove(due)
+                    match due[1]:
                         case "replace":
                             self.faults["replace"] += 1
                             node = -1 if attempt.replaced_all else 0
@@ -142,9 +142,9 @@ class Schedule:
                 self._thaw(job)
                 time.sleep(0.01)
         finally:
-            for _, entry in later:
-                if isinstance(entry, Undo):
-                    entry.action()
+            for _, left in later:
+                if isinstance(left, Undo):
+                    left.action()
             forwarder.end()
             write_plan(self.place.plan, [])
         self._await_others()
@@ -289,6 +289,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", type=Path, help="folder for the logs of schedules that go wrong")
     wanted = parser.parse_args(argv)
     os.environ |= {"AWS_ACCESS_KEY_ID": "none", "AWS_SECRET_ACCESS_KEY": "none"}
+    for ending in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(ending, lambda caught, frame: sys.exit(128 + caught))
     prepare()
     began = time.monotonic()
     outcomes: Counter[str] = Counter()

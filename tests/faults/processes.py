@@ -25,7 +25,7 @@ import torch
 
 from tests.faults import local_storage
 from training import launch, worker
-from training.core.processes import is_gone
+from training.core.processes import die_with_parent, is_gone
 from training.launcher import node
 from training.storage import results, retries
 from training.trainer import run_files, runs
@@ -105,11 +105,15 @@ def start_node(
 ) -> int:
     """Start a launcher; returns its process id."""
     sys.stdout.flush()
+    parent = os.getpid()
     if pid := os.fork():
         return pid
 
     def run() -> int:
+        die_with_parent(parent)
         os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
         os.chdir(folder)
         output = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         os.dup2(output, 1)

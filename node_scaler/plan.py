@@ -463,7 +463,9 @@ def _leaving(
 
     for name, why in nodes.unusable.items():
         node = nodes.by_name[name]
-        yield from let_go(node, kubernetes.UNUSABLE_SINCE, why, at_once=_is_before(node, fewer, now))
+        yield from let_go(
+            node, kubernetes.UNUSABLE_SINCE, why, at_once=_is_before(node, fewer, now)
+        )
     for node in nodes.closed:
         why = "cordoned and idle"
         yield from let_go(node, kubernetes.IDLE_SINCE, why, at_once=_is_before(node, fewer, now))

@@ -82,10 +82,6 @@ DEFAULT_IDLE_MINUTES = 30
 """Long enough to read a traceback and submit again on the same nodes; a new one takes about ten
 minutes to start and pull its image. At most 11 USD for an idle trn1.32xlarge."""
 
-REPAIR_MINUTES = 30
-"""Time after which EKS's node auto repair replaces a node that is not Ready (EKS User Guide,
-automatic node repair); not while more than 20 % of a group of over five nodes are unhealthy."""
-
 POD_ADDRESSES = 12
 """Addresses that the network plug-in reserves for a node's pods (MINIMUM_IP_TARGET)."""
 SPARE_ADDRESSES = 2

@@ -19,7 +19,6 @@ from jobs.eks.nodes import look_at_nodes, read_node_group, scale_command
 from jobs.eks.reasons import CLUSTER_REASONS
 from jobs.job import Explanation, Job, RunSummary, counted, find_explanation
 from trainium_catalogue import kubernetes
-from trainium_catalogue.eks import REPAIR_MINUTES
 from trainium_catalogue.node_use import is_ready
 
 Json = Mapping[str, Any]
@@ -145,21 +144,13 @@ def _leaving(view: ClusterView, job: Job) -> Explanation | None:
             return _found(
                 f"pod {pod['metadata']['name']} of the attempt before is still there, because its "
                 f"node {name} does not answer",
-                f"{_who_removes(view)}, and the next attempt begins; at once, if you know that it "
-                f"is dead: kubectl delete node {name}",
+                "the node scaler removes the node about ten minutes after that, and the next "
+                f"attempt begins; at once, if you know that it is dead: kubectl delete node {name}",
             )
     return _found(
         "pods of the attempt before are still ending",
         "wait: they have up to two minutes to save",
     )
-
-
-def _who_removes(view: ClusterView) -> str:
-    """Say what ends a node that does not answer; without a node scaler EKS alone does."""
-    eks = view.target.eks
-    if eks is not None and eks.idle_minutes:
-        return "the node scaler removes the node about ten minutes after that"
-    return f"EKS replaces the node once it has not answered for {REPAIR_MINUTES} minutes"
 
 
 def waits_for(view: ClusterView, job: Job) -> Explanation | None:

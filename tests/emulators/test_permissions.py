@@ -50,14 +50,6 @@ def test_wildcards_are_those_of_iam(pattern: str, resource: str, expected: bool)
     )
 
 
-def test_a_condition_needs_the_key_and_the_value() -> None:
-    tagged = policy(statement("a:B", "*", Condition={"StringLike": {"a:Tag/x": "mine-??"}}))
-
-    assert allows([tagged], "a:B", "*", {"a:Tag/x": "mine-12"})
-    assert not allows([tagged], "a:B", "*", {"a:Tag/x": "mine-123"})
-    assert not allows([tagged], "a:B", "*")
-
-
 def test_what_is_not_evaluated_here_is_no_permission() -> None:
     for beyond in (
         {**statement("a:B", "*"), "Effect": "Deny"},

@@ -14,7 +14,6 @@ from jobs.eks.waiting import why_held
 from jobs.output.explain import explain_reason
 from tests.jobs.conftest import REGION
 from tests.jobs.eks.conftest import EksDesk
-from trainium_catalogue import contract
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD, VOLCANO_JOB
 from trainium_emulators.kubernetes.volcano_objects import record_event
@@ -115,21 +114,8 @@ def test_a_pod_that_cannot_mount_says_so(eks: EksDesk) -> None:
     assert "look at the FSx driver on that node" in text
 
 
-@pytest.mark.parametrize(
-    ("scaler", "removed"),
-    [
-        (True, "the node scaler removes the node about ten minutes after that"),
-        (False, "EKS replaces the node once it has not answered for 30 minutes"),
-    ],
-)
-def test_an_attempt_that_waits_for_a_lost_node_names_it(
-    eks: EksDesk, scaler: bool, removed: str
-) -> None:
+def test_an_attempt_that_waits_for_a_lost_node_names_it(eks: EksDesk) -> None:
     """The new pod has the name of the old one, which nobody can end there."""
-    if not scaler:
-        eks.desk.client("ssm").delete_parameter(
-            Name=contract.ssm_parameter("default", contract.SSM_EKS_IDLE_MINUTES)
-        )
     eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 5')
     eks.wait("again", "Restarting")
 
@@ -146,7 +132,7 @@ def test_an_attempt_that_waits_for_a_lost_node_names_it(
     assert f"pod again-node-1-0 of the attempt before is still there, because its node {name}" in (
         text
     )
-    assert removed in text
+    assert "the node scaler removes the node about ten minutes after that" in text
     assert f"kubectl delete node {name}" in text
 
 

@@ -19,6 +19,15 @@ TYPES = [
 ]
 OF_VOLCANO = "scheduling.volcano.sh/v1beta1"
 DNS_NAME = "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com"
+EXISTING: dict[str, object] = {
+    "vpc_id": "vpc-12345678",
+    "subnet_id": "subnet-12345678",
+    "subnet_cidr": "10.0.0.0/20",
+    "eks_subnet_ids": "subnet-87654321",
+    "lustre_dns_name": DNS_NAME,
+    "lustre_mount_name": "fqgwbbmv",
+    "lustre_security_group_id": "sg-87654321",
+}
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +132,7 @@ def test_a_file_system_may_grow_under_its_claim(made: Deployment) -> None:
 
 
 def test_an_existing_file_system_is_mounted_by_its_id() -> None:
-    made = with_cluster(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
+    made = with_cluster(**EXISTING)
 
     assert lustre_of(made)[0]["csi"] == {
         "driver": "fsx.csi.aws.com",
@@ -135,8 +144,8 @@ def test_an_existing_file_system_is_mounted_by_its_id() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        {"lustre_dns_name": DNS_NAME.replace("fs-0", "fs-1"), "lustre_mount_name": "fqgwbbmv"},
-        {"lustre_dns_name": DNS_NAME, "lustre_mount_name": "fqgwbbmw"},
+        {"lustre_dns_name": DNS_NAME.replace("fs-0", "fs-1")},
+        {"lustre_mount_name": "fqgwbbmw"},
     ],
 )
 def test_another_file_system_has_another_volume_and_another_claim(other: dict[str, object]) -> None:
@@ -144,10 +153,10 @@ def test_another_file_system_has_another_volume_and_another_claim(other: dict[st
     changed, before = (
         {
             each["kind"]: each["metadata"]["name"]
-            for each in objects_of(with_cluster(**keys))
+            for each in objects_of(with_cluster(**{**EXISTING, **keys}))
             if each["kind"].startswith("PersistentVolume")
         }
-        for keys in (other, {"lustre_dns_name": DNS_NAME, "lustre_mount_name": "fqgwbbmv"})
+        for keys in (other, {})
     )
 
     assert changed.keys() == before.keys() == {"PersistentVolume", "PersistentVolumeClaim"}
@@ -155,7 +164,7 @@ def test_another_file_system_has_another_volume_and_another_claim(other: dict[st
 
 
 def test_pods_mount_the_claim_that_is_published() -> None:
-    made = with_cluster(lustre_dns_name=DNS_NAME, lustre_mount_name="fqgwbbmv")
+    made = with_cluster(**EXISTING)
     published = [
         each["Value"]
         for each in made.resources("eks", "AWS::SSM::Parameter")

@@ -72,7 +72,7 @@ def submitter(client: Client, endpoint: str) -> Iterator[Callable[[str], Any]]:
         PolicyDocument=json.dumps(
             policy(
                 statement("ssm:GetParameters", ARN.format("ssm", "parameter/mine/*")),
-                statement("logs:GetLogEvents", ARN.format("logs", "log-group:mine-*")),
+                statement("logs:*", ARN.format("logs", "log-group:mine-*")),
                 statement("s3:PutObject", "arn:aws:s3:::bucket/mine/*"),
                 statement("batch:ListJobs", "*"),
                 statement("eks:DescribeCluster", ARN.format("eks", "cluster/mine-????")),
@@ -122,6 +122,10 @@ def test_a_user_reaches_the_resources_of_the_policy_and_no_others(
         "ResourceNotFoundException"
     )
     assert code_of(logs.get_log_events, logGroupName="x", **stream) == "AccessDeniedException"
+    assert code_of(logs.describe_log_streams, logGroupName="mine-1") == (
+        "ResourceNotFoundException"
+    )
+    assert code_of(logs.describe_log_streams, logGroupName="x") == "AccessDeniedException"
     assert code_of(eks.describe_cluster, name="mine-1234") == "ResourceNotFoundException"
     assert code_of(eks.describe_cluster, name="mine-12345") == "AccessDeniedException"
 

@@ -56,7 +56,10 @@ def prepare() -> None:
     torch.set_num_threads(1)
     leave_out_sklearn()
     IMPLEMENTATIONS[WORKLOAD].load()
-    for name in ("training.core.device", "torch.utils.tensorboard", "boto3"):
+    for name in (
+        *("training.core.device", "training.backends.native", "torch.utils.tensorboard", "boto3"),
+        "transformers.models.llama.modeling_llama",
+    ):
         importlib.import_module(name)
     for function, name, seconds in (
         (runs.RunLock.__init__, "heartbeat_s", _HEARTBEAT_S),

@@ -1,1 +1,0 @@
-"""Random faults of processes, networks and storage against whole training runs, seeded."""

@@ -217,7 +217,7 @@ def plan(seen: Seen, rules: Rules, *, now: datetime) -> ScalingPlan:
     wanted = max(number, min(group.most, request.nodes) if request else 0)
     steps: list[ScalingStep] = [
         *answers,
-        *notes,
+        *_merged(notes),
         *_resize(seen, request, wanted, rules, now, jobs=jobs),
         *(step for node in (*nodes.busy, *needed) for step in _give_back(node)),
         *_leaving(nodes, spare, len(needed), request, rules, now),
@@ -406,6 +406,14 @@ def _hold_note(wait: Wait, nodes: _Nodes, most: int, now: datetime) -> Note | No
         return None
     since = stamp(now) if is_held else None
     return Note(job=wait.job, annotations={kubernetes.HELD_SINCE: since})
+
+
+def _merged(notes: Iterable[Note]) -> list[Note]:
+    """Make one note of those about a job: a clock must not restart while a reason gets lost."""
+    found: dict[str, dict[str, str | None]] = {}
+    for note in notes:
+        found.setdefault(note.job, {}).update(note.annotations)
+    return [Note(job=job, annotations=annotations) for job, annotations in found.items()]
 
 
 # --- the size of the group -----------------------------------------------------------------------

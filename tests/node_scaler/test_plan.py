@@ -418,6 +418,11 @@ class TestTheLimitOfAWait:
         said = notes([node("a")], jobs=[gang])["gang"][kubernetes.DROPPED]
 
         assert said == "nodes were held for it for 60 minutes, and it has not started"
+        # In one patch: if it fails, the clock has not restarted either.
+        found = [step for step in decided([node("a")], jobs=[gang]).steps if isinstance(step, Note)]
+        assert len(found) == 1
+        assert found[0].annotations[kubernetes.HELD_SINCE] is None
+
         dropped = job("gang", 2, scale="true", nodes_dropped="said before")
         assert removed([due("a")], jobs=[dropped]) == ["a"]
         assert raised(jobs=[dropped]) is None

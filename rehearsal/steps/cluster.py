@@ -227,7 +227,7 @@ def end() -> tuple[Step, ...]:
             f"app.kubernetes.io/name={kubernetes.SCALER}",
             says={
                 "the node scaler takes idle nodes away by itself": (
-                    r"node \S+: terminated i-\w+, idle since"
+                    r"node \S+: terminated i-\w+: idle since"
                 )
             },
         ),

@@ -202,7 +202,7 @@ def tell_everything(eks: EksDesk, tmp_path: Path) -> None:
 
 
 def test_a_submitter_needs_every_right_that_the_roles_give_and_no_other(
-    eks: EksDesk, tmp_path: Path
+    eks: EksDesk, scaler: list[str], tmp_path: Path
 ) -> None:
     tell_everything(eks, tmp_path)
     asked = {(a.verb, a.group, a.resource) for a in eks.cluster.authorizer.asked_by(ME.name)}

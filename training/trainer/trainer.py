@@ -236,10 +236,10 @@ class Trainer:
                 say=_say,
                 report=self.report,
             )
-        self._wait_with_progress(
-            "waiting for the run's lock", lambda: self.ranks.agree(self._acquire)
-        )
         try:
+            self._wait_with_progress(
+                "waiting for the run's lock", lambda: self.ranks.agree(self._acquire)
+            )
             yield
         finally:
             # A lock that is not released becomes free once its heartbeat is old.

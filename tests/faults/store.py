@@ -74,6 +74,12 @@ def losses(lines: list[dict[str, Any]], event: str) -> dict[int, float]:
     return {line["step"]: line[name] for line in lines if line["event"] == event}
 
 
+def holder(run: Objects) -> tuple[str, int]:
+    """Job and attempt that have held the run last."""
+    lock = json.loads(run.get(RUN_LOCK))
+    return lock["job_id"], lock["attempt"]
+
+
 def judge(run: Objects, whole: Losses, damaged: set[str]) -> list[str]:
     """Everything that is wrong with a run that has ended.
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from training.trainer.task import HeldOut
 
 
+EVALUATED = "evaluated"
+"""A checkpoint's field: false if the evaluation due after its step was abandoned."""
 FAILED_SAVES = 3
 """Consecutive failed saves that end the job: its paid-for work would be lost."""
 
@@ -74,6 +76,8 @@ class Loop:
     """Facts that every checkpoint of this job carries."""
     held_out: HeldOut | None = None
     """None: nothing is evaluated."""
+    owes_evaluation: bool = False
+    """True if the evaluation due after the steps made so far was abandoned."""
     say: Callable[[str], None] = lambda text: None
     """Writes one line to the log, on one rank only."""
     check: Callable[[], None] = lambda: None
@@ -89,6 +93,8 @@ class Loop:
         ending = LoopEnd.FINISHED if last == config.max_steps else LoopEnd.PAUSED
         saved = done
         unlogged: _Step | None = None
+        if self.owes_evaluation:
+            self._evaluate(done)
         for number in range(done + 1, last + 1):
             self.check()
             clock = Stopwatch()
@@ -115,7 +121,7 @@ class Loop:
                 self._save(number, asynchronous=config.async_save and not ends)
                 saved = number
         self._complete(saved)
-        return ending
+        return LoopEnd.STOPPED if self.owes_evaluation else ending
 
     def _step(self, number: int, last: int) -> _Step | None:
         """Make one optimizer step; None if the ranks stop before it is complete."""
@@ -165,6 +171,7 @@ class Loop:
             stops=self._stops,
             report=lambda text: self.report(f"evaluating after step {number}: {text}"),
         )
+        self.owes_evaluation = loss is None
         if loss is not None:
             self.metrics.evaluated(
                 EvaluationRecord(
@@ -186,6 +193,7 @@ class Loop:
             **self.meta,
             "tokens_total": number * plan.tokens_per_step,
             "position": number * plan.global_batch,
+            EVALUATED: not self.owes_evaluation,
         }
         self.backend.save(self.checkpoints, number, meta, asynchronous=asynchronous)
         self.metrics.save_began(number, stall_s=clock.seconds)

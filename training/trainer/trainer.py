@@ -17,7 +17,7 @@ from training.core.job import Stopped
 from training.core.ranks import Ranks
 from training.storage import StorageAccess, StorageUnavailable
 from training.trainer.compiling import compile_graphs
-from training.trainer.loop import Loop, LoopEnd
+from training.trainer.loop import EVALUATED, Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
 from training.trainer.run_files import RunFiles, reference_parameters
 from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, RunLock, RunLost, checkpoint_root
@@ -79,6 +79,7 @@ class Trainer:
         self.lock: RunLock | None = None
         self.files: RunFiles | None = None
         """On rank 0 alone, and only until they are complete."""
+        self.owes_evaluation = False
 
     def run(self) -> None:
         """Hold the run's name while training, and report how it ended."""
@@ -144,6 +145,9 @@ class Trainer:
             began_s = time.monotonic()
             loaded = self.backend.load(self.checkpoints, info)
             done = loaded.step
+            self.owes_evaluation = self.config.evaluates_after(done) and not loaded.meta.get(
+                EVALUATED, True
+            )
             if self.leads:
                 history = self.checkpoints.attachment(loaded, _HISTORY)
                 _say(
@@ -181,6 +185,7 @@ class Trainer:
             checkpoints=self.checkpoints,
             meta=self._meta(),
             held_out=self.task.held_out(self.config, self.dataset),
+            owes_evaluation=self.owes_evaluation,
             say=_say if self.leads else lambda text: None,
             check=self._check_lock,
         )
@@ -231,10 +236,10 @@ class Trainer:
                 say=_say,
                 report=self.report,
             )
-        self._wait_with_progress(
-            "waiting for the run's lock", lambda: self.ranks.agree(self._acquire)
-        )
         try:
+            self._wait_with_progress(
+                "waiting for the run's lock", lambda: self.ranks.agree(self._acquire)
+            )
             yield
         finally:
             # A lock that is not released becomes free once its heartbeat is old.

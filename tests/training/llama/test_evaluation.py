@@ -163,25 +163,30 @@ def test_steps_made_again_are_evaluated_again(
     assert seen[-1]["val_step"] == 2
 
 
-def test_a_request_to_stop_ends_an_evaluation(
-    laptop: Laptop, evaluated: list[dict[str, Any]]
+@pytest.mark.parametrize("step", [2, STEPS])
+def test_a_request_to_stop_ends_an_evaluation_which_is_made_when_the_run_resumes(
+    laptop: Laptop, evaluated: list[dict[str, Any]], step: int
 ) -> None:
+    run = f"stopped-{step}"
     stop, heard = StopSwitch(), list[str]()
 
     def ask(text: str) -> None:
         heard.append(text)
-        if text == "evaluating after step 2: 2 of 4":
+        if text == f"evaluating after step {step}: 2 of 4":
             stop.requested = True
 
     with pytest.raises(Stopped):
-        laptop.train(*EVALUATED, run="stopped", on_report=ask, stop=stop)
+        laptop.train(*EVALUATED, run=run, on_report=ask, stop=stop)
 
-    assert "evaluating after step 2: 3 of 4" not in heard
-    assert laptop.lines("stopped", "evaluation") == []
-    status = laptop.status("stopped")
-    assert (status["state"], status["last_checkpoint_step"]) == ("stopped", status["step"])
-    laptop.train(run="stopped", tiny=False)
-    assert laptop.losses("stopped") == laptop.losses("evaluated")
+    assert f"evaluating after step {step}: 3 of 4" not in heard
+    assert [line["step"] for line in laptop.lines(run, "evaluation")] == list(range(2, step, 2))
+    status = laptop.status(run)
+    assert (status["state"], status["last_checkpoint_step"]) == ("stopped", step)
+    laptop.train(run=run, tiny=False)
+    assert laptop.losses(run) == laptop.losses("evaluated")
+    assert val_losses(laptop.lines(run, "evaluation")) == val_losses(evaluated)
+    assert len(laptop.lines(run, "evaluation")) == len(evaluated)
+    assert laptop.status(run)["state"] == "finished"
 
 
 def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.training.llama.conftest import CONTEXT
+from training.core.ranks import Ranks
 from training.storage import LocalObjects
 from training.trainer.run_files import RunFiles
 from training.trainer.runs import RunLost
@@ -87,6 +88,18 @@ def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> No
 
     lines = [json.loads(line) for line in objects.get(TRAIN_METRICS).splitlines()]
     assert [line["event"] for line in lines if line["event"] == "step"] == ["step"]
+
+
+def test_a_job_that_loses_its_peers_as_it_takes_the_run_leaves_it_free(laptop: Laptop) -> None:
+    def lose_peers(self: Ranks, decide: Callable[[], object]) -> object:
+        decide()
+        raise ConnectionError("connection closed by peer")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ConnectionError):
+        patch.setattr(Ranks, "agree", lose_peers)
+        laptop.train(*WORDS, run="left")
+
+    assert json.loads(laptop.file("lock.json", "left").read_text())["released"]
 
 
 def fail() -> None:

@@ -207,6 +207,7 @@ def test_an_outdated_replacement_is_a_conflict(
 
 
 MERGE, STRATEGIC = (f"application/{name}merge-patch+json" for name in ("", "strategic-"))
+APPLY = "application/apply-patch+yaml"
 CONFIG_MAPS = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
 EVENTS = f"/api/v1/namespaces/{NAMESPACE}/events"
 QUEUES = "/apis/scheduling.volcano.sh/v1beta1/queues"
@@ -235,6 +236,8 @@ def refusal_of(cluster: ClusterEmulator, method: str, path: str, type_: str, bod
         ("PATCH", f"{QUEUES}/{QUEUE}", "application/json", {}, 415, "in an unknown format"),
         ("PATCH", f"{QUEUES}/{QUEUE}", STRATEGIC, {}, 415, "types include: application/json-patch"),
         ("PATCH", f"/api/v1/namespaces/{NAMESPACE}", STRATEGIC, {}, 200, ""),
+        ("PATCH", f"{CONFIG_MAPS}/a", MERGE, {"name": "a"}, 404, "not found"),
+        ("PATCH", f"{CONFIG_MAPS}/applied", APPLY, {"name": "applied"}, 201, ""),
         ("POST", CONFIG_MAPS, "application/json", {"name": "a"}, 201, ""),
         ("POST", CONFIG_MAPS, "application/x-www-form-urlencoded", {"name": "b"}, 415, "unknown"),
         ("POST", CONFIG_MAPS, "application/json", {"name": "b", "namespace": "default"}, 400,

@@ -13,10 +13,15 @@ from hypothesis import strategies as st
 from tests.emulators.volcano_jobs import job
 from trainium_catalogue.instances import find_instance_type
 from trainium_emulators.kubernetes.nodes import trainium_resources
-from trainium_emulators.kubernetes.pod_environment import container_command, expanded
+from trainium_emulators.kubernetes.pod_environment import (
+    Unresolved,
+    container_command,
+    container_environment,
+    expanded,
+)
 from trainium_emulators.kubernetes.quantities import quantity
 from trainium_emulators.kubernetes.requests import merged, operated, strategic
-from trainium_emulators.kubernetes.store import matches
+from trainium_emulators.kubernetes.store import Store, matches
 from trainium_emulators.kubernetes.volcano_rules import action_for
 from trainium_emulators.kubernetes.volcano_scheduler import placed
 
@@ -111,6 +116,21 @@ def test_selectors_read_as_kubernetes_writes_them(labels: str, fields: str, expe
 )
 def test_quantities_have_their_units(text: str | int, number: Fraction) -> None:
     assert quantity(text) == number
+
+
+def test_the_downward_api_gives_fields_of_the_pod_and_no_others(tmp_path: Path) -> None:
+    def environment(path: str) -> dict[str, str]:
+        variable = {"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        pod = {
+            "metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": {"a/b": "c"}},
+            "spec": {"containers": [{"name": "x", "env": [variable]}], "nodeName": "node-1"},
+        }
+        return container_environment(Store(), pod, tmp_path)
+
+    found = [environment(path)["X"] for path in ("spec.nodeName", "metadata.annotations['a/b']")]
+    assert found == ["node-1", "c"]
+    with pytest.raises(Unresolved, match=r"no spec\.hostname"):
+        environment("spec.hostname")
 
 
 def test_references_expand_as_in_the_pods_documentation() -> None:

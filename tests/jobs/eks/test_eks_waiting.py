@@ -80,10 +80,14 @@ def test_a_gang_that_gets_no_pods_is_explained_by_an_event(
     eks: EksDesk, about: str, reason: str, said: str, remedy: str
 ) -> None:
     """Volcano lets a gang in or not, and says why not in an event of its PodGroup alone."""
-    for name, why, words in ((GANG, "Unschedulable", NO_NEWS), (about, reason, said)):
+    news = ((GANG, "Unschedulable", NO_NEWS), (about, reason, said), ("another", reason, "not it"))
+    for name, why, words in news:
         item = {"apiVersion": "x/v1", "kind": "X", "metadata": {"name": name, "uid": name}}
         item["metadata"] |= {"namespace": NAMESPACE}  # type: ignore[operator]
         record_event(eks.cluster.store, item, reason=why, message=words, type_="Normal")
+    (other,) = (e for e in eks.cluster.store.list(EVENT) if e["message"] == "not it")
+    later = {"lastTimestamp": "2999-01-01T00:00:00Z"}
+    eks.cluster.store.update(EVENT, NAMESPACE, other["metadata"]["name"], lambda e: e | later)
     found = why_held(Cluster(Aws(REGION), "cluster", NAMESPACE), "job", GANG)
     explanation = explain_reason(found)
 

@@ -70,7 +70,10 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
             cluster=given.cluster,
             name=given.node_group,
             eks=boto3.client("eks", config=config),
-            autoscaling=boto3.client("autoscaling", config=config),
+            # Once: a repeated termination would shrink the group twice. The next round looks again.
+            autoscaling=boto3.client(
+                "autoscaling", config=config.merge(Config(retries={"total_max_attempts": 1}))
+            ),
         ),
         namespace=given.namespace,
         rules=Rules(

@@ -17,10 +17,12 @@ from trainium_catalogue.node_use import (
     NodeRequest,
     PodsOfNode,
     Wait,
+    created_at,
     instance_of,
     is_cordoned,
     marked_since,
     pods_of_nodes,
+    reported_fault,
     stamp,
     waits_of,
     why_unusable,
@@ -213,7 +215,8 @@ def plan(seen: Seen, rules: Rules, *, now: datetime) -> ScalingPlan:
     number = len(nodes.busy) + lacking
     if jobs:
         # Nodes that a person has cordoned cannot serve, and are for that person to give back.
-        number = min(group.most, number + len(nodes.closed))
+        # Those that EKS repairs are cordoned too, and soon replaced.
+        number = min(group.most, number + _num_closed_for_long(nodes.closed, rules, now))
     wanted = max(number, min(group.most, request.nodes) if request else 0)
     steps: list[ScalingStep] = [
         *answers,
@@ -239,20 +242,38 @@ def plan(seen: Seen, rules: Rules, *, now: datetime) -> ScalingPlan:
 
 
 def strangers(
-    nodes: Sequence[Json], group: Group, before: Mapping[str, datetime], *, now: datetime
+    nodes: Sequence[Json],
+    group: Group,
+    before: Mapping[str, datetime],
+    discarded: Mapping[str, datetime],
+    *,
+    now: datetime,
 ) -> dict[str, datetime]:
-    """Instances in service that are not nodes, and since when; ``before`` is the last round's.
+    """Instances in service that are not nodes, and since when.
+
+    Args:
+        nodes: Nodes of the cluster.
+        group: The Auto Scaling group.
+        before: The last round's answer.
+        discarded: When instances were terminated, which may be described as in service for a while.
+        now: The time.
 
     Nobody else terminates them: EC2 finds them healthy, and EKS does not look again
     (aws/containers-roadmap issue 764). The Cluster Autoscaler does the same (its FAQ,
     ``max-node-provision-time``).
     """
-    joined = {instance_of(node) for node in nodes}
+    known = {instance_of(node) for node in nodes}
+    known |= {instance for instance, at in discarded.items() if now - at < _ENDS_WITHIN}
     return {
         instance: before.get(instance, now)
         for instance, state in group.instances.items()
-        if state == IN_SERVICE and instance not in joined
+        if state == IN_SERVICE and instance not in known
     }
+
+
+def _num_closed_for_long(closed: Sequence[Json], rules: Rules, now: datetime) -> int:
+    times = [marked_since(node, kubernetes.IDLE_SINCE) for node in closed]
+    return sum(since is not None and now - since >= rules.unusable for since in times)
 
 
 # --- what there is -------------------------------------------------------------------------------
@@ -289,7 +310,10 @@ def _is_there(node: Json, group: Group, now: datetime) -> bool:
 
 
 def _failures(seen: Seen, nodes: _Nodes, rules: Rules, now: datetime) -> Iterator[_Failure]:
-    """Yield the nodes and instances whose time to become usable is over."""
+    """Yield the nodes and instances whose time to become usable is over.
+
+    A node that broke after it had been usable is none: it was not bought in vain.
+    """
     minutes = f"{rules.join / timedelta(minutes=1):g}"
     for instance, since in seen.strangers.items():
         if now - since >= rules.join:
@@ -297,7 +321,9 @@ def _failures(seen: Seen, nodes: _Nodes, rules: Rules, now: datetime) -> Iterato
             yield _Failure(since=since, what=what)
     for name, why in nodes.unusable.items():
         unusable = marked_since(nodes.by_name[name], kubernetes.UNUSABLE_SINCE)
-        if unusable is not None and now - unusable >= rules.unusable:
+        created = created_at(nodes.by_name[name])
+        is_new = created is None or (unusable is not None and unusable - created < rules.join)
+        if is_new and unusable is not None and now - unusable >= rules.unusable:
             yield _Failure(since=unusable, what=f"node {name} {why}")
 
 
@@ -521,7 +547,8 @@ def _let_go(
         start = now if opened_by_others else start
         marks = {**dict.fromkeys(_MARKS), mark: stamp(start)}
         closed = None if cordoned is None else False
-        if limit == timedelta(0) and not is_cordoned(node):
+        if (limit == timedelta(0) or reported_fault(node)) and not is_cordoned(node):
+            # With a reported fault a pod could still be placed there.
             marks[kubernetes.CORDONED_SINCE], closed = stamp(now), True
         return (Mark(node=_name(node), annotations=marks, unschedulable=closed),)
     if limit is None or now - since < limit:

@@ -50,6 +50,7 @@ class Scaler:
     say: Callable[[str], None]
     _said: str = field(default="", init=False)
     _strangers: dict[str, datetime] = field(default_factory=dict, init=False)
+    _discarded: dict[str, datetime] = field(default_factory=dict, init=False)
     _surplus_since: datetime | None = field(default=None, init=False)
 
     def round(self, now: datetime) -> int:
@@ -61,7 +62,7 @@ class Scaler:
         pods = self.cluster.items(PODS)
         group = self.node_group.read()
         asked = self.cluster.find(REQUEST.format(namespace=self.namespace))
-        self._strangers = strangers(nodes, group, self._strangers, now=now)
+        self._strangers = strangers(nodes, group, self._strangers, self._discarded, now=now)
         seen = Seen(
             nodes=nodes,
             pods=pods,
@@ -96,6 +97,8 @@ class Scaler:
                 case Remove():
                     self._remove(step, now)
                 case Discard():
+                    # Also if the answer is lost: a second time would shrink the group twice.
+                    self._discarded[step.instance] = now
                     self.node_group.terminate(step.instance)
                     self.say(f"terminated {step.instance}, no node since {stamp(step.since)}")
         except Exception as error:

@@ -20,6 +20,15 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Annotation of a pod that the kubelet made by itself (Kubernetes, static pods).
 _MIRROR = "kubernetes.io/config.mirror"
 _JOB_NAME = "volcano.sh/job-name"
+_AGENTS_CONDITIONS = frozenset(
+    {
+        "AcceleratedHardwareReady",
+        "ContainerRuntimeReady",
+        "KernelReady",
+        "NetworkingReady",
+        "StorageReady",
+    }
+)
 # Phases in which a job needs no more nodes, or none at all: volcano.sh/apis, batch/v1alpha1/job.go.
 _NEEDS_NONE = frozenset(
     {"Completed", "Completing", "Terminated", "Terminating", "Aborted", "Aborting", "Failed"}
@@ -36,6 +45,18 @@ def is_ready(node: Json) -> bool:
     """Tell whether the kubelet reports the node as ready."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def reported_fault(node: Json) -> str | None:
+    """Return the fault that EKS's node monitoring agent reports of a node that is Ready.
+
+    A condition that is not True is a fault, and the node is repaired 10 or 30 minutes later (EKS
+    User Guide, automatic node repair).
+    """
+    for condition in (node.get("status") or {}).get("conditions") or ():
+        if condition["type"] in _AGENTS_CONDITIONS and condition["status"] == "False":
+            return f"has {condition['type']} False ({condition.get('reason', 'no reason given')})"
+    return None
 
 
 def why_unusable(node: Json, devices: Mapping[str, int]) -> str | None:
@@ -55,7 +76,7 @@ def why_unusable(node: Json, devices: Mapping[str, int]) -> str | None:
     for resource, number in devices.items():
         if int(offers.get(resource, 0)) < number:
             return f"offers {offers.get(resource, 0)} of {number} {resource}"
-    return None
+    return reported_fault(node)
 
 
 def instance_of(node: Json) -> str | None:
@@ -92,6 +113,11 @@ def pods_of_nodes(pods: Iterable[Json], *, now: datetime) -> dict[str, PodsOfNod
         node: PodsOfNode(users=tuple(users), stuck=tuple(stuck))
         for node, (users, stuck) in found.items()
     }
+
+
+def created_at(entry: Json) -> datetime | None:
+    """Read an object's time of creation."""
+    return _time(entry["metadata"].get("creationTimestamp"))
 
 
 def is_stuck(pod: Json, *, now: datetime) -> bool:

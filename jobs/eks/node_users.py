@@ -88,7 +88,8 @@ def check_fewer(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
         raise Refusal(
             "nodes-in-use",
             f"--nodes {num_nodes}: {', '.join(users)} uses {counted(len(use.runs), 'node')} "
-            f"and would lose some; stop it first (`python -m jobs stop {users[0]}`)",
+            f"and would lose some; stop it first (`python -m jobs stop {users[0]}`), or remove "
+            f"idle nodes alone with --nodes {len(use.runs)}",
         )
     jobs = cluster.items(JOBS)
     runs = {job["metadata"]["name"]: run_of(job) for job in jobs}

@@ -240,7 +240,7 @@ def _release(service: JobService) -> None:
     note(
         f"the node scaler removes all nodes but {left}: {users} still uses them; then: {command}"
         if left
-        else "the node scaler removes all nodes"
+        else "the node scaler removes all nodes within a minute"
     )
 
 

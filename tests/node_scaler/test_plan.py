@@ -326,7 +326,11 @@ class TestAJobThatAsksForNodes:
         assert raised([node("n"), node("m")], pods=running, jobs=jobs) is None
 
     def test_gets_one_in_place_of_a_node_that_a_person_has_cordoned(self) -> None:
-        assert raised([node("n", closed=True)], jobs=[job("gang", 1, scale="true")]) == 2
+        gang = job("gang", 1, scale="true")
+
+        assert raised([node("n", closed=True, idle=ago(minutes=11))], jobs=[gang]) == 2
+        # EKS's node repair cordons a node too, and replaces it by itself.
+        assert raised([node("n", closed=True, idle=ago(minutes=9))], jobs=[gang]) is None
 
     def test_shares_the_group_with_others_that_ask(self) -> None:
         jobs = [job("a", 2, scale="true"), job("bc", 2, scale="true"), job("def", 1, scale="true")]
@@ -375,6 +379,18 @@ class TestANodeOnWhichNoJobCouldRun:
         broken = {**broken, "spec": {**broken["spec"], "unschedulable": True}}
         broken["metadata"] = {**broken["metadata"], "annotations": marks}
         assert removed([broken], jobs=[gang]) == ["n"]
+
+    def test_with_a_reported_fault_is_cordoned_at_once(self) -> None:
+        """It is Ready, so a gang that restarts would use up its attempts there."""
+        broken = node("n")
+        broken["status"]["conditions"].append(
+            {"type": "AcceleratedHardwareReady", "status": "False", "reason": "NeuronHBMError"}
+        )
+        (step,) = steps([broken], jobs=[job("gang", 1)])
+
+        assert isinstance(step, Mark)
+        assert step.unschedulable is True
+        assert step.annotations[kubernetes.UNUSABLE_SINCE] == stamp(NOW)
 
     def test_is_replaced_when_it_has_gone(self) -> None:
         gang = job("gang", 2, scale="true")
@@ -457,6 +473,16 @@ class TestTheLimitOfAWait:
             "nodes have failed 2 times, the last: instance i-lost has not joined the cluster "
             "within 20 minutes"
         )
+
+    @pytest.mark.parametrize(("age", "failures"), [(15, 1), (60, 0)])
+    def test_a_node_that_breaks_after_it_was_usable_was_not_bought_in_vain(
+        self, age: float, failures: int
+    ) -> None:
+        broken = node("n", chips=15, unusable=ago(minutes=11), cordoned=ago(seconds=5))
+        broken["metadata"]["creationTimestamp"] = ago(minutes=11 + age)
+        gang = job("gang", 1, scale="true")
+
+        assert len(notes([broken], jobs=[gang])) == failures
 
     def test_an_instance_bought_before_the_last_failure_is_no_second_one(self) -> None:
         lost = {"i-lost": NOW - timedelta(minutes=21)}
@@ -572,7 +598,7 @@ class TestAGroupThatEksChanges:
 
     def test_gets_none_in_place_of_those_that_the_update_has_cordoned(self) -> None:
         gang = job("gang", 2, scale="true")
-        old = [node("a", closed=True), node("b", closed=True)]
+        old = [node(name, closed=True, idle=ago(minutes=11)) for name in ("a", "b")]
 
         assert raised(old, jobs=[gang]) == 4
         assert raised(old, jobs=[gang], changing=True) is None

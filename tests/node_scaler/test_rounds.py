@@ -214,6 +214,16 @@ def test_an_instance_that_never_becomes_a_node_goes_after_its_time() -> None:
     assert "terminated i-lost, no node since 2026-05-01T12:00:00Z" in run.said
 
 
+def test_an_instance_is_terminated_once_while_it_is_still_described_as_in_service() -> None:
+    """A second time would shrink the group by a node of its own choice."""
+    run = scaler()
+    run.group.group = Group(name="eks-1", desired=1, most=4, instances={"i-lost": IN_SERVICE})
+    for seconds in (0, 1200, 1205, 1210, 1500):
+        run.round(NOW + timedelta(seconds=seconds))
+
+    assert run.group.done == ["i-lost"]
+
+
 def test_an_instance_that_joins_late_is_no_stranger_any_more() -> None:
     run = scaler(IDLE)
     joined, run.cluster.lists["nodes"] = run.cluster.lists["nodes"], []

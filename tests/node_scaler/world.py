@@ -241,7 +241,11 @@ class World:
         if instance.devices < DEVICES[kubernetes.NEURON_RESOURCE]:
             allocatable[kubernetes.NEURON_RESOURCE] = str(instance.devices)
         return {
-            "metadata": {"name": f"node-{instance.id}", "annotations": {}},
+            "metadata": {
+                "name": f"node-{instance.id}",
+                "creationTimestamp": stamp(self.now),
+                "annotations": {},
+            },
             "spec": {"providerID": f"aws:///us-west-2d/{instance.id}"},
             "status": {
                 "allocatable": allocatable,

@@ -144,11 +144,17 @@ class Uploads:
         return uploads
 
     def claim(self, key: str) -> bytes | None:
-        """Read the version that this job's first upload replaces; None if there is none."""
+        """Read the version that this job's first upload replaces; None if there is none.
+
+        A job that is replaced before this would take its successor's version for its own: only one
+        that still holds the run after reading uploads anything.
+        """
         try:
             data, self._etags[key] = self._objects.get_with_etag(key)
         except ObjectMissing:
             data, self._etags[key] = None, None
+        if not self._holds():
+            self.abandon()
         return data
 
     def offer(self, key: str, content: Content, *, now: bool = False) -> None:

@@ -162,6 +162,7 @@ class Trainer:
                 backend=self.backend.name,
                 history=history,
             )
+            self._check_lock()
             self.files.status(
                 now=True,
                 step=done,

@@ -10,6 +10,7 @@ import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as cdk_logs
 from aws_cdk.lambda_layer_kubectl_v35 import KubectlV35Layer
 from constructs import Construct, IConstruct, IDependable
@@ -113,8 +114,18 @@ class TrainingCluster(Construct):
                 if endpoint_cidrs
                 else access.PRIVATE
             ),
-            # No key for secrets: since 1.28 EKS encrypts all API data with a key that it owns (EKS
-            # User Guide, default envelope encryption).
+            # Since 1.28 EKS encrypts all API data with a key that it owns. This one stays for the
+            # clusters that have it: EKS cannot disable it, and CloudFormation would replace them
+            # (template reference, AWS::EKS::Cluster EncryptionConfig).
+            secrets_encryption_key=kms.Key(
+                self,
+                "Secrets",
+                description=f"secrets of the EKS cluster of {self.node.path}",
+                enable_key_rotation=True,
+                removal_policy=cdk.RemovalPolicy.DESTROY,
+                # The shortest that KMS allows; a key that is pending deletion costs nothing.
+                pending_window=cdk.Duration.days(7),
+            ),
             cluster_logging=list(eks.ClusterLoggingTypes),
             # We manage the nodes; the default is Auto Mode, which does not support EFA.
             default_capacity_type=eks.DefaultCapacityType.NODEGROUP,

@@ -107,7 +107,10 @@ def fail() -> None:
 
 
 @pytest.mark.parametrize("after", [lambda: None, fail])
-@pytest.mark.parametrize("moment", [f"step 4 of {STEPS}", "saving step 4", f"step 7 of {STEPS}"])
+@pytest.mark.parametrize(
+    "moment",
+    ["looking for checkpoints", f"step 4 of {STEPS}", "saving step 4", f"step 7 of {STEPS}"],
+)
 def test_a_job_that_was_frozen_and_replaced_writes_nothing(
     laptop: Laptop, moment: str, after: Callable[[], None], request: pytest.FixtureRequest
 ) -> None:

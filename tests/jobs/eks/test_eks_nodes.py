@@ -26,6 +26,7 @@ from trainium_catalogue import contract
 GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())
 
 
+@pytest.mark.usefixtures("scaler")
 def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
     document = eks.document("scale", "--nodes", "2", "--yes")
 
@@ -34,6 +35,7 @@ def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
     assert eks.node_group().scaling_config["desiredSize"] == 2
 
 
+@pytest.mark.usefixtures("scaler")
 def test_scale_tells_the_price_first(eks: EksDesk) -> None:
     eks.nodes(0)
 

@@ -215,6 +215,8 @@ class Schedule:
                 # One that resumes after the end may take the run, which is free.
                 if holder(self.run) == (job.name, job.attempt):
                     return
+            # One may be frozen with the lock of a local folder.
+            self._thaw(None)
             self._await_others()
         raise Stuck(f"the run does not finish: {job.codes}")
 

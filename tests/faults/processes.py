@@ -27,7 +27,7 @@ from tests.faults import local_storage
 from training import launch, worker
 from training.core.processes import die_with_parent, is_gone
 from training.launcher import node
-from training.storage import results, retries
+from training.storage import local, results, retries
 from training.trainer import run_files, runs
 from training.trainer.loop import Loop
 from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
@@ -70,6 +70,7 @@ def prepare() -> None:
         assert name in defaults
         defaults[name] = seconds
     vars(run_files)["_BETWEEN_UPLOADS_S"] = _UPLOADS_S
+    vars(local)["_LOCK_S"] = _RETRIES_S
     make_step: Any = Loop._step
 
     def slow_step(self: Loop, number: int, last: int) -> Any:

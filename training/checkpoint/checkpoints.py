@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from training.checkpoint.marker import (
 from training.checkpoint.metadata import read_metadata
 from training.core.ranks import Ranks
 from training.storage import Objects
-from trainium_catalogue.contract import checkpoint_name
+from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 _HEARTBEAT_S = 0.5
 
@@ -201,10 +201,12 @@ class Checkpoints:
     ) -> CheckpointInfo:
         ranks, folders = self._ranks, self._folders
 
-        def begin() -> None:
-            # This deletes what another job may have taken over.
+        def begin() -> dict[str, str]:
+            # In this order: whatever another job writes after it has taken over differs from what
+            # was found, and is not replaced however late this one's requests arrive.
+            found = folders.leftovers(step)
             self._guard()
-            folders.remove(step)
+            return folders.withdraw(step, found)
 
         def discard() -> None:
             # A failure only costs space; a job that has lost the run deletes nothing.
@@ -212,9 +214,9 @@ class Checkpoints:
                 self._guard()
                 folders.remove(step)
 
-        # Also holds the other ranks back until nothing is left of an earlier attempt.
-        ranks.agree(begin)
-        writer = Writer(self._objects.at(checkpoint_name(step)))
+        # Also holds the other ranks back until an earlier attempt's is not complete any more.
+        replaced = ranks.agree(begin)
+        writer = Writer(self._objects.at(checkpoint_name(step)), replaced)
         try:
             dcp_save(
                 state_dict,
@@ -233,20 +235,23 @@ class Checkpoints:
             self._guard()
             folder = self._objects.at(checkpoint_name(step))
             for name, data in self._attached().items():
-                folder.put(name, data, if_absent=True)
+                etag = replaced.get(name)
+                folder.put(name, data, if_absent=etag is None, if_match=etag)
                 files[name] = FileSum.of(data)
             if unknown := writer.named - files.keys():
                 raise CheckpointDamaged(f"no rank says that it has written {min(unknown)}")
-            return folders.commit(step, meta, files)
+            return folders.commit(step, meta, files, replaced)
 
         info = ranks.agree(commit)
         if ranks.is_leader:
-            self._clean()
+            self._clean(step, replaced.keys() - files.keys() - {CHECKPOINT_MARKER})
         return info
 
-    def _clean(self) -> None:
-        """Delete what need not be kept; a failure only costs space."""
+    def _clean(self, step: int, unused: Set[str]) -> None:
+        """Delete what need not be kept, ``unused`` of ``step``; a failure only costs space."""
         try:
+            self._guard()
+            self._folders.remove(step, unused)
             gone = self._folders.clean()
         except Exception as error:
             self._say(f"old checkpoints could not be deleted: {_reason(error)}")

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from torch.distributed.checkpoint.filesystem import (
@@ -177,8 +178,10 @@ class _Folder(FileSystemBase):
         objects: Objects,
         known: Mapping[str, FileSum] | None,
         on_bytes: Callable[[int], None],
+        replaced: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._objects, self._known, self._on_bytes = objects, known, on_bytes
+        self._replaced = replaced
         self.sums: dict[str, FileSum] = {}
         """Checksums of the files written."""
 
@@ -187,9 +190,9 @@ class _Folder(FileSystemBase):
         """Open a new file to write, or a known one to read."""
         name = str(path)
         if mode == "wb":
-            # The folder was emptied before the save began: what is there now is the file of a job
-            # that has replaced this one meanwhile.
-            with self._objects.create(name, if_absent=True) as target:
+            # Any other is the file of a job that has replaced this one meanwhile.
+            etag = self._replaced.get(name)
+            with self._objects.create(name, if_absent=etag is None, if_match=etag) as target:
                 stream = SummingStream(target)
                 try:
                     yield stream
@@ -235,12 +238,15 @@ class _Folder(FileSystemBase):
 
 
 class Writer(FileSystemWriter):
-    """Writes this rank's file and, on the coordinator, ``.metadata``."""
+    """Writes this rank's file and, on the coordinator, ``.metadata``.
 
-    def __init__(self, objects: Objects) -> None:
+    Files of these names must be absent or have the etags in ``replaced``.
+    """
+
+    def __init__(self, objects: Objects, replaced: Mapping[str, str]) -> None:
         # Storage does its own syncing; an upload has no file descriptor.
         super().__init__(objects.uri, sync_files=False)
-        self._folder = _Folder(objects, None, lambda count: None)
+        self._folder = _Folder(objects, None, lambda count: None, replaced)
         self.fs: Any = self._folder
         self.named: set[str] = set()
         """Every file reported to the coordinator, once all ranks have written."""

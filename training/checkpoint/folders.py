@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
 from training.checkpoint.dcp import METADATA
@@ -42,7 +42,8 @@ class Folders:
         found: dict[int, Sizes] = {}
         for entry in self._objects.list("step-"):
             folder, _, name = entry.key.partition("/")
-            if name and (match := _FOLDER.fullmatch(folder)):
+            is_withdrawn = name == CHECKPOINT_MARKER and not entry.size
+            if name and not is_withdrawn and (match := _FOLDER.fullmatch(folder)):
                 found.setdefault(int(match[1]), {})[name] = entry.size
         return found
 
@@ -95,17 +96,35 @@ class Folders:
         _refuse_incomplete(info.files, sizes)
         return info
 
-    def remove(self, step: int) -> None:
-        """Delete whatever a killed attempt or a failed save has left of a checkpoint.
+    def remove(self, step: int, names: Set[str] | None = None) -> None:
+        """Delete files of a checkpoint, all by default, whatever has left them."""
+        self._remove(step, self.leftovers(step).keys() if names is None else names)
 
-        The marker goes first, so that the checkpoint is never complete and wrong.
+    def leftovers(self, step: int) -> dict[str, str]:
+        """Names and etags of what a killed attempt or a failed save has left of a checkpoint."""
+        prefix = f"{checkpoint_name(step)}/"
+        return {entry.key.removeprefix(prefix): entry.etag for entry in self._objects.list(prefix)}
+
+    def withdraw(self, step: int, found: Mapping[str, str]) -> dict[str, str]:
+        """Make the checkpoint incomplete before its files are replaced; returns their etags.
+
+        The marker becomes empty: unlike a deletion, that cannot hit a marker written since.
         """
-        self._remove(step, self._listed().get(step, {}))
+        marker = {}
+        if CHECKPOINT_MARKER in found:
+            key = f"{checkpoint_name(step)}/{CHECKPOINT_MARKER}"
+            etag = self._objects.put(key, b"", if_match=found[CHECKPOINT_MARKER])
+            marker = {CHECKPOINT_MARKER: etag}
+        return {**found, **marker}
 
     def commit(
-        self, step: int, meta: Mapping[str, Any], files: Mapping[str, FileSum]
+        self,
+        step: int,
+        meta: Mapping[str, Any],
+        files: Mapping[str, FileSum],
+        replaced: Mapping[str, str],
     ) -> CheckpointInfo:
-        """Mark the checkpoint made of ``files`` complete.
+        """Mark the checkpoint made of ``files`` complete; ``replaced`` is from ``withdraw``.
 
         Raises ``CheckpointDamaged`` if they are not in storage as written, ``PreconditionFailed``
         if another job has completed this step meanwhile.
@@ -115,7 +134,8 @@ class Folders:
         marker = f"{info.name}/{CHECKPOINT_MARKER}"
         try:
             # Conditional, so that only one of two jobs that both claim the run wins.
-            self._objects.put(marker, info.dump(), if_absent=True)
+            etag = replaced.get(CHECKPOINT_MARKER)
+            self._objects.put(marker, info.dump(), if_absent=etag is None, if_match=etag)
         except PreconditionFailed:
             raise PreconditionFailed(
                 f"another job has completed {info.name} meanwhile; stop one of the two jobs that "
@@ -140,10 +160,11 @@ class Folders:
             keep_every=self._keep_every,
         )
         for step in gone:
-            self._remove(step, listed[step])
+            self._remove(step, self.leftovers(step).keys())
         return gone
 
-    def _remove(self, step: int, names: Sizes) -> None:
+    def _remove(self, step: int, names: Set[str]) -> None:
+        # The marker goes first, so that the checkpoint is never complete and wrong.
         folder = checkpoint_name(step)
         if CHECKPOINT_MARKER in names:
             self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])

@@ -78,12 +78,11 @@ class Objects(Protocol):
         """Upload a file of any size; readers see all of it or nothing."""
 
     def create(
-        self, key: str, *, size: int = 0, if_absent: bool = False
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
     ) -> AbstractContextManager[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends.
 
-        ``if_absent`` demands that there is none when it ends; otherwise raises
-        ``PreconditionFailed``.
+        The conditions are those of ``put``, judged when the block ends.
 
         Beyond 150 GB, S3 needs larger parts, so ``size`` tells about how many bytes will come.
 

@@ -7,6 +7,7 @@ import io
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,10 +21,13 @@ from training.storage.interface import (
     OnBytes,
     PreconditionFailed,
     StorageRefused,
+    StorageUnavailable,
 )
 from trainium_catalogue.safe_folder import PART_PREFIX, UnsafeName, path_parts
 
 _COPY_BYTES = 8 * 1024 * 1024
+_LOCK_S = 30.0
+"""Time to wait for a lock that others hold for microseconds."""
 
 
 class LocalObjects:
@@ -44,14 +48,7 @@ class LocalObjects:
         with self._new_file(path) as part:
             part.write_bytes(data)
             _sync(part)
-            with _locked(path.parent):
-                found = _etag(path.stat()) if path.exists() else None
-                if if_absent and found is not None:
-                    raise PreconditionFailed(f"{path} exists already")
-                if if_match is not None and found != if_match:
-                    raise PreconditionFailed(f"{path} was changed by somebody else")
-                etag = _etag(part.stat())
-                part.replace(path)
+            etag = _replace(part, path, if_absent=if_absent, if_match=if_match)
         return etag
 
     def get(self, key: str) -> bytes:
@@ -76,17 +73,16 @@ class LocalObjects:
             part.replace(target)
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
+    ) -> Iterator[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends."""
         target = self._path(key)
         with self._new_file(target) as part:
             with part.open("wb") as file:
                 yield file
             _sync(part)
-            with _locked(target.parent):
-                if if_absent and target.exists():
-                    raise PreconditionFailed(f"{target} exists already")
-                part.replace(target)
+            _replace(part, target, if_absent=if_absent, if_match=if_match)
 
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
         """Copy an object to a new, empty file; ``ObjectMissing``."""
@@ -167,12 +163,36 @@ def _etag(status: os.stat_result) -> str:
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
+def _replace(part: Path, target: Path, *, if_absent: bool, if_match: str | None) -> str:
+    """Put a new file in its place if the conditions hold; returns its etag."""
+    with _locked(target.parent):
+        found = _etag(target.stat()) if target.exists() else None
+        if if_absent and found is not None:
+            raise PreconditionFailed(f"{target} exists already")
+        if if_match is not None and found != if_match:
+            raise PreconditionFailed(f"{target} was changed by somebody else")
+        etag = _etag(part.stat())
+        part.replace(target)
+    return etag
+
+
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold a lock to compare and write in one step, if all processes do so (flock(2))."""
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        deadline = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StorageUnavailable(
+                        f"{folder} has been locked for {_LOCK_S:g} s by a process that is frozen; "
+                        "end it (lslocks names it)"
+                    ) from None
+            time.sleep(0.01)
         yield
     finally:
         os.close(handle)

@@ -103,11 +103,7 @@ class S3Objects:
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
-        conditions = {}
-        if if_absent:
-            conditions["IfNoneMatch"] = "*"
-        if if_match is not None:
-            conditions["IfMatch"] = if_match
+        conditions = _conditions(if_absent=if_absent, if_match=if_match)
 
         def send(attempt: int) -> str:
             try:
@@ -188,7 +184,9 @@ class S3Objects:
                     on_bytes(len(part))
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
+    ) -> Iterator[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends."""
         upload = MultipartUpload(
             self._client,
@@ -196,8 +194,8 @@ class S3Objects:
             part_bytes=max(_PART_BYTES, -(-size // _MOST_PARTS)),
             num_threads=_THREADS,
             retry=lambda action: self._do("write", key, lambda attempt: action()),
-            put=lambda data: self.put(key, data, if_absent=if_absent),
-            if_absent=if_absent,
+            put=lambda data: self.put(key, data, if_absent=if_absent, if_match=if_match),
+            conditions=_conditions(if_absent=if_absent, if_match=if_match),
         )
         try:
             yield upload
@@ -299,6 +297,12 @@ class S3Objects:
             if told is error:
                 raise
             raise told from error
+
+
+def _conditions(*, if_absent: bool, if_match: str | None) -> dict[str, str]:
+    """Conditions of a request (S3 User Guide, "How to prevent object overwrites")."""
+    absent = {"IfNoneMatch": "*"} if if_absent else {}
+    return absent if if_match is None else {**absent, "IfMatch": if_match}
 
 
 def _partial(entry: dict[str, str]) -> Exception:

@@ -74,12 +74,11 @@ class MultipartUpload(io.RawIOBase):
         num_threads: int,
         retry: Retry,
         put: Callable[[bytes], object],
-        if_absent: bool,
+        conditions: Mapping[str, str],
     ) -> None:
         super().__init__()
         self._client, self._where, self._retry, self._put = client, dict(where), retry, put
-        # S3 User Guide, "How to prevent object overwrites with conditional writes".
-        self._conditions = {"IfNoneMatch": "*"} if if_absent else {}
+        self._conditions = conditions
         self._mark = uuid.uuid4().hex
         self._part_bytes = part_bytes
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")

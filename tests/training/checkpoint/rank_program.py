@@ -137,8 +137,10 @@ class Stuck(LocalObjects):
     """Storage that takes some bytes and then nothing."""
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
-        with super().create(key, if_absent=if_absent) as stream:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
+    ) -> Iterator[io.IOBase]:
+        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
             if "step-00000020" in str(self.uri):
                 print("stuck", flush=True)
                 time.sleep(60)

@@ -107,7 +107,9 @@ class Broken(LocalObjects):
         self._meanwhile = meanwhile
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
+    ) -> Iterator[io.IOBase]:
         self._meanwhile()
         self._meanwhile = lambda: None
         raise OSError("no space left")
@@ -131,6 +133,26 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
     assert_holds(loaded, 10)
 
 
+@pytest.mark.parametrize("left", [CHECKPOINT_MARKER, FILE, METADATA])
+def test_a_job_frozen_as_it_begins_a_save_leaves_that_of_its_successor_alone(
+    objects: Objects, left: str
+) -> None:
+    """Each finds what an earlier attempt has left of the same step."""
+    save(opened(objects), 10)
+    objects.put(f"step-00000010/{left}", b"damaged")
+    second = opened(objects)
+
+    def overtake() -> None:
+        save(second, 10)
+
+    failure(objects, on_call(1, overtake), value=-7)
+
+    info, loaded = second.latest(), state(0)
+    assert info is not None
+    assert second.load(loaded, info) == info
+    assert_holds(loaded, 10)
+
+
 class Late(LocalObjects):
     """A disk whose user is frozen while writing a file, and another job completes the same step."""
 
@@ -139,8 +161,10 @@ class Late(LocalObjects):
         self._name, self._meanwhile = name, meanwhile
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
-        with super().create(key, if_absent=if_absent) as stream:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
+    ) -> Iterator[io.IOBase]:
+        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
             yield stream
             if key == self._name:
                 self._meanwhile()
@@ -173,8 +197,10 @@ class Forgetful(LocalObjects):
         self._kept_bytes = kept_bytes
 
     @contextmanager
-    def create(self, key: str, *, size: int = 0, if_absent: bool = False) -> Iterator[io.IOBase]:
-        with super().create(key, if_absent=if_absent) as stream:
+    def create(
+        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
+    ) -> Iterator[io.IOBase]:
+        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
             yield stream
         path = Path(self.uri) / key
         if key == FILE and self._kept_bytes is None:

@@ -76,12 +76,14 @@ def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> No
     """On one machine, without a bucket, one that was replaced has the files of its successor."""
     objects = LocalObjects(tmp_path / "run")
 
-    def opened() -> RunFiles:
-        files = RunFiles.open(objects, tmp_path / "cache", context=CONTEXT, workload="llama-tiny")
+    def opened(*, holds: bool) -> RunFiles:
+        files = RunFiles.open(
+            objects, tmp_path, context=CONTEXT, workload="llama-tiny", holds=lambda: holds
+        )
         files.begin(0, num_ranks=1, backend="native")
         return files
 
-    replaced, successor = opened(), opened()
+    replaced, successor = opened(holds=False), opened(holds=True)
     replaced.event("step", {"step": 1})
     successor.event("step", {"step": 1})
     successor.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import resource
@@ -19,6 +20,8 @@ from training.storage import (
     Objects,
     PreconditionFailed,
     StorageRefused,
+    StorageUnavailable,
+    local,
     open_objects,
 )
 
@@ -27,6 +30,22 @@ MIB = 1024 * 1024
 
 def keys(objects: Objects, prefix: str = "") -> list[str]:
     return [info.key for info in objects.list(prefix)]
+
+
+def test_a_process_that_is_frozen_with_a_folders_lock_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_LOCK_S", 0.1)
+    handle = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        with pytest.raises(
+            StorageUnavailable, match=r"locked for 0\.1 s by a process that is frozen"
+        ):
+            LocalObjects(tmp_path).put("a", b"")
+    finally:
+        os.close(handle)
+    LocalObjects(tmp_path).put("a", b"")
 
 
 @pytest.mark.parametrize("num_bytes", [10, 17 << 20])

@@ -115,8 +115,8 @@ class Uploads:
     """A thread that uploads changed files, each at most every few seconds.
 
     Every upload replaces only the version that this job wrote or found last, because a job that was
-    frozen and replaced does not know it when it resumes. When another job has written, ``holds``
-    tells whether this one still holds the run; if not, nothing more is uploaded. A failed upload is
+    frozen and replaced does not know it when it resumes. ``holds`` tells whether this job may
+    replace a version it has not written; if not, nothing more is uploaded. A failed upload is
     reported and repeated.
     """
 
@@ -144,16 +144,14 @@ class Uploads:
         return uploads
 
     def claim(self, key: str) -> bytes | None:
-        """Read the version that this job's first upload replaces; None if there is none.
-
-        A job that is replaced before this would take its successor's version for its own: only one
-        that still holds the run after reading uploads anything.
-        """
+        """Read the version that this job's next upload replaces; None if there is none."""
         try:
             data, self._etags[key] = self._objects.get_with_etag(key)
         except ObjectMissing:
             data, self._etags[key] = None, None
+        # Afterwards, or it might be the version of a job that has replaced this one.
         if not self._holds():
+            log.warning("another job writes to %s, this one no more", self._objects.uri)
             self.abandon()
         return data
 
@@ -235,7 +233,7 @@ class Uploads:
     def _put(self, key: str, data: bytes) -> None:
         if key not in self._etags:
             self.claim(key)
-        while True:
+        while not self._abandoned:
             etag = self._etags[key]
             try:
                 self._etags[key] = self._objects.put(
@@ -243,7 +241,4 @@ class Uploads:
                 )
                 return
             except PreconditionFailed:
-                if not self._holds():
-                    log.warning("another job writes to %s, this one no more", self._objects.uri)
-                    return self.abandon()
                 self.claim(key)

@@ -77,8 +77,8 @@ class RunConfig:
             workload=found.workload, values=found.values, created=found.created, facts=found.facts
         )
 
-    def save(self, objects: Objects) -> None:
-        """Write ``run.json``; the writer holds the run's lock."""
+    def save(self, objects: Objects, confirm: Callable[[], None] = lambda: None) -> None:
+        """Write ``run.json``; ``confirm`` raises unless the writer holds the run's lock."""
         document = {
             "schema": _SCHEMA,
             "workload": self.workload,
@@ -86,7 +86,18 @@ class RunConfig:
             "values": dict(self.values),
             "facts": dict(self.facts),
         }
-        objects.put(RUN_CONFIG, json.dumps(document, indent=2).encode() + b"\n")
+        while True:
+            try:
+                etag: str | None = objects.get_with_etag(RUN_CONFIG)[1]
+            except ObjectMissing:
+                etag = None
+            confirm()
+            try:
+                data = json.dumps(document, indent=2).encode() + b"\n"
+                objects.put(RUN_CONFIG, data, if_absent=etag is None, if_match=etag)
+            except PreconditionFailed:
+                continue  # the late write of a job that this one has replaced
+            return
 
     @staticmethod
     def resolve(

@@ -112,7 +112,7 @@ class Trainer:
         facts = {**({RANKS: num_ranks} if task.follows_ranks else {}), **self.dataset.facts}
         facts.update(begun_from)
         self.run_config = self.run_config.with_facts(run=self.context.run, facts=facts)
-        self.ranks.agree(self._save_config)
+        self.ranks.agree(lambda: self.run_config.save(self.root, self._confirm_lock))
         self.metrics = MetricsRecorder(
             config, self.files, sequences_per_epoch=self.dataset.samples, peak_flops=peak_flops
         )
@@ -301,10 +301,6 @@ class Trainer:
                 "name that tokenize gave it"
             )
         return resolved
-
-    def _save_config(self) -> None:
-        self._confirm_lock()
-        self.run_config.save(self.root)
 
     def _is_new(self) -> bool:
         """Tell whether the run has no checkpoint to continue from."""

@@ -269,6 +269,22 @@ def test_what_another_job_has_written_is_replaced_only_by_the_holder(
     assert objects.get("a") == (b"mine" if holds else b"another job's")
 
 
+@pytest.mark.parametrize("claims", [True, False])
+def test_a_job_frozen_before_its_first_upload_replaces_nothing(
+    tmp_path: Path, claims: bool
+) -> None:
+    objects = LocalObjects(tmp_path)
+    objects.put("a", b"another job's")
+    uploads = Uploads.open(objects, every_s=0.0, holds=lambda: False)
+
+    if claims:
+        uploads.claim("a")
+    uploads.offer("a", b"mine")
+
+    assert uploads.close(within_s=5)
+    assert objects.get("a") == b"another job's"
+
+
 def test_nothing_is_uploaded_once_another_job_holds_the_run(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path)
     uploads = Uploads.open(objects, every_s=0.0, holds=lambda: False)

@@ -88,7 +88,7 @@ CDK_SERVICES = (
     # What those mention in their types.
     *("applicationautoscaling", "cloudwatch", "codeguruprofiler", "codestarnotifications", "ecs"),
     *("efs", "eks", "events", "elasticloadbalancing", "elasticloadbalancingv2", "secretsmanager"),
-    *("servicediscovery", "signer", "sns", "sqs"),
+    *("servicediscovery", "signer", "sns", "sqs", "stepfunctions"),
     # What someone may want beside them.
     *("aps", "athena", "backup", "budgets", "ce", "certificatemanager", "chatbot", "cloudtrail"),
     *("cloudwatch_actions", "config", "datasync", "directconnect", "dynamodb", "glue", "grafana"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -168,7 +170,9 @@ def test_what_the_stack_applies_is_what_the_api_server_takes() -> None:
     applied = objects_of(with_cluster(eks_submitter_arns="arn:aws:iam::111122223333:role/research"))
 
     for each in applied:
-        schemas.check(kind_of(each), each)
+        # What CloudFormation fills in, such as ids, is part of some names.
+        filled_in = json.loads(re.sub(r"<[^<>]*>", "fs-0123456789abcdef0", json.dumps(each)))
+        schemas.check(kind_of(each), filled_in)
     assert {each["kind"] for each in applied} >= {"Role", "Queue", "DaemonSet", "ResourceQuota"}
 
 

@@ -237,7 +237,7 @@ def test_a_command_without_the_right_says_which_key_gives_it(eks: EksDesk) -> No
         eks.cluster.apply(manifest)
 
     assert done.exit_code == 2
-    assert 'User "submitter" cannot create resource "jobs"' in done.stderr
+    assert 'User "submitter" cannot list resource "pods"' in done.stderr
     assert "trainium:eks_submitter_arns" in done.stderr
 
 

@@ -34,6 +34,7 @@ def test_gangs_run_or_are_told_why_not_and_no_node_is_idle_for_ever() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 def test_many_schedules() -> None:
     check(range(100, 200))
 

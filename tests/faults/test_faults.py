@@ -23,6 +23,7 @@ SCHEDULES = 20
 
 # The faults of the reports that led to this are in llama/test_replaced_runs.py, without a seed.
 @pytest.mark.full
+@pytest.mark.timeout(2400)
 def test_twenty_random_schedules_of_faults_leave_a_run_as_if_undisturbed(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.faults", "--schedules", str(SCHEDULES), "--seed", "1"],

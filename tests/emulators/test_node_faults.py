@@ -131,7 +131,7 @@ def test_a_gang_that_is_evicted_is_let_in_again_while_it_still_ends(
     """The session of Volcano 1.15.1 (getPodGroupPhase) does not count pods that are terminating."""
     cluster.scale(GROUP, INSTANCE_TYPE, 4)
     start(cluster, "gang", SLEEP, resources=WHOLE)
-    assert group_phase(cluster) == "Running"
+    wait(lambda: group_phase(cluster) == "Running")
     used = [node_of(cluster, "gang", index) for index in (0, 1)]
     for name in used:
         nodes.hold_pods(cluster.store, name)

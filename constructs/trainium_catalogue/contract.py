@@ -195,7 +195,9 @@ DATASET_NAME_HELP: Final = (
 DATASET_MANIFEST: Final = "manifest.json"
 """Written last: a dataset without it is incomplete."""
 CHECKPOINT_MARKER: Final = "complete.json"
-"""Written last: a checkpoint without it is incomplete."""
+"""Written last: a checkpoint without it, or with one of ``WITHDRAWN_BYTES``, is incomplete."""
+WITHDRAWN_BYTES: Final = 32
+"""Size of the token that stands for the marker while a checkpoint is being saved."""
 
 LUSTRE_MOUNT: Final = "/fsx"
 """Mount point of the file system, on hosts and in containers."""

@@ -58,7 +58,8 @@ def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Che
         step
         for name in where.names(prefix)
         if (step := _step(name)) is not None
-        and where.head(f"{prefix}{name}/{contract.CHECKPOINT_MARKER}") is not None
+        and (marker := where.head(f"{prefix}{name}/{contract.CHECKPOINT_MARKER}")) is not None
+        and marker["ContentLength"] != contract.WITHDRAWN_BYTES
     ]
     return CheckpointListing(uri=f"s3://{where.name}/{prefix}", steps=tuple(sorted(steps)))
 

@@ -16,6 +16,7 @@ from trainium_catalogue.contract import (
     RUN_LOCK,
     RUN_STATUS,
     TRAIN_METRICS,
+    WITHDRAWN_BYTES,
     checkpoint_name,
 )
 
@@ -26,7 +27,7 @@ Losses = dict[str, dict[int, float]]
 
 def complete(run: Objects) -> list[str]:
     """Folders of the checkpoints that have a marker, oldest first."""
-    keys = [info.key for info in run.list("checkpoints/")]
+    keys = [info.key for info in run.list("checkpoints/") if info.size != WITHDRAWN_BYTES]
     return sorted(key.rpartition("/")[0] for key in keys if key.endswith(CHECKPOINT_MARKER))
 
 
@@ -47,6 +48,8 @@ def damage(run: Objects, kind: str, rng: random.Random) -> str:
         key = f"{folders[-1]}/{CHECKPOINT_MARKER}"
     elif kind == "history":
         key = f"{folders[-1]}/{_HISTORY}"
+        if is_only_copy(run, key):
+            return ""
     else:
         key = rng.choice([key for key in keys if key.endswith((".distcp", ".metadata"))])
     if key not in keys:
@@ -66,6 +69,14 @@ def damage(run: Objects, kind: str, rng: random.Random) -> str:
 def history(run: Objects) -> list[dict[str, Any]]:
     """Lines of train.jsonl."""
     return [json.loads(line) for line in run.get(TRAIN_METRICS).decode().splitlines()]
+
+
+def is_only_copy(run: Objects, key: str) -> bool:
+    """Tell whether the lines of a checkpoint are not in the run's own history (yet)."""
+    try:
+        return not run.get(TRAIN_METRICS).startswith(run.get(key))
+    except ObjectMissing:
+        return True
 
 
 def losses(lines: list[dict[str, Any]], event: str) -> dict[int, float]:

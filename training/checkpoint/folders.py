@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Callable, Collection, Mapping, Set
 from typing import Any
 
@@ -15,7 +16,7 @@ from training.checkpoint.marker import (
 )
 from training.storage import Objects, PreconditionFailed
 from training.storage.results import now_utc
-from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
+from trainium_catalogue.contract import CHECKPOINT_MARKER, WITHDRAWN_BYTES, checkpoint_name
 
 _FOLDER = re.compile(r"step-(\d{8,})")
 Sizes = dict[str, int]
@@ -42,7 +43,7 @@ class Folders:
         found: dict[int, Sizes] = {}
         for entry in self._objects.list("step-"):
             folder, _, name = entry.key.partition("/")
-            is_withdrawn = name == CHECKPOINT_MARKER and not entry.size
+            is_withdrawn = name == CHECKPOINT_MARKER and entry.size == WITHDRAWN_BYTES
             if name and not is_withdrawn and (match := _FOLDER.fullmatch(folder)):
                 found.setdefault(int(match[1]), {})[name] = entry.size
         return found
@@ -108,14 +109,15 @@ class Folders:
     def withdraw(self, step: int, found: Mapping[str, str]) -> dict[str, str]:
         """Make the checkpoint incomplete before its files are replaced; returns their etags.
 
-        The marker becomes empty: unlike a deletion, that cannot hit a marker written since.
+        A random token replaces the marker, also where there was none. A job that was replaced since
+        holds the etag of its own token: it can neither complete the files of its successor nor
+        bring back a checkpoint that has been deleted.
         """
-        marker = {}
-        if CHECKPOINT_MARKER in found:
-            key = f"{checkpoint_name(step)}/{CHECKPOINT_MARKER}"
-            etag = self._objects.put(key, b"", if_match=found[CHECKPOINT_MARKER])
-            marker = {CHECKPOINT_MARKER: etag}
-        return {**found, **marker}
+        key = f"{checkpoint_name(step)}/{CHECKPOINT_MARKER}"
+        etag = found.get(CHECKPOINT_MARKER)
+        token = secrets.token_hex(WITHDRAWN_BYTES // 2).encode()
+        withdrawn = self._objects.put(key, token, if_absent=etag is None, if_match=etag)
+        return {**found, CHECKPOINT_MARKER: withdrawn}
 
     def commit(
         self,
@@ -134,8 +136,7 @@ class Folders:
         marker = f"{info.name}/{CHECKPOINT_MARKER}"
         try:
             # Conditional, so that only one of two jobs that both claim the run wins.
-            etag = replaced.get(CHECKPOINT_MARKER)
-            self._objects.put(marker, info.dump(), if_absent=etag is None, if_match=etag)
+            self._objects.put(marker, info.dump(), if_match=replaced[CHECKPOINT_MARKER])
         except PreconditionFailed:
             raise PreconditionFailed(
                 f"another job has completed {info.name} meanwhile; stop one of the two jobs that "

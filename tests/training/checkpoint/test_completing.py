@@ -90,6 +90,29 @@ def test_a_job_that_has_lost_the_run_completes_nothing(objects: Objects) -> None
     assert opened(objects).latest() is None
 
 
+def test_a_job_frozen_as_it_completes_a_save_does_not_complete_files_of_its_successor(
+    objects: Objects,
+) -> None:
+    def overtake() -> None:
+        failure(objects, on_call(2, lose))
+
+    error = failure(objects, on_call(2, overtake), value=-7)
+
+    assert "another job has completed step-00000010 meanwhile" in error
+    assert opened(objects).latest() is None
+
+
+def test_a_job_frozen_as_it_completes_a_save_does_not_bring_a_deleted_checkpoint_back(
+    objects: Objects,
+) -> None:
+    def overtake() -> None:
+        save(opened(objects), 10)
+        objects.delete([MARKER])  # a deletion begins with it
+
+    assert failure(objects, on_call(2, overtake), value=-7)
+    assert opened(objects).latest() is None
+
+
 def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
     """A save begins with removing what another attempt may have left of the same step."""
     before = save(opened(objects), 10)

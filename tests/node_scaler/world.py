@@ -21,6 +21,7 @@ from typing import Any
 
 from node_scaler.plan import IN_SERVICE, Group, Rules
 from node_scaler.rounds import JOBS, NODES, PODS, REQUEST, Scaler
+from tests.node_scaler.idle import IdleTime
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import is_cordoned, stamp, why_unusable
 
@@ -40,6 +41,7 @@ RULES = Rules(
 )
 _EVICTED_AFTER = timedelta(minutes=5)
 _GRACE = timedelta(minutes=2)
+_SLACK = timedelta(minutes=15)
 _OVER = frozenset({"Completed", "Aborted"})
 
 
@@ -68,27 +70,6 @@ class Instance:
     node: Json | None = None
     answers: bool = True
     silent_since: datetime | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class IdleTime:
-    """A node's time without users, since the last one."""
-
-    since: datetime
-    spent: timedelta = timedelta(0)
-    new_jobs: set[str] = field(default_factory=set)
-    """Jobs submitted meanwhile."""
-    requests: set[str | None] = field(default_factory=set)
-    """Users' requests in force meanwhile."""
-
-    @property
-    def limit(self) -> timedelta:
-        """Idle time, held time and idle time again, once for all jobs that wait, and once more for
-        each that is submitted meanwhile; each request of a user restarts the idle time.
-        """
-        assert RULES.idle is not None
-        kept = (1 + len(self.new_jobs)) * (RULES.hold + RULES.idle)
-        return kept + len(self.requests) * RULES.idle + timedelta(minutes=15)
 
 
 @dataclass(slots=True)
@@ -456,7 +437,9 @@ class World:
             if any(pod["spec"]["nodeName"] == name for pod in self.pods):
                 self.idle_times.pop(each.id, None)
                 continue
-            idle = self.idle_times.setdefault(each.id, IdleTime(since=self.now))
+            idle = self.idle_times.setdefault(
+                each.id, IdleTime(rules=RULES, slack=_SLACK, since=self.now)
+            )
             if self.now >= self.changing_until:
                 idle.spent += STEP
             idle.new_jobs |= {g.name for g in self.gangs.values() if g.created > idle.since}

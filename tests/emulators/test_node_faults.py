@@ -104,6 +104,18 @@ def test_a_node_that_holds_its_pods_keeps_the_job_restarting(cluster: ClusterEmu
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "gang")
 
 
+def test_a_gang_that_was_placed_before_waits_for_a_cordoned_node(cluster: ClusterEmulator) -> None:
+    start(cluster, "gang", SLEEP, resources=WHOLE)
+    name = node_of(cluster, "gang", 0)
+    cluster.store.update(NODE, "", name, lambda node: node["spec"].update(unschedulable=True))
+    nodes.evict(cluster.store, name)
+    wait(lambda: any("tasks in gang unschedulable" in text for text in events(cluster, "gang")))
+
+    cluster.store.update(NODE, "", name, lambda node: node["spec"].update(unschedulable=False))
+    wait(lambda: phase(cluster, "gang") == "Running")
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "gang")
+
+
 def group_phase(cluster: ClusterEmulator) -> str:
     (group,) = cluster.store.list(POD_GROUP, NAMESPACE)
     return str(group["status"]["phase"])

@@ -273,7 +273,7 @@ class GangScheduler:
         ) + (f". Origin reason is: {why}" if why else "")
         namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
         group = self._store.get(POD_GROUP, namespace, volcano_objects.group_name(job))
-        if any(c["message"] == message for c in group["status"].get("conditions", ())):
+        if any(c.get("message") == message for c in group["status"].get("conditions", ())):
             return
         condition = {
             "type": "Unschedulable",

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from tests.training.llama.conftest import write_dataset
+from training.datasets.manifest import COUNTED
+from training.datasets.text.examples import Packer
 from training.models.llama.data import DOCUMENTS, attention_mask, model_inputs, with_documents
 from training.models.llama.huggingface import (
     initial_weight,
@@ -98,6 +100,33 @@ def test_the_token_that_ends_a_document_belongs_to_it(rows: list[list[int]]) -> 
     expected = [[row[:place].count(EOS) for place in range(8)] for row in rows]
     assert found.tolist() == expected
     assert found.dtype is torch.int32
+
+
+TURNS = st.lists(st.sampled_from([EOS, 5, 6]), min_size=1, max_size=5)
+
+
+@given(st.lists(st.tuples(TURNS, TURNS), min_size=1, max_size=6))
+def test_an_example_of_several_turns_is_one_document(
+    examples: list[tuple[list[int], list[int]]],
+) -> None:
+    """Chat templates end each turn with EOS, in the prompt and in the response."""
+    packer = Packer(seq_len=16, eos_id=EOS)
+    written, numbers = [], []
+    for number, (prompt, response) in enumerate(examples):
+        counted = np.array([*response, EOS], np.uint32) | COUNTED
+        added = packer.add(np.array([*prompt, *counted], np.uint32))
+        written.append(added)
+        size = len(prompt) + len(counted)
+        numbers += [-1] * (len(added) - size) + [number] * size
+    written.append(packer.close())
+    numbers += [-1] * len(written[-1])
+    rows = np.concatenate(written).reshape(-1, 16).astype(np.int64)
+
+    batch = with_documents(np.pad(rows, ((0, 0), (0, 1))), eos_id=EOS, has_responses=True)
+
+    assert batch["tokens"][:, :-1].tolist() == (rows & (COUNTED - 1)).tolist()
+    for found, row in zip(batch[DOCUMENTS].tolist(), np.reshape(numbers, (-1, 16)), strict=True):
+        assert [(a == b) for a in found for b in found] == [(a == b) for a in row for b in row]
 
 
 def test_a_mask_in_bf16_is_finite_and_no_row_is_empty() -> None:

@@ -67,7 +67,7 @@ def packed_batches(
         rows = rows_at(positions)
         if not dataset.has_responses:
             return _micro_batch(rows, masked_by)
-        made = _micro_batch(rows & (COUNTED - 1), masked_by)
+        made = _micro_batch(rows, masked_by, has_responses=True)
         counts = torch.from_numpy((rows[:, 1:] >= COUNTED).astype(np.float32))
         of_each = counts * weight(positions.start // group)
         return {**(made if isinstance(made, Mapping) else {TOKENS: made}), WEIGHTS: of_each}
@@ -99,19 +99,29 @@ def random_batches(
     return batch
 
 
-def _micro_batch(rows: NDArray[np.int64], masked_by: int | None) -> Batch:
+def _micro_batch(
+    rows: NDArray[np.int64], masked_by: int | None, *, has_responses: bool = False
+) -> Batch:
     if masked_by is None:
-        return torch.from_numpy(rows)
-    return with_documents(rows, eos_id=masked_by)
+        return torch.from_numpy(rows & (COUNTED - 1))
+    return with_documents(rows, eos_id=masked_by, has_responses=has_responses)
 
 
-def with_documents(tokens: NDArray[np.int64], *, eos_id: int) -> dict[str, torch.Tensor]:
+def with_documents(
+    rows: NDArray[np.int64], *, eos_id: int, has_responses: bool = False
+) -> dict[str, torch.Tensor]:
     """Combine ``[micro_batch, seq_len + 1]`` tokens with the document of each input.
 
     Documents are numbered from 0 in each sequence, int32 ``[micro_batch, seq_len]``; the token that
-    ends a document belongs to it. Counted here on the host, so that no graph contains ``eos_id``.
+    ends a document belongs to it. An example of prompt and response is one document: it ends with
+    an EOS that counts before a token that does not, and any other EOS ends a turn of its dialogue.
+    Counted here on the host, so that no graph contains ``eos_id``.
     """
+    counts = rows >= COUNTED
+    tokens = rows & (COUNTED - 1)
     ends = tokens[:, :-1] == eos_id
+    if has_responses:
+        ends &= counts[:, :-1] & ~counts[:, 1:]
     documents = np.cumsum(ends, axis=1, dtype=np.int32) - ends
     return {
         TOKENS: torch.from_numpy(tokens),

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -40,7 +40,7 @@ from trainium_catalogue.kubernetes import (
     pod_resources,
 )
 from trainium_catalogue.node_use import is_cordoned, is_ready
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, nodes, serve
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, errors, nodes, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, NODE, POD, VOLCANO_JOB
 from trainium_emulators.kubernetes.scaling_group import CapacityFaults, ScalingGroup
 from trainium_emulators.kubernetes.volcano_objects import JOB_NAME, is_alive
@@ -147,7 +147,8 @@ class Disturbed:
         begin = time.monotonic()
         while (since := time.monotonic() - begin) < DISTURBED_S + CALM_S:
             if since < DISTURBED_S:
-                self._something_happens()
+                with suppress(errors.ApiError):  # what it was to hit has gone
+                    self._something_happens()
             else:
                 self._plant(CapacityFaults(launch_s=120, join_s=120))
                 if self._is_over():

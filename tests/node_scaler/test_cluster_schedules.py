@@ -151,6 +151,7 @@ class Disturbed:
                     self._something_happens()
             else:
                 self._plant(CapacityFaults(launch_s=120, join_s=120))
+                self._release()
                 if self._is_over():
                     break
             self._evict()
@@ -247,6 +248,12 @@ class Disturbed:
                 del self._silent[name]
             elif time.monotonic() - since > _EVICTED_AFTER_S:
                 nodes.evict(self.cluster.store, name)
+
+    def _release(self) -> None:
+        """Let kubelets end pods again: one that runs on such a node would never be seen to end."""
+        for node in self.cluster.store.list(NODE):
+            if nodes.STUCK in (node["metadata"].get("annotations") or {}):
+                nodes.hold_pods(self.cluster.store, node["metadata"]["name"], held=False)
 
     def _happened(self, text: str, kind: str) -> None:
         self._say(text)

@@ -207,6 +207,6 @@ def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refu
     return Refusal(
         "unknown-run",
         f"no run {run!r} in deployment {deployment.name!r} in {deployment.region} (a job is "
-        "forgotten 7 days after its end; the log lines of Batch's stay in log group "
+        "forgotten 7 days after its end; its log lines stay in log group "
         f"{deployment.log_group}){hint}",
     )

@@ -117,7 +117,7 @@ def tensorboard(
         else:
             _serve_here(bucket, run, chosen_port, announce)
     except KeyboardInterrupt:
-        note("TensorBoard is no longer shown; the run goes on")
+        note("TensorBoard has ended; training does not depend on it")
     return EXIT_OK
 
 

@@ -22,17 +22,29 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
-setup: ## what deploying, submitting and the rehearsal need, into .venv (at once if nothing changed)
-	@$(PYTHON) tools/setup.py
+LOCKED := requirements.txt requirements-rehearsal.txt constraints.txt constructs/pyproject.toml \
+  emulators/pyproject.toml tools/cdk/package-lock.json tools/setup.py
 
-setup-tests: ## and what tests and checks need beside it
+setup: .venv/.rehearsal ## what deploying, submitting and the rehearsal need, into .venv (at once if nothing changed)
+setup-tests: .venv/.tests ## and what tests and checks need beside it
+setup-programs: setup-tests build/programs/.done ## and the public programs that test-slow runs, into build/programs
+setup-benchmarks: setup build/baselines/.done ## and what benchmarks compare with, into build/baselines
+
+.venv/.rehearsal: $(LOCKED)
+	@$(PYTHON) tools/setup.py rehearsal
+	@touch $@
+
+.venv/.tests: $(LOCKED) requirements-dev.txt tools/browser/package-lock.json tools/browser/unpack.mjs
 	@$(PYTHON) tools/setup.py tests
+	@touch $@ .venv/.rehearsal
 
-setup-programs: setup-tests ## and the public programs that test-slow runs, into build/programs
+build/programs/.done: .venv/.tests tests/programs/requirements.txt
 	@$(PYTHON) tools/setup.py programs
+	@touch $@
 
-setup-benchmarks: ## and what benchmarks compare with, into build/baselines
+build/baselines/.done: .venv/.rehearsal benchmarks/requirements.txt
 	@$(PYTHON) tools/setup.py benchmarks
+	@touch $@
 
 check: setup-tests ## format, lint, types, import contracts, shell scripts, Dockerfiles
 	ruff format --check .

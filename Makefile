@@ -29,6 +29,7 @@ setup: .venv/.rehearsal ## what deploying, submitting and the rehearsal need, in
 setup-tests: .venv/.tests ## and what tests and checks need beside it
 setup-programs: setup-tests build/programs/.done ## and the public programs that test-slow runs, into build/programs
 setup-benchmarks: setup build/baselines/.done ## and what benchmarks compare with, into build/baselines
+setup setup-tests setup-programs setup-benchmarks: ; @:
 
 .venv/.rehearsal: $(LOCKED)
 	@$(PYTHON) tools/setup.py rehearsal

@@ -181,7 +181,7 @@ def judge_repeated(log: str) -> ReceiptCheck:
 
 def judge_marker(text: str, sizes: dict[str, int], plan: Wanted) -> ReceiptCheck:
     """Check that the last checkpoint's marker lists every file with its size."""
-    marker = json.loads(text) if text else {}
+    marker = json.loads(text) if len(text) > contract.WITHDRAWN_BYTES else {}
     named = {name: entry["bytes"] for name, entry in marker.get("files", {}).items()}
     there = {name: size for name, size in sizes.items() if name != contract.CHECKPOINT_MARKER}
     return ReceiptCheck(

@@ -17,6 +17,7 @@ import pytest
 from tests.nxd.faults import ENV_HOLD
 from tests.nxd.jobs import SAVE_EVERY, STEPS, Desk, flip_a_bit, write_digits
 from tests.training.conftest import Cluster
+from trainium_catalogue.contract import WITHDRAWN_BYTES
 
 pytestmark = pytest.mark.timeout(900)
 FOUR = ("--tensor-parallel=2",)
@@ -66,7 +67,8 @@ def test_pieces_have_exactly_the_losses_of_a_whole_run(
     _wait_for(sign, job)
     os.kill(job.launcher(1), signal.SIGKILL)
     assert job.end(within_s=120) == {0: 75, 1: 137}, job.all_logs()
-    assert not (desk.checkpoint("pieces", HALF) / "complete.json").exists()
+    marker = desk.checkpoint("pieces", HALF) / "complete.json"
+    assert marker.stat().st_size == WITHDRAWN_BYTES
 
     # Continued from step 3, and stopped on request.
     job = desk.start("pieces", *FOUR, nodes=2, processes=2)

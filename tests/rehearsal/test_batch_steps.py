@@ -161,6 +161,10 @@ def test_a_marker_must_fit_the_files(sizes: dict[str, int], ok: bool) -> None:
     assert evidence.judge_marker(marker, sizes, PLAN).ok is ok
 
 
+def test_a_marker_of_a_save_that_has_begun_does_not_count() -> None:
+    assert not evidence.judge_marker("0" * 32, {"a": 3, "complete.json": 32}, PLAN).ok
+
+
 def test_a_model_that_is_not_there_is_noticed(tmp_path: Path) -> None:
     assert not evidence.judge_export(tmp_path).ok
 

@@ -26,7 +26,7 @@ from tests.training.llama.conftest import TINY, Laptop, write_dataset
 from tests.training.s3_server import REGION, s3_server
 from tests.training.worker_ranks import run_on_ranks
 from training.storage import Objects, open_objects
-from trainium_catalogue.contract import checkpoint_name
+from trainium_catalogue.contract import WITHDRAWN_BYTES, checkpoint_name
 
 STEPS = 24
 BUCKET = "training-bucket"
@@ -97,7 +97,7 @@ class Run:
         """Saving goes on beside training: a step that was reached need not be saved."""
         marker = f"runs/{self.name}/checkpoints/{checkpoint_name(step)}/complete.json"
         deadline = time.monotonic() + scaled(60)
-        while not any(info.key == marker for info in self.bucket.list(marker)):
+        while all(info.size == WITHDRAWN_BYTES for info in self.bucket.list(marker)):
             assert time.monotonic() < deadline, self.cluster.all_logs()
             time.sleep(0.02)
 
@@ -160,8 +160,9 @@ def val_losses(lines: list[dict[str, Any]]) -> dict[int, float]:
 
 
 def refuse_marker(folder: str, request: Request) -> Fault | None:
-    is_marker = request.path.endswith(f"{folder}/complete.json")
-    return Fault.SLOW_DOWN if is_marker and request.method == "PUT" else None
+    # The first time it only says that the save has begun.
+    completes = request.path.endswith(f"{folder}/complete.json") and request.number > 0
+    return Fault.SLOW_DOWN if completes and request.method == "PUT" else None
 
 
 def bad_day(lost: str) -> Plan:

@@ -34,6 +34,8 @@ PARAMETERS = {"snapshot-every-s": "2", "peer-timeout-s": "10", "join-timeout-s":
 _REFUSED = "refused: "
 _SNAPSHOT = re.compile(r"\d{8}\.json")
 _RESTORED = re.compile(r"launch: (snapshot (\d+) of .*?), restored in")
+_READS = re.compile(r"launch: program: reads what was restored: (.*)")
+_READS_NOTHING = re.compile(r"launch: program: (has read none of the \d+ files .*)")
 
 
 def run_name(orchestrator: str, fault: str) -> str:
@@ -231,12 +233,29 @@ def _checks(
             ok=bool(found),
             detail=found[-1][0] if found else "no snapshot was restored",
         )
+        if found:
+            yield from _used(said)
     status = bucket.document(contract.run_key(run.run, contract.RUN_STATUS)) or {}
     if status.get("loss") is not None:
         yield ReceiptCheck(
             name="the last loss that it printed",
             ok=True,
             detail=f"{status['loss']:g}, step {status.get('step')}",
+        )
+
+
+def _used(said: str) -> Iterator[ReceiptCheck]:
+    """Check that the program used what it got back: one that begins again ends with 0 as well."""
+    name = "the second attempt used what it got back"
+    if reads := _READS.findall(said):
+        yield ReceiptCheck(name=name, ok=True, detail=f"it read {reads[-1].strip()}")
+    elif nothing := _READS_NOTHING.findall(said):
+        yield ReceiptCheck(name=name, ok=False, detail=f"not shown: it {nothing[-1].strip()}")
+    else:
+        yield ReceiptCheck(
+            name=name,
+            ok=False,
+            detail="not shown: this machine's kernel does not tell which files are read (inotify)",
         )
 
 

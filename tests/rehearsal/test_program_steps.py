@@ -249,3 +249,22 @@ def test_the_files_that_the_nodes_ran_are_compared(
 
     bucket: Any = Bucket()
     assert program._unchanged(settings(program=given), "mine", bucket).ok is ok
+
+
+@pytest.mark.parametrize(
+    ("line", "ok", "detail"),
+    [
+        ("reads what was restored: epoch-2.pt", True, "it read epoch-2.pt"),
+        (
+            "has read none of the 3 files that were restored, so it has begun again; let it ...",
+            False,
+            "not shown: it has read none of the 3 files that were restored, so it has begun again",
+        ),
+        ("ended", False, "not shown: this machine's kernel does not tell which files are read"),
+    ],
+)
+def test_a_program_has_to_use_what_it_got_back(line: str, ok: bool, detail: str) -> None:
+    (check,) = program._used(f"node 0, attempt 2 | launch: program: {line}\n")
+
+    assert check.ok is ok
+    assert check.detail.startswith(detail)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import training.program
@@ -37,6 +38,7 @@ from training.program.reports import (
     Noted,
     Preparation,
 )
+from training.program.restored_reads import RestoredReads
 from training.program.settings import Folders, ProgramSettings, files_below
 from training.program.snapshots.process import (
     REPORT_FILE,
@@ -59,6 +61,7 @@ _SNAPSHOTS_LATE_S = 1.0
 _FAREWELL_S = 5.0
 """Time for a failed job to say so in the run's status, and to upload its output."""
 _UNKEPT_AFTER_S = 300.0
+_BETWEEN_READS_S = 0.5
 """Early enough to stop a long job whose checkpoints would be lost."""
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 """torchrun's words about the first worker that failed (SubprocessContext._poll of
@@ -114,6 +117,8 @@ class ProgramNode(LocalNode):
         self.left: Left | None = None
         self._unkept: Unkept | None = None
         self._unkept_at_s = _UNKEPT_AFTER_S
+        self._restored: RestoredReads | None = None
+        self._looked_at_restored_s = 0.0
         """Seconds since the program's start after which to look for files that are not kept."""
 
     @classmethod
@@ -189,6 +194,9 @@ class ProgramNode(LocalNode):
         self._unkept = Unkept(
             folders.code, folders.checkpoints, chosen=self._settings.checkpoint_dir
         )
+        with suppress(OSError):  # a kernel without inotify, or without room for it
+            restored = RestoredReads(folders, self._scratch)
+            self._restored = restored if restored.num_files else None
         self._went_s = time.monotonic()
         (self._scratch / GO_FILE).touch()
 
@@ -266,6 +274,8 @@ class ProgramNode(LocalNode):
         if self._went_s is not None and now_s - self._went_s > self._unkept_at_s:
             self._unkept_at_s = float("inf")
             self._tell_unkept()
+            self._tell_unread()
+        self._look_at_restored(now_s)
         if status == 0:
             return self._ended(now_s)
         words = (self._scratch / AGENT_LOG).read_text(errors="replace")
@@ -308,6 +318,8 @@ class ProgramNode(LocalNode):
             if not self._closing:
                 self._closing = True
                 self._tell_unkept()
+                self._look_at_restored(float("inf"))
+                self._tell_unread()
                 kept.final()
             if not kept.done:
                 return None
@@ -322,6 +334,31 @@ class ProgramNode(LocalNode):
         """Warn of files that will be gone with the node."""
         if self._unkept is not None and (words := self._unkept.words()) is not None:
             log.info("launch: program: %s", words)
+
+    def _look_at_restored(self, now_s: float) -> None:
+        """Say once that the program uses what it got back."""
+        if self._restored is None or now_s - self._looked_at_restored_s < _BETWEEN_READS_S:
+            return
+        self._looked_at_restored_s = now_s
+        try:
+            path = self._restored.first()
+        except OSError:
+            self._restored = None
+            return
+        if path is not None:
+            log.info("launch: program: reads what was restored: %s", path)
+            self._restored.close()
+            self._restored = None
+
+    def _tell_unread(self) -> None:
+        """Warn of a program that has got files back and begins again."""
+        if self._restored is not None:
+            log.info(
+                "launch: program: has read none of the %d files that were restored, so it has "
+                "begun again; let it load its newest checkpoint when it starts, or name the "
+                "argument that makes it with --resume-arguments",
+                self._restored.num_files,
+            )
 
     def _why_no_results(self) -> str:
         try:

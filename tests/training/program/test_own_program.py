@@ -51,6 +51,7 @@ def test_the_sample_trains_on_two_nodes_and_continues_after_a_lost_one(cluster: 
     cluster.start(*words, "--seconds=0", workload="program", extra=again)
     assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
     assert "restored in" in cluster.log(0) and "restored in" in cluster.log(1)
+    assert "program: reads what was restored: " in cluster.log(0)
     assert "continues after epoch " in cluster.log(0)
     assert "epoch 40: loss " in cluster.log(0)
     curves = sorted((cluster.folder / "build/runs/test-run" / PROGRAM_LOSSES).iterdir())

@@ -43,6 +43,38 @@ def test_a_program_whose_node_is_killed_goes_on_from_the_newest_snapshot(
     assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
     assert "restored in" in cluster.log(0) and "restored in" in cluster.log(1)
     assert "continues after epoch " in cluster.log(0)
+    assert "program: reads what was restored: " in cluster.log(0)
+
+
+BEGINS_AGAIN = """
+import os, sys, time
+from pathlib import Path
+
+model = Path(os.environ["TRAINIUM_CHECKPOINT_DIR"], "model.pt")
+for epoch in range(1, 4):
+    print("epoch", epoch, flush=True)
+    model.write_text(f"rank {os.environ['RANK']}, epoch {epoch}" * 100)
+    time.sleep(float(sys.argv[1]))
+print("best", model.read_text()[:20])
+"""
+
+
+def test_a_program_that_begins_again_is_told_so(cluster: Cluster) -> None:
+    """As pytorch/examples' word_language_model does: it reads the model only after its last epoch,
+    when it has written its own."""
+    flags = (*program(cluster.folder, script=BEGINS_AGAIN), "--snapshot-every-s=1")
+    cluster.start(*flags, "--", "1000", workload="program")
+    wait_until(lambda: _numbers(cluster.folder), 60)
+    for index in range(2):
+        os.kill(cluster.launcher(index), signal.SIGKILL)
+    cluster.end(within_s=scaled(30))
+
+    extra = {"AWS_BATCH_JOB_ATTEMPT": "2"}
+    cluster.start(*flags, "--", "0.2", workload="program", extra=extra)
+    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert "restored in" in cluster.log(0)
+    assert "has read none of the 1 files that were restored" in cluster.log(0)
+    assert "reads what was restored" not in cluster.all_logs()
 
 
 def test_a_program_that_is_told_to_stop_saves_and_goes_on_from_there(cluster: Cluster) -> None:

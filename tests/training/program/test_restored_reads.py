@@ -1,0 +1,73 @@
+"""Whether a program reads what it got back is seen from outside."""
+
+from __future__ import annotations
+
+import json
+import mmap
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from training.program.restored_reads import RestoredReads
+from training.program.snapshots.folder import seen
+from training.program.snapshots.restore import RECORD
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "kept" / "epoch-1" / "model.pt"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"saved")
+    return path
+
+
+def watched(model: Path) -> RestoredReads:
+    kept = model.parents[1]
+    entry = {
+        "root": "checkpoints", "path": "epoch-1/model.pt", "sha256": "0", "own": True,
+        "seen": seen(model),
+    }  # fmt: skip
+    (kept.parent / RECORD).write_text(json.dumps({"number": 1, "entries": [entry]}))
+    folders: Any = SimpleNamespace(checkpoints=kept)
+    return RestoredReads(folders, kept.parent)
+
+
+def test_a_file_that_is_read_and_replaced_at_once_was_read(model: Path) -> None:
+    reads = watched(model)
+    model.read_bytes()
+    model.with_suffix(".new").write_bytes(b"newer")
+    model.with_suffix(".new").replace(model)
+
+    assert reads.first() == "epoch-1/model.pt"
+
+
+def test_so_is_one_that_is_mapped(model: Path) -> None:
+    reads = watched(model)
+    with model.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[:1] == b"s"
+
+    assert reads.first() == "epoch-1/model.pt"
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_file_that_is_only_read_after_it_was_written_was_not(model: Path, in_place: bool) -> None:
+    reads = watched(model)
+    if in_place:
+        model.write_bytes(b"of this attempt")
+    else:
+        model.with_suffix(".new").write_bytes(b"of this attempt")
+        model.with_suffix(".new").replace(model)
+    model.read_bytes()
+
+    assert reads.num_files == 1
+    assert reads.first() is None
+
+
+def test_a_look_at_names_and_sizes_reads_nothing(model: Path) -> None:
+    reads = watched(model)
+    assert [path.stat().st_size for path in model.parent.iterdir()] == [5]
+
+    assert reads.first() is None
+    reads.close()

@@ -21,7 +21,7 @@ from jobs.errors import Refusal
 from jobs.output.console import human
 from jobs.program.files import Git, Selection, largest
 from jobs.program.globs import match_any
-from jobs.program.secrets import secret_content, secret_name
+from jobs.program.secrets import find_secrets, secret_name
 from trainium_catalogue import contract
 
 FORMAT = 1
@@ -111,6 +111,7 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
             f"the largest are {largest(sizes)}; {_INSTEAD}",
         )
     files: list[BundledFile] = []
+    unnamed: dict[str, bytes] = {}
     packed = io.BytesIO()
     # Everything that differs between machines and moments is left out: names, times, owners.
     with (
@@ -120,7 +121,8 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
         for path in sorted(sources):
             data = _read(selection.folder, path, sources[path])
             _check_unchanged(selection.folder, path, sources[path], before[path])
-            _check_content(path, data, include)
+            if match_any(path, include) is None:
+                unnamed[path] = data
             mode = 0o755 if before[path].st_mode & 0o100 else 0o644
             entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(data), mode
@@ -135,6 +137,8 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
                 )
     for path, source in sources.items():
         _check_unchanged(selection.folder, path, source, before[path])
+    for path, what in find_secrets(unnamed).items():
+        raise _secret(path, what)
     content = packed.getvalue()
     return Bundle(
         sha256=hashlib.sha256(content).hexdigest(),
@@ -284,12 +288,6 @@ def _check_names(folder: Path, sources: Mapping[str, Path], include: Sequence[st
         what = secret_name(path) or secret_name(own)
         if what is not None and match_any(path, include) is None:
             raise _secret(path, what)
-
-
-def _check_content(path: str, data: bytes, include: Sequence[str]) -> None:
-    what = secret_content(data)
-    if what is not None and match_any(path, include) is None:
-        raise _secret(path, f"it seems to hold {what}")
 
 
 def _secret(path: str, what: str) -> Refusal:

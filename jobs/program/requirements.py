@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from jobs.errors import Refusal
-from jobs.program.secrets import secret_content
+from jobs.program.secrets import secret_word
 from trainium_catalogue.contract import CONSTRAINT_MARK
 from trainium_catalogue.suggest import did_you_mean
 
@@ -199,10 +199,11 @@ def _refuse_secrets(line: str, where: str) -> None:
                 "and requirements are kept with the run; let the image's pip.conf hold it (an own "
                 "image, image_uri), or copy the packages to an index without one",
             )
-    if (what := secret_content(line.encode())) is not None:
+    if (what := secret_word(line)) is not None:
         raise Refusal(
             "requirements-secret",
-            f"{where}: holds {what}, and requirements are kept with the run; take it out",
+            f"{where}: {what} has the form of a key, and requirements are kept with the run; "
+            "take it out",
         )
 
 

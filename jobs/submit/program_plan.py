@@ -33,6 +33,10 @@ _MEANT_FOR_SUBMIT = frozenset(
 """Options of submit that are remarked among a program's arguments."""
 
 
+_MAX_NAMED = 10
+"""Files of a bundle that the plan names."""
+
+
 def check_syntax(order: ProgramOrder, release: str) -> None:
     """Refuse syntax errors, in the grammar of the Python that a Neuron release has."""
     entry = order.entry
@@ -167,6 +171,9 @@ def _bundle_lines(bundle: Bundle) -> Iterator[str]:
         text += f", commit {bundle.git.commit[:12]}"
         text += " with changes that are not committed" if bundle.git.dirty else ""
     yield text
+    names = [file.path for file in bundle.files]
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
+    yield f"files: {', '.join(names[:_MAX_NAMED])}{more}"
     if bundle.left_out:
         yield f"left out of it: {', '.join(bundle.left_out)}"
     if bundle.remark is not None:

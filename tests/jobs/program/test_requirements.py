@@ -121,7 +121,7 @@ def test_the_key_depends_on_text_and_image_and_not_on_comments(tmp_path: Path) -
             "the address at host.example carries a name or password",
             "let the image's pip.conf hold it",
         ),
-        (f"m==hf_{'a' * 34}", "holds a token of Hugging Face", "take it out"),
+        (f"m==hf_{'a' * 34}", "hf_aaa... has the form of a key", "take it out"),
         ("m==${VERSION}", "${VERSION} is a variable of this machine", "without it"),
         ("--process-dependency-links", "cannot be used here", "known are --index-url"),
         ("-r https://host.example/r.txt", "is an address", "copy that file beside this one"),

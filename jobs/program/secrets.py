@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +52,17 @@ def secret_name(path: str) -> str | None:
 
 def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
     """Return the files that hold a credential, each with its line and kind."""
-    from pybetterleaks import BetterleaksConfig, Rule, scan_dir  # loads a library of 25 MB
+    if not files:
+        return {}
+    try:
+        from pybetterleaks import BetterleaksConfig, Rule, scan_dir  # loads a library of 25 MB
+    except ImportError:
+        raise Refusal(
+            "secret-scan",
+            f"{len(files)} files of the program cannot be searched for credentials: pybetterleaks "
+            f"has no build for {platform.system()} on {platform.machine()}; look through them, and "
+            "send them with --include '*'",
+        ) from None
 
     config = BetterleaksConfig.with_defaults(
         rules=[

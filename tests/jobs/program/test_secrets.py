@@ -4,6 +4,7 @@ import json
 import random
 import re
 import string
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -92,3 +93,15 @@ def test_public_code_raises_no_alarm(name: str) -> None:
     assert spec is not None and spec.origin is not None
 
     assert pack(select(Path(spec.origin).parent, include=(), exclude=())).files
+
+
+def test_a_machine_without_the_detector_sends_nothing_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pybetterleaks", None)
+    (tmp_path / "a.py").write_text("print(1)\n")
+    selection = select(tmp_path, include=(), exclude=())
+
+    with pytest.raises(Refusal, match=r"1 files .* pybetterleaks has no build .*--include '\*'"):
+        pack(selection)
+    assert [file.path for file in pack(selection, include=("*",)).files] == ["a.py"]

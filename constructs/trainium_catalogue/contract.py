@@ -178,6 +178,8 @@ VALIDATION_LOSS_SCALAR: Final = "val/loss"
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results", "code", "snapshots")
 RUN_LOCK: Final = "lock.json"
 """The job that is training under the run's name, and the time of its last heartbeat."""
+RUN_SUBMISSION: Final = "submission.json"
+"""The newest submission of the name, so that two do not submit it at the same time."""
 RUN_CONFIG: Final = "run.json"
 """The identity of the run: model, dataset, tokenizer, parameters."""
 RUN_PROGRAM: Final = "program.json"

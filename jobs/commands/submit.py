@@ -19,7 +19,7 @@ from jobs.output.console import note
 from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
 from jobs.submit.plan import ask, planned, show_plan
 from jobs.submit.program import named_program, packed, with_variables
-from jobs.submit.program_plan import check_syntax, keep, remarks
+from jobs.submit.program_plan import check_syntax, remarks
 from jobs.submit.resolve import (
     OWN_OPTIONS,
     SubmitOptions,
@@ -276,6 +276,4 @@ def submit(
         submission.wheels.service.check_place(submission.wheels.request, note)
     if not yes:
         ask(submission)
-    if order.program is not None:
-        keep(submission)
     return send(submission)

@@ -21,7 +21,6 @@ from jobs.program.snapshots import Choice, Snapshot, go_back, newest_snapshot
 from jobs.submit.program import ProgramOrder, kept_folder
 from jobs.submit.program_data import check_data
 from jobs.submit.resolve import Submission
-from jobs.submit.wheels import keep_requirements
 from trainium_catalogue import contract
 from trainium_catalogue.variables import split_variables
 from trainium_catalogue.workloads import Value
@@ -151,8 +150,6 @@ def keep(submission: Submission) -> None:
     bundle = order.program.bundle
     if upload(submission.bucket, run, bundle, note):
         note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
-    if submission.wheels is not None:
-        keep_requirements(submission.bucket, run, submission.wheels)
     if order.program.choice is not None:
         go_back(submission.bucket, run, order.program.choice)
     add_record(submission.bucket, run, submitted(submission))

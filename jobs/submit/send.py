@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +16,10 @@ from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
 from jobs.orchestrators import JobService
 from jobs.output.console import exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
+from jobs.submit.hold import NameHolder, hold_name, name_held
+from jobs.submit.program_plan import keep
 from jobs.submit.resolve import Submission
-from jobs.submit.wheels import Wheels
+from jobs.submit.wheels import Wheels, keep_requirements
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
@@ -54,6 +58,8 @@ def send(submission: Submission) -> int:
     """Submit the planned jobs, compile job first, and finish the command."""
     service, first = submission.service, submission.plan.compile_request
     compile_id = wheels_id = None
+    if submission.wheels is not None:
+        keep_requirements(submission.bucket, submission.request.run, submission.wheels)
     if (wheels := submission.wheels) is not None and _collects(submission):
         wheels_id = _send_first(wheels.service, wheels.request)
         if _waits_here(submission):
@@ -65,9 +71,30 @@ def send(submission: Submission) -> int:
     if first is not None:
         compile_id = _send_first(service, first)
         submission = _depending(submission, compile_id)
-    earlier = {summary.job_id for summary in submission.earlier}
-    job_id = _send(service, submission.request, earlier=earlier)
+    with _held(submission) as (holder, earlier):
+        if submission.order.program is not None:
+            keep(submission)
+        job_id = holder.job_id = _send(service, submission.request, earlier=earlier)
     return _finish(submission, job_id, service=service, compile_id=compile_id, wheels_id=wheels_id)
+
+
+@contextmanager
+def _held(submission: Submission) -> Iterator[tuple[NameHolder, set[str]]]:
+    """Hold the run's name; yields its holder and the ids of the jobs that the run has had.
+
+    They are listed once more, because the user and the dependencies may have taken their time.
+    """
+    run = submission.request.run
+    known = {summary.job_id for summary in submission.earlier}
+    if not submission.order.is_named:  # a generated name is this submission's own
+        yield NameHolder(by="", at=""), known
+        return
+    with hold_name(submission.bucket, run, known=known) as holder:
+        listed = [summary for _, summary in submission.places.runs(run)]
+        for summary in listed:
+            if summary.job_id not in known and not summary.ended:
+                raise name_held(run, f"job {summary.job_id} has been submitted meanwhile")
+        yield holder, {summary.job_id for summary in listed}
 
 
 def _collects(submission: Submission) -> bool:

@@ -64,6 +64,7 @@ def test_the_bundle_and_the_record_are_in_the_bucket_before_the_job(
     code = entry["code"]
     assert desk.keys("runs/x/") == [
         f"runs/x/code/{code}.json", f"runs/x/code/{code}.tar.gz", "runs/x/program.json",
+        "runs/x/submission.json",
     ]  # fmt: skip
     assert len(desk.jobs("x")) == 1
     assert entry["script"] == "train.py"

@@ -80,7 +80,9 @@ def test_a_node_is_killed_and_the_job_continues_by_itself(
 
 @pytest.mark.parametrize("orchestrator", ORCHESTRATORS)
 def test_it_gets_back_what_it_had_saved(receipt: dict[str, Any], orchestrator: str) -> None:
-    assert "1 files" in check_of(run_on(receipt, orchestrator), "the second attempt")["detail"]
+    run = run_on(receipt, orchestrator)
+    assert "1 files" in check_of(run, "the second attempt got")["detail"]
+    assert check_of(run, "the second attempt used")["detail"] == "it read latest.pt"
 
 
 @pytest.mark.parametrize("orchestrator", ORCHESTRATORS)
@@ -104,12 +106,19 @@ def test_nodes_ask_for_no_more_than_their_role_grants(
     asked = set(re.findall(r'"(PUT|DELETE|GET) /[^/ ?]+-storage-[^/ ?]+/(runs/[^ ?]+)[ ?]', log))
     workload = WORKLOADS[contract.PROGRAM]
     results = tuple(contract.run_prefix("*", name) for name in ("results", "metrics", "logs"))
-    code = (contract.run_prefix("*", "code"), contract.run_key("*", contract.RUN_PROGRAM))
+    code = (
+        contract.run_prefix("*", "code"),
+        contract.run_key("*", contract.RUN_PROGRAM),
+        contract.run_key("*", contract.RUN_SUBMISSION),
+    )
     granted = {
         "PUT": (*workload.writes, *results, *code),
         "DELETE": workload.writes,
-        # submit looks for a run of a built-in workload.
-        "GET": (*workload.reads, *workload.writes, *results, contract.run_key("*", "run.json")),
+        # submit looks for a run of a built-in workload, and for another submission of the name.
+        "GET": (
+            *(*workload.reads, *workload.writes, *results),
+            *(contract.run_key("*", "run.json"), contract.run_key("*", contract.RUN_SUBMISSION)),
+        ),
     }
 
     assert len({method for method, _ in asked}) > 1

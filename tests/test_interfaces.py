@@ -12,7 +12,12 @@ from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGE = (DOCS / "interfaces.md").read_text()
-_RUN_FILES = (contract.RUN_CONFIG, contract.RUN_PROGRAM, contract.RUN_LOCK)
+_RUN_FILES = (
+    contract.RUN_CONFIG,
+    contract.RUN_PROGRAM,
+    contract.RUN_SUBMISSION,
+    contract.RUN_LOCK,
+)
 
 
 def first_column(heading: str) -> list[str]:

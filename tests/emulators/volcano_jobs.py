@@ -107,9 +107,10 @@ def run(cluster: ClusterEmulator, name: str, command: list[str], **more: Any) ->
 
 
 def start(cluster: ClusterEmulator, name: str, command: list[str], **more: Any) -> None:
-    """Return once all pods of the job have written a line."""
+    """Return once all pods of the job have written a line, and its controller has seen them run."""
     cluster.apply(job(name, command, **more))
     wait(lambda: (found := pods(cluster, name)) and all(output(cluster, pod) for pod in found))
+    wait(lambda: state(cluster, name).get("state", {}).get("phase") == "Running")
 
 
 def output(cluster: ClusterEmulator, pod: Json) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -95,18 +96,19 @@ def test_a_job_that_was_submitted_while_the_user_read_the_plan_is_seen(
 @pytest.mark.parametrize(
     "found",
     [
-        holder(ended=True),
-        holder(age=timedelta(minutes=6)),
-        holder(age=timedelta(minutes=-6)),
-        holder(age=timedelta(minutes=6), job_id="1234-5678"),
-        {"by": "something else"},
-        {},
+        # Made when the test runs: an age is counted from then.
+        lambda: holder(ended=True),
+        lambda: holder(age=timedelta(minutes=6)),
+        lambda: holder(age=timedelta(minutes=-6)),
+        lambda: holder(age=timedelta(minutes=6), job_id="1234-5678"),
+        lambda: {"by": "something else"},
+        dict,
     ],
 )
 def test_a_name_that_nobody_holds_any_more_is_free(
-    desk: Desk, program: Path, found: dict[str, Any]
+    desk: Desk, program: Path, found: Callable[[], dict[str, Any]]
 ) -> None:
-    desk.put(KEY, found)
+    desk.put(KEY, found())
 
     submitted(desk, "./train.py", "--name", "x")
 

@@ -43,7 +43,8 @@ from training.datasets.text.sources import Part
 from training.models.llama.given import _document as given_document
 from training.models.llama.given import refuse_other_model
 from training.storage import LocalObjects
-from training.trainer.runs import Holder, RunConfig
+from training.storage.run_lock import Holder
+from training.trainer.runs import RunConfig
 from trainium_catalogue.contract import DATASET_MANIFEST, RUN_CONFIG
 
 

@@ -56,6 +56,7 @@ _NOTED_S = 0.75
 """Time after which the last line of the output has been noted."""
 """Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
 _DRAIN_S = 5.0
+_RELEASE_S = 2.0
 _SNAPSHOTS_AFTER_S = 3.0
 _SNAPSHOTS_LATE_S = 1.0
 _FAREWELL_S = 5.0
@@ -227,16 +228,21 @@ class ProgramNode(LocalNode):
 
     def look(self, now_s: float) -> Verdict | None:
         """Judge the node's current state; None while all is well."""
-        if self.verdict is None and not self._is_prepared:
+        if self.verdict is None:
             self.verdict = self._look_at_preparation()
         return super().look(now_s)
 
     def _look_at_preparation(self) -> Verdict | None:
-        if self._preparation is None or (status := self._preparation.poll()) is None:
+        """Judge the process that prepares the node, and on the main node then holds the name."""
+        if self._preparation is None:
+            return None
+        status = self._preparation.poll()
+        if status is None and self._is_prepared:
             return None
         report = Preparation.read(self._scratch)
-        if status == 0 and report is not None and report.done:
+        if not status and report is not None and report.done:
             self._is_prepared = True
+        if not status and (status is None or self._is_prepared):
             return None
         if report is not None and report.code is not None:
             return Verdict(code=ExitCode(report.code), reason=f"{self._label}: {report.reason}")
@@ -485,11 +491,24 @@ class ProgramNode(LocalNode):
                 self._killed_workers = True
                 signal_quietly(state.pid, signal.SIGKILL)
 
+    def _release_name(self, heartbeat: Callable[[], None]) -> None:
+        """Let the next job of this name start at once; otherwise it waits for a dead heartbeat."""
+        if self._preparation is None or not self._node.is_main:
+            return
+        self.kill_workers()
+        if self._preparation.poll() is None:
+            self._preparation.terminate()
+        deadline = time.monotonic() + _RELEASE_S
+        while self._preparation.poll() is None and time.monotonic() < deadline:
+            heartbeat()
+            time.sleep(0.01)
+
     def kill(self, heartbeat: Callable[[], None]) -> None:
         """Kill everything this launch has started, and pass on the output that is left."""
         if self._snapshots is not None:
             # First: it must not take what killed workers leave for whole.
             self._snapshots.kill()
+        self._release_name(heartbeat)
         super().kill(heartbeat)
         if self._agent is None:
             kill_launch(self._scratch, heartbeat)

@@ -1,7 +1,8 @@
 """Makes a node ready for a program: ``python -m training.program.preparation <argv>``.
 
 A process of its own, because downloads take time in which the launcher must answer the other
-nodes. It runs while torchrun starts; the workers wait for its end on every node.
+nodes. It runs while torchrun starts; the workers wait until every node is ready. On the main node
+it then holds the run's name until SIGTERM.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import signal
 import sys
 import time
 import traceback
@@ -22,7 +24,7 @@ from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
 from training.program import bundle, inputs
-from training.program.reports import PROGRAM_FILE, Preparation
+from training.program.reports import PROGRAM_FILE, READY, Preparation
 from training.program.resuming import resume_arguments
 from training.program.settings import (
     Folders,
@@ -34,9 +36,12 @@ from training.program.settings import (
 )
 from training.program.snapshots import graphs, restore
 from training.storage import StorageAccess, StorageRefused, StorageUnavailable
+from training.storage.run_lock import RunLock
+from trainium_catalogue.contract import RUNS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 
 _BETWEEN_REPORTS_S = 0.5
+_BETWEEN_CHECKS_S = 1.0
 
 log = logging.getLogger("training.program.preparation")
 
@@ -46,8 +51,19 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     set_up_logging()
     scratch = Path(env[ENV_SCRATCH])
     report = Reporter(scratch)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+    lock: RunLock | None = None
     try:
-        prepare(argv, env, scratch, report)
+        workspace = open_workspace(argv, scratch, report)
+        lock = run_lock(workspace)
+        if lock is not None:
+            lock.acquire()
+        prepare(workspace, env)
+        Preparation(step=READY, done=True).write(scratch)
+        if lock is not None:
+            while True:
+                time.sleep(_BETWEEN_CHECKS_S)
+                lock.check()
     except Exception as error:
         failure = judged(error, scratch)
         try:
@@ -58,7 +74,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
             # The disk is full to the last byte; the exit code and the log still tell.
             log.error("program: %s", failure.reason)
         return failure.code
-    Preparation(step="ready", done=True).write(scratch)
+    finally:
+        if lock is not None:
+            lock.release()
     return ExitCode.OK
 
 
@@ -79,15 +97,13 @@ class Reporter:
             Preparation(step=step).write(self._scratch)
 
 
-def prepare(
-    argv: Sequence[str], env: Mapping[str, str], scratch: Path, report: Callable[[str], None]
-) -> None:
-    """Do all steps in their order; ``NotPrepared`` and storage's errors end it."""
+def open_workspace(argv: Sequence[str], scratch: Path, report: Callable[[str], None]) -> Workspace:
+    """Read what the node is to do, and open its storage."""
     request, node = parse(argv), NodeContract.read(scratch)
     settings = ProgramSettings.from_request(request)
     folders = Folders.of(scratch, settings, node)
     access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
-    workspace = Workspace(
+    return Workspace(
         node=node,
         settings=settings,
         folders=folders,
@@ -95,6 +111,28 @@ def prepare(
         open=access.open,
         report=report,
     )
+
+
+def run_lock(workspace: Workspace) -> RunLock | None:
+    """Make the lock of the run's name, which the main node holds for the job."""
+    node = workspace.node
+    if not node.is_main:
+        return None
+    return RunLock(
+        workspace.bucket.at(f"{RUNS_PREFIX}{node.run}"),
+        node.job_id,
+        node.attempt,
+        run=node.run,
+        node=f"node {node.node_index}",
+        say=lambda text: log.info("program: %s", text),
+        report=workspace.report,
+    )
+
+
+def prepare(workspace: Workspace, env: Mapping[str, str]) -> None:
+    """Do all steps in their order; ``NotPrepared`` and storage's errors end it."""
+    node, settings, folders = workspace.node, workspace.settings, workspace.folders
+    scratch = folders.scratch
     bundle.unpack(workspace)
     for folder in (folders.checkpoints, folders.output, folders.cache):
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,8 @@ from training.core.files import write_whole
 PREPARATION = "training.program.preparation"
 """The module that makes a node ready."""
 PREPARATION_FILE = "preparation.json"
+READY = "ready"
+"""The last step, at which the main node's process holds the run's name."""
 OUTPUT = "training.program.output"
 """The module that passes the program's output on."""
 OUTPUT_FILE = "output.json"

@@ -16,11 +16,12 @@ from training.checkpoint.folders import Folders
 from training.core.job import Stopped
 from training.core.ranks import Ranks
 from training.storage import StorageAccess, StorageUnavailable
+from training.storage.run_lock import RunLock, RunLost
 from training.trainer.compiling import compile_graphs
 from training.trainer.loop import EVALUATED, Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
 from training.trainer.run_files import RunFiles, reference_parameters
-from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, RunLock, RunLost, checkpoint_root
+from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, checkpoint_root
 from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type

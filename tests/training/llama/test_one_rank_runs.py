@@ -17,7 +17,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.training.checks.test_allreduce import validator
 from tests.training.llama.conftest import write_dataset
 from training.datasets.manifest import DatasetError
-from training.trainer.runs import Holder, RunConfigError, RunLock, RunLocked, RunLost
+from training.storage.run_lock import Holder, RunLock, RunLocked, RunLost
+from training.trainer.runs import RunConfigError
 from trainium_catalogue.parameters.training import SHAPE_FIELDS
 
 if TYPE_CHECKING:

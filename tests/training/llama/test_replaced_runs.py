@@ -13,8 +13,8 @@ import pytest
 from tests.training.llama.conftest import CONTEXT
 from training.core.ranks import Ranks
 from training.storage import LocalObjects
+from training.storage.run_lock import RunLost
 from training.trainer.run_files import RunFiles
-from training.trainer.runs import RunLost
 from trainium_catalogue.contract import TRAIN_METRICS
 
 if TYPE_CHECKING:

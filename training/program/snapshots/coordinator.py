@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from training.program.snapshots.barrier import Digests, Listing, Messages, common_instant
@@ -32,10 +32,6 @@ _TIMES: Any = Mapping[str, float]
 log = logging.getLogger(__name__)
 
 
-class NotAlone(Exception):
-    """Another job keeps snapshots under the same run name."""
-
-
 class Patience:
     """Tells when snapshots have been waiting for some node for long."""
 
@@ -58,11 +54,20 @@ class Coordinator:
     """Completes snapshots; owns everything below the run's ``snapshots/`` but the contents."""
 
     def __init__(
-        self, objects: Objects, messages: Messages, *, num_nodes: int, main: int, keep: int
+        self,
+        objects: Objects,
+        messages: Messages,
+        *,
+        num_nodes: int,
+        main: int,
+        keep: int,
+        confirm: Callable[[], None] = lambda: None,
     ) -> None:
+        """``confirm`` raises unless this job still holds the run's name."""
         self._objects = objects
         self._messages = messages
         self._num_nodes, self._main, self._keep = num_nodes, main, keep
+        self._confirm = confirm
         self._etags: dict[str, str] = {}
         self._listings: dict[int, dict[str, Listing]] = {}
         """The latest ones of each node, by their names."""
@@ -75,7 +80,7 @@ class Coordinator:
         self._told_missing: set[str] = set()
         self.snapshots: list[Snapshot] = []
         """Those in the bucket, oldest first, as far as they can be read."""
-        self._unreadable = False
+        self._unreadable: set[int] = set()
         self.is_gathered = False
         """True if the newest listings are in a complete snapshot."""
         self.news = 0
@@ -84,15 +89,23 @@ class Coordinator:
     def open(self) -> None:
         """Read the snapshots there are, and remove what earlier attempts told each other."""
         self._objects.delete(self._messages.of_others(self._objects))
+        self._read_new()
+
+    def _read_new(self) -> None:
+        """Read the snapshots that this attempt has not made itself."""
+        known = {snapshot.number for snapshot in self.snapshots} | self._unreadable
         for number in snapshot_numbers(self._objects):
+            if number in known:
+                continue
             self._last_number = max(self._last_number, number)
             try:
                 self.snapshots.append(Snapshot.decode(self._objects.get(snapshot_key(number))))
             except ObjectMissing:
                 continue
             except ValueError as error:
-                self._unreadable = True
+                self._unreadable.add(number)
                 log.info("snapshots: %s is left alone: %s", snapshot_key(number), error)
+        self.snapshots.sort(key=lambda snapshot: snapshot.number)
 
     def gather(self, own: Sequence[Listing]) -> Snapshot | None:
         """Complete a snapshot if all nodes have listed one instant; returns a new one.
@@ -131,13 +144,12 @@ class Coordinator:
         )
         if not self._has_contents(snapshot):
             return None
+        self._confirm()
         try:
             self._objects.put(snapshot.key, snapshot.encode(), if_absent=True)
         except PreconditionFailed:
-            raise NotAlone(
-                f"{self._objects.uri}/{snapshot.key} was written by another job; stop that job, "
-                "or give this one a name of its own"
-            ) from None
+            self._read_new()  # the late write of a job that this one has replaced
+            return None
         self._last_number = snapshot.number
         self._note(instant, states, newest_states)
         self.snapshots.append(snapshot)
@@ -194,8 +206,11 @@ class Coordinator:
 
         Snapshots that differ only in logs and compiled graphs count as one, the newest of them.
         A content goes when it was of no use at the previous call either, unless this is the end
-        and no node sends any more.
+        and no node sends any more. Snapshots that a job of the same name has left meanwhile count
+        too.
         """
+        self._confirm()
+        self._read_new()
         kept: list[Snapshot] = []
         for snapshot in reversed(self.snapshots):
             if kept and kept[-1].substance == snapshot.substance:

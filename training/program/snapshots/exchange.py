@@ -17,7 +17,7 @@ from training.core.failures import describe
 from training.program.curve import CURVE_FILE
 from training.program.reports import Noted
 from training.program.snapshots.barrier import Digests, Messages
-from training.program.snapshots.coordinator import Coordinator, NotAlone, Patience
+from training.program.snapshots.coordinator import Coordinator, Patience
 from training.program.snapshots.folder import look
 from training.program.snapshots.manifest import Snapshot, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
@@ -31,7 +31,8 @@ from training.storage import (
     StorageRefused,
 )
 from training.storage.results import now_utc
-from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
+from training.storage.run_lock import RunLost, check_holder
+from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, RUNS_PREFIX, run_key
 from trainium_catalogue.typed_json import read_json
 
 _TURN_S = 5.0
@@ -68,6 +69,7 @@ class Exchange:
                 num_nodes=settings.num_nodes,
                 main=settings.main,
                 keep=settings.keep,
+                confirm=self._confirm,
             )
         self._turn_s = min(_TURN_S, settings.every_s / 4)
         self._is_open = self._warned_of_size = False
@@ -133,7 +135,7 @@ class Exchange:
         """Do something; returns the reason if the bucket refuses it."""
         try:
             action()
-        except NotAlone as error:
+        except RunLost as error:
             self._complaints.say("alone", str(error))
             return str(error)
         except (StorageError, OSError) as error:
@@ -142,6 +144,12 @@ class Exchange:
         except Exception as error:
             log.exception("snapshots: none is completed: %s", describe(error))
         return ""
+
+    def _confirm(self) -> None:
+        """Raise ``RunLost`` once another job holds the run's name."""
+        settings = self._settings
+        root = self._bucket.at(f"{RUNS_PREFIX}{settings.run}")
+        check_holder(root, settings.job_id, settings.attempt, run=settings.run)
 
     def _turn(self) -> None:
         if self._coordinator is None:
@@ -264,7 +272,7 @@ class Exchange:
             except ObjectMissing:
                 found, etag = b"", None
             if found and self._statuses and found not in self._statuses:
-                raise NotAlone(
+                raise RunLost(
                     f"another job writes {self._bucket.uri}/{key}; stop one of the two, or give "
                     "each its own --name"
                 )

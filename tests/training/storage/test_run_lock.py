@@ -16,7 +16,7 @@ from tests.training.checkpoint.documents import assert_valid
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.s3_server import REGION
 from training.storage import Objects, RetryPolicy, open_objects
-from training.trainer.runs import RunLock, RunLocked, RunLost
+from training.storage.run_lock import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_LOCK
 
 HEARTBEAT_S = 0.3

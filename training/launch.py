@@ -169,7 +169,7 @@ def run_node(
 
         shares = ENV_NODE_ADDRESS in env
         take_home(scratch, node, shares_machine=shares, heartbeat=guardian.heartbeat)
-        program = ProgramNode.of(request, node, env, scratch)
+        program = ProgramNode.of(request, node, env, scratch, shares_machine=shares)
         log.info("launch: program: %s", program.shown)
         if found is None:
             program.prepare()

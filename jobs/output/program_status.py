@@ -36,6 +36,8 @@ def describe_program(
     snapshots = status.get("snapshots") or []
     is_over = status.get("state") == ENDED
     lines.append(_snapshots(snapshots, now) if snapshots or not is_over else NOTHING_KEPT)
+    if status.get("unkept"):
+        lines.append(f"not kept: the program {status['unkept']}")
     if remark := _age(status, submitted_at_ms, now):
         lines.append(remark)
     return "\n".join(lines)

@@ -177,6 +177,12 @@ def packed(
         check_arguments(arguments or ())
     except ValueError as error:
         raise Refusal("program-arguments", str(error)) from None
+    if values.get("checkpoint-dir") == "":
+        raise Refusal(
+            "checkpoint-dir",
+            "--checkpoint-dir '' names no folder; name one below the program's, such as out, or "
+            "leave the option out",
+        )
     kept = kept_folder({**settings, **values})
     if file is not None:
         include, exclude = (*file.include, *include), (*file.exclude, *exclude)

@@ -95,6 +95,8 @@ def test_a_built_in_workload_takes_no_variables(desk: Desk) -> None:
             ],
         ),
         (("--checkpoint-dir", "../x"), ["checkpoint-dir=../x cannot be"]),
+        (("--checkpoint-dir", "~/x"), ["checkpoint-dir=~/x cannot be"]),
+        (("--checkpoint-dir", ""), ["--checkpoint-dir '' names no folder", "such as out"]),
         (("--checkpoint-dir", "./"), ["is the folder of the program itself", "such as"]),
         (("--checkpoint-dir", "pkg/.."), ["checkpoint-dir=pkg/.. cannot be"]),
         (("--exclude", "*.py"), ["train.py is not among the files that go along", "--include"]),

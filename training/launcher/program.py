@@ -44,9 +44,11 @@ from training.program.snapshots.process import (
     REPORT_FILE,
     Problem,
     SnapshotProcess,
+    SnapshotReport,
     SnapshotSettings,
 )
-from training.program.unkept import Unkept
+from training.program.unkept import Unkept, places
+from trainium_catalogue.contract import ENV_CHECKPOINT_DIR
 from trainium_catalogue.exit_codes import ExitCode
 
 _WORKER = str(Path(training.program.__path__[0]).resolve() / "worker.py")
@@ -61,9 +63,11 @@ _SNAPSHOTS_AFTER_S = 3.0
 _SNAPSHOTS_LATE_S = 1.0
 _FAREWELL_S = 5.0
 """Time for a failed job to say so in the run's status, and to upload its output."""
-_UNKEPT_AFTER_S = 300.0
-_BETWEEN_READS_S = 0.5
+_UNKEPT_AFTER_S = 120.0
 """Early enough to stop a long job whose checkpoints would be lost."""
+_BETWEEN_UNKEPT_S = 300.0
+_UNREAD_AFTER_S = 300.0
+_BETWEEN_READS_S = 0.5
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
 """torchrun's words about the first worker that failed (SubprocessContext._poll of
 torch/distributed/elastic/multiprocessing/api.py)."""
@@ -94,6 +98,7 @@ class ProgramNode(LocalNode):
         argv: Sequence[str],
         env: Mapping[str, str],
         hang_limit_s: float,
+        shares_machine: bool = True,
     ) -> None:
         super().__init__(
             label=f"node {node.node_index}",
@@ -103,6 +108,7 @@ class ProgramNode(LocalNode):
         )
         self._node, self._settings, self._folders = node, settings, folders
         self._argv, self._own_env = tuple(argv), env
+        self._shares_machine = shares_machine
         self._preparation: subprocess.Popen[bytes] | None = None
         self._snapshots: SnapshotProcess | None = None
         self._output: subprocess.Popen[bytes] | None = None
@@ -118,13 +124,20 @@ class ProgramNode(LocalNode):
         self.left: Left | None = None
         self._unkept: Unkept | None = None
         self._unkept_at_s = _UNKEPT_AFTER_S
+        """Seconds since the program's start after which to look for files that are not kept."""
+        self._unread_at_s = _UNREAD_AFTER_S
         self._restored: RestoredReads | None = None
         self._looked_at_restored_s = 0.0
-        """Seconds since the program's start after which to look for files that are not kept."""
 
     @classmethod
     def of(
-        cls, request: Request, node: NodeContract, env: Mapping[str, str], scratch: Path
+        cls,
+        request: Request,
+        node: NodeContract,
+        env: Mapping[str, str],
+        scratch: Path,
+        *,
+        shares_machine: bool,
     ) -> ProgramNode:
         """Make the node that a request asks for."""
         settings = ProgramSettings.from_request(request)
@@ -135,6 +148,7 @@ class ProgramNode(LocalNode):
             argv=request.argv,
             env=env,
             hang_limit_s=request.launch.hang_limit_s,
+            shares_machine=shares_machine,
         )
 
     @property
@@ -191,9 +205,20 @@ class ProgramNode(LocalNode):
 
     def go(self) -> None:
         """Let the workers run the program: every node is prepared."""
-        folders = self._folders
+        folders, settings = self._folders, self._settings
+        home = folders.code.parent
+        lustre = [Path(self._node.lustre)] if self._node.lustre else []
         self._unkept = Unkept(
-            folders.code, folders.checkpoints, chosen=self._settings.checkpoint_dir
+            folders.code,
+            folders.checkpoints,
+            chosen=settings.checkpoint_dir,
+            outside=places(
+                settings.argv,
+                settings.env,
+                home=self._own_env.get("HOME", ""),
+                shares_machine=self._shares_machine,
+            ),
+            without=[home, folders.scratch, *lustre],
         )
         with suppress(OSError):  # a kernel without inotify, or without room for it
             restored = RestoredReads(folders, self._scratch)
@@ -278,8 +303,10 @@ class ProgramNode(LocalNode):
         if (kept := self._keep(now_s)) is not None and (problem := kept.look().problem):
             return self._told_by_snapshots(problem)
         if self._went_s is not None and now_s - self._went_s > self._unkept_at_s:
-            self._unkept_at_s = float("inf")
+            self._unkept_at_s += _BETWEEN_UNKEPT_S
             self._tell_unkept()
+        if self._went_s is not None and now_s - self._went_s > self._unread_at_s:
+            self._unread_at_s = float("inf")
             self._tell_unread()
         self._look_at_restored(now_s)
         if status == 0:
@@ -331,6 +358,8 @@ class ProgramNode(LocalNode):
                 return None
             if (failed := self._told_by_snapshots(kept.failure)) is not None:
                 return failed
+            if self._results is None:
+                self._tell_nothing_kept()
         self._start_results()
         if self._results is not None and (status := self._results.poll()) != 0:
             return None if status is None else self._host(self._why_no_results())
@@ -338,8 +367,14 @@ class ProgramNode(LocalNode):
 
     def _tell_unkept(self) -> None:
         """Warn of files that will be gone with the node."""
-        if self._unkept is not None and (words := self._unkept.words()) is not None:
+        if self._unkept is not None and (words := self._unkept.news(self._scratch)) is not None:
             log.info("launch: program: %s", words)
+
+    def _tell_nothing_kept(self) -> None:
+        """Warn at the end of a job that has no snapshot; only the main node knows."""
+        if self._node.is_main and not SnapshotReport.read(self._scratch).snapshots:
+            folder = self._settings.checkpoint_dir or ENV_CHECKPOINT_DIR
+            log.info("launch: program: nothing was kept: no file was written to %s", folder)
 
     def _look_at_restored(self, now_s: float) -> None:
         """Say once that the program uses what it got back."""
@@ -452,6 +487,8 @@ class ProgramNode(LocalNode):
         files nobody can wait for. What a failed one has left may be torn, so its last complete
         snapshot counts; its output is kept for people, unless another attempt follows.
         """
+        if self._unkept is not None:
+            self._tell_unkept()
         saves = decision.graceful and not is_alone()
         if self._keep(time.monotonic(), at_once=saves) is None:
             return
@@ -473,6 +510,8 @@ class ProgramNode(LocalNode):
             turn()
             if saves and is_alone():
                 saves, deadline_s = False, time.monotonic()
+        if saves:
+            self._tell_nothing_kept()
 
     @property
     def _is_closing(self) -> bool:

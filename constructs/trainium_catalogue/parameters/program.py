@@ -35,7 +35,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="checkpoint-dir",
         default="",
-        pattern=_INSIDE,
+        pattern=rf"(?!~){_INSIDE}",
         pattern_help="a folder below the program's own, such as out, which the program is told "
         "with an argument of its own",
         help="folder that the program itself writes its checkpoints to, below its working folder; "

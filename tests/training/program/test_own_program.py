@@ -17,7 +17,7 @@ from tests.support.limits import scaled
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
 from tests.training.s3_server import bucket_environment
-from trainium_catalogue.contract import PROGRAM_LOSSES
+from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -145,3 +145,7 @@ def test_files_that_will_be_lost_are_told_at_the_end(lone_node: Cluster) -> None
     assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
     words = "launch: program: wrote ckpts/ (1 file, 9 bytes), which is not kept; --checkpoint-dir"
     assert words in lone_node.log(0)
+    told = "launch: program: nothing was kept: no file was written to TRAINIUM_CHECKPOINT_DIR"
+    assert told in lone_node.log(0)
+    status = json.loads((lone_node.folder / "build/runs/test-run" / RUN_STATUS).read_text())
+    assert status["unkept"].startswith("wrote ckpts/ (1 file, 9 bytes), which is not kept")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.program.unkept import Unkept
+from training.program.unkept import UNKEPT_FILE, Place, Unkept, places
 
 
 @pytest.fixture
@@ -61,3 +61,60 @@ def test_files_at_the_top_cannot_be_kept_by_the_name_of_a_folder(code: Path) -> 
         "wrote 0.pt (2 kB), 1.pt (2 kB), 2.pt (2 kB) and 2 more, which are not kept; what is "
         "written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
     )
+
+
+def test_a_path_outside_that_the_program_was_told_is_looked_at(code: Path) -> None:
+    elsewhere, note = code.parent / "elsewhere", code.parent / "note.txt"
+    argv, env = ["--out", str(elsewhere), f"--log={note}"], {"DATA": "/usr/share/x:relative"}
+    outside = places(argv, env, home="/root", shares_machine=True)
+    assert [place.path for place in outside] == [elsewhere, note]
+    unkept = Unkept(code, code.parent / "checkpoints", chosen="", outside=outside)
+    write(elsewhere / "step-1" / "model.pt", 5_000_000)
+    write(note, 10)
+
+    assert unkept.words() == (
+        f"wrote {elsewhere}/ (1 file, 5 MB), {note} (10 bytes), which are not kept; what is "
+        "written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
+    )
+
+
+def test_a_node_of_its_own_is_looked_at_where_programs_write_by_themselves(code: Path) -> None:
+    outside = places([], {}, home="/root", shares_machine=False)
+    assert outside == [Place(Path(x), is_whole=False) for x in ("/tmp", "/var/tmp", "/root")]
+
+    top = code.parent / "top"
+    write(top / "old" / "data", 10)
+    place = Place(top, is_whole=False)
+    unkept = Unkept(code, code.parent / "out", chosen="", outside=[place], without=[top / "mine"])
+    for name in ("ckpt/1.pt", "tmpab12/x", ".cache/y", "torchinductor_root/z", "mine/w", "old/new"):
+        write(top / name, 2000)
+
+    assert unkept.words() == (
+        f"wrote {top}/ckpt/ (1 file, 2 kB), {top}/old/ (1 file, 2 kB), which are not kept; what "
+        "is written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
+    )
+
+
+def test_what_holds_the_program_or_is_kept_is_no_place_outside(code: Path) -> None:
+    argv = [str(code), str(code.parent), str(code.parent / "fsx" / "data")]
+    outside = places(argv, {}, home="", shares_machine=True)
+    unkept = Unkept(
+        code, code / "out", chosen="out", outside=outside, without=[code.parent / "fsx"]
+    )
+    for path in (code / "out" / "1.pt", code.parent / "other", code.parent / "fsx/data/x"):
+        write(path, 10)
+
+    assert unkept.words() is None
+
+
+def test_it_is_told_again_when_there_is_more(code: Path, tmp_path: Path) -> None:
+    unkept = Unkept(code, code.parent / "checkpoints", chosen="")
+    assert unkept.news(tmp_path) is None
+    write(code / "a" / "1.pt", 10)
+    assert (unkept.news(tmp_path) or "").startswith("wrote a/ (1 file, 10 bytes)")
+    write(code / "a" / "2.pt", 10)
+    assert unkept.news(tmp_path) is None
+    write(code / "b" / "1.pt", 10)
+    words = unkept.news(tmp_path)
+    assert words is not None and "a/ (2 files" in words and "b/ (1 file" in words
+    assert (tmp_path / UNKEPT_FILE).read_text() == words

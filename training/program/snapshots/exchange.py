@@ -23,6 +23,7 @@ from training.program.snapshots.manifest import Snapshot, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
 from training.program.snapshots.selection import too_large
 from training.program.snapshots.uploader import Complaints, Refusal, Uploader
+from training.program.unkept import UNKEPT_FILE
 from training.storage import (
     ObjectMissing,
     Objects,
@@ -253,11 +254,19 @@ class Exchange:
             **_loss(noted.loss),
             "steps_per_second": noted.steps_per_second,
             "snapshots": list(self.snapshots),
+            **self._unkept(),
             "updated_at": now_utc(),
         }
         self._put_status(json.dumps(document, indent=2).encode() + b"\n")
         self._write_losses()
         self._status_written_s = time.monotonic()
+
+    def _unkept(self) -> dict[str, str]:
+        """What the launcher of this node has told of files outside the kept folder."""
+        try:
+            return {"unkept": (self._settings.scratch / UNKEPT_FILE).read_text()}
+        except FileNotFoundError:
+            return {}
 
     def _put_status(self, data: bytes) -> None:
         """Replace the status, unless a job that started later has written it since.

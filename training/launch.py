@@ -31,7 +31,7 @@ from training.core.arguments import (
     parse,
     split_argv,
 )
-from training.core.contract import NodeContract, read_contract
+from training.core.contract import DeviceKind, NodeContract, read_contract
 from training.core.failures import describe
 from training.core.host import Host, raise_file_limit
 from training.core.logs import set_up_logging
@@ -143,6 +143,14 @@ def run_node(
     is_alone = request.workload.hardware is Hardware.CPU and node.num_nodes == 1
     if is_alone:
         node = replace(node, processes_per_node=1)
+    elif wanted := int(request.values.get("processes-per-node") or 0):
+        if node.device is not DeviceKind.CPU and wanted > node.processes_per_node:
+            return Verdict(
+                code=ExitCode.CONFIGURATION,
+                reason=f"--processes-per-node {wanted}: a node has {node.processes_per_node} "
+                "NeuronCores, and a process needs one; give at most as many",
+            )
+        node = replace(node, processes_per_node=wanted)
     log.info(
         "launch: node %d of %d%s at %s: %s, run %s, attempt %d, %d processes on %s",
         *(node.node_index, node.num_nodes, " (main)" if node.is_main else "", node.address),

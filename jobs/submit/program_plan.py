@@ -14,6 +14,7 @@ from jobs.program.changes import changes
 from jobs.program.grammar import check_grammar, python_of
 from jobs.program.imports import left_behind
 from jobs.program.parameters import ENV
+from jobs.program.processes import started_processes
 from jobs.program.record import Submitted, add_record, now
 from jobs.program.remarks import local_paths
 from jobs.program.secrets import secret_words
@@ -107,7 +108,10 @@ def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
     yield from local_paths(argv, variables, entry.folder)
     if entry.file:
         required = "" if order.requirements is None else order.requirements.text
-        yield from left_behind(entry, order.bundle.sources(entry.file), required)
+        sources = order.bundle.sources(entry.file)
+        yield from left_behind(entry, sources, required)
+        if not values.get("processes-per-node"):
+            yield from started_processes(sources, entry.file)
 
 
 def program_changes(submission: Submission) -> tuple[str, ...]:

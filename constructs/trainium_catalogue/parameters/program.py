@@ -77,6 +77,14 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         help="size of the checkpoint folder, on one node, at which the job is ended",
     ),
     Parameter(
+        name="processes-per-node",
+        default=0,
+        minimum=0,
+        maximum=256,
+        help="processes of the program on each node; 0: one per NeuronCore. Each process has the "
+        "one core of its LOCAL_RANK, so with 1 the other cores of a node are idle",
+    ),
+    Parameter(
         name="progress-pattern",
         default="",
         help="regular expression of a line that reports progress, with a group (?P<step>...) and, "

@@ -149,3 +149,17 @@ def test_files_that_will_be_lost_are_told_at_the_end(lone_node: Cluster) -> None
     assert told in lone_node.log(0)
     status = json.loads((lone_node.folder / "build/runs/test-run" / RUN_STATUS).read_text())
     assert status["unkept"].startswith("wrote ckpts/ (1 file, 9 bytes), which is not kept")
+
+
+def test_a_program_may_have_fewer_processes_than_a_node_has_cores(lone_node: Cluster) -> None:
+    flags = program(lone_node.folder, script="import os; print('of', os.environ['WORLD_SIZE'])")
+
+    lone_node.start(
+        *flags,
+        "--processes-per-node=1",
+        workload="program",
+        extra={"TRAINIUM_PROCESSES_PER_NODE": "2"},
+    )
+
+    assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
+    assert "of 1\n" in lone_node.log(0) and "of 2\n" not in lone_node.log(0)

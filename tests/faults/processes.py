@@ -27,8 +27,8 @@ from tests.faults import local_storage
 from training import launch, worker
 from training.core.processes import die_with_parent, is_gone
 from training.launcher import node
-from training.storage import local, results, retries
-from training.trainer import run_files, runs
+from training.storage import local, results, retries, run_lock
+from training.trainer import run_files
 from training.trainer.loop import Loop
 from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
 
@@ -62,7 +62,7 @@ def prepare() -> None:
     ):
         importlib.import_module(name)
     for function, name, seconds in (
-        (runs.RunLock.__init__, "heartbeat_s", _HEARTBEAT_S),
+        (run_lock.RunLock.__init__, "heartbeat_s", _HEARTBEAT_S),
         (retries.RetryPolicy.__init__, "total_s", _RETRIES_S),
         (run_files.RunFiles.close, "within_s", _CLOSING_S),
     ):

@@ -35,9 +35,9 @@ from training.program.settings import (
     no_space,
 )
 from training.program.snapshots import graphs, restore
+from training.program.snapshots.process import open_snapshots
 from training.storage import StorageAccess, StorageRefused, StorageUnavailable
 from training.storage.run_lock import RunLock
-from trainium_catalogue.contract import RUNS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 
 _BETWEEN_REPORTS_S = 0.5
@@ -114,12 +114,15 @@ def open_workspace(argv: Sequence[str], scratch: Path, report: Callable[[str], N
 
 
 def run_lock(workspace: Workspace) -> RunLock | None:
-    """Make the lock of the run's name, which the main node holds for the job."""
+    """Make the lock of the run's name, which the main node holds for the job.
+
+    It lies among the snapshots that it guards, where the role of a program may write.
+    """
     node = workspace.node
     if not node.is_main:
         return None
     return RunLock(
-        workspace.bucket.at(f"{RUNS_PREFIX}{node.run}"),
+        open_snapshots(workspace.bucket, node.run),
         node.job_id,
         node.attempt,
         run=node.run,

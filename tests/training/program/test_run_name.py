@@ -15,7 +15,7 @@ from tests.training.program.bundles import bundle, upload
 from tests.training.s3_server import bucket_environment
 from training.storage import Objects, StorageAccess
 from training.storage.run_lock import Holder
-from trainium_catalogue.contract import RUN_LOCK, RUNS_PREFIX
+from trainium_catalogue.contract import RUN_LOCK, run_prefix
 
 SCRIPT = """
 import os, pathlib, time
@@ -39,13 +39,13 @@ def _lone(folder: Path) -> Cluster:
     return Cluster(folder, num_nodes=1)
 
 
-def _root(bucket: dict[str, str]) -> Objects:
+def _snapshots(bucket: dict[str, str]) -> Objects:
     access = StorageAccess.of(
         bucket["TRAINIUM_BUCKET"],
         region=bucket["AWS_REGION"],
         endpoint_url=bucket["AWS_ENDPOINT_URL"],
     )
-    return access.open(access.root).at(f"{RUNS_PREFIX}test-run")
+    return access.open(access.root).at(run_prefix("test-run", "snapshots"))
 
 
 def _start(job: Cluster, bucket: dict[str, str], digest: str, end: Path) -> None:
@@ -53,8 +53,8 @@ def _start(job: Cluster, bucket: dict[str, str], digest: str, end: Path) -> None
     job.start(*words, workload="program", extra={**bucket, "END": str(end)})
 
 
-def _lock(root: Objects) -> Holder:
-    holder = Holder.parse(root.get(RUN_LOCK))
+def _lock(snapshots: Objects) -> Holder:
+    holder = Holder.parse(snapshots.get(RUN_LOCK))
     assert holder is not None
     return holder
 
@@ -75,7 +75,7 @@ def test_the_second_of_two_jobs_ends_with_64_and_the_first_keeps_its_snapshots(
         end.touch()
         assert first.end(within_s=scaled(40)) == {0: 0}, first.all_logs()
         assert "no longer holds" not in first.log(0)
-        assert _lock(_root(bucket)).released
+        assert _lock(_snapshots(bucket)).released
 
         # A name that was released is free at once.
         began = time.monotonic()
@@ -91,18 +91,18 @@ def test_a_job_whose_name_was_taken_ends_and_completes_nothing(
     lone_node: Cluster, bucket: dict[str, str], tmp_path: Path
 ) -> None:
     digest = upload(bucket, bundle({"train.py": SCRIPT}))
-    root = _root(bucket)
+    snapshots = _snapshots(bucket)
     _start(lone_node, bucket, digest, tmp_path / "end")
     lone_node.wait_for("snapshot 1 of", node=0, within_s=scaled(60))
-    document = json.loads(root.get(RUN_LOCK)) | {"job_id": "other", "attempt": 3}
-    root.put(RUN_LOCK, json.dumps(document).encode())
-    before = {info.key: info.etag for info in root.list("snapshots/")}
+    document = json.loads(snapshots.get(RUN_LOCK)) | {"job_id": "other", "attempt": 3}
+    snapshots.put(RUN_LOCK, json.dumps(document).encode())
+    before = {info.key: info.etag for info in snapshots.list("")}
 
     assert lone_node.end(within_s=scaled(40)) == {0: 64}, lone_node.all_logs()
     assert "this job no longer holds run test-run: job other (attempt 3)" in lone_node.log(0)
-    after = {info.key: info.etag for info in root.list("snapshots/")}
-    manifests = [key for key in before if key.endswith(".json") and "/0" in key]
+    after = {info.key: info.etag for info in snapshots.list("")}
+    manifests = [key for key in before if key.startswith("0") and key.endswith(".json")]
     assert manifests and {key: after.get(key) for key in manifests} == {
         key: before[key] for key in manifests
     }
-    assert not _lock(root).released
+    assert not _lock(snapshots).released

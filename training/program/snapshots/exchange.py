@@ -33,7 +33,7 @@ from training.storage import (
 )
 from training.storage.results import now_utc
 from training.storage.run_lock import RunLost, check_holder
-from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, RUNS_PREFIX, run_key
+from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 from trainium_catalogue.typed_json import read_json
 
 _TURN_S = 5.0
@@ -149,8 +149,7 @@ class Exchange:
     def _confirm(self) -> None:
         """Raise ``RunLost`` once another job holds the run's name."""
         settings = self._settings
-        root = self._bucket.at(f"{RUNS_PREFIX}{settings.run}")
-        check_holder(root, settings.job_id, settings.attempt, run=settings.run)
+        check_holder(self._objects, settings.job_id, settings.attempt, run=settings.run)
 
     def _turn(self) -> None:
         if self._coordinator is None:

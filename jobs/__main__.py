@@ -1,6 +1,7 @@
 """Entry point of `python -m jobs`, and of `trainium`, which `make setup` installs."""
 
 import gc
+import os
 import sys
 
 _REFUSED = 2
@@ -14,6 +15,7 @@ def main(prog_name: str = "python -m jobs") -> None:
     gc.disable()
     try:
         from jobs.cli import app
+        from jobs.output.console import Output
     except ModuleNotFoundError as error:
         print(
             f"refused: module {error.name} is not installed for {sys.executable}; run `make setup` "
@@ -21,6 +23,10 @@ def main(prog_name: str = "python -m jobs") -> None:
             file=sys.stderr,
         )
         sys.exit(_REFUSED)
+    # A descriptor that was closed (`<&-`) would be given to the next file that is opened.
+    sys.stdin = sys.stdin or open(os.devnull)
+    sys.stdout = Output.of(sys.stdout) if sys.stdout else open(os.devnull, "w")
+    sys.stderr = Output.of(sys.stderr) if sys.stderr else open(os.devnull, "w")
     app(prog_name=prog_name)
 
 

@@ -245,4 +245,20 @@ class Aws:
             max_pool_connections=connections,
             retries={"mode": mode, "total_max_attempts": attempts},
         )
-        return self._session.create_client(service, config=config)
+        try:
+            client = self._session.create_client(service, config=config)
+            address = urlsplit(client.meta.endpoint_url)
+            is_one = bool(address.scheme in ("http", "https") and address.hostname and address.port != 0)
+        except ValueError as error:  # of botocore, or of a port that is none
+            raise _wrong_endpoint(str(error)) from None
+        if not is_one:
+            raise _wrong_endpoint(f"{client.meta.endpoint_url!r} is no address of a server")
+        return client
+
+
+def _wrong_endpoint(reason: str) -> Refusal:
+    return Refusal(
+        "invalid-endpoint",
+        f"AWS_ENDPOINT_URL, or endpoint_url of the profile: {reason[:1].lower()}{reason[1:]}; give "
+        "one like http://127.0.0.1:5000, or unset it for AWS itself",
+    )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+import os
+import sys
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
 from typing import Annotated, Any
 
 import typer
@@ -25,8 +28,8 @@ from jobs.commands.tensorboard import tensorboard
 from jobs.commands.top import top
 from jobs.commands.upload import upload
 from jobs.commands.verify import verify
-from jobs.errors import Refusal
-from jobs.output.console import print_document
+from jobs.errors import EXIT_OUTPUT_LOST, EXIT_PIPE_CLOSED, OUTPUTS, Refusal, from_system
+from jobs.output.console import note, print_document
 from jobs.program.entry import is_path
 from jobs.submit.program import named_program
 from jobs.submit.resolve import OWN_OPTIONS
@@ -39,7 +42,15 @@ _SUBMIT_ARGV = "jobs.submit.argv"
 
 
 class JobsGroup(TyperGroup):
-    """Prints a refusal's JSON document before Typer prints the error, and exits with 2."""
+    """Prints a refusal's JSON document before Typer prints the error, and exits with 2.
+
+    Ends with a code of its own where the command's output cannot be written.
+    """
+
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        """Parse the options before the command; prints help."""
+        with _output_may_fail():
+            return super().make_context(*args, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep argv: the parsed options are lost when a command refuses."""
@@ -49,7 +60,8 @@ class JobsGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
-            return super().invoke(ctx)
+            with _output_may_fail():
+                return super().invoke(ctx)
         except Exception as error:
             # Usage errors, recognised by attributes only they have: Typer keeps their class private
             said = getattr(error, "format_message", None)
@@ -58,6 +70,29 @@ class JobsGroup(TyperGroup):
 
                 print_document(refused_document("usage", said()))
             raise
+
+
+@contextmanager
+def _output_may_fail() -> Iterator[None]:
+    """End the program where its output cannot be written: quietly if its reader is gone."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename not in OUTPUTS:
+            raise
+        for stream in (sys.stdout, sys.stderr):
+            if stream.name == error.filename:
+                # Python flushes it once more at its end.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(EXIT_PIPE_CLOSED) from None
+        reason = (error.strerror or str(error)).lower()
+        with suppress(OSError):
+            note(
+                f"{error.filename} cannot be written: {reason}; what the command did stands, "
+                "look at it with: python -m jobs list"
+            )
+        raise typer.Exit(EXIT_OUTPUT_LOST) from None
 
 
 class SubmitCommand(TyperCommand):
@@ -94,7 +129,10 @@ def _print_program(path: str) -> None:
     """Print the help of a program of the user's own: of its workload.toml, if it has one."""
     try:
         program = named_program(path, None, None, reserved=OWN_OPTIONS)
-    except Refusal as refusal:
+    except (Refusal, OSError) as error:
+        refusal = from_system(error) if isinstance(error, OSError) else error
+        if refusal is None:
+            raise
         raise typer.Exit(refuse(refusal, as_json=False)) from None
     assert program is not None
     own = frozenset() if program.file is None else program.file.own_names
@@ -102,17 +140,16 @@ def _print_program(path: str) -> None:
 
 
 def _print_workload(named: str, workload: Workload, of_program: Set[str] = frozenset()) -> None:
-    from rich.console import Console
+    from jobs.output.terminal import Terminal
 
     from jobs.output.catalogue import parameters_table
 
-    console = Console(highlight=False)
+    console = Terminal()
     required = "".join(f" --{p.name} {_value(p)}" for p in workload.parameters if p.required)
     arguments = "" if named in WORKLOADS else " [-- argument...]"
     console.print(
         f"usage: python -m jobs submit {named}{required} [--parameter value]... [option]..."
         f"{arguments}\n\n{workload.summary}\n",
-        markup=False,
     )
     own_parameters = tuple(p for p in workload.parameters if p.name in of_program)
     others = tuple(p for p in workload.parameters if p.name not in of_program)
@@ -129,7 +166,6 @@ def _print_workload(named: str, workload: Workload, of_program: Set[str] = froze
     console.print(
         f"A boolean may stand alone and is then true. Options of submit itself ({own}):\n"
         "python -m jobs submit --help",
-        markup=False,
     )
 
 

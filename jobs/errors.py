@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 EXIT_OK = 0
 EXIT_JOB_FAILED = 1
 EXIT_REFUSED = 2
+EXIT_OUTPUT_LOST = 74
+"""As EX_IOERR of sysexits.h."""
 EXIT_INTERRUPTED = 130
+EXIT_PIPE_CLOSED = 141
+"""As a shell shows the end of a program by SIGPIPE."""
 # Error codes differ from service to service; the lists are those of botocore's retry handler and
 # of the services' "common errors" pages.
 _THROTTLED = frozenset(
@@ -38,6 +43,16 @@ _UNKNOWN_CREDENTIALS = frozenset(
 _DENIED = frozenset(
     {"AccessDenied", "AccessDeniedException", "UnauthorizedException", "UnauthorizedOperation"}
 )
+
+OUTPUTS = ("<stdout>", "<stderr>")
+"""Names of the streams that a command writes to, as in an error of theirs."""
+_FILE_REMEDIES = {
+    errno.EACCES: "set its permissions, or those of its folders, or name another",
+    errno.EPERM: "set its permissions, or those of its folders, or name another",
+    errno.ENOSPC: "make room on its file system, or name another",
+    errno.ENAMETOOLONG: "give a shorter name",
+}
+_OTHER = "name another"
 
 
 class Refusal(ValueError):
@@ -105,6 +120,14 @@ def _status(error: BaseException) -> int:
 def as_refusal(error: BaseException, *, region: str | None) -> Refusal | None:
     """Return a refusal unchanged, an AWS error as a refusal, None for anything else."""
     return error if isinstance(error, Refusal) else from_aws(error, region=region)
+
+
+def from_system(error: OSError) -> Refusal | None:
+    """Turn an error about a file into a refusal; None if it names no file."""
+    if error.filename is None or error.filename in OUTPUTS:
+        return None
+    reason = (error.strerror or str(error)).lower()
+    return Refusal("file", f"{error.filename}: {reason}; {_FILE_REMEDIES.get(error.errno, _OTHER)}")
 
 
 def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:

@@ -59,7 +59,7 @@ def move(
     Ctrl-C cancels the parts in progress and leaves no partial file.
     """
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
-    from rich.console import Console
+    from jobs.output.terminal import Terminal
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -76,9 +76,9 @@ def move(
         max_concurrency=CONCURRENCY,
         preferred_transfer_client="classic",
     )
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     columns = [
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),

@@ -15,6 +15,7 @@ from jobs.commands.options import (
     RegionOption,
     chosen,
     command,
+    given_path,
 )
 from jobs.errors import EXIT_OK, as_refusal
 from jobs.output.console import note, print_document
@@ -34,7 +35,7 @@ def check_deploy(
     context: typer.Context,
     assembly: Annotated[
         Path,
-        typer.Option("--assembly", metavar="DIR", help="What `cdk synth` wrote."),
+        typer.Option("--assembly", parser=given_path, metavar="DIR", help="What `cdk synth` wrote."),
     ] = Path("cdk.out"),
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -162,14 +163,14 @@ def _show(
     update: "Update",
     found: "list[DeployFinding]",
 ) -> None:
-    from rich.console import Console
+    from jobs.output.terminal import Terminal
     from rich.table import Table
     from rich.text import Text
 
     from jobs.deploy_check.changes import Fate
     from jobs.deploy_check.findings import HARMLESS
 
-    console = Console(highlight=False)
+    console = Terminal()
     if found:
         table = Table(show_lines=True)
         for heading in ("finding", "where", "what happens", "what to do"):
@@ -187,14 +188,14 @@ def _show(
         for wanted in ("create", "update", "unchanged")
         if wanted in actions.values()
     ]
-    console.print("; ".join(said), soft_wrap=True, markup=False)
+    console.print("; ".join(said), soft_wrap=True)
     replaced = [
         f"{change.stack}/{change.logical_id}"
         for change in update.changes()
         if change.fate in (Fate.REPLACED, Fate.MAYBE_REPLACED)
     ]
     if replaced:
-        console.print(f"replaced: {', '.join(replaced)}", soft_wrap=True, markup=False)
+        console.print(f"replaced: {', '.join(replaced)}", soft_wrap=True)
     if all(finding.kind in HARMLESS for finding in found):
         console.print("no job ends, nothing is lost, nothing is left behind")
 

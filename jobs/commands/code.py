@@ -14,11 +14,11 @@ import typer
 
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, given_path, opened
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted, valid_run_name
-from jobs.output.console import human, note, print_document, printable
+from jobs.output.console import echo, human, note, print_document, printable
 from jobs.output.documents import Document
 from jobs.program.bundle import BundledFile, fetch, listing_key, pack
 from jobs.program.changes import file_changes
@@ -42,11 +42,11 @@ def code(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--fetch", metavar="DIR", help="Write the files of a submission into DIR."),
+        typer.Option("--fetch", parser=given_path, metavar="DIR", help="Write the files of a submission into DIR."),
     ] = None,
     diff: Annotated[
         Path | None,
-        typer.Option("--diff", metavar="DIR", help="Compare the files in DIR with a submission's."),
+        typer.Option("--diff", parser=given_path, metavar="DIR", help="Compare the files in DIR with a submission's."),
     ] = None,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -194,13 +194,13 @@ def _show(
     for number, item in enumerate(submissions, 1):
         nodes = counted(item.num_nodes, "node")
         back = "" if item.from_snapshot is None else f", from snapshot {item.from_snapshot}"
-        typer.echo(
+        echo(
             f"submission {number}, {item.submitted_at}, {nodes}, code {item.code[:12]}{back}: "
             f"{item.shown} {shlex.join(item.argv)}".rstrip()
         )
-    typer.echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
+    echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
     for file in listing:
-        typer.echo(printable(f"  {file.sha256[:12]}  {human(file.bytes):>10}  {file.path}"))
+        echo(printable(f"  {file.sha256[:12]}  {human(file.bytes):>10}  {file.path}"))
 
 
 def _document(

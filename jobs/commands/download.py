@@ -22,11 +22,11 @@ from jobs.bucket.transfers import (
     move,
     transfer_document,
 )
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, given_path, opened
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
-from jobs.output.console import note, print_document, printable
+from jobs.output.console import echo, note, print_document, printable
 from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
 from jobs.program.snapshots import (
@@ -49,7 +49,7 @@ RECEIPT = "export.json"
 def download(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Run name.")],
-    to: Annotated[Path, typer.Option("--to", metavar="DIR", help="Folder to download into.")],
+    to: Annotated[Path, typer.Option("--to", parser=given_path, metavar="DIR", help="Folder to download into.")],
     snapshot: Annotated[
         str | None,
         typer.Option(
@@ -91,7 +91,7 @@ def download(
         size = f"{planned.num_bytes / 1e6:,.1f} MB"
         note(f"would download {files(planned.items)}, {size}, from {where} to {to}")
         for item in () if as_json else planned.items:
-            typer.echo(printable(str(item.path)))
+            echo(printable(str(item.path)))
     else:
         prepare_target(to, planned)
         outcome = move(bucket, planned.items, Direction.DOWN, prefix=planned.prefix, note=note)

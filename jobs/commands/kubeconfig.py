@@ -18,6 +18,7 @@ from jobs.commands.options import (
     chosen,
     command,
     eks_deployment,
+    given_path,
 )
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
@@ -32,18 +33,24 @@ _ROOT = Path(__file__).resolve().parents[2]
 """Folder to run `python -m jobs` in, since kubectl may be called from any."""
 
 
+def _first(text: str) -> Path:
+    """Parse a list of files, as KUBECONFIG has it; return its first."""
+    return given_path(next(filter(None, str(text).split(":")), ""))
+
+
 @command
 def kubeconfig(
     context: typer.Context,
-    path: Annotated[
-        str,
+    file: Annotated[
+        Path,
         typer.Option(
             "--kubeconfig",
+            parser=_first,
             envvar="KUBECONFIG",
             metavar="FILE",
             help="File to write into; of a list, its first.",
         ),
-    ] = _DEFAULT,
+    ] = Path(_DEFAULT),
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
@@ -66,8 +73,6 @@ def kubeconfig(
     given = chosen(context, deployment, region)
     aws, target, eks = eks_deployment(given, "a kubeconfig")
     endpoint = read_endpoint(aws, eks.cluster)
-    first = next((part for part in path.split(":") if part), _DEFAULT)
-    file = Path(first).expanduser()
     before = write(file, entries(target, endpoint, aws))
     name = context_name(target)
     note(

@@ -4,6 +4,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec
 
 import typer
@@ -32,6 +33,18 @@ RegionOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else.")
 ]
+
+
+def given_path(text: str) -> Path:
+    """Parse every option and argument that is a path of this machine."""
+    if not text:
+        # pathlib would take it for the current folder.
+        raise typer.BadParameter("'' is no path; name a file or folder, or . for this one")
+    try:
+        # A shell expands neither --to=~/x nor '~/x', and a folder named ~ is dangerous to remove.
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise typer.BadParameter(f"{text!r} begins with the home of an unknown user; write it out") from None
 
 
 @dataclass(slots=True)
@@ -80,19 +93,27 @@ def command(function: Callable[P, int]) -> Callable[P, None]:
         except errors.Refusal as refusal:
             code = refuse(refusal, as_json=bool(kwargs.get("as_json")))
         except Exception as error:
-            if "botocore" not in sys.modules:
-                raise
-            mapped = errors.from_aws(error, region=region)
-            if mapped is None and "kubernetes" in sys.modules:
-                from jobs.eks.cluster import from_kubernetes
-
-                mapped = from_kubernetes(error)
+            mapped = _as_refusal(error, region)
             if mapped is None:
                 raise
             code = refuse(mapped, as_json=bool(kwargs.get("as_json")))
         raise typer.Exit(code)
 
     return run
+
+
+def _as_refusal(error: Exception, region: str | None) -> Refusal | None:
+    """Turn an error of AWS, the cluster or the file system into a refusal; None for a defect."""
+    mapped = None
+    if "botocore" in sys.modules:
+        mapped = errors.from_aws(error, region=region)
+    if mapped is None and "kubernetes" in sys.modules:
+        from jobs.eks.cluster import from_kubernetes
+
+        mapped = from_kubernetes(error)
+    if mapped is None and isinstance(error, OSError):
+        mapped = errors.from_system(error)
+    return mapped
 
 
 def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:

@@ -16,7 +16,7 @@ from jobs.commands.options import (
 )
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import ESTIMATE_NOTE, counted
-from jobs.output.console import confirm, note, print_document
+from jobs.output.console import confirm, echo, note, print_document
 
 if TYPE_CHECKING:
     from jobs.eks.nodes import Progress
@@ -128,19 +128,19 @@ def _show(service: "EksService", *, as_json: bool) -> int:
         document = _document(service, before=group.wanted, nodes=group.wanted, ready=found.usable)
         print_document(document)
         return EXIT_OK
-    typer.echo(
+    echo(
         f"{group.wanted} of at most {group.most} nodes of {target.instance_type.name} are wanted, "
         f"{found.usable} {'is' if found.usable == 1 else 'are'} ready"
     )
     use = read_use(cluster, target)
     for instance in sorted(group.instances, key=lambda each: use.nodes.get(each, "")):
         users = ", ".join(use.runs.get(instance, ())) or "nobody"
-        typer.echo(f"  {use.nodes.get(instance, 'not joined yet')} ({instance}): {users}")
+        echo(f"  {use.nodes.get(instance, 'not joined yet')} ({instance}): {users}")
     for remark in (*group.troubles, *found.remarks):
-        typer.echo(f"  {remark}")
+        echo(f"  {remark}")
     idle = describe_idle(nodes_of_group(cluster, target), target, now=datetime.now(UTC))
     if idle is not None:
-        typer.echo(idle)
+        echo(idle)
     return EXIT_OK
 
 

@@ -10,11 +10,11 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_status
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.deployment import Deployment
-from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
+from jobs.errors import EXIT_OK, Refusal
 from jobs.job import Job, JobKind, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
 from jobs.output import documents
-from jobs.output.console import duration, exit_code, note, print_document
+from jobs.output.console import duration, note, print_document
 from jobs.output.program_status import PROGRAM_STATUS, describe_program
 from jobs.output.streams import last_words
 from jobs.program.losses import read_losses, why_no_losses
@@ -50,7 +50,7 @@ def status(
 
     Of a program of your own: its last line of output, its pace where its lines tell, its snapshots.
 
-    Exit codes: 0 the run goes on or succeeded, 1 it failed, 2 refused.
+    Exit codes: 0 whatever the state is (--json has it), 2 refused.
 
     \b
     Examples:
@@ -68,22 +68,22 @@ def status(
             else documents.forgotten_document(target, str(run), training or {})
         )
         print_document(document)
-        return _exit_code(job, training)
-    from rich.console import Console
+        return EXIT_OK
+    from jobs.output.terminal import Terminal
 
-    console = Console(highlight=False)
+    console = Terminal()
     if job is not None and service is not None:
         _show_job(console, service, target, job)
     else:
         note(f"no job of run {run} is known (any more); this is what the bucket holds")
     if training is not None:
         now = datetime.now(UTC)
-        console.print(_described(training, job, now), soft_wrap=True, markup=False)
+        console.print(_described(training, job, now), soft_wrap=True)
     shown = job.run if job else str(run)
     if plot:
         kinds = ((training or {}).get("kind"), job.workload if job else None)
         _plot(console, bucket, shown, of_program=bool({PROGRAM_STATUS, PROGRAM} & {*kinds}))
-    return _exit_code(job, training)
+    return EXIT_OK
 
 
 def _found(
@@ -104,13 +104,6 @@ def _found(
     return service, job, read_status(bucket, job.run) if is_training else None
 
 
-def _exit_code(job: Job | None, training: dict[str, Any] | None) -> int:
-    if job is not None:
-        return exit_code(job)
-    failed = training is not None and training.get("state") == "failed"
-    return EXIT_JOB_FAILED if failed else EXIT_OK
-
-
 def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -> None:
     from jobs.output.screen import describe_status, verdict
     from jobs.output.tables import node_table
@@ -127,7 +120,7 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
         _show_idle(console, service)
     if job.ended:
         said = verdict(job, bucket=target.bucket, cause=_cause(service, job))
-        console.print(said, soft_wrap=True, markup=False)
+        console.print(said, soft_wrap=True)
 
 
 def _cause(service: JobService, job: Job) -> str | None:
@@ -148,7 +141,7 @@ def _show_idle(console: Any, service: JobService) -> None:
     assert isinstance(service, EksService)
     remark = try_idle_remark(service.cluster(), service.target)
     if remark is not None:
-        console.print(remark, soft_wrap=True, markup=False)
+        console.print(remark, soft_wrap=True)
 
 
 def _plot(console: Any, bucket: Bucket, run: str, *, of_program: bool) -> None:
@@ -161,7 +154,7 @@ def _plot(console: Any, bucket: Bucket, run: str, *, of_program: bool) -> None:
         validation = losses_of(metrics, event="evaluation", field="val_loss")
     picture = loss_plot(losses, validation, width=min(console.width, 100))
     if picture is not None:
-        console.print(picture, markup=False, highlight=False, soft_wrap=True)
+        console.print(picture, soft_wrap=True)
     elif of_program:
         note(why_no_losses(bucket, run))
     else:

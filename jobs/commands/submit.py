@@ -13,6 +13,7 @@ from jobs.commands.options import (
     RegionOption,
     chosen,
     command,
+    given_path,
 )
 from jobs.errors import EXIT_OK
 from jobs.output.console import note
@@ -105,6 +106,7 @@ def submit(
         Path | None,
         typer.Option(
             "--workdir",
+            parser=given_path,
             metavar="DIR",
             help="Folder of your program: its files go along, and it runs there.",
             show_default="the file's; with -m: this one",
@@ -138,6 +140,7 @@ def submit(
         Path | None,
         typer.Option(
             "--requirements",
+            parser=given_path,
             metavar="FILE",
             help="What your program requires beyond the image, as for pip: wheels are collected "
             "once, by a job of its own, before any node starts.",

@@ -18,7 +18,7 @@ from jobs.commands.shell import running_pod
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import Job
 from jobs.orchestrators import Services, found_job
-from jobs.output.console import note, print_document
+from jobs.output.console import echo, note, print_document
 from trainium_catalogue.contract import Orchestrator
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def top(
             _show(job, usage)
             remark = try_idle_remark(service.cluster(), service.target)
             if remark is not None:
-                typer.echo(remark)
+                echo(remark)
         if every <= 0 or as_json:
             return EXIT_OK
         time.sleep(every)
@@ -94,7 +94,7 @@ def _document(service: "EksService", job: Job, usage: "dict[int, Usage]") -> dic
 
 
 def _show(job: Job, usage: "dict[int, Usage]") -> None:
-    from rich.console import Console
+    from jobs.output.terminal import Terminal
     from rich.table import Table
 
     from jobs.eks.usage import NEURON_MONITOR
@@ -113,14 +113,14 @@ def _show(job: Job, usage: "dict[int, Usage]") -> None:
             _gib(found.memory_bytes),
             found.measured_by,
         )
-    console = Console()
+    console = Terminal()
     console.print(table)
     # Below the table, because a narrow terminal would cut it off.
     if any(found.measured_by != NEURON_MONITOR for found in usage.values()):
         console.print("processes: those of the pod, where there is no neuron-monitor")
     for node, found in sorted(usage.items()):
         for error in found.errors:
-            console.print(f"node {node}: {error}", markup=False)
+            console.print(f"node {node}: {error}")
 
 
 def _number(value: float | None) -> str:

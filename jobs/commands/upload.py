@@ -11,11 +11,11 @@ import typer
 
 from jobs.bucket.objects import Bucket
 from jobs.bucket.transfers import Direction, Item, TransferResult, files, move, transfer_document
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, given_path, opened
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted
-from jobs.output.console import note, print_document
+from jobs.output.console import echo, note, print_document
 from jobs.output.documents import Document
 from trainium_catalogue import contract
 from trainium_catalogue.models_in_bucket import MODEL_CONFIG, workload_of
@@ -29,7 +29,8 @@ _LFS_POINTER = b"version https://git-lfs"
 def upload(
     context: typer.Context,
     path: Annotated[
-        Path, typer.Argument(help="A tokenizer, text, or the folder of text or of a model.")
+        Path,
+        typer.Argument(parser=given_path, metavar="PATH", help="A file, or a folder."),
     ],
     name: Annotated[
         str | None,
@@ -66,7 +67,7 @@ def upload(
     if dry_run:
         note(f"would upload {files(planned.items)}, {_size(planned.num_bytes)}, to {where}")
         for item in () if as_json else planned.items:
-            typer.echo(f"s3://{target.bucket}/{item.key}")
+            echo(f"s3://{target.bucket}/{item.key}")
     else:
         outcome = move(bucket, planned.items, Direction.UP, prefix=planned.prefix, note=note)
         _report(target, bucket, planned, outcome)

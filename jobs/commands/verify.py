@@ -21,7 +21,7 @@ from jobs.deployment import read_deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal, is_denied
 from jobs.job import Job, counted
 from jobs.orchestrators import Services, services_of
-from jobs.output.console import note, print_document
+from jobs.output.console import echo, note, print_document
 from jobs.verify.verification import (
     Record,
     Row,
@@ -97,7 +97,7 @@ def verify(
     if as_json:
         print_document(dict(record))
     elif as_markdown:
-        typer.echo(markdown(record, rows))
+        echo(markdown(record, rows))
     else:
         _show(record, None if shows_all else interesting(rows, earlier))
     return EXIT_OK if is_good(rows) else EXIT_JOB_FAILED
@@ -192,19 +192,19 @@ def interesting(rows: Sequence[Row], earlier: Record | None) -> list[Row]:
 
 
 def _show(record: Record, only: Sequence[Row] | None) -> None:
-    from rich.console import Console
+    from jobs.output.terminal import Terminal
 
     rows = rows_of(record)
-    console = Console()
+    console = Terminal()
     shown = rows if only is None else only
     if shown:
         console.print(table(shown))
-    console.print(f"{title(record)}\n{summary(rows)}", markup=False, soft_wrap=True)
+    console.print(f"{title(record)}\n{summary(rows)}", soft_wrap=True)
     if len(shown) < len(rows):
         left = counted(len(rows) - len(shown), "claim")
         console.print(f"{left} not shown: none failed, none is new; --all shows them")
     if record["emulated"]:
-        console.print(EMULATED, markup=False, soft_wrap=True)
+        console.print(EMULATED, soft_wrap=True)
 
 
 def title(record: Record) -> str:

@@ -1,7 +1,6 @@
 """The catalogue as tables for a terminal."""
 
-from rich.console import Console
-from rich.markup import escape
+from jobs.output.terminal import Terminal
 from rich.table import Table
 
 from jobs.job import ESTIMATE_NOTE
@@ -19,7 +18,7 @@ from trainium_catalogue.workloads import (
 
 def print_tables() -> None:
     """Print instance types, releases, workloads and models."""
-    console = Console()
+    console = Terminal()
     console.print(_instance_types())
     console.print(_offers())
     console.print(_releases())
@@ -119,8 +118,7 @@ def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
     """Build a table of parameters as `submit` takes them."""
     table = _table(title, ["parameter", "default", "meaning"])
     for item in parameters:
-        # A help may have brackets, which are no markup.
-        table.add_row(f"--{item.name}", item.shown_default, escape(item.help))
+        table.add_row(f"--{item.name}", item.shown_default, item.help)
     return table
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
-from collections.abc import Iterable
+import unicodedata
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,6 +20,8 @@ from jobs.job import Job, JobRequest
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
 from trainium_catalogue.workloads import Hardware
 
+LINES = "\n\t"
+"""Control characters of text in lines."""
 ASK_FROM_USD = 10
 """Price at the time limit above which a CPU job is confirmed: half an hour of a Trainium node."""
 
@@ -48,7 +53,7 @@ def human(num_bytes: float) -> str:
 
 def print_document(document: dict[str, Any]) -> None:
     """Print the single document of ``--json``."""
-    typer.echo(json.dumps(document, indent=2))
+    echo(json.dumps(document, indent=2))
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -56,14 +61,54 @@ def printable(text: str, *, keep: str = "") -> str:
 
     Names of files and messages come from the bucket too. ``keep`` are characters to leave as is.
     """
+    if text.isprintable():
+        return text
     return "".join(
-        char if char.isprintable() or char in keep else repr(char)[1:-1] for char in text
+        char
+        if char.isprintable() or char in keep or unicodedata.category(char) == "Zs"
+        else repr(char)[1:-1]
+        for char in text
     )
+
+
+class Output(io.TextIOWrapper):
+    """Standard output or error: its own errors carry its name, as those of other files do."""
+
+    @staticmethod
+    def of(stream: Any) -> Output:
+        """Write to where a stream does; characters that its encoding lacks are written out."""
+        return Output(
+            stream.buffer,
+            encoding=stream.encoding,
+            errors="backslashreplace",
+            line_buffering=stream.line_buffering,
+        )
+
+    def write(self, text: str, /) -> int:
+        with self._named():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with self._named():
+            super().flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = self.name
+            raise
+
+
+def echo(text: str) -> None:
+    """Print a line of the answer to standard output."""
+    typer.echo(printable(text, keep=LINES))
 
 
 def note(text: str) -> None:
     """Print a note to standard error, so that output can be piped."""
-    typer.echo(printable(text, keep="\n\t"), err=True)
+    typer.echo(printable(text, keep=LINES), err=True)
 
 
 def exit_code(job: Job) -> int:

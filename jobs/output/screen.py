@@ -8,7 +8,7 @@ import time
 from datetime import datetime
 from typing import TextIO
 
-from rich.console import Console
+from jobs.output.terminal import Terminal, with_colours
 from rich.table import Table
 from rich.text import Text
 
@@ -44,8 +44,8 @@ class Screen:
     def __init__(self, *, part: str = "node", lines_to: TextIO | None = None) -> None:
         self._part = part
         self._lines_to = lines_to or sys.stdout
-        self._lines = Console(file=self._lines_to, highlight=False, soft_wrap=True)
-        self._remarks = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._lines = Terminal(file=self._lines_to, soft_wrap=True)
+        self._remarks = Terminal(file=sys.stderr, soft_wrap=True)
 
     def event(self, event: Event) -> None:
         """Show one event of a follower."""
@@ -59,10 +59,12 @@ class Screen:
         label = node_label(line, self._part)
         if self._lines.is_terminal:
             text = Text(f"{label} ", style=_COLOURS[line.node % len(_COLOURS)])
-            self._lines.print(text.append_text(Text.from_ansi(line.message)))
+            # Of a line that was written over with carriage returns, a terminal shows the last.
+            shown = with_colours(line.message.rpartition("\r")[2])
+            self._lines.print(text.append_text(Text.from_ansi(shown)))
         else:
-            # A pipe or file gets the node's output unchanged.
-            self._lines_to.write(f"{label} {line.message}\n")
+            # `| less -R` and `| grep` lead to a terminal too.
+            self._lines_to.write(f"{label} {with_colours(line.message)}\n")
             self._lines_to.flush()
 
     def remark(self, text: str) -> None:

@@ -14,7 +14,7 @@ import typer
 from jobs.errors import EXIT_OK
 from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
 from jobs.orchestrators import JobService
-from jobs.output.console import exit_code, follow_command, note, print_document
+from jobs.output.console import echo, exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
 from jobs.submit.hold import NameHolder, hold_name, name_held
 from jobs.submit.program_plan import keep
@@ -38,7 +38,7 @@ def show(submission: Submission) -> int:
         print_document(_document(submission, action="dry-run"))
     else:
         payloads = _payloads(submission)
-        typer.echo(json.dumps(payloads[0] if len(payloads) == 1 else payloads, indent=2))
+        echo(json.dumps(payloads[0] if len(payloads) == 1 else payloads, indent=2))
     return EXIT_OK
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
 _REFUSED = 2
 """Exit code of ``jobs.errors``, which is not imported on every start."""
@@ -24,9 +25,10 @@ def main(prog_name: str = "python -m jobs") -> None:
         )
         sys.exit(_REFUSED)
     # A descriptor that was closed (`<&-`) would be given to the next file that is opened.
-    sys.stdin = sys.stdin or open(os.devnull)
-    sys.stdout = Output.of(sys.stdout) if sys.stdout else open(os.devnull, "w")
-    sys.stderr = Output.of(sys.stderr) if sys.stderr else open(os.devnull, "w")
+    nothing = Path(os.devnull)
+    sys.stdin = sys.stdin or nothing.open()
+    sys.stdout = Output.of(sys.stdout) if sys.stdout else nothing.open("w")
+    sys.stderr = Output.of(sys.stderr) if sys.stderr else nothing.open("w")
     app(prog_name=prog_name)
 
 

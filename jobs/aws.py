@@ -248,7 +248,9 @@ class Aws:
         try:
             client = self._session.create_client(service, config=config)
             address = urlsplit(client.meta.endpoint_url)
-            is_one = bool(address.scheme in ("http", "https") and address.hostname and address.port != 0)
+            is_one = bool(
+                address.scheme in ("http", "https") and address.hostname and address.port != 0
+            )
         except ValueError as error:  # of botocore, or of a port that is none
             raise _wrong_endpoint(str(error)) from None
         if not is_one:

@@ -29,7 +29,7 @@ from jobs.commands.top import top
 from jobs.commands.upload import upload
 from jobs.commands.verify import verify
 from jobs.errors import EXIT_OUTPUT_LOST, EXIT_PIPE_CLOSED, OUTPUTS, Refusal, from_system
-from jobs.output.console import note, print_document
+from jobs.output.console import note, print_document, printable
 from jobs.program.entry import is_path
 from jobs.submit.program import named_program
 from jobs.submit.resolve import OWN_OPTIONS
@@ -55,21 +55,31 @@ class JobsGroup(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep argv: the parsed options are lost when a command refuses."""
         ctx.meta[_ARGV] = tuple(args)
-        return super().parse_args(ctx, args)
+        with _usage_errors_shown(args):
+            return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        try:
-            with _output_may_fail():
-                return super().invoke(ctx)
-        except Exception as error:
-            # Usage errors, recognised by attributes only they have: Typer keeps their class private
-            said = getattr(error, "format_message", None)
-            if said is not None and "--json" in ctx.meta[_ARGV]:
+        with _usage_errors_shown(ctx.meta[_ARGV]), _output_may_fail():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _usage_errors_shown(argv: Sequence[str]) -> Iterator[None]:
+    """Make usage errors, which repeat the command line, printable; print their JSON document."""
+    try:
+        yield
+    except Exception as error:
+        # Recognised by attributes only they have: Typer keeps their class private
+        said = getattr(error, "format_message", None)
+        if said is not None:
+            message = said()
+            error.format_message = lambda: printable(message)  # type: ignore[attr-defined]
+            if "--json" in argv:
                 from jobs.output.documents import refused_document
 
-                print_document(refused_document("usage", said()))
-            raise
+                print_document(refused_document("usage", message))
+        raise
 
 
 @contextmanager
@@ -140,9 +150,8 @@ def _print_program(path: str) -> None:
 
 
 def _print_workload(named: str, workload: Workload, of_program: Set[str] = frozenset()) -> None:
-    from jobs.output.terminal import Terminal
-
     from jobs.output.catalogue import parameters_table
+    from jobs.output.terminal import Terminal
 
     console = Terminal()
     required = "".join(f" --{p.name} {_value(p)}" for p in workload.parameters if p.required)

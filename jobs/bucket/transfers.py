@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -51,15 +51,14 @@ def move(
     items: Sequence[Item],
     direction: Direction,
     *,
-    prefix: str,
+    there: Collection[Item],
     note: Callable[[str], None],
 ) -> TransferResult:
-    """Move what is not there yet; every key begins with ``prefix``, every folder is there.
+    """Move all items but those that are ``there``; every folder is there.
 
     Ctrl-C cancels the parts in progress and leaves no partial file.
     """
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
-    from jobs.output.terminal import Terminal
     from rich.progress import (
         BarColumn,
         DownloadColumn,
@@ -69,6 +68,8 @@ def move(
         TransferSpeedColumn,
     )
     from s3transfer.exceptions import RetriesExceededError
+
+    from jobs.output.terminal import Terminal
 
     config = TransferConfig(
         multipart_threshold=_PART_BYTES * 4,
@@ -84,8 +85,6 @@ def move(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     ]
-    # Objects that are missing or differ in size need no request for their checksum.
-    sizes = {found.key: found.size for found in bucket.objects(prefix)}
     moved: list[Item] = []
     skipped: list[Item] = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
@@ -99,7 +98,7 @@ def move(
                 under_way: list[tuple[Item, Any]] = []
                 for item in items:
                     progress.update(bar, description=f"{direction.value} {item.path.name}")
-                    if sizes.get(item.key) == item.size and is_same(item.path, bucket, item.key):
+                    if item in there:
                         skipped.append(item)
                         advance(item.size)
                     else:
@@ -126,6 +125,17 @@ def move(
                 "goes on where this ended",
             ) from None
     return TransferResult(moved=tuple(moved), skipped=tuple(skipped))
+
+
+def same_files(bucket: Bucket, items: Sequence[Item], *, prefix: str) -> frozenset[Item]:
+    """Return the items whose file and object hold the same; every key begins with ``prefix``."""
+    # Objects that are missing or differ in size need no request for their checksum.
+    sizes = {found.key: found.size for found in bucket.objects(prefix)}
+    return frozenset(
+        item
+        for item in items
+        if sizes.get(item.key) == item.size and is_same(item.path, bucket, item.key)
+    )
 
 
 def files(items: Sequence[Item]) -> str:

@@ -35,7 +35,9 @@ def check_deploy(
     context: typer.Context,
     assembly: Annotated[
         Path,
-        typer.Option("--assembly", parser=given_path, metavar="DIR", help="What `cdk synth` wrote."),
+        typer.Option(
+            "--assembly", parser=given_path, metavar="DIR", help="What `cdk synth` wrote."
+        ),
     ] = Path("cdk.out"),
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -163,12 +165,12 @@ def _show(
     update: "Update",
     found: "list[DeployFinding]",
 ) -> None:
-    from jobs.output.terminal import Terminal
     from rich.table import Table
     from rich.text import Text
 
     from jobs.deploy_check.changes import Fate
     from jobs.deploy_check.findings import HARMLESS
+    from jobs.output.terminal import Terminal
 
     console = Terminal()
     if found:

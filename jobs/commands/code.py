@@ -14,7 +14,14 @@ import typer
 
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, given_path, opened
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    given_path,
+    opened,
+)
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted, valid_run_name
@@ -42,11 +49,21 @@ def code(
     ] = None,
     to: Annotated[
         Path | None,
-        typer.Option("--fetch", parser=given_path, metavar="DIR", help="Write the files of a submission into DIR."),
+        typer.Option(
+            "--fetch",
+            parser=given_path,
+            metavar="DIR",
+            help="Write the files of a submission into DIR.",
+        ),
     ] = None,
     diff: Annotated[
         Path | None,
-        typer.Option("--diff", parser=given_path, metavar="DIR", help="Compare the files in DIR with a submission's."),
+        typer.Option(
+            "--diff",
+            parser=given_path,
+            metavar="DIR",
+            help="Compare the files in DIR with a submission's.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,

@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -20,13 +20,21 @@ from jobs.bucket.transfers import (
     checksum_agrees,
     files,
     move,
+    same_files,
     transfer_document,
 )
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, given_path, opened
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    given_path,
+    opened,
+)
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
-from jobs.output.console import echo, note, print_document, printable
+from jobs.output.console import confirm, echo, note, print_document, printable
 from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
 from jobs.program.snapshots import (
@@ -41,6 +49,8 @@ from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.typed_json import typed
 
+_MOST_NAMED = 5
+"""Files to overwrite that the question names."""
 RECEIPT = "export.json"
 """Written last by the export workload: the step, and the files with their sizes."""
 
@@ -49,7 +59,10 @@ RECEIPT = "export.json"
 def download(
     context: typer.Context,
     run: Annotated[str, typer.Argument(help="Run name.")],
-    to: Annotated[Path, typer.Option("--to", parser=given_path, metavar="DIR", help="Folder to download into.")],
+    to: Annotated[
+        Path,
+        typer.Option("--to", parser=given_path, metavar="DIR", help="Folder to download into."),
+    ],
     snapshot: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +75,9 @@ def download(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be downloaded, download nothing.")
     ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before files are overwritten.")
+    ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
@@ -73,7 +89,7 @@ def download(
     behind.
 
     What is there already with the same size and checksum is left out, so a download that was
-    interrupted goes on where it ended.
+    interrupted goes on where it ended. Asks before it overwrites a file that holds something else.
 
     \b
     Examples:
@@ -85,24 +101,40 @@ def download(
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     planned = planned_download(bucket, run, to, snapshot)
     check_target(to, planned)
+    there = same_files(bucket, planned.items, prefix=planned.prefix)
+    other = overwritten(to, planned, there)
     outcome = None
     where = f"s3://{target.bucket}/{planned.prefix}"
     if dry_run:
         size = f"{planned.num_bytes / 1e6:,.1f} MB"
         note(f"would download {files(planned.items)}, {size}, from {where} to {to}")
+        if other:
+            note(f"would overwrite {_named(other, to)}")
         for item in () if as_json else planned.items:
             echo(printable(str(item.path)))
     else:
+        if other and not yes:
+            confirm(
+                f"overwriting {_named(other, to)} in {to}",
+                question=f"overwrite {_named(other, to)} in {to}, which hold something else?",
+                declined="nothing was downloaded; name another folder with --to",
+            )
         prepare_target(to, planned)
-        outcome = move(bucket, planned.items, Direction.DOWN, prefix=planned.prefix, note=note)
+        outcome = move(bucket, planned.items, Direction.DOWN, there=there, note=note)
         check_arrived(bucket, outcome.moved)
         if planned.snapshot is not None:
             check_digests(outcome.moved)
-        there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
-        note(f"downloaded {files(outcome.moved)}{there}: {planned.what} of run {run} is in {to}")
+        left = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
+        note(f"downloaded {files(outcome.moved)}{left}: {planned.what} of run {run} is in {to}")
     if as_json:
         print_document(download_document(target, planned, outcome, to=to))
     return EXIT_OK
+
+
+def _named(items: Sequence[Item], to: Path) -> str:
+    names = [item.path.relative_to(to).as_posix() for item in items[:_MOST_NAMED]]
+    more = f" and {len(items) - len(names):,} more" if len(items) > len(names) else ""
+    return f"{', '.join(names)}{more}"
 
 
 def download_document(
@@ -231,6 +263,23 @@ def check_target(to: Path, download: Download) -> None:
         )
 
 
+def overwritten(to: Path, download: Download, there: Collection[Item]) -> list[Item]:
+    """List the items in whose place a file holds something else; refuse links on the way."""
+    folder = SafeFolder(to)
+    try:
+        return [
+            item
+            for item in download.items
+            if item not in there and folder.path(item.path.relative_to(to).as_posix()).is_file()
+        ]
+    except UnsafeName as error:
+        raise _link(error) from None
+
+
+def _link(error: UnsafeName) -> Refusal:
+    return Refusal("key", f"{error}, or name another folder with --to")
+
+
 def prepare_target(to: Path, download: Download) -> None:
     """Create the folders of the files; refuse a name that would lead through a link."""
     folder = SafeFolder(to)
@@ -238,7 +287,7 @@ def prepare_target(to: Path, download: Download) -> None:
         for item in download.items:
             folder.prepared(item.path.relative_to(to).as_posix())
     except UnsafeName as error:
-        raise Refusal("key", f"{error}, or name another folder with --to") from None
+        raise _link(error) from None
     except OSError as error:
         raise Refusal(
             "target",

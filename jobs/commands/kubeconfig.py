@@ -33,7 +33,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 """Folder to run `python -m jobs` in, since kubectl may be called from any."""
 
 
-def _first(text: str) -> Path:
+def first_of_list(text: str) -> Path:
     """Parse a list of files, as KUBECONFIG has it; return its first."""
     return given_path(next(filter(None, str(text).split(":")), ""))
 
@@ -45,7 +45,7 @@ def kubeconfig(
         Path,
         typer.Option(
             "--kubeconfig",
-            parser=_first,
+            parser=first_of_list,
             envvar="KUBECONFIG",
             metavar="FILE",
             help="File to write into; of a list, its first.",

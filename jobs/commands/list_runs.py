@@ -40,9 +40,8 @@ def list_runs(
     if not runs:
         note(f"no runs in deployment {target.name!r}; begin with: python -m jobs submit --help")
         return EXIT_OK
-    from jobs.output.terminal import Terminal
-
     from jobs.output.tables import reason_of, runs_table
+    from jobs.output.terminal import Terminal
 
     console = Terminal()
     table, left_out = runs_table(shown, width=console.width)

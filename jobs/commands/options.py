@@ -44,7 +44,9 @@ def given_path(text: str) -> Path:
         # A shell expands neither --to=~/x nor '~/x', and a folder named ~ is dangerous to remove.
         return Path(text).expanduser()
     except RuntimeError:
-        raise typer.BadParameter(f"{text!r} begins with the home of an unknown user; write it out") from None
+        raise typer.BadParameter(
+            f"{text!r} begins with the home of an unknown user; write it out"
+        ) from None
 
 
 @dataclass(slots=True)
@@ -126,8 +128,10 @@ def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
     return errors.EXIT_REFUSED
 
 
-def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarget]:
-    """Read the deployment; refuse one without a cluster."""
+def eks_deployment(
+    given: Globals, what: str, *, instead: str = ""
+) -> tuple[Aws, Deployment, EksTarget]:
+    """Read the deployment; refuse one without a cluster, and name what to use ``instead``."""
     aws, target = _open(given)
     if Orchestrator.EKS in target.unusable:
         raise target.unusable[Orchestrator.EKS]
@@ -135,14 +139,14 @@ def eks_deployment(given: Globals, what: str) -> tuple[Aws, Deployment, EksTarge
         raise Refusal(
             "no-eks",
             f"{what} needs a cluster, and deployment {target.name!r} has none; deploy one with "
-            f"{target.redeploy(orchestrators='batch,eks')}",
+            f"{target.redeploy(orchestrators='batch,eks')}{instead}",
         )
     return aws, target, target.eks
 
 
-def eks_service(given: Globals, what: str) -> "EksService":
+def eks_service(given: Globals, what: str, *, instead: str = "") -> "EksService":
     """Open the deployment's cluster."""
     from jobs.eks.service import EksService  # not needed by commands for Batch
 
-    aws, target, _ = eks_deployment(given, what)
+    aws, target, _ = eks_deployment(given, what, instead=instead)
     return EksService(aws, target)

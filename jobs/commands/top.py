@@ -17,13 +17,15 @@ from jobs.commands.options import (
 from jobs.commands.shell import running_pod
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import Job
-from jobs.orchestrators import Services, found_job
+from jobs.orchestrators import Services, found_job, service_for
 from jobs.output.console import echo, note, print_document
 from trainium_catalogue.contract import Orchestrator
 
 if TYPE_CHECKING:
     from jobs.eks.service import EksService
     from jobs.eks.usage import Usage
+
+_OF_BATCH = "of a run on Batch see `python -m jobs status {0}` and `python -m jobs logs {0}`"
 
 
 @command
@@ -50,10 +52,12 @@ def top(
       python -m jobs top bert-1
       python -m jobs top bert-1 --every 10
     """
-    service = eks_service(chosen(context, deployment, region), "top")
+    service = eks_service(
+        chosen(context, deployment, region), "top", instead=f"; {_OF_BATCH.format(run or '')}"
+    )
     from jobs.eks.node_users import try_idle_remark
 
-    _, job = found_job(Services((service,), note, Orchestrator.EKS), service.target, run)
+    job = _found(service, run)
     while True:
         usage = _measure(service, job)
         if as_json:
@@ -66,6 +70,23 @@ def top(
         if every <= 0 or as_json:
             return EXIT_OK
         time.sleep(every)
+
+
+def _found(service: "EksService", run: str | None) -> Job:
+    """Find the run on the cluster; refuse one of Batch, whose hosts cannot be asked."""
+    target = service.target
+    try:
+        _, job = found_job(Services((service,), note, Orchestrator.EKS), target, run)
+    except Refusal as refusal:
+        batch = service_for(service.aws, target, Orchestrator.BATCH)
+        if refusal.code == "unknown-run" and batch.runs(run):
+            raise Refusal(
+                "not-on-eks",
+                f"run {run} is on Batch, and top asks the pods of runs on EKS; "
+                f"{_OF_BATCH.format(run)}",
+            ) from None
+        raise
+    return job
 
 
 def _measure(service: "EksService", job: Job) -> "dict[int, Usage]":
@@ -94,10 +115,10 @@ def _document(service: "EksService", job: Job, usage: "dict[int, Usage]") -> dic
 
 
 def _show(job: Job, usage: "dict[int, Usage]") -> None:
-    from jobs.output.terminal import Terminal
     from rich.table import Table
 
     from jobs.eks.usage import NEURON_MONITOR
+    from jobs.output.terminal import Terminal
 
     table = Table()
     for heading in ("node", "NeuronCores", "busy %", "device GiB", "vCPU %", "memory GiB"):

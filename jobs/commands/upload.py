@@ -1,6 +1,7 @@
-"""`jobs upload`: a tokenizer, text or a model into the deployment's bucket."""
+"""`jobs upload`: a tokenizer, text, a model or any other files into the deployment's bucket."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,17 +11,35 @@ from typing import Annotated
 import typer
 
 from jobs.bucket.objects import Bucket
-from jobs.bucket.transfers import Direction, Item, TransferResult, files, move, transfer_document
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, given_path, opened
+from jobs.bucket.transfers import (
+    Direction,
+    Item,
+    TransferResult,
+    files,
+    move,
+    same_files,
+    transfer_document,
+)
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    given_path,
+    opened,
+)
 from jobs.deployment import Deployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted
 from jobs.output.console import echo, note, print_document
 from jobs.output.documents import Document
+from jobs.program.files import kind_of
 from trainium_catalogue import contract
 from trainium_catalogue.models_in_bucket import MODEL_CONFIG, workload_of
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
+FILES = "files"
+"""Kind of an upload of any files, for programs."""
 _HEAD_BYTES = 4096
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -36,6 +55,12 @@ def upload(
         str | None,
         typer.Option("--name", help="Name in the bucket.", show_default="the file's or folder's"),
     ] = None,
+    takes_all: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="Every file of a folder, as it is, for a program of yours; not only text."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be uploaded, upload nothing.")
     ] = False,
@@ -43,12 +68,13 @@ def upload(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Upload a tokenizer, text to train on, or a model to begin with.
+    """Upload a tokenizer, text to train on, a model to begin with, or files for your program.
 
     *.model and tokenizer*.json go to tokenizers/, a folder or file of text, JSONL or Parquet to
     corpora/<name>/, a folder with config.json and *.safetensors, as Hugging Face's models have,
-    to models/<name>/. What is there already with the same size and checksum is left out, so an
-    upload that was interrupted goes on where it ended.
+    to models/<name>/. Any other file, or folder without text, goes to corpora/<name>/ as it is: a
+    program of yours gets it with --input, in TRAINIUM_INPUT_DIR. What is there already with the
+    same size and checksum is left out, so an upload that was interrupted goes on where it ended.
 
     \b
     Examples:
@@ -56,20 +82,24 @@ def upload(
       python -m jobs upload ./my-text/ --name my-corpus
       python -m jobs upload articles.jsonl.gz --dry-run
       python -m jobs upload ./Llama-2-7b-hf/
+      python -m jobs upload ./images/ --all --name my-images
     """
-    planned = planned_upload(path, name)
+    planned = planned_upload(path, name, takes_all=takes_all)
     aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     where = f"s3://{target.bucket}/{planned.prefix}"
     if planned.left_out:
         note(f"left out, no {planned.content}: {_some(planned.left_out)}")
+        if planned.kind == "corpus":
+            note("--all takes every file, for a program of yours")
     outcome = None
     if dry_run:
         note(f"would upload {files(planned.items)}, {_size(planned.num_bytes)}, to {where}")
         for item in () if as_json else planned.items:
             echo(f"s3://{target.bucket}/{item.key}")
     else:
-        outcome = move(bucket, planned.items, Direction.UP, prefix=planned.prefix, note=note)
+        there = same_files(bucket, planned.items, prefix=planned.prefix)
+        outcome = move(bucket, planned.items, Direction.UP, there=there, note=note)
         _report(target, bucket, planned, outcome)
     if as_json:
         print_document(upload_document(target, planned, outcome))
@@ -99,8 +129,16 @@ def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: Tran
     if strays:
         note(
             f"{planned.prefix} holds {counted(len(strays), 'more file')} of earlier uploads, which "
-            f"tokenize reads too: {_some(strays)}; remove them, or use another --name"
+            f"{'a program gets' if planned.kind == FILES else 'tokenize reads'} too: "
+            f"{_some(strays)}; remove them, or use another --name"
         )
+    if planned.kind == FILES:
+        uri = f"s3://{target.bucket}/{planned.prefix}"
+        note(
+            f"use it with: python -m jobs submit ./train.py --input {uri} ..., which puts it into "
+            f"{contract.ENV_INPUT_DIR} on every node"
+        )
+        return
     note(f"use it with: python -m jobs submit tokenize --input {planned.name} ...")
 
 
@@ -130,19 +168,19 @@ class Upload:
     """Files to upload, and the kind of input they make up."""
 
     kind: str
-    """``tokenizer``, ``corpus`` or ``model``."""
+    """``tokenizer``, ``corpus``, ``model`` or ``files``."""
     name: str
-    """Name by which ``tokenize`` or ``--init-from`` finds it."""
+    """Name by which ``tokenize`` or ``--init-from`` finds it; of files, the end of their prefix."""
     prefix: str
     """Prefix of its objects in the bucket."""
     items: tuple[Item, ...]
     left_out: tuple[str, ...] = ()
-    """Files of the folder that are neither text nor a model's."""
+    """Names in the folder that are neither text nor a model's, or no files."""
 
     @property
     def content(self) -> str:
         """What the files hold, in a word."""
-        return "part of a model" if self.kind == "model" else "text"
+        return {"model": "part of a model", FILES: "file"}.get(self.kind, "text")
 
     @property
     def num_bytes(self) -> int:
@@ -150,29 +188,24 @@ class Upload:
         return sum(item.size for item in self.items)
 
 
-def planned_upload(path: Path, name: str | None) -> Upload:
-    """Plan the upload; refuse what neither `tokenize` nor `--init-from` could read."""
+def planned_upload(path: Path, name: str | None, *, takes_all: bool = False) -> Upload:
+    """Plan the upload; refuse what cannot be what its name says."""
     if not path.exists():
         raise Refusal("no-such-path", f"there is no {path}; name a file or a folder that exists")
-    if path.is_dir() and is_model_folder(path):
+    if path.is_dir() and not takes_all and is_model_folder(path):
         return planned_model(path, name or path.resolve().name)
     if path.is_dir():
-        return _folder(path, _corpus_name(name or path.resolve().name))
+        return _folder(path, _corpus_name(name or path.resolve().name), takes_all=takes_all)
     if not path.is_file():
         raise Refusal("no-such-path", f"{path} is neither a file nor a folder; name one")
-    if is_tokenizer_name(path.name):
+    if is_tokenizer_name(path.name) and not takes_all:
         return _tokenizer(path, _checked_name(name or path.name))
-    if not is_text_name(path.name):
-        raise Refusal(
-            "unknown-kind",
-            f"{path.name} is no kind of file that is known: tokenizers are *.model and "
-            f"tokenizer*.json, text ends in {_suffixes()}; rename or convert it",
-        )
     corpus = _corpus_name(name or _stem(path.name))
     _check_size(path)
     prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
     item = Item(path=path, key=prefix + path.name, size=path.stat().st_size)
-    return Upload(kind="corpus", name=corpus, prefix=prefix, items=(item,))
+    kind = "corpus" if is_text_name(path.name) and not takes_all else FILES
+    return Upload(kind=kind, name=corpus, prefix=prefix, items=(item,))
 
 
 def is_model_folder(path: Path) -> bool:
@@ -268,39 +301,83 @@ def _tokenizer(path: Path, name: str) -> Upload:
     return Upload(kind="tokenizer", name=name, prefix=contract.TOKENIZERS_PREFIX, items=(item,))
 
 
-def _folder(path: Path, name: str) -> Upload:
+def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
     prefix = f"{contract.CORPORA_PREFIX}{name}/"
-    items, left_out = [], []
-    for file in sorted(path.rglob("*")):
-        relative = file.relative_to(path)
+    found, no_files = _listed(path, hidden=takes_all)
+    texts = [
+        file
+        for file in found
+        if is_text_name(file.name)
+        and not is_tokenizer_name(file.name)
         # Hidden files and markers such as _SUCCESS are neither text nor mistakes.
-        if not file.is_file() or any(part.startswith((".", "_")) for part in relative.parts):
-            continue
-        if is_text_name(file.name) and not is_tokenizer_name(file.name):
-            key = prefix + relative.as_posix()
-            items.append(Item(path=file, key=key, size=file.stat().st_size))
-        else:
-            left_out.append(relative.as_posix())
-    if not items:
-        weights = [file for file in left_out if file.endswith(".safetensors")]
-        if weights:
-            raise Refusal(
-                "empty-folder",
-                f"{path} has weights ({weights[0]}) and no {MODEL_CONFIG} that names a model_type; "
-                "name the folder that has both, as transformers' save_pretrained writes them",
-            )
-        tokenizers = [file for file in left_out if is_tokenizer_name(Path(file).name)]
-        hint = (
-            f"; for its tokenizer: python -m jobs upload {path / tokenizers[0]}"
-            if tokenizers
-            else f"; text ends in {_suffixes()}"
-        )
-        raise Refusal("empty-folder", f"{path} holds no text{hint}")
-    if not any(item.size for item in items):
-        raise Refusal("empty-folder", f"{path} holds {len(items)} files without a byte; fill them")
-    return Upload(
-        kind="corpus", name=name, prefix=prefix, items=tuple(items), left_out=tuple(left_out)
+        and not any(part.startswith("_") for part in file.relative_to(path).parts)
+    ]
+    others = [file for file in found if file not in texts]
+    if not texts and not takes_all:
+        _check_meant(path, others)
+    is_text = bool(texts) and not takes_all
+    taken, left = (texts, others) if is_text else (found, [])
+    items = tuple(
+        Item(path=file, key=prefix + file.relative_to(path).as_posix(), size=file.stat().st_size)
+        for file in taken
     )
+    if not any(item.size for item in items):
+        what = f"{counted(len(items), 'file')} without a byte" if items else "no file"
+        raise Refusal("empty-folder", f"{path} holds {what}; fill it, or name another")
+    marks = (".", "_")
+    names = [file.relative_to(path) for file in left]
+    return Upload(
+        kind="corpus" if is_text else FILES,
+        name=name,
+        prefix=prefix,
+        items=items,
+        left_out=(
+            *(n.as_posix() for n in names if not any(p.startswith(marks) for p in n.parts)),
+            *no_files,
+        ),
+    )
+
+
+def _listed(folder: Path, *, hidden: bool) -> tuple[list[Path], list[str]]:
+    """List the files below a folder, and describe what else is there but folders."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    files: list[Path] = []
+    no_files: list[str] = []
+    for here, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(n for n in folders if hidden or not n.startswith("."))
+        links = [n for n in folders if Path(here, n).is_symlink()]
+        for name in sorted([*names, *links]):
+            path = Path(here, name)
+            if name.startswith(".") and not hidden:
+                continue
+            if path.is_file():
+                files.append(path)
+            else:
+                no_files.append(f"{path.relative_to(folder).as_posix()} ({kind_of(path)})")
+    return sorted(files), no_files
+
+
+def _check_meant(path: Path, files: list[Path]) -> None:
+    """Refuse a folder without text in which a model or a tokenizer was probably meant."""
+    names = [file.relative_to(path).as_posix() for file in files]
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if weights:
+        raise Refusal(
+            "empty-folder",
+            f"{path} has weights ({weights[0]}) and no {MODEL_CONFIG} that names a model_type; "
+            "name the folder that has both, as transformers' save_pretrained writes them, or give "
+            "--all to upload its files as they are",
+        )
+    tokenizers = [name for name in names if is_tokenizer_name(Path(name).name)]
+    if tokenizers:
+        raise Refusal(
+            "empty-folder",
+            f"{path} holds no text; for its tokenizer: python -m jobs upload "
+            f"{path / tokenizers[0]}; or give --all to upload its files as they are",
+        )
 
 
 def _check_size(path: Path) -> None:
@@ -328,12 +405,7 @@ def _corpus_name(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    stem = name[:-3] if name.lower().endswith(".gz") else name
-    return stem[: stem.rindex(".")]
-
-
-def _suffixes() -> str:
-    return f"{', '.join(TEXT_SUFFIXES)} (.gz may follow)"
+    return Path(name[:-3] if name.lower().endswith(".gz") else name).stem
 
 
 def _begins_as_sentencepiece(head: bytes) -> bool:

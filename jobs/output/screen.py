@@ -8,7 +8,6 @@ import time
 from datetime import datetime
 from typing import TextIO
 
-from jobs.output.terminal import Terminal, with_colours
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +29,7 @@ from jobs.output.follow import (
 )
 from jobs.output.streams import LogLine, Streams
 from jobs.output.tables import node_table
+from jobs.output.terminal import Terminal, with_colours
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import RETRIED
 

@@ -32,7 +32,8 @@ MAX_BYTES = 1_000_000_000
 _LARGE_BYTES = 5_000_000
 """Size of an archive that takes a moment to send."""
 _INSTEAD = (
-    "data goes into the bucket as a dataset (--dataset), or comes from --input; leave files out "
+    "put data into the bucket with `python -m jobs upload FILE`, which takes any file or folder "
+    "and shows the --input that puts it into TRAINIUM_INPUT_DIR on every node; leave it out here "
     "with --exclude"
 )
 
@@ -241,11 +242,13 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
         _check_text(path)
         file = selection.folder / path
         if not file.is_symlink():
-            # Pipes and sockets hold nothing; what is gone is noticed when it is packed.
-            if file.is_file() or not file.exists():
-                yield path, file
+            # What is gone is noticed when it is packed.
+            yield path, file
             continue
-        target = file.resolve()
+        try:
+            target = file.resolve(strict=False)
+        except (OSError, RuntimeError):  # Python 3.13 raises the former
+            raise _loop(path, file) from None
         if not target.is_relative_to(root):
             raise Refusal(
                 "link-outside",
@@ -256,16 +259,35 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
         if target.is_file():
             yield path, target
         elif target.is_dir():
+            if file.parent.resolve().is_relative_to(target):
+                raise _loop(path, file)
             below = target.relative_to(root).as_posix() + "/"
             for other in selection.paths:
-                if other.startswith(below) and (selection.folder / other).is_file():
-                    yield f"{path}/{other.removeprefix(below)}", selection.folder / other
+                if not other.startswith(below):
+                    continue
+                if (selection.folder / other).is_dir():
+                    raise Refusal(
+                        "link-loop",
+                        f"{path} is a link to a folder with the link {other}, and links are "
+                        f"followed once; leave one out: --exclude {path}",
+                    )
+                yield f"{path}/{other.removeprefix(below)}", selection.folder / other
+        elif target.is_symlink():  # resolve() gives up there, from Python 3.13 on
+            raise _loop(path, file)
         else:
             raise Refusal(
                 "link-outside",
                 f"{path} is a link to {file.readlink()}, and there is nothing; mend the link, "
                 f"or leave it out with --exclude {path}",
             )
+
+
+def _loop(path: str, link: Path) -> Refusal:
+    return Refusal(
+        "link-loop",
+        f"{path} is a link to {link.readlink()}, which leads back to the link itself, so it has "
+        f"no end; leave it out with --exclude {path}",
+    )
 
 
 def _check_text(path: str) -> None:

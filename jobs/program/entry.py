@@ -10,6 +10,8 @@ from jobs.errors import Refusal
 from trainium_catalogue.suggest import did_you_mean
 
 WORKLOAD_FILE = "workload.toml"
+SOURCES = "src"
+"""Folder that holds the packages of a project in the src layout."""
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _SHELL = re.compile(rb"#!.*\b(ba|z|da|k)?sh\b")
 _PYTHON = re.compile(rb"#!.*\bpython")
@@ -92,6 +94,14 @@ def module_entry(module: str, workdir: Path | None) -> Entry:
         )
     top = module.partition(".")[0]
     if not (folder / top).exists() and not (folder / f"{top}.py").exists():
+        source = folder / SOURCES
+        if (source / top).is_dir() or (source / f"{top}.py").is_file():
+            raise Refusal(
+                "no-such-module",
+                f"-m {module}: {top} is in {source}, and Python looks for it in {folder.absolute()}"
+                f"; add --workdir {source}, whose files alone go along then, or submit a script "
+                f"that begins with `import sys; sys.path.insert(0, {SOURCES!r})`",
+            )
         return Entry(folder=folder, script=None, module=module, file="")
     parent, _, last = module.rpartition(".")
     there = folder / parent.replace(".", "/") if parent else folder

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,14 @@ LEFT_OUT = (
 )
 """Names that are left out without git too: they are made anew, or are for one machine."""
 _VENV_MARK = "pyvenv.cfg"
+_UNREADABLE = "a folder that cannot be read"
+_SPECIAL = {
+    stat.S_ISFIFO: "a pipe",
+    stat.S_ISSOCK: "a socket",
+    stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}
+"""Kinds of entries that hold nothing which could be packed."""
 _MOST_NAMED = 3
 """Names that git ignores which are shown."""
 
@@ -63,6 +73,9 @@ def select(
     listed = None if tracked is None else set(tracked)
     taken: list[str] = []
     left_out: dict[str, None] = {}
+    for path in () if listed is None else _unlisted(folder, listed):
+        if match_any(path, (*exclude, *ignores, *LEFT_OUT)) is None:
+            left_out[f"{path} ({kind_of(folder / path)})"] = None
     ignored: list[str] = []
     used: set[str] = set()
     for path in candidates:
@@ -77,6 +90,15 @@ def select(
             left_out[reason] = None
             if reason not in exclude and reason in ignores:
                 ignored.append(path)
+            continue
+        if (kind := kind_of(folder / path)) == _UNREADABLE:
+            raise Refusal(
+                "file",
+                f"{folder / path} is {kind}; set its permissions, or leave it out with --exclude "
+                f"{path.rstrip('/')}",
+            )
+        if kind in _SPECIAL.values():
+            left_out[f"{path} ({kind})"] = None
             continue
         taken.append(path)
         _check_count(folder, taken)
@@ -97,6 +119,28 @@ def select(
         remark=remark,
         ignored_code=tuple(_code(folder, ignored, with_git=tracked is not None)),
     )
+
+
+def kind_of(path: Path) -> str:
+    """Name what a path is, in words; a link to a file is a link."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return "gone"
+    if stat.S_ISLNK(mode):
+        return "a link to a folder" if path.is_dir() else "a link to nothing"
+    if stat.S_ISDIR(mode):
+        return "a folder" if os.access(path, os.R_OK | os.X_OK) else _UNREADABLE
+    return next((name for is_one, name in _SPECIAL.items() if is_one(mode)), "a file")
+
+
+def _unlisted(folder: Path, listed: Collection[str]) -> Iterator[str]:
+    """Yield what git never lists next to files that it does: pipes, and folders it cannot read."""
+    for parent in sorted({path.rpartition("/")[0] for path in listed} | {""}):
+        for entry in sorted((folder / parent).iterdir()):
+            path = entry.relative_to(folder).as_posix()
+            if path not in listed and kind_of(entry) in (*_SPECIAL.values(), _UNREADABLE):
+                yield path
 
 
 def _ignored_by_git(folder: Path, said: Sequence[str]) -> str | None:
@@ -146,9 +190,17 @@ def _check_count(folder: Path, taken: Sequence[str]) -> None:
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield every file below a folder; links to folders are yielded, not followed."""
+    """Yield every file below a folder; links to folders are yielded, not followed.
+
+    So are folders that cannot be read, with a final slash.
+    """
     seen = 0
-    for here, folders, files in os.walk(folder):
+    closed: list[str] = []
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    for here, folders, files in os.walk(
+        folder, onerror=lambda error: closed.append(error.filename)
+    ):
         at = Path(here)
         folders[:] = sorted(
             name for name in folders if name not in NEVER and not (at / name / _VENV_MARK).exists()
@@ -163,6 +215,7 @@ def _walk(folder: Path) -> Iterator[str]:
                     f"{folder} holds more than {50 * MAX_FILES:,} files; put the program into a "
                     "folder of its own, or name its folder with --workdir",
                 )
+    yield from (f"{Path(name).relative_to(folder).as_posix()}/" for name in closed)
 
 
 def _environments(folder: Path, walked: bool) -> Iterator[str]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.program.entry import Entry
+from jobs.program.entry import SOURCES, Entry
 from jobs.program.grammar import imported_files
 
 _IN_IMAGE = frozenset({"training", "trainium_catalogue"})
@@ -37,6 +37,7 @@ def left_behind(entry: Entry, contents: Mapping[str, bytes], required: str) -> I
     """Remark imports that work here only; ``required`` is the text of the requirements."""
     root = "" if entry.module else entry.file.rpartition("/")[0]
     names = {_plain(match[0]) for line in required.splitlines() if (match := _NAME.match(line))}
+    sets_path = any(b"sys.path" in data for data in contents.values())
     seen: set[str] = set()
     for item in _imports(entry.file, contents, root):
         if item.name in seen or item.name in sys.stdlib_module_names or item.name in _IN_IMAGE:
@@ -51,6 +52,12 @@ def left_behind(entry: Entry, contents: Mapping[str, bytes], required: str) -> I
                 f"{where} is among the files, but Python looks for modules beside the script, in "
                 f"{root}/; submit -m {module} --workdir {entry.folder} to have it look in all of "
                 "them"
+            )
+        elif (place := _place_of(contents, item.name)) is not None and not sets_path:
+            yield (
+                f"{where} is in {place}/ among the files, but Python looks for modules in the "
+                f"folder of what is run; have {entry.file} begin with `import sys; "
+                f"sys.path.insert(0, {place!r})`"
             )
         elif (found := _found_here(entry.folder, item.name)) is not None:
             yield (
@@ -87,6 +94,18 @@ def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Im
 def _is_in(contents: Mapping[str, bytes], root: str, name: str) -> bool:
     base = f"{root}/{name}" if root else name
     return f"{base}.py" in contents or any(path.startswith(f"{base}/") for path in contents)
+
+
+def _place_of(contents: Mapping[str, bytes], name: str) -> str | None:
+    """Find the folder of sources, as of the src layout, that has a module of a name."""
+    ends = (f"{SOURCES}/{name}.py", f"{SOURCES}/{name}/__init__.py")
+    places = (
+        f"{path.removesuffix(end)}{SOURCES}"
+        for path in contents
+        for end in ends
+        if path == end or path.endswith(f"/{end}")
+    )
+    return min(places, default=None)
 
 
 def _found_here(folder: Path, name: str) -> Path | None:

@@ -7,6 +7,7 @@ the lines of other files that it names, and neither paths of this machine nor pa
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from jobs.errors import Refusal
+from jobs.program.entry import SOURCES
 from jobs.program.secrets import secret_word
 from trainium_catalogue.contract import CONSTRAINT_MARK
 from trainium_catalogue.suggest import did_you_mean
@@ -169,9 +171,7 @@ def _checked(
             return
         if name == "--editable":
             raise refuse(
-                "requirements-path",
-                f"{line} is code of this machine; leave it out: the program's folder goes along "
-                "as it is, and is on Python's path (for code elsewhere see --workdir)",
+                "requirements-path", f"{line} is code of this machine; {_instead(path, value)}"
             )
         if name not in _OPTIONS:
             known = ", ".join(_OPTIONS)
@@ -186,7 +186,7 @@ def _checked(
         if not constrains:
             yield f"{name} {value}".strip(), where
         return
-    _check_requirement(line, where)
+    _check_requirement(line, where, path)
     yield (f"{CONSTRAINT_MARK}{line}" if constrains else line), where
 
 
@@ -207,15 +207,40 @@ def _refuse_secrets(line: str, where: str) -> None:
         )
 
 
-def _check_requirement(line: str, where: str) -> None:
+def _instead(path: Path, value: str) -> str:
+    """Advise what to do instead of naming a path in requirements file ``path``."""
+    name = re.split(r"[\[;\s]", value, maxsplit=1)[0]
+    package = next((p for p in (path.parent / name, Path(name)) if name and p.is_dir()), None)
+    sources = None
+    if package is not None:
+        folder = package / SOURCES if (package / SOURCES).is_dir() else package
+        sources = os.path.relpath(folder, path.parent)
+    if sources == ".":
+        return (
+            "leave it out: the program's folder goes along as it is, and is on Python's path; name "
+            "what it requires in its place"
+        )
+    if sources is None or sources.startswith(".."):
+        return (
+            "the program's folder goes along, and nothing else; put the package on an index, or "
+            "into that folder"
+        )
+    return (
+        "leave it out, and name what it requires in its place: the program's folder goes along, "
+        f"and its script finds the package if it begins with `import sys; sys.path.insert(0, "
+        f"{sources!r})`"
+    )
+
+
+def _check_requirement(line: str, where: str, path: Path) -> None:
     if (address := _ADDRESS.fullmatch(line)) is not None and ":" in line:
         _check_address(address["url"], line, where)
         return
     if _PATH.match(line):
         raise Refusal(
             "requirements-path",
-            f"{where}: {line} is a path of this machine; leave it out if it is the program's own "
-            "code, which goes along anyway; otherwise put the package on an index",
+            f"{where}: {line} is a path of this machine; "
+            f"{_instead(path, line.rpartition('@')[2].strip())}",
         )
     if _PACKAGE.fullmatch(line):
         return

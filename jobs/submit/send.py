@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import typer
-
 from jobs.errors import EXIT_OK
 from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
 from jobs.orchestrators import JobService

@@ -301,7 +301,8 @@ def test_too_large_an_archive_is_refused_with_its_largest_files(
 
     assert "make an archive of more than 10 kB" in said
     assert "the largest are weights.bin (30 kB), small.bin (2 kB)" in said
-    assert "--dataset" in said
+    assert "`python -m jobs upload FILE`, which takes any file or folder" in said
+    assert "--exclude" in said
 
 
 def test_what_is_too_large_unpacked_is_refused_before_it_is_packed(

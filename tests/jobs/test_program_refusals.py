@@ -246,3 +246,18 @@ def test_a_progress_pattern_is_read_before_anything_is_spent(desk: Desk, program
     assert_refused(desk.run(*words, "(?P<step>"), "--progress-pattern (?P<step>: not a regular")
     assert_refused(desk.run(*words, "step \\d+"), "has no group for the step", "(?P<step>")
     assert desk.run(*words, "after (?P<step>\\d+)").exit_code == 0
+
+
+@pytest.mark.parametrize("requirements", [(), ("--requirements", "requirements.txt")])
+def test_a_module_in_the_src_layout_is_refused_with_the_workdir_that_has_it(
+    desk: Desk, program: Path, requirements: tuple[str, ...]
+) -> None:
+    (program / "src" / "mypkg").mkdir(parents=True)
+    (program / "src" / "mypkg" / "train.py").write_text("x = 1\n")
+    (program / "requirements.txt").write_text("einops\n")
+
+    words = ("submit", "-m", "mypkg.train", "--dry-run", *requirements)
+
+    assert_refused(desk.run(*words), "mypkg is in src", "add --workdir src", "sys.path.insert(0, ")
+    result = desk.run(*words, "--workdir", "src")
+    assert result.exit_code == 0, result.stderr

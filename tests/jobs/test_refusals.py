@@ -78,6 +78,10 @@ def assert_refused(result: Result, *fragments: str) -> None:
         (("status", "nightly"), ["no run 'nightly' in deployment 'default' in us-west-2"]),
         (("logs", "nightly"), ["no run 'nightly'", "log group log-group"]),
         (("stop", "nightly"), ["no run 'nightly'", "7 days"]),
+        (
+            ("top", "nightly"),
+            ["top needs a cluster", "of a run on Batch see `python -m jobs status nightly`"],
+        ),
         (("status",), ["no runs in deployment 'default'", "python -m jobs submit"]),
         (("logs",), ["no runs in deployment 'default'"]),
     ],

@@ -99,6 +99,17 @@ def test_top_shows_what_processes_use_where_there_is_no_neuron_monitor(gang: Eks
     assert note in gang.run("top", "gang").stdout
 
 
+def test_top_tells_of_a_run_on_batch_where_to_look(eks: EksDesk) -> None:
+    eks.desk.submitted("nightly")
+
+    found = eks.run("top", "nightly").stderr
+    unknown = eks.run("top", "nightly-2").stderr
+
+    assert "run nightly is on Batch, and top asks the pods of runs on EKS; " in found
+    assert "`python -m jobs status nightly` and `python -m jobs logs nightly`" in found
+    assert "no run 'nightly-2'" in unknown
+
+
 def test_top_needs_running_pods(eks: EksDesk) -> None:
     eks.has("short", "true", nodes=1)
     eks.wait("short", "Completed")

@@ -97,6 +97,22 @@ def test_a_module_beside_the_folder_of_the_script_is_found_with_a_module(folder:
     assert [*left_behind(module, contents, "")] == []
 
 
+@pytest.mark.parametrize("place", ["src", "libs/mylib/src"])
+def test_a_module_in_the_src_layout_is_remarked_with_the_line_that_finds_it(
+    folder: Path, place: str
+) -> None:
+    contents = {"train.py": b"import mypkg.model\n", f"{place}/mypkg/__init__.py": b""}
+    found = [*left_behind(entry(folder, "train.py"), contents, "")]
+    contents["train.py"] = f"import sys\nsys.path.insert(0, {place!r})\nimport mypkg\n".encode()
+
+    assert found == [
+        f"train.py, line 1: mypkg is in {place}/ among the files, but Python looks for modules in "
+        "the folder of what is run; have train.py begin with `import sys; sys.path.insert(0, "
+        f"{place!r})`"
+    ]
+    assert [*left_behind(entry(folder, "train.py"), contents, "")] == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -102,7 +102,8 @@ def test_the_key_depends_on_text_and_image_and_not_on_comments(tmp_path: Path) -
     [
         ("-e .", "-e . is code of this machine", "the program's folder goes along"),
         ("--editable ./lib", "--editable ./lib is code", "the program's folder goes along"),
-        (".", ". is a path of this machine", "put the package on an index"),
+        (".", ". is a path of this machine", "leave it out: the program's folder goes along"),
+        ("../elsewhere", "is a path of this machine", "put the package on an index"),
         ("./dist/a-1.0-py3-none-any.whl", "is a path of this machine", "on an index"),
         ("a-1.0-py3-none-any.whl", "is a path of this machine", "on an index"),
         ("model @ ./model", "is a path of this machine", "on an index"),
@@ -140,6 +141,21 @@ def test_lines_that_cannot_work_are_refused_with_their_place(
     assert reason in said
     assert remedy in said
     assert "secret@" not in said
+
+
+@pytest.mark.parametrize("line", ["-e {}", "./{}", "mylib @ ./{}", "-e {}[extra]"])
+@pytest.mark.parametrize(
+    ("package", "place"), [("libs/mylib", "libs/mylib/src"), ("libs/flat", "libs/flat")]
+)
+def test_a_package_in_the_folder_is_refused_with_the_line_that_finds_it(
+    tmp_path: Path, line: str, package: str, place: str
+) -> None:
+    (tmp_path / place).mkdir(parents=True)
+
+    said = refusal(tmp_path, f"torch\n{line.format(package)}\n")
+
+    assert "leave it out, and name what it requires in its place" in said
+    assert f"`import sys; sys.path.insert(0, '{place}')`" in said
 
 
 def test_the_place_of_a_line_is_its_file_and_number(tmp_path: Path) -> None:

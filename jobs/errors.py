@@ -127,7 +127,9 @@ def from_system(error: OSError) -> Refusal | None:
     if error.filename is None or error.filename in OUTPUTS:
         return None
     reason = (error.strerror or str(error)).lower()
-    return Refusal("file", f"{error.filename}: {reason}; {_FILE_REMEDIES.get(error.errno, _OTHER)}")
+    return Refusal(
+        "file", f"{error.filename}: {reason}; {_FILE_REMEDIES.get(error.errno or 0, _OTHER)}"
+    )
 
 
 def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:

@@ -66,7 +66,7 @@ def place(desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     odd = tmp_path / "odd"
     for name in ("odd", "folder", "pkg"):
         (tmp_path / name).mkdir()
-    files = {
+    files: dict[str, str | bytes] = {
         "train.py": "print(1)\n",
         "broken.py": "def f(:\n",
         "binary.py": bytes(range(256)),

@@ -9,12 +9,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.job import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _PART_BYTES = 16 * 2**20
 CONCURRENCY = 16
@@ -53,6 +56,7 @@ def move(
     *,
     there: Collection[Item],
     note: Callable[[str], None],
+    console: Console,
 ) -> TransferResult:
     """Move all items but those that are ``there``; every folder is there.
 
@@ -69,15 +73,12 @@ def move(
     )
     from s3transfer.exceptions import RetriesExceededError
 
-    from jobs.output.terminal import Terminal
-
     config = TransferConfig(
         multipart_threshold=_PART_BYTES * 4,
         multipart_chunksize=_PART_BYTES,
         max_concurrency=CONCURRENCY,
         preferred_transfer_client="classic",
     )
-    console = Terminal(stderr=True)
     columns = [
         TextColumn("{task.description}", markup=False),
         BarColumn(),

@@ -120,7 +120,16 @@ def download(
                 declined="nothing was downloaded; name another folder with --to",
             )
         prepare_target(to, planned)
-        outcome = move(bucket, planned.items, Direction.DOWN, there=there, note=note)
+        from jobs.output.terminal import Terminal  # not needed by a dry run
+
+        outcome = move(
+            bucket,
+            planned.items,
+            Direction.DOWN,
+            there=there,
+            note=note,
+            console=Terminal(stderr=True),
+        )
         check_arrived(bucket, outcome.moved)
         if planned.snapshot is not None:
             check_digests(outcome.moved)

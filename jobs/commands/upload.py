@@ -99,7 +99,16 @@ def upload(
             echo(f"s3://{target.bucket}/{item.key}")
     else:
         there = same_files(bucket, planned.items, prefix=planned.prefix)
-        outcome = move(bucket, planned.items, Direction.UP, there=there, note=note)
+        from jobs.output.terminal import Terminal  # not needed by a dry run
+
+        outcome = move(
+            bucket,
+            planned.items,
+            Direction.UP,
+            there=there,
+            note=note,
+            console=Terminal(stderr=True),
+        )
         _report(target, bucket, planned, outcome)
     if as_json:
         print_document(upload_document(target, planned, outcome))

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.bucket.transfers import Direction, Item, move
 from jobs.output.console import printable
-from jobs.output.terminal import with_colours
+from jobs.output.terminal import Terminal, with_colours
 from tests.jobs.conftest import Desk
 from tests.jobs.test_commands import write
 from tests.jobs.test_untrusted_keys import bucket_of
@@ -172,7 +172,12 @@ def test_a_progress_bar_takes_names_as_they_are(
     path.write_bytes(b"x")
 
     moved = move(
-        bucket_of(desk), [Item(path=path, key="x", size=1)], Direction.UP, there=(), note=print
+        bucket_of(desk),
+        [Item(path=path, key="x", size=1)],
+        Direction.UP,
+        there=(),
+        note=print,
+        console=Terminal(stderr=True),
     )
 
     assert len(moved.moved) == 1

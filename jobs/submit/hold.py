@@ -2,8 +2,9 @@
 
 A submission lists the jobs of the name and then adds one. Two that do so at the same time would
 both add one, and both jobs would be paid for. So each first writes itself into
-``submission.json``, with a conditional put that only one of them can win, and once more just
-before it adds its job, because what comes between may take longer than the name is held.
+``submission.json``, with a conditional put that only one of them can win, and again before it
+changes the run and before it adds its job, because what comes between may take longer than the
+name is held.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class NameHold:
         """
         self._bucket, self._run = bucket, run
         self._key = contract.run_key(run, contract.RUN_SUBMISSION)
-        self._renewed = False
+        self._adds_job = False
         self.job_id: str | None = None
         """The job that was added; set by the submission."""
         found = bucket.read_version(self._key)
@@ -89,18 +90,22 @@ class NameHold:
         self._etag = None if found is None else found.etag
         self._write(self._mine)
 
-    def renew(self) -> None:
-        """Hold the name for as long again, just before the job is added; ``Refusal`` if lost."""
+    def renew(self, *, adds_job: bool = False) -> None:
+        """Hold the name for as long again; ``Refusal`` if another has it.
+
+        Args:
+            adds_job: Whether adding the job comes next.
+        """
         self._mine = replace(self._mine, token=secrets.token_hex(8))
         self._write(self._mine)
-        self._renewed = True
+        self._adds_job = adds_job
 
     def end(self, error: BaseException | None) -> None:
         """Write how the submission has ended.
 
         If ``error`` leaves open whether a job was added, the name is held for its whole time.
         """
-        known = not self._renewed or (isinstance(error, Exception) and not is_ambiguous(error))
+        known = not self._adds_job or (isinstance(error, Exception) and not is_ambiguous(error))
         if self.job_id is None and not known:
             return
         # Whatever goes wrong now, the name is free in a few minutes.

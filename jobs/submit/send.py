@@ -17,7 +17,7 @@ from jobs.orchestrators import JobService
 from jobs.output.console import exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
 from jobs.submit.hold import NameHold, hold_name, name_held
-from jobs.submit.program_plan import keep
+from jobs.submit.program_plan import keep, send_code
 from jobs.submit.resolve import Submission
 from jobs.submit.wheels import Wheels, keep_requirements
 from trainium_catalogue import contract
@@ -74,9 +74,12 @@ def send(submission: Submission) -> int:
             compile_id = _send_first(service, first)
             submission = _depending(submission, compile_id)
         if submission.order.program is not None:
+            send_code(submission)
+            if hold is not None:
+                hold.renew()
             keep(submission)
         if hold is not None:
-            hold.renew()
+            hold.renew(adds_job=True)
         job_id = _send(service, submission.request, earlier=earlier)
         if hold is not None:
             hold.job_id = job_id

@@ -259,8 +259,8 @@ def _used(said: str, pattern: str) -> ReceiptCheck:
     else:
         shown, why = (
             "",
-            "this machine's kernel does not tell which files are read (inotify); have its steps "
-            "judged, with --set progress-pattern=...",
+            "no file that was restored has a content, or this machine's kernel does not tell "
+            "which are read (inotify); have its steps judged, with --set progress-pattern=...",
         )
     name = "the second attempt used what it got back"
     return ReceiptCheck(name=name, ok=bool(shown), detail=shown or f"not shown: {why}")

@@ -19,7 +19,7 @@ from jobs.errors import Refusal
 from jobs.submit import program_plan
 from jobs.submit.hold import hold_name
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
-from tests.jobs.programs import record, running, submitted
+from tests.jobs.programs import record, running, snapshot, submitted
 from tests.training.checkpoint.faulty import Fault, faulty_proxy, first_time
 from trainium_catalogue import contract
 
@@ -145,7 +145,10 @@ def test_a_submitter_whose_clock_is_wrong_holds_the_name_as_well(
 def test_a_submission_that_took_longer_than_it_holds_the_name_adds_no_second_job(
     desk: Desk, program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload = program_plan.upload
+    prefix = contract.run_prefix("x", "snapshots")
+    for number in (1, 2):
+        desk.put(f"{prefix}{number:08d}.json", snapshot(number, 1))
+    before, upload = desk.keys(prefix), program_plan.upload
 
     def upload_slowly(*words: Any) -> bool:
         monkeypatch.setattr(program_plan, "upload", upload)
@@ -154,12 +157,14 @@ def test_a_submission_that_took_longer_than_it_holds_the_name_adds_no_second_job
         return upload(*words)
 
     monkeypatch.setattr(program_plan, "upload", upload_slowly)
-    result = desk.run("submit", "./train.py", "--name", "x", "--yes")
+    words = ("./train.py", "--name", "x", "--yes", "--from-snapshot", "1")
+    result = desk.run("submit", *words)
 
     assert_held(result)
     (job,) = desk.jobs("x")
     assert f"submitted job {job['jobId']}" in result.stderr
     assert held_by(desk)["job_id"] == job["jobId"], "the first one has not written over it"
+    assert desk.keys(prefix) == before, "the first one has not gone back"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_a_repeated_put_whose_first_answer_was_lost_is_no_other_submission(
         client = boto3.client("s3", region_name=REGION, endpoint_url=proxy.url)
         bucket = Bucket(client=client, name="bucket")
         with hold_name(bucket, "lossy", known=()) as hold:
-            hold.renew()
+            hold.renew(adds_job=True)
 
     assert proxy.injected
 

@@ -220,6 +220,8 @@ def work(race: Race, job_id: str, rng: random.Random, how: str) -> None:
         else:
             gate.die()
             race.ends(job_id, ended)
+            # The thread that looks at the folder calls no storage.
+            FinalOrder(take=False).write(settings.scratch)
 
 
 def judge(race: Race) -> None:

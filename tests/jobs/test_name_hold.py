@@ -16,7 +16,7 @@ from typer.testing import Result
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
-from jobs.submit import program_plan
+from jobs.program import bundle
 from jobs.submit.hold import hold_name
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.jobs.programs import record, running, snapshot, submitted
@@ -24,6 +24,7 @@ from tests.training.checkpoint.faulty import Fault, faulty_proxy, first_time
 from trainium_catalogue import contract
 
 KEY = contract.run_key("x", contract.RUN_SUBMISSION)
+UPLOAD = "jobs.submit.program_plan.upload"
 RACES, RACERS = 25, 4
 
 
@@ -148,15 +149,15 @@ def test_a_submission_that_took_longer_than_it_holds_the_name_adds_no_second_job
     prefix = contract.run_prefix("x", "snapshots")
     for number in (1, 2):
         desk.put(f"{prefix}{number:08d}.json", snapshot(number, 1))
-    before, upload = desk.keys(prefix), program_plan.upload
+    before, upload = desk.keys(prefix), bundle.upload
 
     def upload_slowly(*words: Any) -> bool:
-        monkeypatch.setattr(program_plan, "upload", upload)
+        monkeypatch.setattr(UPLOAD, upload)
         age(6)
         submitted(desk, "./train.py", "--name", "x")
         return upload(*words)
 
-    monkeypatch.setattr(program_plan, "upload", upload_slowly)
+    monkeypatch.setattr(UPLOAD, upload_slowly)
     words = ("./train.py", "--name", "x", "--yes", "--from-snapshot", "1")
     result = desk.run("submit", *words)
 
@@ -190,7 +191,7 @@ def test_an_interrupted_upload_gives_the_name_back(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as failing:
-        failing.setattr(program_plan, "upload", interrupt)
+        failing.setattr(UPLOAD, interrupt)
         assert desk.run("submit", "./train.py", "--name", "x", "--yes").exit_code != 0
 
     submitted(desk, "./train.py", "--name", "x")

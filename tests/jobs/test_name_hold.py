@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from trainium_catalogue import contract
 
 KEY = contract.run_key("x", contract.RUN_SUBMISSION)
 UPLOAD = "jobs.submit.program_plan.upload"
-RACES, RACERS = 25, 4
 
 
 def holder(**fields: Any) -> dict[str, Any]:
@@ -51,37 +49,6 @@ def assert_held(result: Result) -> None:
     assert result.exit_code == 2, (result.stderr, result.exception)
     refusal = result.stderr.splitlines()[-1]
     assert refusal.startswith("refused: run x is being submitted twice at the same time")
-
-
-def test_of_submissions_at_the_same_time_one_wins(desk: Desk) -> None:
-    for race in range(RACES):
-        won: list[int] = []
-        refused: list[str] = []
-        barrier = threading.Barrier(RACERS)
-
-        def submit(
-            racer: int,
-            run: str = f"race-{race}",
-            barrier: threading.Barrier = barrier,
-            won: list[int] = won,
-            refused: list[str] = refused,
-        ) -> None:
-            bucket = Bucket(client=desk.client("s3"), name="bucket")
-            barrier.wait()
-            try:
-                with hold_name(bucket, run, known=()) as mine:
-                    won.append(racer)
-                    mine.job_id = f"job-{racer}"
-            except Refusal as refusal:
-                refused.append(str(refusal))
-
-        threads = [threading.Thread(target=submit, args=(racer,)) for racer in range(RACERS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-        assert (len(won), len(refused)) == (1, RACERS - 1), race
 
 
 def test_a_job_that_is_missing_in_the_list_is_not_submitted_again(

@@ -128,7 +128,7 @@ def _race(number: int, desk: Desk, proxy: FaultyProxy, submitters: Submitters) -
     if jobs > 1 or (jobs == 0 and fault != "dies before"):
         wrong.append(f"{jobs} jobs")
     if not died and (codes.count(0) < 1 or set(codes) - {0, 2}):
-        wrong.append("nobody was told that the job is there")
+        wrong.append("no submission tells that the job is there")
     if not died and len(record(desk, run)) != 1:
         wrong.append(f"{len(record(desk, run))} submissions are recorded")
     if jobs == 0:

@@ -59,7 +59,7 @@ def test_nothing_is_completed_or_deleted_by_a_job_that_has_lost_the_name(tmp_pat
     assert set(before) <= set(after) and snapshot_key(5) not in after
 
 
-def test_a_job_that_thaws_after_it_has_lost_the_name_removes_nobodys_listings(
+def test_a_job_that_thaws_after_it_has_lost_the_name_removes_no_listings_of_others(
     tmp_path: Path,
 ) -> None:
     objects, messages = _place(tmp_path)

@@ -44,9 +44,14 @@ class Gate:
 
     is_open: threading.Event = field(default_factory=threading.Event)
     is_dead: bool = False
+    was_shut: bool = False
 
     def __post_init__(self) -> None:
         self.is_open.set()
+
+    def shut(self) -> None:
+        self.was_shut = True
+        self.is_open.clear()
 
     def die(self) -> None:
         self.is_dead = True
@@ -136,10 +141,11 @@ class Race:
             self.wrong.append(f"{job_id}: {text}")
 
     def begins(self, job_id: str, gate: Gate) -> None:
-        """Note who works; of two at the same time one must be frozen, which nobody can see."""
+        """Note who works; of two at the same time one must have been frozen, unseen by the other,
+        and finds out at its next heartbeat."""
         with self.lock:
             for other, its in self.working.items():
-                if its.is_open.is_set() and not its.is_dead:
+                if not its.was_shut and not its.is_dead:
                     self.wrong.append(f"{job_id} works beside {other}")
             self.working[job_id] = gate
 
@@ -192,7 +198,7 @@ def work(race: Race, job_id: str, rng: random.Random, how: str) -> None:
         for number in range(rng.randrange(8, 20)):
             time.sleep(rng.uniform(0.02, 0.25))
             if number == freezes_at:
-                gate.is_open.clear()
+                gate.shut()
                 time.sleep(rng.uniform(1, 8) * _HEARTBEAT_S)
                 gate.is_open.set()
             lock.check()

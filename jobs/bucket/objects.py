@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from jobs.aws import S3Client
@@ -23,6 +25,16 @@ class Found:
 
     key: str
     size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """An object as it was read, to replace it only as such."""
+
+    data: bytes
+    etag: str
+    age: timedelta
+    """Time since it was written, by the bucket's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,26 +69,36 @@ class Bucket:
         self.client.put_object(Bucket=self.name, Key=key, Body=data)
         return f"s3://{self.name}/{key}"
 
-    def read_version(self, key: str) -> tuple[bytes, str] | None:
-        """Read the object's bytes and its ETag; None if there is no such object."""
+    def read_version(self, key: str) -> Version | None:
+        """Read the object and which version it is; None if there is no such object."""
         try:
             answer = self.client.get_object(Bucket=self.name, Key=key)
         except Exception as error:
             if error_code(error) in _MISSING:
                 return None
             raise
-        return answer["Body"].read(), str(answer["ETag"])
+        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        return Version(
+            data=answer["Body"].read(),
+            etag=str(answer["ETag"]),
+            age=max(timedelta(0), now - answer["LastModified"]),
+        )
 
-    def replace(self, key: str, data: bytes, *, etag: str | None) -> bool:
-        """Put an object in place of version ``etag``, or of none; False if another came first."""
+    def replace(self, key: str, data: bytes, *, etag: str | None) -> str | None:
+        """Put an object in place of version ``etag``, or of none.
+
+        Returns its ETag; None if another came first.
+        """
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
-            self.client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
+            answer = self.client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
         except Exception as error:
-            if error_code(error) in _OVERTAKEN:
-                return False
-            raise
-        return True
+            if error_code(error) not in _OVERTAKEN:
+                raise
+            # boto3 repeats a request whose answer was lost: the first may have come through.
+            found = self.read_version(key)
+            return found.etag if found is not None and found.data == data else None
+        return str(answer["ETag"])
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
         """Read the metadata of an object; None if there is no such object."""

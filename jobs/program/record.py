@@ -78,10 +78,10 @@ def add_record(bucket: Bucket, run: str, new: Submitted) -> None:
     key = contract.run_key(run, contract.RUN_PROGRAM)
     for _ in range(_ATTEMPTS):
         found = bucket.read_version(key)
-        data, etag = found or (None, None)
-        earlier = () if data is None else _parsed(bucket, run, data)
+        earlier = () if found is None else _parsed(bucket, run, found.data)
         document = {"format": FORMAT, "submissions": [_document(item) for item in (*earlier, new)]}
-        if bucket.replace(key, json.dumps(document, indent=1).encode(), etag=etag):
+        etag = None if found is None else found.etag
+        if bucket.replace(key, json.dumps(document, indent=1).encode(), etag=etag) is not None:
             return
     raise Refusal(
         "program-record",

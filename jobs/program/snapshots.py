@@ -178,7 +178,8 @@ def go_back(bucket: Bucket, run: str, choice: Choice) -> None:
             document[kind] = [item for item in items if item["root"] != CHECKPOINTS_ROOT]
         document["bytes"] = sum(int(item["bytes"]) for item in document["files"])
         document["at"] = datetime.now(UTC).isoformat()
-    if not bucket.replace(manifest_key(run, number), json.dumps(document).encode(), etag=None):
+    data = json.dumps(document).encode()
+    if bucket.replace(manifest_key(run, number), data, etag=None) is None:
         raise Refusal(
             "snapshot-made-meanwhile",
             f"--from-snapshot: somebody else has just written snapshot {number} of run {run}; look "

@@ -147,13 +147,18 @@ def submitted(submission: Submission) -> Submitted:
     )
 
 
+def send_code(submission: Submission) -> None:
+    """Put the bundle into the bucket, which may take minutes."""
+    assert submission.order.program is not None
+    bundle = submission.order.program.bundle
+    if upload(submission.bucket, submission.request.run, bundle, note):
+        note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
+
+
 def keep(submission: Submission) -> None:
-    """Put the bundle and the record into the bucket, just before the job is submitted."""
+    """Put the choice of a snapshot and the record into the bucket, just before the job."""
     order, run = submission.order, submission.request.run
     assert order.program is not None
-    bundle = order.program.bundle
-    if upload(submission.bucket, run, bundle, note):
-        note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
     if order.program.choice is not None:
         go_back(submission.bucket, run, order.program.choice)
     add_record(submission.bucket, run, submitted(submission))

@@ -14,8 +14,8 @@ from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
 from jobs.orchestrators import JobService
 from jobs.output.console import echo, exit_code, follow_command, note, print_document
 from jobs.output.documents import Document, outcome, where
-from jobs.submit.hold import NameHolder, hold_name, name_held
-from jobs.submit.program_plan import keep
+from jobs.submit.hold import NameHold, hold_name, name_held
+from jobs.submit.program_plan import keep, send_code
 from jobs.submit.resolve import Submission
 from jobs.submit.wheels import Wheels, keep_requirements
 from trainium_catalogue import contract
@@ -58,41 +58,50 @@ def send(submission: Submission) -> int:
     compile_id = wheels_id = None
     if submission.wheels is not None:
         keep_requirements(submission.bucket, submission.request.run, submission.wheels)
-    if (wheels := submission.wheels) is not None and _collects(submission):
-        wheels_id = _send_first(wheels.service, wheels.request)
-        if _waits_here(submission):
-            job = _collect(submission, wheels, wheels_id)
-            if not job.succeeded:
-                return _give_up(submission, wheels_id, job)
-        else:
+    collected = submission.wheels if _collects(submission) else None
+    if collected is not None and _waits_here(submission):
+        wheels_id = _send_first(collected.service, collected.request)
+        job = _collect(submission, collected, wheels_id)
+        if not job.succeeded:
+            return _give_up(submission, wheels_id, job)
+    with _held(submission) as (hold, earlier):
+        if collected is not None and wheels_id is None:
+            wheels_id = _send_first(collected.service, collected.request)
             submission = _depending(submission, wheels_id)
-    if first is not None:
-        compile_id = _send_first(service, first)
-        submission = _depending(submission, compile_id)
-    with _held(submission) as (holder, earlier):
+        if first is not None:
+            compile_id = _send_first(service, first)
+            submission = _depending(submission, compile_id)
         if submission.order.program is not None:
+            send_code(submission)
+            if hold is not None:
+                hold.renew()
             keep(submission)
-        job_id = holder.job_id = _send(service, submission.request, earlier=earlier)
+        if hold is not None:
+            hold.renew(adds_job=True)
+        job_id = _send(service, submission.request, earlier=earlier)
+        if hold is not None:
+            hold.job_id = job_id
     return _finish(submission, job_id, service=service, compile_id=compile_id, wheels_id=wheels_id)
 
 
 @contextmanager
-def _held(submission: Submission) -> Iterator[tuple[NameHolder, set[str]]]:
-    """Hold the run's name; yields its holder and the ids of the jobs that the run has had.
+def _held(submission: Submission) -> Iterator[tuple[NameHold | None, set[str]]]:
+    """Hold the run's name; yields the hold and the ids of the jobs that the run has had.
 
     They are listed once more, because the user and the dependencies may have taken their time.
+    A generated name is this submission's own, and is not held.
     """
     run = submission.request.run
     known = {summary.job_id for summary in submission.earlier}
-    if not submission.order.is_named:  # a generated name is this submission's own
-        yield NameHolder(by="", at=""), known
+    if not submission.order.is_named:
+        yield None, known
         return
-    with hold_name(submission.bucket, run, known=known) as holder:
+    with hold_name(submission.bucket, run, known=known) as hold:
         listed = [summary for _, summary in submission.places.runs(run)]
         for summary in listed:
             if summary.job_id not in known and not summary.ended:
                 raise name_held(run, f"job {summary.job_id} has been submitted meanwhile")
-        yield holder, {summary.job_id for summary in listed}
+        yield hold, {summary.job_id for summary in listed}
 
 
 def _collects(submission: Submission) -> bool:

@@ -34,6 +34,7 @@ PARAMETERS = {"snapshot-every-s": "2", "peer-timeout-s": "10", "join-timeout-s":
 _REFUSED = "refused: "
 _SNAPSHOT = re.compile(r"\d{8}\.json")
 _RESTORED = re.compile(r"launch: (snapshot (\d+) of .*?), restored in")
+_OUTPUT = re.compile(r"^node \d+(?:, attempt (\d+))? \| (?!launch: )(.*)", re.MULTILINE)
 _READS = re.compile(r"launch: program: reads what was restored: (.*)")
 _READS_NOTHING = re.compile(r"launch: program: (has read none of the \d+ files .*)")
 
@@ -234,7 +235,7 @@ def _checks(
             detail=found[-1][0] if found else "no snapshot was restored",
         )
         if found:
-            yield from _used(said)
+            yield _used(said, parameters(settings).get("progress-pattern", ""))
     status = bucket.document(contract.run_key(run.run, contract.RUN_STATUS)) or {}
     if status.get("loss") is not None:
         yield ReceiptCheck(
@@ -244,19 +245,43 @@ def _checks(
         )
 
 
-def _used(said: str) -> Iterator[ReceiptCheck]:
-    """Check that the program used what it got back: one that begins again ends with 0 as well."""
-    name = "the second attempt used what it got back"
-    if reads := _READS.findall(said):
-        yield ReceiptCheck(name=name, ok=True, detail=f"it read {reads[-1].strip()}")
+def _used(said: str, pattern: str) -> ReceiptCheck:
+    """Check that the program used what it got back: one that begins again ends with 0 as well.
+
+    By its steps, if a ``pattern`` finds them in its output, or else by what it reads.
+    """
+    if pattern:
+        shown, why = _continued(said, pattern)
+    elif reads := _READS.findall(said):
+        shown, why = f"it read {reads[-1].strip()}", ""
     elif nothing := _READS_NOTHING.findall(said):
-        yield ReceiptCheck(name=name, ok=False, detail=f"not shown: it {nothing[-1].strip()}")
+        shown, why = "", f"it {nothing[-1].strip()}"
     else:
-        yield ReceiptCheck(
-            name=name,
-            ok=False,
-            detail="not shown: this machine's kernel does not tell which files are read (inotify)",
+        shown, why = (
+            "",
+            "no file that was restored has a content, or this machine's kernel does not tell "
+            "which are read (inotify); have its steps judged, with --set progress-pattern=...",
         )
+    name = "the second attempt used what it got back"
+    return ReceiptCheck(name=name, ok=bool(shown), detail=shown or f"not shown: {why}")
+
+
+def _continued(said: str, pattern: str) -> tuple[str, str]:
+    """Compare the first steps of the attempts; returns what shows that it continued, or why not."""
+    first: dict[int, int] = {}
+    for attempt, line in _OUTPUT.findall(said):
+        if (match := re.search(pattern, line)) and (step := match.groupdict().get("step")):
+            first.setdefault(int(attempt or 1), int(step))
+    last = max(first, default=1)
+    if last == 1:
+        return "", f"no line of the second attempt has a step for --progress-pattern {pattern}"
+    steps = f"step {first[last]}, and the first attempt at step {first.get(1, '?')}"
+    if first[last] > first.get(1, first[last]):
+        return f"it began at {steps}", ""
+    return "", (
+        f"it has begun again, at {steps}; let it load its newest checkpoint when it starts, or "
+        "name the argument that makes it with --resume-arguments"
+    )
 
 
 def _unchanged(settings: Settings, run: str, bucket: _Bucket) -> ReceiptCheck:

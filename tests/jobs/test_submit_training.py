@@ -228,6 +228,16 @@ def test_a_compile_job_comes_first_and_training_depends_on_it(ready: Desk) -> No
     assert [item["jobId"] for item in second["dependsOn"]] == [first["jobId"]]
 
 
+def test_a_compile_job_of_a_submission_that_came_second_is_not_paid_for(ready: Desk) -> None:
+    held = {"by": "ana@desk", "at": "2026-11-22T14:00:00+00:00", "job_id": None, "ended": False}
+    ready.put(contract.run_key("my-run", contract.RUN_SUBMISSION), held)
+
+    result = ready.run(*TRAIN, "--dataset", "wiki", "--compile")
+
+    assert "run my-run is being submitted twice at the same time: ana@desk is" in result.stderr
+    assert ready.jobs("my-run") == ready.jobs("my-run-compile") == []
+
+
 def test_a_compile_job_gets_everything_that_decides_the_graphs(ready: Desk) -> None:
     existing_run(ready, values={"micro-batch": 2})
 

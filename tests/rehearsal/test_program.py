@@ -24,17 +24,21 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
 SAMPLE = ROOT / "tests" / "programs" / "sample" / "train.py"
+ODD = Path(__file__).with_name("odd")
 ORCHESTRATORS = ("batch", "eks")
 
 
-def rehearse(folder: Path, *words: str, addresses: str) -> dict[str, Any]:
-    """Rehearse the sample; it runs long enough for a snapshot on a slow machine too."""
+def rehearse(
+    folder: Path, *words: str, addresses: str, program: Path = SAMPLE, code: int = 0
+) -> dict[str, Any]:
+    """Rehearse a program; the sample runs long enough for a snapshot on a slow machine too."""
     command = [
-        *(sys.executable, "-m", "rehearsal", "run", "--program", str(SAMPLE), "--json"),
+        *(sys.executable, "-m", "rehearsal", "run", "--program", str(program), "--json"),
         *("--orchestrators", "batch,eks", "--processes-per-node", "1"),
         *("--folder", str(folder), "--addresses", addresses, *words),
     ]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert done.returncode == code, done.stdout
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 
@@ -140,3 +144,31 @@ def test_a_program_on_a_host_that_is_taken_back_continues(tmp_path: Path) -> Non
     assert {(run["orchestrator"], run["run"]["fault"]) for run in receipt["programs"]} == {
         (name, fault) for name in ORCHESTRATORS for fault in ("reclaim-child", "reclaim-main")
     }
+
+
+@pytest.mark.timeout(900)
+def test_a_program_that_begins_again_is_not_shown_to_continue(tmp_path: Path) -> None:
+    program = ODD / "begins_again.py"
+
+    receipt = rehearse(tmp_path, addresses="127.0.51", program=program, code=1)
+
+    assert (receipt["outcome"], receipt["proven_empty"]) == ("failed", True)
+    for orchestrator in ORCHESTRATORS:
+        run = run_on(receipt, orchestrator)
+        assert [check["name"] for check in run["checks"] if not check["ok"]] == [
+            "the second attempt used what it got back"
+        ]
+        detail = check_of(run, "the second attempt used")["detail"]
+        assert detail.startswith("not shown: it has read none of the 1 files that were restored")
+        assert detail.endswith("--resume-arguments")
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["daemon", "small_files"])
+def test_an_odd_program_continues_and_leaves_nothing(tmp_path: Path, name: str) -> None:
+    """It has a child that ignores SIGTERM, or a checkpoint of 10,000 small files."""
+    receipt = rehearse(tmp_path, addresses="127.0.51", program=ODD / f"{name}.py")
+
+    assert (receipt["problems"], receipt["outcome"]) == ([], "passed")
+    for orchestrator in ORCHESTRATORS:
+        assert check_of(run_on(receipt, orchestrator), "the second attempt used")["ok"]

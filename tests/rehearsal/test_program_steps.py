@@ -260,11 +260,40 @@ def test_the_files_that_the_nodes_ran_are_compared(
             False,
             "not shown: it has read none of the 3 files that were restored, so it has begun again",
         ),
-        ("ended", False, "not shown: this machine's kernel does not tell which files are read"),
+        (
+            "ended",
+            False,
+            "not shown: no file that was restored has a content, or this machine's kernel",
+        ),
     ],
 )
 def test_a_program_has_to_use_what_it_got_back(line: str, ok: bool, detail: str) -> None:
-    (check,) = program._used(f"node 0, attempt 2 | launch: program: {line}\n")
+    check = program._used(f"node 0, attempt 2 | launch: program: {line}\n", "")
+
+    assert check.ok is ok
+    assert check.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("second", "ok", "detail"),
+    [
+        ("epoch 3 of 9", True, "it began at step 3, and the first attempt at step 1"),
+        ("epoch 1 of 9", False, "not shown: it has begun again, at step 1, and the first attempt"),
+        ("launch: epoch 3", False, "not shown: no line of the second attempt has a step for --pro"),
+    ],
+)
+def test_a_program_whose_steps_can_be_told_is_judged_by_them_whatever_it_reads(
+    second: str, ok: bool, detail: str
+) -> None:
+    said = [
+        "node 0 | epoch 1 of 9",
+        "node 0 | epoch 4 of 9",
+        "node 0, attempt 2 | launch: program: reads what was restored: config.json",
+        f"node 0, attempt 2 | {second}",
+        "node 0, attempt 2 | epoch 5" if ok else "node 0, attempt 2 | bye",
+    ]
+
+    check = program._used("\n".join(said), r"epoch (?P<step>\d+)")
 
     assert check.ok is ok
     assert check.detail.startswith(detail)

@@ -17,7 +17,9 @@ from training.program.snapshots.restore import read_record
 
 _MOST_FILES = 2_000
 # linux/inotify.h
-_MODIFY, _CLOSE_NOWRITE, _OVERFLOW = 0x2, 0x10, 0x4000
+_ACCESS, _MODIFY, _CLOSE_NOWRITE, _OVERFLOW = 0x1, 0x2, 0x10, 0x4000
+_READ = _ACCESS | _CLOSE_NOWRITE
+"""A file that is mapped is not accessed by a read, but it is opened and closed."""
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
 
@@ -42,11 +44,11 @@ class RestoredReads:
         self._queue = _checked(libc.inotify_init1(_FLAGS))
         for _, path in sorted(files, reverse=True)[:_MOST_FILES]:
             name = os.fsencode(folders.checkpoints / path)
-            watch = _checked(libc.inotify_add_watch(self._queue, name, _MODIFY | _CLOSE_NOWRITE))
+            watch = _checked(libc.inotify_add_watch(self._queue, name, _MODIFY | _READ))
             self._unread[watch] = path
 
     def first(self) -> str | None:
-        """Return the first file that was opened to be read as it was restored, if one was.
+        """Return the first file that was read as it was restored, if one was.
 
         ``OSError`` if the kernel has lost track.
         """
@@ -61,7 +63,7 @@ class RestoredReads:
                 place += _EVENT.size + length
                 if what & _OVERFLOW:
                     raise OSError("events of the checkpoint folder were lost")
-                if what & _CLOSE_NOWRITE and watch in self._unread:
+                if what & _READ and watch in self._unread:
                     return self._unread[watch]
                 if what & _MODIFY:
                     self._unread.pop(watch, None)

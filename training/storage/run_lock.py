@@ -14,6 +14,8 @@ from trainium_catalogue.contract import RUN_LOCK
 from trainium_catalogue.typed_json import read_json
 
 HEARTBEAT_S = 10.0
+_MAX_HEARTBEAT_S = 60.0
+"""No lock has others wait for longer, whatever has been written into it."""
 _MISSED = 3
 """Missed heartbeats after which a holder counts as dead."""
 _LOOKS_PER_HEARTBEAT = 5
@@ -41,6 +43,10 @@ class Holder:
     heartbeat_s: float
     """Seconds between two heartbeats."""
     released: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.heartbeat_s <= _MAX_HEARTBEAT_S:
+            raise ValueError(f"heartbeat_s is {self.heartbeat_s}")
 
     def dump(self) -> bytes:
         """Encode as JSON."""
@@ -110,6 +116,8 @@ class RunLock:
             heartbeat_s=heartbeat_s,
         )
         self._etag = ""
+        self._unanswered: set[bytes] = set()
+        """What was sent without an answer: it may have been written all the same."""
         self._lost: str | None = None
         self._renewing = threading.Lock()
         self._ending = threading.Event()
@@ -205,10 +213,9 @@ class RunLock:
 
     def _write(self, holder: Holder, etag: str | None) -> None:
         data = holder.dump()
-        if etag is None:
-            self._etag = self._objects.put(RUN_LOCK, data, if_absent=True)
-        else:
-            self._etag = self._objects.put(RUN_LOCK, data, if_match=etag)
+        self._unanswered.add(data)
+        self._etag = self._objects.put(RUN_LOCK, data, if_absent=etag is None, if_match=etag)
+        self._unanswered.clear()
 
     def _keep(self) -> None:
         while self._lost is None and not self._ending.wait(self._mine.heartbeat_s):
@@ -222,17 +229,24 @@ class RunLock:
         with self._renewing:
             if self._lost is not None:
                 return
+            mine = replace(self._mine, heartbeat=now_utc())
             try:
-                self._write(replace(self._mine, heartbeat=now_utc()), self._etag)
+                self._write(mine, self._etag)
             except PreconditionFailed:
-                self._lost = self._loss()
+                if (loss := self._loss()) is None:
+                    self._write(mine, self._etag)
+                self._lost = loss
 
-    def _loss(self) -> str:
+    def _loss(self) -> str | None:
+        """Explain who has written the lock; None if it was this job, which got no answer."""
         try:
-            found = self._found()
-        except Exception:
-            found = None
-        return _loss(self._run, found[0] if found is not None else None)
+            data, etag = self._objects.get_with_etag(RUN_LOCK)
+        except ObjectMissing:
+            return _loss(self._run, None)
+        if data in self._unanswered:
+            self._etag = etag
+            return None
+        return _loss(self._run, Holder.parse(data))
 
     def _refusal(self, holder: Holder) -> str:
         where = f" on {holder.node}" if holder.node else ""

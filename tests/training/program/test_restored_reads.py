@@ -51,6 +51,25 @@ def test_so_is_one_that_is_mapped(model: Path) -> None:
     assert reads.first() == "epoch-1/model.pt"
 
 
+def test_so_is_a_database_that_is_read_and_written_and_stays_open(model: Path) -> None:
+    reads = watched(model)
+    with model.open("r+b") as file:
+        assert file.read() == b"saved"
+        file.write(b" again")
+        file.flush()
+
+        assert reads.first() == "epoch-1/model.pt"
+
+
+def test_a_log_that_is_only_appended_to_was_not_read(model: Path) -> None:
+    reads = watched(model)
+    with model.open("ab") as file:
+        file.write(b" again")
+    model.read_bytes()
+
+    assert reads.first() is None
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_file_that_is_only_read_after_it_was_written_was_not(model: Path, in_place: bool) -> None:
     reads = watched(model)

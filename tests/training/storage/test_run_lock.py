@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,13 @@ from training.storage.run_lock import RunLock, RunLocked, RunLost
 from trainium_catalogue.contract import RUN_LOCK
 
 HEARTBEAT_S = 0.3
+DEAD = {
+    "job_id": "first",
+    "attempt": 1,
+    "node": "",
+    "since": "2026-01-01",
+    "heartbeat": "2026-01-01",
+}
 
 
 def lock(
@@ -89,19 +97,7 @@ def test_a_released_lock_is_taken_at_once(objects: Objects) -> None:
 
 def test_the_next_attempt_of_a_killed_job_takes_its_lock_at_once(objects: Objects) -> None:
     # Nobody renews or releases it any more.
-    objects.put(
-        RUN_LOCK,
-        json.dumps(
-            {
-                "job_id": "first",
-                "attempt": 1,
-                "node": "",
-                "since": "2026-01-01",
-                "heartbeat": "2026-01-01",
-                "heartbeat_s": 1000,
-            }
-        ).encode(),
-    )
+    objects.put(RUN_LOCK, json.dumps({**DEAD, "heartbeat_s": 60}).encode())
 
     with lock(objects, "first", attempt=2) as second:
         second.check()
@@ -160,14 +156,22 @@ def test_a_removed_lock_stops_the_job(objects: Objects, held: RunLock) -> None:
     assert "somebody has removed it" in str(wait_until_lost(held))
 
 
-def test_a_lock_that_makes_no_sense_is_replaced(folder: Objects) -> None:
-    folder.put(RUN_LOCK, b"{")
+@pytest.mark.parametrize(
+    "data",
+    [b"{", *(json.dumps({**DEAD, "heartbeat_s": each}).encode() for each in (1e9, -1, math.nan))],
+)
+def test_a_lock_that_makes_no_sense_is_replaced(folder: Objects, data: bytes) -> None:
+    folder.put(RUN_LOCK, data)
 
-    with lock(folder, "first") as first:
-        first.check()
+    with lock(folder, "other") as other:
+        other.check()
 
 
-def test_storage_that_fails_for_a_while_does_not_lose_the_lock(proxy: FaultyProxy) -> None:
+@pytest.mark.parametrize("first_fault", [Fault.SLOW_DOWN, Fault.LOST_ANSWER])
+def test_storage_that_fails_for_a_while_does_not_lose_the_lock(
+    proxy: FaultyProxy, first_fault: Fault
+) -> None:
+    """Nor does a renewal that was written, whose answer was lost, and all later requests too."""
     objects = open_objects(
         f"s3://{BUCKET}/locks",
         region=REGION,
@@ -176,7 +180,8 @@ def test_storage_that_fails_for_a_while_does_not_lose_the_lock(proxy: FaultyProx
     )
     lines: list[str] = []
     with lock(objects, "first", lines=lines) as first:
-        proxy.reset(lambda request: Fault.SLOW_DOWN)
+        faults = iter([first_fault])
+        proxy.reset(lambda request: next(faults, Fault.SLOW_DOWN))
         while not lines:
             time.sleep(0.02)
         proxy.reset(lambda request: None)

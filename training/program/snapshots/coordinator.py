@@ -88,6 +88,7 @@ class Coordinator:
 
     def open(self) -> None:
         """Read the snapshots there are, and remove what earlier attempts told each other."""
+        self._confirm()
         self._objects.delete(self._messages.of_others(self._objects))
         self._read_new()
 

@@ -59,6 +59,21 @@ def test_nothing_is_completed_or_deleted_by_a_job_that_has_lost_the_name(tmp_pat
     assert set(before) <= set(after) and snapshot_key(5) not in after
 
 
+def test_a_job_that_thaws_after_it_has_lost_the_name_removes_no_listings_of_others(
+    tmp_path: Path,
+) -> None:
+    objects, messages = _place(tmp_path)
+    theirs = Messages(2, "job").listing(1, LISTING.name)
+    objects.put(theirs, LISTING.encode())
+
+    def confirm() -> None:
+        raise RunLost("taken")
+
+    with pytest.raises(RunLost):
+        _coordinator(objects, messages, confirm=confirm)
+    assert [info.key for info in objects.list("")] == [theirs]
+
+
 def test_what_a_late_snapshot_of_another_job_names_is_not_deleted(tmp_path: Path) -> None:
     objects, messages = _place(tmp_path)
     coordinator = _coordinator(objects, messages)

@@ -111,8 +111,7 @@ class Submission:
     @property
     def num_ranks(self) -> int:
         """Ranks of the job; a rehearsal has another number of processes per node."""
-        own = int(self.order.parameters.get("processes-per-node") or 0)
-        on_node = own or self.processes_per_node or self.target.instance_type.processes_per_node
+        on_node = self.processes_per_node or self.target.instance_type.processes_per_node
         return self.request.num_nodes * on_node
 
     @property

@@ -74,6 +74,13 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the log of all nodes until the job ends.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="With --follow: show the first lines of every node's launcher too.",
+        ),
+    ] = False,
     compiles: Annotated[
         bool,
         typer.Option(
@@ -237,6 +244,7 @@ def submit(
         time_limit_hours=time_limit,
         compiles=compiles,
         follows=follow,
+        folds=not verbose and not as_json,
         releases=releases,
         scales=scales,
         dry_run=dry_run,

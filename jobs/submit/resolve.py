@@ -37,7 +37,7 @@ from trainium_catalogue.workloads import (
 
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
-    *("on", "release", "scale", "check-only"),
+    *("on", "release", "scale", "check-only", "verbose"),
     *("module", "workdir", "include", "exclude", "env", "requirements", "from-snapshot"),
     *("deployment", "region", "help"),
 )
@@ -64,6 +64,8 @@ class SubmitOptions:
     time_limit_hours: float | None
     compiles: bool
     follows: bool
+    folds: bool
+    """True if the launchers' first lines are followed as one."""
     releases: bool
     scales: bool
     dry_run: bool

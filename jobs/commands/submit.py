@@ -32,6 +32,9 @@ from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.releases import DEFAULT_RELEASE
 
+_OWN, _EKS, _ADVANCED = "Your own program", "On EKS", "Advanced"
+"""Panels of the help."""
+
 
 @command
 def submit(
@@ -98,15 +101,14 @@ def submit(
             show_default="the workload's",
         ),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="The same as --KEY VALUE, for scripts; repeatable."
-        ),
-    ] = None,
     module: Annotated[
         str | None,
-        typer.Option("--module", "-m", help="Module of yours to run, as with `python -m`."),
+        typer.Option(
+            "--module",
+            "-m",
+            help="Module of yours to run, as with `python -m`.",
+            rich_help_panel=_OWN,
+        ),
     ] = None,
     workdir: Annotated[
         Path | None,
@@ -115,6 +117,7 @@ def submit(
             metavar="DIR",
             help="Folder of your program: its files go along, and it runs there.",
             show_default="the file's; with -m: this one",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     include: Annotated[
@@ -124,12 +127,16 @@ def submit(
             metavar="GLOB",
             help="Files of your program to take along although git ignores them, or they look "
             "like keys; repeatable.",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude", metavar="GLOB", help="Files of your program to leave out; repeatable."
+            "--exclude",
+            metavar="GLOB",
+            help="Files of your program to leave out; repeatable.",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     env: Annotated[
@@ -139,6 +146,7 @@ def submit(
             metavar="NAME=VALUE",
             help="Environment variable of your program; repeatable.",
             show_default="the run's",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     requirements: Annotated[
@@ -149,6 +157,7 @@ def submit(
             help="What your program requires beyond the image, as for pip: wheels are collected "
             "once, by a job of its own, before any node starts.",
             show_default="the run's; of a folder: its workload.toml's",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     from_snapshot: Annotated[
@@ -159,6 +168,7 @@ def submit(
             help="Snapshot of your program's run to go back to, of those that `status` lists; "
             "none: begin anew.",
             show_default="the newest",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     releases: Annotated[
@@ -166,6 +176,7 @@ def submit(
         typer.Option(
             "--release",
             help="On EKS, with --follow: scale to 0 nodes when the job has ended.",
+            rich_help_panel=_EKS,
         ),
     ] = False,
     scales: Annotated[
@@ -173,8 +184,18 @@ def submit(
         typer.Option(
             "--scale",
             help="On EKS: let the cluster get the nodes that are missing, instead of refusing.",
+            rich_help_panel=_EKS,
         ),
     ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="The same as --KEY VALUE, for scripts; repeatable.",
+            rich_help_panel=_ADVANCED,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -196,7 +217,7 @@ def submit(
 ) -> int:
     """Submit a workload, or a program of yours; its parameters are options too.
 
-    `submit WORKLOAD --help` lists them. Of a program, its folder goes along, and what comes after
+    `submit WORKLOAD --help` lists them, seldom needed ones last. Of a program, its folder goes along, and what comes after
     -- reaches it word by word; the same name again continues from its newest snapshot.
 
     Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of

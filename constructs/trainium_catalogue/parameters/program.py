@@ -66,6 +66,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="snapshot-mib-per-s",
+        is_advanced=True,
         default=200.0,
         minimum=1,
         maximum=100000,
@@ -73,6 +74,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="snapshot-limit-gib",
+        is_advanced=True,
         default=500.0,
         minimum=0.001,
         maximum=100000,

@@ -217,8 +217,9 @@ def submit(
 ) -> int:
     """Submit a workload, or a program of yours; its parameters are options too.
 
-    `submit WORKLOAD --help` lists them, seldom needed ones last. Of a program, its folder goes along, and what comes after
-    -- reaches it word by word; the same name again continues from its newest snapshot.
+    `submit WORKLOAD --help` lists them, seldom needed ones last. Of a program, its folder goes
+    along, and what comes after -- reaches it word by word; the same name again continues from its
+    newest snapshot.
 
     Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of
     the price, and asks before a job that takes Trainium nodes or may cost 10 USD or more at its

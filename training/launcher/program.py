@@ -561,6 +561,7 @@ class ProgramNode(LocalNode):
         with suppress(OSError, ValueError):
             # With 1 the kernel neither writes a core file nor starts a program for it (core(5)).
             resource.prlimit(first.pid, resource.RLIMIT_CORE, (1, 1))
+            self._killed_workers = True
             signal_quietly(first.pid, signal.SIGABRT)
         deadline = time.monotonic() + _TRACEBACK_S
         while not is_gone(first.pid) and time.monotonic() < deadline:

@@ -50,7 +50,7 @@ class Beginnings:
         key = line.attempt, line.node
         beginning = self._found.setdefault(key, _Beginning(since_s=now_s))
         if LAUNCHERS_VERDICT.match(line.message):
-            yield from self.release()
+            yield from self.release(line.attempt)
         if beginning.is_over:
             yield line
             return
@@ -80,10 +80,11 @@ class Beginnings:
             if not beginning.is_over and now_s - beginning.since_s > SLOW_S:
                 yield from _shown(beginning)
 
-    def release(self) -> Iterator[LogLine]:
-        """Yield all lines that are held: a node has failed, or no more lines will come."""
-        for _, beginning in sorted(self._found.items()):
-            yield from _shown(beginning)
+    def release(self, last_attempt: int) -> Iterator[LogLine]:
+        """Yield what is held of an attempt, and of those before: a node has failed, or it ended."""
+        for (attempt, _), beginning in sorted(self._found.items()):
+            if attempt <= last_attempt:
+                yield from _shown(beginning)
 
 
 def _shown(beginning: _Beginning) -> Iterator[LogLine]:

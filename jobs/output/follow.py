@@ -157,7 +157,7 @@ class Follower:
             if job is not None and self._is_quiet(job):
                 for line in self.streams.merger.flush():
                     yield from self._printed(line)
-                yield from self._released()
+                yield from self._released(self._attempt_printed)
                 yield Ended(job=job)
                 return
             self.clock.sleep(self._pause_s(job, bool(troubles)))
@@ -194,7 +194,7 @@ class Follower:
             if attempt.number == len(job.attempts) and (job.ended or _is_final(attempt, job)):
                 break  # Ended reports it; Batch lists it a moment before the job has ended
             self._attempts_ended += 1
-            yield from self._released()
+            yield from self._released(attempt.number)
             yield AttemptEnded(
                 attempt=attempt,
                 max_attempts=job.max_attempts,
@@ -240,8 +240,8 @@ class Follower:
         else:
             yield from self.beginnings.add(line, self.clock.now())
 
-    def _released(self) -> Iterator[LogLine]:
-        return iter(()) if self.beginnings is None else self.beginnings.release()
+    def _released(self, last_attempt: int) -> Iterator[LogLine]:
+        return iter(()) if self.beginnings is None else self.beginnings.release(last_attempt)
 
     def _weigh(self, troubles: list[BaseException], answered: int) -> Iterator[Event]:
         if answered:

@@ -76,5 +76,5 @@ def test_a_slow_beginning_is_shown_and_so_is_what_a_killed_node_has_left() -> No
     assert [each.message for each in beginnings.slow(SLOW_S + 1)] == ["launch: one"]
     assert shown(beginnings, line("launch: two")) == ["launch: two"]
     assert shown(beginnings, line("launch: three", node=1)) == []
-    assert [each.message for each in beginnings.release()] == ["launch: three"]
-    assert list(beginnings.release()) == []
+    assert [each.message for each in beginnings.release(1)] == ["launch: three"]
+    assert list(beginnings.release(1)) == []

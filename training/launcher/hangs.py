@@ -140,23 +140,33 @@ class JobWatch:
         own = {node: e for node, e in self._evidence.items() if e.started}
         shown = dict(sorted((own or self._evidence).items())[:1])
         seen = "".join(f"; {evidence.shown(node)}" for node, evidence in shown.items())
+        directly = (
+            "let it call its training function directly, without mp.spawn or accelerate launch"
+        )
         if self._waits_for_itself:
             return Verdict(
                 code=ExitCode.WORKLOAD,
                 reason=f"{what}{seen}; it would hang again, so it is not retried: torchrun has "
                 f"already started {self._node.processes_per_node} processes of it on each node, "
-                "so let it call its training function directly, without mp.spawn, "
-                "accelerate launch or another launcher",
+                f"so {directly}",
             )
         alone = "" if self._is_joined else (
             "if it assigns MASTER_ADDR or MASTER_PORT, or gives init_process_group an "
             "init_method, leave that to torchrun, which has set them; "
         )  # fmt: skip
-        return Verdict(
-            code=ExitCode.HOST,
-            reason=f"{what}{seen}; {alone}a program that is silent for longer needs a larger "
-            "--hang-limit-s, or touches that file",
+        advice = (
+            f"if these wait for each other, {directly}"
+            if self._has_launched
+            else "a program that is silent for longer needs a larger --hang-limit-s, or touches "
+            "that file"
         )
+        return Verdict(code=ExitCode.HOST, reason=f"{what}{seen}; {alone}{advice}")
+
+    @property
+    def _has_launched(self) -> bool:
+        """True if ranks have started processes as launchers do, and nothing has come of it."""
+        everyone = self._evidence.values()
+        return any(e.is_launcher for e in everyone) and not any(e.has_worked for e in everyone)
 
     @property
     def _is_joined(self) -> bool:
@@ -174,11 +184,9 @@ class JobWatch:
 
         One that has worked, or was alive for longer than its beginning, may have lost a peer.
         """
-        everyone = self._evidence.values()
         return (
-            not self._is_joined
-            and any(evidence.is_launcher for evidence in everyone)
-            and not any(evidence.has_worked for evidence in everyone)
+            self._has_launched
+            and not self._is_joined
             and self._moved_s - self._went_s <= BEGINNING_S
         )
 

@@ -16,6 +16,7 @@ from tests.training.program.bundles import program
 from training.core.progress import WorkerState
 from training.launcher.evidence import Evidence, collect
 from training.launcher.hangs import BEGINNING_S, JobWatch
+from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def evidence(**changes: object) -> Evidence:
     return replace(waits, **changes)  # type: ignore[arg-type]
 
 
-def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> ExitCode:
+def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> Verdict:
     node = replace(CPU_NODE, num_nodes=len(seen), processes_per_node=processes_per_node)
     job = JobWatch(node, hang_limit_s=HANG_S, now_s=0.0)
     for index, each in enumerate(seen):
@@ -116,7 +117,7 @@ def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> 
     job.moved(0, "", moved_s)
     verdict = job.verdict(moved_s + HANG_S + 1)
     assert verdict is not None
-    return verdict.code
+    return verdict
 
 
 @pytest.mark.parametrize(
@@ -128,17 +129,21 @@ def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> 
     ],
 )
 def test_without_clear_evidence_a_hang_is_retried(seen: Evidence) -> None:
-    assert hung(evidence(), evidence()) is ExitCode.WORKLOAD
-    assert hung(evidence(started=0, is_launcher=False), evidence()) is ExitCode.WORKLOAD
-    assert hung(seen) is ExitCode.HOST
+    assert hung(evidence(), evidence()).code is ExitCode.WORKLOAD
+    assert hung(evidence(started=0, is_launcher=False), evidence()).code is ExitCode.WORKLOAD
+    assert hung(seen).code is ExitCode.HOST
     if not seen.is_launcher:
         return
-    assert hung(evidence(), seen) is ExitCode.HOST
+    assert hung(evidence(), seen).code is ExitCode.HOST
 
 
 def test_a_program_that_was_alive_for_longer_or_has_no_peers_may_hang_for_another_reason() -> None:
-    assert hung(evidence(), moved_s=BEGINNING_S + 1) is ExitCode.HOST
-    assert hung(evidence(), processes_per_node=1) is ExitCode.HOST
+    assert hung(evidence(), moved_s=BEGINNING_S + 1).code is ExitCode.HOST
+    alone = hung(evidence(), processes_per_node=1)
+    assert alone.code is ExitCode.HOST
+    assert "if these wait for each other, let it call its training function" in alone.reason
+    assert "a larger --hang-limit-s" not in alone.reason
+    assert "a larger --hang-limit-s" in hung(evidence(has_worked=True)).reason
 
 
 @pytest.mark.parametrize(

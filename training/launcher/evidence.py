@@ -62,11 +62,16 @@ class Evidence:
     def from_message(message: Mapping[str, Any]) -> Evidence:
         """Parse ``to_message``'s fields; ``ValueError`` if they are malformed."""
         try:
-            fields = {name: message[name] for name in Evidence.__dataclass_fields__}
-            numbers = {name: int(fields[name]) for name in ("ranks", "connected", "lines")}
-            own = {name: int(fields[name]) for name in ("rank", "started")}
-            flags = {name: bool(fields[name]) for name in ("has_worked", "is_launcher")}
-            return Evidence(**numbers, **own, **flags, command=str(fields["command"]))
+            return Evidence(
+                ranks=int(message["ranks"]),
+                connected=int(message["connected"]),
+                lines=int(message["lines"]),
+                has_worked=bool(message["has_worked"]),
+                rank=int(message["rank"]),
+                started=int(message["started"]),
+                command=str(message["command"]),
+                is_launcher=bool(message["is_launcher"]),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"not a node's evidence: {error!r}") from None
 

@@ -114,7 +114,8 @@ def _print_workload(named: str, workload: Workload, of_program: Set[str] = froze
         f"{arguments}\n\n{workload.summary}\n",
         markup=False,
     )
-    common, advanced = [], []
+    common: list[Parameter] = []
+    advanced: list[Parameter] = []
     for item in (*workload.parameters, *workload.launch_parameters):
         if item.name not in of_program:
             (advanced if item.is_advanced else common).append(item)

@@ -160,14 +160,18 @@ def _print_workload(named: str, workload: Workload, of_program: Set[str] = froze
         f"usage: python -m jobs submit {named}{required} [--parameter value]... [option]..."
         f"{arguments}\n\n{workload.summary}\n",
     )
+    common: list[Parameter] = []
+    advanced: list[Parameter] = []
+    for item in (*workload.parameters, *workload.launch_parameters):
+        if item.name not in of_program:
+            (advanced if item.is_advanced else common).append(item)
     own_parameters = tuple(p for p in workload.parameters if p.name in of_program)
-    others = tuple(p for p in workload.parameters if p.name not in of_program)
     if own_parameters:
         console.print(parameters_table(f"Parameters of {workload.name}", own_parameters))
     title = f"Parameters of {workload.name}" if named in WORKLOADS else "Parameters of any program"
-    console.print(parameters_table(title, others))
-    console.print(parameters_table("Parameters of every workload", workload.launch_parameters))
-    own = "--nodes, --name, --follow, --time-limit, --yes, --dry-run, --json"
+    console.print(parameters_table(title, tuple(common)))
+    console.print(parameters_table("Advanced: seldom needed", tuple(advanced)))
+    own = "--nodes, --name, --follow, --verbose, --time-limit, --yes, --dry-run, --json"
     if workload.preset is not None:
         own = f"--compile, {own}"
     if named not in WORKLOADS:

@@ -61,6 +61,7 @@ from trainium_catalogue.contract import (
     RENDEZVOUS,
 )
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+from trainium_catalogue.parameters.program import PROCESSES, check_processes
 from trainium_catalogue.workloads import Hardware
 
 _PORT_WAIT_S = 10.0
@@ -143,13 +144,12 @@ def run_node(
     is_alone = request.workload.hardware is Hardware.CPU and node.num_nodes == 1
     if is_alone:
         node = replace(node, processes_per_node=1)
-    elif wanted := int(request.values.get("processes-per-node") or 0):
-        if node.device is not DeviceKind.CPU and wanted > node.processes_per_node:
-            return Verdict(
-                code=ExitCode.CONFIGURATION,
-                reason=f"--processes-per-node {wanted}: a node has {node.processes_per_node} "
-                "NeuronCores, and a process needs one; give at most as many",
-            )
+    elif wanted := int(request.values.get(PROCESSES) or 0):
+        if node.device is not DeviceKind.CPU:
+            try:
+                check_processes(wanted, node.processes_per_node)
+            except ValueError as error:
+                return Verdict(code=ExitCode.CONFIGURATION, reason=str(error))
         node = replace(node, processes_per_node=wanted)
     log.info(
         "launch: node %d of %d%s at %s: %s, run %s, attempt %d, %d processes on %s",

@@ -33,6 +33,9 @@ from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.releases import DEFAULT_RELEASE
 
+_OWN, _EKS, _ADVANCED = "Your own program", "On EKS", "Advanced"
+"""Panels of the help."""
+
 
 @command
 def submit(
@@ -75,6 +78,13 @@ def submit(
     follow: Annotated[
         bool, typer.Option("--follow", help="Show the log of all nodes until the job ends.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="With --follow: show the first lines of every node's launcher too.",
+        ),
+    ] = False,
     compiles: Annotated[
         bool,
         typer.Option(
@@ -92,15 +102,14 @@ def submit(
             show_default="the workload's",
         ),
     ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="The same as --KEY VALUE, for scripts; repeatable."
-        ),
-    ] = None,
     module: Annotated[
         str | None,
-        typer.Option("--module", "-m", help="Module of yours to run, as with `python -m`."),
+        typer.Option(
+            "--module",
+            "-m",
+            help="Module of yours to run, as with `python -m`.",
+            rich_help_panel=_OWN,
+        ),
     ] = None,
     workdir: Annotated[
         Path | None,
@@ -110,6 +119,7 @@ def submit(
             metavar="DIR",
             help="Folder of your program: its files go along, and it runs there.",
             show_default="the file's; with -m: this one",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     include: Annotated[
@@ -119,12 +129,16 @@ def submit(
             metavar="GLOB",
             help="Files of your program to take along although git ignores them, or they look "
             "like keys; repeatable.",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
         typer.Option(
-            "--exclude", metavar="GLOB", help="Files of your program to leave out; repeatable."
+            "--exclude",
+            metavar="GLOB",
+            help="Files of your program to leave out; repeatable.",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     env: Annotated[
@@ -134,6 +148,7 @@ def submit(
             metavar="NAME=VALUE",
             help="Environment variable of your program; repeatable.",
             show_default="the run's",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     requirements: Annotated[
@@ -145,6 +160,7 @@ def submit(
             help="What your program requires beyond the image, as for pip: wheels are collected "
             "once, by a job of its own, before any node starts.",
             show_default="the run's; of a folder: its workload.toml's",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     from_snapshot: Annotated[
@@ -155,6 +171,7 @@ def submit(
             help="Snapshot of your program's run to go back to, of those that `status` lists; "
             "none: begin anew.",
             show_default="the newest",
+            rich_help_panel=_OWN,
         ),
     ] = None,
     releases: Annotated[
@@ -162,6 +179,7 @@ def submit(
         typer.Option(
             "--release",
             help="On EKS, with --follow: scale to 0 nodes when the job has ended.",
+            rich_help_panel=_EKS,
         ),
     ] = False,
     scales: Annotated[
@@ -169,8 +187,18 @@ def submit(
         typer.Option(
             "--scale",
             help="On EKS: let the cluster get the nodes that are missing, instead of refusing.",
+            rich_help_panel=_EKS,
         ),
     ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="The same as --KEY VALUE, for scripts; repeatable.",
+            rich_help_panel=_ADVANCED,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -192,8 +220,9 @@ def submit(
 ) -> int:
     """Submit a workload, or a program of yours; its parameters are options too.
 
-    `submit WORKLOAD --help` lists them. Of a program, its folder goes along, and what comes after
-    -- reaches it word by word; the same name again continues from its newest snapshot.
+    `submit WORKLOAD --help` lists them, seldom needed ones last. Of a program, its folder goes
+    along, and what comes after -- reaches it word by word; the same name again continues from its
+    newest snapshot.
 
     Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of
     the price, and asks before a job that takes Trainium nodes or may cost 10 USD or more at its
@@ -240,6 +269,7 @@ def submit(
         time_limit_hours=time_limit,
         compiles=compiles,
         follows=follow,
+        folds=not verbose and not as_json,
         releases=releases,
         scales=scales,
         dry_run=dry_run,

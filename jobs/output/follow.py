@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from jobs import errors
 from jobs.job import ON_HOSTS, Attempt, Explanation, Job, JobKind, Shape
+from jobs.output.beginnings import Beginnings, NodeReady
 from jobs.output.streams import LogLine, Phase, Streams
 from trainium_catalogue.contract import HOST_LOST_REASON, Orchestrator
 from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED, ExitCode
@@ -64,7 +65,16 @@ class Ended:
     job: Job
 
 
-Event = StatusChanged | AttemptEnded | AttemptBegan | StillWaiting | Trouble | LogLine | Ended
+Event = (
+    StatusChanged
+    | AttemptEnded
+    | AttemptBegan
+    | StillWaiting
+    | Trouble
+    | NodeReady
+    | LogLine
+    | Ended
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +121,8 @@ class Follower:
     pace: Pace = field(default_factory=Pace)
     why_waiting: Callable[[Job], Explanation | None] = lambda job: None
     waits_for: Callable[[Job], Explanation | None] = lambda job: None
+    beginnings: Beginnings | None = None
+    """Folds the launchers' first lines; None: every line is shown."""
 
     _shape: Shape | None = None
     _status: tuple[str, str | None] | None = None
@@ -138,11 +150,14 @@ class Follower:
             answered = self.streams.read(troubles) + (job is not None)
             for line in self.streams.merger.end_round():
                 yield from self._printed(line)
+            if self.beginnings is not None:
+                yield from self.beginnings.slow(self.clock.now())
             # The streams of a job that is gone answer for as long as one likes.
             yield from self._weigh(troubles, 0 if self._is_gone else answered)
             if job is not None and self._is_quiet(job):
                 for line in self.streams.merger.flush():
                     yield from self._printed(line)
+                yield from self._released(self._attempt_printed)
                 yield Ended(job=job)
                 return
             self.clock.sleep(self._pause_s(job, bool(troubles)))
@@ -179,6 +194,7 @@ class Follower:
             if attempt.number == len(job.attempts) and (job.ended or _is_final(attempt, job)):
                 break  # Ended reports it; Batch lists it a moment before the job has ended
             self._attempts_ended += 1
+            yield from self._released(attempt.number)
             yield AttemptEnded(
                 attempt=attempt,
                 max_attempts=job.max_attempts,
@@ -219,7 +235,13 @@ class Follower:
         if line.attempt > self._attempt_printed and not is_array:
             self._attempt_printed = line.attempt
             yield AttemptBegan(number=line.attempt)
-        yield line
+        if self.beginnings is None:
+            yield line
+        else:
+            yield from self.beginnings.add(line, self.clock.now())
+
+    def _released(self, last_attempt: int) -> Iterator[LogLine]:
+        return iter(()) if self.beginnings is None else self.beginnings.release(last_attempt)
 
     def _weigh(self, troubles: list[BaseException], answered: int) -> Iterator[Event]:
         if answered:

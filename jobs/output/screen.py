@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.deployment import Deployment
-from jobs.job import LAUNCHERS_VERDICT, Attempt, Explanation, Job, JobKind
+from jobs.job import LAUNCHERS_VERDICT, Attempt, Explanation, Job, JobKind, counted
 from jobs.orchestrators import JobService
+from jobs.output.beginnings import Beginnings, NodeReady
 from jobs.output.console import duration, follow_command, timestamp
 from jobs.output.explain import explain, explain_exit, is_news
 from jobs.output.follow import (
@@ -51,6 +52,12 @@ class Screen:
         """Show one event of a follower."""
         if isinstance(event, LogLine):
             self.line(event)
+        elif isinstance(event, NodeReady):
+            label = node_label(event, self._part).removesuffix(" |")
+            self.remark(
+                f"{label}: ready after {event.seconds:.0f} s ({counted(event.lines, 'line')}; "
+                "--verbose or logs shows them)"
+            )
         elif not isinstance(event, Ended):
             self.remark(describe_event(event))
 
@@ -76,7 +83,7 @@ class Screen:
         self._remarks.print(table)
 
 
-def node_label(line: LogLine, part: str = "node") -> str:
+def node_label(line: LogLine | NodeReady, part: str = "node") -> str:
     """Build the label ``node 1 |`` or ``child 1 |``, with the attempt unless it is the first."""
     attempt = f", attempt {line.attempt}" if line.attempt > 1 else ""
     return f"{part} {line.node}{attempt} |"
@@ -198,11 +205,13 @@ def watch(
     job_id: str,
     only_node: int | None = None,
     keep_lines: bool = False,
+    folds: bool = False,
     part: str = "node",
 ) -> tuple[Job, list[LogLine]]:
     """Show a run until it ends; ``part`` is the word for its nodes.
 
-    With ``keep_lines``, standard output stays free for a document.
+    With ``keep_lines``, standard output stays free for a document, which has every line; with
+    ``folds``, the launchers' first lines are shown as one.
     """
     gc.enable()  # off for a quick start; see jobs/__main__.py
     screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
@@ -215,6 +224,7 @@ def watch(
         clock=Clock(now=time.time, sleep=time.sleep),
         why_waiting=service.why_waiting,
         waits_for=service.waits_for,
+        beginnings=Beginnings() if folds else None,
     )
     try:
         for event in follower.events():

@@ -1,7 +1,10 @@
 """Processes that a program starts, or does not share its work among: remarks before it is sent.
 
-The launcher has started one process per NeuronCore, so a program that starts its own waits for
-peers that never come, and one that never asks for its rank does the same work in each.
+The launcher starts one process per NeuronCore, or as many as ``--processes-per-node`` names. A
+program that starts its own waits for peers that never come: they inherit
+``TORCHELASTIC_USE_AGENT_STORE``, so none of them listens at the address that the program chose
+(``_create_c10d_store`` in torch/distributed/rendezvous.py). One that never asks for its rank does
+the same work in each process.
 """
 
 from __future__ import annotations
@@ -11,24 +14,60 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 
-_SPAWNERS = frozenset({"notebook_launcher", "debug_launcher"})
-_COMMANDS = re.compile(
-    r"\b(torchrun|accelerate\W+launch|deepspeed|torch\.distributed\.(run|launch))\b"
+_SPAWNERS = frozenset(
+    {
+        "torch.multiprocessing.spawn",
+        "torch.multiprocessing.start_processes",
+        "torch_xla.distributed.xla_multiprocessing.spawn",
+        "accelerate.notebook_launcher",
+        "accelerate.debug_launcher",
+        "accelerate.launchers.notebook_launcher",
+        "accelerate.launchers.debug_launcher",
+        "torch.distributed.launcher.elastic_launch",
+        "torch.distributed.launcher.api.elastic_launch",
+    }
 )
-_PROCESS_CALLS = frozenset({"run", "call", "check_call", "check_output", "Popen", "system"})
-_ASSIGNED = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_USUAL_NAMES: Mapping[str, str] = {
+    "mp": "torch.multiprocessing",
+    "xmp": "torch_xla.distributed.xla_multiprocessing",
+    "notebook_launcher": "accelerate.notebook_launcher",
+    "debug_launcher": "accelerate.debug_launcher",
+}
+"""Names of a star import, or of one that is not at the top of the file."""
+_COMMANDS = re.compile(
+    r"(?:^|[;&|]\s*|(?:^|\s)-m\s+)(?:\w+=\S*\s+)*(?:\S*/)?"
+    r"(torchrun|accelerate\s+launch|deepspeed|torch\.distributed\.(?:run|launch)"
+    r"|accelerate\.commands\.launch)(?=\s|$)"
+)
+"""Launchers as the first word of a command, or as what Python runs; not as an argument of pip."""
+_PROCESS_CALLS = re.compile(
+    r"run|call|check_call|check_output|getoutput|Popen|system|popen|exec[lv]p?e?|posix_spawnp?"
+    r"|create_subprocess_(?:exec|shell)"
+)
+_OF_TORCHRUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_ASKING = frozenset({"getenv", "is_torchelastic_launched"})
+_RANK_WORDS = re.compile(r"(?:^|_)rank(?:$|_)|world", re.IGNORECASE)
 _SHARES = re.compile(
-    rb"rank|world_?size|process_?group|process_index|accelerat|trainer|lightning|fabric|deepspeed"
-    rb"|torch_xla|neuronx|torch\.distributed|composer|ignite",
+    rb"rank|world_?size|process_?group|process_index|process_count|distribut|accelerat|trainer"
+    rb"|lightning|fabric|deepspeed|torch_xla|neuronx|optimum|composer|ignite|horovod|megatron"
+    rb"|colossalai|torchtune|torchtitan|litgpt|axolotl|nanotron|fairseq|mmengine|detectron2"
+    rb"|import ray|from ray",
     re.IGNORECASE,
 )
 """Words of code that knows of other processes, or leaves that to a library."""
+_SET = (
+    "torchrun has already started the processes of each node and set RANK, WORLD_SIZE, "
+    "MASTER_ADDR and MASTER_PORT"
+)
 
 
-def started_processes(contents: Mapping[str, bytes], file: str) -> Iterator[str]:
+def started_processes(
+    contents: Mapping[str, bytes], file: str, *, on_node: int = 0
+) -> Iterator[str]:
     """Remark what does not go together with the launcher's own processes.
 
-    ``contents`` are the program's Python files, ``file`` the one that runs.
+    ``contents`` are the program's Python files, ``file`` the one that runs, and ``on_node`` the
+    processes that were asked for; 0: one per NeuronCore.
     """
     for path in sorted(contents):
         try:
@@ -37,43 +76,160 @@ def started_processes(contents: Mapping[str, bytes], file: str) -> Iterator[str]
                 tree = ast.parse(contents[path])
         except (SyntaxError, ValueError):
             continue  # refused already, or not Python of this version
-        for node in ast.walk(tree):
-            if (what := _started(node)) is not None:
-                yield (
-                    f"{path}, line {node.lineno}: {what}; torchrun has already started "  # type: ignore[attr-defined]
-                    "the processes of each node and set RANK, WORLD_SIZE, MASTER_ADDR and "
-                    "MASTER_PORT, so call the training function directly, or give "
-                    "--processes-per-node 1"
-                )
-    if not any(map(_SHARES.search, contents.values())):
+        for line, remark in _File(tree).remarks(is_alone=on_node == 1):
+            yield f"{path}, line {line}: {remark}"
+    if on_node != 1 and not any(map(_SHARES.search, contents.values())):
+        processes = f"{on_node} processes" if on_node else "one process per NeuronCore"
         yield (
-            f"{file}: nothing reads a rank or joins a process group, so one process per NeuronCore "
-            "would do the same work and write the same files; --processes-per-node 1 runs one on "
-            "each node"
+            f"{file}: nothing reads a rank or joins a process group, so {processes} would do the "
+            "same work and write the same files; --processes-per-node 1 runs one on each node, "
+            "with --nodes 1 one in all"
         )
 
 
-def _started(node: ast.AST) -> str | None:
+class _File:
+    """One file of a program: its names, and what surrounds each of its nodes."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._names = dict(_USUAL_NAMES)
+        self._texts: dict[str, list[str]] = {}
+        self._nodes: list[tuple[ast.AST, bool]] = []
+        self._visit(tree, is_guarded=False)
+
+    def remarks(self, *, is_alone: bool) -> Iterator[tuple[int, str]]:
+        """Yield lines and remarks; a launcher in a node's only process starts its first ranks."""
+        for node, is_guarded in self._nodes:
+            match node:
+                case ast.Call(lineno=line) if (what := self._spawns(node)) is not None:
+                    yield line, f"{what}; {_SET}, so call the training function directly"
+                case ast.Call(lineno=line) if (what := self._launches(node)) is not None:
+                    starts_ranks = what in ("torchrun", "torch.distributed.run")
+                    if is_alone and starts_ranks:
+                        continue
+                    # The others find RANK and WORLD_SIZE set, and take themselves for a rank.
+                    remedy = ", or give --processes-per-node 1" if starts_ranks else ""
+                    yield (
+                        line,
+                        f"starts {what} in the program; {_SET}, so call the training function "
+                        f"directly{remedy}",
+                    )
+                case ast.Call(lineno=line) if (url := self._address(node)) is not None:
+                    yield (
+                        line,
+                        f"joins at {url}, where no process listens; {_SET}, so leave init_method "
+                        "away",
+                    )
+                case ast.stmt(lineno=line) | ast.Call(lineno=line) if not is_guarded:
+                    for name in _assigned(node):
+                        yield line, f"assigns {name}; {_SET}, so leave {name} as it is"
+
+    def _visit(self, node: ast.AST, *, is_guarded: bool) -> None:
+        self._nodes.append((node, is_guarded))
+        match node:
+            case ast.Import(names=names):
+                self._names |= {x.asname or x.name: x.name for x in names if x.asname}
+            case ast.ImportFrom(module=str(module), names=names):
+                self._names |= {x.asname or x.name: f"{module}.{x.name}" for x in names}
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self._texts[name] = [*self._texts.get(name, []), *_texts(value)]
+            case ast.If(test=test) | ast.IfExp(test=test):
+                is_guarded = is_guarded or _asks_environment(test)
+            case ast.ExceptHandler(type=ast.Name(id="KeyError")):
+                is_guarded = True
+        for child in ast.iter_child_nodes(node):
+            self._visit(child, is_guarded=is_guarded)
+
+    def _dotted(self, node: ast.AST) -> str:
+        """Spell a name in full, as far as imports tell."""
+        match node:
+            case ast.Name(id=name):
+                return self._names.get(name, name)
+            case ast.Attribute(value=value, attr=attr):
+                return f"{self._dotted(value)}.{attr}"
+        return ""
+
+    def _spawns(self, call: ast.Call) -> str | None:
+        name = self._dotted(call.func)
+        short = name.rpartition(".")[2]
+        if name in _SPAWNERS or (
+            short == "spawn" and any(keyword.arg == "nprocs" for keyword in call.keywords)
+        ):
+            return f"{short}() starts processes of its own"
+        if short == "Process" and any(keyword.arg == "target" for keyword in call.keywords):
+            words = {x.id for x in ast.walk(call) if isinstance(x, ast.Name)}
+            if any(map(_RANK_WORDS.search, words)):
+                return "Process() starts ranks of its own"
+        return None
+
+    def _launches(self, call: ast.Call) -> str | None:
+        if not _PROCESS_CALLS.fullmatch(self._dotted(call.func).rpartition(".")[2]):
+            return None
+        words = list(_texts(*call.args))
+        for argument in call.args:
+            if isinstance(argument, ast.Name):
+                words += self._texts.get(argument.id, [])
+        match = _COMMANDS.search(" ".join(words))
+        return None if match is None else " ".join(match[1].split())
+
+    def _address(self, call: ast.Call) -> str | None:
+        if not self._dotted(call.func).endswith("init_process_group"):
+            return None
+        given = [keyword.value for keyword in call.keywords if keyword.arg == "init_method"]
+        for value in (*given, *call.args[1:2]):
+            texts = list(_texts(value))
+            # Made of torchrun's own variables it is the address of torchrun's store.
+            if texts and texts[0].startswith("tcp://") and not _OF_TORCHRUN & set(texts):
+                return texts[0] if isinstance(value, ast.Constant) else "a tcp:// address"
+        return None
+
+
+def _texts(*nodes: ast.AST) -> Iterator[str]:
+    for node in nodes:
+        for x in ast.walk(node):
+            if isinstance(x, ast.Constant) and isinstance(x.value, str):
+                yield x.value
+
+
+def _is_environment(node: ast.AST) -> bool:
     match node:
-        case ast.Call(func=ast.Attribute(attr="spawn")) | ast.Call(func=ast.Name(id="spawn")):
-            return "spawn() starts processes of its own"
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _SPAWNERS:
-            return f"{name}() starts processes of its own"
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if name in _PROCESS_CALLS:
-            words = [
-                x.value
-                for argument in node.args
-                for x in ast.walk(argument)
-                if isinstance(x, ast.Constant) and isinstance(x.value, str)
-            ]
-            if found := _COMMANDS.search(" ".join(words)):
-                return f"starts {found[0]} in the program"
-        case ast.Assign(targets=targets):
+        case ast.Attribute(attr="environ") | ast.Name(id="environ"):
+            return True
+    return False
+
+
+def _asks_environment(test: ast.AST) -> bool:
+    """Tell if a condition depends on whether torchrun has started the program."""
+    return any(
+        _is_environment(x)
+        or (isinstance(x, ast.Attribute | ast.Name) and _name(x) in _ASKING)
+        or (isinstance(x, ast.Constant) and x.value in _OF_TORCHRUN)
+        for x in ast.walk(test)
+    )
+
+
+def _name(node: ast.Attribute | ast.Name) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr
+
+
+def _assigned(node: ast.AST) -> list[str]:
+    """List torchrun's variables that a statement or call replaces."""
+    names: list[object] = []
+    value: ast.AST | None = None
+    match node:
+        case ast.Assign(targets=targets, value=value):
             for target in targets:
                 match target:
-                    case ast.Subscript(
-                        value=ast.Attribute(attr="environ") | ast.Name(id="environ"),
-                        slice=ast.Constant(value=str(name)),
-                    ) if name in _ASSIGNED:
-                        return f"assigns {name}"
-    return None
+                    case ast.Subscript(value=of, slice=ast.Constant(value=name)):
+                        names += [name] if _is_environment(of) else []
+        case ast.AugAssign(target=target, value=ast.Dict(keys=keys)) if _is_environment(target):
+            names = [key.value for key in keys if isinstance(key, ast.Constant)]
+        case ast.Call(func=ast.Attribute(value=of, attr="update")) if _is_environment(of):
+            names = [keyword.arg for keyword in node.keywords]
+            for given in node.args:
+                keys = given.keys if isinstance(given, ast.Dict) else []
+                names += [key.value for key in keys if isinstance(key, ast.Constant)]
+        case ast.Call(func=ast.Attribute(attr="putenv"), args=[ast.Constant(value=name), *_]):
+            names = [name]
+    if value is not None and _asks_environment(value):
+        return []  # os.environ["RANK"] = os.environ.get("RANK", "0")
+    return [name for name in names if isinstance(name, str) and name in _OF_TORCHRUN]

@@ -19,6 +19,7 @@ from jobs.submit.program_plan import program_changes
 from jobs.submit.resolve import Submission, SubmitOptions
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.parameters.program import PROCESSES, check_processes
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 from trainium_catalogue.workloads import Hardware, Value, Workload, find_workload
 
@@ -196,6 +197,16 @@ def check_request(deployment: Deployment, workload: Workload, request: JobReques
     if workload.hardware is not Hardware.CPU:
         _check_nodes(deployment, request.num_nodes)
     _check_hours(deployment, workload, request)
+    _check_processes(deployment, request)
+
+
+def _check_processes(deployment: Deployment, request: JobRequest) -> None:
+    try:
+        check_processes(
+            int(request.parameters.get(PROCESSES) or 0), deployment.instance_type.processes_per_node
+        )
+    except ValueError as error:
+        raise Refusal("processes-per-node", str(error)) from None
 
 
 def _check_nodes(deployment: Deployment, num_nodes: int) -> None:

@@ -148,7 +148,7 @@ def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Pr
             "no-workload-file",
             f"{word} is a folder without a {WORKLOAD_FILE}, so it does not say what to run; "
             f"name a file of it, such as {word.rstrip('/')}/train.py, or describe it in a "
-            f"{WORKLOAD_FILE} (docs/own-program.md)",
+            f"{WORKLOAD_FILE} (docs/workload-file.md)",
         )
     file = read_workload_file(path, reserved=reserved)
     where = folder if workdir is None else workdir

@@ -23,6 +23,7 @@ from jobs.submit.program import ProgramOrder, kept_folder
 from jobs.submit.program_data import check_data
 from jobs.submit.resolve import Submission
 from trainium_catalogue import contract
+from trainium_catalogue.parameters.program import PROCESSES
 from trainium_catalogue.variables import split_variables
 from trainium_catalogue.workloads import Value
 
@@ -68,6 +69,7 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
         f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
         *_bundle_lines(bundle),
         *_kept_lines(order.program, request.parameters),
+        *_process_lines(submission),
         *check_data(bucket, submission.target, request.parameters, note),
         *(f"changed: {line}" for line in differ),
         f"run {request.run}: {_standing(ran, snapshot, choice)}",
@@ -96,6 +98,24 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
     return lines, document
 
 
+def _process_lines(submission: Submission) -> Iterator[str]:
+    """Describe processes that were asked for, instead of one per NeuronCore."""
+    request, cores = submission.request, submission.target.instance_type.processes_per_node
+    on_node = int(request.parameters.get(PROCESSES) or 0)
+    if not on_node:
+        return
+    line = f"processes: {on_node * request.num_nodes} in the job, {on_node} on each node"
+    if on_node < cores:
+        line += f", on {on_node} of its {cores} NeuronCores"
+    yield line
+    if on_node < cores and request.num_nodes > 1:
+        # Developer guide for training with PyTorch NeuronX, "multi-worker data parallel training".
+        yield (
+            "AWS's guide asks for all NeuronCores of each node where a job has several nodes: "
+            "processes that exchange data between nodes may not work with fewer; give --nodes 1"
+        )
+
+
 def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
     """Say what will probably be otherwise on the nodes, or should not be sent."""
     entry, argv = order.entry, order.argv(values)
@@ -110,8 +130,8 @@ def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
         required = "" if order.requirements is None else order.requirements.text
         sources = order.bundle.sources(entry.file)
         yield from left_behind(entry, sources, required)
-        if not values.get("processes-per-node"):
-            yield from started_processes(sources, entry.file)
+        on_node = int(order.job_parameters(values).get(PROCESSES) or 0)
+        yield from started_processes(sources, entry.file, on_node=on_node)
 
 
 def program_changes(submission: Submission) -> tuple[str, ...]:

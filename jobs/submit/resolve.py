@@ -37,7 +37,7 @@ from trainium_catalogue.workloads import (
 
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
-    *("on", "release", "scale", "check-only"),
+    *("on", "release", "scale", "check-only", "verbose"),
     *("module", "workdir", "include", "exclude", "env", "requirements", "from-snapshot"),
     *("deployment", "region", "help"),
 )
@@ -64,6 +64,8 @@ class SubmitOptions:
     time_limit_hours: float | None
     compiles: bool
     follows: bool
+    folds: bool
+    """True if the launchers' first lines are followed as one."""
     releases: bool
     scales: bool
     dry_run: bool
@@ -111,8 +113,7 @@ class Submission:
     @property
     def num_ranks(self) -> int:
         """Ranks of the job; a rehearsal has another number of processes per node."""
-        own = int(self.order.parameters.get("processes-per-node") or 0)
-        on_node = own or self.processes_per_node or self.target.instance_type.processes_per_node
+        on_node = self.processes_per_node or self.target.instance_type.processes_per_node
         return self.request.num_nodes * on_node
 
     @property

@@ -127,6 +127,7 @@ def _collect(submission: Submission, wheels: Wheels, job_id: str) -> Job:
             run=wheels.request.run,
             job_id=job_id,
             keep_lines=quiet,
+            folds=submission.order.folds,
         )
     except BaseException:
         note(f"run {run} was not submitted; its dependencies go on being collected: submit again")
@@ -227,6 +228,7 @@ def _follow_wheels(submission: Submission, wheels_id: str | None) -> None:
         run=wheels.request.run,
         job_id=wheels_id,
         keep_lines=submission.order.as_json,
+        folds=submission.order.folds,
     )
 
 
@@ -236,12 +238,21 @@ def _follow(
     from jobs.output.screen import watch  # rich is only needed here
 
     target, request, quiet = submission.target, submission.request, submission.order.as_json
+    folds = submission.order.folds
     first = submission.plan.compile_request
     if compile_id is not None and first is not None:
-        watch(service, target, run=first.run, job_id=compile_id, keep_lines=quiet)
+        watch(service, target, run=first.run, job_id=compile_id, keep_lines=quiet, folds=folds)
     is_array = request.hardware is Hardware.CPU and request.num_nodes > 1
     part = "child" if is_array else "node"
-    job, _ = watch(service, target, run=request.run, job_id=job_id, keep_lines=quiet, part=part)
+    job, _ = watch(
+        service,
+        target,
+        run=request.run,
+        job_id=job_id,
+        keep_lines=quiet,
+        folds=folds,
+        part=part,
+    )
     return job
 
 

@@ -227,8 +227,13 @@ def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, 
         rehearsal.close()
         receipt.seconds = round(time.monotonic() - begin, 2)
         receipt.write(folder.receipt)
+    report.write(receipt, folder.report)
     report.show(receipt, console)
-    console.print(f"receipt: {_short(folder.receipt)}", soft_wrap=True)
+    console.print(
+        f"report: {_short(folder.report)}, receipt: {_short(folder.receipt)}; what only AWS can "
+        "prove: docs/verification.md",
+        soft_wrap=True,
+    )
     if as_json:
         typer.echo(json.dumps(receipt.to_document(), indent=2))
     if receipt.interrupted:

@@ -105,6 +105,10 @@ class Folder:
     def receipt(self) -> Path:
         return self.path / "receipt.json"
 
+    @property
+    def report(self) -> Path:
+        return self.path / "report.txt"
+
     def log(self, name: str) -> Path:
         return self.path / f"{name}.log"
 

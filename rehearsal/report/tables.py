@@ -1,8 +1,9 @@
-"""The tables that a user sees at the end."""
+"""The end of a rehearsal: what it proves in the terminal, and the whole report in a file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -13,10 +14,41 @@ from rich.text import Text
 from rehearsal.receipt import ProgramRun, Receipt, ReceiptCheck, RunRecord
 from rehearsal.report import curve
 
+_WIDTH = 100
+
 
 def show(receipt: Receipt, console: Console) -> None:
-    """Print the tables of a finished rehearsal."""
-    for table in (
+    """Print what a rehearsal that passed has proven, and of another one everything."""
+    if receipt.outcome != "passed":
+        show_all(receipt, console)
+        return
+    _print(_proof(receipt), console)
+    for text in (text for program in receipt.programs for text in program.unproven):
+        console.print(Text(f"\nnot proven: {text}"))
+    _verdict(receipt, console)
+
+
+def _proof(receipt: Receipt) -> Iterator[Table]:
+    if any(run.fault for run in receipt.runs):
+        yield _runs(receipt)
+    if receipt.training is not None:
+        yield _checks(receipt.training.checks, "Proven on Batch")
+    if receipt.cluster is not None:
+        yield _checks(receipt.cluster.checks, "Proven on the cluster")
+    for program in receipt.programs:
+        title = f"Proven with a program of your own on {program.orchestrator}"
+        yield _checks(program.checks, title)
+
+
+def write(receipt: Receipt, path: Path) -> None:
+    """Write the whole report as text."""
+    with path.open("w", encoding="utf-8") as file:
+        show_all(receipt, Console(file=file, width=_WIDTH))
+
+
+def show_all(receipt: Receipt, console: Console) -> None:
+    """Print every table of a finished rehearsal."""
+    tables = (
         _deployed(receipt),
         _runs(receipt),
         *(_ends(run) for run in receipt.runs if run.nodes),
@@ -27,14 +59,19 @@ def show(receipt: Receipt, console: Console) -> None:
         _charts(receipt),
         _phases(receipt),
         _left(receipt),
-    ):
+    )
+    _print(tables, console)
+    _extras(receipt, console)
+    _unproven(receipt, console)
+    _verdict(receipt, console)
+
+
+def _print(tables: Iterable[Table], console: Console) -> None:
+    for table in tables:
         if table.row_count:
             # The table's own title would be wrapped to the table's width.
             title, table.title = table.title, None
             console.print(Text(f"\n{title}", "bold"), table, sep="\n", end="")
-    _extras(receipt, console)
-    _unproven(receipt, console)
-    _verdict(receipt, console)
 
 
 def _table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
@@ -159,8 +196,8 @@ def _program(program: ProgramRun) -> Iterator[Table]:
     yield _checks(program.checks)
 
 
-def _checks(checks: list[ReceiptCheck]) -> Table:
-    table = _table("What it proves", "must be so", "", "found")
+def _checks(checks: list[ReceiptCheck], title: str = "What it proves") -> Table:
+    table = _table(title, "must be so", "", "found")
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
         table.add_row(check.name, mark, check.detail)

@@ -253,6 +253,41 @@ def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
     assert "run nightly succeeded" in said
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+def test_submit_follows_a_nodes_first_lines_as_one_and_logs_shows_all(
+    desk: Desk, verbose: bool
+) -> None:
+    job_id = desk.submitted("nightly", num_nodes=1)
+    first = ["launch: node 0 of 1", "launch: start: python"]
+    write(desk, "node/default/a", *((5000 * i, text) for i, text in enumerate([*first, "step 1"])))
+    attempt = ended_attempt(exit_code=0, stream="node/default/a")
+    container = {"container": {"logStreamName": "node/default/a"}}
+    desk.with_nodes(job_id, container, status="RUNNING")
+    flags = ["--verbose"] if verbose else []
+    process = start_cli(
+        desk,
+        "submit",
+        "all-reduce",
+        "--nodes",
+        "1",
+        "--name",
+        "nightly",
+        "--yes",
+        "--follow",
+        *flags,
+    )
+    read_until(process, "RUNNING")
+    ended = {"attempts": [attempt], "startedAt": 1, "stoppedAt": ENDED_MS}
+    desk.with_nodes(job_id, {"attempts": [attempt]}, status="SUCCEEDED", **ended)
+    shown, said = process.communicate(timeout=scaled(30))
+
+    all_lines = [f"node 0 | {text}" for text in (*first, "step 1")]
+    assert shown.splitlines() == (all_lines if verbose else all_lines[-1:])
+    told = "node 0: ready after 5 s (2 lines; --verbose or logs shows them)"
+    assert (told in said) != verbose
+    assert desk.run("logs", "nightly", "--follow").stdout.splitlines() == all_lines
+
+
 def start_cli(desk: Desk, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*CLI, *arguments],

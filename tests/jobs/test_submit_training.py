@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -387,3 +388,15 @@ def test_the_schema_of_a_submission_refuses_a_payload_without_overrides(ready: D
 
     with pytest.raises(jsonschema.ValidationError):
         checked(result, "submit")
+
+
+@pytest.mark.parametrize("what", ["all-reduce", "llama2-7b", "./train.py"])
+def test_seldom_needed_time_outs_stand_last_in_the_help(
+    desk: Desk, program: Path, what: str
+) -> None:
+    common, advanced = desk.run("submit", what, "--help").stdout.split("Advanced: seldom needed")
+
+    assert "--hang-limit-s" in common
+    for name in ("--join-timeout-s", "--first-child-timeout-s", "--peer-timeout-s"):
+        assert name in advanced and name not in common
+    assert ("--snapshot-limit-gib" in advanced) == what.startswith("./")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
-RUN_ORDER = ("rehearsal.md", "finetune.md", "llama.md", "own-program.md")
+RUN_ORDER = ("rehearsal.md", "finetune.md", "llama.md", "new-workload.md")
 
 _FENCE = re.compile(r"^( *)```(\S*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _MARKER = re.compile(r"<!-- (run|prints|parsed: \S.*) -->")

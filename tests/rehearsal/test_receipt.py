@@ -178,8 +178,23 @@ def test_the_report_shows_a_leftover() -> None:
     assert "LEFT OVER" in text
 
 
-def test_the_report_says_what_is_not_proven() -> None:
-    assert "podman" in printed(finished())
+def test_the_terminal_shows_what_was_proven_and_the_file_everything(tmp_path: Path) -> None:
+    receipt = finished(programs=[program_run()])
+    report.write(receipt, tmp_path / "report.txt")
+    shown, whole = printed(receipt), (tmp_path / "report.txt").read_text()
+
+    assert "Proven with a program of your own on batch" in shown
+    assert "the program ended with 0" in shown and "the program ended with 0" in whole
+    for detail in ("Deployed for 2 x trn1.32xlarge", "podman", "Time"):
+        assert detail in whole and detail not in shown
+    assert whole.splitlines()[-1] == shown.splitlines()[-1]
+    # Of one that failed, the terminal has it all.
+    assert "Deployed for 2 x trn1.32xlarge" in printed(finished(leftovers=LEFT))
+
+
+def test_the_ends_of_injected_faults_are_proof() -> None:
+    assert "kill-child" in printed(finished(runs=[run(fault="kill-child")]))
+    assert "exit codes of the main node" not in printed(finished())
 
 
 def test_the_report_ends_with_the_outcome() -> None:

@@ -42,6 +42,20 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
     return stat[stat.rindex(b")") + 2 :][:1].decode()
 
 
+def parents(proc: Path = Path("/proc")) -> dict[int, int]:
+    """Map every process to its parent."""
+    found = {}
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_bytes()
+        except OSError:
+            continue  # it has ended
+        found[int(entry.name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
+    return found
+
+
 def is_gone(pid: int) -> bool:
     """Tell if a process has ended, reaped or not."""
     return process_state(pid) in (None, "Z", "X")

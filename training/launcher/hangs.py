@@ -12,6 +12,7 @@ from typing import Any
 
 from training.core.contract import NodeContract
 from training.core.progress import COMPILES_AT_MOST_S
+from training.launcher.evidence import Evidence
 from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import ENV_PROGRESS_FILE
 from trainium_catalogue.exit_codes import ExitCode
@@ -21,6 +22,8 @@ AT_ONCE_S = 60.0
 One that has worked for longer has done its share, and may leave the last save to rank 0."""
 LEFT_LIMIT_S = 300.0
 """Longest silence of a job after a node has ended at once: the others wait for it in vain."""
+BEGINNING_S = 120.0
+"""Most that a program takes to print what it prints before it waits for its own processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,8 @@ class JobWatch:
         self._node = node
         self._num_nodes = node.num_nodes
         self._hang_limit_s = hang_limit_s
-        self._moved_s = now_s
+        self._moved_s = self._went_s = now_s
+        self._evidence: dict[int, Evidence] = {}
         self._left: dict[int, Left] = {}
         self._doing: dict[int, str] = {}
         self._prepared: set[int] = set()
@@ -75,6 +79,14 @@ class JobWatch:
     def begin(self, now_s: float) -> None:
         """Start to measure silence: all nodes are here."""
         self._moved_s = now_s
+
+    def went(self, now_s: float) -> None:
+        """Note that the program begins, on all nodes."""
+        self._went_s = self._moved_s = now_s
+
+    def seen(self, node: int, evidence: Evidence) -> None:
+        """Note what a silent node shows; this is no sign of life."""
+        self._evidence[node] = evidence
 
     def prepared(self, node: int, now_s: float) -> None:
         """Note that a node is ready for the program."""
@@ -116,12 +128,66 @@ class JobWatch:
             at = "; ".join(f"node {n} at: {self._doing.get(n) or 'starting'}" for n in busy)
             reason = f"the preparation made no progress for {self._hang_limit_s:g} s: {at}"
             return Verdict(code=ExitCode.HOST, reason=f"{reason} (--hang-limit-s)")
-        return Verdict(
-            code=ExitCode.HOST,
-            reason=f"the program hangs: for {self._hang_limit_s:g} s (--hang-limit-s) no node "
+        return self._hang()
+
+    def _hang(self) -> Verdict:
+        """Judge a program that is silent, by what its nodes show."""
+        what = (
+            f"the program hangs: for {self._hang_limit_s:g} s (--hang-limit-s) no node "
             "printed anything, changed a file of its checkpoint folder or of its compile cache, "
-            f"or touched {ENV_PROGRESS_FILE}, which are what counts as progress; a "
-            "program that is silent for longer needs a larger --hang-limit-s, or touches that file",
+            f"or touched {ENV_PROGRESS_FILE}, which are what counts as progress"
+        )
+        own = {node: e for node, e in self._evidence.items() if e.started}
+        shown = dict(sorted((own or self._evidence).items())[:1])
+        seen = "".join(f"; {evidence.shown(node)}" for node, evidence in shown.items())
+        directly = (
+            "let it call its training function directly, without mp.spawn or accelerate launch"
+        )
+        if self._waits_for_itself:
+            return Verdict(
+                code=ExitCode.WORKLOAD,
+                reason=f"{what}{seen}; it would hang again, so it is not retried: torchrun has "
+                f"already started {self._node.processes_per_node} processes of it on each node, "
+                f"so {directly}",
+            )
+        alone = "" if self._is_joined else (
+            "if it assigns MASTER_ADDR or MASTER_PORT, or gives init_process_group an "
+            "init_method, leave that to torchrun, which has set them; "
+        )  # fmt: skip
+        advice = (
+            f"if these wait for each other, {directly}"
+            if self._has_launched
+            else "a program that is silent for longer needs a larger --hang-limit-s, or touches "
+            "that file"
+        )
+        return Verdict(code=ExitCode.HOST, reason=f"{what}{seen}; {alone}{advice}")
+
+    @property
+    def _has_launched(self) -> bool:
+        """True if ranks have started processes as launchers do, and nothing has come of it."""
+        everyone = self._evidence.values()
+        return any(e.is_launcher for e in everyone) and not any(e.has_worked for e in everyone)
+
+    @property
+    def _is_joined(self) -> bool:
+        """True unless all nodes are known to have ranks that are not connected to each other."""
+        everyone = self._evidence.values()
+        return (
+            self._node.num_ranks == 1
+            or len(everyone) < self._num_nodes
+            or any(evidence.connected for evidence in everyone)
+        )
+
+    @property
+    def _waits_for_itself(self) -> bool:
+        """True if the program has left its work to processes of its own, which never began it.
+
+        One that has worked, or was alive for longer than its beginning, may have lost a peer.
+        """
+        return (
+            self._has_launched
+            and not self._is_joined
+            and self._moved_s - self._went_s <= BEGINNING_S
         )
 
     def _compiles_for_ever(self, silent_s: float) -> Verdict | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import resource
 import shlex
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from training.core.contract import NodeContract
 from training.core.processes import die_with_parent, is_gone, signal_quietly
 from training.core.progress import ENV_SCRATCH, Failure, read_failures, read_states
 from training.launcher.compiling import CacheWatch
+from training.launcher.evidence import Evidence, collect
 from training.launcher.hangs import Left
 from training.launcher.node import AGENT_GRACE_S, AGENT_LOG, LocalNode, kill_launch, reap
 from training.launcher.verdict import Verdict
@@ -74,6 +76,8 @@ torch/distributed/elastic/multiprocessing/api.py)."""
 _CLOSING = "closing signal"
 """torchrun's words when it ends the other workers of a node because one has failed."""
 _AGENT_SPEAKS_S = 2.0
+_BETWEEN_COLLECTIONS_S = 30.0
+_TRACEBACK_S = 2.0
 _SIGNS = (OUTPUT_FILE, PROGRESS_FILE, PREPARATION_FILE, RESULTS_MOVED_FILE)
 _ERROR_LINE = re.compile(r"\berror:", re.IGNORECASE)
 _HINTS: Mapping[int, str] = {
@@ -122,6 +126,8 @@ class ProgramNode(LocalNode):
         self._gone_s: float | None = None
         self._closing = self._killed_workers = False
         self.left: Left | None = None
+        self._moved_at_s = self._collected_s = float("-inf")
+        self._evidence: Evidence | None = None
         self._unkept: Unkept | None = None
         self._unkept_at_s = _UNKEPT_AFTER_S
         """Seconds since the program's start after which to look for files that are not kept."""
@@ -456,7 +462,35 @@ class ProgramNode(LocalNode):
             _stamp(self._scratch / REPORT_FILE) if self._closing else None,
         )
         changed, self._signs = signs != self._signs, signs
-        return self._cache.moved(now_s) or changed
+        moved = self._cache.moved(now_s) or changed
+        if moved:
+            self._moved_at_s = now_s
+        return moved
+
+    def _is_silent(self, now_s: float) -> bool:
+        """Tell if nothing has moved on this node for half the hang limit."""
+        if self._went_s is None:
+            return False
+        return now_s - max(self._moved_at_s, self._went_s) >= self._hang_limit_s / 2
+
+    def news_of_silence(self, now_s: float) -> Evidence | None:
+        """Return what this node shows if it has changed, once half the hang limit is over.
+
+        In time for the main node's verdict, and never while the program is at work.
+        """
+        between_s = min(self._hang_limit_s / 8, _BETWEEN_COLLECTIONS_S)
+        if not self._is_silent(now_s) or now_s - self._collected_s < between_s:
+            return None
+        self._collected_s = now_s
+        noted = Noted.read(self._scratch)
+        has_kept = self._snapshots is not None and bool(self._snapshots.look().last_change_at)
+        evidence = collect(
+            read_states(self._scratch).values(),
+            lines=noted.lines,
+            has_worked=noted.step is not None or noted.loss is not None or has_kept,
+        )
+        changed, self._evidence = evidence != self._evidence, evidence
+        return evidence if changed else None
 
     @property
     def compiling(self) -> bool:
@@ -493,6 +527,7 @@ class ProgramNode(LocalNode):
         if self._keep(time.monotonic(), at_once=saves) is None:
             return
         if not saves:
+            self._tell_where(turn)
             self.kill_workers()
             deadline_s = time.monotonic() + _FAREWELL_S
         if saves or decision.code is ExitCode.WORKLOAD:
@@ -512,6 +547,25 @@ class ProgramNode(LocalNode):
                 saves, deadline_s = False, time.monotonic()
         if saves:
             self._tell_nothing_kept()
+
+    def _tell_where(self, turn: Callable[[], None]) -> None:
+        """Let one rank of a silent node print its traceback: a hung program has no better words."""
+        alive = [s for s in read_states(self._scratch).values() if not is_gone(s.pid)]
+        if not self._is_silent(time.monotonic()) or not alive:
+            return
+        first = min(alive, key=lambda state: state.rank)
+        log.info(
+            "launch: program: rank %d is here, as Python's fault handler prints it on SIGABRT:",
+            first.rank,
+        )
+        with suppress(OSError, ValueError):
+            # With 1 the kernel neither writes a core file nor starts a program for it (core(5)).
+            resource.prlimit(first.pid, resource.RLIMIT_CORE, (1, 1))
+            self._killed_workers = True
+            signal_quietly(first.pid, signal.SIGABRT)
+        deadline = time.monotonic() + _TRACEBACK_S
+        while not is_gone(first.pid) and time.monotonic() < deadline:
+            turn()
 
     @property
     def _is_closing(self) -> bool:

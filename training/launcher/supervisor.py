@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from training.core.arguments import LaunchParameters
 from training.core.contract import NodeContract
+from training.launcher.evidence import Evidence
 from training.launcher.guardian import Guardian
 from training.launcher.hangs import JobWatch, Left
 from training.launcher.node import LocalNode
@@ -98,6 +99,8 @@ class _Role:
         if program.left is not None and not self._told_left:
             self._told_left = True
             yield {"type": "left", **program.left.to_message()}
+        if (evidence := program.news_of_silence(now)) is not None:
+            yield {"type": "seen", **evidence.to_message()}
 
     def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
         """Let the workers finish where that makes sense, then kill what is left."""
@@ -223,6 +226,7 @@ class MainRole(_Role):
                     board.report(self._node.node_index, hang, now)
                 if started and not went and self._watch.all_prepared and not board.verdicts:
                     went = True
+                    self._watch.went(now)
                     hub.broadcast({"type": "go"})
                     self._tools.program.go()
             decision = board.decision(now, heard_s=hub.heard_s)
@@ -255,6 +259,8 @@ class MainRole(_Role):
                 self._watch.compiling(node, bool(message["going_on"]), now)
             case "left":
                 self._watch.left(node, Left.from_message(message), now)
+            case "seen":
+                self._watch.seen(node, Evidence.from_message(message))
 
     def _note(self, event: Event, board: Board, joined: set[int]) -> None:
         now = time.monotonic()

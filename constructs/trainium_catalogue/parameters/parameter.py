@@ -27,6 +27,8 @@ class Parameter:
     """Description of ``pattern`` for people."""
     default_of: str = ""
     """Parameter whose value decides the default; empty if it is always the same."""
+    is_advanced: bool = False
+    """True if its default suits nearly everyone: help shows it last."""
 
     @property
     def shown_default(self) -> str:
@@ -92,6 +94,7 @@ def parse_parameters(
 LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="peer-timeout-s",
+        is_advanced=True,
         default=30.0,
         minimum=1,
         maximum=600,
@@ -106,6 +109,7 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="join-timeout-s",
+        is_advanced=True,
         default=1800.0,
         minimum=1,
         maximum=86400,
@@ -113,6 +117,7 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="first-child-timeout-s",
+        is_advanced=True,
         default=120.0,
         minimum=1,
         maximum=86400,
@@ -121,6 +126,7 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="straggler-timeout-s",
+        is_advanced=True,
         default=600.0,
         minimum=1,
         maximum=86400,
@@ -128,6 +134,7 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="stop-grace-s",
+        is_advanced=True,
         default=90.0,
         minimum=0,
         maximum=3600,

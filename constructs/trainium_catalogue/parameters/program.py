@@ -8,6 +8,8 @@ _INSIDE = r"(?!/)(?!.*\.\.(/|$)).+"
 _INSIDE_HELP = "a path below the program's folder"
 _WHEELS_KEY = r"[0-9a-f]{32}"
 
+PROCESSES = "processes-per-node"
+
 PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="code",
@@ -64,6 +66,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="snapshot-mib-per-s",
+        is_advanced=True,
         default=200.0,
         minimum=1,
         maximum=100000,
@@ -71,18 +74,20 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="snapshot-limit-gib",
+        is_advanced=True,
         default=500.0,
         minimum=0.001,
         maximum=100000,
         help="size of the checkpoint folder, on one node, at which the job is ended",
     ),
     Parameter(
-        name="processes-per-node",
+        name=PROCESSES,
         default=0,
         minimum=0,
         maximum=256,
-        help="processes of the program on each node; 0: one per NeuronCore. Each process has the "
-        "one core of its LOCAL_RANK, so with 1 the other cores of a node are idle",
+        help="processes of the program on each node; 0: one per NeuronCore. Each has the one core "
+        "of its LOCAL_RANK, so with 1 the other cores of a node are idle; with --nodes 1 as well, "
+        "it is the only process of the job",
     ),
     Parameter(
         name="progress-pattern",
@@ -115,6 +120,22 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         help="let the program use the job's AWS role, to stream data itself",
     ),
 )
+
+
+def check_processes(wanted: int, cores: int) -> None:
+    """Raise ``ValueError`` for a number of processes per node that its NeuronCores do not allow."""
+    fitting = [str(number) for number in range(1, cores + 1) if cores % number == 0]
+    if wanted and str(wanted) not in fitting:
+        why = (
+            "and each process needs one of its own"
+            if wanted > cores
+            else "of which these processes would use some chips in part"
+        )
+        raise ValueError(
+            f"--processes-per-node {wanted}: a node has {cores} NeuronCores, {why}; give "
+            f"{', '.join(fitting[:-1])} or {fitting[-1]}"
+        )
+
 
 WHEELS_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(

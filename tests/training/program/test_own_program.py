@@ -163,3 +163,17 @@ def test_a_program_may_have_fewer_processes_than_a_node_has_cores(lone_node: Clu
 
     assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
     assert "of 1\n" in lone_node.log(0) and "of 2\n" not in lone_node.log(0)
+
+
+def test_a_node_refuses_processes_that_do_not_fit_its_cores(lone_node: Cluster) -> None:
+    flags = program(lone_node.folder, script="print('runs')")
+    trainium = {
+        "TRAINIUM_DEVICE": "",
+        "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
+        "TRAINIUM_NEURON_RELEASE": "2.28.0",
+    }
+
+    lone_node.start(*flags, "--processes-per-node=5", workload="program", extra=trainium)
+
+    assert lone_node.end(within_s=scaled(20)) == {0: 64}, lone_node.all_logs()
+    assert "--processes-per-node 5: a node has 32 NeuronCores" in lone_node.log(0)

@@ -1,0 +1,190 @@
+"""Programs that start their own processes hang under torchrun: what the launcher makes of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.limits import scaled
+from tests.training.nodes import CPU_NODE
+from tests.training.program.bundles import program
+from training.core.progress import WorkerState
+from training.launcher.evidence import Evidence, collect
+from training.launcher.hangs import BEGINNING_S, JobWatch
+from training.launcher.verdict import Verdict
+from trainium_catalogue.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from tests.training.conftest import Cluster
+
+HANG_S = 1800.0
+LIMIT = "--hang-limit-s=12"
+TWO_RANKS = {"TRAINIUM_PROCESSES_PER_NODE": "2"}
+SPAWNS = """
+import os
+import torch.distributed as dist, torch.multiprocessing as mp
+
+def main(rank, world):
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", "12355"
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+
+if __name__ == "__main__":
+    print("begins", flush=True)
+    mp.spawn(main, args=(2,), nprocs=2)
+"""
+LAUNCHES = """
+import subprocess
+subprocess.run(["accelerate", "launch", "--cpu", "--num_processes=2", "inner.py"], check=True)
+"""
+INNER = "import torch.distributed as dist; dist.init_process_group('gloo')"
+ASSIGNS = """
+import os
+import torch.distributed as dist
+os.environ["MASTER_PORT"] = "12355"
+dist.init_process_group("gloo")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        (SPAWNS, "node 0 has printed 2 lines, rank 0 has started 2 processes of its own (by "
+         "multiprocessing's spawn, as of mp.spawn)"),
+        (LAUNCHES, "of its own (accelerate launch)"),
+    ],
+)  # fmt: skip
+def test_a_program_that_waits_for_its_own_processes_ends_with_the_reason_and_is_not_retried(
+    lone_node: Cluster, script: str, told: str
+) -> None:
+    flags = program(lone_node.folder, ("inner.py", INNER), script=script)
+    lone_node.start(*flags, LIMIT, workload="program", extra=TWO_RANKS)
+
+    assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.WORKLOAD}, lone_node.all_logs()
+    last = lone_node.log(0).splitlines()[-1]
+    assert told in last
+    assert "so it has made no process group; it would hang again, so it is not retried" in last
+    assert "a larger --hang-limit-s" not in last
+    # Where it waits: in mp.spawn, or for the command.
+    log = lone_node.log(0)
+    assert "launch: program: rank 0 is here" in log
+    assert 'train.py", line ' in log[log.index("rank 0 is here") :]
+
+
+def test_an_address_of_its_own_is_suspected_where_no_rank_is_connected_and_is_retried(
+    lone_node: Cluster,
+) -> None:
+    flags = program(lone_node.folder, script=ASSIGNS)
+    lone_node.start(*flags, LIMIT, workload="program", extra=TWO_RANKS)
+
+    assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.HOST}, lone_node.all_logs()
+    last = lone_node.log(0).splitlines()[-1]
+    assert "node 0 has printed nothing, no rank there is connected to another" in last
+    assert "if it assigns MASTER_ADDR or MASTER_PORT" in last
+    assert "in init_process_group" in lone_node.log(0)
+
+
+def test_members_of_a_process_group_are_seen_to_be_connected(lone_node: Cluster) -> None:
+    script = f"{INNER}; import time; time.sleep(600)"
+    flags = program(lone_node.folder, script=script)
+    lone_node.start(*flags, LIMIT, workload="program", extra=TWO_RANKS)
+
+    assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.HOST}, lone_node.all_logs()
+    last = lone_node.log(0).splitlines()[-1]
+    assert "node 0 has printed nothing; a program that is silent for longer needs a larger" in last
+
+
+def evidence(**changes: object) -> Evidence:
+    """Two ranks that wait for processes of their own."""
+    waits = Evidence(
+        ranks=2, connected=0, lines=1, has_worked=False, rank=0, started=2, command="torchrun",
+        is_launcher=True,
+    )  # fmt: skip
+    return replace(waits, **changes)  # type: ignore[arg-type]
+
+
+def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> Verdict:
+    node = replace(CPU_NODE, num_nodes=len(seen), processes_per_node=processes_per_node)
+    job = JobWatch(node, hang_limit_s=HANG_S, now_s=0.0)
+    for index, each in enumerate(seen):
+        job.prepared(index, 0.0)
+        job.seen(index, Evidence.from_message(each.to_message()))
+    job.went(0.0)
+    job.moved(0, "", moved_s)
+    verdict = job.verdict(moved_s + HANG_S + 1)
+    assert verdict is not None
+    return verdict
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        evidence(is_launcher=False),
+        evidence(connected=1),
+        evidence(has_worked=True),
+    ],
+)
+def test_without_clear_evidence_a_hang_is_retried(seen: Evidence) -> None:
+    assert hung(evidence(), evidence()).code is ExitCode.WORKLOAD
+    assert hung(evidence(started=0, is_launcher=False), evidence()).code is ExitCode.WORKLOAD
+    assert hung(seen).code is ExitCode.HOST
+    if not seen.is_launcher:
+        return
+    assert hung(evidence(), seen).code is ExitCode.HOST
+
+
+def test_a_program_that_was_alive_for_longer_or_has_no_peers_may_hang_for_another_reason() -> None:
+    assert hung(evidence(), moved_s=BEGINNING_S + 1).code is ExitCode.HOST
+    alone = hung(evidence(), processes_per_node=1)
+    assert alone.code is ExitCode.HOST
+    assert "if these wait for each other, let it call its training function" in alone.reason
+    assert "a larger --hang-limit-s" not in alone.reason
+    assert "a larger --hang-limit-s" in hung(evidence(has_worked=True)).reason
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("/x/bin/torchrun --nproc-per-node 8 x.py", "torchrun"),
+        ("python -m torch.distributed.run x.py", "torch.distributed.run"),
+        ("python /x/bin/accelerate launch x.py", "accelerate launch"),
+        ("deepspeed x.py", "deepspeed"),
+        ("/usr/bin/ffmpeg -i torchrun.mp4", ""),
+        ("git clone deepspeed", ""),
+    ],
+)
+def test_launchers_are_known_by_their_commands(tmp_path: Path, command: str, shown: str) -> None:
+    for pid, parent, words in ((1, 0, "python"), (2, 1, command)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) S {parent} 0")
+        (tmp_path / str(pid) / "cmdline").write_text(words.replace(" ", "\0"))
+    state = WorkerState(pid=1, rank=0, step="", ready=True, done=False)
+
+    seen = collect([state], lines=0, has_worked=False, proc=tmp_path)
+
+    assert seen.is_launcher == bool(shown)
+    assert seen.command == (shown or command.removeprefix("/usr/bin/"))
+
+
+def test_workers_that_load_data_are_no_launchers() -> None:
+    script = (
+        "import multiprocessing as mp, time\n"
+        "context = mp.get_context('fork')\n"
+        "[context.Process(target=time.sleep, args=(60,), daemon=True).start() for _ in range(3)]\n"
+        "print(flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as rank:
+        try:
+            assert rank.stdout is not None
+            rank.stdout.readline()
+            state = WorkerState(pid=rank.pid, rank=5, step="", ready=True, done=False)
+            seen = collect([state], lines=0, has_worked=False)
+        finally:
+            subprocess.run(["pkill", "-P", str(rank.pid)], check=False)
+            rank.kill()
+    assert (seen.rank, seen.started, seen.is_launcher) == (5, 3, False)
+    assert seen.connected == 0

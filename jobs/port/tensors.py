@@ -45,7 +45,19 @@ class Instance:
     of: str
 
 
-Value = Held | Instance | tuple["Value", ...]
+@dataclass(frozen=True)
+class Record:
+    """A dictionary with known keys."""
+
+    fields: tuple[tuple[str, "Value"], ...]
+
+    @property
+    def values(self) -> tuple[Value, ...]:
+        """What it holds, in the order of its keys."""
+        return tuple(value for _, value in self.fields)
+
+
+Value = Held | Instance | Record | tuple["Value", ...]
 Env = dict[str, Value]
 
 _ON_DEVICE = (Held.DEVICE, Held.MASK)
@@ -105,7 +117,7 @@ def join(*values: Value) -> Value:
     tuples = [value for value in known if isinstance(value, tuple)]
     if len(tuples) == len(known) and len({len(value) for value in tuples}) == 1:
         return tuple(join(*items) for items in zip(*tuples, strict=True))
-    flat = [element(value) if isinstance(value, tuple) else value for value in known]
+    flat = [flattened(value) for value in known]
     for held in (
         Held.DEVICE, Held.MASK, Held.TENSORS, Held.INPUT, Held.MODULE, Held.CPU, Held.DEVICE_LOADER,
         Held.LOADER,
@@ -115,10 +127,20 @@ def join(*values: Value) -> Value:
     return next((value for value in flat if isinstance(value, Instance)), Held.HOST)
 
 
+def flattened(value: Value) -> Held | Instance:
+    """Return one guess for a value of several parts."""
+    while isinstance(value, tuple | Record):
+        parts = value if isinstance(value, tuple) else value.values
+        is_tensors = isinstance(value, Record) and on_device(value)
+        value = Held.TENSORS if is_tensors else join(*parts) if parts else Held.HOST
+    return value
+
+
 def element(value: Value) -> Value:
     """Return what iterating, or an index, gives."""
-    if isinstance(value, tuple):
-        return join(*value) if value else Held.HOST
+    if isinstance(value, tuple | Record):
+        parts = value if isinstance(value, tuple) else value.values
+        return join(*parts) if parts else Held.HOST
     steps = {
         Held.TENSORS: Held.DEVICE,
         Held.LOADER: Held.CPU,
@@ -130,8 +152,8 @@ def element(value: Value) -> Value:
 
 def on_device(value: Value) -> bool:
     """Tell whether a value is a tensor of the device, or holds one."""
-    if isinstance(value, tuple):
-        return any(on_device(item) for item in value)
+    if isinstance(value, tuple | Record):
+        return any(map(on_device, value if isinstance(value, tuple) else value.values))
     return value in (*_ON_DEVICE, Held.TENSORS)
 
 
@@ -400,6 +422,8 @@ class _Walk:
                 key = ast.unparse(base)
                 if isinstance(index, ast.Constant):
                     self.env[ast.unparse(target)] = held
+                if isinstance(current, Record):
+                    current = Held.TENSORS if on_device(current) else flattened(current)
                 if on_device(held) and current in (Held.HOST, Held.CPU, Held.UNKNOWN):
                     self.env[key] = Held.DEVICE if current is Held.CPU else Held.TENSORS
 
@@ -435,7 +459,7 @@ class _Walk:
 
     def operation(self, *values: Value) -> Value:
         """Return what arithmetic of these gives."""
-        flat = [element(value) if isinstance(value, tuple) else value for value in values]
+        flat = [flattened(value) for value in values]
         for held in (Held.DEVICE, Held.MASK, Held.TENSORS):
             if held in flat:
                 return Held.TENSORS if held is Held.TENSORS else Held.DEVICE
@@ -492,7 +516,11 @@ class _Walk:
             case ast.Dict(keys=keys, values=values):
                 for key in keys:
                     self.value(key)
-                return self.collected([self.value(item) for item in values])
+                held = [self.value(item) for item in values]
+                names = [key.value for key in keys if isinstance(key, ast.Constant)]
+                if len(names) == len(held) and all(isinstance(name, str) for name in names):
+                    return Record(tuple(zip(map(str, names), held, strict=True)))
+                return self.collected(held)
             case ast.ListComp(elt=elt) | ast.SetComp(elt=elt) | ast.GeneratorExp(elt=elt):
                 return self.comprehension(node.generators, elt)
             case ast.DictComp(key=key, value=value):
@@ -583,6 +611,11 @@ class _Walk:
                 if -len(base) <= index.value < len(base):
                     return base[index.value]
             return element(base)
+        if isinstance(base, Record):
+            index = node.slice
+            known = dict(base.fields)
+            name = index.value if isinstance(index, ast.Constant) else None
+            return known.get(str(name), Held.UNKNOWN) if name is not None else element(base)
         if base in _ON_DEVICE:
             return Held.DEVICE
         return element(base)
@@ -762,7 +795,10 @@ class _Walk:
         if last == "next":
             return element(every[0]) if every else Held.UNKNOWN
         if last == "dict":
-            return self.collected(every)
+            named = [item.arg for item in node.keywords]
+            if None in named or node.args:
+                return self.collected(every)
+            return Record(tuple(zip(map(str, named), every, strict=True)))
         if last in _PASSED_ON or last in ("zip", "enumerate"):
             return every[0] if every else Held.HOST
         return None
@@ -819,9 +855,13 @@ class _Walk:
             if attr in ("to", "cuda", "train", "eval", "half", "double", "float", "bfloat16"):
                 return base
             base = Held.MODULE if is_module else Held.UNKNOWN
-        elif isinstance(base, tuple):
-            base = element(base)
-            assert isinstance(base, Held)
+        elif isinstance(base, Record) and attr == "get" and node.args:
+            key = node.args[0]
+            known = dict(base.fields)
+            return known.get(str(key.value), Held.UNKNOWN) if _is_text(key) else Held.UNKNOWN
+        base = flattened(base)
+        if isinstance(base, Instance):
+            base = Held.UNKNOWN
         if attr == "prepare" and every:
             parts = tuple(Held.DEVICE_LOADER if v is Held.LOADER else v for v in every)
             return parts[0] if len(parts) == 1 else parts

@@ -90,7 +90,7 @@ class Source:
         return False
 
 
-def last_name(node: ast.AST) -> str:
+def last_name(node: ast.AST | None) -> str:
     """Return the last part of a name: ``step`` of ``self.optimizer.step``."""
     if isinstance(node, ast.Attribute):
         return node.attr

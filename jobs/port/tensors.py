@@ -82,6 +82,7 @@ _CREATED = frozenset(
      "eye", "linspace", "as_tensor", "from_numpy", "normal", "Tensor", "FloatTensor", "LongTensor",
      "multinomial", "tril", "triu"}
 )  # fmt: skip
+_HOST_TYPES = frozenset({"int", "float", "bool", "str", "Path", "Namespace"})
 _LOGS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception"})
 _HOST_NAMES = re.compile(
     r"numpy|item|scalar|to_?list|2np|_score$|^compute_metric|^str|tensor2im|to_cpu|tolist|np$"
@@ -288,6 +289,10 @@ class Tensors:
         for name, _ in _parameters(function):
             env.pop(name, None)
         env.update(arguments)
+        every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        env.update(
+            {item.arg: Held.HOST for item in every if last_name(item.annotation) in _HOST_TYPES}
+        )
         walk = _Walk(self, source, env, is_step=is_step, of=of, depth=depth + 1)
         walk.block(function.body)
         self._memo[key] = join(*walk.returned) if walk.returned else Held.HOST

@@ -6,12 +6,12 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jobs.port.names import Source, end_line, is_constant, keyword, last_name
+from jobs.port.names import Function, Source, end_line, is_constant, keyword, last_name
 
 Found = tuple[ast.AST, int, str]
 """A node, its line, and the name of the rule."""
 
-_CUDA = re.compile(r"cuda(:(\d+|%[sd]|\{\w*\})?)?|torch\.cuda\.\w+")
+_CUDA = re.compile(r"cuda(:(\d+|%[sd]|\{[^}]*\})?)?|torch\.cuda\.\w+")
 _NCCL = re.compile(r"(.*[:,])?nccl(,.*)?")
 _NCCL_VARIABLE = re.compile(r"(TORCH_)?NCCL_\w+")
 _FLOAT16 = re.compile(r"fp16|float16|half|16-mixed|16-true")
@@ -194,13 +194,25 @@ def _call(source: Source, node: ast.Call) -> Iterator[Found]:
         for item in node.keywords:
             if item.arg in ("device_ids", "output_device") and not is_constant(item.value, None):
                 yield node, item.value.lineno, "device-ids"
-    if name == "torch.compile":
+    if name == "torch.compile" or _compiles_module(node):
         backend = keyword(node, "backend")
         if backend is None or is_constant(backend.value, "inductor", "cudagraphs"):
             yield node, line, "inductor"
     yield from _loader(source, node, last, line)
     yield from _padding(source, node, last, line)
     yield from _forks(source, node, last, line)
+
+
+def _compiles_module(node: ast.Call) -> bool:
+    """Recognise ``model.compile()``, but not Keras' method of that name."""
+    func = node.func
+    return (
+        isinstance(func, ast.Attribute)
+        and func.attr == "compile"
+        and re.search(r"model|net|module|block|layer", ast.unparse(func.value)) is not None
+        and not node.args
+        and all(item.arg in ("mode", "dynamic", "fullgraph", "backend") for item in node.keywords)
+    )
 
 
 def _keyword(
@@ -284,24 +296,24 @@ def _entries(source: Source, name: str) -> dict[str, ast.expr]:
 
 def _is_training_loader(source: Source, node: ast.Call, given: dict[str, ast.expr]) -> bool:
     """Tell whether a loader feeds training, by what it is called, holds, or is returned from."""
-    names: list[str] = []
+    data = given.get("dataset", node.args[0] if node.args else None)
+    targets, function = list[ast.expr](), ""
     for parent in source.above(node):
-        if isinstance(parent, ast.Assign | ast.AnnAssign):
-            targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
-            names += [ast.unparse(target) for target in targets]
-        elif isinstance(parent, ast.Return):
-            continue
+        if isinstance(parent, ast.Assign):
+            targets = parent.targets
+        elif isinstance(parent, ast.AnnAssign):
+            targets = [parent.target]
         elif isinstance(parent, ast.DictComp):
             return True  # one for each split
-        elif isinstance(parent, ast.FunctionDef):
-            names.append(parent.name)
+        elif isinstance(parent, Function):
+            function = parent.name
             break
-        elif isinstance(parent, ast.stmt):
-            break
-    data = given.get("dataset", node.args[0] if node.args else None)
-    if data is not None:
-        names.insert(1 if names else 0, ast.unparse(data))
-    for name in names:
+    if targets and _is_only_counted(source, targets[0]):
+        return False
+    if is_evaluation(function) and not _TRAINING.search(" ".join(map(ast.unparse, targets))):
+        return False
+    named = [*map(ast.unparse, targets), *([] if data is None else [ast.unparse(data)]), function]
+    for name in named:
         if _TRAINING.search(name):
             return True
         if is_evaluation(name):
@@ -309,24 +321,45 @@ def _is_training_loader(source: Source, node: ast.Call, given: dict[str, ast.exp
     return not is_constant(given.get("shuffle"), False) or "sampler" in given
 
 
+def _is_only_counted(source: Source, target: ast.expr) -> bool:
+    """Tell whether a variable is used, and only for its length."""
+    if not isinstance(target, ast.Name):
+        return False
+    uses = [
+        source.called(source.parents.get(node)) == "len"
+        for node in source.nodes
+        if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
+    ]
+    return bool(uses) and all(uses)
+
+
 def _padding(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Found]:
-    fixed = keyword(node, "pad_to_multiple_of")
-    if fixed is not None and not is_constant(fixed.value, None):
+    padding, multiple = keyword(node, "padding"), keyword(node, "pad_to_multiple_of")
+    if any(isinstance(up, Function) and is_evaluation(up.name) for up in source.above(node)):
         return
-    if any(
-        isinstance(parent, ast.FunctionDef) and is_evaluation(parent.name)
-        for parent in source.above(node)
-    ):
-        return
-    padding = keyword(node, "padding")
-    if padding is not None and is_constant(padding.value, True, "longest"):
-        yield node, padding.value.lineno, "pad-to-longest"
+    if last in ("DataCollatorWithPadding", "DataCollatorForSeq2Seq"):
+        is_fixed = padding is not None and is_constant(padding.value, "max_length", False)
+        is_multiple = multiple is not None and not is_constant(multiple.value, None)
+        if not is_fixed and not is_multiple and keyword(node, "max_length") is None:
+            yield node, line, "pad-to-longest"
+    elif padding is not None and is_constant(padding.value, True, "longest"):
+        # A variable may be None: what it holds depends on the run.
+        is_multiple = multiple is not None and isinstance(multiple.value, ast.Constant)
+        if not (is_multiple and multiple.value.value) and not _is_of_one(source, node):
+            yield node, padding.value.lineno, "pad-to-longest"
     elif last == "pad_sequence":
         yield node, line, "pad-to-longest"
-    elif last in ("DataCollatorWithPadding", "DataCollatorForSeq2Seq"):
-        is_fixed = padding is not None and is_constant(padding.value, "max_length", False)
-        if not is_fixed and keyword(node, "max_length") is None:
-            yield node, line, "pad-to-longest"
+
+
+def _is_of_one(source: Source, node: ast.Call) -> bool:
+    """Tell whether a tokenizer is given one text at a time, which has nothing to be padded to."""
+    if not node.args or not isinstance(node.args[0], ast.Name):
+        return False
+    targets: list[ast.expr] = []
+    for parent in source.above(node):
+        if isinstance(parent, ast.ListComp | ast.GeneratorExp):
+            targets += [generator.target for generator in parent.generators]
+    return any(isinstance(item, ast.Name) and item.id == node.args[0].id for item in targets)
 
 
 def _forks(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Found]:

@@ -29,7 +29,9 @@ class Held(Enum):
     MASK = auto()
     """A tensor of booleans on the device."""
     INPUT = auto()
-    """An argument of a model, which may be a tensor or an option."""
+    """What may be a tensor or an option: an argument of a model, or what an unknown call gives."""
+    INDICES = auto()
+    """Positions on the host, as many as the data has."""
     TENSORS = auto()
     """A list or dictionary of tensors on the device."""
     MODULE = auto()
@@ -85,8 +87,9 @@ _CREATED = frozenset(
 _HOST_TYPES = frozenset({"int", "float", "bool", "str", "Path", "Namespace"})
 _LOGS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception"})
 _HOST_NAMES = re.compile(
-    r"numpy|item|scalar|to_?list|2np|_score$|^compute_metric|^str|tensor2im|to_cpu|tolist|np$"
+    r"numpy|item|scalar|batch_decode|to_?list|2np|_score$|^compute_metric|^str|tensor2im|to_cpu|tolist|np$"
 )
+_LOSS = re.compile(r"(^|_)(loss|losses|logits|criterion|cross_entropy)(_|\d*$)", re.IGNORECASE)
 _MOVES = re.compile(r"device|cuda|gpu|move|prepare_batch|prefetch", re.IGNORECASE)
 _MODULES = re.compile(
     r"(^|_)(model|net|network|module|encoder|decoder|generator|discriminator|critic|actor|policy"
@@ -165,6 +168,13 @@ class Tensors:
         self.found: set[tuple[Source, int, str, ast.AST]] = set()
         self._training = training
         self._sources = sources
+        self.creates_on_device = any(
+            isinstance(node, ast.Call)
+            and last_name(node.func) in ("set_default_device", "set_default_tensor_type")
+            and "cuda" in ast.unparse(node)
+            for source in sources
+            for node in source.nodes
+        )
         self._stems = {source.path.rpartition("/")[2].removesuffix(".py") for source in sources}
         self._functions: dict[str, tuple[Source, Function]] = {}
         self._classes: dict[str, tuple[Source, ast.ClassDef]] = {}
@@ -405,15 +415,16 @@ class _Walk:
             case ast.Name(id=name):
                 for key in [k for k in self.env if k.startswith((f"{name}.", f"{name}["))]:
                     del self.env[key]
-                is_loss = name in ("loss", "logits") and isinstance(value, ast.Call)
-                if held is Held.UNKNOWN and is_loss and self.is_step:
-                    held = Held.DEVICE
+                is_loss = _LOSS.search(name) is not None and isinstance(value, ast.Call)
+                if is_loss and self.is_step:
+                    is_certain = held is Held.INPUT or (held is Held.UNKNOWN and name == "loss")
+                    held = Held.DEVICE if is_certain else held
                 self.env[name] = held
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 has_parts = isinstance(held, tuple) and len(held) == len(targets)
                 for number, item in enumerate(targets):
                     part = held[number] if has_parts and isinstance(held, tuple) else element(held)
-                    self.bind(item, part, target)
+                    self.bind(item, part, value)
             case ast.Starred(value=inner):
                 self.bind(inner, held, value)
             case ast.Attribute(attr=attr):
@@ -636,6 +647,7 @@ class _Walk:
             if isinstance(part, ast.Name | ast.UnaryOp) and held is not Held.HOST:
                 name = last_name(part.operand if isinstance(part, ast.UnaryOp) else part)
                 is_mask |= "mask" in name.lower() and base in (*_ON_DEVICE, Held.INPUT)
+            is_mask |= held is Held.INDICES and base in _ON_DEVICE
             if is_mask and base is not Held.HOST:
                 self.find("data-dependent", node, node.lineno)
 
@@ -655,7 +667,20 @@ class _Walk:
             if last in ("items", "named_parameters", "named_buffers"):
                 held = self.value(node)
                 return Held.HOST, element(held)
-        return element(self.value(node))
+        held = self.value(node)
+        if isinstance(held, Instance):
+            return self.iterated_instance(held)
+        return element(held)
+
+    def iterated_instance(self, held: Instance) -> Value:
+        """Walk through what a loop over an object of the program calls for each round."""
+        given = [
+            self.walk(source, function, (), {}, of=of, is_method=True)
+            for name in ("__iter__", "__next__")
+            if (found := self.whole.method(held.of, name)) is not None
+            for source, function, of in [found]
+        ]
+        return join(*given) if given else held
 
     # Calls
 
@@ -690,7 +715,7 @@ class _Walk:
         if last[:1].isupper():
             return Held.MODULE if _MODULES.search(last.lower()) else Held.UNKNOWN
         if any(on_device(value) for value in every):
-            return Held.DEVICE
+            return Held.DEVICE if _LOSS.search(last) else Held.INPUT
         if Held.CPU in every:
             return Held.DEVICE if _MOVES.search(last) else Held.UNKNOWN
         return Held.INPUT if Held.INPUT in every else Held.UNKNOWN
@@ -834,7 +859,7 @@ class _Walk:
         if any(on_device(value) for value in every):
             return Held.MASK if last in _BOOLEAN else Held.DEVICE
         if last in _CREATED:
-            return Held.CPU
+            return Held.DEVICE if self.whole.creates_on_device else Held.CPU
         for held in (Held.INPUT, Held.CPU):
             if held in every:
                 return held
@@ -852,7 +877,11 @@ class _Walk:
             for argument in node.args:
                 self.formatted(argument)
             return Held.HOST
+        if re.fullmatch(r"(np|numpy)\.(where|nonzero|argwhere|flatnonzero)", name):
+            return Held.INDICES if len(node.args) == 1 else Held.HOST
         if _LIBRARIES_ON_HOST.match(name):
+            return Held.HOST
+        if attr == "decode" and re.search(r"token|processor", name):
             return Held.HOST
         base = self.value(func.value)
         if isinstance(base, Instance):
@@ -888,6 +917,8 @@ class _Walk:
             return Held.HOST
         if base in (*_ON_DEVICE, Held.TENSORS, Held.INPUT):
             return self.of_tensor(node, attr, base, every)
+        if attr in ("state_dict", "parameters", "named_parameters"):
+            return Held.TENSORS
         if base is Held.UNKNOWN and attr in _CERTAINLY_TENSORS:
             self.find("data-dependent", node, line)
             return Held.DEVICE

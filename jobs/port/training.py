@@ -12,6 +12,7 @@ from jobs.port.names import Function, Source, last_name
 Loop = ast.For | ast.AsyncFor | ast.While
 _OPTIMIZER = re.compile(r"opt|scaler|engine|solver|adam|sgd", re.IGNORECASE)
 _SCHEDULER = re.compile(r"sched|lr_|_lr|warmup|ema|scheduler", re.IGNORECASE)
+_LOADERS = re.compile(r"loader|_dl\b")
 STEP_METHODS = frozenset({"training_step", "compute_loss", "train_step", "forward"})
 """Methods that frameworks call for each batch."""
 
@@ -39,7 +40,9 @@ class Training:
                 break
         for source in sources:
             for node in source.nodes:
-                if isinstance(node, Loop) and self._has_act(node.body):
+                if isinstance(node, Loop) and (
+                    self._has_act(node.body) or self._collects(node)
+                ):
                     self.loops.add(node)
         self.is_training = bool(self.loops or self._step_functions)
 
@@ -49,6 +52,22 @@ class Training:
 
     def _has_act(self, body: Sequence[ast.stmt]) -> bool:
         return any(self._is_act(node) for node in _directly(body))
+
+    def _collects(self, node: Loop) -> bool:
+        """Recognise reinforcement learning: rounds that collect what loops within train on."""
+        inside = [
+            item
+            for part in node.body
+            for item in ast.walk(part)
+            if isinstance(item, Loop | ast.Call)
+        ]
+        if not any(isinstance(item, Loop) and self._has_act(item.body) for item in inside):
+            return False
+        over = "" if isinstance(node, ast.While) else ast.unparse(node.iter)
+        over = "" if over.startswith("range(") else over
+        return _LOADERS.search(over) is not None or any(
+            isinstance(item, ast.Call) and _is_environment_step(item) for item in inside
+        )
 
     def _is_act(self, node: ast.AST) -> bool:
         """Tell whether a call is a part of a training step."""
@@ -63,6 +82,15 @@ class Training:
             return False
         receiver = ast.unparse(node.func.value)
         return bool(_OPTIMIZER.search(receiver)) and not _SCHEDULER.search(receiver)
+
+
+def _is_environment_step(node: ast.Call) -> bool:
+    func = node.func
+    return (
+        isinstance(func, ast.Attribute)
+        and func.attr == "step"
+        and re.search(r"env", ast.unparse(func.value)) is not None
+    )
 
 
 def _directly(body: Sequence[ast.AST]) -> Iterator[ast.AST]:

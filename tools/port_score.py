@@ -4,6 +4,7 @@
 
 SOURCES is a folder with the scripts, of which the labels name repository, commit, path and SHA-256.
 A label counts as found if the same kind is reported on its line or the next to it.
+``--dev`` takes the scripts that the rules were tuned on, ``--show`` prints what differs.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ def score(labelled: set[Place], found: set[Place]) -> tuple[set[Place], set[Plac
     return missed, left
 
 
-def main(labels: Path, sources: Path, part: str = "test", *, shows: bool = False) -> None:
+def main(labels: Path, sources: Path, *, is_dev: bool, shows: bool) -> None:
     """Print the scores of the development or the test scripts, and their sums by kind."""
     found_of, missed_of, false_of = Counter[str](), Counter[str](), Counter[str]()
     per_script: list[int] = []
     scripts: list[dict[str, Any]] = json.loads(labels.read_text())
     for script in scripts:
-        if script.get("dev", False) is not (part == "dev"):
+        if script.get("dev", False) is not is_dev:
             continue
         data = (sources / script["file"]).read_bytes()
         if hashlib.sha256(data).hexdigest() != script["sha256"]:
@@ -72,6 +73,5 @@ def main(labels: Path, sources: Path, part: str = "test", *, shows: bool = False
 
 
 if __name__ == "__main__":
-    options = [word for word in sys.argv[1:] if word.startswith("--")]
-    files = [Path(word) for word in sys.argv[1:] if not word.startswith("--")]
-    main(*files, part="dev" if "--dev" in options else "test", shows="--show" in options)
+    labels, sources = [Path(word) for word in sys.argv[1:] if not word.startswith("--")]
+    main(labels, sources, is_dev="--dev" in sys.argv, shows="--show" in sys.argv)

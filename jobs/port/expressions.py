@@ -72,9 +72,9 @@ def expression_findings(source: Source) -> Iterator[Found]:
             case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(name)))]):
                 yield from _keyword(source, node, name, node.value)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                for item in node.decorator_list:
-                    if source.name(item) == "torch.compile":
-                        yield item, item.lineno, "inductor"
+                for decorator in node.decorator_list:
+                    if source.name(decorator) == "torch.compile":
+                        yield decorator, decorator.lineno, "inductor"
                 yield from _default_arguments(node)
             case ast.ClassDef() if workers and _is_dataset(node):
                 for item in node.body:
@@ -225,9 +225,7 @@ def _keyword(
     can_be_true = not isinstance(value, ast.Constant) or value.value is True
     if name == "pin_memory" and can_be_true:
         yield node, at, "pin-memory"
-    elif name == "fp16" and can_be_true:
-        yield node, at, "float16"
-    elif name == "precision" and is_constant(value, 16, "16"):
+    elif (name == "fp16" and can_be_true) or (name == "precision" and is_constant(value, 16, "16")):
         yield node, at, "float16"
     elif name in ("load_in_8bit", "load_in_4bit", "use_flash_attention_2") and can_be_true:
         yield node, at, "cuda-kernel"
@@ -272,26 +270,27 @@ def _entries(source: Source, name: str) -> dict[str, ast.expr]:
         match node:
             case ast.Assign(targets=[ast.Name(id=target)], value=value) if target == name:
                 for part in ast.walk(value):
-                    if isinstance(part, ast.Dict):
-                        pairs = zip(part.keys, part.values, strict=True)
-                        entries |= {
-                            key.value: item for key, item in pairs if isinstance(key, ast.Constant)
-                        }
-                    elif isinstance(part, ast.Call):
-                        entries |= {i.arg: i.value for i in part.keywords if i.arg}
+                    entries |= _pairs(part)
             case ast.Assign(
                 targets=[ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=key))]
             ) if target == name:
-                entries[key] = node.value
+                entries[str(key)] = node.value
             case ast.Call(func=ast.Attribute(value=ast.Name(id=target), attr="update")) if (
                 target == name
             ):
-                entries |= {i.arg: i.value for i in node.keywords if i.arg}
-                for argument in node.args:
-                    if isinstance(argument, ast.Dict):
-                        pairs = zip(argument.keys, argument.values, strict=True)
-                        entries |= {k.value: v for k, v in pairs if isinstance(k, ast.Constant)}
+                for part in (node, *node.args):
+                    entries |= _pairs(part)
     return entries
+
+
+def _pairs(node: ast.AST) -> dict[str, ast.expr]:
+    """Return the entries of a dictionary, or the keyword arguments of a call."""
+    if isinstance(node, ast.Call):
+        return {item.arg: item.value for item in node.keywords if item.arg}
+    if not isinstance(node, ast.Dict):
+        return {}
+    pairs = zip(node.keys, node.values, strict=True)
+    return {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
 
 
 def _is_training_loader(source: Source, node: ast.Call, given: dict[str, ast.expr]) -> bool:
@@ -344,8 +343,9 @@ def _padding(source: Source, node: ast.Call, last: str, line: int) -> Iterator[F
             yield node, line, "pad-to-longest"
     elif padding is not None and is_constant(padding.value, True, "longest"):
         # A variable may be None: what it holds depends on the run.
-        is_multiple = multiple is not None and isinstance(multiple.value, ast.Constant)
-        if not (is_multiple and multiple.value.value) and not _is_of_one(source, node):
+        size = None if multiple is None else multiple.value
+        is_multiple = isinstance(size, ast.Constant) and size.value is not None
+        if not is_multiple and not _is_of_one(source, node):
             yield node, padding.value.lineno, "pad-to-longest"
     elif last == "pad_sequence":
         yield node, line, "pad-to-longest"
@@ -393,14 +393,13 @@ def _device_uses(source: Source, function: ast.AST, rule: str) -> Iterator[Found
     for node in ast.walk(function):
         if not isinstance(node, ast.Call):
             continue
-        last, line = last_name(node.func), end_line(node.func)
-        device = keyword(node, "device")
-        if last == "cuda" and isinstance(node.func, ast.Attribute):
-            yield node, line, rule
-        elif last == "to" and node.args and _is_device(source, node.args[0]):
-            yield node, line, rule
-        elif device is not None and _is_device(source, device.value):
+        last, device = last_name(node.func), keyword(node, "device")
+        if device is not None and _is_device(source, device.value):
             yield node, device.value.lineno, rule
+        if (last == "cuda" and isinstance(node.func, ast.Attribute)) or (
+            last == "to" and node.args and _is_device(source, node.args[0])
+        ):
+            yield node, end_line(node.func), rule
 
 
 def _is_device(source: Source, node: ast.expr) -> bool:

@@ -112,4 +112,5 @@ def is_constant(node: ast.AST | None, *values: object) -> bool:
 
 def end_line(node: ast.AST) -> int:
     """Return the line on which an expression ends: where the last name of a chain stands."""
-    return getattr(node, "end_lineno", None) or getattr(node, "lineno", 0)
+    line: int = getattr(node, "end_lineno", 0)
+    return line

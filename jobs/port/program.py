@@ -107,9 +107,7 @@ def _parsed(path: str, data: bytes) -> ast.Module:
             return ast.parse(data, filename=path)
     except SyntaxError as error:
         at = f", line {error.lineno}" if error.lineno else ""
-        raise Refusal(
-            "syntax-error", f"{path}{at}: {error.msg}; mend it, and try again"
-        ) from None
+        raise Refusal("syntax-error", f"{path}{at}: {error.msg}; mend it, and try again") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise Refusal(
             "not-python", f"{path} is no Python file: {error}; name a Python program"

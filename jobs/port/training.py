@@ -40,9 +40,7 @@ class Training:
                 break
         for source in sources:
             for node in source.nodes:
-                if isinstance(node, Loop) and (
-                    self._has_act(node.body) or self._collects(node)
-                ):
+                if isinstance(node, Loop) and (self._has_act(node.body) or self._collects(node)):
                     self.loops.add(node)
         self.is_training = bool(self.loops or self._step_functions)
 

@@ -193,7 +193,7 @@ def _call(source: Source, node: ast.Call) -> Iterator[Found]:
             yield node, line, "data-parallel"
         for item in node.keywords:
             if item.arg in ("device_ids", "output_device") and not is_constant(item.value, None):
-                yield node, item.value.lineno, "device-ids"
+                yield item, item.value.lineno, "device-ids"
     if name == "torch.compile" or _compiles_module(node):
         backend = keyword(node, "backend")
         if backend is None or is_constant(backend.value, "inductor", "cudagraphs"):
@@ -222,18 +222,19 @@ def _keyword(
     if is_constant(value, False, None):
         return
     at = getattr(node, "lineno", value.lineno) if line is None else line
+    shown = node if isinstance(node, ast.keyword) else ast.keyword(arg=name, value=value)
     can_be_true = not isinstance(value, ast.Constant) or value.value is True
     if name == "pin_memory" and can_be_true:
-        yield node, at, "pin-memory"
+        yield shown, at, "pin-memory"
     elif (name == "fp16" and can_be_true) or (name == "precision" and is_constant(value, 16, "16")):
-        yield node, at, "float16"
+        yield shown, at, "float16"
     elif name in ("load_in_8bit", "load_in_4bit", "use_flash_attention_2") and can_be_true:
-        yield node, at, "cuda-kernel"
+        yield shown, at, "cuda-kernel"
     elif name == "fused" and can_be_true:
         call = _call_around(source, node)
         called = "" if call is None else source.name(call.func)
         if not isinstance(node, ast.keyword) or called == "dict" or _OPTIMIZER.search(called):
-            yield node, at, "cuda-kernel"
+            yield shown, at, "cuda-kernel"
 
 
 def _default_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Found]:
@@ -346,7 +347,7 @@ def _padding(source: Source, node: ast.Call, last: str, line: int) -> Iterator[F
         size = None if multiple is None else multiple.value
         is_multiple = isinstance(size, ast.Constant) and size.value is not None
         if not is_multiple and not _is_of_one(source, node):
-            yield node, padding.value.lineno, "pad-to-longest"
+            yield padding, padding.value.lineno, "pad-to-longest"
     elif last == "pad_sequence":
         yield node, line, "pad-to-longest"
 

@@ -19,6 +19,9 @@ from jobs.program.grammar import imported_files
 MAX_BYTES = 2_000_000
 """Largest file that is read; code that people write is far smaller."""
 
+_MAX_SHOWN = 50
+"""Characters of an expression that are shown."""
+
 
 class Folder(Mapping[str, bytes]):
     """The files of a folder by their relative paths, read when they are asked for."""
@@ -86,10 +89,7 @@ def findings(sources: Sequence[Source]) -> tuple[Finding, ...]:
         for source, line, rule, node in tensors.found:
             add(source, node, line, rule)
     except RecursionError:
-        names = ", ".join(source.path for source in sources)
-        raise Refusal(
-            "too-nested", f"{names}: an expression is nested too deeply to be read; split it"
-        ) from None
+        raise _too_nested(", ".join(source.path for source in sources)) from None
     return tuple(sorted(found.values()))
 
 
@@ -107,11 +107,22 @@ def _parsed(path: str, data: bytes) -> ast.Module:
             return ast.parse(data, filename=path)
     except SyntaxError as error:
         at = f", line {error.lineno}" if error.lineno else ""
-        raise Refusal("syntax-error", f"{path}{at}: {error.msg}; mend it, and try again") from None
-    except (ValueError, RecursionError, MemoryError) as error:
+        raise Refusal(
+            "syntax-error", f"{path}{at}: {error.msg}; correct it, and try again"
+        ) from None
+    except (RecursionError, MemoryError):
+        raise _too_nested(path) from None
+    except ValueError as error:
         raise Refusal(
             "not-python", f"{path} is no Python file: {error}; name a Python program"
         ) from None
+
+
+def _too_nested(path: str) -> Refusal:
+    return Refusal(
+        "too-nested",
+        f"{path}: an expression is nested more deeply than can be read; assign its parts to names",
+    )
 
 
 def _too_large(path: str) -> Refusal:
@@ -131,4 +142,8 @@ def _shown(node: ast.AST) -> str:
     else:
         text = ast.unparse(node)
     text = " ".join(text.split())
-    return text if len(text) <= 50 else f"{text[:47]}..."
+    if len(text) <= _MAX_SHOWN:
+        return text
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return f"...{text[3 - _MAX_SHOWN :]}"  # the method is what matters
+    return f"{text[: _MAX_SHOWN - 3]}..."

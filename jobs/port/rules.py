@@ -139,7 +139,7 @@ _RULES = (
         Kind.BACKEND,
         "asks for the process group backend nccl",
         "there is no NCCL: init_process_group('nccl') raises",
-        "import torch_xla.distributed.xla_backend; init_process_group('xla', init_method='xla://')",
+        "import torch_xla.distributed.xla_backend, and init_process_group('xla')",
         "init_process_group('cpu:gloo,neuron:neuron'), without device_id",
         source=_XLA_GUIDE,
     ),

@@ -105,14 +105,16 @@ class CallWalk(Walk):
             if func.id in self.local:
                 function = self.local[func.id]
                 return self.walk(self.source, function, values, given, of=self.of, around=self.env)
-            if (found := whole.index.function(self.source, func.id)) is not None:
-                return self.walk(*found, values, given)
-            if func.id not in self.env and (of := whole.index.class_named(self.source, func.id)):
-                made = whole.index.method(of, "__init__")
-                if made is not None:
-                    source, function, _ = made
-                    self.walk(source, function, values, given, of=of, is_method=True)
-                return Instance(of)
+        if (found := whole.index.function(self.source, func)) is not None:
+            return self.walk(*found, values, given)
+        is_variable = isinstance(func, ast.Name) and func.id in self.env
+        if not is_variable and (of := whole.index.class_named(self.source, func)):
+            made = whole.index.method(of, "__init__")
+            if made is not None:
+                source, function, _ = made
+                self.walk(source, function, values, given, of=of, is_method=True)
+            return Instance(of)
+        if isinstance(func, ast.Name):
             held = self.named(func.id)
             return self.forward(held, values, given) if isinstance(held, Instance) else None
         if not isinstance(func, ast.Attribute):

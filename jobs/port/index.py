@@ -42,20 +42,29 @@ class Index:
             for base in of.bases
         ) and not any("LightningDataModule" in source.name(base) for base in of.bases)
 
-    def function(self, source: Source, name: str) -> tuple[Source, Function] | None:
-        """Find a function of the program by the name that it has in a file."""
-        if name in source.functions:
-            return source, source.functions[name]
-        full = source.aliases.get(name, "")
-        module, _, last = full.rpartition(".")
-        if module and module.rpartition(".")[2] in self.stems:
-            return self.functions.get(last)
-        return None
+    def function(self, source: Source, node: ast.expr) -> tuple[Source, Function] | None:
+        """Find the function of the program that an expression names."""
+        if isinstance(node, ast.Name) and node.id in source.functions:
+            return source, source.functions[node.id]
+        name = self._imported(source, node)
+        return None if name is None else self.functions.get(name)
 
-    def class_named(self, source: Source, name: str) -> str | None:
-        """Find a class of the program by the name that it has in a file."""
-        last = source.aliases.get(name, name).rpartition(".")[2]
-        return last if last in self.classes else None
+    def class_named(self, source: Source, node: ast.expr) -> str | None:
+        """Find the class of the program that an expression names."""
+        if isinstance(node, ast.Name) and node.id in source.classes:
+            return node.id
+        name = self._imported(source, node)
+        return name if name in self.classes else None
+
+    def _imported(self, source: Source, node: ast.expr) -> str | None:
+        """Return the last part of a name that is imported from a module of the program."""
+        first = node
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        if not isinstance(first, ast.Name) or first.id not in source.aliases:
+            return None
+        module, _, last = source.name(node).rpartition(".")
+        return last if module.rpartition(".")[2] in self.stems else None
 
     def method(self, of: str, name: str, depth: int = 0) -> tuple[Source, Function, str] | None:
         """Find a method of a class of the program, or of one that it is made from."""

@@ -74,6 +74,8 @@ class Training:
         last = last_name(node.func)
         if last in ("backward", "optimizer_step", "manual_backward"):
             return True
+        if "scaler" in last and node.args:
+            return True  # timm's scalers are called with the loss and the optimizer
         if last in self._step_functions and last not in ("step", "forward", "__call__"):
             return not is_evaluation(last)
         if last != "step" or not isinstance(node.func, ast.Attribute):

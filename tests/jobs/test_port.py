@@ -60,8 +60,8 @@ def test_every_place_of_a_kind_is_found_and_no_other(kind: Kind) -> None:
 
 
 def test_modules_of_the_program_are_read_and_called_from_its_loop() -> None:
-    engine = "from tools import log\ndef train(model, opt):\n    for x in loader:\n"
-    engine += "        loss = model(x.to(d))\n        loss.backward()\n        log(loss)\n"
+    engine = "import tools\ndef train(model, opt):\n    for x in loader:\n"
+    engine += "        loss = model(x.to(d))\n        loss.backward()\n        tools.log(loss)\n"
     tools = "def log(loss):\n    print(loss)\n"
 
     found = found_in("from engine import train\ntrain(model, opt)\n", engine=engine, tools=tools)

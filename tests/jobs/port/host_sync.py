@@ -81,3 +81,12 @@ def collected(envs, agent):
             loss.backward()
             optimizer.step()
         writer.add_scalar("loss", loss.item(), iteration)  # finds host-sync
+
+
+def scaled(model, train_loader):
+    optimizer.zero_grad()
+    for x in train_loader:
+        loss = model(x.to(device))
+        value = loss.item()  # finds host-sync
+        loss_scaler(loss, optimizer)
+        optimizer.zero_grad()

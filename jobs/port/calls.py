@@ -101,10 +101,9 @@ class CallWalk(Walk):
     ) -> Value | None:
         """Walk through a function, method or class of the program; None if it is none."""
         func, whole = node.func, self.whole
-        if isinstance(func, ast.Name):
-            if func.id in self.local:
-                function = self.local[func.id]
-                return self.walk(self.source, function, values, given, of=self.of, around=self.env)
+        if isinstance(func, ast.Name) and func.id in self.local:
+            function = self.local[func.id]
+            return self.walk(self.source, function, values, given, of=self.of, around=self.env)
         if (found := whole.index.function(self.source, func)) is not None:
             return self.walk(*found, values, given)
         is_variable = isinstance(func, ast.Name) and func.id in self.env
@@ -169,6 +168,9 @@ class CallWalk(Walk):
         names = [name for name, _ in parameters(function, is_method=is_method)]
         arguments: dict[str, Value] = dict(zip(names, values, strict=False))
         arguments |= {name: value for name, value in given.items() if name in names and name}
+        if function.args.kwarg is not None:
+            rest = [value for name, value in given.items() if name not in names]
+            arguments[function.args.kwarg.arg] = self.collected(rest)
         if is_method and function.name == "forward":
             # Optional arguments that are not given are None.
             missing = [name for name in names if name not in arguments]

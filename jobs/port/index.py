@@ -16,7 +16,9 @@ class Index:
     """Looks functions, classes and methods of a program up."""
 
     def __init__(self, sources: Sequence[Source]) -> None:
-        self.stems = {source.path.rpartition("/")[2].removesuffix(".py") for source in sources}
+        paths = [source.path.removesuffix("/__init__.py").removesuffix(".py") for source in sources]
+        self.stems = {path.rpartition("/")[2] for path in paths}
+        """Last parts of the modules' names."""
         self.functions: dict[str, tuple[Source, Function]] = {}
         self.classes: dict[str, tuple[Source, ast.ClassDef]] = {}
         self.methods: dict[str, list[str]] = {}

@@ -59,7 +59,7 @@ class Tensors:
 
     def _unvisited(self, source: Source, function: Function, of: str) -> None:
         is_method_of_steps = bool(of) and function.name in STEP_METHODS
-        if is_method_of_steps and (function.name != "forward" or self.index.is_module(of)):
+        if is_method_of_steps and (function.name != "forward" or self._is_trained(function, of)):
             held = Held.INPUT if function.name == "forward" else Held.UNKNOWN
             is_lightning = function.name == "training_step"
             arguments = {
@@ -71,6 +71,15 @@ class Tensors:
         elif function not in self._visited:
             is_step = self.training.is_step(function) and function.name != "main"
             self.call(source, function, {}, is_step=is_step, of=of, depth=0)
+
+    def _is_trained(self, forward: Function, of: str) -> bool:
+        """Tell whether a model's ``forward`` is one of training, as far as its text shows."""
+        without = {"no_grad", "inference_mode"}
+        called = (
+            item.func if isinstance(item, ast.Call) else item for item in forward.decorator_list
+        )
+        is_after = "postprocess" in of.lower().replace("_", "")
+        return self.index.is_module(of) and not is_after and not without & {*map(last_name, called)}
 
     def call(
         self,

@@ -12,6 +12,12 @@ class Net(nn.Module):
         return x[x > 0]  # finds dynamic-shape
 
 
+class PostProcess(nn.Module):
+    @torch.no_grad()
+    def forward(self, x):
+        return x[x > 0]
+
+
 def accuracy(output, target, keep):
     return (output[keep] == target[keep]).float().mean()  # finds dynamic-shape
 

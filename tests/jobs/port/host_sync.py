@@ -8,8 +8,10 @@ class Meter:
     def __init__(self):
         self.sum = 0
 
-    def update(self, value):
+    def update(self, value, **others):
         self.sum += value
+        for other in others.values():
+            self.other = other.item()  # finds host-sync
 
 
 def accuracy(output, target):
@@ -37,7 +39,7 @@ def train(model, train_loader, val_loader, epoch):
         optimizer.step()
         scheduler.step()
         total += loss
-        meter.update(loss)
+        meter.update(loss, other=loss)
         losses.append(loss)
         metrics = {"loss": loss, "step": step}
         print(f"{metrics['step']}", x.shape, y.size(0))

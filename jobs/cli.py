@@ -19,6 +19,7 @@ from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
 from jobs.commands.options import PROGRAM_ARGV, Globals, refuse
+from jobs.commands.port import port
 from jobs.commands.scale import scale
 from jobs.commands.shell import shell
 from jobs.commands.status import status
@@ -245,6 +246,9 @@ app.command(
     # A workload's parameters are options too, but only the catalogue knows them.
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
 )(submit)
+
+
+app.command("port")(port)
 
 
 app.command("upload")(upload)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+from jobs.errors import Refusal
 from jobs.job import counted
 from jobs.output.console import duration, human, note
+from jobs.port.program import find
+from jobs.port.report import remark
 from jobs.program.bundle import Bundle, upload
 from jobs.program.changes import changes
 from jobs.program.grammar import check_grammar, python_of
@@ -79,8 +83,8 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
             f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
             "submit stands before --"
         )
-    for remark in remarks(order.program, order.parameters):
-        note(remark)
+    for text in remarks(order.program, order.parameters):
+        note(text)
     document = {
         "program": {
             "script": new.script,
@@ -132,6 +136,25 @@ def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
         yield from left_behind(entry, sources, required)
         on_node = int(order.job_parameters(values).get(PROCESSES) or 0)
         yield from started_processes(sources, entry.file, on_node=on_node)
+        yield from _to_port(order, sources)
+
+
+def _to_port(order: ProgramOrder, sources: Mapping[str, bytes]) -> Iterator[str]:
+    """Remark what of a GPU program does not run on Trainium; ``jobs port`` lists it."""
+    entry, file = order.entry, order.program.file
+    if file is not None:
+        named = [str(file.path.parent)]
+    elif entry.module is None:
+        named = [str(entry.folder / entry.file)]
+    else:
+        elsewhere = [] if entry.folder == Path() else ["--workdir", str(entry.folder)]
+        named = ["-m", entry.module, *elsewhere]
+    try:
+        text = remark(find(entry, sources), shlex.join(["python", "-m", "jobs", "port", *named]))
+    except Refusal:
+        return  # `jobs port` gives the reason; a syntax error has been refused already
+    if text is not None:
+        yield text
 
 
 def program_changes(submission: Submission) -> tuple[str, ...]:

@@ -1,0 +1,103 @@
+"""The functions and classes of a program, found by the names that its files give them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from jobs.port.names import Function, Source, last_name
+from jobs.port.values import Env
+
+MAX_DEPTH = 8
+"""Classes above a class, or calls within calls, that are followed."""
+
+
+class Index:
+    """Looks functions, classes and methods of a program up."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        paths = [source.path.removesuffix("/__init__.py").removesuffix(".py") for source in sources]
+        self.stems = {path.rpartition("/")[2] for path in paths}
+        """Last parts of the modules' names."""
+        self.functions: dict[str, tuple[Source, Function]] = {}
+        self.classes: dict[str, tuple[Source, ast.ClassDef]] = {}
+        self.methods: dict[str, list[str]] = {}
+        self._attributes: dict[str, Env] = {}
+        for source in sources:
+            for name, function in source.functions.items():
+                self.functions.setdefault(name, (source, function))
+            for name, of in source.classes.items():
+                self.classes.setdefault(name, (source, of))
+        for name, (_, of) in self.classes.items():
+            for item in of.body:
+                if isinstance(item, Function):
+                    self.methods.setdefault(item.name, []).append(name)
+
+    def is_module(self, name: str, depth: int = 0) -> bool:
+        """Tell whether a class is a model or a part of one."""
+        if name not in self.classes or depth > MAX_DEPTH:
+            return False
+        source, of = self.classes[name]
+        return any(
+            last_name(base).endswith(("Module", "PreTrainedModel", "Model"))
+            or self.is_module(last_name(base), depth + 1)
+            for base in of.bases
+        ) and not any("LightningDataModule" in source.name(base) for base in of.bases)
+
+    def function(self, source: Source, node: ast.expr) -> tuple[Source, Function] | None:
+        """Find the function of the program that an expression names."""
+        if isinstance(node, ast.Name) and node.id in source.functions:
+            return source, source.functions[node.id]
+        name = self._imported(source, node)
+        return None if name is None else self.functions.get(name)
+
+    def class_named(self, source: Source, node: ast.expr) -> str | None:
+        """Find the class of the program that an expression names."""
+        if isinstance(node, ast.Name) and node.id in source.classes:
+            return node.id
+        name = self._imported(source, node)
+        return name if name in self.classes else None
+
+    def _imported(self, source: Source, node: ast.expr) -> str | None:
+        """Return the last part of a name that is imported from a module of the program."""
+        first = node
+        while isinstance(first, ast.Attribute):
+            first = first.value
+        if not isinstance(first, ast.Name) or first.id not in source.aliases:
+            return None
+        module, _, last = source.name(node).rpartition(".")
+        return last if module.rpartition(".")[2] in self.stems else None
+
+    def method(self, of: str, name: str, depth: int = 0) -> tuple[Source, Function, str] | None:
+        """Find a method of a class of the program, or of one that it is made from."""
+        if of not in self.classes or depth > MAX_DEPTH:
+            return None
+        source, node = self.classes[of]
+        for item in node.body:
+            if isinstance(item, Function) and item.name == name:
+                return source, item, of
+        for base in node.bases:
+            if (found := self.method(last_name(base), name, depth + 1)) is not None:
+                return found
+        return None
+
+    def only_method(self, name: str) -> tuple[Source, Function, str] | None:
+        """Find the method of a name that one class of the program alone has."""
+        owners = self.methods.get(name, [])
+        return self.method(owners[0], name) if len(owners) == 1 else None
+
+    def attributes(self, of: str) -> Env:
+        """Return what is known of the attributes of a class's objects."""
+        return self._attributes.setdefault(of, {})
+
+
+def parameters(function: Function, *, is_method: bool = True) -> list[tuple[str, ast.expr | None]]:
+    """Return the names of a function's parameters with their defaults, without ``self``."""
+    named = function.args.posonlyargs + function.args.args
+    defaults: list[ast.expr | None] = [None] * (len(named) - len(function.args.defaults))
+    defaults += function.args.defaults
+    pairs = [(item.arg, default) for item, default in zip(named, defaults, strict=True)]
+    if is_method and pairs and pairs[0][0] in ("self", "cls", "ctx"):
+        pairs = pairs[1:]
+    kept = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return pairs + [(item.arg, default) for item, default in kept]

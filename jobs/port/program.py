@@ -1,0 +1,149 @@
+"""A program read for what Trainium does not run: its file, and those of its own that it imports."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from jobs.errors import Refusal
+from jobs.port.expressions import expression_findings
+from jobs.port.names import Source
+from jobs.port.rules import RULES, Finding
+from jobs.port.tensors import Tensors
+from jobs.port.training import Training
+from jobs.program.entry import Entry
+from jobs.program.grammar import imported_files
+
+MAX_BYTES = 2_000_000
+"""Largest file that is read; code that people write is far smaller."""
+
+_MAX_SHOWN = 50
+"""Characters of an expression that are shown."""
+
+
+class Folder(Mapping[str, bytes]):
+    """The files of a folder by their relative paths, read when they are asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and not path.startswith(("..", "/")) and self._is_file(path)
+
+    def __getitem__(self, path: str) -> bytes:
+        place = self._folder / path
+        try:
+            if place.stat().st_size > MAX_BYTES:
+                raise _too_large(str(place))
+            return place.read_bytes()
+        except OSError as error:
+            reason = error.strerror or error
+            raise Refusal(
+                "file", f"{place} cannot be read: {reason}; set its permissions"
+            ) from None
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotImplementedError  # whole folders are never read
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            return (self._folder / path).is_file()
+        except OSError:
+            return False
+
+
+def find(entry: Entry, contents: Mapping[str, bytes]) -> tuple[Finding, ...]:
+    """Find what a program needs changed; ``contents`` are its files by their paths."""
+    root = "" if entry.module else entry.file.rpartition("/")[0]
+    waiting, sources = [entry.file], dict[str, Source]()
+    while waiting:
+        path = waiting.pop()
+        if path not in sources:
+            tree = _parsed(path, contents[path])
+            sources[path] = Source(path, tree)
+            waiting += imported_files(tree, path, root, contents)
+    return findings(tuple(sources.values()))
+
+
+def findings(sources: Sequence[Source]) -> tuple[Finding, ...]:
+    """Apply all rules to files that belong together; one finding for each line and kind."""
+    found: dict[tuple[str, int, str], Finding] = {}
+
+    def add(source: Source, node: ast.AST, line: int, rule: str) -> None:
+        key = (source.path, line, RULES[rule].kind)
+        item = Finding(file=source.path, line=line, rule=rule, text=_shown(node))
+        if key not in found or item < found[key]:
+            found[key] = item
+
+    try:
+        for source in sources:
+            for node, line, rule in expression_findings(source):
+                add(source, node, line, rule)
+        tensors = Tensors(sources, Training(sources))
+        tensors.run()
+        for source, line, rule, node in tensors.found:
+            add(source, node, line, rule)
+    except RecursionError:
+        raise _too_nested(", ".join(source.path for source in sources)) from None
+    return tuple(sorted(found.values()))
+
+
+def source_of(path: str, data: bytes) -> Source:
+    """Read one file."""
+    return Source(path, _parsed(path, data))
+
+
+def _parsed(path: str, data: bytes) -> ast.Module:
+    if len(data) > MAX_BYTES:
+        raise _too_large(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return ast.parse(data, filename=path)
+    except SyntaxError as error:
+        at = f", line {error.lineno}" if error.lineno else ""
+        raise Refusal(
+            "syntax-error", f"{path}{at}: {error.msg}; correct it, and try again"
+        ) from None
+    except (RecursionError, MemoryError):
+        raise _too_nested(path) from None
+    except ValueError as error:
+        raise Refusal(
+            "not-python", f"{path} is no Python file: {error}; name a Python program"
+        ) from None
+
+
+def _too_nested(path: str) -> Refusal:
+    return Refusal(
+        "too-nested",
+        f"{path}: an expression is nested more deeply than can be read; assign its parts to names",
+    )
+
+
+def _too_large(path: str) -> Refusal:
+    return Refusal(
+        "file-too-large",
+        f"{path} holds more than {MAX_BYTES // 1_000_000} MB, too much for a program; keep data "
+        "in files of their own",
+    )
+
+
+def _shown(node: ast.AST) -> str:
+    """Return an expression on one line, shortened."""
+    if isinstance(node, ast.keyword):
+        text = f"{node.arg}={ast.unparse(node.value)}"
+    elif isinstance(node, ast.arg):
+        text = node.arg
+    else:
+        text = ast.unparse(node)
+    text = " ".join(text.split())
+    if len(text) <= _MAX_SHOWN:
+        return text
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return f"...{text[3 - _MAX_SHOWN :]}"  # the method is what matters
+    return f"{text[: _MAX_SHOWN - 3]}..."

@@ -1,0 +1,106 @@
+"""Findings as they are shown: lines for people, a document, and a remark before a submission."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jobs.job import counted
+from jobs.port.rules import RULES, Finding, Kind, Rule
+from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
+
+_NAMES = {TorchBackend.XLA: "torch_xla", TorchBackend.TORCH_NEURON: "TorchNeuron"}
+_NAMED_IN_REMARK = ("cuda-device", "cuda-available", "nccl")
+"""Rules that end a program, or leave the chips idle: a remark names the first place of each."""
+
+
+def backend_of(release: str) -> TorchBackend | None:
+    """Return how PyTorch reaches the chips in a Neuron release, if it is known."""
+    known = NEURON_RELEASES.get(release)
+    return None if known is None else known.backend
+
+
+def lines(found: Sequence[Finding], backend: TorchBackend | None) -> Iterator[str]:
+    """Yield each place, then for each rule why, and what to write instead."""
+    for item in found:
+        yield f"{item.file}, line {item.line}: {item.kind}: {item.text} {RULES[item.rule].what}"
+    for rule in _rules(found):
+        places = sum(item.rule == rule.name for item in found)
+        yield ""
+        yield f"{rule.kind}, {counted(places, 'place')}: {rule.what}"
+        yield f"  why      {rule.why}"
+        if backend is None and rule.xla != rule.torch_neuron:
+            for each, name in _NAMES.items():
+                yield f"  instead  {name}: {rule.instead(each)}"
+        else:
+            yield f"  instead  {rule.instead(backend or TorchBackend.XLA)}"
+        yield f"  source   {rule.source}"
+    yield ""
+    yield summary(found)
+
+
+def summary(found: Sequence[Finding]) -> str:
+    """Return how many places need a change, by kind."""
+    if not found:
+        return "no place was found that needs a change for Trainium"
+    counts = Counter(item.kind for item in found)
+    kinds = ", ".join(f"{kind} {counts[kind]}" for kind in Kind if counts[kind])
+    verb = "needs" if len(found) == 1 else "need"
+    return f"{counted(len(found), 'place')} {verb} a change for Trainium: {kinds}"
+
+
+def remark(found: Sequence[Finding], command: str) -> str | None:
+    """Return the remark of a submission; ``command`` lists what it sums up."""
+    if not found:
+        return None
+    parts = [summary(found)]
+    for name in _NAMED_IN_REMARK:
+        places = [item for item in found if item.rule == name]
+        # A call is certain to be made; a device's name may be one of two choices.
+        first = next((item for item in places if ".cuda(" in item.text), next(iter(places), None))
+        if first is not None:
+            parts.append(f"{first.file}, line {first.line}: {first.text}: {RULES[name].why}")
+    return "; ".join([*parts, f"{command} lists them"])
+
+
+def document(
+    program: str, found: Sequence[Finding], backend: TorchBackend | None
+) -> dict[str, Any]:
+    """Make the document of ``port --json``."""
+    backends = [backend] if backend else [*TorchBackend]
+    return {
+        "program": program,
+        "torch_backend": backend,
+        "findings": [
+            {
+                "file": item.file,
+                "line": item.line,
+                "kind": item.kind,
+                "rule": item.rule,
+                "text": item.text,
+            }
+            for item in found
+        ],
+        "rules": [
+            {
+                "name": rule.name,
+                "kind": rule.kind,
+                "what": rule.what,
+                "why": rule.why,
+                "instead": {str(each): rule.instead(each) for each in backends},
+                "source": rule.source,
+            }
+            for rule in _rules(found)
+        ],
+    }
+
+
+def _rules(found: Sequence[Finding]) -> list[Rule]:
+    """Return the rules that findings are of, in the order of their kinds."""
+    names = {item.rule for item in found}
+    order = list(Kind)
+    return sorted(
+        (rule for name, rule in RULES.items() if name in names),
+        key=lambda rule: order.index(rule.kind),
+    )

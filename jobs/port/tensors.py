@@ -1,0 +1,121 @@
+"""Findings that need to know what is a tensor on the device: host syncs and dynamic shapes.
+
+A small abstract interpreter: it walks through functions in the order of their statements, with a
+guess of what each variable holds, and looks for findings where a training step is made.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+
+from jobs.port.calls import CallWalk
+from jobs.port.index import MAX_DEPTH, Index, parameters
+from jobs.port.names import Function, Source, is_constant, last_name
+from jobs.port.training import STEP_METHODS, Training
+from jobs.port.values import Env, Held, Value, join
+
+_HOST_TYPES = frozenset({"int", "float", "bool", "str", "Path", "Namespace"})
+
+
+class Tensors:
+    """Walks through a program, and collects what its training steps do with tensors."""
+
+    def __init__(self, sources: Sequence[Source], training: Training) -> None:
+        self.found: set[tuple[Source, int, str, ast.AST]] = set()
+        self.index = Index(sources)
+        self.num_values = 0
+        self.training = training
+        self._sources = sources
+        self.creates_on_device = any(
+            isinstance(node, ast.Call)
+            and last_name(node.func) in ("set_default_device", "set_default_tensor_type")
+            and "cuda" in ast.unparse(node)
+            for source in sources
+            for node in source.nodes
+        )
+        self.globals: dict[Source, Env] = {source: {} for source in sources}
+        self._memo: dict[object, Value] = {}
+        self._visited: set[ast.AST] = set()
+
+    def run(self) -> None:
+        """Walk through all files: what they do when imported or run, then what is left."""
+        for source in reversed(self._sources):
+            CallWalk(self, source, self.globals[source], is_step=False, of="", depth=0).block(
+                source.tree.body
+            )
+        for name, (source, of) in self.index.classes.items():
+            for item in of.body:
+                if isinstance(item, Function) and item.name == "__init__":
+                    self.call(source, item, {}, is_step=False, of=name, depth=0)
+        for name, (source, of) in self.index.classes.items():
+            for item in of.body:
+                if isinstance(item, Function):
+                    self._unvisited(source, item, name)
+        for source in self._sources:
+            for node in source.nodes:
+                if isinstance(node, Function) and node not in self._visited:
+                    self._unvisited(source, node, "")
+
+    def _unvisited(self, source: Source, function: Function, of: str) -> None:
+        is_method_of_steps = bool(of) and function.name in STEP_METHODS
+        if is_method_of_steps and (function.name != "forward" or self._is_trained(function, of)):
+            held = Held.INPUT if function.name == "forward" else Held.UNKNOWN
+            is_lightning = function.name == "training_step"
+            arguments = {
+                name: Held.DEVICE if is_lightning and name == "batch" else _default(held, default)
+                for name, default in parameters(function)
+            }
+            is_step = self.training.is_training or function.name != "forward"
+            self.call(source, function, arguments, is_step=is_step, of=of, depth=0)
+        elif function not in self._visited:
+            is_step = self.training.is_step(function) and function.name != "main"
+            self.call(source, function, {}, is_step=is_step, of=of, depth=0)
+
+    def _is_trained(self, forward: Function, of: str) -> bool:
+        """Tell whether a model's ``forward`` is one of training, as far as its text shows."""
+        without = {"no_grad", "inference_mode"}
+        called = (
+            item.func if isinstance(item, ast.Call) else item for item in forward.decorator_list
+        )
+        is_after = "postprocess" in of.lower().replace("_", "")
+        return self.index.is_module(of) and not is_after and not without & {*map(last_name, called)}
+
+    def call(
+        self,
+        source: Source,
+        function: Function,
+        arguments: Mapping[str, Value],
+        *,
+        is_step: bool,
+        of: str,
+        depth: int,
+        around: Env | None = None,
+    ) -> Value:
+        """Walk through a function with these arguments; return what it gives back."""
+        self._visited.add(function)
+        key = (function, tuple(sorted(arguments.items(), key=lambda i: i[0])), is_step, of)
+        if key in self._memo or depth > MAX_DEPTH:
+            return self._memo.get(key, Held.UNKNOWN)
+        self._memo[key] = Held.UNKNOWN  # while it calls itself
+        env = dict(self.globals[source] if around is None else around)
+        for name in [name for name in env if "." in name or "[" in name]:
+            del env[name]
+        for name, _ in parameters(function):
+            env.pop(name, None)
+        env.update(arguments)
+        every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+        env.update(
+            {item.arg: Held.HOST for item in every if last_name(item.annotation) in _HOST_TYPES}
+        )
+        walk = CallWalk(self, source, env, is_step=is_step, of=of, depth=depth + 1)
+        walk.block(function.body)
+        self._memo[key] = join(*walk.returned) if walk.returned else Held.HOST
+        return self._memo[key]
+
+
+def _default(held: Held, default: ast.expr | None) -> Held:
+    """Return what a parameter holds that nobody is seen to give."""
+    if default is None:
+        return held
+    return Held.UNKNOWN if is_constant(default, None) else Held.HOST

@@ -1,0 +1,341 @@
+"""`jobs port`: what it finds in programs of every kind, and that odd ones never break it.
+
+Measured on public scripts: `python tools/port_score.py tests/jobs/port_labels.json FOLDER`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import hypothesis
+import jsonschema
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import Refusal
+from jobs.port import program
+from jobs.port.program import Folder, find, findings, source_of
+from jobs.port.report import lines, remark, summary
+from jobs.port.rules import RULES, Finding, Kind
+from jobs.program.entry import Entry
+from tests.jobs.conftest import Desk
+from tools.port_score import score
+from trainium_catalogue.releases import TorchBackend
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = Path(__file__).parent / "port"
+STANDARD = sorted(Path(ast.__file__).parent.glob("*/*.py"))
+
+
+def found_in(text: str, **others: str) -> tuple[Finding, ...]:
+    """Return the findings of a program and its modules."""
+    files = {"train.py": text, **{f"{name}.py": other for name, other in others.items()}}
+    return find_in({name: other.encode() for name, other in files.items()})
+
+
+def find_in(contents: Mapping[str, bytes]) -> tuple[Finding, ...]:
+    entry = Entry(folder=Path(), script="train.py", module=None, file="train.py")
+    return find(entry, contents)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_place_of_a_kind_is_found_and_no_other(kind: Kind) -> None:
+    path = EXAMPLES / f"{kind.replace('-', '_')}.py"
+    wanted = {
+        (number, name)
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if (match := re.search(r"# finds (.+)", line))
+        for name in match[1].split(", ")
+    }
+
+    found = findings([source_of(path.name, path.read_bytes())])
+
+    assert {(item.line, str(item.kind)) for item in found} == wanted
+    assert kind in {name for _, name in wanted}
+
+
+def test_modules_of_the_program_are_read_and_called_from_its_loop() -> None:
+    engine = "import tools\ndef train(model, opt):\n    for x in loader:\n"
+    engine += "        loss = model(x.to(d))\n        loss.backward()\n        tools.log(loss)\n"
+    tools = "def log(loss):\n    print(loss)\n"
+
+    found = found_in("from engine import train\ntrain(model, opt)\n", engine=engine, tools=tools)
+
+    assert [(item.file, item.line, item.rule) for item in found] == [("tools.py", 2, "printed")]
+
+
+def test_a_program_without_training_has_no_host_syncs() -> None:
+    assert found_in("for x in loader:\n    print(model(x.to(d)).item())\n") == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"x = (\n", "train.py, line 1: '(' was never closed; correct it, and try again"),
+        (b"x = '\x00'\n", "null bytes"),
+        (b"\xff\xfe\x00", "train.py"),
+        (b"x = " + b"+".join([b"a"] * 5000), "train.py: an expression is nested more deeply"),
+        (b"x" + b".a()" * 600, "train.py: an expression is nested more deeply"),
+        (b"x = " + b"(" * 3000, "train.py"),
+        (b"#" * (program.MAX_BYTES + 1), "train.py holds more than 2 MB"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(data: bytes, says: str) -> None:
+    with pytest.raises(Refusal) as refused:
+        find_in({"train.py": data})
+
+    assert says in refused.value.message
+
+
+def test_a_module_that_cannot_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("import engine\n")
+    (tmp_path / "engine.py").write_text("")
+
+    def denied(path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(Refusal, match=r"train\.py cannot be read: Permission denied; set its"):
+        find_in(Folder(tmp_path))
+
+
+def test_no_file_outside_the_folder_is_read(tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text("model.cuda()\n")
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "train.py").write_text("from .. import outside\nfrom ..outside import x\n")
+
+    assert find_in(Folder(inside)) == ()
+
+
+_NAMES = st.sampled_from(["loss", "model", "x", "cuda", "item", "to", "torch", "step", "mask"])
+_EXPRESSIONS = st.recursive(
+    _NAMES | st.sampled_from(["3", "'nccl'", "'cuda'", "None", "lambda: 0", "f'{loss} {x!r:>3}'"]),
+    lambda inner: st.builds(
+        str.format,
+        st.sampled_from(
+            [
+                "({0}).{2}",
+                "({0})({1}, *{1}, x={0}, **{1})",
+                "({0})[{1}, ~({0}):]",
+                "({0}) < ({1}) in ({0})",
+                "{{'a': {0}, **{{'b': {1}}}}}",
+                "[({0}) for {2}, *y in ({1}) if ({0})]",
+                "(({0}) if ({1}) else (z := ({0})))",
+                "(({0}) and not ({1}), 'a' % ({0}))",
+            ]
+        ),
+        inner,
+        inner,
+        _NAMES,
+    ),
+    max_leaves=12,
+)
+_STATEMENTS = st.builds(
+    str.format,
+    st.sampled_from(
+        ["{0}", "{2} = {0}", "{2}['k'], *{2}.a = {0}", "{2} += {0}", "assert {0}, {1}", "{2}: {0}",
+         "loss.backward()", "import torch.cuda as {2}, apex", "from .{2} import x", "raise {0}",
+         "global {2}", "del {2}", "type({2})"]
+    ),
+    _EXPRESSIONS,
+    _EXPRESSIONS,
+    _NAMES,
+)  # fmt: skip
+_BLOCKS = st.sampled_from(
+    ["for x, y in loader:", "while loss:", "if loss:", "with x as y:", "def step(self, x=3, *, y):",
+     "class Net(torch.nn.Module):", "class Net(Net):", "async def forward(self, x):",
+     "if 1: pass\nelse:", "try: pass\nexcept:", "match x:\n    case _: pass\nif x:"]
+)  # fmt: skip
+
+
+@given(st.lists(st.tuples(_STATEMENTS, _BLOCKS, st.integers(0, 1)), max_size=12))
+@settings(max_examples=150, deadline=None)
+def test_odd_programs_are_read_or_refused(parts: list[tuple[str, str, int]]) -> None:
+    depth, text = 0, ""
+    for statement, block, deeper in parts:
+        indent = "    " * depth
+        text += f"{indent}{statement}\n"
+        if deeper:
+            text += "".join(f"{indent}{line}\n" for line in block.splitlines())
+            depth += 1
+    text += "    " * depth + "optimizer.step()\n"
+    try:
+        found = found_in(text)
+    except Refusal as refusal:
+        assert refusal.code in ("syntax-error", "too-nested")
+    else:
+        assert all(1 <= item.line <= text.count("\n") for item in found)
+
+
+@given(
+    st.binary(max_size=200)
+    | st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace"))
+)
+@settings(max_examples=200, deadline=None)
+def test_odd_bytes_are_read_or_refused(data: bytes) -> None:
+    try:
+        find_in({"train.py": data})
+    except Refusal as refusal:
+        assert refusal.code in ("syntax-error", "not-python", "too-nested")
+
+
+@pytest.mark.parametrize("start", range(4))
+def test_programs_of_all_kinds_are_read_or_refused(start: int) -> None:
+    sample = [*STANDARD, *sorted(Path(hypothesis.__file__).parent.rglob("*.py"))][start::80]
+    for path in sample:
+        try:
+            findings([source_of(path.name, path.read_bytes())])
+        except Refusal as refusal:
+            assert refusal.code in ("syntax-error", "not-python", "too-nested"), path
+
+
+def test_a_chain_of_calls_takes_no_longer_than_its_length() -> None:
+    chain = "x" + ".a(y.b(print(str(z))))" * 40
+    text = "".join(f"{' ' * depth}for a{depth} in y:\n" for depth in range(12))
+
+    assert found_in(f"{text}{' ' * 12}loss.backward(); {chain}\n") == ()
+
+
+def test_both_lines_have_advice_where_it_differs() -> None:
+    found = found_in("model.cuda()\nx.half()\n")
+
+    both, one = "\n".join(lines(found, None)), "\n".join(lines(found, TorchBackend.TORCH_NEURON))
+
+    assert both.count("instead  torch_xla:") == both.count("instead  TorchNeuron:") == 1
+    assert "torch_xla" not in one
+    assert "instead  .to(device), with device = torch.device('neuron')" in one
+
+
+def test_the_remark_names_the_first_call_and_the_backend() -> None:
+    text = "device = 'cuda'\nmodel.cuda()\nmodel.cuda()\ninit('nccl')\n"
+
+    said = remark(found_in(text), "python -m jobs port ./train.py")
+
+    assert said == (
+        "4 places need a change for Trainium: device 3, backend 1; train.py, line 2: model.cuda(): "
+        f"{RULES['cuda-device'].why}; train.py, line 4: 'nccl': {RULES['nccl'].why}; "
+        "python -m jobs port ./train.py lists them"
+    )
+    assert remark((), "port") is None
+    assert summary(()) == "no place was found that needs a change for Trainium"
+
+
+def test_every_rule_of_a_kind_has_a_source_and_advice_for_both_lines() -> None:
+    assert {rule.kind for rule in RULES.values()} == {*Kind}
+    for rule in RULES.values():
+        assert rule.source.startswith("https://")
+        assert all(rule.instead(backend) for backend in TorchBackend)
+
+
+def test_a_label_counts_as_found_on_the_next_line_once() -> None:
+    labelled = {(3, "device"), (8, "device"), (9, "dtype")}
+    found = {(4, "device"), (5, "device"), (9, "dtype"), (8, "dtype")}
+
+    assert score(labelled, found) == ({(8, "device")}, {(5, "device"), (8, "dtype")})
+
+
+GPU_PROGRAM = """import torch
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.distributed.init_process_group("nccl")
+torch.nn.Linear(8, 8).cuda()
+"""
+
+
+@pytest.fixture
+def gpu_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A program for GPUs, in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "train.py"
+    path.write_text(GPU_PROGRAM)
+    return path
+
+
+def test_port_needs_no_account_and_ends_with_1_if_there_is_something(gpu_program: Path) -> None:
+    result = Desk("").run("port", "./train.py")
+
+    assert result.exit_code == 1
+    assert "train.py, line 3: backend: 'nccl' asks for the process group backend" in result.stdout
+    assert "3 places need a change for Trainium: device 2, backend 1" in result.stdout
+
+
+def test_port_ends_with_0_if_there_is_nothing(gpu_program: Path) -> None:
+    gpu_program.write_text("print(3)\n")
+
+    result = Desk("").run("port", "./train.py")
+
+    assert (result.exit_code, result.stdout.count("no place was found")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "backends"),
+    [
+        (["./train.py"], {"xla", "torchneuron"}),
+        (["./train.py", "--torch-backend", "torchneuron"], {"torchneuron"}),
+        (["-m", "train"], {"xla", "torchneuron"}),
+        (["."], {"xla", "torchneuron"}),
+    ],
+)
+def test_port_prints_a_document(gpu_program: Path, words: list[str], backends: set[str]) -> None:
+    gpu_program.with_name("workload.toml").write_text('name = "x"\nscript = "train.py"\n')
+
+    result = Desk("").run("port", *words, "--json")
+
+    document = json.loads(result.stdout)
+    schema = json.loads((ROOT / "docs" / "schemas" / "jobs-port.schema.json").read_text())
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    assert [(item["line"], item["rule"]) for item in document["findings"]] == [
+        (2, "cuda-available"), (3, "nccl"), (4, "cuda-device"),
+    ]  # fmt: skip
+    assert {name for rule in document["rules"] for name in rule["instead"]} == backends
+
+
+def test_port_gives_the_advice_of_a_deployment_that_is_named(desk: Desk, gpu_program: Path) -> None:
+    result = desk.run("port", "./train.py", "--deployment", "default", "--json")
+
+    assert json.loads(result.stdout)["torch_backend"] == "xla"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "nothing is no program of yours; name its file or folder, such as ./train.py"),
+        (["llama2-7b"], "llama2-7b is no program of yours"),
+        (["./nowhere.py"], "there is no file ./nowhere.py"),
+        (["-m", "torch.nowhere"], "-m torch.nowhere is not in "),
+        (["./train.py", "-m", "train"], "name two programs"),
+    ],
+)
+def test_port_refuses_what_is_no_program(gpu_program: Path, words: list[str], says: str) -> None:
+    result = Desk("").run("port", *words)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert says in result.stderr
+
+
+def test_submit_remarks_what_does_not_run(desk: Desk, gpu_program: Path) -> None:
+    result = desk.run("submit", "./train.py", "--name", "x", "--dry-run")
+
+    assert "3 places need a change for Trainium: device 2, backend 1; train.py, line 4: " in (
+        result.stderr
+    )
+    assert "python -m jobs port train.py lists them" in result.stderr
+
+
+def test_submit_of_a_module_remarks_the_command_for_it(
+    desk: Desk, gpu_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+
+    result = desk.run(
+        "submit", "-m", "train", "--workdir", str(gpu_program.parent), "--name", "x", "--dry-run"
+    )
+
+    assert f"python -m jobs port -m train --workdir {gpu_program.parent} lists" in result.stderr

@@ -1,6 +1,7 @@
 """Write the generated tables of the pages below docs/; run by `make readme`."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-VERIFICATION = DOCS / "verification.md"
 
 
 def table(*rows: Iterable[str]) -> str:
@@ -109,28 +109,52 @@ def models_table() -> str:
     )
 
 
-def claims_table(section: str) -> str:
-    """Tabulate the claims of one section, with what is open and what would settle it."""
-    return table(
-        ("id", "claim", "evidence", "open", "probe"),
+def claims_summary() -> str:
+    """Count the open claims of each subject, and those that a probe checks."""
+    claims = [claim for claim in read_claims() if claim.open]
+    probed = Counter(claim.subject for claim in claims if claim.probe)
+    counts = Counter(claim.subject for claim in claims)
+    return (
+        f"{len(claims)} claims are open; probes check {probed.total()} of them, the others need a "
+        "person, a fault or a redeploy.\n\n"
+    ) + table(
+        ("subject", "open", "of them with a probe"),
         *(
-            (f"`{claim.id}`", claim.claim, claim.evidence, claim.open, _settled_by(claim))
-            for claim in read_claims()
-            if claim.section == section
+            (f"[{name}](#{name.lower().replace(' ', '-')})", str(count), str(probed[name]))
+            for name, count in counts.items()
         ),
     )
 
 
-def _settled_by(claim: Claim) -> str:
-    where = ", ".join(claim.probe) or ("none" if claim.open else "")
-    return f"{where}: {claim.why}" if claim.why else where
+def claims_sections() -> str:
+    """List the claims of each subject: the open ones in full, the others in a line each."""
+    claims = read_claims()
+    lines: list[str] = []
+    for subject in dict.fromkeys(claim.subject for claim in claims):
+        found = [claim for claim in claims if claim.subject == subject]
+        is_open = [claim for claim in found if claim.open]
+        settled = [claim for claim in found if not claim.open]
+        lines += [f"## {subject}", ""]
+        if is_open:
+            rows = (
+                (f"`{claim.id}`: {claim.claim}", claim.evidence, claim.open, _check(claim))
+                for claim in is_open
+            )
+            lines += [table(("open claim", "evidence", "what is open", "check"), *rows), ""]
+        if settled:
+            lines += [*(f"- `{c.id}`: {c.claim} ({c.evidence})" for c in settled), ""]
+    return "\n".join(lines)
+
+
+def _check(claim: Claim) -> str:
+    where = " and ".join(f"probe ({place})" for place in claim.probe)
+    return "; ".join(filter(None, (where, claim.why)))
 
 
 def tables() -> Mapping[Path, Mapping[str, str]]:
     """Return the generated sections of each file, by name."""
     from tests.programs import page  # which makes its tables with what is above
 
-    sections = dict.fromkeys(claim.section for claim in read_claims())
     return {
         DOCS / "configuration.md": {
             "context keys": context_table(),
@@ -144,7 +168,10 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
             "reasons": reasons_table(),
         },
         page.PAGE: page.sections(),
-        VERIFICATION: {f"claims {name}": claims_table(name) for name in sections},
+        DOCS / "verification.md": {
+            "open claims": claims_summary(),
+            "claims": claims_sections(),
+        },
     }
 
 

@@ -14,10 +14,10 @@ SOURCE = Path(__file__).resolve().parents[2] / "docs" / "claims.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One row of docs/verification.md."""
+    """One claim of docs/verification.md."""
 
     id: str
-    section: str
+    subject: str
     claim: str
     evidence: str
     open: str = ""
@@ -25,14 +25,19 @@ class Claim:
     probe: tuple[ProbeSite, ...] = ()
     """Places where the probe of this id runs."""
     why: str = ""
-    """Reason why no probe settles it; with a probe, the part that stays open."""
+    """What would settle it where no probe does; with a probe, the part that stays open."""
 
 
 @cache
 def read_claims() -> tuple[Claim, ...]:
-    """Read every claim, in document order."""
-    rows = tomllib.loads(SOURCE.read_text(encoding="utf-8"))["claim"]
+    """Read every claim, subject by subject."""
+    tables = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     return tuple(
-        Claim(**{**row, "probe": tuple(ProbeSite(word) for word in row.get("probe", ()))})
-        for row in rows
+        Claim(
+            id=name,
+            subject=subject,
+            **{**row, "probe": tuple(ProbeSite(word) for word in row.get("probe", ()))},
+        )
+        for key, subject in tables["subjects"].items()
+        for name, row in tables[key].items()
     )

@@ -24,13 +24,13 @@ from trainium_catalogue.probing import Finding, Probes, ProbeSite, Seen, State, 
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/verification-record.schema.json"
 CLAIMS = (
-    Claim(id="memory", section="node", claim="memory | fits", evidence="", open="x",
+    Claim(id="memory", subject="node", claim="memory | fits", evidence="", open="x",
           probe=(ProbeSite.NODE,)),
-    Claim(id="quota", section="batch", claim="the quota is enough", evidence="", open="x",
+    Claim(id="quota", subject="batch", claim="the quota is enough", evidence="", open="x",
           probe=(ProbeSite.DESK,)),
-    Claim(id="destroy", section="eks", claim="nothing is left", evidence="", open="x",
+    Claim(id="destroy", subject="eks", claim="nothing is left", evidence="", open="x",
           why="nobody is left to ask"),
-    Claim(id="prices", section="batch", claim="prices", evidence="source: a list"),
+    Claim(id="prices", subject="batch", claim="prices", evidence="source: a list"),
 )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def test_the_worst_place_speaks_for_a_claim() -> None:
     both = (
         Claim(
             id="image",
-            section="batch",
+            subject="batch",
             claim="",
             evidence="",
             probe=(ProbeSite.NODE, ProbeSite.DESK),

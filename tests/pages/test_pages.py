@@ -9,8 +9,6 @@ from tests.pages.blocks import PAGES, ROOT
 from tools.readme import tables, with_tables
 
 README = ROOT / "README.md"
-MAX_LINES = 130
-"""Length of a front page that says what this is and gets it running."""
 
 _LINK = re.compile(r"\]\(([^)\s]*)\)")
 # A file or folder of this repository in the text of a page; `<...>` and `*` stand for a part.
@@ -35,10 +33,6 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors that GitHub gives a page's headings."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def test_the_front_page_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= MAX_LINES
 
 
 def test_the_front_page_names_every_page() -> None:

@@ -86,7 +86,7 @@ diagram: setup ## draw docs/architecture.svg from the synthesised templates, of 
 	cd tools/diagram && node "$$(dirname "$$(readlink -f "$$(command -v node)")")/../lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund --loglevel=error
 	python tools/diagram/draw.py
 
-readme: setup ## renew the generated tables of the pages below docs
+readme: setup-tests ## renew the generated tables and schemas below docs
 	PYTHONPATH=.:constructs python tools/readme.py
 
 clean: ## remove what was built, keep .venv

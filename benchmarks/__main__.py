@@ -2,9 +2,9 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Annotated
 
@@ -28,14 +28,22 @@ from benchmarks import (
     tokenize,
     train,
 )
-from benchmarks.pairs import Comparison, Skipped, interleave, median_ratio
+from benchmarks.pairs import (
+    BenchResult,
+    Comparison,
+    FailedComparison,
+    Measurement,
+    Skipped,
+    SkippedComparison,
+    interleave,
+    median_ratio,
+)
 from benchmarks.processes import ROOT
 from trainium_catalogue.suggest import did_you_mean
 
 MIN_PAIRS = 10
 RESULT = ROOT / "build" / "bench.json"
 RECEIPT = ROOT / "build" / "rehearsal" / "receipt.json"
-Entry = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +99,7 @@ def groups(
     ]
 
 
-def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Entry:
+def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Measurement:
     """Measure one comparison into an entry of the result."""
     task = progress.add_task(comparison.name, total=num_pairs)
     ratios = []
@@ -99,22 +107,22 @@ def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Entr
         ratios.append(ratio)
         progress.advance(task)
     found = median_ratio(ratios)
-    return {
-        "name": comparison.name,
-        "product": comparison.product,
-        "baseline": comparison.baseline,
-        "pairs": num_pairs,
-        "ratio": round(found.median, 3),
-        "ratio_low": round(found.low, 3),
-        "ratio_high": round(found.high, 3),
-        "target": comparison.target,
-        "met": None if comparison.target is None else found.median <= comparison.target,
-    }
+    return Measurement(
+        name=comparison.name,
+        product=comparison.product,
+        baseline=comparison.baseline,
+        pairs=num_pairs,
+        ratio=round(found.median, 3),
+        ratio_low=round(found.low, 3),
+        ratio_high=round(found.high, 3),
+        target=comparison.target,
+        met=None if comparison.target is None else found.median <= comparison.target,
+    )
 
 
 def attempts(
-    chosen: list[Group], only: list[str], measure: Callable[[Comparison], Entry]
-) -> Iterator[tuple[str, Entry | Exception]]:
+    chosen: list[Group], only: list[str], measure: Callable[[Comparison], Measurement]
+) -> Iterator[tuple[str, Measurement | Exception]]:
     """Measure one after the other; a failure does not stop the rest."""
     for group in chosen:
         wanted = [name for name in group.names if not only or name in only]
@@ -132,28 +140,25 @@ def attempts(
                 yield name, error
 
 
-def table(entries: list[Entry]) -> Table:
+def table(entries: Iterable[Measurement]) -> Table:
     """Render the result for people."""
     shown = Table(title="product / baseline, median of interleaved pairs")
     for column in ("benchmark", "product", "baseline", "ratio", "95 % interval", "target", "met"):
         shown.add_column(column)
     for entry in entries:
         shown.add_row(
-            *(str(entry[key]) for key in ("name", "product", "baseline", "ratio")),
-            f"{entry['ratio_low']} to {entry['ratio_high']}",
-            *("-" if entry[key] is None else str(entry[key]) for key in ("target", "met")),
+            *(entry.name, entry.product, entry.baseline, str(entry.ratio)),
+            f"{entry.ratio_low} to {entry.ratio_high}",
+            *("-" if found is None else str(found) for found in (entry.target, entry.met)),
         )
     return shown
 
 
-def report(
-    console: Console, entries: list[Entry], failed: list[Entry], skipped: list[Entry]
-) -> None:
+def report(console: Console, result: BenchResult) -> None:
     """Write and show the result."""
     RESULT.parent.mkdir(exist_ok=True)
-    document = {"version": 1, "benchmarks": entries, "failed": failed, "skipped": skipped}
-    RESULT.write_text(json.dumps(document, indent=2) + "\n")
-    console.print(table(entries))
+    RESULT.write_text(json.dumps(asdict(result), indent=2) + "\n")
+    console.print(table(result.benchmarks))
     receipt = json.loads(RECEIPT.read_text()) if RECEIPT.exists() else {}
     # `rehearsal up` has none.
     if (first := receipt.get("first_result")) is not None:
@@ -178,9 +183,9 @@ def main(
     console = Console()
     # Python settings of this shell, such as not writing byte code, must not affect the result.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    entries: list[Entry] = []
-    failed: list[Entry] = []
-    skipped: list[Entry] = []
+    entries: list[Measurement] = []
+    failed: list[FailedComparison] = []
+    skipped: list[SkippedComparison] = []
     with ExitStack() as stack:
         chosen = groups(stack, environment, console, small=smoke)
         known = {name for group in chosen for name in group.names}
@@ -191,19 +196,24 @@ def main(
                 chosen, only or [], lambda item: measured(item, 1 if smoke else pairs, progress)
             ):
                 if isinstance(found, Skipped):
-                    skipped.append({"name": name, "reason": str(found)})
+                    skipped.append(SkippedComparison(name=name, reason=str(found)))
                     console.print(f"{name} skipped: {found}", markup=False, highlight=False)
                 elif isinstance(found, Exception):
-                    failed.append({"name": name, "error": f"{type(found).__name__}: {found}"})
+                    failed.append(
+                        FailedComparison(name=name, error=f"{type(found).__name__}: {found}")
+                    )
                     console.print(f"{name} failed: {found}", markup=False, highlight=False)
                 else:
                     entries.append(found)
     if smoke:
         console.print(f"{len(entries)} comparisons ran once, {len(failed)} failed; measured: none")
     else:
-        report(console, entries, failed, skipped)
+        report(
+            console,
+            BenchResult(benchmarks=tuple(entries), failed=tuple(failed), skipped=tuple(skipped)),
+        )
     if failed:
-        names = ", ".join(str(entry["name"]) for entry in failed)
+        names = ", ".join(entry.name for entry in failed)
         console.print(f"failed: {names}; what they printed is above", style="bold red")
         raise typer.Exit(1)
 

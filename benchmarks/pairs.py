@@ -4,6 +4,9 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from trainium_catalogue.documents import Keywords, Positive
 
 Seconds = float
 Measure = Callable[[], Seconds]
@@ -24,6 +27,53 @@ class Comparison:
     target: float | None
     measure_product: Measure
     measure_baseline: Measure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The ratio of product to baseline, measured as interleaved pairs in one run."""
+
+    name: str
+    product: str
+    """What was measured."""
+    baseline: str
+    """What it was compared with, in the same run."""
+    pairs: Positive
+    ratio: Annotated[float, Keywords(exclusiveMinimum=0)]
+    """Median over the pairs of product / baseline."""
+    ratio_low: float
+    """Lower end of the 95 % interval of the median."""
+    ratio_high: float
+    """Upper end of the 95 % interval of the median."""
+    target: float | None
+    """Largest ratio that is good enough; null where none is set."""
+    met: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedComparison:
+    """A comparison that could not be measured; the command exits with 1 then."""
+
+    name: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedComparison:
+    """A comparison that needs what this machine does not have; no failure."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchResult:
+    """Ratios of product to baseline; no absolute time is a result."""
+
+    version: Literal[1] = 1
+    benchmarks: tuple[Measurement, ...]
+    failed: tuple[FailedComparison, ...]
+    skipped: tuple[SkippedComparison, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,9 +77,9 @@ def _usage_errors_shown(argv: Sequence[str]) -> Iterator[None]:
             message = said()
             error.format_message = lambda: printable(message)  # type: ignore[attr-defined]
             if "--json" in argv:
-                from jobs.output.documents import refused_document
+                from jobs.output.documents import Refused
 
-                print_document(refused_document("usage", message))
+                print_document(Refused(refused="usage", message=message))
         raise
 
 

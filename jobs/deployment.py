@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jobs.aws import SsmClient
 from jobs.errors import Refusal
@@ -112,6 +112,26 @@ class Deployment:
         return (
             f"`{cdk_deploy({**known, **changes})}` and the other -c settings it was deployed with"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfDeployment:
+    """What every document of a deployment begins with."""
+
+    deployment: str
+    region: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfRun(OfDeployment):
+    """What every document of a run begins with."""
+
+    run: str
+
+
+def where(deployment: Deployment, run: str) -> dict[str, Any]:
+    """The fields of ``OfRun``."""
+    return {"deployment": deployment.name, "region": deployment.region, "run": run}
 
 
 def read_deployment(

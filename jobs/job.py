@@ -7,12 +7,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import Keywords, Positive
 from trainium_catalogue.workloads import Hardware, Value
 
+JobStatus = Annotated[
+    str,
+    Keywords(
+        enum=["SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED"]
+    ),
+]
+"""Status of a job, in Batch's words on both orchestrators."""
 ENDED = frozenset({"SUCCEEDED", "FAILED"})
 ON_HOSTS = frozenset({"STARTING", "RUNNING"})
 LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
@@ -70,7 +79,7 @@ class RunSummary:
 
     run: str
     job_id: str
-    status: str
+    status: JobStatus
     status_reason: str | None
     created_at_ms: int
     started_at_ms: int | None
@@ -100,8 +109,7 @@ class RunSummary:
 class Attempt:
     """One attempt of a job, or of one of its nodes."""
 
-    number: int
-    """Counted from 1."""
+    number: Positive
     exit_code: int | None
     reason: str | None
     """Reason of ECS or Kubernetes for the container's end, or the last line of a pod's launcher."""

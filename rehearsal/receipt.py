@@ -6,14 +6,16 @@ import json
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from rehearsal.checks.leftovers import Expected, Item
 from rehearsal.checks.tensorboard import DRAWN
 from rehearsal.deployment.state import Settings
+from trainium_catalogue.documents import Keywords, Sha256, Timestamp
 from trainium_emulators.docker_cli import Entry
 
-VERSION = 5
+VERSION: Literal[5] = 5
+Outcome = Literal["passed", "failed", "interrupted"]
 
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
@@ -183,7 +185,7 @@ class ClusterTraining:
 class ProgramRun:
     """A user's own program on one orchestrator, surviving the loss of a node."""
 
-    orchestrator: str
+    orchestrator: Annotated[str, Keywords(enum=["batch", "eks"])]
     steps: list[CommandRecord]
     run: RunRecord | None
     """None if no job was submitted."""
@@ -228,7 +230,7 @@ class Image:
     base_image: str | None
     platform: str
     dockerfile: str
-    dockerfile_sha256: str
+    dockerfile_sha256: Sha256
     context_files: list[str]
     built: bool
     """True if it was really built, though on a substitute base image."""
@@ -256,11 +258,25 @@ class FirstResult:
 
 
 @dataclass(slots=True, kw_only=True)
+class Verdict:
+    """What follows from the findings."""
+
+    version: Literal[5] = VERSION
+    outcome: Outcome
+    problems: list[str]
+    """Every reason why it did not pass."""
+    unproven: list[str]
+    """What a rehearsal cannot prove about AWS."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Receipt:
     """All findings, in the order in which they are made."""
 
     settings: Settings
-    started_at: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    started_at: Timestamp = field(
+        default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
+    )
     seconds: float = 0.0
     interrupted: bool = False
     region: str | None = None
@@ -303,7 +319,7 @@ class Receipt:
         return found
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Outcome:
         if self.interrupted:
             return "interrupted"
         return "failed" if self.problems else "passed"
@@ -323,15 +339,8 @@ class Receipt:
 
     def to_document(self) -> dict[str, Any]:
         """Return the document that is written to the file and printed with ``--json``."""
-        document = asdict(self)
-        return {
-            "version": VERSION,
-            "outcome": self.outcome,
-            "problems": self.problems,
-            **document,
-            "expected_left": [{**asdict(e.item), "why": e.why} for e in self.expected_left],
-            "unproven": self.unproven,
-        }
+        verdict = Verdict(outcome=self.outcome, problems=self.problems, unproven=self.unproven)
+        return {**asdict(verdict), **asdict(self)}
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_document(), indent=2) + "\n", encoding="utf-8")

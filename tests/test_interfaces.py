@@ -7,6 +7,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tools.schemas import SCHEMAS, schemas
 from trainium_catalogue import contract
 from trainium_catalogue.exit_codes import EXIT_CODES, RETRIED
 
@@ -75,14 +76,14 @@ def test_every_bucket_prefix_is_documented() -> None:
     assert [cell for cell in in_runs if "step-" not in cell] == [*files, *folders]
 
 
-@pytest.mark.parametrize("link", re.findall(r"\((schemas/[^)]+)\)", PAGE))
-def test_a_linked_schema_is_a_valid_schema(link: str) -> None:
-    schema = json.loads((DOCS / link).read_text())
+@pytest.mark.parametrize("path", schemas(), ids=lambda path: path.name)
+def test_a_schema_is_valid_and_that_of_what_writes_the_document(path: Path) -> None:
+    assert path.read_text() == schemas()[path], "run make readme"
 
-    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator.check_schema(json.loads(path.read_text()))
 
 
 def test_every_schema_is_linked() -> None:
     linked = set(re.findall(r"\(schemas/([^)]+)\)", PAGE))
 
-    assert {path.name for path in (DOCS / "schemas").iterdir()} == linked
+    assert {path.name for path in SCHEMAS.iterdir()} == {path.name for path in schemas()} == linked

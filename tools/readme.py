@@ -1,4 +1,4 @@
-"""Write the generated tables of the pages below docs/; run by `make readme`."""
+"""Write the generated tables and schemas of docs/; run by `make readme`."""
 
 import re
 from collections import Counter
@@ -185,5 +185,9 @@ def with_tables(text: str, sections: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
+    from tools.schemas import schemas  # which imports what writes the documents, torch included
+
+    for path, text in schemas().items():
+        path.write_text(text)
     for path, sections in tables().items():
         path.write_text(with_tables(path.read_text(), sections))

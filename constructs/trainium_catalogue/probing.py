@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
+
+from trainium_catalogue.documents import DeviceName, Keywords, Sha256, Timestamp, as_document
 
 SCHEMA = 1
 """Version of the record format; see docs/schemas/verification-record.schema.json."""
@@ -54,6 +56,7 @@ class Finding:
     """The outcome of a claim's probe at one site."""
 
     id: str
+    """Id of a claim in docs/claims.toml."""
     place: ProbeSite
     state: State
     seen: str
@@ -61,10 +64,6 @@ class Finding:
     expected: str
     needs: tuple[str, ...] = ()
     """Missing requirements of a probe that was not run."""
-
-    def document(self) -> dict[str, Any]:
-        """Return the finding as a record holds it."""
-        return {**asdict(self), "needs": list(self.needs)}
 
     @staticmethod
     def read(document: Mapping[str, Any]) -> Finding:
@@ -77,6 +76,35 @@ class Finding:
             expected=document["expected"],
             needs=tuple(document["needs"]),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """What probes found: those of the nodes of a verify run, or of nodes and desk."""
+
+    schema: Annotated[int, Keywords(const=1)] = SCHEMA
+    contract_version: str
+    time: Timestamp
+    deployment: str
+    region: str | None
+    emulated: bool
+    """AWS was an emulator, or there was no bucket: green means that probes work, not that claims
+    hold."""
+    run: str | None
+    """Run of verify; null without one."""
+    job_id: str | None
+    num_nodes: int | None
+    num_ranks: int | None
+    device: DeviceName | None
+    instance_type: str | None
+    neuron_release: str | None
+    findings: tuple[Finding, ...]
+    sha256: Sha256 = ""
+    """Of all else as JSON: keys sorted, no spaces, ASCII."""
+
+    def sealed(self) -> dict[str, Any]:
+        """Return the document with its checksum."""
+        return sealed(as_document(self))
 
 
 class Missing(Exception):

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from jobs.bucket.objects import Bucket
-from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.job import counted
+from trainium_catalogue.documents import Natural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -163,25 +163,32 @@ def _start(
     return manager.download(bucket.name, item.key, str(item.path), subscribers=subscribers)
 
 
-def transfer_document(
-    deployment: Deployment, prefix: str, items: Iterable[Item], outcome: TransferResult | None
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class TransferredFile:
+    """A file on this machine, and its object."""
+
+    path: str
+    key: str
+    bytes: Natural
+    action: Literal["moved", "skipped", "dry-run"]
+    """Skipped: it was there with the same size and checksum."""
+
+
+def transferred(
+    items: Iterable[Item], outcome: TransferResult | None
+) -> tuple[TransferredFile, ...]:
+    """List what became of each file; without an outcome, none was moved."""
     skipped = {item.key for item in outcome.skipped} if outcome else set()
 
-    def action(item: Item) -> str:
+    def action(item: Item) -> Literal["moved", "skipped", "dry-run"]:
         if outcome is None:
             return "dry-run"
         return "skipped" if item.key in skipped else "moved"
 
-    return {
-        "deployment": deployment.name,
-        "region": deployment.region,
-        "uri": f"s3://{deployment.bucket}/{prefix}",
-        "files": [
-            {"path": str(item.path), "key": item.key, "bytes": item.size, "action": action(item)}
-            for item in items
-        ],
-    }
+    return tuple(
+        TransferredFile(path=str(item.path), key=item.key, bytes=item.size, action=action(item))
+        for item in items
+    )
 
 
 class _Digest(Protocol):

@@ -1,17 +1,20 @@
 """`jobs catalogue`: what can be deployed and run."""
 
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 import typer
 
 from jobs.commands.options import JsonOption, command
 from jobs.errors import EXIT_OK
 from jobs.output.console import print_document
-from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
-from trainium_catalogue.models import MODELS, PRETRAIN, Preset
-from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, NeuronRelease
-from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter
+from trainium_catalogue.documents import Natural, Positive, picked
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.models import MODELS, PRETRAIN
+from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
+from trainium_catalogue.shapes import ModelShape
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Hardware, Parameter
 
 
 @command
@@ -29,74 +32,126 @@ def catalogue(context: typer.Context, as_json: JsonOption = False) -> int:
     return EXIT_OK
 
 
-def document() -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class InstanceItem:
+    """An instance type."""
+
+    name: str
+    num_vcpus: Natural
+    memory_mib: Natural
+    num_neuron_devices: Natural
+    num_neuron_cores: Natural
+    processes_per_node: Natural
+    hbm_gib_per_device: Natural
+    num_efa_interfaces: Natural
+    network_gbps: float
+    local_nvme_gb: Natural
+    usage_classes: tuple[str, ...]
+    zone_ids: dict[str, tuple[str, ...]]
+    """Region to availability zone ids."""
+    usd_per_hour_estimate: float
+    """List price, for orientation only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseItem:
+    """A Neuron release."""
+
+    name: str
+    default: bool
+    pytorch: str
+    backend: str | None
+    families: tuple[str, ...]
+    base_image: str | None
+    why_no_image: str | None
+    driver_min: str
+    driver_below: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterItem(Parameter):
+    """A parameter of a workload."""
+
+    type: Literal["int", "float", "str", "bool"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadItem:
+    """A workload with its parameters."""
+
+    name: str
+    summary: str
+    hardware: Hardware
+    """cpu: a data or export job on ordinary instances."""
+    min_nodes: Positive
+    max_nodes: int | None
+    """Null: as many as the deployment has."""
+    default_nodes: Positive
+    is_array: bool
+    """``--nodes`` makes an array job of it."""
+    time_limit_hours: float
+    parameters: tuple[ParameterItem, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelItem:
+    """A model of the workload that takes it as --model."""
+
+    name: str
+    summary: str
+    workload: str
+    shape: ModelShape
+    num_parameters: Natural
+    seq_len: Positive
+    tensor_parallel: Positive
+    default_nodes: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogueDocument:
+    """Instance types, Neuron releases, workloads and models."""
+
+    instance_types: tuple[InstanceItem, ...]
+    neuron_releases: tuple[ReleaseItem, ...]
+    workloads: tuple[WorkloadItem, ...]
+    launch_parameters: tuple[ParameterItem, ...]
+    """Understood by every workload."""
+    models: tuple[ModelItem, ...]
+
+
+def document() -> CatalogueDocument:
     """Make the document of ``catalogue --json``."""
-    return {
-        "instance_types": [_instance_type(item) for item in INSTANCE_TYPES.values()],
-        "neuron_releases": [_release(item) for item in NEURON_RELEASES.values()],
-        "workloads": [
-            {
-                "name": item.name,
-                "summary": item.summary,
-                "hardware": item.hardware,
-                "min_nodes": item.min_nodes,
-                "max_nodes": item.max_nodes,
-                "default_nodes": item.default_nodes,
-                "is_array": item.is_array,
-                "time_limit_hours": item.time_limit_hours,
-                "parameters": [_parameter(parameter) for parameter in item.parameters],
-            }
+    return CatalogueDocument(
+        instance_types=tuple(
+            picked(
+                InstanceItem,
+                item,
+                usage_classes=tuple(sorted(item.usage_classes)),
+                zone_ids=dict(item.zone_ids),
+            )
+            for item in INSTANCE_TYPES.values()
+        ),
+        neuron_releases=tuple(
+            picked(
+                ReleaseItem,
+                item,
+                default=item.name == DEFAULT_RELEASE,
+                families=tuple(sorted(item.families)),
+                why_no_image=item.why_no_image or None,
+            )
+            for item in NEURON_RELEASES.values()
+        ),
+        workloads=tuple(
+            picked(WorkloadItem, item, parameters=_parameters(item.parameters))
             for item in WORKLOADS.values()
-        ],
-        "launch_parameters": [_parameter(parameter) for parameter in LAUNCH_PARAMETERS],
-        "models": [_model(item) for item in MODELS.values()],
-    }
+        ),
+        launch_parameters=_parameters(LAUNCH_PARAMETERS),
+        models=tuple(
+            picked(ModelItem, item, workload=PRETRAIN, num_parameters=item.shape.num_parameters)
+            for item in MODELS.values()
+        ),
+    )
 
 
-def _instance_type(item: InstanceType) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "num_vcpus": item.num_vcpus,
-        "memory_mib": item.memory_mib,
-        "num_neuron_devices": item.num_neuron_devices,
-        "num_neuron_cores": item.num_neuron_cores,
-        "processes_per_node": item.processes_per_node,
-        "hbm_gib_per_device": item.hbm_gib_per_device,
-        "num_efa_interfaces": item.num_efa_interfaces,
-        "network_gbps": item.network_gbps,
-        "local_nvme_gb": item.local_nvme_gb,
-        "usage_classes": sorted(item.usage_classes),
-        "zone_ids": {region: list(ids) for region, ids in item.zone_ids.items()},
-        "usd_per_hour_estimate": item.usd_per_hour_estimate,
-    }
-
-
-def _release(item: NeuronRelease) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "default": item.name == DEFAULT_RELEASE,
-        "pytorch": item.pytorch,
-        "backend": item.backend,
-        "families": sorted(item.families),
-        "base_image": item.base_image,
-        "why_no_image": item.why_no_image or None,
-        "driver_min": item.driver_min,
-        "driver_below": item.driver_below,
-    }
-
-
-def _model(item: Preset) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "summary": item.summary,
-        "workload": PRETRAIN,
-        "shape": asdict(item.shape),
-        "num_parameters": item.shape.num_parameters,
-        "seq_len": item.seq_len,
-        "tensor_parallel": item.tensor_parallel,
-        "default_nodes": item.default_nodes,
-    }
-
-
-def _parameter(item: Parameter) -> dict[str, Any]:
-    return {**asdict(item), "type": type(item.default).__name__}
+def _parameters(items: Iterable[Parameter]) -> tuple[ParameterItem, ...]:
+    return tuple(picked(ParameterItem, item, type=type(item.default).__name__) for item in items)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from jobs.deploy_check.account import ActiveJob, Stack
     from jobs.deploy_check.assembly import Assembly
     from jobs.deploy_check.changes import Update
-    from jobs.deploy_check.findings import DeployFinding
+    from jobs.deploy_check.findings import DeployFinding, StackAction
 
 EXIT_FOUND = 1
 """Exit code if there are findings to read before deploying."""
@@ -112,10 +112,12 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
     return [ActiveJob(summary=run, limit_s=None) for run in runs if not run.ended]
 
 
-def _actions(planned: "Assembly", stacks: "dict[str, Stack]", update: "Update") -> dict[str, str]:
+def _actions(
+    planned: "Assembly", stacks: "dict[str, Stack]", update: "Update"
+) -> "dict[str, StackAction]":
     """Name the outcome for each stack."""
     changed = {change.stack for change in update.changes()}
-    actions = {
+    actions: dict[str, StackAction] = {
         name: "create" if name not in stacks else "update" if name in changed else "unchanged"
         for name in planned.templates
     }
@@ -129,34 +131,34 @@ def _document(
     stacks: "dict[str, Stack]",
     update: "Update",
     found: "list[DeployFinding]",
-) -> dict[str, Any]:
-    from dataclasses import asdict
+) -> object:
+    from jobs.deploy_check.findings import DeployChange, DeployDocument, DeployStack
 
     changes = update.changes()
-    return {
-        "deployment": given.deployment,
-        "region": aws.region,
-        "assembly": str(planned.folder),
-        "newer_source": planned.newer,
-        "stacks": [
-            {
-                "name": name,
-                "action": action,
-                "changes": [
-                    {
-                        "resource": change.logical_id,
-                        "type": change.resource_type,
-                        "fate": change.fate,
-                        "because": change.reasons,
-                    }
+    return DeployDocument(
+        deployment=given.deployment,
+        region=aws.region,
+        assembly=str(planned.folder),
+        newer_source=planned.newer,
+        stacks=tuple(
+            DeployStack(
+                name=name,
+                action=action,
+                changes=tuple(
+                    DeployChange(
+                        resource=change.logical_id,
+                        type=change.resource_type,
+                        fate=change.fate,
+                        because=tuple(change.reasons),
+                    )
                     for change in changes
                     if change.stack == name
-                ],
-            }
+                ),
+            )
             for name, action in _actions(planned, stacks, update).items()
-        ],
-        "findings": [asdict(finding) for finding in found],
-    }
+        ),
+        findings=tuple(found),
+    )
 
 
 def _show(

@@ -6,7 +6,7 @@ import hashlib
 import shlex
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -22,16 +22,16 @@ from jobs.commands.options import (
     given_path,
     opened,
 )
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, OfRun, where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted, valid_run_name
 from jobs.output.console import echo, human, note, print_document, printable
-from jobs.output.documents import Document
 from jobs.program.bundle import BundledFile, fetch, listing_key, pack
 from jobs.program.changes import file_changes
 from jobs.program.files import NEVER, select
-from jobs.program.record import Submitted, read_record
+from jobs.program.record import Submitted, SubmittedProgram, read_record
 from trainium_catalogue import contract
+from trainium_catalogue.documents import Keywords, Positive, picked
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.typed_json import typed
@@ -229,28 +229,27 @@ def _document(
     differ: tuple[str, ...] | None,
     *,
     to: Path | None,
-) -> Document:
+) -> CodeDocument:
     """Make the document of ``code --json``."""
-    return {
-        "deployment": target.name,
-        "region": target.region,
-        "run": run,
-        "submissions": [
-            {
-                "submitted_at": item.submitted_at,
-                "code": item.code,
-                "script": item.script,
-                "module": item.module,
-                "argv": list(item.argv),
-                "parameters": dict(item.parameters),
-                "num_nodes": item.num_nodes,
-                "workload": item.workload,
-                "from_snapshot": item.from_snapshot,
-            }
-            for item in submissions
-        ],
-        "submission": submissions.index(chosen) + 1,
-        "files": [asdict(file) for file in listing],
-        "differences": None if differ is None else list(differ),
-        "to": None if to is None else str(to),
-    }
+    return CodeDocument(
+        **where(target, run),
+        submissions=tuple(picked(SubmittedProgram, item) for item in submissions),
+        submission=submissions.index(chosen) + 1,
+        files=tuple(listing),
+        differences=differ,
+        to=None if to is None else str(to),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CodeDocument(OfRun):
+    """What each submission of a program's run ran."""
+
+    submissions: Annotated[tuple[SubmittedProgram, ...], Keywords(minItems=1)]
+    submission: Positive
+    """Number of the one whose files follow."""
+    files: tuple[BundledFile, ...]
+    differences: tuple[str, ...] | None
+    """With --diff: what the folder has otherwise; null without."""
+    to: str | None
+    """With --fetch: the folder."""

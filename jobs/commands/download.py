@@ -16,12 +16,13 @@ from jobs.bucket.training_run import known_runs, read_checkpoints, read_run, rea
 from jobs.bucket.transfers import (
     Direction,
     Item,
+    TransferredFile,
     TransferResult,
     checksum_agrees,
     files,
     move,
     same_files,
-    transfer_document,
+    transferred,
 )
 from jobs.commands.options import (
     DeploymentOption,
@@ -31,11 +32,10 @@ from jobs.commands.options import (
     given_path,
     opened,
 )
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, OfRun, where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import confirm, echo, note, print_document, printable
-from jobs.output.documents import Document
 from jobs.output.program_status import ENDED, NOTHING_KEPT
 from jobs.program.snapshots import (
     Snapshot,
@@ -148,15 +148,30 @@ def _named(items: Sequence[Item], to: Path) -> str:
 
 def download_document(
     deployment: Deployment, planned: "Download", outcome: TransferResult | None, *, to: Path
-) -> Document:
+) -> "DownloadDocument":
     """Make the document of ``download --json``; without an outcome, nothing was downloaded."""
-    return {
-        **transfer_document(deployment, planned.prefix, planned.items, outcome),
-        "run": planned.run,
-        "step": planned.step,
-        "snapshot": planned.snapshot,
-        "to": str(to),
-    }
+    return DownloadDocument(
+        **where(deployment, planned.run),
+        uri=f"s3://{deployment.bucket}/{planned.prefix}",
+        files=transferred(planned.items, outcome),
+        step=planned.step,
+        snapshot=planned.snapshot,
+        to=str(to),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadDocument(OfRun):
+    """What was downloaded, or would be."""
+
+    uri: str
+    """Place in the bucket."""
+    files: tuple[TransferredFile, ...]
+    step: int | None
+    """Optimizer steps of the exported checkpoint."""
+    snapshot: int | None
+    """Number of the snapshot, of a program of your own."""
+    to: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +21,7 @@ from jobs.commands.options import (
     eks_deployment,
     given_path,
 )
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, OfDeployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.output.console import note, print_document
 
@@ -84,16 +85,16 @@ def kubeconfig(
         note(f"current context was: {before}; go back to it with: kubectl config {back}")
     if as_json:
         print_document(
-            {
-                "deployment": target.name,
-                "region": target.region,
-                "kubeconfig": str(file),
-                "context": name,
-                "context_before": before,
-                "cluster": eks.cluster,
-                "namespace": eks.namespace,
-                "server": endpoint.url,
-            }
+            KubeconfigDocument(
+                deployment=target.name,
+                region=target.region,
+                kubeconfig=str(file),
+                context=name,
+                context_before=before,
+                cluster=eks.cluster,
+                namespace=eks.namespace,
+                server=endpoint.url,
+            )
         )
     return EXIT_OK
 
@@ -110,6 +111,23 @@ def token(
     aws = Aws(chosen(context, None, region).region)
     print_document(exec_credential(make_token(aws, cluster), now=datetime.now(UTC)))
     return EXIT_OK
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubeconfigDocument(OfDeployment):
+    """The context that was written."""
+
+    kubeconfig: str
+    """File that was written."""
+    context: str
+    """The current one from now on."""
+    context_before: str | None
+    """The current one before; null where there was none."""
+    cluster: str
+    """Name of the EKS cluster."""
+    namespace: str
+    server: str
+    """Address of the API server."""
 
 
 def context_name(deployment: Deployment) -> str:

@@ -121,9 +121,9 @@ def _as_refusal(error: Exception, region: str | None) -> Refusal | None:
 def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
     """Print the reason to standard error, and return the exit code."""
     if as_json:
-        from jobs.output.documents import refused_document
+        from jobs.output.documents import Refused
 
-        print_document(refused_document(refusal.code, refusal.message))
+        print_document(Refused(refused=refusal.code, message=refusal.message))
     note(f"refused: {refusal.message}")
     return errors.EXIT_REFUSED
 

@@ -2,7 +2,7 @@
 
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -144,15 +144,15 @@ def _show(service: "EksService", *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _document(service: "EksService", *, before: int, nodes: int, ready: int) -> dict[str, Any]:
-    from jobs.eks.node_users import idle_documents
+def _document(service: "EksService", *, before: int, nodes: int, ready: int) -> object:
+    from jobs.eks.node_users import ScaleDocument, idle_nodes
 
     target = service.target
-    return {
-        "deployment": target.name,
-        "region": target.region,
-        "nodes_before": before,
-        "nodes": nodes,
-        "ready": ready,
-        "idle": idle_documents(service.cluster(), target),
-    }
+    return ScaleDocument(
+        deployment=target.name,
+        region=target.region,
+        nodes_before=before,
+        nodes=nodes,
+        ready=ready,
+        idle=idle_nodes(service.cluster(), target),
+    )

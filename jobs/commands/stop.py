@@ -57,10 +57,7 @@ def stop(
             if job is not None:
                 note(_report(job, grace, bucket=target.bucket))
     if as_json:
-        action = "already-ended" if reason is None else "stopping"
-        print_document(
-            documents.stop_document(target, summary, action=action, reason=reason, job=job)
-        )
+        print_document(documents.stop_document(target, summary, reason=reason, job=job))
     return EXIT_OK
 
 

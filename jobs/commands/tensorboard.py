@@ -11,7 +11,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote, urlencode
 
 import typer
@@ -20,7 +20,7 @@ from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, OfRun
 from jobs.errors import EXIT_OK, Refusal, as_refusal
 from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
@@ -98,13 +98,13 @@ def tensorboard(
         note(f"TensorBoard of run {run}, from {where}: {url} (Ctrl-C ends it)")
         if as_json:
             print_document(
-                {
-                    "deployment": target.name,
-                    "region": target.region,
-                    "run": run,
-                    "from": "local" if forwarder is None else "cluster",
-                    "url": url,
-                }
+                TensorboardDocument(
+                    deployment=target.name,
+                    region=target.region,
+                    run=run,
+                    from_="local" if forwarder is None else "cluster",
+                    url=url,
+                )
             )
         if browser:
             # A terminal browser would wait for the page, which is only served after this returns.
@@ -128,6 +128,15 @@ def _page_url(port: int, run: str | None) -> str:
     if run is not None:
         asked["runFilter"] = f"^{run}/"
     return f"http://127.0.0.1:{port}/?{urlencode(asked, quote_via=quote)}#timeseries"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorboardDocument(OfRun):
+    """The page that is served until Ctrl-C."""
+
+    from_: Literal["cluster", "local"]
+    """cluster: a forwarded port; local: a TensorBoard on this machine."""
+    url: str
 
 
 def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None:

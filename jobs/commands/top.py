@@ -1,8 +1,7 @@
 """`jobs top`: how busy the nodes of a run are."""
 
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,11 +14,13 @@ from jobs.commands.options import (
     eks_service,
 )
 from jobs.commands.shell import running_pod
+from jobs.deployment import where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import Job
 from jobs.orchestrators import Services, found_job, service_for
 from jobs.output.console import echo, note, print_document
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import picked
 
 if TYPE_CHECKING:
     from jobs.eks.service import EksService
@@ -101,17 +102,17 @@ def _measure(service: "EksService", job: Job) -> "dict[int, Usage]":
         return usage_of_all(service.cluster(), pods)
 
 
-def _document(service: "EksService", job: Job, usage: "dict[int, Usage]") -> dict[str, Any]:
-    return {
-        "deployment": service.target.name,
-        "region": service.target.region,
-        "run": job.run,
-        "job_id": job.job_id,
-        "nodes": [
-            {"node": node, "pod": job.nodes[node].name, **asdict(found)}
+def _document(service: "EksService", job: Job, usage: "dict[int, Usage]") -> object:
+    from jobs.eks.usage import NodeUsage, TopDocument
+
+    return TopDocument(
+        **where(service.target, job.run),
+        job_id=job.job_id,
+        nodes=tuple(
+            picked(NodeUsage, found, node=node, pod=job.nodes[node].name)
             for node, found in sorted(usage.items())
-        ],
-    }
+        ),
+    )
 
 
 def _show(job: Job, usage: "dict[int, Usage]") -> None:

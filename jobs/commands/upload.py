@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -14,11 +14,12 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.transfers import (
     Direction,
     Item,
+    TransferredFile,
     TransferResult,
     files,
     move,
     same_files,
-    transfer_document,
+    transferred,
 )
 from jobs.commands.options import (
     DeploymentOption,
@@ -28,17 +29,17 @@ from jobs.commands.options import (
     given_path,
     opened,
 )
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, OfDeployment
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import counted
 from jobs.output.console import echo, note, print_document
-from jobs.output.documents import Document
 from jobs.program.files import kind_of
 from trainium_catalogue import contract
 from trainium_catalogue.models_in_bucket import MODEL_CONFIG, workload_of
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
-FILES = "files"
+InputKind = Literal["tokenizer", "corpus", "model", "files"]
+FILES: Final = "files"
 """Kind of an upload of any files, for programs."""
 _HEAD_BYTES = 4096
 _LFS_POINTER = b"version https://git-lfs"
@@ -162,22 +163,38 @@ def _size(num_bytes: int) -> str:
 
 def upload_document(
     deployment: Deployment, planned: "Upload", outcome: TransferResult | None
-) -> Document:
+) -> "UploadDocument":
     """Make the document of ``upload --json``; without an outcome, nothing was uploaded."""
-    return {
-        **transfer_document(deployment, planned.prefix, planned.items, outcome),
-        "kind": planned.kind,
-        "name": planned.name,
-        "left_out": list(planned.left_out),
-    }
+    return UploadDocument(
+        deployment=deployment.name,
+        region=deployment.region,
+        uri=f"s3://{deployment.bucket}/{planned.prefix}",
+        files=transferred(planned.items, outcome),
+        kind=planned.kind,
+        name=planned.name,
+        left_out=planned.left_out,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadDocument(OfDeployment):
+    """What was uploaded, or would be."""
+
+    uri: str
+    """Place in the bucket."""
+    files: tuple[TransferredFile, ...]
+    kind: InputKind
+    name: str
+    """Name by which ``tokenize`` or ``--init-from`` finds it."""
+    left_out: tuple[str, ...]
+    """Files of the folder that are neither text nor a model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
     """Files to upload, and the kind of input they make up."""
 
-    kind: str
-    """``tokenizer``, ``corpus``, ``model`` or ``files``."""
+    kind: InputKind
     name: str
     """Name by which ``tokenize`` or ``--init-from`` finds it; of files, the end of their prefix."""
     prefix: str

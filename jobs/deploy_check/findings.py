@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from jobs.deploy_check.account import ActiveJob, BatchJobs, Stack
 from jobs.deploy_check.assembly import Assembly
@@ -23,6 +24,8 @@ from jobs.deploy_check.effects import (
     mixed_with_version,
 )
 from jobs.deploy_check.replacements import Replacements
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import Amount
 
 STATEFUL: Mapping[str, str] = {
     "AWS::FSx::FileSystem": "what is on it is lost: what was imported from the bucket is imported "
@@ -74,8 +77,8 @@ class TouchedJob:
     run: str
     job_id: str
     status: str
-    orchestrator: str
-    within_minutes: float
+    orchestrator: Orchestrator
+    within_minutes: Amount
     """Minutes until it is ended, counted from the update of its resource; 0: at once."""
     minutes_left: float | None
     """Minutes until its own time limit; None if unknown."""
@@ -88,10 +91,51 @@ class DeployFinding:
     kind: FindingKind
     stack: str
     resource: str | None
+    """Logical id; null where it is about the stack."""
     resource_type: str | None
     message: str
     remedy: str
     jobs: tuple[TouchedJob, ...] = ()
+
+
+StackAction = Literal["create", "update", "unchanged", "left-behind"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployChange:
+    """One resource that changes."""
+
+    resource: str
+    """Logical id."""
+    type: str
+    fate: Fate
+    because: tuple[str, ...]
+    """Properties that decide; empty where the resource comes or goes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployStack:
+    """One stack and its changes."""
+
+    name: str
+    action: StackAction
+    changes: tuple[DeployChange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeployDocument:
+    """What a deployment would change, and what to know before."""
+
+    deployment: str
+    region: str | None
+    assembly: str
+    """Folder of the cloud assembly."""
+    newer_source: str | None
+    """A source that was changed after the assembly was made; null where it is up to date."""
+    stacks: tuple[DeployStack, ...]
+    """Those of the assembly in its order, then deployed ones that it lacks."""
+    findings: tuple[DeployFinding, ...]
+    """Most serious first; the exit code is 1 where one is of another kind than goes-on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

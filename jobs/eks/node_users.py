@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from jobs.deployment import Deployment
+from jobs.deployment import Deployment, OfDeployment
 from jobs.eks.cluster import JOBS, NODES, PODS, Cluster, Json, status_of
 from jobs.eks.describe import run_of
 from jobs.eks.nodes import scale_command
 from jobs.errors import Refusal
 from jobs.job import counted
 from trainium_catalogue import kubernetes
+from trainium_catalogue.documents import Timestamp
 from trainium_catalogue.node_use import (
     PodsOfNode,
     goes_at,
@@ -147,21 +148,44 @@ def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetim
     )
 
 
-def idle_documents(cluster: Cluster, deployment: Deployment) -> list[Json]:
+@dataclass(frozen=True, kw_only=True)
+class IdleNode:
+    """A node that no run uses and that is removed by itself."""
+
+    node: str
+    idle_since: Timestamp
+    goes_at: Timestamp
+    """At the earliest; a job that takes the node or waits for it keeps it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleDocument(OfDeployment):
+    """The number of nodes of the cluster."""
+
+    nodes_before: int
+    """Wanted before."""
+    nodes: int
+    """Wanted now."""
+    ready: int
+    """Nodes on which pods can be placed."""
+    idle: tuple[IdleNode, ...]
+
+
+def idle_nodes(cluster: Cluster, deployment: Deployment) -> tuple[IdleNode, ...]:
     """List idle nodes with the times of their removal; empty if nothing removes them."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:
-        return []
-    return [
-        {
-            "node": node["metadata"]["name"],
-            "idle_since": stamp(since),
-            "goes_at": stamp(since + timedelta(minutes=minutes)),
-        }
+        return ()
+    return tuple(
+        IdleNode(
+            node=node["metadata"]["name"],
+            idle_since=stamp(since),
+            goes_at=stamp(since + timedelta(minutes=minutes)),
+        )
         for node in nodes_of_group(cluster, deployment)
         if (since := marked_since(node, kubernetes.IDLE_SINCE)) is not None
-    ]
+    )
 
 
 def _when(moment: datetime, now: datetime) -> str:

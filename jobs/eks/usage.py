@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
+from jobs.deployment import OfRun
 from jobs.eks.cluster import Cluster
 from jobs.eks.pod_streams import run_in_pod
 from jobs.errors import Refusal
+from trainium_catalogue.documents import Natural
 
-NEURON_MONITOR = "neuron-monitor"
-PROCESSES = "processes"
+NEURON_MONITOR: Final = "neuron-monitor"
+PROCESSES: Final = "processes"
 """Source without neuron-monitor: processor time and memory of the pod's own processes."""
 
 
@@ -20,8 +22,8 @@ PROCESSES = "processes"
 class Usage:
     """Usage of one node at one moment."""
 
-    measured_by: str
-    """``NEURON_MONITOR`` or ``PROCESSES``."""
+    measured_by: Literal["neuron-monitor", "processes"]
+    """Processes: the pod has no neuron-monitor, so its own processes are measured."""
     cores_in_use: int | None = None
     core_percent: float | None = None
     """Mean over the NeuronCores in use."""
@@ -33,6 +35,22 @@ class Usage:
     """Memory in use on the host; for processes, their resident sets."""
     errors: tuple[str, ...] = ()
     """Errors in parts of the report that neuron-monitor could not read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUsage(Usage):
+    """Usage of one node of a run."""
+
+    node: Natural
+    pod: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopDocument(OfRun):
+    """The usage of a run's nodes."""
+
+    job_id: str
+    nodes: tuple[NodeUsage, ...]
 
 
 def parse_neuron_monitor(line: str) -> Usage:

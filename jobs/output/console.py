@@ -18,6 +18,7 @@ from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.job import Job, JobRequest
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT
+from trainium_catalogue.documents import as_document
 from trainium_catalogue.workloads import Hardware
 
 LINES = "\n\t"
@@ -51,9 +52,9 @@ def human(num_bytes: float) -> str:
     return f"{num_bytes:.0f} bytes"
 
 
-def print_document(document: dict[str, Any]) -> None:
+def print_document(document: object) -> None:
     """Print the single document of ``--json``."""
-    echo(json.dumps(document, indent=2))
+    echo(json.dumps(document, indent=2, default=as_document))
 
 
 def printable(text: str, *, keep: str = "") -> str:

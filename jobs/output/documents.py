@@ -1,21 +1,141 @@
-"""The documents that ``--json`` prints; docs/schemas/jobs-*.schema.json describes them."""
+"""The documents that ``--json`` prints; `tools/schemas.py` makes docs/schemas/jobs-* from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from jobs.deployment import Deployment
-from jobs.job import Attempt, Explanation, Job, RunSummary
+from jobs.deployment import Deployment, OfDeployment, OfRun, where
+from jobs.job import Attempt, Explanation, Job, JobKind, JobStatus, RunSummary
 from jobs.output.explain import explain
 from jobs.output.streams import LogLine
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import Natural, Positive, picked
 
-Document = dict[str, Any]
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A refusal, which any command prints with --json; exit code 2."""
+
+    refused: str
+    """Stable code of the refusal."""
+    message: str
+    """Value, reason and remedy."""
 
 
-def outcome(job: Job) -> Document:
+@dataclass(frozen=True, kw_only=True)
+class ExplainedReason:
+    """An exit code or a reason in plain words."""
+
+    meaning: str
+    remedy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedAttempt(Attempt):
+    """One attempt of a job or of a node."""
+
+    meaning: str | None
+    """Exit code or reason in plain words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """One node, child of an array, or container."""
+
+    node: Natural
+    """Index; 0 is the main node."""
+    status: JobStatus
+    status_reason: str | None
+    pod: str | None
+    """Name of its pod; null on Batch."""
+    attempts: tuple[ExplainedAttempt, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A job with its attempts and its nodes; times are milliseconds since the epoch."""
+
+    status: JobStatus
+    status_reason: str | None
+    explanation: ExplainedReason | None
+    created_at_ms: int | None
+    started_at_ms: int | None
+    """Start of the last attempt."""
+    stopped_at_ms: int | None
+    kind: JobKind
+    orchestrator: Orchestrator
+    """What runs the job's nodes; batch for every CPU job."""
+    num_nodes: Positive
+    """Nodes, children of an array, or 1."""
+    depends_on: tuple[str, ...]
+    """Ids of jobs that have to succeed first."""
+    max_attempts: Positive | None
+    """Null where Batch does not say."""
+    attempts: tuple[ExplainedAttempt, ...]
+    """Attempts that ended, as the main node decided them."""
+    nodes: tuple[NodeState, ...]
+    """Nodes that Batch has started; empty before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusDocument(Outcome, OfRun):
+    """The state of a run, node by node, and of its training."""
+
+    job_id: str
+    workload: str | None
+    training: Mapping[str, Any] | None
+    """The run's status.json (run-status or program-status); null without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgottenDocument(OfRun):
+    """A training run whose jobs Batch has forgotten, 7 days after their end."""
+
+    job_id: None = None
+    workload: str | None
+    status: None = None
+    training: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListDocument(OfDeployment):
+    """The runs of a deployment, newest first."""
+
+    runs: tuple[RunSummary, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogsDocument(OfRun):
+    """The lines of all nodes, merged by time."""
+
+    job_id: str
+    log_group: str
+    lines: tuple[LogLine, ...]
+    outcome: Outcome | None
+    """The state of the job; with --follow, its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StopDocument(OfRun):
+    """What became of a run that was to be stopped."""
+
+    job_id: str
+    action: Literal["stopping", "already-ended"]
+    reason: str | None
+    """Reason that Batch was given."""
+    ended: bool
+    outcome: Outcome | None
+    """With --grace: the state of the job when the time was over."""
+
+
+def outcome(job: Job) -> Outcome:
     """Describe a job with its attempts and its nodes."""
+    return Outcome(**_outcome(job))
+
+
+def _outcome(job: Job) -> dict[str, Any]:
     last = job.ending
     found = explain(
         exit_code=last.exit_code if last and job.ended else None,
@@ -31,94 +151,80 @@ def outcome(job: Job) -> Document:
         "kind": job.shape.kind,
         "orchestrator": job.orchestrator,
         "num_nodes": job.num_nodes,
-        "depends_on": list(job.depends_on),
+        "depends_on": job.depends_on,
         "max_attempts": job.max_attempts,
-        "attempts": [_attempt(attempt) for attempt in job.attempts],
-        "nodes": [
-            {
-                "node": node.index,
-                "status": node.status,
-                "status_reason": node.status_reason,
-                "pod": node.name,
-                "attempts": [_attempt(attempt) for attempt in node.attempts],
-            }
+        "attempts": tuple(_attempt(attempt) for attempt in job.attempts),
+        "nodes": tuple(
+            NodeState(
+                node=node.index,
+                status=node.status,
+                status_reason=node.status_reason,
+                pod=node.name,
+                attempts=tuple(_attempt(attempt) for attempt in node.attempts),
+            )
             for node in job.nodes
-        ],
+        ),
     }
 
 
-def status_document(deployment: Deployment, job: Job, training: Document | None) -> Document:
+def status_document(
+    deployment: Deployment, job: Job, training: Mapping[str, Any] | None
+) -> StatusDocument:
     """Make the document of ``status --json``; ``training`` is the run's status.json."""
-    return {
-        **where(deployment, job.run, job.job_id),
-        "workload": job.workload,
-        **outcome(job),
-        "training": training,
-    }
+    return StatusDocument(
+        **where(deployment, job.run),
+        **_outcome(job),
+        job_id=job.job_id,
+        workload=job.workload,
+        training=training,
+    )
 
 
-def forgotten_document(deployment: Deployment, run: str, training: Document) -> Document:
+def forgotten_document(
+    deployment: Deployment, run: str, training: Mapping[str, Any]
+) -> ForgottenDocument:
     """Make the document of ``status --json`` for a run whose jobs Batch has forgotten."""
-    return {
-        **where(deployment, run, None),
-        "workload": training.get("workload"),
-        "status": None,
-        "training": training,
-    }
+    return ForgottenDocument(
+        **where(deployment, run), workload=training.get("workload"), training=training
+    )
 
 
-def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> Document:
+def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> ListDocument:
     """Make the document of ``list --json``."""
-    return {
-        "deployment": deployment.name,
-        "region": deployment.region,
-        "runs": [asdict(summary) for summary in runs],
-    }
+    return ListDocument(deployment=deployment.name, region=deployment.region, runs=tuple(runs))
 
 
 def logs_document(
     deployment: Deployment, run: str, job_id: str, *, lines: Iterable[LogLine], job: Job | None
-) -> Document:
+) -> LogsDocument:
     """Make the document of ``logs --json``."""
-    return {
-        **where(deployment, run, job_id),
-        "log_group": deployment.log_group,
-        "lines": [asdict(line) for line in lines],
-        "outcome": outcome(job) if job else None,
-    }
+    return LogsDocument(
+        **where(deployment, run),
+        job_id=job_id,
+        log_group=deployment.log_group,
+        lines=tuple(lines),
+        outcome=outcome(job) if job else None,
+    )
 
 
 def stop_document(
-    deployment: Deployment, summary: RunSummary, *, action: str, reason: str | None, job: Job | None
-) -> Document:
-    """Make the document of ``stop --json``."""
-    return {
-        **where(deployment, summary.run, summary.job_id),
-        "action": action,
-        "reason": reason,
-        "ended": job.ended if job else summary.ended,
-        "outcome": outcome(job) if job else None,
-    }
+    deployment: Deployment, summary: RunSummary, *, reason: str | None, job: Job | None
+) -> StopDocument:
+    """Make the document of ``stop --json``; without a reason, the run had ended before."""
+    return StopDocument(
+        **where(deployment, summary.run),
+        job_id=summary.job_id,
+        action="already-ended" if reason is None else "stopping",
+        reason=reason,
+        ended=job.ended if job else summary.ended,
+        outcome=outcome(job) if job else None,
+    )
 
 
-def refused_document(code: str, message: str) -> Document:
-    """Make the document of a refusal under ``--json``."""
-    return {"refused": code, "message": message}
-
-
-def where(deployment: Deployment, run: str, job_id: str | None) -> Document:
-    return {
-        "deployment": deployment.name,
-        "region": deployment.region,
-        "run": run,
-        "job_id": job_id,
-    }
-
-
-def _attempt(attempt: Attempt) -> Document:
+def _attempt(attempt: Attempt) -> ExplainedAttempt:
     found = explain(exit_code=attempt.exit_code, reasons=(attempt.status_reason, attempt.reason))
-    return {**asdict(attempt), "meaning": found.meaning if found else None}
+    return picked(ExplainedAttempt, attempt, meaning=found.meaning if found else None)
 
 
-def _explanation(found: Explanation | None) -> Document | None:
-    return {"meaning": found.meaning, "remedy": found.remedy} if found else None
+def _explanation(found: Explanation | None) -> ExplainedReason | None:
+    return ExplainedReason(meaning=found.meaning, remedy=found.remedy) if found else None

@@ -11,6 +11,7 @@ from typing import Any
 from jobs.aws import LogsClient
 from jobs.errors import error_code, is_transient
 from jobs.job import LAUNCHERS_LAST_LINE, LAUNCHERS_VERDICT, Job, NodeLog
+from trainium_catalogue.documents import Natural, Positive
 
 _LAST_LINES = 50
 """Lines from a log's end in which the launcher's last one is: workers may still print after it."""
@@ -22,8 +23,8 @@ class LogLine:
     """One line printed by a node."""
 
     timestamp_ms: int
-    node: int
-    attempt: int
+    node: Natural
+    attempt: Positive
     message: str
 
 

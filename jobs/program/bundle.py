@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
@@ -23,8 +23,9 @@ from jobs.program.files import Git, Selection, largest
 from jobs.program.globs import match_any
 from jobs.program.secrets import find_secrets, secret_name
 from trainium_catalogue import contract
+from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 MAX_PACKED_BYTES = 100_000_000
 """Largest archive: every node fetches and unpacks it in each attempt, while its chips wait."""
 MAX_BYTES = 1_000_000_000
@@ -44,10 +45,24 @@ class BundledFile:
 
     path: str
     """Relative path, with slashes."""
-    bytes: int
-    sha256: str
-    mode: int
+    bytes: Natural
+    sha256: Sha256
+    mode: Annotated[int, Keywords(enum=[0o644, 0o755])]
     """Permissions: 0o644, or 0o755 of what can be executed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleListing:
+    """The document next to an archive, which is a tar.gz named by its SHA-256."""
+
+    format: Literal[1]
+    sha256: Sha256
+    """Of the archive."""
+    bytes: Positive
+    """Size of the archive."""
+    files: tuple[BundledFile, ...]
+    git: Git | None
+    """Null where the folder is in no repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +99,16 @@ class Bundle:
         """Tell whether a word is in any of the files."""
         return any(word.encode() in data for _, data in members(self.data))
 
-    def document(self) -> dict[str, Any]:
-        """Make the document that lies beside the archive."""
-        return {
-            "format": FORMAT,
-            "sha256": self.sha256,
-            "bytes": len(self.data),
-            "files": [asdict(file) for file in self.files],
-            "git": None if self.git is None else asdict(self.git),
-        }
+    @property
+    def listing(self) -> BundleListing:
+        """The document next to the archive."""
+        return BundleListing(
+            format=FORMAT,
+            sha256=self.sha256,
+            bytes=len(self.data),
+            files=self.files,
+            git=self.git,
+        )
 
 
 def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
@@ -161,7 +177,7 @@ def upload(
     if note is not None and len(bundle.data) >= _LARGE_BYTES:
         note(f"sending {human(len(bundle.data))}")
     # The list first: whoever finds the archive finds what is in it.
-    text = json.dumps(bundle.document(), indent=1).encode()
+    text = json.dumps(asdict(bundle.listing), indent=1).encode()
     bucket.write(listing_key(run, bundle.sha256), text)
     checksum = base64.b64encode(bytes.fromhex(bundle.sha256)).decode()
     # S3 refuses what arrives differently, and can tell the checksum later without its being read.

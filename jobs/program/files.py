@@ -41,7 +41,9 @@ class Git:
     """State of the repository that the folder is in."""
 
     commit: str | None
+    """Null before the first one."""
     dirty: bool
+    """True if files of the folder were not committed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,46 +4,73 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
 from trainium_catalogue import contract
+from trainium_catalogue.documents import (
+    OPTIONAL,
+    Keywords,
+    Positive,
+    Sha256,
+    Timestamp,
+    as_document,
+)
 from trainium_catalogue.typed_json import read_object
 from trainium_catalogue.workloads import Value
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 _ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Submitted:
-    """One submission of a run."""
+class SubmittedProgram:
+    """What one submission of a run ran."""
 
-    submitted_at: str
-    """Time in UTC, as in ISO 8601."""
-    code: str
-    """SHA-256 of the bundle."""
+    submitted_at: Timestamp
+    """Time in UTC."""
+    code: Sha256
+    """Name of the bundle."""
     script: str | None
+    """File of the bundle that ran."""
     module: str | None
+    """Module that ran instead."""
     argv: tuple[str, ...]
     """Arguments of the program, as every worker gets them."""
     parameters: Mapping[str, Value] = field(default_factory=dict)
     """Parameters that were given, of `submit` and of the workload.toml."""
-    requirements: Mapping[str, Any] | None = None
-    """Key and text of the requirements, if there were any."""
-    num_nodes: int
+    num_nodes: Positive
     workload: str | None = None
     """Name in its workload.toml."""
     from_snapshot: str | None = None
-    """The snapshot that it was told to go back to: a number, or none."""
+    """What --from-snapshot named: a number, or none; null without it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submitted(SubmittedProgram):
+    """One submission of a run."""
+
+    requirements: Mapping[str, Any] | None = None
+    """Key and text of the requirements, if there were any."""
+    from_snapshot: str | None = field(default=None, metadata=OPTIONAL)
+    """As above; earlier releases did not write it."""
 
     @property
     def shown(self) -> str:
         """The program as one would start it."""
         return f"-m {self.module}" if self.module else str(self.script)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecord:
+    """What a run of a user's own program ran; written just before each submission."""
+
+    format: Literal[1]
+    submissions: Annotated[tuple[Submitted, ...], Keywords(minItems=1)]
+    """The newest is last."""
 
 
 def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
@@ -79,9 +106,10 @@ def add_record(bucket: Bucket, run: str, new: Submitted) -> None:
     for _ in range(_ATTEMPTS):
         found = bucket.read_version(key)
         earlier = () if found is None else _parsed(bucket, run, found.data)
-        document = {"format": FORMAT, "submissions": [_document(item) for item in (*earlier, new)]}
+        record = ProgramRecord(format=FORMAT, submissions=(*earlier, new))
         etag = None if found is None else found.etag
-        if bucket.replace(key, json.dumps(document, indent=1).encode(), etag=etag) is not None:
+        data = json.dumps(as_document(record), indent=1).encode()
+        if bucket.replace(key, data, etag=etag) is not None:
             return
     raise Refusal(
         "program-record",
@@ -108,7 +136,3 @@ def _submitted(item: Mapping[str, Any]) -> Submitted:
         workload=item.get("workload"),
         from_snapshot=item.get("from_snapshot"),
     )
-
-
-def _document(item: Submitted) -> dict[str, Any]:
-    return {**asdict(item), "argv": list(item.argv)}

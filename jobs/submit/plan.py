@@ -10,7 +10,7 @@ from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compil
 from jobs.output.console import confirm, is_asked_about, note
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.submit.program_plan import program_plan
-from jobs.submit.resolve import Submission, SubmissionPlan
+from jobs.submit.resolve import ProgramPlan, Submission, SubmissionPlan, TrainingSummary
 from jobs.submit.wheels import are_collected
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import JOB_VCPUS
@@ -95,8 +95,8 @@ def ask(submission: Submission) -> None:
 
 def _is_changed(submission: Submission) -> bool:
     """Tell whether a program is another one than the run has had."""
-    document = submission.plan.document or {}
-    return bool(document.get("program", {}).get("changes"))
+    document = submission.plan.document
+    return isinstance(document, ProgramPlan) and bool(document.program.changes)
 
 
 def _check_values(
@@ -119,23 +119,23 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     max_steps = int(values["max-steps"])
     step = inputs.checkpoints.newest if inputs.checkpoints is not None else None
     tokens = int(inputs.dataset["num_tokens"])
-    document = {
-        "num_parameters": plan.shape.num_parameters,
-        "num_ranks": num_ranks,
-        "tensor_parallel": plan.tensor_parallel,
-        "data_parallel": plan.data_parallel,
-        "global_batch": plan.global_batch,
-        "micro_batch": plan.micro_batch,
-        "accumulation_steps": plan.accumulation_steps,
-        "seq_len": plan.seq_len,
-        "tokens_per_step": plan.tokens_per_step,
-        "max_steps": max_steps,
-        "checkpoint_bytes": plan.checkpoint_bytes,
-        "dataset": values["dataset"],
-        "dataset_tokens": tokens,
-        "run_exists": inputs.exists,
-        "continues_from_step": step,
-    }
+    document = TrainingSummary(
+        num_parameters=plan.shape.num_parameters,
+        num_ranks=num_ranks,
+        tensor_parallel=plan.tensor_parallel,
+        data_parallel=plan.data_parallel,
+        global_batch=plan.global_batch,
+        micro_batch=plan.micro_batch,
+        accumulation_steps=plan.accumulation_steps,
+        seq_len=plan.seq_len,
+        tokens_per_step=plan.tokens_per_step,
+        max_steps=max_steps,
+        checkpoint_bytes=plan.checkpoint_bytes,
+        dataset=str(values["dataset"]),
+        dataset_tokens=tokens,
+        run_exists=inputs.exists,
+        continues_from_step=step,
+    )
     total = max_steps * plan.tokens_per_step
     model = f"{values['model']}, " if "model" in values else ""
     adapters = ""

@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from jobs.errors import Refusal
 from jobs.job import counted
@@ -25,7 +24,7 @@ from jobs.program.secrets import secret_words
 from jobs.program.snapshots import Choice, Snapshot, go_back, newest_snapshot
 from jobs.submit.program import ProgramOrder, kept_folder
 from jobs.submit.program_data import check_data
-from jobs.submit.resolve import Submission
+from jobs.submit.resolve import ProgramPlan, ProgramSummary, Submission
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.program import PROCESSES
 from trainium_catalogue.variables import split_variables
@@ -56,7 +55,7 @@ def check_syntax(order: ProgramOrder, release: str) -> None:
         )
 
 
-def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any]]:
+def program_plan(submission: Submission) -> tuple[tuple[str, ...], ProgramPlan]:
     """Look at the program and its run; return lines for people, and the document."""
     order, request, bucket = submission.order, submission.request, submission.bucket
     assert order.program is not None
@@ -85,20 +84,20 @@ def program_plan(submission: Submission) -> tuple[tuple[str, ...], dict[str, Any
         )
     for text in remarks(order.program, order.parameters):
         note(text)
-    document = {
-        "program": {
-            "script": new.script,
-            "module": new.module,
-            "argv": list(new.argv),
-            "code": new.code,
-            "bytes": len(bundle.data),
-            "files": len(bundle.files),
-            "left_out": list(bundle.left_out),
-            "run_exists": bool(ran),
-            "changes": list(differ),
-            "continues_from_snapshot": None if snapshot is None else snapshot.number,
-        }
-    }
+    document = ProgramPlan(
+        program=ProgramSummary(
+            script=new.script,
+            module=new.module,
+            argv=new.argv,
+            code=new.code,
+            bytes=len(bundle.data),
+            files=len(bundle.files),
+            left_out=bundle.left_out,
+            run_exists=bool(ran),
+            changes=tuple(differ),
+            continues_from_snapshot=None if snapshot is None else snapshot.number,
+        )
+    )
     return lines, document
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
@@ -23,6 +22,7 @@ from jobs.submit.program import ProgramOrder, node_request, remembered
 from jobs.submit.wheels import Wheels, image_of, wheels_run
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import Positive, Sha256
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
 from trainium_catalogue.models import MODELS, PRETRAIN
 from trainium_catalogue.suggest import did_you_mean, nearest
@@ -80,11 +80,63 @@ class SubmitOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSummary:
+    """What follows from the parameters of a training workload."""
+
+    num_parameters: Positive
+    num_ranks: Positive
+    tensor_parallel: Positive
+    data_parallel: Positive
+    global_batch: Positive
+    micro_batch: Positive
+    accumulation_steps: Positive
+    seq_len: Positive
+    tokens_per_step: Positive
+    max_steps: Positive
+    checkpoint_bytes: Positive
+    dataset: str
+    dataset_tokens: Positive
+    run_exists: bool
+    continues_from_step: int | None
+    """Newest complete checkpoint; null without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSummary:
+    """What a program of the user's own consists of."""
+
+    script: str | None
+    """File of the bundle that is run."""
+    module: str | None
+    """Module that is run instead."""
+    argv: tuple[str, ...]
+    code: Sha256
+    """SHA-256 of the bundle."""
+    bytes: Positive
+    """Size of the bundle."""
+    files: Positive
+    left_out: tuple[str, ...]
+    """Names that are not part of the bundle."""
+    run_exists: bool
+    changes: tuple[str, ...]
+    """Differences from the last submission of the run."""
+    continues_from_snapshot: int | None
+    """Number of the newest complete snapshot; null without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPlan:
+    """What is planned for a program of the user's own."""
+
+    program: ProgramSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionPlan:
     """The plan of a submission, for people and programs."""
 
     lines: tuple[str, ...] = ()
-    document: Mapping[str, Any] | None = None
+    document: TrainingSummary | ProgramPlan | None = None
     """``plan`` in the output of ``submit --json``; None if there is nothing to derive."""
     compile_request: JobRequest | None = None
     """Request to submit first; the other one depends on it."""

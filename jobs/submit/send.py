@@ -4,26 +4,94 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
+from jobs.deployment import OfRun, where
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run
+from jobs.job import ESTIMATE_NOTE, Job, JobRequest, JobStatus, RunSummary, compile_run
 from jobs.orchestrators import JobService
 from jobs.output.console import echo, exit_code, follow_command, note, print_document
-from jobs.output.documents import Document, outcome, where
+from jobs.output.documents import Outcome, outcome
 from jobs.submit.hold import NameHold, hold_name, name_held
 from jobs.submit.program_plan import keep, send_code
-from jobs.submit.resolve import Submission
+from jobs.submit.resolve import ProgramPlan, Submission, TrainingSummary
 from jobs.submit.wheels import Wheels, keep_requirements
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import Keywords, Positive
 from trainium_catalogue.workloads import Hardware
 
+SubmitAction = Literal["submitted", "already-running", "not-submitted", "dry-run"]
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 _WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """List prices, for orientation only."""
+
+    usd_per_node_hour: float
+    usd_at_time_limit: float
+    """One attempt of all nodes that uses all its time."""
+    max_attempts: Positive
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """With --compile: the job that is submitted first."""
+
+    run: str
+    job_id: str | None
+    """Null with --dry-run."""
+    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
+    usd_at_time_limit: float
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelsJob:
+    """With --requirements: the dependencies, and the job that collects them first."""
+
+    key: Annotated[str, Keywords(pattern="^[0-9a-f]{32}$")]
+    collected: bool
+    """True if they were there, so that no job is needed."""
+    run: str
+    job_id: str | None
+    """Null with --dry-run, and if they were there."""
+    payload: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitDocument(OfRun):
+    """What was submitted, or would be, or is running already."""
+
+    job_id: str | None
+    """Null with --dry-run."""
+    action: SubmitAction
+    status: JobStatus | None
+    workload: str
+    hardware: Hardware
+    """cpu: a data or export job on ordinary instances."""
+    orchestrator: Orchestrator
+    """What runs the job's nodes; batch for every CPU job."""
+    nodes: Positive
+    """Of a CPU job: children of an array, or 1."""
+    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
+    """Of each attempt."""
+    instance_type: str | None
+    """Null for a CPU job: the compute environment chooses."""
+    estimate: Estimate
+    plan: TrainingSummary | ProgramPlan | None
+    compile: CompileJob | None
+    wheels: WheelsJob | None
+    payload: Mapping[str, Any]
+    """The exact arguments of Batch's SubmitJob, or the exact Volcano job."""
+    outcome: Outcome | None
+    """With --follow: how the job ended."""
 
 
 def show(submission: Submission) -> int:
@@ -292,54 +360,55 @@ def _release(service: JobService) -> None:
 def _document(
     submission: Submission,
     *,
-    action: str,
+    action: SubmitAction,
     job_id: str | None = None,
     compile_id: str | None = None,
     wheels_id: str | None = None,
     status: str | None = None,
     job: Job | None = None,
-) -> Document:
+) -> SubmitDocument:
     """Make the document of ``submit --json``."""
     request, deployment, plan = submission.request, submission.target, submission.plan
     wheels = submission.wheels
     first = plan.compile_request
     payloads = _payloads(submission)
     on_cpu = request.hardware is Hardware.CPU
-    return {
-        **where(deployment, request.run, job_id),
-        "action": action,
-        "status": job.status if job else status,
-        "workload": request.workload,
-        "hardware": request.hardware,
-        "orchestrator": request.orchestrator,
-        "nodes": request.num_nodes,
-        "time_limit_hours": request.time_limit_hours,
-        "instance_type": None if on_cpu else deployment.instance_type.name,
-        "estimate": {
-            "usd_per_node_hour": request.usd_per_node_hour,
-            "usd_at_time_limit": round(request.usd_at_time_limit, 2),
-            "max_attempts": contract.ATTEMPTS,
-            "note": ESTIMATE_NOTE,
-        },
-        "plan": None if plan.document is None else dict(plan.document),
-        "compile": None
+    return SubmitDocument(
+        **where(deployment, request.run),
+        job_id=job_id,
+        action=action,
+        status=job.status if job else status,
+        workload=request.workload,
+        hardware=request.hardware,
+        orchestrator=request.orchestrator,
+        nodes=request.num_nodes,
+        time_limit_hours=request.time_limit_hours,
+        instance_type=None if on_cpu else deployment.instance_type.name,
+        estimate=Estimate(
+            usd_per_node_hour=request.usd_per_node_hour,
+            usd_at_time_limit=round(request.usd_at_time_limit, 2),
+            max_attempts=contract.ATTEMPTS,
+            note=ESTIMATE_NOTE,
+        ),
+        plan=plan.document,
+        compile=None
         if first is None
-        else {
-            "run": first.run,
-            "job_id": compile_id,
-            "time_limit_hours": first.time_limit_hours,
-            "usd_at_time_limit": round(first.usd_at_time_limit, 2),
-            "payload": payloads[-2],
-        },
-        "wheels": None
+        else CompileJob(
+            run=first.run,
+            job_id=compile_id,
+            time_limit_hours=first.time_limit_hours,
+            usd_at_time_limit=round(first.usd_at_time_limit, 2),
+            payload=payloads[-2],
+        ),
+        wheels=None
         if wheels is None
-        else {
-            "key": wheels.key,
-            "collected": wheels.are_collected,
-            "run": wheels.request.run,
-            "job_id": wheels_id,
-            "payload": None if wheels.are_collected else payloads[0],
-        },
-        "payload": payloads[-1],
-        "outcome": outcome(job) if job else None,
-    }
+        else WheelsJob(
+            key=wheels.key,
+            collected=wheels.are_collected,
+            run=wheels.request.run,
+            job_id=wheels_id,
+            payload=None if wheels.are_collected else payloads[0],
+        ),
+        payload=payloads[-1],
+        outcome=outcome(job) if job else None,
+    )

@@ -18,10 +18,10 @@ from trainium_catalogue.probing import (
     RECORD,
     SCHEMA,
     Finding,
+    ProbeRecord,
     ProbeSite,
     State,
     is_intact,
-    sealed,
 )
 from trainium_catalogue.typed_json import read_object
 
@@ -128,22 +128,17 @@ def joined(
     ]
     of_nodes = [Finding.read(document) for document in nodes["findings"]] if nodes else []
     about = {name: nodes[name] for name in _OF_NODES} if nodes else dict.fromkeys(_OF_NODES)
-    return sealed(
-        {
-            "schema": SCHEMA,
-            "contract_version": CONTRACT_VERSION,
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "deployment": target.name,
-            "region": target.region,
-            "emulated": emulated,
-            **about,
-            "run": run,
-            "job_id": about["job_id"] or job_id,
-            "instance_type": target.instance_type.name,
-            "neuron_release": target.neuron_release,
-            "findings": [finding.document() for finding in (*of_nodes, *of_desk)],
-        }
-    )
+    return ProbeRecord(
+        contract_version=CONTRACT_VERSION,
+        time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        deployment=target.name,
+        region=target.region,
+        emulated=emulated,
+        **{**about, "run": run, "job_id": about["job_id"] or job_id},
+        instance_type=target.instance_type.name,
+        neuron_release=target.neuron_release,
+        findings=(*of_nodes, *of_desk),
+    ).sealed()
 
 
 def _by_id(record: Record) -> dict[tuple[str, ProbeSite], Finding]:

@@ -27,10 +27,9 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Item):
     """A resource that is meant to remain after destroy."""
 
-    item: Item
     why: str
 
 
@@ -162,7 +161,7 @@ def compare(
     expected, leftovers = [], []
     for item in sorted(set(after) - set(before)):
         if why := _why_expected(item, bootstrap):
-            expected.append(Expected(item, why))
+            expected.append(Expected(item.service, item.kind, item.id, why))
         else:
             leftovers.append(item)
     return expected, leftovers

@@ -225,8 +225,9 @@ def _left(receipt: Receipt) -> Table:
     table = _table("In the account after destroy", "what", "id")
     for why in dict.fromkeys(expected.why for expected in receipt.expected_left):
         table.add_row(Text("expected", "dim"), Text(why, "dim"))
-        for item in (e.item for e in receipt.expected_left if e.why == why):
-            table.add_row(f"{item.service} {item.kind}", item.id)
+        for expected in receipt.expected_left:
+            if expected.why == why:
+                table.add_row(f"{expected.service} {expected.kind}", expected.id)
         table.add_section()
     for item in receipt.leftovers:
         table.add_row(Text("LEFT OVER", "bold red"), "")

@@ -20,6 +20,7 @@ from jobs.verify.verification import Row, counts, is_good, joined, parse_record,
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import client_error
 from tests.jobs.probes.world import TARGET
+from trainium_catalogue.documents import as_document
 from trainium_catalogue.probing import Finding, Probes, ProbeSite, Seen, State, is_intact, sealed
 
 SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/verification-record.schema.json"
@@ -56,7 +57,7 @@ def node_record(*findings: Finding, **more: Any) -> dict[str, Any]:
             "device": "xla",
             "instance_type": "trn1.32xlarge",
             "neuron_release": "2.28.0",
-            "findings": [entry.document() for entry in findings],
+            "findings": [as_document(entry) for entry in findings],
             **more,
         }
     )

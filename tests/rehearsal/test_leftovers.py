@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.checks import leftovers
-from rehearsal.checks.leftovers import Item, compare, take_inventory
+from rehearsal.checks.leftovers import Expected, Item, compare, take_inventory
 from rehearsal.deployment.aws import Aws, desk_environment
 from rehearsal.deployment.server import server_command, start_server
 from rehearsal.deployment.state import Folder
@@ -110,7 +110,7 @@ def test_what_the_bootstrap_stack_owns_is_expected() -> None:
 
     (expected,), left = compare(before=(), after=[role], toolkit=[role.id])
 
-    assert (expected.item, left) == (role, [])
+    assert (expected, left) == (Expected(role.service, role.kind, role.id, expected.why), [])
 
 
 def test_what_is_only_named_like_the_bootstrap_is_left_over() -> None:

@@ -64,7 +64,7 @@ def finished(**changes: object) -> Receipt:
         ),
         runs=[run()],
         proven_empty=True,
-        expected_left=[Expected(Item("s3", "bucket", "cdk-assets"), "made by cdk bootstrap")],
+        expected_left=[Expected("s3", "bucket", "cdk-assets", "made by cdk bootstrap")],
     )
     for name, value in changes.items():
         setattr(receipt, name, value)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
+from trainium_catalogue.documents import OPTIONAL, Keywords, Natural, Positive, Sha256, Timestamp
 from trainium_catalogue.safe_folder import path_parts
 from trainium_catalogue.typed_json import read_object, typed
 
@@ -53,23 +54,40 @@ class FileSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _File:
+class MarkedFile:
     """A file in a marker's JSON."""
 
-    bytes: int
-    chunk_bytes: int
-    crc32: tuple[int, ...]
+    bytes: Natural
+    chunk_bytes: Positive
+    crc32: tuple[Annotated[int, Keywords(minimum=0, maximum=2**32 - 1)], ...]
+    """CRC-32 of each chunk, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Marker:
-    """The fields of a marker's JSON that are read; all but the first three are the trainer's."""
+class Marker:
+    """A marker's JSON; the optional fields, and others beside them, are the trainer's."""
 
-    step: int
-    time: str
-    files: Mapping[str, _File]
-    model: Mapping[str, Any] | None = None
-    tokenizer_sha256: str | None = None
+    schema: Annotated[int, Keywords(const=1)]
+    format: Annotated[str, Keywords(enum=["dcp"])]
+    """dcp: torch.distributed.checkpoint, read by any topology and by torch's own tools."""
+    step: Natural
+    """Optimizer steps that it contains."""
+    time: Timestamp
+    """Time of completion."""
+    files: Annotated[Mapping[str, MarkedFile], Keywords(minProperties=1)]
+    """Every other file, by its name below the folder."""
+    run: str | None = field(default=None, metadata=OPTIONAL)
+    model: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
+    """The model's shape, by the names of Hugging Face's configurations; family is model_type."""
+    tokenizer_sha256: Sha256 | None = field(default=None, metadata=OPTIONAL)
+    world_size: Positive | None = field(default=None, metadata=OPTIONAL)
+    tensor_parallel: Positive | None = field(default=None, metadata=OPTIONAL)
+    data_parallel: Positive | None = field(default=None, metadata=OPTIONAL)
+    tokens_total: Natural | None = field(default=None, metadata=OPTIONAL)
+    position: Natural | None = field(default=None, metadata=OPTIONAL)
+    """Samples of the data order behind it: the next step begins there."""
+    evaluated: bool | None = field(default=None, metadata=OPTIONAL)
+    """False if the evaluation due after the step was abandoned: it is made when the run resumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +175,7 @@ class CheckpointInfo:
                     f"{CHECKPOINT_MARKER} is of schema {schema}, format {kind}, which this "
                     "version does not know"
                 )
-            marker = typed(document, _Marker)
+            marker = typed(document, Marker)
             for name in marker.files:
                 path_parts(name)
             info = CheckpointInfo(

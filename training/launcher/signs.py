@@ -23,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from training.core.contract import NodeContract
 from training.launcher.verdict import Verdict
@@ -71,6 +71,16 @@ def open_folder(node: NodeContract, folder: str) -> Objects:
         endpoint_url=node.endpoint_url,
         retry_policy=RetryPolicy(total_s=_REQUEST_S),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnding:
+    """What a node's launcher reported last of an attempt on EKS that did not succeed."""
+
+    schema: Literal[1] = 1
+    code: int
+    """Exit code of the node."""
+    reason: str
 
 
 def _put(folder: Objects, name: str, **fields: object) -> None:
@@ -171,7 +181,7 @@ def leave_ending(node: NodeContract, verdict: Verdict) -> None:
     attempts = open_folder(node, attempts_prefix(node.run, node.job_id).rstrip("/"))
     name = f"{node.attempt}-node-{node.node_index}.json"
     try:
-        _put(attempts, name, code=int(verdict.code), reason=verdict.reason)
+        _put(attempts, name, **asdict(AttemptEnding(code=verdict.code, reason=verdict.reason)))
     except (StorageError, OSError) as error:
         log.info("launch: the bucket could not be told how this attempt ended: %s", error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.core.files import write_whole
@@ -11,6 +12,15 @@ from training.core.files import write_whole
 CURVE_FILE = "losses.jsonl"
 _MOST = 1000
 """Points up to which nothing is left out; a terminal has some 100 columns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPoint:
+    """A loss that an attempt printed; of many, about a thousand, evenly chosen, and the newest."""
+
+    step: int
+    """Number of the loss where lines have no step; steps that restart add to those before."""
+    loss: float
 
 
 class Curve:
@@ -49,5 +59,5 @@ class Curve:
         """Replace the file."""
         self.changed = False
         points = [*self._points, *([self._newest] if self._newest is not None else [])]
-        lines = (json.dumps({"step": step, "loss": loss}) for step, loss in points)
+        lines = (json.dumps(asdict(LossPoint(step=step, loss=loss))) for step, loss in points)
         write_whole(scratch / CURVE_FILE, "".join(f"{line}\n" for line in lines).encode())

@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from training.storage import ObjectMissing, Objects, PreconditionFailed, RetryPolicy
 from trainium_catalogue.contract import run_prefix
+from trainium_catalogue.documents import Positive, Timestamp
 
 _BETWEEN_UPLOADS_S = 10.0
 
@@ -23,6 +24,23 @@ UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
 """Gives up before the job would count as hung."""
 _BETWEEN_COMPLAINTS_S = 60.0
 _AFTER_FAILURE_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsLine:
+    """What every line of a run's metrics begins with; kinds of lines add their event."""
+
+    time: Timestamp
+    """UTC."""
+    run: str
+    workload: str
+    attempt: Positive
+
+    @classmethod
+    def of(cls, run: str, workload: str, attempt: int, fields: Mapping[str, Any]) -> str:
+        """Write a line of now."""
+        line = cls(time=now_utc(), run=run, workload=workload, attempt=attempt, **fields)
+        return json.dumps(asdict(line)) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,18 +73,11 @@ class ResultFiles:
         path.write_text("")
         self._upload((self.metrics_key,))
 
-    def add_metrics(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Append one metrics line."""
-        line = {
-            "time": now_utc(),
-            "run": self.run,
-            "workload": self.workload,
-            "attempt": self.attempt,
-            "event": event,
-            **fields,
-        }
+    def add_metrics(self, kind: type[MetricsLine], fields: Mapping[str, Any]) -> None:
+        """Append one metrics line of a kind, with its further fields."""
+        line = kind.of(self.run, self.workload, self.attempt, fields)
         with self._local(self.metrics_key).open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(line)
         # Upload now and then, so that a failing job leaves its measurements.
         if time.monotonic() - self._uploaded_s[-1] > _BETWEEN_UPLOADS_S:
             self._upload((self.metrics_key,))

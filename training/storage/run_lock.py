@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
 
 from training.storage.interface import ObjectMissing, Objects, PreconditionFailed, StorageError
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_LOCK
+from trainium_catalogue.documents import Keywords, Positive, Timestamp
 from trainium_catalogue.typed_json import read_json
 
 HEARTBEAT_S = 10.0
@@ -34,15 +36,17 @@ class Holder:
     """The content of ``lock.json``."""
 
     job_id: str
-    attempt: int
+    attempt: Positive
     node: str
-    since: str
-    """Time at which the job took the lock, ISO 8601."""
-    heartbeat: str
+    """Where the job runs."""
+    since: Timestamp
+    """Time at which the job took the lock."""
+    heartbeat: Timestamp
     """Time of the latest renewal."""
-    heartbeat_s: float
-    """Seconds between two heartbeats."""
+    heartbeat_s: Annotated[float, Keywords(exclusiveMinimum=0)]
+    """Seconds between two heartbeats; a holder that misses three is succeeded."""
     released: bool = False
+    """The job has ended, and the next one may begin."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s <= _MAX_HEARTBEAT_S:

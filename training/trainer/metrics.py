@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from training.trainer.records import StepRecord
+from training.trainer.records import SavedLine, SaveFailedLine, StepRecord
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo
@@ -148,7 +148,7 @@ class MetricsRecorder:
         """Record a complete checkpoint; may be called from another thread."""
         self.failed_in_a_row = 0
         if self._files is not None:
-            self._files.event("saved", {"step": info.step, "bytes": info.num_bytes})
+            self._files.event(SavedLine, {"step": info.step, "bytes": info.num_bytes})
             self._files.status(
                 now=True, last_checkpoint_step=info.step, last_checkpoint_time=info.time
             )
@@ -158,5 +158,5 @@ class MetricsRecorder:
         self.failed_saves[step] = reason
         self.failed_in_a_row += 1
         if self._files is not None:
-            self._files.event("save-failed", {"step": step, "reason": reason})
+            self._files.event(SaveFailedLine, {"step": step, "reason": reason})
             self._files.status(now=True, failed_saves=len(self.failed_saves))

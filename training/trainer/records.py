@@ -14,9 +14,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from training.storage.results import MetricsLine
 from trainium_catalogue.contract import LOSS_SCALAR
+from trainium_catalogue.documents import Amount, DeviceName, Keywords, Measured, Natural, Positive
 from trainium_catalogue.typed_json import read_object
 
 SCALARS: Mapping[str, str] = {
@@ -51,26 +53,26 @@ _VALIDATION_METRICS = (
 class StepRecord:
     """One logged optimizer step; times and rates are means since the previous logged step."""
 
-    step: int
+    step: Positive
     """Counted from 1."""
-    max_steps: int
-    epoch: int
+    max_steps: Positive
+    epoch: Natural
     """Completed passes over the dataset, from 0."""
-    loss: float
-    lr: float
-    grad_norm: float
+    loss: Measured
+    lr: Amount
+    grad_norm: Measured
     """Norm of the gradients before clipping."""
-    step_s: float
+    step_s: Amount
     """Seconds of one step, without saving."""
-    data_s: float
+    data_s: Amount
     """Part of them spent waiting for data."""
-    sequences_per_second: float
-    tokens_per_second: float
+    sequences_per_second: Amount
+    tokens_per_second: Amount
     mfu: float | None
-    """Model FLOPs utilization, 0 to 1; None where the device's peak is unknown."""
-    throughput: float
+    """Model FLOPs utilization, 0 to 1; null where the device's peak is unknown."""
+    throughput: Amount
     """Sequences per second over a moving window of about ten steps, as in the reference."""
-    tokens_total: int
+    tokens_total: Positive
 
     def fields(self) -> dict[str, Any]:
         """Fields for JSON: values that JSON cannot hold become null."""
@@ -118,6 +120,85 @@ class EvaluationRecord:
             f"training: validation after step {self.step}: loss {self.val_loss:.4f}, perplexity "
             f"{self.perplexity:.2f}, of {self.sequences} sequences, {self.evaluation_s:.3f} s"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginLine(MetricsLine):
+    """A job begins to train, from nothing or from a checkpoint."""
+
+    event: Literal["start", "resume"]
+    step: Natural
+    """Steps behind it."""
+    dropped: Natural
+    """Lines of later steps, which are made again."""
+    job_id: str
+    deployment: str
+    device: DeviceName
+    instance_type: str | None
+    neuron_release: str | None
+    num_nodes: Positive
+    processes_per_node: Positive
+    num_ranks: Positive
+    backend: Annotated[str, Keywords(enum=["native", "nxd", "xla"])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLine(StepRecord, MetricsLine):
+    """An optimizer step; a number that is not finite is null."""
+
+    event: Literal["step"] = "step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationLine(MetricsLine):
+    """The validation split was evaluated, between two steps."""
+
+    event: Literal["evaluation"] = "evaluation"
+    step: Positive
+    """Optimizer steps made before it."""
+    val_loss: Measured
+    """Mean over the sequences."""
+    perplexity: Measured
+    sequences: Positive
+    """Number that was evaluated, the same each time."""
+    evaluation_s: Amount
+    """Seconds that training was paused for it; part of no step's time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveLine(MetricsLine):
+    """A checkpoint was taken, and training continues or ends."""
+
+    event: Literal["save"] = "save"
+    step: Positive
+    checkpoint_s: Amount
+    """Seconds that training was paused for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedLine(MetricsLine):
+    """A checkpoint is complete."""
+
+    event: Literal["saved"] = "saved"
+    step: Positive
+    bytes: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveFailedLine(MetricsLine):
+    """A checkpoint could not be written."""
+
+    event: Literal["save-failed"] = "save-failed"
+    step: Positive
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndLine(MetricsLine):
+    """The job ends."""
+
+    event: Literal["end"] = "end"
+    status: Annotated[str, Keywords(enum=["finished", "paused", "stopped"])]
 
 
 def _finite(value: Any) -> Any:

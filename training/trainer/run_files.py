@@ -7,14 +7,19 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from training.storage import Objects, StorageUnavailable
-from training.storage.results import Uploads, now_utc
+from training.storage.results import MetricsLine, Uploads, now_utc
 from training.trainer.records import (
     SCALARS,
+    BeginLine,
+    EvaluationLine,
     EvaluationRecord,
+    SaveLine,
+    StepLine,
     StepRecord,
     embedded_metrics,
     embedded_validation,
@@ -22,6 +27,7 @@ from training.trainer.records import (
     results_document,
 )
 from trainium_catalogue.contract import RUN_STATUS, TRAIN_METRICS, VALIDATION_LOSS_SCALAR
+from trainium_catalogue.documents import Natural, Positive, Timestamp
 from trainium_catalogue.typed_json import read_object
 
 log = logging.getLogger(__name__)
@@ -37,14 +43,48 @@ _BETWEEN_EMBEDDED_S = 60.0
 """Custom metrics have one value a minute; more lines cost more and show nothing new."""
 _CLOSING_S = 60.0
 _EVALUATION = "evaluation"
-_UNKNOWN = (
-    *("loss", "lr", "grad_norm", "tokens_per_second", "sequences_per_second", "mfu"),
-    *("val_loss", "val_step", "step_seconds", "eta_seconds"),
-    *("last_checkpoint_step", "last_checkpoint_time", "error"),
-)
-"""Fields of status.json that are unknown when a job begins."""
 _MADE_AGAIN = ("step", _EVALUATION)
 """Events that a run has once per step, however often a step was repeated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """How far a training run is; written every few seconds and at every change of state."""
+
+    run: str
+    workload: str
+    state: Literal["starting", "compiling", "training", "saving", "finished", "failed", "stopped"]
+    """finished: at max_steps; stopped: on request or after steps-this-run, with a checkpoint."""
+    step: Natural
+    """Optimizer steps made."""
+    max_steps: Positive
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    """Before clipping."""
+    val_loss: float | None = None
+    """Of the validation split; null until it is evaluated."""
+    val_step: Positive | None = None
+    """Step after which it was evaluated."""
+    tokens_per_second: float | None = None
+    sequences_per_second: float | None = None
+    mfu: float | None = None
+    """0 to 1; null on CPUs."""
+    step_seconds: float | None = None
+    eta_seconds: float | None = None
+    """Until max_steps; null when not training."""
+    last_checkpoint_step: int | None = None
+    last_checkpoint_time: Timestamp | None = None
+    error: str | None = None
+    """Why it failed."""
+    tokens_total: Natural
+    attempt: Positive
+    job_id: str
+    num_nodes: Positive
+    failed_saves: Natural
+    """Checkpoints that could not be written, in this attempt."""
+    time: Timestamp
+    """UTC, of this document."""
 
 
 class Pacer:
@@ -119,7 +159,7 @@ class RunFiles:
         )
 
     def announce(self, *, max_steps: int) -> None:
-        """Write the first status: every field, most of them unknown."""
+        """Write the first status, most of which is unknown."""
         context = self._context
         self._uploads.claim(RUN_STATUS)
         self.status(
@@ -129,7 +169,6 @@ class RunFiles:
             state="starting",
             step=0,
             max_steps=max_steps,
-            **dict.fromkeys(_UNKNOWN),
             tokens_total=0,
             attempt=context.attempt,
             job_id=context.job_id,
@@ -159,8 +198,9 @@ class RunFiles:
         )
         context = self._context
         self.event(
-            "start" if step == 0 else "resume",
+            BeginLine,
             {
+                "event": "start" if step == 0 else "resume",
                 "step": step,
                 "dropped": dropped,
                 "job_id": context.job_id,
@@ -175,24 +215,17 @@ class RunFiles:
             },
         )
 
-    def event(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Write one line to train.jsonl."""
-        line = {
-            "time": now_utc(),
-            "run": self._context.run,
-            "workload": self._workload,
-            "attempt": self._context.attempt,
-            "event": name,
-            **fields,
-        }
-        self._history += json.dumps(line).encode() + b"\n"
+    def event(self, kind: type[MetricsLine], fields: Mapping[str, Any]) -> None:
+        """Write one line of a kind to train.jsonl."""
+        context = self._context
+        self._history += kind.of(context.run, self._workload, context.attempt, fields).encode()
         self._uploads.offer(TRAIN_METRICS, self.history)
 
     def step(self, record: StepRecord) -> None:
         """Write one logged step, in every format."""
         self._last = record
         self._throughputs.append(record.throughput)
-        self.event("step", record.fields())
+        self.event(StepLine, record.fields())
         log.info("%s", record.line())
         log.info("%s", log_line(record))
         for name, field in SCALARS.items():
@@ -216,7 +249,7 @@ class RunFiles:
         """Write one evaluation of the validation split, in every format."""
         self._evaluation = record
         fields = record.fields()
-        self.event(_EVALUATION, fields)
+        self.event(EvaluationLine, fields)
         log.info("%s", record.line())
         self._writer.add_scalar(VALIDATION_LOSS_SCALAR, record.val_loss, record.step)
         if self._context.bucket is not None and self._validation_pacer.due():
@@ -236,12 +269,12 @@ class RunFiles:
     def save(self, step: int, *, stall_s: float) -> None:
         """Note that a checkpoint was begun, which paused training for ``stall_s`` seconds."""
         self._checkpoint_s = round(stall_s, 4)
-        self.event("save", {"step": step, "checkpoint_s": self._checkpoint_s})
+        self.event(SaveLine, {"step": step, "checkpoint_s": self._checkpoint_s})
 
     def status(self, *, now: bool = False, **fields: Any) -> None:
         """Change some fields of status.json."""
         self._status.update(fields)
-        document = {**self._status, "time": now_utc()}
+        document = asdict(RunStatus(**self._status, time=now_utc()))
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
 
     def history(self) -> bytes:

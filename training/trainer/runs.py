@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
 from training.storage.results import now_utc
 from trainium_catalogue.contract import RUN_CONFIG, run_prefix
+from trainium_catalogue.documents import Keywords, Timestamp, as_document, picked
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.typed_json import read_object, typed
@@ -26,13 +27,19 @@ class RunConfigError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Document:
-    """What ``run.json`` holds beside its schema."""
+class RunDocument:
+    """What makes the run what it is, and what its latest submission asked for."""
 
+    schema: Annotated[int, Keywords(const=1)]
     workload: str
-    values: Mapping[str, Any]
-    created: str
+    created: Timestamp
+    values: Annotated[
+        Mapping[str, Any],
+        Keywords(additionalProperties={"type": ["string", "number", "boolean"]}),
+    ]
+    """Every parameter of the workload; a later submission inherits what it does not name."""
     facts: Mapping[str, Any]
+    """Other facts that may not change either, such as tokenizer_sha256."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +64,7 @@ class RunConfig:
                     f"{objects.uri}/{RUN_CONFIG} was written by another version of this code; "
                     "finish the run with that version, or use another run name"
                 )
-            found = typed(document, _Document)
+            found = typed(document, RunDocument)
         except ObjectMissing:
             return None
         except RunConfigError:
@@ -73,13 +80,7 @@ class RunConfig:
 
     def save(self, objects: Objects, confirm: Callable[[], None] = lambda: None) -> None:
         """Write ``run.json``; ``confirm`` raises unless the writer holds the run's lock."""
-        document = {
-            "schema": _SCHEMA,
-            "workload": self.workload,
-            "created": self.created,
-            "values": dict(self.values),
-            "facts": dict(self.facts),
-        }
+        document = as_document(picked(RunDocument, self, schema=_SCHEMA))
         while True:
             try:
                 etag: str | None = objects.get_with_etag(RUN_CONFIG)[1]

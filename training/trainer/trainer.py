@@ -20,6 +20,7 @@ from training.storage.run_lock import RunLock, RunLost
 from training.trainer.compiling import compile_graphs
 from training.trainer.loop import EVALUATED, Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
+from training.trainer.records import EndLine
 from training.trainer.run_files import RunFiles, reference_parameters
 from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, checkpoint_root
 from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
@@ -202,7 +203,7 @@ class Trainer:
                 self.config, self.dataset, self.backend, self.metrics.last, self.run_config.values
             )
         if self.files is not None:
-            self.files.event("end", {"status": ending.value})
+            self.files.event(EndLine, {"status": ending.value})
             state = "finished" if ending is LoopEnd.FINISHED else "stopped"
             if final.problem is not None:
                 state = "failed"

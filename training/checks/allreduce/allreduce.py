@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import platform
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Literal
 
 import torch
 
@@ -28,13 +27,23 @@ from training.checks.allreduce.sweep import (
     sum_pattern,
     tile,
 )
-from training.core.contract import NodeContract
 from training.core.job import Job
-from training.storage.results import now_utc
+from training.storage.results import MetricsLine, now_utc
+from trainium_catalogue.documents import (
+    Amount,
+    DeviceName,
+    Keywords,
+    Natural,
+    Positive,
+    Timestamp,
+    picked,
+)
 from trainium_catalogue.parameters.allreduce import BYTES_PER_ELEMENT
 
 log = logging.getLogger(__name__)
 
+Verdict = Literal["passed", "failed"]
+Duration = Annotated[float, Keywords(exclusiveMinimum=0)]
 _CHECK_BYTES = 2**20
 """Payload of the first check, which is also done in int32."""
 
@@ -52,31 +61,103 @@ TABLE_HEAD = _COLUMNS.format(
 class SumComparison:
     """Outcome of one exact comparison over all ranks."""
 
-    data_type: str
-    bytes: int
-    elements: int
-    wrong_elements: int
-
-    @property
-    def correct(self) -> bool:
-        """True if every element on every rank was right."""
-        return self.wrong_elements == 0
+    data_type: Annotated[str, Keywords(enum=["int32", "fp32"])]
+    bytes: Annotated[int, Keywords(minimum=4)]
+    elements: Positive
+    wrong_elements: Natural
+    """Over all ranks; at most 1000 are counted on each."""
+    correct: bool
+    """True if every element on every rank was right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
     """Measurements of one size."""
 
-    bytes: int
-    elements: int
+    bytes: Annotated[int, Keywords(minimum=4)]
+    """Payload of each rank."""
+    elements: Positive
     correct: bool
-    warmup_iterations: int
-    iterations: int
-    p50_us: float
-    p99_us: float
-    mean_us: float
-    algbw_gib_per_s: float
-    busbw_gib_per_s: float
+    warmup_iterations: Natural
+    iterations: Positive
+    p50_us: Duration
+    p99_us: Duration
+    mean_us: Duration
+    algbw_gib_per_s: Amount
+    """bytes / p50; 2**30 bytes, which nccom-test prints as GB."""
+    busbw_gib_per_s: Amount
+    """algbw * 2 * (ranks - 1) / ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """The job and the hardware that was measured."""
+
+    deployment: str
+    job_id: str
+    device: DeviceName
+    instance_type: str | None
+    neuron_release: str | None
+    num_nodes: Positive
+    processes_per_node: Positive
+    num_ranks: Positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartLine(Setting, MetricsLine):
+    """The workload begins."""
+
+    event: Literal["start"] = "start"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeLine(Timing, MetricsLine):
+    """One payload size was measured."""
+
+    event: Literal["size"] = "size"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndLine(MetricsLine):
+    """The workload ends."""
+
+    event: Literal["end"] = "end"
+    status: Verdict
+    duration_s: Amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class Versions:
+    """Versions on the node."""
+
+    python: str
+    torch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceResult(Setting):
+    """What the all-reduce workload found; written by rank 0, also when it failed."""
+
+    workload: Literal["all-reduce"] = "all-reduce"
+    run: str
+    attempt: Positive
+    status: Verdict
+    error: str | None
+    """Null when passed."""
+    started_at: Timestamp
+    duration_s: Amount
+    versions: Versions
+    data_type: Literal["fp32"] = "fp32"
+    time_definition: str = TIME_DEFINITION
+    bandwidth_definition: str = BANDWIDTH_DEFINITION
+    checks: tuple[SumComparison, ...]
+    """Exact comparisons of known sums, element by element, on every rank."""
+    sizes: tuple[Timing, ...]
+    """The sweep, smallest payload first."""
+    skipped_sizes: tuple[int, ...]
+    """Payloads in bytes that did not fit total-seconds."""
+    bar: BarResult
+    parameters: Sweep
 
 
 class WrongSum(Exception):
@@ -101,7 +182,7 @@ class AllReduce:
         self._checks: list[SumComparison] = []
         self._timings: list[Timing] = []
         self._skipped: list[int] = []
-        self._where = where(job.context, job.device.num_ranks)
+        self._where = picked(Setting, job.context, num_ranks=job.device.num_ranks)
         self._started = now_utc()
         self._started_s = time.monotonic()
 
@@ -110,7 +191,7 @@ class AllReduce:
         leads = self._device.rank == 0
         if leads:
             self._job.store.start_metrics()
-            self._job.store.add_metrics("start", self._where)
+            self._job.store.add_metrics(StartLine, asdict(self._where))
             self._say(heading(self._where, self._sweep))
         error: Exception | None = None
         try:
@@ -160,11 +241,13 @@ class AllReduce:
         wrong, example = compare(found, sum_pattern(self._device.num_ranks))
         # A broken all-reduce may also spoil the total, so this rank's own count matters too.
         total = self._share(min(wrong, _MAX_COUNTED))
+        found_wrong = max(total, min(wrong, _MAX_COUNTED))
         check = SumComparison(
             data_type={"float32": "fp32"}.get(name, name),
             bytes=num_bytes,
             elements=num_elements,
-            wrong_elements=max(total, min(wrong, _MAX_COUNTED)),
+            wrong_elements=found_wrong,
+            correct=found_wrong == 0,
         )
         self._checks.append(check)
         if not check.correct:
@@ -220,7 +303,7 @@ class AllReduce:
         )
         self._timings.append(timing)
         if self._device.rank == 0:
-            self._job.store.add_metrics("size", asdict(timing))
+            self._job.store.add_metrics(SizeLine, asdict(timing))
         self._say(table_row(timing))
 
     def _slowest(self, times_s: list[float]) -> list[float]:
@@ -261,35 +344,31 @@ class AllReduce:
         )
 
     def _conclude(self, bar: BarResult, error: Exception | None) -> None:
-        """Write the result as in docs/schemas/all-reduce-result.schema.json."""
+        """Write the result."""
         context = self._job.context
-        result = {
-            "workload": "all-reduce",
-            "run": context.run,
-            "attempt": context.attempt,
-            "status": "passed" if error is None else "failed",
-            "error": None if error is None else str(error),
-            "started_at": self._started,
-            "duration_s": round(time.monotonic() - self._started_s, 3),
-            **self._where,
-            "versions": {"python": platform.python_version(), "torch": str(torch.__version__)},
-            "data_type": "fp32",
-            "time_definition": TIME_DEFINITION,
-            "bandwidth_definition": BANDWIDTH_DEFINITION,
-            "checks": [asdict(check) | {"correct": check.correct} for check in self._checks],
-            "sizes": [asdict(timing) for timing in self._timings],
-            "skipped_sizes": self._skipped,
-            "bar": asdict(bar),
-            "parameters": asdict(self._sweep),
-        }
-        ending = {name: result[name] for name in ("status", "duration_s")}
-        self._job.store.add_metrics("end", ending)
+        result = AllReduceResult(
+            **asdict(self._where),
+            run=context.run,
+            attempt=context.attempt,
+            status="passed" if error is None else "failed",
+            error=None if error is None else str(error),
+            started_at=self._started,
+            duration_s=round(time.monotonic() - self._started_s, 3),
+            versions=Versions(python=platform.python_version(), torch=str(torch.__version__)),
+            checks=tuple(self._checks),
+            sizes=tuple(self._timings),
+            skipped_sizes=tuple(self._skipped),
+            bar=bar,
+            parameters=self._sweep,
+        )
+        ending = {"status": result.status, "duration_s": result.duration_s}
+        self._job.store.add_metrics(EndLine, ending)
         exact = sum(check.correct for check in self._checks)
         published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
         self._say(f"sums: {exact} of {len(self._checks)} exact, int32 and fp32")
         self._say(f"published bar{published}: {bar.status}, {bar.reason}")
         self._job.progress.report("writing results")
-        for place in self._job.store.finish(result):
+        for place in self._job.store.finish(asdict(result)):
             self._say(f"written: {place}")
 
     def _say(self, message: str) -> None:
@@ -297,26 +376,12 @@ class AllReduce:
             log.info("%s", message)
 
 
-def where(context: NodeContract, num_ranks: int) -> dict[str, Any]:
-    """Describe the hardware measured, in the fields that result and metrics share."""
-    return {
-        "deployment": context.deployment,
-        "job_id": context.job_id,
-        "device": context.device,
-        "instance_type": context.instance_type,
-        "neuron_release": context.neuron_release,
-        "num_nodes": context.num_nodes,
-        "processes_per_node": context.processes_per_node,
-        "num_ranks": num_ranks,
-    }
-
-
-def heading(place: Mapping[str, Any], sweep: Sweep) -> str:
+def heading(place: Setting, sweep: Sweep) -> str:
     """Build the first line of the log."""
     sizes = sweep.sizes()
     return (
-        f"all-reduce over ranks 0 to {place['num_ranks'] - 1}, {place['processes_per_node']} on "
-        f"each of {place['num_nodes']} node(s), device {place['device']}, fp32, "
+        f"all-reduce over ranks 0 to {place.num_ranks - 1}, {place.processes_per_node} on "
+        f"each of {place.num_nodes} node(s), device {place.device}, fp32, "
         f"{size_label(sizes[0])} to {size_label(sizes[-1])}; algbw and busbw in GiB/s"
     )
 

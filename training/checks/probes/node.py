@@ -13,7 +13,14 @@ from training.core.orchestrators import BATCH_JOB_ID
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CONTRACT_VERSION, ENV_JOB_ID
 from trainium_catalogue.instances import InstanceType
-from trainium_catalogue.probing import SCHEMA, Finding, Missing, Probes, ProbeSite, State, sealed
+from trainium_catalogue.probing import (
+    Finding,
+    Missing,
+    ProbeRecord,
+    Probes,
+    ProbeSite,
+    State,
+)
 from trainium_catalogue.releases import NeuronRelease
 
 if TYPE_CHECKING:
@@ -144,21 +151,18 @@ def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
 def record(node: ProbedNode, findings: Iterable[Finding]) -> dict[str, Any]:
     """Build the record that a run of ``verify`` leaves in the bucket."""
     context = node.context
-    return sealed(
-        {
-            "schema": SCHEMA,
-            "contract_version": CONTRACT_VERSION,
-            "time": now_utc(),
-            "deployment": context.deployment,
-            "region": context.region,
-            "emulated": "AWS" not in node.there,
-            "run": context.run,
-            "job_id": context.job_id,
-            "num_nodes": context.num_nodes,
-            "num_ranks": node.num_ranks,
-            "device": context.device,
-            "instance_type": context.instance_type,
-            "neuron_release": context.neuron_release,
-            "findings": [finding.document() for finding in findings],
-        }
-    )
+    return ProbeRecord(
+        contract_version=CONTRACT_VERSION,
+        time=now_utc(),
+        deployment=context.deployment,
+        region=context.region,
+        emulated="AWS" not in node.there,
+        run=context.run,
+        job_id=context.job_id,
+        num_nodes=context.num_nodes,
+        num_ranks=node.num_ranks,
+        device=context.device,
+        instance_type=context.instance_type,
+        neuron_release=context.neuron_release,
+        findings=tuple(findings),
+    ).sealed()

@@ -10,9 +10,9 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import torch
 
@@ -33,6 +33,7 @@ from trainium_catalogue.contract import (
     RUNS_PREFIX,
     checkpoint_name,
 )
+from trainium_catalogue.documents import OPTIONAL, Keywords, Natural, Positive, as_document
 from trainium_catalogue.models import DECODERS
 from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.plan import shape_of
@@ -86,6 +87,31 @@ def run(job: Job) -> None:
     export(order, storage, report=job.progress.report)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapters:
+    """The adapters of an exported run."""
+
+    rank: Positive
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReceipt:
+    """What was exported; written after every other file."""
+
+    run: str
+    step: Natural
+    dtype: Annotated[str, Keywords(enum=["bfloat16", "float32"])]
+    tokens_total: Natural | None
+    files: Mapping[str, Natural]
+    """Bytes of every other file, by name."""
+    adapters: Adapters | None = field(default=None, metadata=OPTIONAL)
+    """Of a run with adapters."""
+    init_from: str | None = field(default=None, metadata=OPTIONAL)
+    """The model that the adapters were trained on."""
+    init_sha256: str | None = field(default=None, metadata=OPTIONAL)
+
+
 def export(
     order: ExportOrder, storage: StorageAccess, *, report: Callable[[str], None]
 ) -> dict[str, Any]:
@@ -127,19 +153,19 @@ def export(
             folders.ignore(info.step)
             refused.append(info.name)
     _export_tokenizer(config, bucket=bucket, upload=upload)
-    receipt = {
-        "run": order.run,
-        "step": info.step,
-        "dtype": order.dtype,
-        "tokens_total": info.meta.get("tokens_total"),
-        "files": dict(sorted(upload.files.items())),
-    }
-    if (lora := Lora.of(config.values)) is not None:
-        receipt |= {
-            "adapters": {"rank": lora.rank, "merged": order.merge},
-            "init_from": config.values["init-from"],
-            INIT_SHA256: config.facts[INIT_SHA256],
-        }
+    lora = Lora.of(config.values)
+    receipt: dict[str, Any] = as_document(
+        ExportReceipt(
+            run=order.run,
+            step=info.step,
+            dtype=order.dtype,
+            tokens_total=info.meta.get("tokens_total"),
+            files=dict(sorted(upload.files.items())),
+            adapters=None if lora is None else Adapters(rank=lora.rank, merged=order.merge),
+            init_from=None if lora is None else str(config.values["init-from"]),
+            init_sha256=None if lora is None else config.facts[INIT_SHA256],
+        )
+    )
     stale = {entry.key for entry in target.list()} - {*upload.files, RECEIPT}
     target.delete(sorted(stale))
     target.put(RECEIPT, json.dumps(receipt, indent=2).encode() + b"\n")

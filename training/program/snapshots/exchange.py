@@ -9,9 +9,10 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Literal
 
 from training.core.failures import describe
 from training.program.curve import CURVE_FILE
@@ -19,7 +20,7 @@ from training.program.reports import Noted
 from training.program.snapshots.barrier import Digests, Messages
 from training.program.snapshots.coordinator import Coordinator, Patience
 from training.program.snapshots.folder import look
-from training.program.snapshots.manifest import Snapshot, clock_text
+from training.program.snapshots.manifest import Snapshot, SnapshotSummary, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
 from training.program.snapshots.selection import too_large
 from training.program.snapshots.uploader import Complaints, Refusal, Uploader
@@ -34,6 +35,7 @@ from training.storage import (
 from training.storage.results import now_utc
 from training.storage.run_lock import RunLost, check_holder
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
+from trainium_catalogue.documents import OPTIONAL, Keywords, Timestamp, as_document
 from trainium_catalogue.typed_json import read_json
 
 _TURN_S = 5.0
@@ -43,6 +45,30 @@ _STATUS_S = 5.0
 _LAST_WORD_S = 30.0
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramStatus:
+    """The state of a user's own program, which the main node writes every few seconds."""
+
+    kind: Literal["program"] = "program"
+    state: Annotated[str, Keywords(enum=["running", "ended"])]
+    last_line: str | None
+    """Of its output."""
+    last_line_at: Timestamp | None
+    step: int | None
+    """Null where no line names it."""
+    loss: float | None
+    """Null where no line names it, or it is not finite."""
+    loss_text: Annotated[str | None, Keywords(enum=["nan", "inf", "-inf"])] = field(
+        default=None, metadata=OPTIONAL
+    )
+    """The loss where it is not finite."""
+    steps_per_second: float | None
+    snapshots: tuple[SnapshotSummary, ...]
+    unkept: str | None = field(default=None, metadata=OPTIONAL)
+    """What the main node's program has written that is not kept, if anything."""
+    updated_at: Timestamp
 
 
 class Exchange:
@@ -88,7 +114,7 @@ class Exchange:
         self.refusal = Refusal()
         self.ended: str | None = None
         """Empty once the last snapshot is complete, or the reason why it cannot be."""
-        self.snapshots: tuple[Mapping[str, Any], ...] = ()
+        self.snapshots: tuple[SnapshotSummary, ...] = ()
         """The complete snapshots, oldest first; known on the main node only."""
         self.news = 0
         """Raised whenever another node tells something."""
@@ -107,7 +133,7 @@ class Exchange:
     def newest_text(self) -> str:
         """Time of the newest complete snapshot."""
         newest = self.snapshots[-1] if self.snapshots else None
-        return clock_text(newest["at"]) if newest else "the beginning"
+        return clock_text(newest.at) if newest else "the beginning"
 
     @property
     def newest_stays(self) -> str:
@@ -244,28 +270,30 @@ class Exchange:
         """Write the run's status, with what is known of the program's output."""
         noted = Noted.read(self._settings.scratch)
         at = noted.last_line_at
-        document = {
-            "kind": "program",
-            "state": state,
-            "last_line": noted.last_line or None,
-            "last_line_at": datetime.fromtimestamp(at, UTC).isoformat() if at else None,
-            "step": noted.step,
-            **_loss(noted.loss),
-            "steps_per_second": noted.steps_per_second,
-            "snapshots": list(self.snapshots),
-            **self._unkept(),
-            "updated_at": now_utc(),
-        }
-        self._put_status(json.dumps(document, indent=2).encode() + b"\n")
+        loss = noted.loss
+        is_number = loss is not None and math.isfinite(loss)
+        status = ProgramStatus(
+            state=state,
+            last_line=noted.last_line or None,
+            last_line_at=datetime.fromtimestamp(at, UTC).isoformat() if at else None,
+            step=noted.step,
+            loss=loss if is_number else None,
+            loss_text=None if loss is None or is_number else str(loss),
+            steps_per_second=noted.steps_per_second,
+            snapshots=self.snapshots,
+            unkept=self._unkept(),
+            updated_at=now_utc(),
+        )
+        self._put_status(json.dumps(as_document(status), indent=2).encode() + b"\n")
         self._write_losses()
         self._status_written_s = time.monotonic()
 
-    def _unkept(self) -> dict[str, str]:
+    def _unkept(self) -> str | None:
         """What the launcher of this node has told of files outside the kept folder."""
         try:
-            return {"unkept": (self._settings.scratch / UNKEPT_FILE).read_text()}
+            return (self._settings.scratch / UNKEPT_FILE).read_text()
         except FileNotFoundError:
-            return {}
+            return None
 
     def _put_status(self, data: bytes) -> None:
         """Replace the status, unless a job that started later has written it since.
@@ -298,10 +326,3 @@ class Exchange:
             if losses != self._losses:
                 self._bucket.put(self._losses_key, losses)
                 self._losses = losses
-
-
-def _loss(loss: float | None) -> dict[str, Any]:
-    """Describe a loss; one that is no number in words, since JSON has neither NaN nor infinity."""
-    if loss is None or math.isfinite(loss):
-        return {"loss": loss}
-    return {"loss": None, "loss_text": str(loss)}

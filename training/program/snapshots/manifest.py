@@ -13,13 +13,23 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Annotated, Any
 
 from training.storage import Objects
+from trainium_catalogue.documents import (
+    OPTIONAL,
+    Keywords,
+    Natural,
+    Positive,
+    Sha256,
+    Timestamp,
+    as_document,
+    picked,
+)
 from trainium_catalogue.safe_folder import check_link_target, path_parts
 from trainium_catalogue.typed_json import read_object, typed
 
@@ -36,6 +46,7 @@ class Root(StrEnum):
     """The folders of a node that are kept."""
 
     CHECKPOINTS = "checkpoints"
+    """The folder that the program writes."""
     CACHE = "cache"
     """Compiled graphs."""
 
@@ -71,19 +82,6 @@ class Entry:
         """Equal for entries that hold the same, whatever their times and modes."""
         return self.kind, self.sha256, self.target
 
-    def document(self) -> dict[str, Any]:
-        """Fields for JSON, without those that say nothing about this kind."""
-        common: dict[str, Any] = {"root": self.root.value, "path": self.path}
-        match self.kind:
-            case Kind.FILE:
-                common |= {"bytes": self.bytes, "sha256": self.sha256, "mode": self.mode}
-                common |= {"mtime_ns": self.mtime_ns}
-            case Kind.LINK:
-                common |= {"target": self.target}
-            case Kind.FOLDER:
-                common |= {"mode": self.mode}
-        return common | {"nodes": list(self.nodes)} if self.nodes else common
-
     @staticmethod
     def read(kind: Kind, document: Mapping[str, Any]) -> Entry:
         """Read ``document``; ``ValueError`` for what must not be written to a disk."""
@@ -98,6 +96,69 @@ class Entry:
         return entry
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFile:
+    """A file in a manifest."""
+
+    root: Root
+    path: str
+    bytes: Natural
+    sha256: Sha256
+    mode: int
+    mtime_ns: int = field(default=0, metadata=OPTIONAL)
+    nodes: tuple[Natural, ...] = field(default=(), metadata=OPTIONAL)
+    """Nodes that have exactly this one at this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestLink:
+    """A symbolic link in a manifest."""
+
+    root: Root
+    path: str
+    target: str
+    nodes: tuple[Natural, ...] = field(default=(), metadata=OPTIONAL)
+    """Nodes that have exactly this one at this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFolder:
+    """A folder in a manifest."""
+
+    root: Root
+    path: str
+    mode: int
+    nodes: tuple[Natural, ...] = field(default=(), metadata=OPTIONAL)
+    """Nodes that have exactly this one at this path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A complete snapshot of a program's folder on all nodes, written after all that it names.
+
+    The content of a file is objects/<its sha256>.
+    """
+
+    format: Annotated[int, Keywords(const=1)] = FORMAT
+    number: Positive
+    at: Timestamp
+    nodes: Positive
+    main: Natural
+    """The main node."""
+    bytes: Natural
+    chosen: Natural | None = field(default=None, metadata=OPTIONAL)
+    """The snapshot that it repeats, because a submission went back to it with --from-snapshot; 0:
+    none, so that it holds compiled graphs only."""
+    files: tuple[ManifestFile, ...]
+    links: tuple[ManifestLink, ...] = field(default=(), metadata=OPTIONAL)
+    folders: tuple[ManifestFolder, ...] = field(default=(), metadata=OPTIONAL)
+
+
+_KINDS: Mapping[Kind, type[Any]] = {
+    Kind.FILE: ManifestFile,
+    Kind.LINK: ManifestLink,
+    Kind.FOLDER: ManifestFolder,
+}
 _LISTS = {Kind.FILE: "files", Kind.LINK: "links", Kind.FOLDER: "folders"}
 
 
@@ -108,12 +169,17 @@ class _Lists:
     folders: tuple[Mapping[str, Any], ...] = ()
 
 
+def _by_kind(entries: Iterable[Entry]) -> dict[str, Any]:
+    lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}
+    for entry in entries:
+        lists[_LISTS[entry.kind]].append(picked(_KINDS[entry.kind], entry))
+    return {name: tuple(items) for name, items in lists.items()}
+
+
 def entries_document(entries: Iterable[Entry]) -> dict[str, list[dict[str, Any]]]:
     """One list for each kind, for JSON."""
-    lists: dict[str, list[dict[str, Any]]] = {name: [] for name in _LISTS.values()}
-    for entry in entries:
-        lists[_LISTS[entry.kind]].append(entry.document())
-    return lists
+    found: dict[str, list[dict[str, Any]]] = as_document(_by_kind(entries))
+    return found
 
 
 def read_entries(document: Mapping[str, Any]) -> tuple[Entry, ...]:
@@ -145,6 +211,18 @@ class _Head:
     def __post_init__(self) -> None:
         if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
             raise ValueError("a number of it is negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSummary:
+    """What a program's status shows of a snapshot."""
+
+    number: int
+    at: Timestamp
+    files: int
+    bytes: int
+    chosen: int | None = field(default=None, metadata=OPTIONAL)
+    """The one that it repeats, where a submission went back to it; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,28 +271,27 @@ class Snapshot:
         return hashlib.sha256(repr(sorted(essential)).encode()).hexdigest()
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> SnapshotSummary:
         """What status shows of it."""
-        summary = {
-            "number": self.number,
-            "at": self.at,
-            "files": len(self.files),
-            "bytes": self.size,
-        }
-        return summary if self.chosen is None else {**summary, "chosen": self.chosen}
+        return SnapshotSummary(
+            number=self.number,
+            at=self.at,
+            files=len(self.files),
+            bytes=self.size,
+            chosen=self.chosen,
+        )
 
     def encode(self) -> bytes:
         """The manifest."""
-        document = {
-            "format": FORMAT,
-            "number": self.number,
-            "at": self.at,
-            "nodes": self.nodes,
-            "main": self.main,
-            "bytes": self.size,
-            **entries_document(self.entries),
-        }
-        return json.dumps(document).encode()
+        manifest = Manifest(
+            number=self.number,
+            at=self.at,
+            nodes=self.nodes,
+            main=self.main,
+            bytes=self.size,
+            **_by_kind(self.entries),
+        )
+        return json.dumps(as_document(manifest)).encode()
 
     @staticmethod
     def decode(data: bytes) -> Snapshot:

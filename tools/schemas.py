@@ -27,6 +27,7 @@ from jobs.deploy_check.findings import DeployDocument
 from jobs.eks.node_users import ScaleDocument
 from jobs.eks.usage import TopDocument
 from jobs.output import documents
+from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
 from jobs.submit.send import SubmitDocument
@@ -188,6 +189,7 @@ DOCUMENTS: Mapping[str, Document] = {
             _command("check-deploy", DeployDocument),
             _command("kubeconfig", KubeconfigDocument),
             _command("scale", ScaleDocument),
+            _command("port", PortDocument),
             _command("top", TopDocument),
             _command("tensorboard", TensorboardDocument),
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from jobs.job import counted
 from jobs.port.rules import RULES, Finding, Kind, Rule
+from trainium_catalogue.documents import Keywords, Positive, picked
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 
 _NAMES = {TorchBackend.XLA: "torch_xla", TorchBackend.TORCH_NEURON: "TorchNeuron"}
@@ -64,36 +66,56 @@ def remark(found: Sequence[Finding], command: str) -> str | None:
     return "; ".join([*parts, f"{command} lists them"])
 
 
-def document(
-    program: str, found: Sequence[Finding], backend: TorchBackend | None
-) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class PortFinding:
+    """A place in the program that a rule is about."""
+
+    file: str
+    line: Positive
+    kind: Kind
+    rule: str
+    """Name of one of the rules."""
+    text: str
+    """The expression, shortened."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortRule:
+    """A rule that findings are of."""
+
+    name: str
+    kind: Kind
+    what: str
+    why: str
+    instead: Annotated[Mapping[TorchBackend, str], Keywords(minProperties=1)]
+    """What to write, by torch_backend."""
+    source: Annotated[str, Keywords(format="uri")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortDocument:
+    """What of a GPU program does not run, or runs badly, on Trainium."""
+
+    program: str
+    """The program as one would start it."""
+    torch_backend: TorchBackend | None
+    """How PyTorch reaches the chips; null: advice for both."""
+    findings: tuple[PortFinding, ...]
+    rules: tuple[PortRule, ...]
+
+
+def document(program: str, found: Sequence[Finding], backend: TorchBackend | None) -> PortDocument:
     """Make the document of ``port --json``."""
     backends = [backend] if backend else [*TorchBackend]
-    return {
-        "program": program,
-        "torch_backend": backend,
-        "findings": [
-            {
-                "file": item.file,
-                "line": item.line,
-                "kind": item.kind,
-                "rule": item.rule,
-                "text": item.text,
-            }
-            for item in found
-        ],
-        "rules": [
-            {
-                "name": rule.name,
-                "kind": rule.kind,
-                "what": rule.what,
-                "why": rule.why,
-                "instead": {str(each): rule.instead(each) for each in backends},
-                "source": rule.source,
-            }
+    return PortDocument(
+        program=program,
+        torch_backend=backend,
+        findings=tuple(picked(PortFinding, item) for item in found),
+        rules=tuple(
+            picked(PortRule, rule, instead={one: rule.instead(one) for one in backends})
             for rule in _rules(found)
-        ],
-    }
+        ),
+    )
 
 
 def _rules(found: Sequence[Finding]) -> list[Rule]:

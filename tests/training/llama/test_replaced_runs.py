@@ -14,6 +14,7 @@ from tests.training.llama.conftest import CONTEXT
 from training.core.ranks import Ranks
 from training.storage import LocalObjects
 from training.storage.run_lock import RunLost
+from training.trainer.records import SavedLine
 from training.trainer.run_files import RunFiles
 from trainium_catalogue.contract import TRAIN_METRICS
 
@@ -84,8 +85,8 @@ def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> No
         return files
 
     replaced, successor = opened(holds=False), opened(holds=True)
-    replaced.event("step", {"step": 1})
-    successor.event("step", {"step": 1})
+    replaced.event(SavedLine, {"step": 1, "bytes": 1})
+    successor.event(SavedLine, {"step": 1, "bytes": 1})
     successor.close()
 
     lines = [json.loads(line) for line in objects.get(TRAIN_METRICS).splitlines()]

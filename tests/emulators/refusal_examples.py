@@ -312,6 +312,11 @@ def _typed(*kinds: str) -> list[Json]:
     ]
 
 
+def _tags(number: int) -> Json:
+    return {str(index): "x" for index in range(number)}
+
+
+_RETRY = {"Action": "RETRY", "OnExitCode": "75"}
 _MARKET = "InstanceMarketOptions.MarketType"
 _TARGET = "CapacityReservationSpecification.CapacityReservationTarget"
 _RESERVATION = {"CapacityReservationId": "cr-0123456789abcdef0"}
@@ -344,8 +349,7 @@ TEMPLATES: dict[str, Example] = {
         {"Environment": [{"Name": "A", "Value": "x" * 20_000}]},
     ),
     "batch-job-rules": _below(
-        "Job.RetryStrategy",
-        {"EvaluateOnExit": [{"Action": "RETRY", "OnExitCode": str(n)} for n in range(6)]},
+        "Job.RetryStrategy", {"EvaluateOnExit": [_RETRY] * 6}, {"EvaluateOnExit": [_RETRY] * 5}
     ),
     "batch-requirement-number": _below(
         "Job.ContainerProperties", {"ResourceRequirements.0.Value": "1.5"}
@@ -356,7 +360,9 @@ TEMPLATES: dict[str, Example] = {
         {**_MOUNTS, "Volumes": [{"Name": "data", "Host": {"SourcePath": "/fsx"}}]},
     ),
     "batch-too-many-tags": _below(
-        "Job", {"PropagateTags": True, "Tags": {f"key{n}": "x" for n in range(51)}}
+        "Job",
+        {"PropagateTags": True, "Tags": _tags(51)},
+        {"PropagateTags": True, "Tags": _tags(50)},
     ),
     "batch-node-types-differ": Example(
         bad={_RANGES: _typed("trn1.32xlarge", "trn1.2xlarge")},
@@ -462,7 +468,12 @@ TEMPLATES: dict[str, Example] = {
         update=True,
     ),
     "nodes-label-value": _below("Workers", {"Labels": {"role": "a node"}}),
-    "identity-trust": _below("Identity", {"RoleArn": att("Role")}),
+    "identity-trust": Example(
+        bad={
+            "PodRole.AssumeRolePolicyDocument": trust("pods.eks.amazonaws.com"),
+            "Identity.ServiceAccount": "job",
+        }
+    ),
     "chart-release-name": _below("Chart", {"Release": "x" * 54}, {"Release": "x" * 53}),
     "bucket-policy-other-bucket": _below("Bucket", {"PolicyDocument": _on_bucket("another/*")}),
     "bucket-policy-size": _below(
@@ -499,10 +510,6 @@ def _submission(*targets: str, num_nodes: int = 2, state: str = "ENABLED", **giv
 
 def _override(targets: str) -> Json:
     return {"nodePropertyOverrides": [{"targetNodes": targets}]}
-
-
-def _tags(number: int) -> Json:
-    return {str(index): "x" for index in range(number)}
 
 
 SUBMISSIONS: dict[str, tuple[Json, Json]] = {

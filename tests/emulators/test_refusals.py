@@ -14,9 +14,9 @@ from cdk_preflight import Preflight
 from tests.emulators.conftest import Client
 from tests.emulators.refusal_examples import SUBMISSIONS, TEMPLATES, Example, Json, att, ref
 from tests.support.linting import findings_of
-from trainium_emulators.aws.refusals import TABLE, messages
+from trainium_emulators.aws.refusals import messages
 from trainium_emulators.aws.refusals.request import UNKNOWN, AwsRequest, Reference
-from trainium_emulators.aws.refusals.table import SUBMIT
+from trainium_emulators.aws.refusals.table import SUBMIT, TABLE
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 ROWS = {row.id: row for row in TABLE}
@@ -80,7 +80,7 @@ def test_a_row_tells_a_submission_that_batch_refuses_from_one_that_it_takes(name
     ],
 )
 def test_a_template_is_resolved_as_far_as_it_says(value: Any, resolved: Any) -> None:
-    templates = {
+    templates: dict[str, Json] = {
         "one": {"Resources": {"Group": {"Type": "AWS::EC2::SecurityGroup"}}},
         "two": {"Outputs": {"Out": {"Value": "text", "Export": {"Name": "two:out"}}}},
     }

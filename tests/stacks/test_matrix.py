@@ -20,7 +20,7 @@ from tests.stacks.test_lustre import EXISTING
 from tests.support.linting import findings_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
-from trainium_emulators.aws.refusals import TABLE
+from trainium_emulators.aws.refusals.table import TABLE
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 REGIONS = [

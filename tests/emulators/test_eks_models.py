@@ -407,17 +407,6 @@ def test_a_changed_manifest_takes_away_what_it_no_longer_has(
             manifest({**ACCOUNT, "metadata": {"name": "x", "namespace": "y"}}, cluster="training"),
             '"y" not found',
         ),
-        (
-            resource("AWS::EKS::Nodegroup", ClusterName="training", NodeRole="arn", Subnets=[],
-                     InstanceTypes=["m5.xlarge"],
-                     ScalingConfig={"MinSize": 2, "DesiredSize": 1, "MaxSize": 2}),
-            "minSize can't be greater than desiredSize",
-        ),
-        (
-            resource("AWS::EKS::PodIdentityAssociation", ClusterName="training", RoleArn="arn",
-                     Namespace="trainium", ServiceAccount="job-mnist"),
-            "Association already exists",
-        ),
     ],
 )  # fmt: skip
 def test_what_a_cluster_would_refuse_fails_the_deployment(

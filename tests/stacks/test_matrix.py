@@ -10,6 +10,7 @@ from typing import Any
 import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_s3 as s3
+from cdk_preflight import Preflight
 
 from app import add_judges, build
 from stacks.config import AppConfig
@@ -19,8 +20,7 @@ from tests.stacks.test_lustre import EXISTING
 from tests.support.linting import findings_of
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
-from trainium_emulators.aws.refusals import TABLE
-from trainium_emulators.aws.refusals.refusal import TEMPLATE, AwsRefusal
+from trainium_emulators.aws.refusals.table import TABLE
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 REGIONS = [
@@ -147,27 +147,19 @@ def test_cfn_lint_would_find_something() -> None:
 def refused(made: Deployment) -> list[str]:
     """Apply the table of refusals to a deployment, all its stacks together."""
     account = TemplateAccount(
-        templates={made.config.stack_name(part): text for part, text in made.templates.items()},
-        region=made.config.region,
-        account_id="111122223333",
+        {made.config.stack_name(part): text for part, text in made.templates.items()},
+        made.config.region,
     )
-    rows: dict[str, list[AwsRefusal]] = {}
-    for row in TABLE:
-        rows.setdefault(row.on, []).append(row)
-    asked = [
-        *account.requests(),
-        *((name, TEMPLATE, request) for name, request in account.whole()),
-    ]
     return [
-        f"{name}: {row.id}: {message}"
-        for name, kind, request in asked
-        for row in rows.get(kind, ())
-        for message in row.messages(request)
+        f"{name}: {row.id}: {row.message}"
+        for name, kind, request in account.requests()
+        for row in TABLE
+        if row.on == kind and row.refuses(request)
     ]
 
 
 @pytest.mark.parametrize("keys", [*matrix(), *SWITCHES, *ON_EKS], ids=name_of)
-def test_aws_refuses_and_ignores_nothing(keys: dict[str, object]) -> None:
+def test_aws_refuses_nothing(keys: dict[str, object]) -> None:
     assert refused(checked(**keys)) == []
 
 
@@ -195,6 +187,43 @@ def test_no_rules_of_others_find_anything(keys: dict[str, object]) -> None:
 @pytest.mark.parametrize("keys", SWITCHES, ids=name_of)
 def test_no_rules_of_others_find_anything_whatever_is_switched(keys: dict[str, object]) -> None:
     assert checked(**keys).templates
+
+
+def judge_containers(made: Deployment, folder: Path) -> None:
+    """Synthesise the containers of multi-node jobs as those of single-node jobs, and judge them.
+
+    cdk-preflight 1.9.1 has its rules on containers for single-node jobs only.
+    """
+    app = cdk.App(outdir=str(folder), builtin_cloud_formation_validation=False)
+    stack = cdk.Stack(app, "Containers")
+    for index, job in enumerate(made.resources("batch", "AWS::Batch::JobDefinition")):
+        (nodes,) = job["NodeProperties"]["NodeRangeProperties"]
+        shared = {
+            name: given for name, given in nodes["Container"].items() if name != "InstanceType"
+        }
+        properties = {"Type": "container", "ContainerProperties": shared}
+        cdk.CfnResource(
+            stack, f"Job{index}", type="AWS::Batch::JobDefinition", properties=properties
+        )
+    Preflight.apply(app)
+    app.synth()
+
+
+@pytest.mark.parametrize(
+    "keys", [keys for keys in matrix() if keys["efa_layout"] == "efa-only"], ids=name_of
+)
+def test_no_rules_of_others_find_anything_in_containers_of_nodes(
+    keys: dict[str, object], tmp_path: Path
+) -> None:
+    judge_containers(checked(**keys), tmp_path)
+
+
+def test_the_rules_of_others_would_find_something_in_a_container_of_a_node(tmp_path: Path) -> None:
+    made = checked()
+    container(made)["LogConfiguration"]["Options"]["awslogs-colour"] = "red"
+
+    with pytest.raises(RuntimeError, match="ValidationFailed"):
+        judge_containers(made, tmp_path)
 
 
 def test_cdk_nag_would_find_something() -> None:

@@ -14,8 +14,8 @@ from trainium_emulators.aws.batch.job import ArrayJob, BatchJob, ContainerJob, M
 from trainium_emulators.aws.batch.scheduler import JobScheduler
 from trainium_emulators.aws.cloudformation.account import StackAccount
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
-from trainium_emulators.aws.refusals.refusal import DEFINITION, SUBMIT
-from trainium_emulators.aws.refusals.request import AwsRequest, from_api
+from trainium_emulators.aws.refusals.request import AwsRequest
+from trainium_emulators.aws.refusals.table import SUBMIT, nodes_of
 
 DEFAULT_LISTED = "RUNNING"
 PAGE = 100
@@ -23,10 +23,6 @@ _SUBMITTED = (
     "jobName", "jobQueue", "jobDefinition", "arrayProperties", "dependsOn", "parameters",
     "containerOverrides", "nodeOverrides", "retryStrategy", "propagateTags", "timeout", "tags",
     "shareIdentifier", "schedulingPriorityOverride",
-)  # fmt: skip
-_REGISTERED = (
-    "jobDefinitionName", "type", "parameters", "schedulingPriority", "containerProperties",
-    "nodeProperties", "retryStrategy", "propagateTags", "timeout", "tags", "platformCapabilities",
 )  # fmt: skip
 Json = dict[str, Any]
 
@@ -48,12 +44,6 @@ def install(scheduler: JobScheduler) -> None:
         scheduler.terminate(_own_id(self._get_param("jobId")), self._get_param("reason"))
         return "{}"
 
-    def register(self: BatchResponse) -> str:
-        _refuse(self, DEFINITION, from_api(_given(self, _REGISTERED)))
-        answer: str = _register(self)
-        return answer
-
-    BatchResponse.registerjobdefinition = register
     BatchResponse.submitjob = submit
     BatchResponse.describejobs = describe
     BatchResponse.listjobs = list_jobs
@@ -61,18 +51,16 @@ def install(scheduler: JobScheduler) -> None:
     BatchResponse.canceljob = terminate
 
 
-_register = BatchResponse.registerjobdefinition
-
-
-def _given(request: BatchResponse, names: Iterable[str]) -> dict[str, Any]:
-    values = {name: request._get_param(name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _refuse(request: BatchResponse, on: str, properties: dict[str, Any]) -> None:
+def _refuse(request: BatchResponse, definition: Any, queue: Any) -> None:
+    values = {name: request._get_param(name) for name in _SUBMITTED}
+    given = {name: value for name, value in values.items() if value is not None}
+    known = {
+        "definition": {"type": definition.type, "nodeProperties": definition.node_properties},
+        "queue": {"state": queue.state},
+    }
     place = AccountRegion(account_id=request.current_account, region=request.region)
-    asked = AwsRequest(properties=properties, account=StackAccount(place))
-    for message in refusals.messages(on, asked):
+    asked = AwsRequest(properties={**given, **known}, account=StackAccount(place))
+    for message in refusals.messages(SUBMIT, asked):
         raise ClientException(message)
 
 
@@ -90,11 +78,7 @@ def _submit(request: BatchResponse, scheduler: JobScheduler) -> dict[str, str]:
     definition = backend.get_job_definition(request._get_param("jobDefinition"))
     if definition is None or definition.status != "ACTIVE":
         raise ClientException(f"JobDefinition {request._get_param('jobDefinition')} is not active")
-    properties = _given(request, _SUBMITTED)
-    described = {"type": definition.type, "nodeProperties": definition.node_properties}
-    _refuse(
-        request, SUBMIT, {**properties, "definition": described, "queue": {"state": queue.state}}
-    )
+    _refuse(request, definition, queue)
     timeout = request._get_param("timeout") or definition.timeout or {}
     seconds = timeout.get("attemptDurationSeconds")
     common: dict[str, Any] = {
@@ -220,42 +204,23 @@ class InvalidOverride(ValueError):
     """A submission that Batch would refuse."""
 
 
-def _range(text: str, num_nodes: int) -> range:
-    """Parse node indexes from ``0:3``, ``2:``, ``:1`` or one number."""
-    start, colon, end = text.partition(":")
-    first = int(start or 0)
-    if not colon:
-        return range(first, first + 1)
-    return range(first, int(end) + 1 if end else num_nodes)
-
-
 def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
     """Return the job's node properties, with one container per node index under ``nodes``.
 
-    AWS Batch user guide, multi-node parallel jobs: the number of nodes can only change when a
-    range has an open upper bound, and the ranges must cover all nodes.
+    The ranges cover all nodes, or the table of refusals would have refused the submission.
     """
     properties = copy.deepcopy(dict(definition))
     ranges = properties["nodeRangeProperties"]
     num_nodes = int(overrides.get("numNodes", properties["numNodes"]))
-    is_open = any(entry["targetNodes"].endswith(":") for entry in ranges)
-    if num_nodes != int(properties["numNodes"]) and not is_open:
-        raise InvalidOverride(
-            f"numNodes={num_nodes} needs a node range with an open upper bound, such as 0:"
-        )
     properties["numNodes"] = num_nodes
     containers: dict[int, Json] = {}
     for entry in ranges:
-        for index in _range(entry["targetNodes"], num_nodes):
-            if index < num_nodes:
-                containers[index] = copy.deepcopy(entry["container"])
-    if sorted(containers) != list(range(num_nodes)):
-        raise InvalidOverride("the node ranges do not cover all nodes")
+        for index in nodes_of(entry["targetNodes"], num_nodes):
+            containers[index] = copy.deepcopy(entry["container"])
     for override in overrides.get("nodePropertyOverrides", ()):
         given = override.get("containerOverrides", {})
-        for index in _range(override["targetNodes"], num_nodes):
-            if index in containers:
-                _apply(containers[index], given)
+        for index in nodes_of(override["targetNodes"], num_nodes):
+            _apply(containers[index], given)
     return {**properties, "nodes": [containers[index] for index in range(num_nodes)]}
 
 

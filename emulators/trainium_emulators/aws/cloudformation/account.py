@@ -10,9 +10,7 @@ from moto.cloudformation.models import cloudformation_backends
 
 from trainium_emulators.aws import refusals
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion, Properties
-from trainium_emulators.aws.refusals.refusal import TEMPLATE
 from trainium_emulators.aws.refusals.request import AwsRequest
-from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 
 class StackAccount:
@@ -20,11 +18,6 @@ class StackAccount:
 
     def __init__(self, place: AccountRegion) -> None:
         self._place = place
-
-    @property
-    def account_id(self) -> str:
-        """The twelve digits of the account."""
-        return self._place.account_id
 
     @property
     def region(self) -> str:
@@ -50,7 +43,7 @@ class StackAccount:
         return any({one, other} <= _names(resource) for resource in self._resources(None))
 
     def _resources(self, kind: str | None) -> Iterator[Any]:
-        stacks = cloudformation_backends[self.account_id][self.region].stacks
+        stacks = cloudformation_backends[self._place.account_id][self.region].stacks
         for stack in list(stacks.values()):
             # Looking up a resource would create it if it does not exist yet.
             for resource in list(stack.resource_map._parsed_resources.values()):
@@ -80,13 +73,3 @@ def refuse_resource(
     request = AwsRequest(properties=properties, account=StackAccount(place), previous=previous)
     for message in refusals.messages(kind, request):
         raise ValidationError(message=f"{logical_id}: {message}")
-
-
-def refuse_template(name: str, template: Properties, place: AccountRegion) -> None:
-    """Fail with CloudFormation's message if it would refuse the template as a whole."""
-    account = TemplateAccount(
-        templates={name: template}, region=place.region, account_id=place.account_id
-    )
-    for _, request in account.whole():
-        for message in refusals.messages(TEMPLATE, request):
-            raise ValidationError(message=message)

@@ -28,7 +28,7 @@ from trainium_emulators.aws.cloudformation import (
     stacks,
     storage,
 )
-from trainium_emulators.aws.cloudformation.account import refuse_resource, refuse_template
+from trainium_emulators.aws.cloudformation.account import refuse_resource
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     After,
@@ -283,9 +283,6 @@ def _checked(operation: Any) -> Any:
         if template:
             parsed = Stack.parse_template(template)
             check_template(parsed, lenient=name == "CDKToolkit")
-            refuse_template(
-                name, parsed, AccountRegion(account_id=self.account_id, region=self.region_name)
-            )
         with _in_words_of_cloudformation():
             return operation(self, name, template, *args, **kw)
 

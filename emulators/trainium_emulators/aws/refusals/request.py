@@ -9,39 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Properties = Mapping[str, Any]
 
 
-class Unknown:
-    """A value known only at deployment."""
-
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
-
-UNKNOWN = Unknown()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResourceReference:
-    """Another resource or one of its attributes, in a template that is not deployed yet."""
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Another resource, or one of its attributes, in a template that is not deployed yet."""
 
     stack: str
     logical_id: str
-    attribute: str
 
 
-class PartialText(str):
-    """Concatenated known parts of a text: a lower bound of its size, not the text itself."""
+UNKNOWN: Final = Reference(stack="", logical_id="")
+"""A value known only at deployment."""
 
 
 class Account(Protocol):
     """The account that receives a request, as far as known."""
-
-    @property
-    def account_id(self) -> str: ...
 
     @property
     def region(self) -> str: ...
@@ -81,19 +67,34 @@ class AwsRequest:
         """Return the entries of a list; none if it is absent or unknown."""
         return each(self.get(path))
 
+    def mapping(self, path: str) -> Mapping[str, Any]:
+        """Return a mapping; empty if absent or unknown."""
+        value = self.get(path)
+        return value if isinstance(value, Mapping) else {}
+
     def has(self, path: str) -> bool:
         """Tell whether a value is given, be it known or unknown."""
         return self.get(path) is not None
 
-    def find(self, kind: str, path: str) -> Properties | None:
-        """Return the properties of the resource that a value of this request names."""
-        return self.account.find(kind, self.get(path))
+    def find(self, kind: str, path: str) -> Properties:
+        """Return the properties of the resource that a value names; none if it is not known."""
+        return self.account.find(kind, self.get(path)) or {}
+
+    def siblings(self, kind: str, path: str) -> list[Properties]:
+        """Return the other resources of a type that name the same resource at a path."""
+        return [
+            other
+            for other in self.account.all(kind)
+            if other is not self.properties
+            and other != self.previous
+            and self.account.same(get(other, path), self.get(path))
+        ]
 
 
 def get(value: Any, path: str, default: Any = None) -> Any:
     """Return a value nested in ``value``; UNKNOWN below anything unknown."""
     for name in path.split("."):
-        if isinstance(value, (Unknown, ResourceReference)):
+        if isinstance(value, Reference):
             return UNKNOWN
         if not isinstance(value, Mapping) or name not in value:
             return default
@@ -102,8 +103,8 @@ def get(value: Any, path: str, default: Any = None) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return ``value`` if it is a completely known text, else an empty one."""
-    return value if isinstance(value, str) and not isinstance(value, PartialText) else ""
+    """Return ``value`` if it is a known text, else an empty one."""
+    return value if isinstance(value, str) else ""
 
 
 def number(value: Any, default: float = math.nan) -> float:
@@ -116,16 +117,6 @@ def number(value: Any, default: float = math.nan) -> float:
         return math.nan
 
 
-def true(value: Any) -> bool:
-    """Tell whether a flag is certainly on."""
-    return value is True or value == "true"
-
-
-def false(value: Any) -> bool:
-    """Tell whether a flag is certainly off, or omitted where off is the default."""
-    return value is None or value is False or value == "false"
-
-
 def each(value: Any) -> list[Any]:
     """Return the entries of a list."""
     return list(value) if isinstance(value, (list, tuple)) else []
@@ -133,41 +124,4 @@ def each(value: Any) -> list[Any]:
 
 def texts(value: Any) -> list[str]:
     """Return the known texts of a list, or a single text, as in policies."""
-    entries = [value] if isinstance(value, str) else each(value)
-    return [entry for entry in map(text, entries) if entry]
-
-
-def known(value: Any) -> bool:
-    """Tell whether ``value`` is completely known before deployment."""
-    if isinstance(value, Mapping):
-        return all(known(entry) for entry in value.values())
-    if isinstance(value, (list, tuple)):
-        return all(known(entry) for entry in value)
-    return not isinstance(value, (Unknown, ResourceReference, PartialText))
-
-
-_FREE_KEYS = frozenset({"tags", "parameters", "options", "labels"})
-"""Members of an API request whose keys the caller chooses."""
-
-
-def from_api(value: Any) -> Any:
-    """Convert an API request to CloudFormation's names, which begin with a capital."""
-    if isinstance(value, list):
-        return [from_api(entry) for entry in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        name[:1].upper() + name[1:]: entry if name in _FREE_KEYS else from_api(entry)
-        for name, entry in value.items()
-    }
-
-
-def duplicates(values: Iterable[Any]) -> list[Any]:
-    """Return each duplicated value once; unknown values never count."""
-    seen: list[Any] = []
-    again: list[Any] = []
-    for value in values:
-        if isinstance(value, (Unknown, PartialText)) or value in again:
-            continue
-        (again if value in seen else seen).append(value)
-    return again
+    return [text(entry) for entry in ([value] if isinstance(value, str) else each(value))]

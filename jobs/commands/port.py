@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    given_path,
+    opened,
+)
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.output.console import print_document, printable
 from jobs.port.program import Folder, find
@@ -34,6 +41,7 @@ def port(
         Path | None,
         typer.Option(
             "--workdir",
+            parser=given_path,
             metavar="DIR",
             help="Folder of your program.",
             show_default="the file's; with -m: this one",

@@ -68,6 +68,7 @@ def test_every_option_for_a_path_is_known_here() -> None:
         ("submit", "--requirements"),
         ("check-deploy", "--assembly"),
         ("kubeconfig", "--kubeconfig"),
+        ("port", "--workdir"),
     }
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import boto3
 import pytest
-from moto import mock_aws
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
@@ -15,11 +15,17 @@ from jobs.program.record import Submitted, add_record, read_record
 
 
 @pytest.fixture
-def bucket() -> Iterator[Bucket]:
-    with mock_aws():
-        client = boto3.client("s3", region_name="us-east-1")
-        client.create_bucket(Bucket="bucket")
-        yield Bucket(client=client, name="bucket")
+def bucket(endpoint: str) -> Iterator[Bucket]:
+    client = boto3.client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=endpoint,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+    )
+    client.create_bucket(Bucket="bucket")
+    yield Bucket(client=client, name="bucket")
+    urllib.request.urlopen(f"{endpoint}/moto-api/reset", data=b"").close()
 
 
 def submission(code: str) -> Submitted:

@@ -1,6 +1,7 @@
 """`jobs check-deploy`: what the next `cdk deploy` would end, replace or leave behind."""
 
 import time
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,7 +22,7 @@ from jobs.errors import EXIT_OK, as_refusal
 from jobs.output.console import note, print_document
 
 if TYPE_CHECKING:
-    from jobs.deploy_check.account import ActiveJob, Stack
+    from jobs.deploy_check.account import ActiveJob
     from jobs.deploy_check.assembly import Assembly
     from jobs.deploy_check.changes import Update
     from jobs.deploy_check.findings import DeployFinding
@@ -56,40 +57,45 @@ def check_deploy(
       cdk synth --quiet -c trainium:max_nodes=8
       python -m jobs check-deploy && cdk deploy --all --app cdk.out
     """
-    from jobs.deploy_check.account import BatchJobs, read_stacks
+    from jobs.deploy_check.account import jobs_of_queues, read_stacks
     from jobs.deploy_check.assembly import read_assembly
-    from jobs.deploy_check.changes import Update
+    from jobs.deploy_check.changes import compare
     from jobs.deploy_check.findings import HARMLESS, Running, find_all
-    from jobs.deploy_check.replacements import read_replacements
 
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     planned = read_assembly(assembly, deployment=given.deployment, region=aws.region)
-    replacements = read_replacements()
     stacks = read_stacks(aws.cloudformation(), given.deployment)
-    update = Update(
-        {name: stack.template for name, stack in stacks.items()}, planned.templates, replacements
+    deployed = {name: stack.template for name, stack in stacks.items()}
+    update = compare(deployed, planned.templates)
+    running = Running(
+        on_queues=lambda queues: jobs_of_queues(aws.batch(), queues),
+        on_cluster=cache(lambda: _jobs_on_cluster(aws, given)),
+        now_s=time.time(),
     )
-    found = find_all(
-        update,
-        stacks=stacks,
-        assembly=planned,
-        running=Running(
-            batch=BatchJobs(aws.batch()),
-            cluster=cache(lambda: _jobs_on_cluster(aws, given)),
-            now_s=time.time(),
-        ),
-        replacements=replacements,
-    )
+    found = find_all(update, stacks=stacks, assembly=planned, running=running)
     if planned.newer is not None:
         note(
             f"{planned.newer} was changed after {planned.folder} was made, so this may not be what "
             f"you deploy; renew it with `{planned.synth_command}` and the -c settings"
         )
+    actions = _actions(planned, deployed, update)
     if as_json:
-        print_document(_document(given, aws, planned, stacks, update, found))
+        print_document(
+            {
+                "deployment": given.deployment,
+                "region": aws.region,
+                "assembly": str(planned.folder),
+                "newer_source": planned.newer,
+                "stacks": [
+                    {"name": name, "action": action, "changes": _changes(name, update)}
+                    for name, action in actions.items()
+                ],
+                "findings": [_finding(finding, running.now_s) for finding in found],
+            }
+        )
     else:
-        _show(planned, stacks, update, found)
+        _show(actions, update, found, running.now_s)
     grave = any(finding.kind not in HARMLESS for finding in found)
     return EXIT_FOUND if grave else EXIT_OK
 
@@ -112,58 +118,54 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
     return [ActiveJob(summary=run, limit_s=None) for run in runs if not run.ended]
 
 
-def _actions(planned: "Assembly", stacks: "dict[str, Stack]", update: "Update") -> dict[str, str]:
+def _actions(planned: "Assembly", deployed: Mapping[str, Any], update: "Update") -> dict[str, str]:
     """Name the outcome for each stack."""
-    changed = {change.stack for change in update.changes()}
+    changed = {change.stack for change in update.changes}
     actions = {
-        name: "create" if name not in stacks else "update" if name in changed else "unchanged"
+        name: "create" if name not in deployed else "update" if name in changed else "unchanged"
         for name in planned.templates
     }
-    return {**actions, **{name: "left-behind" for name in stacks if name not in actions}}
+    return {**actions, **{name: "left-behind" for name in deployed if name not in actions}}
 
 
-def _document(
-    given: Globals,
-    aws: Aws,
-    planned: "Assembly",
-    stacks: "dict[str, Stack]",
-    update: "Update",
-    found: "list[DeployFinding]",
-) -> dict[str, Any]:
-    from dataclasses import asdict
+def _changes(stack: str, update: "Update") -> list[dict[str, Any]]:
+    return [
+        {
+            "resource": change.logical_id,
+            "type": change.resource_type,
+            "fate": change.fate,
+            "because": change.reasons,
+        }
+        for change in update.changes
+        if change.stack == stack
+    ]
 
-    changes = update.changes()
+
+def _finding(finding: "DeployFinding", now_s: float) -> dict[str, Any]:
+    change = finding.change
     return {
-        "deployment": given.deployment,
-        "region": aws.region,
-        "assembly": str(planned.folder),
-        "newer_source": planned.newer,
-        "stacks": [
+        "kind": finding.kind,
+        "stack": finding.stack,
+        "resource": change and change.logical_id,
+        "resource_type": change and change.resource_type,
+        "message": finding.message,
+        "remedy": finding.remedy,
+        "jobs": [
             {
-                "name": name,
-                "action": action,
-                "changes": [
-                    {
-                        "resource": change.logical_id,
-                        "type": change.resource_type,
-                        "fate": change.fate,
-                        "because": change.reasons,
-                    }
-                    for change in changes
-                    if change.stack == name
-                ],
+                "run": job.summary.run,
+                "job_id": job.summary.job_id,
+                "status": job.summary.status,
+                "orchestrator": job.summary.orchestrator,
+                "within_minutes": finding.within_minutes,
+                "minutes_left": None if (left := job.seconds_left(now_s)) is None else left // 60,
             }
-            for name, action in _actions(planned, stacks, update).items()
+            for job in finding.jobs
         ],
-        "findings": [asdict(finding) for finding in found],
     }
 
 
 def _show(
-    planned: "Assembly",
-    stacks: "dict[str, Stack]",
-    update: "Update",
-    found: "list[DeployFinding]",
+    actions: dict[str, str], update: "Update", found: "list[DeployFinding]", now_s: float
 ) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -179,12 +181,13 @@ def _show(
             # Names are there to be copied, so none is truncated on a narrow terminal.
             table.add_column(heading, overflow="fold")
         for finding in found:
-            where = [finding.stack, finding.resource, finding.resource_type]
-            lines = [finding.message, *(_job_line(job) for job in finding.jobs)]
-            cells = (finding.kind, "\n".join(filter(None, where)), "\n".join(lines))
-            table.add_row(*(Text(cell) for cell in (*cells, finding.remedy)))
+            where = [finding.stack]
+            if finding.change is not None:
+                where += [finding.change.logical_id, finding.change.resource_type]
+            lines = [finding.message, *(_job_line(job, now_s) for job in finding.jobs)]
+            cells = (finding.kind, "\n".join(where), "\n".join(lines), finding.remedy)
+            table.add_row(*(Text(cell) for cell in cells))
         console.print(table)
-    actions = _actions(planned, stacks, update)
     said = [
         f"{wanted} {', '.join(name for name, action in actions.items() if action == wanted)}"
         for wanted in ("create", "update", "unchanged")
@@ -193,7 +196,7 @@ def _show(
     console.print("; ".join(said), soft_wrap=True)
     replaced = [
         f"{change.stack}/{change.logical_id}"
-        for change in update.changes()
+        for change in update.changes
         if change.fate in (Fate.REPLACED, Fate.MAYBE_REPLACED)
     ]
     if replaced:
@@ -202,8 +205,8 @@ def _show(
         console.print("no job ends, nothing is lost, nothing is left behind")
 
 
-def _job_line(job: Any) -> str:
-    left = ""
-    if job.minutes_left is not None and job.status == "RUNNING":
-        left = f", {job.minutes_left / 60:.1f} h from its own time limit"
-    return f"- run {job.run}, {job.status}{left}"
+def _job_line(job: "ActiveJob", now_s: float) -> str:
+    left_s = job.seconds_left(now_s)
+    left = "" if left_s is None else f", {left_s / 3600:.1f} h from its own time limit"
+    is_running = job.summary.status == "RUNNING"
+    return f"- run {job.summary.run}, {job.summary.status}{left if is_running else ''}"

@@ -234,7 +234,7 @@ def _judged(templates: Mapping[str, tuple[Template, Template]]) -> Mapping[str, 
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         reason = next((line for line in lines if "Error" in line), lines[-1])
         raise Refusal(
-            "no-cdk",
+            "no-database",
             f"{DIFFERENCES} failed ({reason}), which asks the pinned CDK CLI what CloudFormation "
             "replaces; install that with `make setup`",
         ) from None

@@ -30,9 +30,12 @@ class Stack:
     """By logical id."""
 
     def physical_ids_of(self, resource_type: str) -> list[str]:
-        """List the physical ids of its resources of a type."""
-        resources = self.template.get("Resources", {}).items()
-        return [self.physical_ids[name] for name, it in resources if it["Type"] == resource_type]
+        """List the physical ids of its resources of a type; one that was never made has none."""
+        return [
+            self.physical_ids[name]
+            for name, entry in self.template.get("Resources", {}).items()
+            if entry["Type"] == resource_type and self.physical_ids.get(name)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -229,7 +229,8 @@ def _ended(
             stacks[change.stack].physical_ids_of(QUEUE)
         )
     elif change.resource_type == QUEUE:
-        jobs = running.on_queues([stacks[change.stack].physical_ids[change.logical_id]])
+        arn = stacks[change.stack].physical_ids.get(change.logical_id)
+        jobs = running.on_queues([arn]) if arn else []
     else:
         jobs = running.on_cluster()
     if jobs is None:

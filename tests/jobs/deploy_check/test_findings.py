@@ -242,10 +242,13 @@ def test_what_holds_data_and_goes_loses_it(kind: str, fate: Fate, said: str) -> 
 
 @pytest.mark.parametrize(
     ("fate", "policy"),
-    [(Fate.REPLACED, "UpdateReplacePolicy"), (Fate.REMOVED, "DeletionPolicy")],
+    [
+        (Fate.REPLACED, {"UpdateReplacePolicy": "Retain"}),
+        (Fate.REMOVED, {"DeletionPolicy": "Retain"}),
+    ],
 )
-def test_what_is_retained_stays_and_is_not_lost(fate: Fate, policy: str) -> None:
-    (found,) = findings(change("AWS::S3::Bucket", fate, **{policy: "Retain"}))
+def test_what_is_retained_stays_and_is_not_lost(fate: Fate, policy: Json) -> None:
+    (found,) = findings(change("AWS::S3::Bucket", fate, **policy))
 
     assert found.kind is FindingKind.STAYS and "stays, with what is in it" in found.message
 

@@ -223,7 +223,7 @@ def _train(keeps: bool, small: bool) -> None:
     seconds = time.perf_counter() - began_s
     if snapshots is not None:
         deadline = time.monotonic() + 120
-        while not any(item["bytes"] for item in snapshots.look().snapshots):
+        while not any(item.bytes for item in snapshots.look().snapshots):
             assert time.monotonic() < deadline, "no snapshot was made"
             time.sleep(0.1)
         snapshots.kill()

@@ -27,7 +27,6 @@ from trainium_constructs.eks import (
     TrainiumNodeGroup,
 )
 from trainium_constructs.eks.manifests import lustre_name
-from trainium_constructs.eks.watching import TENSORBOARD
 
 
 class EksStack(cdk.Stack):
@@ -87,8 +86,6 @@ class EksStack(cdk.Stack):
                 instance_type=config.instance,
                 max_nodes=config.max_nodes,
                 region=self.region,
-                image=data.image_uri,
-                bucket_name=storage.bucket.bucket.bucket_name,
                 log_group=data.logs.log_group,
                 lustre=lustre.mount,
                 chart_versions=_versions(config.eks_chart_versions),
@@ -155,10 +152,6 @@ class EksStack(cdk.Stack):
             pods = self._role(name, kubernetes.service_account(name))
             self._storage.bucket.grant(pods.role, WORKLOADS[name])
             grant_data_uris(pods.role, WORKLOADS[name], self._config.data_uris)
-            made.append(pods)
-        if self._mount is None:
-            pods = self._role(TENSORBOARD, TENSORBOARD)
-            self._storage.bucket.grant_reading(pods.role, [contract.RUNS_PREFIX])
             made.append(pods)
         return made
 

@@ -69,7 +69,7 @@ SYSTEM_INSTANCE_TYPES = frozenset(
     for family in ("m5", "m5a", "m6a", "m6i", "m7a", "m7i", "r5", "r6i", "r7i")
     for size in ("xlarge", "2xlarge", "4xlarge")
 )
-"""x86-64, because the training image also serves TensorBoard; large enough for all add-ons."""
+"""x86-64, because the node scaler runs in the training image; large enough for all add-ons."""
 
 DEFAULT_SYSTEM_INSTANCE_TYPES = ("m5.xlarge", "m7i.xlarge")
 """Types sold in every zone that sells a Trainium type."""

@@ -122,13 +122,6 @@ class TrainingBucket(Construct):
             signs = f"{RUNS_PREFIX}*/results/{JOINING_FOLDER}/*"
             self._list(role, {"StringLike": {"s3:prefix": signs}})
 
-    def grant_reading(self, role: iam.Role, prefixes: Sequence[str]) -> None:
-        """Grant ``role`` listing and reading below ``prefixes``, and nothing else."""
-        keys = [f"{prefix}*" for prefix in prefixes]
-        self._allow(role, {_READ: keys})
-        self._allow_key(role, ["kms:Decrypt"])
-        self._list(role, {"StringLike": {"s3:prefix": keys}})
-
     def _allow_key(self, role: iam.Role, actions: Sequence[str]) -> None:
         """Let ``role`` use the bucket's own key, only through S3."""
         if self._kms_key_arn is None:

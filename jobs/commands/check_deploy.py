@@ -1,6 +1,7 @@
 """`jobs check-deploy`: what the next `cdk deploy` would end, replace or leave behind."""
 
 import time
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,10 +22,16 @@ from jobs.errors import EXIT_OK, as_refusal
 from jobs.output.console import note, print_document
 
 if TYPE_CHECKING:
-    from jobs.deploy_check.account import ActiveJob, Stack
+    from jobs.deploy_check.account import ActiveJob
     from jobs.deploy_check.assembly import Assembly
     from jobs.deploy_check.changes import Update
-    from jobs.deploy_check.findings import DeployFinding, StackAction
+    from jobs.deploy_check.findings import (
+        DeployChange,
+        DeployDocument,
+        DeployFinding,
+        FindingItem,
+        StackAction,
+    )
 
 EXIT_FOUND = 1
 """Exit code if there are findings to read before deploying."""
@@ -56,40 +63,33 @@ def check_deploy(
       cdk synth --quiet -c trainium:max_nodes=8
       python -m jobs check-deploy && cdk deploy --all --app cdk.out
     """
-    from jobs.deploy_check.account import BatchJobs, read_stacks
+    from jobs.deploy_check.account import jobs_of_queues, read_stacks
     from jobs.deploy_check.assembly import read_assembly
-    from jobs.deploy_check.changes import Update
+    from jobs.deploy_check.changes import compare
     from jobs.deploy_check.findings import HARMLESS, Running, find_all
-    from jobs.deploy_check.replacements import read_replacements
 
     given = chosen(context, deployment, region)
     aws = Aws(given.region)
     planned = read_assembly(assembly, deployment=given.deployment, region=aws.region)
-    replacements = read_replacements()
     stacks = read_stacks(aws.cloudformation(), given.deployment)
-    update = Update(
-        {name: stack.template for name, stack in stacks.items()}, planned.templates, replacements
+    deployed = {name: stack.template for name, stack in stacks.items()}
+    update = compare(deployed, planned.templates)
+    running = Running(
+        on_queues=lambda queues: jobs_of_queues(aws.batch(), queues),
+        on_cluster=cache(lambda: _jobs_on_cluster(aws, given)),
+        now_s=time.time(),
     )
-    found = find_all(
-        update,
-        stacks=stacks,
-        assembly=planned,
-        running=Running(
-            batch=BatchJobs(aws.batch()),
-            cluster=cache(lambda: _jobs_on_cluster(aws, given)),
-            now_s=time.time(),
-        ),
-        replacements=replacements,
-    )
+    found = find_all(update, stacks=stacks, assembly=planned, running=running)
     if planned.newer is not None:
         note(
             f"{planned.newer} was changed after {planned.folder} was made, so this may not be what "
             f"you deploy; renew it with `{planned.synth_command}` and the -c settings"
         )
+    actions = _actions(planned, deployed, update)
     if as_json:
-        print_document(_document(given, aws, planned, stacks, update, found))
+        print_document(_document(given, aws, planned, actions, update, found, running.now_s))
     else:
-        _show(planned, stacks, update, found)
+        _show(actions, update, found, running.now_s)
     grave = any(finding.kind not in HARMLESS for finding in found)
     return EXIT_FOUND if grave else EXIT_OK
 
@@ -113,59 +113,84 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
 
 
 def _actions(
-    planned: "Assembly", stacks: "dict[str, Stack]", update: "Update"
+    planned: "Assembly", deployed: Mapping[str, Any], update: "Update"
 ) -> "dict[str, StackAction]":
     """Name the outcome for each stack."""
-    changed = {change.stack for change in update.changes()}
+    changed = {change.stack for change in update.changes}
     actions: dict[str, StackAction] = {
-        name: "create" if name not in stacks else "update" if name in changed else "unchanged"
+        name: "create" if name not in deployed else "update" if name in changed else "unchanged"
         for name in planned.templates
     }
-    return {**actions, **{name: "left-behind" for name in stacks if name not in actions}}
+    return {**actions, **{name: "left-behind" for name in deployed if name not in actions}}
 
 
 def _document(
     given: Globals,
     aws: Aws,
     planned: "Assembly",
-    stacks: "dict[str, Stack]",
+    actions: "Mapping[str, StackAction]",
     update: "Update",
     found: "list[DeployFinding]",
-) -> object:
-    from jobs.deploy_check.findings import DeployChange, DeployDocument, DeployStack
+    now_s: float,
+) -> "DeployDocument":
+    from jobs.deploy_check.findings import DeployDocument, DeployStack
 
-    changes = update.changes()
     return DeployDocument(
         deployment=given.deployment,
         region=aws.region,
         assembly=str(planned.folder),
         newer_source=planned.newer,
         stacks=tuple(
-            DeployStack(
-                name=name,
-                action=action,
-                changes=tuple(
-                    DeployChange(
-                        resource=change.logical_id,
-                        type=change.resource_type,
-                        fate=change.fate,
-                        because=tuple(change.reasons),
-                    )
-                    for change in changes
-                    if change.stack == name
-                ),
-            )
-            for name, action in _actions(planned, stacks, update).items()
+            DeployStack(name=name, action=action, changes=tuple(_changes(name, update)))
+            for name, action in actions.items()
         ),
-        findings=tuple(found),
+        findings=tuple(_finding(finding, now_s) for finding in found),
+    )
+
+
+def _changes(stack: str, update: "Update") -> "Iterator[DeployChange]":
+    from jobs.deploy_check.findings import DeployChange
+
+    for change in update.changes:
+        if change.stack == stack:
+            yield DeployChange(
+                resource=change.logical_id,
+                type=change.resource_type,
+                fate=change.fate,
+                because=tuple(change.reasons),
+            )
+
+
+def _finding(finding: "DeployFinding", now_s: float) -> "FindingItem":
+    from jobs.deploy_check.findings import FindingItem, TouchedJob
+
+    change = finding.change
+    return FindingItem(
+        kind=finding.kind,
+        stack=finding.stack,
+        resource=None if change is None else change.logical_id,
+        resource_type=None if change is None else change.resource_type,
+        message=finding.message,
+        remedy=finding.remedy,
+        jobs=tuple(
+            TouchedJob(
+                run=job.summary.run,
+                job_id=job.summary.job_id,
+                status=job.summary.status,
+                orchestrator=job.summary.orchestrator,
+                within_minutes=finding.within_minutes,
+                minutes_left=None if (left := job.seconds_left(now_s)) is None else left // 60,
+            )
+            for job in finding.jobs
+        ),
     )
 
 
 def _show(
-    planned: "Assembly",
-    stacks: "dict[str, Stack]",
+    actions: "Mapping[str, StackAction]",
     update: "Update",
     found: "list[DeployFinding]",
+    now_s: float,
 ) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -181,12 +206,13 @@ def _show(
             # Names are there to be copied, so none is truncated on a narrow terminal.
             table.add_column(heading, overflow="fold")
         for finding in found:
-            where = [finding.stack, finding.resource, finding.resource_type]
-            lines = [finding.message, *(_job_line(job) for job in finding.jobs)]
-            cells = (finding.kind, "\n".join(filter(None, where)), "\n".join(lines))
-            table.add_row(*(Text(cell) for cell in (*cells, finding.remedy)))
+            where = [finding.stack]
+            if finding.change is not None:
+                where += [finding.change.logical_id, finding.change.resource_type]
+            lines = [finding.message, *(_job_line(job, now_s) for job in finding.jobs)]
+            cells = (finding.kind, "\n".join(where), "\n".join(lines), finding.remedy)
+            table.add_row(*(Text(cell) for cell in cells))
         console.print(table)
-    actions = _actions(planned, stacks, update)
     said = [
         f"{wanted} {', '.join(name for name, action in actions.items() if action == wanted)}"
         for wanted in ("create", "update", "unchanged")
@@ -195,7 +221,7 @@ def _show(
     console.print("; ".join(said), soft_wrap=True)
     replaced = [
         f"{change.stack}/{change.logical_id}"
-        for change in update.changes()
+        for change in update.changes
         if change.fate in (Fate.REPLACED, Fate.MAYBE_REPLACED)
     ]
     if replaced:
@@ -204,8 +230,8 @@ def _show(
         console.print("no job ends, nothing is lost, nothing is left behind")
 
 
-def _job_line(job: Any) -> str:
-    left = ""
-    if job.minutes_left is not None and job.status == "RUNNING":
-        left = f", {job.minutes_left / 60:.1f} h from its own time limit"
-    return f"- run {job.run}, {job.status}{left}"
+def _job_line(job: "ActiveJob", now_s: float) -> str:
+    left_s = job.seconds_left(now_s)
+    left = "" if left_s is None else f", {left_s / 3600:.1f} h from its own time limit"
+    is_running = job.summary.status == "RUNNING"
+    return f"- run {job.summary.run}, {job.summary.status}{left if is_running else ''}"

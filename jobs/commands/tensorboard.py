@@ -11,7 +11,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 from urllib.parse import quote, urlencode
 
 import typer
@@ -21,7 +21,7 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.deployment import Deployment, OfRun
-from jobs.errors import EXIT_OK, Refusal, as_refusal
+from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
 from jobs.output.console import note, print_document
@@ -30,17 +30,13 @@ from trainium_catalogue.contract import (
     ENV_CHECKPOINT_DIR,
     LOSS_SCALAR,
     RUN_PROGRAM,
-    Orchestrator,
     run_key,
     run_prefix,
 )
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 
-if TYPE_CHECKING:
-    from jobs.eks.pod_streams import Forwarder
-
-SERVICE = "tensorboard"
-SERVICE_PORT = 6006
+DEFAULT_PORT = 6006
+"""TensorBoard's own."""
 _COPY_EVERY_S = 15.0
 _START_LIMIT_S = 60.0
 _EVENTS = "tfevents"
@@ -61,9 +57,6 @@ def tensorboard(
             show_default="6006, or a free one",
         ),
     ] = None,
-    local: Annotated[
-        bool, typer.Option("--local", help="TensorBoard on this machine, not the cluster's.")
-    ] = False,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -71,8 +64,7 @@ def tensorboard(
 ) -> int:
     """Show a run in TensorBoard, until Ctrl-C.
 
-    A deployment with a cluster has a TensorBoard, and a port of this machine is forwarded to it.
-    Otherwise TensorBoard runs here, on copies of the run's logs that are renewed; of a program of
+    TensorBoard runs on this machine, on copies of the run's logs that are renewed; of a program of
     your own, on the event files in its newest snapshot.
 
     \b
@@ -87,22 +79,17 @@ def tensorboard(
     _check_known(aws, target, bucket, run)
     chosen_port = free_port(port)
     is_program = bucket.head(run_key(run, RUN_PROGRAM)) is not None
-    # The cluster's one reads the logs of this project's own training only.
-    forwarder = None if local or is_program else _forwarder(aws, target, chosen_port)
-    where = "this machine" if forwarder is None else "the cluster"
-    url = f"http://127.0.0.1:{chosen_port}/#timeseries"
-    if not is_program:
-        url = _page_url(chosen_port, run if forwarder is not None else None)
+    url = f"http://127.0.0.1:{chosen_port}/#timeseries" if is_program else _page_url(chosen_port)
 
     def announce() -> None:
-        note(f"TensorBoard of run {run}, from {where}: {url} (Ctrl-C ends it)")
+        note(f"TensorBoard of run {run}: {url} (Ctrl-C ends it)")
         if as_json:
             print_document(
                 TensorboardDocument(
                     deployment=target.name,
                     region=target.region,
                     run=run,
-                    from_="local" if forwarder is None else "cluster",
+                    from_="local",
                     url=url,
                 )
             )
@@ -111,22 +98,16 @@ def tensorboard(
             threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
     try:
-        if forwarder is not None:
-            announce()
-            forwarder.serve()
-        else:
-            _serve_here(bucket, run, chosen_port, announce)
+        _serve_here(bucket, run, chosen_port, announce)
     except KeyboardInterrupt:
         note("TensorBoard has ended; training does not depend on it")
     return EXIT_OK
 
 
-def _page_url(port: int, run: str | None) -> str:
-    """Build the page's URL, with the loss pinned and, if given, only the curves of ``run``."""
+def _page_url(port: int) -> str:
+    """Build the page's URL, with the loss pinned."""
     # TensorBoard opens two of its chart groups, which may not include the loss.
     asked = {"pinnedCards": json.dumps([{"plugin": "scalars", "tag": LOSS_SCALAR}])}
-    if run is not None:
-        asked["runFilter"] = f"^{run}/"
     return f"http://127.0.0.1:{port}/?{urlencode(asked, quote_via=quote)}#timeseries"
 
 
@@ -134,8 +115,8 @@ def _page_url(port: int, run: str | None) -> str:
 class TensorboardDocument(OfRun):
     """The page that is served until Ctrl-C."""
 
-    from_: Literal["cluster", "local"]
-    """cluster: a forwarded port; local: a TensorBoard on this machine."""
+    from_: Literal["local"]
+    """Where TensorBoard runs: on this machine."""
     url: str
 
 
@@ -149,30 +130,6 @@ def _check_known(aws: Aws, target: Deployment, bucket: Bucket, run: str) -> None
         # An unavailable cluster is no reason to doubt the name.
         if refusal.code == "unknown-run":
             raise
-
-
-def _forwarder(aws: Aws, target: Deployment, port: int) -> "Forwarder | None":
-    """Forward a port to the cluster's TensorBoard; None if there is none or it is unavailable."""
-    if Orchestrator.EKS not in target.orchestrators:
-        return None
-    from jobs.eks.cluster import refusing
-    from jobs.eks.pod_streams import Forwarder, find_service_pod
-    from jobs.eks.service import EksService
-
-    try:
-        with refusing():
-            cluster = EksService(aws, target).cluster()
-            pod = find_service_pod(cluster, SERVICE)
-            if pod is None:
-                note(f"the cluster has no pod behind service {SERVICE}: it runs on this machine")
-                return None
-            return Forwarder(cluster, SERVICE, pod, SERVICE_PORT, port=port)
-    except Exception as error:
-        refusal = as_refusal(error, region=aws.region)
-        if refusal is None:
-            raise
-        note(f"{refusal.message}; TensorBoard runs on this machine instead")
-        return None
 
 
 def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None]) -> None:
@@ -201,7 +158,7 @@ def check_installed() -> None:
         raise Refusal(
             "no-tensorboard",
             "TensorBoard is not installed here; install what requirements-rehearsal.txt pins "
-            "(`make setup`), or use a deployment with a cluster, which has one",
+            "(`make setup`)",
         )
 
 
@@ -297,7 +254,7 @@ def free_port(wanted: int | None) -> int:
     """Find a port: the requested one, else TensorBoard's default, else any; refuse a taken one."""
     import socket  # imported late, as below, to keep the CLI's start fast
 
-    for port in (SERVICE_PORT, 0) if wanted is None else (wanted,):
+    for port in (DEFAULT_PORT, 0) if wanted is None else (wanted,):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -230,8 +230,8 @@ def planned_upload(path: Path, name: str | None, *, takes_all: bool = False) -> 
     _check_size(path)
     prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
     item = Item(path=path, key=prefix + path.name, size=path.stat().st_size)
-    kind = "corpus" if is_text_name(path.name) and not takes_all else FILES
-    return Upload(kind=kind, name=corpus, prefix=prefix, items=(item,))
+    is_text = is_text_name(path.name) and not takes_all
+    return Upload(kind="corpus" if is_text else FILES, name=corpus, prefix=prefix, items=(item,))
 
 
 def is_model_folder(path: Path) -> bool:

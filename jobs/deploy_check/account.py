@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from jobs.aws import BatchClient, CloudFormationClient
@@ -14,10 +13,9 @@ from jobs.deploy_check.assembly import Template, stack_pattern
 from jobs.job import ON_HOSTS, RunSummary
 from trainium_catalogue.workloads import Hardware
 
-_GONE = "DELETE_COMPLETE"
 # REVIEW_IN_PROGRESS: its change set was never executed. In the ROLLBACK states creation failed;
 # `cdk deploy` deletes such a stack and creates it again.
-_NEVER_CREATED = ("REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
+_NOT_THERE = ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
 _PER_CALL = 100  # ids of DescribeJobs (Batch API reference)
 
 
@@ -30,6 +28,14 @@ class Stack:
     template: Template
     physical_ids: Mapping[str, str]
     """By logical id."""
+
+    def physical_ids_of(self, resource_type: str) -> list[str]:
+        """List the physical ids of its resources of a type; one that was never made has none."""
+        return [
+            self.physical_ids[name]
+            for name, entry in self.template.get("Resources", {}).items()
+            if entry["Type"] == resource_type and self.physical_ids.get(name)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +62,13 @@ class ActiveJob:
 def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[str, Stack]:
     """Read every stack of a deployment."""
     pattern = stack_pattern(deployment)
+    pages = cloudformation.get_paginator("describe_stacks").paginate()
+    there = {
+        stack["StackName"]: stack["StackStatus"]
+        for page in pages
+        for stack in page["Stacks"]
+        if pattern.fullmatch(stack["StackName"]) and stack["StackStatus"] not in _NOT_THERE
+    }
     return {
         name: Stack(
             name=name,
@@ -63,18 +76,8 @@ def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[s
             template=_template(cloudformation, name),
             physical_ids=_physical_ids(cloudformation, name),
         )
-        for name, status in _names(cloudformation, pattern)
+        for name, status in there.items()
     }
-
-
-def _names(
-    cloudformation: CloudFormationClient, pattern: re.Pattern[str]
-) -> Iterator[tuple[str, str]]:
-    for page in _pages(cloudformation.describe_stacks):
-        for stack in page["Stacks"]:
-            name, status = stack["StackName"], stack["StackStatus"]
-            if pattern.fullmatch(name) and status not in (_GONE, *_NEVER_CREATED):
-                yield name, status
 
 
 def _template(cloudformation: CloudFormationClient, stack: str) -> Template:
@@ -93,68 +96,22 @@ def _template(cloudformation: CloudFormationClient, stack: str) -> Template:
 
 
 def _physical_ids(cloudformation: CloudFormationClient, stack: str) -> dict[str, str]:
+    pages = cloudformation.get_paginator("list_stack_resources").paginate(StackName=stack)
     return {
         item["LogicalResourceId"]: item.get("PhysicalResourceId", "")
-        for page in _pages(cloudformation.list_stack_resources, StackName=stack)
+        for page in pages
         for item in page["StackResourceSummaries"]
     }
 
 
-def _pages(call: Any, **kwargs: Any) -> Iterator[Mapping[str, Any]]:
-    token: dict[str, str] = {}
-    while True:
-        page = call(**kwargs, **token)
-        yield page
-        if not page.get("NextToken"):
-            return
-        token = {"NextToken": page["NextToken"]}
-
-
-@dataclass(slots=True)
-class BatchJobs:
-    """Unfinished jobs of the queues."""
-
-    batch: BatchClient
-    _queues: list[Mapping[str, Any]] | None = None
-    _jobs: dict[str, list[ActiveJob]] = field(default_factory=dict)
-
-    def of_environment(self, arn: str) -> list[ActiveJob]:
-        """List the jobs of every queue attached to a compute environment."""
-        if self._queues is None:
-            self._queues = list(self._all_queues())
-        return [
-            job
-            for queue in self._queues
-            if any(entry["computeEnvironment"] == arn for entry in queue["computeEnvironmentOrder"])
-            for job in self.of_queue(queue["jobQueueArn"])
-        ]
-
-    def of_queue(self, queue: str) -> list[ActiveJob]:
-        """List the jobs of one queue, newest first."""
-        if queue not in self._jobs:
-            # The hardware only determines how sizes are read, and no sizes are shown here.
-            runs = list_runs(self.batch, {queue: Hardware.TRAINIUM})
-            active = [run for run in runs if not run.ended]
-            limits = self._limits([run.job_id for run in active])
-            self._jobs[queue] = [
-                ActiveJob(summary=run, limit_s=limits.get(run.job_id)) for run in active
-            ]
-        return self._jobs[queue]
-
-    def _all_queues(self) -> Iterator[Mapping[str, Any]]:
-        token: dict[str, str] = {}
-        while True:
-            page = self.batch.describe_job_queues(**token)
-            yield from page["jobQueues"]
-            if not page.get("nextToken"):
-                return
-            token = {"nextToken": page["nextToken"]}
-
-    def _limits(self, ids: list[str]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for start in range(0, len(ids), _PER_CALL):
-            for job in self.batch.describe_jobs(jobs=ids[start : start + _PER_CALL])["jobs"]:
-                limit = (job.get("timeout") or {}).get("attemptDurationSeconds")
-                if limit:
-                    found[job["jobId"]] = float(limit)
-        return found
+def jobs_of_queues(batch: BatchClient, queues: list[str]) -> list[ActiveJob]:
+    """List the unfinished jobs of some queues, newest first."""
+    # The hardware only determines how sizes are read, and no sizes are shown here.
+    runs = list_runs(batch, dict.fromkeys(queues, Hardware.TRAINIUM))
+    active = [run for run in runs if not run.ended]
+    limits: dict[str, float | None] = {}
+    for start in range(0, len(active), _PER_CALL):
+        ids = [run.job_id for run in active[start : start + _PER_CALL]]
+        for job in batch.describe_jobs(jobs=ids)["jobs"]:
+            limits[job["jobId"]] = (job.get("timeout") or {}).get("attemptDurationSeconds")
+    return [ActiveJob(summary=run, limit_s=limits.get(run.job_id)) for run in active]

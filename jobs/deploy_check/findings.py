@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from jobs.deploy_check.account import ActiveJob, BatchJobs, Stack
-from jobs.deploy_check.assembly import Assembly
+from jobs.deploy_check.account import ActiveJob, Stack
+from jobs.deploy_check.assembly import Assembly, Template
 from jobs.deploy_check.changes import Change, Fate, Update
-from jobs.deploy_check.effects import (
-    CLUSTER,
+from jobs.deploy_check.meaning import (
+    COSTLY,
     ENVIRONMENT,
+    NAMED,
     NODE_GROUP,
     QUEUE,
+    STATEFUL,
     UPDATE_TIMEOUT_MINUTES,
+    VERSIONS,
     Effect,
-    effect_on_cluster,
-    effect_on_environment,
-    effect_on_node_group,
-    effect_on_queue,
-    mixed_with_version,
+    effect_of,
 )
-from jobs.deploy_check.replacements import Replacements
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Amount
-
-STATEFUL: Mapping[str, str] = {
-    "AWS::FSx::FileSystem": "what is on it is lost: what was imported from the bucket is imported "
-    "again, the rest is not; runs that read or write it fail",
-    "AWS::S3::Bucket": "datasets, checkpoints, caches and results are in it",
-    "AWS::ECR::Repository": "its images are gone; `cdk deploy` pushes today's again, and jobs that "
-    "wait with another one cannot start",
-    "AWS::EKS::Cluster": "every job, volume claim and object in it is gone",
-    "AWS::Logs::LogGroup": "the log lines in it are gone",
-}
-"""Types whose contents cannot be restored, and what losing them means."""
-
-COSTLY = (
-    "AWS::EKS::Cluster",
-    "AWS::EKS::Nodegroup",
-    "AWS::FSx::FileSystem",
-    "AWS::EC2::NatGateway",
-    "AWS::EC2::VPCEndpoint",
-    "AWS::S3::Bucket",
-    "AWS::ECR::Repository",
-)
-"""Types that are billed while they exist."""
 
 
 class FindingKind(StrEnum):
@@ -71,6 +48,21 @@ HARMLESS = frozenset({FindingKind.GOES_ON})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeployFinding:
+    """One thing to know, and what to do about it."""
+
+    kind: FindingKind
+    stack: str
+    message: str
+    remedy: str
+    change: Change | None = None
+    """None if it is about the stack."""
+    jobs: tuple[ActiveJob, ...] = ()
+    within_minutes: float = 0
+    """Minutes until the jobs are ended, counted from the update of their resource; 0: at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedJob:
     """A job on a resource that the deployment changes."""
 
@@ -85,7 +77,7 @@ class TouchedJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeployFinding:
+class FindingItem:
     """One thing to know, and what to do about it."""
 
     kind: FindingKind
@@ -95,7 +87,7 @@ class DeployFinding:
     resource_type: str | None
     message: str
     remedy: str
-    jobs: tuple[TouchedJob, ...] = ()
+    jobs: tuple[TouchedJob, ...]
 
 
 StackAction = Literal["create", "update", "unchanged", "left-behind"]
@@ -134,7 +126,7 @@ class DeployDocument:
     """A source that was changed after the assembly was made; null where it is up to date."""
     stacks: tuple[DeployStack, ...]
     """Those of the assembly in its order, then deployed ones that it lacks."""
-    findings: tuple[DeployFinding, ...]
+    findings: tuple[FindingItem, ...]
     """Most serious first; the exit code is 1 where one is of another kind than goes-on."""
 
 
@@ -142,31 +134,29 @@ class DeployDocument:
 class Running:
     """Sources of the running jobs."""
 
-    batch: BatchJobs
-    cluster: Callable[[], list[ActiveJob] | None]
+    on_queues: Callable[[list[str]], list[ActiveJob]]
+    """Unfinished jobs of Batch's queues, by their ARNs."""
+    on_cluster: Callable[[], list[ActiveJob] | None]
     """Unfinished jobs on the cluster; None if it does not answer."""
     now_s: float
 
 
 def find_all(
-    update: Update,
-    *,
-    stacks: Mapping[str, Stack],
-    assembly: Assembly,
-    running: Running,
-    replacements: Replacements,
+    update: Update, *, stacks: Mapping[str, Stack], assembly: Assembly, running: Running
 ) -> list[DeployFinding]:
     """Find everything, most serious first."""
-    changes = update.changes()
     found = [
         *_busy_stacks(stacks, assembly.templates),
-        *_locked_exports(update, assembly),
-        *_name_conflicts(changes, replacements),
-        *_mixed_updates(changes),
-        *_lost(changes),
-        *_ended(changes, stacks, running),
+        *_locked_exports(update, stacks, assembly),
         *_left_behind(stacks, assembly.templates),
     ]
+    for change in update.changes:
+        found += [
+            *_name_conflict(change),
+            *_mixed_update(change),
+            *_lost(change),
+            *_ended(change, stacks, running),
+        ]
     order = list(FindingKind)
     return sorted(found, key=lambda finding: order.index(finding.kind))
 
@@ -186,46 +176,64 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         else:
             continue
         message = f"it is {stack.status}, and CloudFormation takes no other update meanwhile"
-        yield _of_stack(FindingKind.REFUSED, name, message, remedy)
+        yield DeployFinding(kind=FindingKind.REFUSED, stack=name, message=message, remedy=remedy)
 
 
-def _locked_exports(update: Update, assembly: Assembly) -> Iterator[DeployFinding]:
+def _locked_exports(
+    update: Update, stacks: Mapping[str, Stack], assembly: Assembly
+) -> Iterator[DeployFinding]:
     """Find exports in use, which cannot be removed or changed (CloudFormation User Guide)."""
-    for export in update.exports():
-        if not export.still_imported and assembly.before[export.stack] >= set(export.importers):
-            continue  # its importers are updated first and drop it
-        users = ", ".join(export.importers)
-        done = "would be removed" if export.removed else "would get another value"
-        gone = [name for name in export.importers if name not in assembly.templates]
-        if gone:
-            remedy = f"{_KEEP}; or first: {_destroy(gone[0])}"
-        elif not export.still_imported:
-            remedy = (
-                f"first: `cdk deploy --exclusively {' '.join(export.importers)}`, whose new "
-                "templates do not import it; then deploy all"
+    deployed = {name: stack.template for name, stack in stacks.items()}
+    for stack, template in update.after.items():
+        kept = _exports(template)
+        for name, value in _exports(deployed[stack]).items():
+            importers = _importers(deployed, name)
+            if kept.get(name) == value or not importers:
+                continue
+            # Stacks missing from the assembly stay as they are.
+            still = importers & _importers({**deployed, **update.after}, name)
+            if not still and assembly.before[stack] >= importers:
+                continue  # its importers are updated first and drop it
+            users = ", ".join(sorted(importers))
+            done = "would get another value" if name in kept else "would be removed"
+            if gone := sorted(importers - set(assembly.templates)):
+                remedy = f"{_KEEP}; or first: {_destroy(gone[0])}"
+            elif not still:
+                remedy = (
+                    f"first: `cdk deploy --exclusively {users.replace(',', '')}`, whose new "
+                    "templates do not import it; then deploy all"
+                )
+            else:
+                remedy = (
+                    f"leave the setting as it was; or destroy {users} first, with the -c settings "
+                    "that were deployed, then deploy all: what is in them ends and comes back"
+                )
+            message = f"export {name} {done}, which CloudFormation refuses: in use by {users}"
+            yield DeployFinding(
+                kind=FindingKind.REFUSED, stack=stack, message=message, remedy=remedy
             )
-        else:
-            remedy = (
-                f"leave the setting as it was; or destroy {users} first, with the -c settings that "
-                "were deployed, then deploy all: what is in them ends and comes back"
-            )
-        message = f"export {export.name} {done}, which CloudFormation refuses: in use by {users}"
-        yield _of_stack(FindingKind.REFUSED, export.stack, message, remedy)
 
 
-def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterator[DeployFinding]:
-    """Find replacements that clash with the old name or addresses: the new resource comes first."""
-    for change in changes:
-        if change.fate is not Fate.REPLACED:
-            continue
-        names = replacements.names(change.resource_type)
-        if change.resource_type == "AWS::EC2::Subnet":
-            # EC2 refuses a subnet whose range overlaps another's (API, CreateSubnet).
-            names = ("VpcId", "CidrBlock")
-        given = change.new.get("Properties", {})
-        same = [name for name in names if name in given and (name,) not in change.paths]
-        if not names or len(same) != len(names):
-            continue
+def _exports(template: Template) -> dict[str, str]:
+    """Collect the values of a template's exports by name."""
+    return {
+        output["Export"]["Name"]: json.dumps(output["Value"])
+        for output in template.get("Outputs", {}).values()
+        if "Export" in output
+    }
+
+
+def _importers(templates: Mapping[str, Template], export: str) -> set[str]:
+    """Find the stacks that import an export."""
+    wanted = json.dumps({"Fn::ImportValue": export})
+    return {name for name, template in templates.items() if wanted in json.dumps(template)}
+
+
+def _name_conflict(change: Change) -> Iterator[DeployFinding]:
+    """Find a replacement that clashes with the old name or addresses: the new one is made first."""
+    names = NAMED.get(change.resource_type, ())
+    same = [name for name in names if name in change.properties and name not in change.changed]
+    if change.fate is Fate.REPLACED and names and len(same) == len(names):
         yield _of_change(
             FindingKind.REFUSED,
             change,
@@ -236,101 +244,117 @@ def _name_conflicts(changes: list[Change], replacements: Replacements) -> Iterat
         )
 
 
-def _mixed_updates(changes: list[Change]) -> Iterator[DeployFinding]:
-    """Find node groups that would get a new image or version along with another change."""
-    for change in changes:
-        if others := mixed_with_version(change):
-            yield _of_change(
-                FindingKind.REFUSED,
-                change,
-                f"it gets another image or version together with {', '.join(others)}: "
-                "CloudFormation refuses to combine them",
-                "deploy twice: first with the new Neuron release or Kubernetes version alone, then "
-                "with the other settings",
-            )
+def _mixed_update(change: Change) -> Iterator[DeployFinding]:
+    """Find a node group that would get a new image or version along with another change.
+
+    CloudFormation template reference, AWS::EKS::Nodegroup, ReleaseVersion and Version: no other
+    property at the same time (aws/containers-roadmap issue 1258).
+    """
+    if change.resource_type != NODE_GROUP or change.fate is not Fate.UPDATED:
+        return
+    changed = change.changed_properties
+    if changed & VERSIONS and (others := sorted(changed - VERSIONS)):
+        yield _of_change(
+            FindingKind.REFUSED,
+            change,
+            f"it gets another image or version together with {', '.join(others)}: "
+            "CloudFormation refuses to combine them",
+            "deploy twice: first with the new Neuron release or Kubernetes version alone, then "
+            "with the other settings",
+        )
 
 
-def _lost(changes: list[Change]) -> Iterator[DeployFinding]:
-    """Find resources whose contents are lost, or that are left outside the stack."""
-    for change in changes:
-        if change.fate not in (Fate.REPLACED, Fate.MAYBE_REPLACED, Fate.REMOVED):
-            continue
-        why = "" if change.fate is Fate.REMOVED else f" ({_why(change)})"
-        meaning = STATEFUL.get(change.resource_type)
-        if change.keeps_old:
-            yield _of_change(
-                FindingKind.STAYS,
-                change,
-                f"it is {change.fate}{why}; the one of today stays, with what is in it, outside of "
-                "the stack",
-                "copy what is needed, then delete it by hand when nobody uses it",
-            )
-        elif meaning is not None:
-            yield _of_change(
-                FindingKind.LOSES_DATA,
-                change,
-                f"it is {change.fate}{why}: {meaning}",
-                "copy what you need first; or leave the setting as it was",
-            )
+def _lost(change: Change) -> Iterator[DeployFinding]:
+    """Find a resource whose contents are lost, or that is left outside the stack."""
+    if not change.gone and change.fate is not Fate.MAYBE_REPLACED:
+        return
+    what = f"it is {change.fate}"
+    if change.fate is not Fate.REMOVED:
+        what = f"{what} ({_why(change)})"
+    if change.keeps_old:
+        yield _of_change(
+            FindingKind.STAYS,
+            change,
+            f"{what}; the one of today stays, with what is in it, outside of the stack",
+            "copy what is needed, then delete it by hand when it is no longer used",
+        )
+    elif meaning := STATEFUL.get(change.resource_type):
+        yield _of_change(
+            FindingKind.LOSES_DATA,
+            change,
+            f"{what}: {meaning}",
+            "copy what you need first; or leave the setting as it was",
+        )
 
 
 def _ended(
-    changes: list[Change], stacks: Mapping[str, Stack], running: Running
+    change: Change, stacks: Mapping[str, Stack], running: Running
 ) -> Iterator[DeployFinding]:
     """Find running or waiting jobs on what changes."""
-    for change in changes:
-        physical = stacks[change.stack].physical_ids.get(change.logical_id, "")
-        effect, jobs = None, None
-        if change.resource_type == ENVIRONMENT and (effect := effect_on_environment(change)):
-            jobs = running.batch.of_environment(physical)
-        elif change.resource_type == QUEUE and (effect := effect_on_queue(change)):
-            jobs = running.batch.of_queue(physical)
-        elif (change.resource_type == NODE_GROUP and (effect := effect_on_node_group(change))) or (
-            change.resource_type == CLUSTER and (effect := effect_on_cluster(change))
-        ):
-            jobs = running.cluster()
-            if jobs is None:
-                yield _of_change(
-                    FindingKind.UNKNOWN,
-                    change,
-                    f"{effect.what}; which jobs run there is not known",
-                    "check again from where the cluster answers",
-                )
-        if effect is None or not jobs:
-            continue
-        ending = [job for job in jobs if _ends(job, effect, jobs, running.now_s)]
-        if ending:
-            yield _of_change(
-                FindingKind.ENDS_JOBS,
-                change,
-                f"{effect.what}; {_when(effect)}",
-                "wait until they have ended, or stop them; a training run that is submitted again "
-                "under its name continues from its newest checkpoint",
-                jobs=_touched(ending, effect, running.now_s),
-            )
-        staying = [job for job in jobs if job.on_hosts and effect.within_minutes]
-        slow = [job for job in staying if _outlasts(job, UPDATE_TIMEOUT_MINUTES, running.now_s)]
-        if slow and effect.within_minutes > UPDATE_TIMEOUT_MINUTES:
-            yield _of_change(
-                FindingKind.ROLLS_BACK,
-                change,
-                f"{effect.what}; CloudFormation gives that {UPDATE_TIMEOUT_MINUTES} minutes, and "
-                "these jobs may take longer: the stack then probably rolls back, which replaces "
-                "the instances once more",
-                "deploy when they have ended; or stop them, deploy, and submit them again: a "
-                "training run continues from its newest checkpoint",
-                jobs=_touched(slow, effect, running.now_s),
-            )
-        going_on = [job for job in staying if job not in ending and job not in slow]
-        if going_on:
-            yield _of_change(
-                FindingKind.GOES_ON,
-                change,
-                f"{effect.what}; these jobs go on where they are, until their own time limit at "
-                "most, and `cdk deploy` waits for them",
-                "deploy once they have ended, if you can; what starts later, another attempt too, "
-                "gets new instances",
-                jobs=_touched(going_on, effect, running.now_s),
+    effect = effect_of(change)
+    if effect is None:
+        return
+    if change.resource_type == ENVIRONMENT:
+        # Each environment has the queues of its own stack.
+        jobs: list[ActiveJob] | None = running.on_queues(
+            stacks[change.stack].physical_ids_of(QUEUE)
+        )
+    elif change.resource_type == QUEUE:
+        arn = stacks[change.stack].physical_ids.get(change.logical_id)
+        jobs = running.on_queues([arn]) if arn else []
+    else:
+        jobs = running.on_cluster()
+    if jobs is None:
+        yield _of_change(
+            FindingKind.UNKNOWN,
+            change,
+            f"{effect.what}; which jobs run there is not known",
+            "check again from where the cluster answers",
+        )
+        return
+    now_s = running.now_s
+    ending = [job for job in jobs if _ends(job, effect, jobs, now_s)]
+    staying = [job for job in jobs if job.on_hosts and effect.within_minutes]
+    slow = [
+        job
+        for job in staying
+        if effect.within_minutes > UPDATE_TIMEOUT_MINUTES
+        and _outlasts(job, UPDATE_TIMEOUT_MINUTES, now_s)
+    ]
+    for kind, message, remedy, touched in (
+        (
+            FindingKind.ENDS_JOBS,
+            _when(effect),
+            "wait until they have ended, or stop them; a training run that is submitted again "
+            "under its name continues from its newest checkpoint",
+            ending,
+        ),
+        (
+            FindingKind.ROLLS_BACK,
+            f"CloudFormation gives that {UPDATE_TIMEOUT_MINUTES} minutes, and these jobs may take "
+            "longer: the stack then probably rolls back, which replaces the instances once more",
+            "deploy when they have ended; or stop them, deploy, and submit them again: a training "
+            "run continues from its newest checkpoint",
+            slow,
+        ),
+        (
+            FindingKind.GOES_ON,
+            "these jobs go on where they are, until their own time limit at most, and `cdk deploy` "
+            "waits for them",
+            "deploy once they have ended, if you can; what starts later, another attempt too, "
+            "gets new instances",
+            [job for job in staying if job not in ending and job not in slow],
+        ),
+    ):
+        if touched:
+            yield DeployFinding(
+                kind=kind,
+                stack=change.stack,
+                message=f"{effect.what}; {message}",
+                remedy=remedy,
+                change=change,
+                jobs=tuple(touched),
+                within_minutes=effect.within_minutes,
             )
 
 
@@ -348,20 +372,6 @@ def _outlasts(job: ActiveJob, minutes: float, now_s: float) -> bool:
     return left_s is None or left_s > minutes * 60
 
 
-def _touched(jobs: list[ActiveJob], effect: Effect, now_s: float) -> tuple[TouchedJob, ...]:
-    return tuple(
-        TouchedJob(
-            run=job.summary.run,
-            job_id=job.summary.job_id,
-            status=job.summary.status,
-            orchestrator=job.summary.orchestrator,
-            within_minutes=effect.within_minutes,
-            minutes_left=None if (left_s := job.seconds_left(now_s)) is None else left_s // 60,
-        )
-        for job in jobs
-    )
-
-
 def _when(effect: Effect) -> str:
     if effect.within_minutes == 0:
         return "these jobs end at once"
@@ -377,8 +387,11 @@ def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
         costly = [kind for kind in COSTLY if kind in types]
         has = f" ({', '.join(costly)})" if costly else ""
         message = f"the assembly no longer has this stack: it stays, and what it has{has} costs"
-        yield _of_stack(
-            FindingKind.STAYS, name, message, f"{_KEEP}; to remove it: {_destroy(name)}"
+        yield DeployFinding(
+            kind=FindingKind.STAYS,
+            stack=name,
+            message=message,
+            remedy=f"{_KEEP}; to remove it: {_destroy(name)}",
         )
 
 
@@ -395,26 +408,7 @@ def _why(change: Change) -> str:
     return ", ".join(change.reasons) or "another type"
 
 
-def _of_stack(kind: FindingKind, stack: str, message: str, remedy: str) -> DeployFinding:
+def _of_change(kind: FindingKind, change: Change, message: str, remedy: str) -> DeployFinding:
     return DeployFinding(
-        kind=kind, stack=stack, resource=None, resource_type=None, message=message, remedy=remedy
-    )
-
-
-def _of_change(
-    kind: FindingKind,
-    change: Change,
-    message: str,
-    remedy: str,
-    *,
-    jobs: tuple[TouchedJob, ...] = (),
-) -> DeployFinding:
-    return DeployFinding(
-        kind=kind,
-        stack=change.stack,
-        resource=change.logical_id,
-        resource_type=change.resource_type,
-        message=message,
-        remedy=remedy,
-        jobs=jobs,
+        kind=kind, stack=change.stack, message=message, remedy=remedy, change=change
     )

@@ -28,7 +28,6 @@ COMMANDS = "/apis/bus.volcano.sh/v1alpha1/namespaces/{namespace}/commands"
 POD_GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
 PODS = "/api/v1/namespaces/{namespace}/pods"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
-SERVICES = "/api/v1/namespaces/{namespace}/services"
 NODES = "/api/v1/nodes"
 NODE_REQUEST = "/api/v1/namespaces/{namespace}/configmaps/" + kubernetes.NODE_REQUEST
 LIFETIME = timedelta(minutes=14)

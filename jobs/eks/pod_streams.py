@@ -1,21 +1,19 @@
-"""Streams into a pod: `kubectl exec` and `kubectl port-forward`, through the Kubernetes client."""
+"""Streams into a pod: `kubectl exec`, through the Kubernetes client."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import shutil
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.eks.cluster import PODS, SERVICES, Cluster, is_missing
+from jobs.eks.cluster import Cluster
 from jobs.errors import Refusal
 
 _STDIN, _ERROR, _RESIZE = 0, 3, 4
@@ -25,7 +23,6 @@ _NOT_RUN = (126, _NOT_FOUND)
 _LOST = 255
 """Exit code of ssh for a lost connection."""
 _OPENING = threading.Lock()
-_CHUNK = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,91 +153,3 @@ def _terminal(socket: Any) -> Iterator[None]:
     finally:
         termios.tcsetattr(number, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, handler)
-
-
-def find_service_pod(cluster: Cluster, service: str) -> str | None:
-    """Find a ready pod behind a service; None if there is no such service or pod."""
-    try:
-        selector = cluster.get(f"{SERVICES}/{service}")["spec"].get("selector") or {}
-    except Exception as error:
-        if not is_missing(error):
-            raise
-        return None
-    labels = ",".join(f"{key}={value}" for key, value in sorted(selector.items()))
-    for pod in cluster.items(PODS, labelSelector=labels):
-        conditions = pod.get("status", {}).get("conditions") or ()
-        if any(item["type"] == "Ready" and item["status"] == "True" for item in conditions):
-            return str(pod["metadata"]["name"])
-    return None
-
-
-class Forwarder:
-    """Listens on loopback and forwards each connection to a service's pod on its own stream."""
-
-    def __init__(
-        self, cluster: Cluster, service: str, pod: str, pod_port: int, *, port: int
-    ) -> None:
-        self._cluster = cluster
-        self._service = service
-        self._pod = pod
-        self._pod_port = pod_port
-        self._listener = socket.create_server(("127.0.0.1", port))
-        self.port: int = self._listener.getsockname()[1]
-        # Open one now, so that a refusal is shown here rather than to a browser.
-        self._open().close()
-
-    def serve(self) -> None:
-        """Accept connections forever."""
-        while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._carry, args=(connection,), daemon=True).start()
-
-    def _open(self) -> Any:
-        from kubernetes.client import CoreV1Api
-        from kubernetes.stream import portforward
-
-        # The client briefly replaces one of the ApiClient's own functions.
-        with _OPENING:
-            return portforward(
-                CoreV1Api(self._cluster.api()).connect_get_namespaced_pod_portforward,
-                self._pod,
-                self._cluster.namespace,
-                ports=str(self._pod_port),
-            )
-
-    def _open_again(self) -> Any:
-        """Open a stream to the service's pod, finding it again if it has moved to another node."""
-        try:
-            return self._open()
-        except Exception:
-            pod = find_service_pod(self._cluster, self._service)
-            if pod is None or pod == self._pod:
-                raise
-            self._pod = pod
-            return self._open()
-
-    def _carry(self, connection: socket.socket) -> None:
-        with connection:
-            try:
-                stream = self._open_again()
-            except Exception as error:
-                # The pod may be gone, for example: the page shows it, and the browser may retry.
-                text = f"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\n\r\n{error}\n"
-                connection.sendall(text.encode())
-                return
-            # The browser may leave at any time.
-            with suppress(OSError):
-                _carry_both_ways(connection, stream.socket(self._pod_port))
-            stream.close()
-
-
-def _carry_both_ways(one: Any, other: Any) -> None:
-    ends = {one.fileno(): (one, other), other.fileno(): (other, one)}
-    while True:
-        ready, _, _ = select.select(list(ends), (), ())
-        for number in ready:
-            source, target = ends[number]
-            data = source.recv(_CHUNK)
-            if not data:
-                return
-            target.sendall(data)

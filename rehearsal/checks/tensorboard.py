@@ -20,7 +20,7 @@ from trainium_catalogue.contract import LOSS_SCALAR
 DRAWN = "a headless browser finds the loss curve on its page"
 """Check that is only made on a machine with a browser."""
 LIMIT_S = 90.0
-"""Timeout: a TensorBoard that was started with the cluster takes a while to read a new run."""
+"""Timeout: TensorBoard takes a while to start and to read a run."""
 _STOP_LIMIT_S = 20.0
 _URL = re.compile(r"http://127\.0\.0\.1:\d+/[^\s(]*")
 

@@ -129,9 +129,7 @@ def drawing(*, with_browser: bool) -> Step:
         f"jobs tensorboard {MNIST} --no-browser",
         until_seen=MNIST,
         says={
-            "the cluster's TensorBoard has the run's loss": (
-                rf"(?s)from the cluster.*{MNIST}\S* has .*loss"
-            ),
+            "TensorBoard has the run's loss": rf"(?s){MNIST}\S* has .*loss",
             **drawn,
         },
     )

@@ -90,12 +90,6 @@ class TestRights:
     def test_nothing_in_the_cluster_may_replace_a_node(self, made: Deployment) -> None:
         assert "SetInstanceHealth" not in made.text("eks")
 
-    def test_tensorboard_reads_the_bucket_only_where_there_is_no_file_system(
-        self, made: Deployment
-    ) -> None:
-        assert made.logical_ids("eks", "AWS::IAM::Role", "tensorboard") == []
-        assert with_cluster(lustre_gib=0).logical_ids("eks", "AWS::IAM::Role", "tensorboard")
-
 
 class TestContract:
     """The parameters that the CLI finds."""

@@ -317,7 +317,7 @@ def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
     assert made.resources("data", "AWS::Batch::JobQueue")
 
 
-def test_the_file_system_admits_tensorboards_nodes(made: Deployment) -> None:
+def test_the_file_system_admits_the_system_nodes(made: Deployment) -> None:
     clients = {
         json.dumps(rule["SourceSecurityGroupId"])
         for rule in made.resources("lustre", "AWS::EC2::SecurityGroupIngress")

@@ -33,9 +33,6 @@ class ClusterSettings:
     instance_type: InstanceType
     max_nodes: int
     region: str
-    image: str
-    """The training image."""
-    bucket_name: str
     log_group: aws_logs.ILogGroup
     """Group that the nodes send the logs of pods to."""
     lustre: LustreMount | None = None
@@ -169,13 +166,6 @@ class ClusterContents(Construct):
         return [
             self._privileged(watching.MONITOR),
             *watching.neuron_monitor(instance_type=settings.instance_type.name),
-            manifests.service_account(watching.TENSORBOARD),
-            *watching.tensorboard(
-                image=settings.image,
-                bucket=settings.bucket_name,
-                region=settings.region,
-                lustre=settings.lustre,
-            ),
         ]
 
     def _apply(

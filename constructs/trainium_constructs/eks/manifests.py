@@ -21,7 +21,7 @@ _LUSTRE_SIZE: Mapping[str, Any] = {
     "storageClassName": "",
 }
 
-# CPUs besides the nodes' pods: for TensorBoard, and pods that a user starts to look around.
+# CPUs besides the nodes' pods: for pods that a user starts to look around.
 _SPARE_CPUS = 16
 _SPARE_MEMORY_MIB = 65_536
 
@@ -186,10 +186,9 @@ def submitters() -> list[Manifest]:
                 _rule("scheduling.volcano.sh", ["podgroups"], ["get"]),
                 _rule("", ["pods"], _READ),
                 _rule("", ["pods/log"], ["get"]),
-                _rule("", ["pods/exec", "pods/portforward"], _CONNECT),
+                _rule("", ["pods/exec"], _CONNECT),
                 _rule("", ["events"], ["list"]),
                 _rule("", ["resourcequotas"], ["get", "list"]),
-                _rule("", ["services"], ["get"]),
                 {
                     **_rule("", ["configmaps"], ["get", "patch"]),
                     "resourceNames": [kubernetes.NODE_REQUEST],

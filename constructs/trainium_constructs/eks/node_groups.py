@@ -25,7 +25,7 @@ from trainium_constructs.network import EfaNetwork, zone_placement_group
 from trainium_constructs.shell import allow_sessions
 
 SYSTEM_LABEL = {"trainium/nodes": "system"}
-# Room for the add-ons' images and the training image, which serves TensorBoard.
+# Room for the add-ons' images and the training image, which the node scaler runs.
 _SYSTEM_VOLUME_GIB = 100
 
 # For the kubelet only: pods have their own roles, the network plug-in included.
@@ -139,7 +139,7 @@ class TrainiumNodeGroup(Construct):
 
 
 class SystemNodeGroup(Construct):
-    """On-demand nodes for DNS, Volcano, storage controllers and TensorBoard."""
+    """On-demand nodes for DNS, Volcano, storage controllers and the node scaler."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class SystemNodeGroup(Construct):
             cluster: Cluster of the nodes.
             instance_types: x86-64 types to choose from.
             network: Subnets with a way to the internet, and the group that the file system admits,
-                since TensorBoard reads from it.
+                for pods that a user starts to look into it.
             host_image_version: Pinned release of the EKS-optimised image.
             shell: Let hosts accept sessions of AWS Systems Manager.
             instance_tags: Tags of the instances.

@@ -207,7 +207,7 @@ def _deployment(*, image: str, command: Sequence[str], region: str) -> Manifest:
                     "containers": [
                         {
                             "name": name,
-                            # Also TensorBoard's image, so the system nodes have it already.
+                            # The training image: one image to pin and to scan.
                             "image": image,
                             "command": list(command),
                             "env": [{"name": ENV_REGION, "value": region}],

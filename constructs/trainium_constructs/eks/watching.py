@@ -1,110 +1,13 @@
-"""Monitoring of runs and nodes: TensorBoard as a service, neuron-monitor on every node."""
+"""Monitoring of nodes: neuron-monitor on every Trainium node."""
 
 from __future__ import annotations
 
 from trainium_catalogue import kubernetes
 from trainium_catalogue.charts import NEURON_MONITOR_IMAGE, NEURON_MONITOR_PORT
-from trainium_catalogue.contract import ENV_REGION, LUSTRE_MOUNT, RUNS_PREFIX
-from trainium_constructs.eks.manifests import Manifest, lustre_mounts
-from trainium_constructs.eks.node_groups import SYSTEM_LABEL
-from trainium_constructs.lustre import LustreMount
+from trainium_constructs.eks.manifests import Manifest
 
-TENSORBOARD = "tensorboard"
-TENSORBOARD_PORT = 6006
 MONITOR = "neuron-monitor"
 """Name and namespace of the monitor, which needs privileges that no training pod may have."""
-
-_NOBODY = 65534
-
-
-def tensorboard(
-    *, image: str, bucket: str, region: str, lustre: LustreMount | None
-) -> list[Manifest]:
-    """TensorBoard for all runs, and the service to which ``jobs tensorboard`` forwards a port."""
-    labels = {"app.kubernetes.io/name": TENSORBOARD}
-    # Training writes to Lustre what it also uploads; in the bucket every refresh is a listing.
-    logs = f"{LUSTRE_MOUNT}/{RUNS_PREFIX}" if lustre else f"s3://{bucket}/{RUNS_PREFIX}"
-    volumes, mounts = ([each] for each in lustre_mounts(lustre)) if lustre else ([], [])
-    scratch = {"name": "scratch", "emptyDir": {"sizeLimit": "1Gi"}}
-    return [
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {
-                "name": TENSORBOARD,
-                "namespace": kubernetes.NAMESPACE,
-                "labels": labels,
-            },
-            "spec": {
-                "replicas": 1,
-                "strategy": {"type": "Recreate"},
-                "selector": {"matchLabels": labels},
-                "template": {
-                    "metadata": {"labels": labels},
-                    "spec": {
-                        "serviceAccountName": TENSORBOARD,
-                        "nodeSelector": SYSTEM_LABEL,
-                        "securityContext": {
-                            "runAsNonRoot": True,
-                            "runAsUser": _NOBODY,
-                            "seccompProfile": {"type": "RuntimeDefault"},
-                        },
-                        "containers": [
-                            {
-                                "name": TENSORBOARD,
-                                # The training image contains it: one image to pin and to scan.
-                                "image": image,
-                                "command": ["python", "-m", "tensorboard.main"],
-                                "args": [
-                                    f"--logdir={logs}",
-                                    "--host=0.0.0.0",
-                                    f"--port={TENSORBOARD_PORT}",
-                                    "--reload_interval=30",
-                                ],
-                                "env": [
-                                    {"name": ENV_REGION, "value": region},
-                                    {"name": "HOME", "value": "/tmp"},
-                                ],
-                                "ports": [{"name": "http", "containerPort": TENSORBOARD_PORT}],
-                                "readinessProbe": {
-                                    "httpGet": {"path": "/", "port": "http"},
-                                    "initialDelaySeconds": 10,
-                                },
-                                "resources": {
-                                    "requests": {"cpu": "250m", "memory": "1Gi"},
-                                    "limits": {"memory": "4Gi"},
-                                },
-                                "securityContext": {
-                                    "allowPrivilegeEscalation": False,
-                                    "readOnlyRootFilesystem": True,
-                                    "capabilities": {"drop": ["ALL"]},
-                                },
-                                "volumeMounts": [
-                                    {"name": "scratch", "mountPath": "/tmp"},
-                                    *mounts,
-                                ],
-                            }
-                        ],
-                        "volumes": [scratch, *volumes],
-                    },
-                },
-            },
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {
-                "name": TENSORBOARD,
-                "namespace": kubernetes.NAMESPACE,
-                "labels": labels,
-            },
-            "spec": {
-                "type": "ClusterIP",
-                "selector": labels,
-                "ports": [{"name": "http", "port": TENSORBOARD_PORT, "targetPort": "http"}],
-            },
-        },
-    ]
 
 
 def neuron_monitor(*, instance_type: str) -> list[Manifest]:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from aiohttp import web
 
 from trainium_emulators.kubernetes import errors, rbac, responses, schemas
-from trainium_emulators.kubernetes.connections import Runs, forward_ports, run_in_pod
+from trainium_emulators.kubernetes.connections import Runs, run_in_pod
 from trainium_emulators.kubernetes.requests import (
     APPLY_PATCH,
     Target,
@@ -209,8 +209,6 @@ class Api:
             return await responses.log(request, self._pod(target), self._runs)
         if target.kind == POD and target.part == "exec":
             return await run_in_pod(request, self._pod(target), self._runs)
-        if target.kind == POD and target.part == "portforward":
-            return await forward_ports(request, self._pod(target))
         if target.part not in (None, "status"):
             raise errors.no_such_path()
         verb = {

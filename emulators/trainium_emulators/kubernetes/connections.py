@@ -1,9 +1,7 @@
-"""Serves WebSockets into pods: ``kubectl exec`` and ``port-forward``.
+"""Serves WebSockets into pods: ``kubectl exec``.
 
-exec speaks ``v5.channel.k8s.io``: the first byte of a message is its channel
-(kubernetes/enhancements, KEP 4006). port-forward speaks ``v4.channel.k8s.io``: for port number i of
-the query, channel 2i carries its bytes and channel 2i + 1 what went wrong; each begins with the
-port as two bytes, the low one first (kubernetes, pkg/kubelet/portforward/websocket.go).
+It speaks ``v5.channel.k8s.io``: the first byte of a message is its channel
+(kubernetes/enhancements, KEP 4006).
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ from trainium_emulators.kubernetes.resources import Json
 
 _EXEC_PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 _STDIN, _STDOUT, _STDERR, _ERROR, _RESIZE, _CLOSE = 0, 1, 2, 3, 4, 255
-_FORWARD_PROTOCOLS = ("v4.channel.k8s.io", "portforward.k8s.io")
-_LOOPBACK = "127.0.0.1"
 
 
 class Runs(Protocol):
@@ -116,60 +112,3 @@ async def _finish(socket: web.WebSocketResponse, code: int, message: str) -> Non
     with contextlib.suppress(ConnectionError):
         await socket.send_bytes(bytes([_ERROR]) + json.dumps(status).encode())
         await socket.close()
-
-
-async def forward_ports(request: web.Request, pod: Json) -> web.StreamResponse:
-    """Connect to each port in the query and forward data both ways."""
-    phase = pod["status"]["phase"]
-    if phase != "Running":
-        why = f"unable to forward port because pod is not running. Current status={phase}"
-        raise errors.ApiError(400, "BadRequest", why)
-    if "websocket" not in request.headers.get("Upgrade", "").lower():
-        raise errors.ApiError(400, "BadRequest", "ports are forwarded over websockets only")
-    ports = [int(port) for text in request.query.getall("ports") for port in text.split(",")]
-    socket = web.WebSocketResponse(protocols=_FORWARD_PROTOCOLS)
-    await socket.prepare(request)
-    tasks: list[asyncio.Task[None]] = []
-    writers: dict[int, asyncio.StreamWriter] = {}
-    for number, port in enumerate(ports):
-        for channel in (2 * number, 2 * number + 1):
-            await socket.send_bytes(bytes([channel]) + port.to_bytes(2, "little"))
-        try:
-            reader, writer = await _connect(pod["status"]["podIP"], port)
-        except OSError as error:
-            await socket.send_bytes(bytes([2 * number + 1]) + str(error).encode())
-            continue
-        writers[2 * number] = writer
-        tasks.append(asyncio.create_task(_pass_on(socket, reader, 2 * number)))
-    closing = asyncio.create_task(_close_after(socket, tasks))
-    async for message in socket:
-        if message.type != WSMsgType.BINARY or message.data[0] not in writers:
-            continue
-        writers[message.data[0]].write(message.data[1:])
-    for task in (*tasks, closing):
-        task.cancel()
-    for writer in writers.values():
-        writer.close()
-    return socket
-
-
-async def _connect(address: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connect to the pod's own address, or to loopback, which a real pod has to itself."""
-    try:
-        return await asyncio.open_connection(address, port)
-    except OSError:
-        return await asyncio.open_connection(_LOOPBACK, port)
-
-
-async def _pass_on(
-    socket: web.WebSocketResponse, reader: asyncio.StreamReader, channel: int
-) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(65_536):
-            await socket.send_bytes(bytes([channel]) + data)
-
-
-async def _close_after(socket: web.WebSocketResponse, tasks: list[asyncio.Task[None]]) -> None:
-    """Close the connection when the pod does: the client waits for that."""
-    await asyncio.gather(*tasks)
-    await socket.close()

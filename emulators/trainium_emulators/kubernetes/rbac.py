@@ -24,7 +24,6 @@ from trainium_emulators.kubernetes.store import Store
 
 MASTERS = "system:masters"
 """The group that may do everything, whatever the roles say."""
-_CONNECTIONS = ("exec", "portforward")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +93,7 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
         "PATCH": "patch",
         "DELETE": "delete" if target.name else "deletecollection",
     }.get(method, method.lower())
-    if target.part in _CONNECTIONS and method == "GET":
+    if target.part == "exec" and method == "GET":
         return access("get"), access("create")
     return (access(verb),)
 

@@ -296,13 +296,6 @@ def private_endpoint(desk: Desk) -> Seen:
     return Seen(ok=bool(version), seen=f"it answers: {version}", expected="an answer")
 
 
-@PROBES.probe("tensorboard-as-nobody", needs=_HERE)
-def tensorboard(desk: Desk) -> Seen:
-    """TensorBoard's pod is ready with the user and file system it was given."""
-    path = _DEPLOYMENT.format(of=desk.eks.namespace, name="tensorboard")
-    return _all_ready("tensorboard", _object(desk, path))
-
-
 @PROBES.probe("neuron-monitor-driver", "top-reads-monitor", needs=("EKS", "a run of verify"))
 def monitor(desk: Desk) -> Seen:
     """neuron-monitor reports from a running pod, and its report can be parsed."""

@@ -1,209 +1,210 @@
-"""What an update changes follows from the templates, across references and stacks."""
+"""Changes as the pinned CDK CLI judges them, across references, and what they do to our parts."""
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-from jobs.deploy_check.changes import Fate, Update
-from jobs.deploy_check.replacements import Replacements
-from tests.jobs.deploy_check.conftest import (
-    BATCH,
-    NETWORK,
-    STORAGE,
-    Json,
-    changes,
-    environment,
-    launch_template,
-    resource,
-    subnet,
-    template,
+from jobs.deploy_check import changes
+from jobs.deploy_check.assembly import REPOSITORY
+from jobs.deploy_check.changes import REPLACING_PARTS, Change, Fate, compare
+from jobs.deploy_check.meaning import (
+    ENDS_WITH_IT,
+    ENVIRONMENT,
+    NAMED,
+    REPLACES_MACHINES,
+    STATEFUL,
 )
+from jobs.errors import Refusal
+from tests.stacks.synthesis import deployment
 
-SUBNET_EXPORT = f"{NETWORK}:Subnet"
-
-
-def fates(old: Json, new: Json, replacements: Replacements) -> dict[str, Fate]:
-    update = Update(old, new, replacements)
-    return {name: change.fate for name, change in changes(update).items()}
-
-
-def test_templates_that_are_alike_change_nothing(replacements: Replacements) -> None:
-    same = {NETWORK: template({"Subnet": subnet()}, {SUBNET_EXPORT: {"Ref": "Subnet"}})}
-    update = Update(same, same, replacements)
-
-    assert (update.changes(), update.exports()) == ([], [])
+Json = dict[str, Any]
+STACK = "trainium-default-batch"
+EVERYTHING = {
+    "orchestrators": "both",
+    "lustre_gib": 1200,
+    "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
+    "eks_endpoint_cidrs": "203.0.113.7/32",
+}
 
 
-def test_what_cloudformation_reads_alike_is_no_change(replacements: Replacements) -> None:
+def of(old: Json, new: Json) -> dict[str, Change]:
+    """Changes of one stack, given its resources, by logical id."""
+    update = compare({STACK: {"Resources": old}}, {STACK: {"Resources": new}})
+    return {change.logical_id: change for change in update.changes}
+
+
+def resource(kind: str, **properties: Any) -> Json:
+    return {"Type": kind, "Properties": properties}
+
+
+def nodes(size: int = 200, block: str = "a", **tags: str) -> Json:
+    """A launch template, and what refers to its version and to its placement group."""
+    version = {"Fn::GetAtt": ["Template", "LatestVersionNumber"]}
+    data = {"Size": size, "Placement": {"GroupName": {"Ref": "Group"}}}
+    return {
+        "Group": resource("AWS::EC2::PlacementGroup", Strategy=block),
+        "Template": resource(changes.LAUNCH_TEMPLATE, LaunchTemplateData=data, **tags),
+        "Nodes": resource(ENVIRONMENT, ComputeResources={"LaunchTemplate": {"Version": version}}),
+    }
+
+
+def test_resources_come_go_and_change_their_type() -> None:
+    vpc, subnet = resource("AWS::EC2::VPC"), resource("AWS::EC2::Subnet")
+    found = of({"Old": vpc, "Other": vpc}, {"New": vpc, "Other": subnet})
+
+    fates = {name: change.fate for name, change in found.items()}
+    assert fates == {"Old": Fate.REMOVED, "New": Fate.ADDED, "Other": Fate.REPLACED}
+
+
+def test_what_cloudformation_reads_alike_is_no_change() -> None:
     """The CLI sends small templates as YAML, which is read back as text."""
-    old = {NETWORK: template({"P": resource("AWS::EC2::VPC", {"Dns": "true", "N": "5"})})}
-    new = {NETWORK: template({"P": resource("AWS::EC2::VPC", {"Dns": True, "N": 5})})}
+    old, new = ({"Kept": kept, "Changed": size} for kept, size in (("true", "5"), (True, 6)))
+    found = of(
+        {
+            "Vpc": resource("AWS::EC2::VPC", EnableDnsSupport="true"),
+            "E": resource("X::Y::Z", P=old),
+        },
+        {"Vpc": resource("AWS::EC2::VPC", EnableDnsSupport=True), "E": resource("X::Y::Z", P=new)},
+    )
 
-    assert fates(old, new, replacements) == {}
-
-
-def test_a_property_with_one_key_is_no_expression(replacements: Replacements) -> None:
-    def stack(days: int) -> Json:
-        properties = {"BucketName": "b", "RefreshPolicy": {"RefreshDays": {"Days": days}}}
-        return {STORAGE: template({"Data": resource("AWS::S3::Bucket", properties)})}
-
-    (change,) = Update(stack(1), stack(2), replacements).changes()
-
-    assert change.reasons == ["RefreshPolicy.RefreshDays.Days"]
+    assert {name: change.reasons for name, change in found.items()} == {"E": ("P.Changed",)}
 
 
-def test_resources_come_and_go(replacements: Replacements) -> None:
-    old = {NETWORK: template({"Old": subnet()})}
-    new = {NETWORK: template({"New": subnet()})}
+def test_metadata_and_policies_of_a_template_change_no_resource() -> None:
+    vpc = resource("AWS::EC2::VPC")
+    metadata = {"CDKMetadata": resource("AWS::CDK::Metadata", Analytics="1")}
 
-    assert fates(old, new, replacements) == {"Old": Fate.REMOVED, "New": Fate.ADDED}
-
-
-def test_another_zone_replaces_a_subnet(replacements: Replacements) -> None:
-    old = {NETWORK: template({"Subnet": subnet(zone="usw2-az4")})}
-    new = {NETWORK: template({"Subnet": subnet(zone="usw2-az1")})}
-    (change,) = Update(old, new, replacements).changes()
-
-    assert (change.fate, change.reasons) == (Fate.REPLACED, ["AvailabilityZoneId"])
+    assert of({"Vpc": vpc}, {"Vpc": {**vpc, "Metadata": {"a": "b"}}, **metadata}) == {}
 
 
-def test_who_names_a_replaced_resource_gets_another_value(replacements: Replacements) -> None:
-    def stack(zone: str) -> Json:
-        file_system = resource("AWS::FSx::FileSystem", {"SubnetIds": [{"Ref": "Subnet"}]})
-        return {NETWORK: template({"Subnet": subnet(zone=zone), "Files": file_system})}
+def test_a_reference_to_another_resource_is_one_value() -> None:
+    old, new = (resource("AWS::EC2::Subnet", VpcId={"Ref": name}) for name in ("A", "B"))
 
-    found = fates(stack("usw2-az4"), stack("usw2-az1"), replacements)
-
-    assert found == {"Subnet": Fate.REPLACED, "Files": Fate.REPLACED}
+    assert of({"Subnet": old}, {"Subnet": new})["Subnet"].reasons == ("VpcId",)
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        {"Fn::ImportValue": SUBNET_EXPORT},
-        {"Fn::Join": ["", ["x", {"Fn::ImportValue": SUBNET_EXPORT}]]},
-        "{{resolve:ssm:/trainium/default/subnet}}",
-        {"Fn::Sub": "{{resolve:ssm:/trainium/default/subnet}}"},
-        {"Ref": "SubnetParameter"},
-    ],
-)
-def test_so_does_who_imports_it_or_reads_its_parameter(
-    replacements: Replacements, expression: Any
+def test_a_launch_template_that_changes_has_another_version() -> None:
+    found = of(nodes(200), nodes(300))
+
+    assert (found["Template"].fate, found["Nodes"].fate) == (Fate.UPDATED, Fate.UPDATED)
+    assert found["Nodes"].reasons == ("ComputeResources.LaunchTemplate",)
+
+
+def test_tags_of_a_launch_template_make_no_version() -> None:
+    assert set(of(nodes(VersionDescription="a"), nodes(VersionDescription="b"))) == {"Template"}
+
+
+def test_who_names_a_replaced_resource_gets_another_value() -> None:
+    found = of(nodes(block="cluster"), nodes(block="partition"))
+
+    assert found["Group"].fate is Fate.REPLACED
+    assert found["Nodes"].reasons == ("ComputeResources.LaunchTemplate",)
+
+
+def test_a_part_of_a_property_replaces_what_the_whole_does_not() -> None:
+    def files(**lustre: Any) -> Json:
+        return {"Files": resource("AWS::FSx::FileSystem", LustreConfiguration=lustre)}
+
+    replaced = of(files(DeploymentType="SCRATCH_2"), files(DeploymentType="PERSISTENT_2"))
+    updated = of(files(AutoImportPolicy="NEW"), files(AutoImportPolicy="NONE"))
+
+    assert replaced["Files"].fate is Fate.REPLACED
+    assert replaced["Files"].reasons == ("LustreConfiguration.DeploymentType",)
+    assert updated["Files"].fate is Fate.UPDATED
+
+
+@pytest.mark.parametrize("script", ["", "throw new TypeError('no such class')"])
+def test_a_cli_that_does_not_answer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    parameter = {
-        "Type": "AWS::SSM::Parameter::Value<String>",
-        "Default": "/trainium/default/subnet",
+    path = tmp_path / "differences.cjs"
+    path.write_text(script)
+    monkeypatch.setattr(changes, "DIFFERENCES", path)
+
+    with pytest.raises(Refusal, match="make setup") as refused:
+        of({}, {})
+    assert "no such class" in str(refused.value) or not script
+
+
+# --- the tables, against the CLI's database, CloudFormation's registry and our templates ---------
+
+
+def entities(kind: str) -> dict[str, Json]:
+    """The CLI's database of resource types ("resource") or property types ("typeDefinition")."""
+    path = REPOSITORY / "tools" / "cdk" / "node_modules" / "aws-cdk" / "db.json.gz"
+    found = json.loads(gzip.decompress(path.read_bytes()))["schema"][kind]["entities"]
+    return {item.get("cloudFormationType", item["$id"]): item for item in found}
+
+
+def parts(kind: str, answers: set[str]) -> set[str]:
+    """Parts of properties that replace a resource where the property as a whole does not."""
+    types = entities("typeDefinition")
+
+    def below() -> Iterator[str]:
+        for name, known in entities("resource")[kind]["properties"].items():
+            if known["type"]["type"] == "ref" and known.get("causesReplacement") != "yes":
+                inner = types[known["type"]["reference"]["$ref"]]["properties"]
+                for part, it in inner.items():
+                    if it.get("causesReplacement") in answers:
+                        yield f"{name}.{part}"
+
+    return set(below())
+
+
+@pytest.mark.parametrize("kind", sorted({*STATEFUL, *ENDS_WITH_IT} - {ENVIRONMENT}))
+def test_parts_that_replace_what_holds_data_or_jobs_are_those_of_the_database(kind: str) -> None:
+    known = {name for name in parts(kind, {"yes"}) if name.partition(".")[0] in used(kind)}
+
+    assert known == REPLACING_PARTS.get(kind, set())
+
+
+def used(kind: str) -> set[str]:
+    """Properties of a type that our templates set."""
+    return {
+        name
+        for template in deployment(**EVERYTHING).templates.values()
+        for entry in template["Resources"].values()
+        if entry["Type"] == kind
+        for name in entry.get("Properties", {})
     }
 
-    def stacks(zone: str) -> Json:
-        published = {"Name": "/trainium/default/subnet", "Value": {"Ref": "Subnet"}}
-        return {
-            NETWORK: template(
-                {
-                    "Subnet": subnet(zone=zone),
-                    "Published": resource("AWS::SSM::Parameter", published),
-                },
-                {SUBNET_EXPORT: {"Ref": "Subnet"}},
-            ),
-            STORAGE: template(
-                {"Files": resource("AWS::FSx::FileSystem", {"SubnetIds": [expression]})},
-                Parameters={"SubnetParameter": parameter},
-            ),
-        }  # fmt: skip
 
-    assert fates(stacks("usw2-az4"), stacks("usw2-az1"), replacements)["Files"] is Fate.REPLACED
+def test_infrastructure_updates_are_what_would_replace_an_environment() -> None:
+    """The user guide's list, and that of properties that replace it where it is not updated."""
+    # Batch reads a change of this one too; CloudFormation replaces nothing for it.
+    latest = {"ComputeResources.UpdateToLatestImageVersion"}
+
+    assert parts(ENVIRONMENT, {"maybe"}) == REPLACES_MACHINES[ENVIRONMENT] - latest
 
 
-@pytest.mark.parametrize(
-    "expression",
-    [
-        {"Fn::GetAtt": ["Template", "LatestVersionNumber"]},
-        {"Fn::GetAtt": "Template.LatestVersionNumber"},
-        {"Fn::Sub": "${Template.LatestVersionNumber}"},
-        {"Fn::Sub": ["${V}", {"V": {"Fn::GetAtt": ["Template", "LatestVersionNumber"]}}]},
-    ],
-)
-def test_a_launch_template_that_changes_has_another_version(
-    replacements: Replacements, expression: Any
-) -> None:
-    def stack(size: int) -> Json:
-        launch = {"LaunchTemplateId": {"Ref": "Template"}, "Version": expression}
-        resources = {"Template": launch_template(size), "E": environment(LaunchTemplate=launch)}
-        return {BATCH: template(resources)}
+def test_names_are_the_registrys_identifiers_of_what_our_templates_name() -> None:
+    identifiers: dict[str, tuple[str, ...]] = {}
+    for kind in {*NAMED, *STATEFUL} - {"AWS::EC2::Subnet"}:  # its addresses are no identifier
+        schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema
+        names = tuple(pointer.rpartition("/")[2] for pointer in schema["primaryIdentifier"])
+        if set(names) <= set(schema["properties"]) - read_only(schema):
+            identifiers[kind] = names
 
-    found = changes(Update(stack(200), stack(300), replacements))
-
-    assert found["E"].reasons == ["ComputeResources.LaunchTemplate.Version"]
-    assert (found["Template"].fate, found["E"].fate) == (Fate.UPDATED, Fate.UPDATED)
+    assert {**NAMED, **identifiers} == dict(NAMED)
 
 
-def test_another_default_of_a_parameter_is_another_value(replacements: Replacements) -> None:
-    def stack(image: str) -> Json:
-        one = environment(ImageId={"Ref": "Image"})
-        return {BATCH: template({"E": one}, Parameters={"Image": {"Default": image}})}
-
-    found = changes(Update(stack("/old"), stack("/new"), replacements))
-
-    assert found["E"].reasons == ["ComputeResources.ImageId"]
+def read_only(schema: Any) -> set[str]:
+    return {pointer.rpartition("/")[2] for pointer in schema.get("readOnlyProperties", ())}
 
 
-def test_tags_of_a_launch_template_make_no_version(replacements: Replacements) -> None:
-    def stack(tag: str) -> Json:
-        tagged = launch_template()
-        tagged["Properties"]["TagSpecifications"] = [{"ResourceType": tag}]
-        return {BATCH: template({"Template": tagged, "E": environment()})}
+def test_the_registry_gives_an_environments_update_no_time_of_its_own() -> None:
+    def update(kind: str) -> dict[str, object]:
+        schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema
+        found: dict[str, object] = schema["handlers"]["update"]
+        return found
 
-    assert fates(stack("a"), stack("b"), replacements) == {"Template": Fate.UPDATED}
-
-
-def test_an_environment_is_replaced_only_where_it_says_so(replacements: Replacements) -> None:
-    def stack(subnet_id: str, replace: bool) -> Json:
-        one = environment(replace=replace, Subnets=[subnet_id])
-        return {BATCH: template({"Template": launch_template(), "E": one})}
-
-    for replace, fate in ((False, Fate.UPDATED), (True, Fate.REPLACED)):
-        found = fates(stack("subnet-1", replace), stack("subnet-2", replace), replacements)
-
-        assert found == {"E": fate}
-
-
-def test_a_condition_that_is_not_known_may_replace(replacements: Replacements) -> None:
-    def stack(block: str) -> Json:
-        uses = {"SubnetIds": [{"Ref": "Subnet"}]}
-        cidr = subnet()
-        cidr["Properties"]["Ipv6CidrBlock"] = block
-        return {NETWORK: template({"Subnet": cidr, "F": resource("AWS::FSx::FileSystem", uses)})}
-
-    found = fates(stack("2001:db8::/64"), stack("2001:db8:1::/64"), replacements)
-
-    assert found == {"Subnet": Fate.MAYBE_REPLACED, "F": Fate.MAYBE_REPLACED}
-
-
-def test_an_export_in_use_that_gets_another_value_is_found(replacements: Replacements) -> None:
-    def stacks(zone: str) -> Json:
-        uses = resource("AWS::FSx::FileSystem", {"SubnetIds": [{"Fn::ImportValue": SUBNET_EXPORT}]})
-        exports = {SUBNET_EXPORT: {"Ref": "Subnet"}, f"{NETWORK}:Unused": {"Ref": "Subnet"}}
-        return {
-            NETWORK: template({"Subnet": subnet(zone=zone)}, exports),
-            STORAGE: template({"Files": uses}),
-        }
-
-    (found,) = Update(stacks("usw2-az4"), stacks("usw2-az1"), replacements).exports()
-
-    assert (found.name, found.removed, found.importers) == (SUBNET_EXPORT, False, (STORAGE,))
-    assert found.still_imported
-
-
-@pytest.mark.parametrize("stays", [True, False], ids=["left behind", "imports it no longer"])
-def test_an_export_in_use_that_goes_is_found(replacements: Replacements, stays: bool) -> None:
-    uses = resource("AWS::FSx::FileSystem", {"SubnetIds": [{"Fn::ImportValue": SUBNET_EXPORT}]})
-    old = {
-        NETWORK: template({"Subnet": subnet()}, {SUBNET_EXPORT: {"Ref": "Subnet"}}),
-        STORAGE: template({"Files": uses}),
-    }
-    new = {NETWORK: template({"Subnet": subnet()})}
-    (found,) = Update(old, new if stays else {**new, STORAGE: template({})}, replacements).exports()
-
-    assert (found.removed, found.importers, found.still_imported) == (True, (STORAGE,), stays)
+    assert "timeoutInMinutes" not in update(ENVIRONMENT)
+    # Where there is one, the registry's copy here has it: 36 hours, for nodes that drain.
+    assert update("AWS::EKS::Nodegroup")["timeoutInMinutes"] == 2160

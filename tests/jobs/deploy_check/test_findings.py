@@ -9,29 +9,25 @@ from typing import Any
 import pytest
 
 from jobs.deploy_check.account import ActiveJob, Stack
-from jobs.deploy_check.assembly import Assembly
-from jobs.deploy_check.changes import Update
+from jobs.deploy_check.assembly import Assembly, Template
+from jobs.deploy_check.changes import Change, Fate, Update
 from jobs.deploy_check.findings import DeployFinding, FindingKind, Running, find_all
-from jobs.deploy_check.replacements import Replacements
+from jobs.deploy_check.meaning import CLUSTER, ENVIRONMENT, NODE_GROUP, QUEUE
 from jobs.job import RunSummary
-from tests.jobs.deploy_check.conftest import (
-    BATCH,
-    NETWORK,
-    STORAGE,
-    Json,
-    environment,
-    launch_template,
-    resource,
-    subnet,
-    template,
-)
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.kubernetes import TAINT
 from trainium_catalogue.workloads import Hardware
 
+Json = dict[str, Any]
 NOW_S = 1_000_000.0
 HOUR_S = 3600.0
-EKS = "trainium-default-eks"
+NETWORK, STORAGE, BATCH, EKS = (
+    f"trainium-default-{part}" for part in ("network", "storage", "batch", "eks")
+)
+TRAINIUM = {
+    "Taints": [{"Key": TAINT, "Effect": "NO_SCHEDULE"}],
+    "UpdateConfig": {"UpdateStrategy": "MINIMAL"},
+}
 
 
 def job(
@@ -52,42 +48,60 @@ def job(
     return ActiveJob(summary=summary, limit_s=None if limit_h is None else limit_h * HOUR_S)
 
 
-class Jobs:
-    """Batch, with one queue in front of everything."""
+def change(
+    kind: str,
+    fate: Fate = Fate.UPDATED,
+    *changed: str,
+    properties: Json | None = None,
+    **attributes: Any,
+) -> Change:
+    entry = {"Type": kind, "Properties": properties or {}, **attributes}
+    return Change(
+        stack=BATCH if kind in (ENVIRONMENT, QUEUE) else EKS,
+        logical_id="It",
+        resource_type=kind,
+        fate=fate,
+        old=entry,
+        new={} if fate is Fate.REMOVED else entry,
+        changed=frozenset(changed),
+        reasons=tuple(changed),
+    )
 
-    def __init__(self, *jobs: ActiveJob) -> None:
-        self.jobs = list(jobs)
-        self.asked: list[str] = []
 
-    def of_environment(self, arn: str) -> list[ActiveJob]:
-        self.asked.append(arn)
-        return self.jobs
-
-    of_queue = of_environment
+def new_machines(minutes: int | None = 7200) -> Change:
+    policy = {} if minutes is None else {"UpdatePolicy": {"JobExecutionTimeoutMinutes": minutes}}
+    return change(ENVIRONMENT, Fate.UPDATED, "ComputeResources.LaunchTemplate", properties=policy)
 
 
 def findings(
-    old: Mapping[str, Json],
-    new: Mapping[str, Json],
-    replacements: Replacements,
-    *,
+    *changes: Change,
     jobs: Sequence[ActiveJob] = (),
     on_cluster: list[ActiveJob] | None = None,
+    old: Mapping[str, Template] | None = None,
+    new: Mapping[str, Template] | None = None,
     status: str = "UPDATE_COMPLETE",
     before: Mapping[str, frozenset[str]] | None = None,
 ) -> list[DeployFinding]:
+    """Findings on changes, or on two sets of templates without any."""
+    queues = {"It": {"Type": QUEUE}, "Other": {"Type": CLUSTER}}
+    old = old if old is not None else {BATCH: {"Resources": queues}, EKS: {"Resources": {}}}
+    new = old if new is None else new
     stacks = {
         name: Stack(
             name=name,
             status=status,
             template=content,
-            physical_ids={logical: f"physical-{logical}" for logical in content["Resources"]},
+            physical_ids={logical: f"arn-of-{logical}" for logical in content["Resources"]},
         )
         for name, content in old.items()
     }
-    batch: Any = Jobs(*jobs)
-    found = find_all(
-        Update(old, new, replacements),
+
+    def on_queues(queues: list[str]) -> list[ActiveJob]:
+        assert queues == ["arn-of-It"]
+        return list(jobs)
+
+    return find_all(
+        Update(changes=changes, after={name: new[name] for name in new if name in old}),
         stacks=stacks,
         assembly=Assembly(
             folder=Path("cdk.out"),
@@ -95,298 +109,242 @@ def findings(
             before={name: frozenset[str]() for name in new} | dict(before or {}),
             newer=None,
         ),
-        running=Running(batch=batch, cluster=lambda: on_cluster, now_s=NOW_S),
-        replacements=replacements,
+        running=Running(on_queues=on_queues, on_cluster=lambda: on_cluster, now_s=NOW_S),
     )
-    assert all(arn.startswith("physical-") for arn in batch.asked)
-    return found
 
 
-def on_batch(size: int = 200, minutes: int | None = 7200, **resources: Any) -> Mapping[str, Json]:
-    entries = {"Template": launch_template(size), "Nodes": environment(minutes, **resources)}
-    return {BATCH: template(entries)}
-
-
-def node_group(**properties: Any) -> Mapping[str, Json]:
-    given = {
-        "Taints": [{"Key": TAINT, "Effect": "NO_SCHEDULE"}],
-        "UpdateConfig": {"UpdateStrategy": "MINIMAL"},
-        "ReleaseVersion": "1.35.6-20260625",
-        "Subnets": ["subnet-1"],
-        "ScalingConfig": {"MinSize": 0, "DesiredSize": 2, "MaxSize": 4},
-        **properties,
-    }
-    return {EKS: template({"Group": resource("AWS::EKS::Nodegroup", given)})}
-
-
-def only(found: list[DeployFinding], kind: FindingKind) -> DeployFinding:
-    (finding,) = [finding for finding in found if finding.kind is kind]
-    return finding
+def runs(found: list[DeployFinding]) -> dict[FindingKind, list[str]]:
+    return {finding.kind: [it.summary.run for it in finding.jobs] for finding in found}
 
 
 # --- jobs on Batch -----------------------------------------------------------------------------
 
 
-def test_a_new_launch_template_ends_what_still_runs_when_the_time_is_over(
-    replacements: Replacements,
-) -> None:
-    long, short, waiting = job("long"), job("short", limit_h=9), job("waiting", "RUNNABLE")
-    found = findings(on_batch(200), on_batch(300), replacements, jobs=(long, short, waiting))
-    ends = only(found, FindingKind.ENDS_JOBS)
+def test_jobs_end_stay_too_long_or_go_on_by_their_own_time_limits() -> None:
+    """An update of the instances: 120 hours for Batch to end them, two for CloudFormation."""
+    jobs = (job("long"), job("slow", limit_h=11), job("short", limit_h=9.5), job("w", "RUNNABLE"))
+    found = findings(new_machines(), jobs=jobs)
 
-    assert [entry.run for entry in ends.jobs] == ["long"]
-    assert (ends.jobs[0].within_minutes, ends.jobs[0].minutes_left) == (7200, 160 * 60)
-    assert "LaunchTemplate" in ends.message and "120 hours" in ends.message
-    assert [entry.run for entry in only(found, FindingKind.GOES_ON).jobs] == ["short"]
-
-
-def test_a_job_that_outlasts_cloudformations_time_for_the_update_is_named(
-    replacements: Replacements,
-) -> None:
-    long, short = job("long", limit_h=11), job("short", limit_h=9.5)
-    found = findings(on_batch(200), on_batch(300), replacements, jobs=(long, short))
-    rolls_back = only(found, FindingKind.ROLLS_BACK)
-
-    assert [entry.run for entry in rolls_back.jobs] == ["long"]
-    assert "120 minutes" in rolls_back.message and "rolls back" in rolls_back.message
-    assert [entry.run for entry in only(found, FindingKind.GOES_ON).jobs] == ["short"]
-
-
-def test_an_update_that_ends_jobs_before_that_time_does_not_wait_for_them(
-    replacements: Replacements,
-) -> None:
-    found = findings(on_batch(200), on_batch(300, 30), replacements, jobs=(job("long"),))
-
-    assert {finding.kind for finding in found} == {FindingKind.ENDS_JOBS}
-
-
-@pytest.mark.parametrize("policy", [None, 30])
-def test_without_a_longer_time_it_is_half_an_hour(
-    replacements: Replacements, policy: int | None
-) -> None:
-    found = findings(on_batch(200), on_batch(300, policy), replacements, jobs=(job("a"),))
-
-    assert "30 minutes" in only(found, FindingKind.ENDS_JOBS).message
-
-
-def test_an_environment_may_say_that_jobs_end_at_once(replacements: Replacements) -> None:
-    new = on_batch(300)
-    new[BATCH]["Resources"]["Nodes"]["Properties"]["UpdatePolicy"] = {
-        "TerminateJobsOnUpdate": True,
-        "JobExecutionTimeoutMinutes": 7200,
+    assert runs(found) == {
+        FindingKind.ENDS_JOBS: ["long"],
+        FindingKind.ROLLS_BACK: ["long", "slow"],
+        FindingKind.GOES_ON: ["short"],
     }
-    found = findings(on_batch(200), new, replacements, jobs=(job("a", limit_h=9),))
-
-    assert only(found, FindingKind.ENDS_JOBS).jobs[0].within_minutes == 0
-
-
-def test_a_job_without_a_limit_of_its_own_ends_too(replacements: Replacements) -> None:
-    found = findings(on_batch(200), on_batch(300), replacements, jobs=(job("a", limit_h=None),))
-
-    assert only(found, FindingKind.ENDS_JOBS).jobs[0].minutes_left is None
+    assert {finding.within_minutes for finding in found} == {7200}
+    assert "instances (LaunchTemplate); of what runs now Batch ends 120 hours" in found[0].message
+    assert "120 minutes" in found[1].message and "rolls back" in found[1].message
 
 
-def test_a_larger_environment_ends_nothing(replacements: Replacements) -> None:
-    found = findings(on_batch(), on_batch(MaxvCpus=512), replacements, jobs=(job("a"),))
+@pytest.mark.parametrize("minutes", [None, 30])
+def test_an_update_that_ends_jobs_in_time_is_not_rolled_back(minutes: int | None) -> None:
+    """Without a longer time of its own it is half an hour."""
+    (found,) = findings(new_machines(minutes), jobs=(job("long"),))
 
-    assert found == []
-
-
-def test_an_environment_or_a_queue_that_goes_ends_its_jobs(replacements: Replacements) -> None:
-    queue = {"Queue": resource("AWS::Batch::JobQueue", {"Priority": 1})}
-    old = {BATCH: template({**on_batch()[BATCH]["Resources"], **queue})}
-    new = {BATCH: template({"Template": launch_template()})}
-    found = findings(old, new, replacements, jobs=(job("a"), job("b", "RUNNABLE")))
-
-    assert {entry.resource: [job.run for job in entry.jobs] for entry in found} == {
-        "Nodes": ["a"],
-        "Queue": ["a", "b"],
-    }
+    assert found.kind is FindingKind.ENDS_JOBS and "30 minutes" in found.message
 
 
-def test_nothing_is_said_of_an_environment_without_jobs(replacements: Replacements) -> None:
-    assert findings(on_batch(200), on_batch(300), replacements) == []
+def test_a_job_without_a_limit_of_its_own_ends_too() -> None:
+    found = findings(new_machines(), jobs=(job("a", limit_h=None),))
+
+    assert runs(found)[FindingKind.ENDS_JOBS] == ["a"]
+
+
+def test_a_larger_environment_ends_nothing() -> None:
+    larger = change(ENVIRONMENT, Fate.UPDATED, "ComputeResources.MaxvCpus")
+
+    assert findings(larger, jobs=(job("a"),)) == []
+
+
+@pytest.mark.parametrize("fate", [Fate.REMOVED, Fate.REPLACED])
+@pytest.mark.parametrize(("kind", "ending"), [(ENVIRONMENT, ["a"]), (QUEUE, ["a", "b"])])
+def test_an_environment_or_a_queue_that_goes_ends_its_jobs(
+    kind: str, ending: list[str], fate: Fate
+) -> None:
+    found = findings(change(kind, fate), jobs=(job("a", limit_h=9), job("b", "RUNNABLE")))
+
+    assert runs(found) == {FindingKind.ENDS_JOBS: ending}
+    assert "these jobs end at once" in found[0].message
+
+
+def test_nothing_is_said_of_an_environment_without_jobs() -> None:
+    assert findings(new_machines()) == []
 
 
 # --- jobs on the cluster -----------------------------------------------------------------------
 
 
-def test_an_update_of_the_node_group_ends_all_its_pods_at_once(replacements: Replacements) -> None:
-    new = node_group(ReleaseVersion="1.35.6-20260714")
-    found = findings(node_group(), new, replacements, on_cluster=[job("a"), job("b", "RUNNABLE")])
-    ends = only(found, FindingKind.ENDS_JOBS)
+def test_an_update_of_the_node_group_ends_all_its_pods_at_once() -> None:
+    new_image = change(NODE_GROUP, Fate.UPDATED, "ReleaseVersion", properties=TRAINIUM)
+    found = findings(new_image, on_cluster=[job("a"), job("b", "RUNNABLE")])
 
-    assert [entry.run for entry in ends.jobs] == ["a"]
-    assert "all at once (ReleaseVersion)" in ends.message
+    assert runs(found) == {FindingKind.ENDS_JOBS: ["a"]}
+    assert "all at once (ReleaseVersion)" in found[0].message
 
 
 @pytest.mark.parametrize(("size", "ends"), [(0, True), (1, True), (2, False), (4, False)])
-def test_a_smaller_number_of_nodes_ends_jobs_that_need_more(
-    replacements: Replacements, size: int, ends: bool
-) -> None:
-    new = node_group(ScalingConfig={"MinSize": 0, "DesiredSize": size, "MaxSize": 8})
-    found = findings(node_group(), new, replacements, on_cluster=[job("a")])
+def test_a_smaller_number_of_nodes_ends_jobs_that_need_more(size: int, ends: bool) -> None:
+    properties = {**TRAINIUM, "ScalingConfig": {"MinSize": 0, "DesiredSize": size}}
+    scaled = change(NODE_GROUP, Fate.UPDATED, "ScalingConfig.DesiredSize", properties=properties)
 
-    assert [entry.kind for entry in found] == ([FindingKind.ENDS_JOBS] if ends else [])
+    assert [it.kind for it in findings(scaled, on_cluster=[job("a")])] == (
+        [FindingKind.ENDS_JOBS] if ends else []
+    )
 
 
 @pytest.mark.parametrize(
-    "also",
-    [{"ScalingConfig": {"MinSize": 0, "DesiredSize": 2, "MaxSize": 8}}, {"Labels": {"a": "b"}}],
-    ids=["its size", "labels"],
+    ("kind", "fate", "changed", "properties"),
+    [
+        (NODE_GROUP, Fate.UPDATED, "Labels.a", TRAINIUM),
+        (NODE_GROUP, Fate.REPLACED, "Subnets", {}),
+        (CLUSTER, Fate.UPDATED, "Version", {}),
+    ],
+    ids=["labels", "the add-ons' nodes", "the control plane"],
 )
-def test_a_new_image_and_something_else_at_once_are_refused(
-    replacements: Replacements, also: Mapping[str, Any]
+def test_what_touches_no_trainium_node_ends_nothing(
+    kind: str, fate: Fate, changed: str, properties: Json
 ) -> None:
-    image = {"ReleaseVersion": "1.36.2-20260714", "Version": "1.36"}
-    both = findings(node_group(), node_group(**image, **also), replacements)
-    alone = findings(node_group(), node_group(**image), replacements)
-    (name,) = also
-
-    finding = only(both, FindingKind.REFUSED)
-    assert f"another image or version together with {name}: CloudFormation" in finding.message
-    assert finding.remedy.startswith("deploy twice")
-    assert FindingKind.REFUSED not in {finding.kind for finding in alone}
+    assert findings(change(kind, fate, changed, properties=properties), on_cluster=[job("a")]) == []
 
 
-def test_other_settings_of_the_node_group_end_nothing(replacements: Replacements) -> None:
-    new = node_group(Labels={"a": "b"})
+def test_a_cluster_that_goes_ends_what_waits_in_it_too() -> None:
+    found = findings(change(CLUSTER, Fate.REMOVED), on_cluster=[job("a", "PENDING")])
 
-    assert findings(node_group(), new, replacements, on_cluster=[job("a")]) == []
-
-
-def test_nodes_of_the_cluster_s_own_run_no_jobs(replacements: Replacements) -> None:
-    old, new = node_group(Taints=[]), node_group(Taints=[], ReleaseVersion="2")
-
-    assert findings(old, new, replacements, on_cluster=[job("a")]) == []
+    assert runs(found)[FindingKind.ENDS_JOBS] == ["a"]
 
 
-def test_a_cluster_that_does_not_answer_is_said(replacements: Replacements) -> None:
-    found = findings(node_group(), node_group(Subnets=["subnet-2"]), replacements, on_cluster=None)
+def test_a_cluster_that_does_not_answer_is_said() -> None:
+    replaced = change(NODE_GROUP, Fate.REPLACED, "Subnets", properties=TRAINIUM)
+    (found,) = findings(replaced, on_cluster=None)
 
-    assert "not known" in only(found, FindingKind.UNKNOWN).message
+    assert found.kind is FindingKind.UNKNOWN and "not known" in found.message
 
 
 # --- data --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kind", "old", "new", "said"),
+    ("kind", "said"),
     [
-        ("AWS::FSx::FileSystem", {"SubnetIds": ["a"]}, {"SubnetIds": ["b"]}, "what is on it is lo"),
-        ("AWS::S3::Bucket", {"BucketName": "a"}, {"BucketName": "b"}, "checkpoints"),
-        ("AWS::ECR::Repository", {"RepositoryName": "a"}, {}, "its images are gone"),
-        ("AWS::Logs::LogGroup", {"LogGroupName": "a"}, {"LogGroupName": "b"}, "log lines"),
+        ("AWS::FSx::FileSystem", "what is on it is lost"),
+        ("AWS::S3::Bucket", "checkpoints"),
+        ("AWS::ECR::Repository", "its images are gone"),
+        ("AWS::Logs::LogGroup", "log lines"),
     ],
 )
-def test_what_holds_data_and_is_replaced_loses_it(
-    replacements: Replacements, kind: str, old: Json, new: Json, said: str
-) -> None:
-    before, after = ({STORAGE: template({"Data": resource(kind, given)})} for given in (old, new))
-    finding = only(findings(before, after, replacements), FindingKind.LOSES_DATA)
+@pytest.mark.parametrize("fate", [Fate.REPLACED, Fate.MAYBE_REPLACED, Fate.REMOVED])
+def test_what_holds_data_and_goes_loses_it(kind: str, fate: Fate, said: str) -> None:
+    (found,) = findings(change(kind, fate, "Some"))
 
-    assert said in finding.message and "replaced" in finding.message
-
-
-def test_what_holds_data_and_goes_loses_it(replacements: Replacements) -> None:
-    before = {STORAGE: template({"Data": resource("AWS::FSx::FileSystem")})}
-    found = findings(before, {STORAGE: template({})}, replacements)
-
-    assert only(found, FindingKind.LOSES_DATA).message.startswith("it is removed:")
+    assert found.kind is FindingKind.LOSES_DATA
+    assert found.message.startswith(f"it is {fate}") and said in found.message
+    assert ("(Some)" in found.message) == (fate is not Fate.REMOVED)
 
 
-def test_what_is_retained_stays_and_is_not_lost(replacements: Replacements) -> None:
-    def bucket(name: str) -> Json:
-        return resource("AWS::S3::Bucket", {"BucketName": name}, UpdateReplacePolicy="Retain")
+@pytest.mark.parametrize(
+    ("fate", "policy"),
+    [
+        (Fate.REPLACED, {"UpdateReplacePolicy": "Retain"}),
+        (Fate.REMOVED, {"DeletionPolicy": "Retain"}),
+    ],
+)
+def test_what_is_retained_stays_and_is_not_lost(fate: Fate, policy: Json) -> None:
+    (found,) = findings(change("AWS::S3::Bucket", fate, **policy))
 
-    before, after = ({STORAGE: template({"Data": bucket(name)})} for name in ("a", "b"))
-    finding = only(findings(before, after, replacements), FindingKind.STAYS)
-
-    assert "stays, with what is in it" in finding.message
+    assert found.kind is FindingKind.STAYS and "stays, with what is in it" in found.message
 
 
-def test_what_holds_nothing_and_is_replaced_is_no_finding(replacements: Replacements) -> None:
-    group = "AWS::EC2::SecurityGroup"
-    before, after = (
-        {NETWORK: template({"G": resource(group, {"GroupDescription": text})})} for text in "ab"
-    )
-
-    assert findings(before, after, replacements) == []
+@pytest.mark.parametrize(
+    ("kind", "fate"),
+    [("AWS::EC2::SecurityGroup", Fate.REPLACED), ("AWS::S3::Bucket", Fate.UPDATED)],
+)
+def test_what_holds_nothing_or_stays_is_no_finding(kind: str, fate: Fate) -> None:
+    assert findings(change(kind, fate, "Some")) == []
 
 
 # --- what stays, and what AWS refuses ----------------------------------------------------------
 
 
-def test_a_stack_that_the_assembly_lacks_stays_and_costs(replacements: Replacements) -> None:
-    cluster = {EKS: template({"C": resource("AWS::EKS::Cluster")})}
-    finding = only(findings({**on_batch(), **cluster}, on_batch(), replacements), FindingKind.STAYS)
-
-    assert finding.stack == EKS
-    assert "AWS::EKS::Cluster" in finding.message
-    assert "give the -c settings that it was deployed with" in finding.remedy
-    assert f"to remove it: aws cloudformation delete-stack --stack-name {EKS}" in finding.remedy
-
-
-def test_a_subnet_cannot_be_replaced_by_one_with_its_addresses(replacements: Replacements) -> None:
-    def stack(cidr: str, zone: str) -> Mapping[str, Json]:
-        return {NETWORK: template({"Subnet": subnet(cidr, zone)})}
-
-    old = stack("10.0.0.0/24", "usw2-az4")
-    refused = findings(old, stack("10.0.0.0/24", "usw2-az1"), replacements)
-    fine = findings(old, stack("10.0.1.0/24", "usw2-az1"), replacements)
-
-    assert "the VpcId and CidrBlock of the old one" in only(refused, FindingKind.REFUSED).message
-    assert fine == []
-
-
-def test_a_named_resource_cannot_be_replaced_under_its_name(replacements: Replacements) -> None:
-    before, after = (
-        {EKS: template({"C": resource("AWS::EKS::Cluster", {"Name": "c", "RoleArn": role})})}
-        for role in "ab"
+def test_a_stack_that_the_assembly_lacks_stays_and_costs() -> None:
+    cluster = {"Resources": {"C": {"Type": CLUSTER}}}
+    (found,) = findings(
+        old={BATCH: {"Resources": {}}, EKS: cluster}, new={BATCH: {"Resources": {}}}
     )
 
-    assert (
-        "the Name of the old one"
-        in only(findings(before, after, replacements), FindingKind.REFUSED).message
-    )
+    assert (found.kind, found.stack) == (FindingKind.STAYS, EKS)
+    assert CLUSTER in found.message
+    assert "give the -c settings that it was deployed with" in found.remedy
+    assert f"to remove it: aws cloudformation delete-stack --stack-name {EKS}" in found.remedy
 
 
 @pytest.mark.parametrize(
-    ("after", "remedy"),
+    ("kind", "properties", "moves", "names"),
     [
-        ({}, f"aws cloudformation delete-stack --stack-name {STORAGE}"),
-        ({STORAGE: template({})}, f"cdk deploy --exclusively {STORAGE}"),
+        ("AWS::EC2::Subnet", {"VpcId": "v", "CidrBlock": "c"}, "CidrBlock", "VpcId and CidrBlock"),
+        (CLUSTER, {"Name": "c", "RoleArn": "r"}, "Name", "Name"),
     ],
-    ids=["left behind", "imports it no longer"],
 )
-def test_an_export_in_use_that_goes_is_refused(
-    replacements: Replacements, after: Json, remedy: str
+def test_a_resource_cannot_be_replaced_under_its_name_or_addresses(
+    kind: str, properties: Json, moves: str, names: str
 ) -> None:
-    name = f"{NETWORK}:Subnet"
-    uses = resource("AWS::FSx::FileSystem", {"SubnetIds": [{"Fn::ImportValue": name}]})
-    before = {
-        NETWORK: template({"Subnet": subnet()}, {name: {"Ref": "Subnet"}}),
-        STORAGE: template({"Files": uses}),
-    }
-    found = findings(before, {NETWORK: template({"Subnet": subnet()}), **after}, replacements)
-    finding = only(found, FindingKind.REFUSED)
+    def refusals(fate: Fate, *changed: str, **given: str) -> list[str]:
+        found = findings(change(kind, fate, *changed, properties=given), on_cluster=[])
+        return [it.message for it in found if it.kind is FindingKind.REFUSED]
 
-    assert f"export {name} would be removed" in finding.message
-    assert remedy in finding.remedy
+    (refused,) = refusals(Fate.REPLACED, "RoleArn", **properties)
+    assert f"the {names} of the old one" in refused
+    assert refusals(Fate.REPLACED, moves, **properties) == []
+    assert refusals(Fate.REPLACED, "RoleArn") == []  # a name of CloudFormation's own
+    assert refusals(Fate.UPDATED, "RoleArn", **properties) == []
 
 
-def test_an_export_goes_when_who_imported_it_is_updated_first(replacements: Replacements) -> None:
-    name = f"{NETWORK}:Subnet"
-    uses = resource("AWS::FSx::FileSystem", {"SubnetIds": [{"Fn::ImportValue": name}]})
-    old = {
-        NETWORK: template({"Subnet": subnet()}, {name: {"Ref": "Subnet"}}),
-        STORAGE: template({"Files": uses}),
-    }
-    without = resource("AWS::FSx::FileSystem", {"SubnetIds": ["subnet-1"]})
-    new = {NETWORK: template({"Subnet": subnet()}), STORAGE: template({"Files": without})}
-    found = findings(old, new, replacements, before={NETWORK: frozenset({STORAGE})})
+@pytest.mark.parametrize("also", ["ScalingConfig.MaxSize", "Labels"])
+def test_a_new_image_and_something_else_at_once_are_refused(also: str) -> None:
+    def group(fate: Fate, *changed: str) -> list[DeployFinding]:
+        return findings(change(NODE_GROUP, fate, *changed, properties=TRAINIUM), on_cluster=[])
 
-    assert FindingKind.REFUSED not in {finding.kind for finding in found}
+    image = ("ReleaseVersion", "Version")
+    (found,) = group(Fate.UPDATED, *image, also)
+    assert found.kind is FindingKind.REFUSED and found.remedy.startswith("deploy twice")
+    assert f"together with {also.partition('.')[0]}: CloudFormation" in found.message
+    assert group(Fate.UPDATED, *image) == group(Fate.REPLACED, *image, also) == []
+
+
+NAME = f"{NETWORK}:Subnet"
+USES = {"Resources": {"Files": {"SubnetIds": [{"Fn::ImportValue": NAME}], "Type": "T"}}}
+EMPTY: Json = {"Resources": {}}
+
+
+def exporting(value: object) -> Json:
+    return {"Resources": {}, "Outputs": {"O": {"Value": value, "Export": {"Name": NAME}}}}
+
+
+@pytest.mark.parametrize(
+    ("new", "said", "remedy"),
+    [
+        ({NETWORK: EMPTY}, "be removed", f"delete-stack --stack-name {STORAGE}"),
+        ({NETWORK: EMPTY, STORAGE: EMPTY}, "be removed", f"--exclusively {STORAGE}`"),
+        ({NETWORK: exporting("b"), STORAGE: USES}, "get another value", "leave the setting"),
+        ({NETWORK: exporting("a"), STORAGE: USES}, None, ""),
+    ],
+    ids=["left behind", "imports it no longer", "another value", "the same"],
+)
+def test_an_export_in_use_cannot_go_or_change(new: Json, said: str | None, remedy: str) -> None:
+    found = findings(old={NETWORK: exporting("a"), STORAGE: USES}, new=new)
+    refused = [finding for finding in found if finding.kind is FindingKind.REFUSED]
+
+    assert len(refused) == bool(said)
+    assert all(f"export {NAME} would {said}" in finding.message for finding in refused)
+    assert all(remedy in finding.remedy for finding in refused)
+
+
+def test_an_export_goes_when_who_imported_it_is_updated_first() -> None:
+    old, new = {NETWORK: exporting("a"), STORAGE: USES}, {NETWORK: EMPTY, STORAGE: EMPTY}
+
+    assert findings(old=old, new=new, before={NETWORK: frozenset({STORAGE})}) == []
+
+
+def test_an_export_that_nothing_imports_goes() -> None:
+    assert findings(old={NETWORK: exporting("a")}, new={NETWORK: EMPTY}) == []
 
 
 @pytest.mark.parametrize(
@@ -398,24 +356,22 @@ def test_an_export_goes_when_who_imported_it_is_updated_first(replacements: Repl
         ("UPDATE_ROLLBACK_COMPLETE", None),
     ],
 )
-def test_a_stack_that_takes_no_update_is_said(
-    replacements: Replacements, status: str, remedy: str | None
-) -> None:
-    found = findings(on_batch(), on_batch(), replacements, status=status)
+def test_a_stack_that_takes_no_update_is_said(status: str, remedy: str | None) -> None:
+    found = findings(old={BATCH: EMPTY}, status=status)
 
     assert [remedy in finding.remedy for finding in found if remedy] == [True] * bool(remedy)
     assert len(found) == bool(remedy)
 
 
-def test_the_gravest_comes_first(replacements: Replacements) -> None:
-    old = {**on_batch(200), **node_group(), NETWORK: template({"S": subnet()})}
-    new = {**on_batch(300), NETWORK: template({"S": subnet(zone="usw2-az1")})}
-    found = findings(old, new, replacements, jobs=(job("a"), job("b", limit_h=9)))
+def test_the_gravest_comes_first() -> None:
+    named = change(CLUSTER, Fate.REPLACED, "RoleArn", properties={"Name": "c"})
+    found = findings(new_machines(), named, jobs=(job("a"), job("b", limit_h=9)), on_cluster=None)
 
     assert [finding.kind for finding in found] == [
         FindingKind.REFUSED,
+        FindingKind.LOSES_DATA,
         FindingKind.ENDS_JOBS,
         FindingKind.ROLLS_BACK,
-        FindingKind.STAYS,
+        FindingKind.UNKNOWN,
         FindingKind.GOES_ON,
     ]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from jobs.deploy_check.account import Stack
 from jobs.deploy_check.assembly import Assembly, read_assembly
-from jobs.deploy_check.changes import Update
+from jobs.deploy_check.changes import compare
 from jobs.deploy_check.findings import FindingKind, Running, find_all
-from jobs.deploy_check.replacements import Replacements
-from tests.jobs.deploy_check.test_findings import NOW_S, Jobs, job
+from tests.jobs.deploy_check.test_findings import NOW_S, job
 from tests.stacks.synthesis import deployment
 
 Keys = Mapping[str, object]
@@ -45,9 +43,7 @@ def assembly(keys: Keys) -> Assembly:
     ],
     ids=["volume", "zone", "no lustre", "no eks", "no batch", "nodes", "time limit"],
 )
-def test_each_says_what_ends_goes_or_stays(
-    replacements: Replacements, changed: Keys, expected: set[tuple[str, str]]
-) -> None:
+def test_each_says_what_ends_goes_or_stays(changed: Keys, expected: set[tuple[str, str]]) -> None:
     """With a run on two nodes in each queue and on the cluster."""
     old, new = assembly(BOTH), assembly(changed)
     stacks = {
@@ -59,13 +55,11 @@ def test_each_says_what_ends_goes_or_stays(
         )
         for name, content in old.templates.items()
     }
-    batch: Any = Jobs(job("a"))
     found = find_all(
-        Update(old.templates, new.templates, replacements),
+        compare(old.templates, new.templates),
         stacks=stacks,
         assembly=new,
-        running=Running(batch=batch, cluster=lambda: [job("b")], now_s=NOW_S),
-        replacements=replacements,
+        running=Running(on_queues=lambda _: [job("a")], on_cluster=lambda: [job("b")], now_s=NOW_S),
     )
 
     assert FindingKind.REFUSED not in {finding.kind for finding in found}

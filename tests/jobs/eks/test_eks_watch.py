@@ -134,7 +134,7 @@ def test_a_run_without_logs_has_no_tensorboard(eks: EksDesk) -> None:
     assert "run nightly has no TensorBoard logs in s3://bucket/runs/nightly/logs/" in result.stderr
 
 
-def test_tensorboard_runs_here_where_the_cluster_has_none(eks: EksDesk) -> None:
+def test_tensorboard_runs_on_this_machine(eks: EksDesk) -> None:
     eks.desk.put("runs/nightly/logs/events.out.tfevents.1.host.1.0")
     words = [sys.executable, "-m", "jobs", "tensorboard", "nightly", "--no-browser", "--json"]
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -140,21 +140,6 @@ def test_the_bucket_tells_of_a_run_that_was_on_it(eks: EksDesk, silence: Silence
     assert (document["status"], document["training"]["step"]) == (None, 20)
 
 
-def test_a_run_of_it_can_be_shown_in_tensorboard_here(
-    eks: EksDesk, silence: Silence, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from jobs.commands import tensorboard
-
-    eks.desk.put("runs/old/logs/x")
-    monkeypatch.setattr(tensorboard, "_serve_here", lambda *_: None)
-    said = silence()
-    result = eks.run("tensorboard", "old", "--no-browser")
-
-    assert result.exit_code == 0, result.stderr
-    assert said in result.stderr
-    assert "TensorBoard runs on this machine instead" in result.stderr
-
-
 def test_a_permission_that_is_missing_for_it_hides_no_run_of_batch(
     eks: EksDesk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

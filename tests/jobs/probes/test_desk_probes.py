@@ -214,10 +214,6 @@ CASES: dict[str, tuple[Case, Case | None]] = {
         desk(objects={"jobs": NotFound()}),
     ),
     "private-endpoint": (endpoint("v1.35.6"), endpoint(None)),
-    "tensorboard-as-nobody": (
-        desk(objects={"tensorboard": {"spec": {"replicas": 1}, "status": {"readyReplicas": 1}}}),
-        desk(objects={"tensorboard": {"spec": {"replicas": 1}, "status": {}}}),
-    ),
     "neuron-monitor-driver": (monitor(NEURON_MONITOR), monitor("processes")),
     "top-reads-monitor": (monitor(NEURON_MONITOR), monitor("processes")),
 }  # fmt: skip
@@ -272,11 +268,6 @@ def test_a_probe_is_red_where_it_does_not(name: str, world: World) -> None:
 @pytest.mark.parametrize(
     ("name", "case", "seen"),
     [
-        (
-            "tensorboard-as-nobody",
-            desk(objects={"tensorboard": NotFound()}),
-            "tensorboard is not in the cluster",
-        ),
         (
             "vpc-cni-addresses",
             desk(objects={"aws-node": NotFound()}),

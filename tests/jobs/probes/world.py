@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -448,7 +448,7 @@ def endpoint(version: str | None) -> Case:
     )
 
 
-def monitor(measured_by: str) -> Case:
+def monitor(measured_by: Literal["neuron-monitor", "processes"]) -> Case:
     def case(world: World) -> Desk:
         usage = Usage(
             measured_by=measured_by, cores_in_use=1, core_percent=1.0, device_bytes=1,

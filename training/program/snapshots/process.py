@@ -10,17 +10,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from training.core.contract import NodeContract
 from training.core.files import write_whole
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 from training.program.settings import Folders, ProgramSettings
-from training.program.snapshots.manifest import Root
+from training.program.snapshots.manifest import Root, SnapshotSummary
 from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.typed_json import read_json
 
 MODULE = "training.program.snapshots.writer"
 SETTINGS_FILE = "snapshots-settings.json"
@@ -126,7 +126,7 @@ class SnapshotReport:
     seconds since the epoch; None before the first."""
     bytes: int = 0
     """Size of the folder."""
-    snapshots: tuple[Mapping[str, Any], ...] = ()
+    snapshots: tuple[SnapshotSummary, ...] = ()
     """Complete snapshots, oldest first; known on the main node only."""
     problem: Problem | None = None
     """A reason to end the job now."""
@@ -141,13 +141,9 @@ class SnapshotReport:
     def read(scratch: Path) -> SnapshotReport:
         """Read the newest report; an empty one before the first."""
         try:
-            document = json.loads((scratch / REPORT_FILE).read_text())
+            return read_json((scratch / REPORT_FILE).read_text(), SnapshotReport)
         except FileNotFoundError:
             return SnapshotReport()
-        for name in ("problem", "failure"):
-            document[name] = Problem(**document[name]) if document[name] else None
-        document["snapshots"] = tuple(document["snapshots"])
-        return SnapshotReport(**document)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

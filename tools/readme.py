@@ -10,7 +10,7 @@ from jobs.verify.claims import Claim, read_claims
 from stacks.config.table import context_table
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import MODELS
+from trainium_catalogue.models.presets import MODELS
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from training.core.arguments import ArgumentError, Request
 from training.program.settings import check as check_program
-from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, PRETRAIN
+from trainium_catalogue.models.presets import LLAMA_PRESETS, PRESETS, PRETRAIN
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.verify import check_verify

@@ -11,9 +11,9 @@ from jobs.errors import EXIT_OK
 from jobs.output.console import print_document
 from trainium_catalogue.documents import Natural, Positive, picked
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import MODELS, PRETRAIN
+from trainium_catalogue.models.presets import MODELS, PRETRAIN
+from trainium_catalogue.models.shapes import ModelShape
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
-from trainium_catalogue.shapes import ModelShape
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Hardware, Parameter
 
 

@@ -35,7 +35,7 @@ from jobs.job import counted
 from jobs.output.console import echo, note, print_document
 from jobs.program.files import kind_of
 from trainium_catalogue import contract
-from trainium_catalogue.models_in_bucket import MODEL_CONFIG, workload_of
+from trainium_catalogue.models.in_bucket import MODEL_CONFIG, workload_of
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
 
 InputKind = Literal["tokenizer", "corpus", "model", "files"]

@@ -14,7 +14,7 @@ from jobs.errors import Refusal
 Template = Mapping[str, Any]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SOURCES = ("app.py", "cdk.json", "stacks", "constructs", "docker", "training")
+SOURCES = ("app.py", "cdk.json", "stacks", "constructs", "trainium_catalogue", "docker", "training")
 """Sources of the templates, including the image's build context."""
 _STACK = "aws:cloudformation:stack"
 

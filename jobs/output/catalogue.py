@@ -5,7 +5,7 @@ from rich.table import Table
 from jobs.job import ESTIMATE_NOTE
 from jobs.output.terminal import Terminal
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import MODELS, PRETRAIN
+from trainium_catalogue.models.presets import MODELS, PRETRAIN
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,

@@ -10,14 +10,14 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import CheckpointListing, known_runs, read_checkpoints, read_run
 from jobs.errors import Refusal
 from trainium_catalogue import contract
-from trainium_catalogue.models import MODELS, PRESETS, ModelShape
-from trainium_catalogue.models_in_bucket import (
+from trainium_catalogue.models.in_bucket import (
     MODEL_CONFIG,
     WEIGHTS,
     WEIGHTS_INDEX,
     differing_sizes,
     model_prefix,
 )
+from trainium_catalogue.models.presets import MODELS, PRESETS, ModelShape
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.suggest import did_you_mean

@@ -24,7 +24,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Positive, Sha256
 from trainium_catalogue.instances import USD_PER_JOB_HOUR_ESTIMATE
-from trainium_catalogue.models import MODELS, PRETRAIN
+from trainium_catalogue.models.presets import MODELS, PRETRAIN
 from trainium_catalogue.suggest import did_you_mean, nearest
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,

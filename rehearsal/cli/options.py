@@ -16,7 +16,7 @@ from rehearsal.steps import batch, cluster
 from rehearsal.steps import program as own
 from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.models import PRESETS, PRETRAIN
+from trainium_catalogue.models.presets import PRESETS, PRETRAIN
 from trainium_catalogue.suggest import did_you_mean
 
 Orchestrators = Annotated[

@@ -13,8 +13,8 @@ from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_submit_training import command, existing_run, payloads
 from training.models.llama.huggingface import llama_config
-from trainium_catalogue.models import LLAMA_PRESETS, MODELS, ModelShape
-from trainium_catalogue.models_in_bucket import workload_of
+from trainium_catalogue.models.in_bucket import workload_of
+from trainium_catalogue.models.presets import LLAMA_PRESETS, MODELS, ModelShape
 
 TRAIN = ("submit", "llama2-7b", "--nodes", "4", "--name", "my-run", "--yes", "--dataset", "wiki")
 SHAPE = LLAMA_PRESETS["llama2-7b"].shape

@@ -10,7 +10,7 @@ import pytest
 from tests.jobs.conftest import Desk
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
-from trainium_catalogue.models import MODELS
+from trainium_catalogue.models.presets import MODELS
 from trainium_catalogue.workloads import WORKLOADS
 
 TRAIN = ("submit", "pretrain", "--name", "my-run", "--yes")

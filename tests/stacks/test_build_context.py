@@ -51,7 +51,7 @@ def asset_hash(checkout: Path, base_image: str = "base:1") -> str:
         "pyproject.toml",
         ".venv/lib/python3.11/site-packages/torch.py",
         "training/__pycache__/launch.cpython-311.pyc",
-        "constructs/trainium_catalogue/__pycache__/ports.cpython-311.pyc",
+        "trainium_catalogue/__pycache__/ports.cpython-311.pyc",
         "training/.mypy_cache/3.11/launch.data.json",
         "training/notes.md",
     ],
@@ -71,7 +71,7 @@ def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -
     [
         "training/__init__.py",
         "node_scaler/plan.py",
-        "constructs/trainium_catalogue/contract.py",
+        "trainium_catalogue/contract.py",
         "docker/neuron/Dockerfile",
         "docker/neuron/requirements.txt",
     ],
@@ -105,8 +105,9 @@ def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
 
     assert {name for name in folders if not name.startswith("training")} == {
         "docker/neuron",
-        "constructs/trainium_catalogue",
-        "constructs/trainium_catalogue/parameters",
+        "trainium_catalogue",
+        "trainium_catalogue/models",
+        "trainium_catalogue/parameters",
         "node_scaler",
     }
     assert "training" in folders

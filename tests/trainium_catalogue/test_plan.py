@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_catalogue.models import PRESETS, BertShape
+from trainium_catalogue.models.presets import PRESETS, BertShape
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 from trainium_catalogue.parameters.training import (
     FIXED_IN_A_RUN,

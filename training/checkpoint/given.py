@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from training.storage import ObjectMissing, Objects
-from trainium_catalogue.models_in_bucket import WEIGHTS, WEIGHTS_INDEX
+from trainium_catalogue.models.in_bucket import WEIGHTS, WEIGHTS_INDEX
 from trainium_catalogue.typed_json import read_json, read_object, typed
 
 _LENGTH_BYTES = 8

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trainium_catalogue.models import Shape
+from trainium_catalogue.models.presets import Shape
 from trainium_catalogue.parameters.layout import Layout
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan

@@ -26,7 +26,7 @@ from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, checkpoint_root
 from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.shapes import defaults_of
+from trainium_catalogue.models.shapes import defaults_of
 
 if TYPE_CHECKING:
     from training.backends.base import Backend

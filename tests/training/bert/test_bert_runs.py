@@ -26,7 +26,7 @@ from training.models.llama.export import ExportError, ExportOrder, export
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.contract import checkpoint_name
-from trainium_catalogue.models import PRESETS, BertShape
+from trainium_catalogue.models.presets import PRESETS, BertShape
 
 STEPS = 12
 """More than an epoch of the 70 sequences."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from training.checks import health
-from trainium_catalogue.models import Family
+from trainium_catalogue.models.presets import Family
 
 ROOT = Path(__file__).resolve().parents[3]
 TRAINING = ROOT / "training"

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from training.models.llama.huggingface import llama_config, whole_model
-from trainium_catalogue.models import MODELS, Family, ModelShape
+from trainium_catalogue.models.presets import MODELS, Family, ModelShape
 from trainium_catalogue.parameters.layout import Layout, Recompute, activation_bytes
 from trainium_catalogue.parameters.plan import TrainingPlan
 

@@ -25,7 +25,7 @@ from training.models.llama.huggingface import (
     restore_buffers,
 )
 from training.trainer.runs import RunConfigError
-from trainium_catalogue.models import ModelShape
+from trainium_catalogue.models.presets import ModelShape
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

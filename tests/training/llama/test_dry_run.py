@@ -17,7 +17,7 @@ from training.models.llama.dry_run import (
     main,
 )
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.models import PRESETS
+from trainium_catalogue.models.presets import PRESETS
 from trainium_catalogue.parameters.layout import Recompute, activation_bytes
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB

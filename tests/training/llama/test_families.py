@@ -18,7 +18,7 @@ from training.models.llama.dry_run import dry_run
 from training.models.llama.huggingface import initial_weight, llama_config, meta_model
 from training.models.llama.network import LlamaNetwork
 from trainium_catalogue.instances import find_instance_type
-from trainium_catalogue.models import MODELS, ModelShape
+from trainium_catalogue.models.presets import MODELS, ModelShape
 from trainium_catalogue.parameters.layout import Layout, activation_bytes
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 from trainium_catalogue.workloads import WORKLOADS

@@ -33,7 +33,7 @@ from training.models.llama.huggingface import llama_config, whole_model
 from training.models.llama.network import LlamaNetwork
 from training.storage import StorageAccess, open_objects
 from training.trainer.runs import RunConfigError
-from trainium_catalogue.models import model_named
+from trainium_catalogue.models.presets import model_named
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop

@@ -15,7 +15,7 @@ from training.core.config import TrainConfig
 from training.models.llama.huggingface import initial_weight, llama_config, meta_model
 from training.models.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import LLAMA_PRESETS
+from trainium_catalogue.models.presets import LLAMA_PRESETS
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.workloads import WORKLOADS
 

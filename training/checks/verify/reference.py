@@ -20,7 +20,7 @@ from training.models.bert.network import initial_weight as initial_bert
 from training.models.llama.huggingface import initial_weight as initial_llama
 from training.models.llama.huggingface import llama_config, whole_model
 from training.models.mnist.network import Mlp, MlpNetwork
-from trainium_catalogue.models import BertShape
+from trainium_catalogue.models.presets import BertShape
 
 if TYPE_CHECKING:
     from training.core.config import TrainConfig

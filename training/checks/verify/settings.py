@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from training.core.config import Optimizer, TrainConfig
 from training.models.bert.data import IGNORED
-from trainium_catalogue.models import PRESETS, MlpShape
+from trainium_catalogue.models.presets import PRESETS, MlpShape
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import training_parameters

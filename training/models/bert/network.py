@@ -16,7 +16,7 @@ from transformers.models.bert.modeling_bert import BertForPreTraining
 
 from training.models.bert.data import IGNORED
 from training.models.initial import INITIAL_DEVIATION, normal_weight
-from trainium_catalogue.models import BERT_POSITIONS, BertShape
+from trainium_catalogue.models.presets import BERT_POSITIONS, BertShape
 
 if TYPE_CHECKING:
     from torch import nn

@@ -31,7 +31,7 @@ from training.models.llama.huggingface import llama_config, meta_model
 from training.models.llama.lora import attach
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
-from trainium_catalogue.models import DECODERS
+from trainium_catalogue.models.presets import DECODERS
 from trainium_catalogue.parameters.layout import FILLED, Layout, Recompute, activation_bytes
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan

@@ -34,14 +34,14 @@ from trainium_catalogue.contract import (
     checkpoint_name,
 )
 from trainium_catalogue.documents import OPTIONAL, Keywords, Natural, Positive, as_document
-from trainium_catalogue.models import DECODERS
+from trainium_catalogue.models.presets import DECODERS
 from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.plan import shape_of
 from trainium_catalogue.typed_json import read_json
 
 if TYPE_CHECKING:
     from training.core.job import Job
-    from trainium_catalogue.models import Shape
+    from trainium_catalogue.models.presets import Shape
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from training.models.llama.given import GivenModel
 from training.models.llama.huggingface import llama_config, meta_model
 from training.models.llama.lora import DOWN, UP, attach, is_adapter
 from training.storage import Objects
-from trainium_catalogue.models import Shape
+from trainium_catalogue.models.presets import Shape
 from trainium_catalogue.parameters.lora import Lora
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

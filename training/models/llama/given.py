@@ -12,7 +12,7 @@ from training.backends.base import WeightPart
 from training.checkpoint.given import GivenTable, GivenWeights, GivenWeightsError
 from training.models.llama.huggingface import llama_config, meta_model
 from training.storage import ObjectMissing, Objects, StorageAccess
-from trainium_catalogue.models_in_bucket import MODEL_CONFIG, differing_sizes, model_prefix
+from trainium_catalogue.models.in_bucket import MODEL_CONFIG, differing_sizes, model_prefix
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import shape_of
 from trainium_catalogue.typed_json import read_object

@@ -12,7 +12,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from training.backends.base import WeightPart
 from training.models.initial import INITIAL_DEVIATION, normal_weight
-from trainium_catalogue.models import Family, ModelShape, Shape
+from trainium_catalogue.models.presets import Family, ModelShape, Shape
 
 _CLASSES = {Family.LLAMA: "Llama", Family.QWEN3: "Qwen3"}
 """What the names of a family's classes begin with."""

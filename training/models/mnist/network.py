@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from training.models.initial import generator
-from trainium_catalogue.models import MlpShape
+from trainium_catalogue.models.presets import MlpShape
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

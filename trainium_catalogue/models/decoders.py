@@ -16,7 +16,7 @@ document masks need: the fewer share a layer, the less they send.
 
 from dataclasses import replace
 
-from trainium_catalogue.shapes import Family, ModelShape, Preset, RopeScaling
+from trainium_catalogue.models.shapes import Family, ModelShape, Preset, RopeScaling
 
 _LLAMA_3_1 = RopeScaling(
     factor=8.0,

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from enum import StrEnum
 
-from trainium_catalogue.models import ModelShape
+from trainium_catalogue.models.presets import ModelShape
 from trainium_catalogue.parameters.parameter import Value
 
 _TILE = 2048

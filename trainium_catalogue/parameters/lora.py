@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trainium_catalogue.models import ModelShape
+from trainium_catalogue.models.presets import ModelShape
 from trainium_catalogue.parameters.parameter import Value
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.models import Family, ModelShape
+from trainium_catalogue.models.presets import Family, ModelShape
 from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan

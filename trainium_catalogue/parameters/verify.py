@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from trainium_catalogue.models import LLAMA_PRESETS, model_named
+from trainium_catalogue.models.presets import LLAMA_PRESETS, model_named
 from trainium_catalogue.parameters.parameter import Parameter, Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import pretrain_parameters, training_parameters

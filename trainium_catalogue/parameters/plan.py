@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainium_catalogue.models import BertShape, ModelShape, Shape, model_named
+from trainium_catalogue.models.presets import BertShape, ModelShape, Shape, model_named
 from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.parameter import Value

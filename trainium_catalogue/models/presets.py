@@ -11,8 +11,8 @@ warm-up steps, 28,125 steps.
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from trainium_catalogue.families import FAMILIES
-from trainium_catalogue.shapes import (
+from trainium_catalogue.models.decoders import FAMILIES
+from trainium_catalogue.models.shapes import (
     BERT_POSITIONS,
     BertShape,
     Family,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainium_catalogue.contract import EXPORT_PREFIX, MODELS_PREFIX
-from trainium_catalogue.models import LLAMA_PRESETS, MODELS, PRETRAIN, ModelShape
+from trainium_catalogue.models.presets import LLAMA_PRESETS, MODELS, PRETRAIN, ModelShape
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import DECODER_FIELDS, SHAPE_FIELDS
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trainium_catalogue import contract
-from trainium_catalogue.models import LLAMA_PRESETS, PRESETS, PRETRAIN, Preset, model_named
+from trainium_catalogue.models.presets import LLAMA_PRESETS, PRESETS, PRETRAIN, Preset, model_named
 from trainium_catalogue.parameters.allreduce import ALL_REDUCE_PARAMETERS
 from trainium_catalogue.parameters.data import (
     EXPORT_PARAMETERS,

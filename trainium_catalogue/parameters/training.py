@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN, EXPORT_PREFIX
-from trainium_catalogue.models import BERT_POSITIONS, MODELS, ModelShape, Preset
+from trainium_catalogue.models.presets import BERT_POSITIONS, MODELS, ModelShape, Preset
 from trainium_catalogue.parameters.lora import TARGETS, TARGETS_PATTERN
 from trainium_catalogue.parameters.parameter import Parameter, Value
 

@@ -16,6 +16,8 @@ from packaging.utils import canonicalize_name
 from tools import setup
 
 ROOT = Path(__file__).resolve().parent.parent
+GPU_PROGRAMS = ROOT / "tests" / "jobs" / "port"
+"""Programs that are only read."""
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
 OURS = {
     "app", "benchmarks", "jobs", "node_scaler", "rehearsal", "stacks", "tests", "tools", "training",
@@ -138,7 +140,7 @@ def modules(folder: Path) -> set[str]:
     """Dotted names of others' modules that a folder's modules import."""
     found = set()
     for path in [folder] if folder.is_file() else folder.rglob("*.py"):
-        if "node_modules" in path.parts or "nxd" in path.parts:
+        if "node_modules" in path.parts or "nxd" in path.parts or path.parent == GPU_PROGRAMS:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

@@ -136,7 +136,7 @@ def start_server(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**environment, "PYTHONPATH": f"{ROOT / 'emulators'}:{ROOT / 'constructs'}"},
+            env={**environment, "PYTHONPATH": f"{ROOT / 'emulators'}:{ROOT}"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,

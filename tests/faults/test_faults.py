@@ -17,7 +17,7 @@ from training.storage import LocalObjects
 from trainium_catalogue.contract import RUN_LOCK, RUN_STATUS, TRAIN_METRICS
 
 ROOT = Path(__file__).resolve().parents[2]
-PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("", "constructs", "emulators"))
+PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("", "emulators"))
 SCHEDULES = 20
 
 

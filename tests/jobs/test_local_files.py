@@ -133,7 +133,7 @@ def without_privilege(*words: str, cwd: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(
         [*own, sys.executable, "-m", "jobs", *words],
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "constructs")])},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=scaled(60),

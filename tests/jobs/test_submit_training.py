@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from typer.testing import Result
 
@@ -378,16 +377,6 @@ def test_what_verify_would_refuse_on_the_nodes_is_refused(
     desk: Desk, words: list[str], message: str
 ) -> None:
     assert_refused(desk.run("submit", "verify", "--nodes", "2", "--yes", *words), message)
-
-
-def test_the_schema_of_a_submission_refuses_a_payload_without_overrides(ready: Desk) -> None:
-    result = ready.run(*TRAIN, "--dataset", "wiki", "--dry-run", "--json")
-    document = checked(result, "submit")
-    del document["payload"]["nodeOverrides"]
-    result.stdout_bytes = json.dumps(document).encode()
-
-    with pytest.raises(jsonschema.ValidationError):
-        checked(result, "submit")
 
 
 @pytest.mark.parametrize("what", ["all-reduce", "llama2-7b", "./train.py"])

@@ -55,9 +55,7 @@ def environment(*, lazy: bool = False) -> dict[str, str]:
     ``lazy`` leaves torch_xla as it is: tensors are recorded and compiled, on one rank.
     """
     return {
-        "PYTHONPATH": ":".join(
-            str(path) for path in (ROOT, ROOT / "constructs", ROOT / "tests" / "nxd" / "site")
-        ),
+        "PYTHONPATH": ":".join(str(path) for path in (ROOT, ROOT / "tests" / "nxd" / "site")),
         "PJRT_DEVICE": "CPU",
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
         "XLA_REGISTER_INSTALLED_PLUGINS": "0",

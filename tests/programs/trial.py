@@ -175,7 +175,7 @@ class _Job:
                 "AWS_SECRET_ACCESS_KEY": "testing",
                 "AWS_REGION": REGION,
                 "TRAINIUM_BUCKET": self._bucket,
-                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "constructs", PACKAGES))),
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, PACKAGES))),
                 # No program may look for models on the network.
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "false",

@@ -82,7 +82,7 @@ def test_the_image_is_built_from_the_real_dockerfile_for_the_hosts_platform(
 def test_only_what_a_node_runs_is_in_the_build_context(receipt: dict[str, Any]) -> None:
     roots = {Path(name).parts[0] for name in receipt["image"]["context_files"]}
 
-    assert roots <= {"docker", "training", "node_scaler", "constructs", ".dockerignore"}
+    assert roots <= {"docker", "training", "node_scaler", "trainium_catalogue", ".dockerignore"}
 
 
 def test_a_good_job_measures_every_size_correctly(receipt: dict[str, Any]) -> None:

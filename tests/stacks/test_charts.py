@@ -116,7 +116,7 @@ def test_the_version_that_the_emulator_and_the_cli_follow_is_the_one_that_is_ins
         )
     }
 
-    assert len(named) >= 10
+    assert len(named) >= 9
     assert {version for _, version in named} == {VOLCANO_VERSION}, named
     assert CHARTS["volcano"].version == VOLCANO_VERSION
 

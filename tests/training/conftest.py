@@ -47,7 +47,7 @@ class Cluster:
         env = {
             "PATH": os.environ["PATH"],
             "HOME": str(self.folder),
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            "PYTHONPATH": str(ROOT),
             "CLUSTER_MARK": self.mark,
             "TRAINIUM_DEVICE": "cpu",
             "TRAINIUM_NODE_ADDRESS": self.address(index),

@@ -60,7 +60,7 @@ def results_of_ranks(
 def _environment(port: int, num_ranks: int) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+        "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "MASTER_ADDR": "127.0.0.1",

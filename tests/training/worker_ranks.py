@@ -47,7 +47,7 @@ def run_on_ranks(
         env={
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
             "MASTER_ADDR": "127.0.0.1",

@@ -14,7 +14,7 @@ import pytest
 from tests.support.limits import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
-PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("", "constructs", "emulators"))
+PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("", "emulators"))
 KINDS = 23
 
 

@@ -55,7 +55,7 @@ def image_environment() -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "HOME": str(Path.home()),
         "LANG": "C.UTF-8",
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'constructs'}",
+        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
     }
 

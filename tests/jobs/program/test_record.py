@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.request
-from collections.abc import Iterator
+import secrets
 from typing import Any
 
 import boto3
@@ -15,7 +14,7 @@ from jobs.program.record import Submitted, add_record, read_record
 
 
 @pytest.fixture
-def bucket(endpoint: str) -> Iterator[Bucket]:
+def bucket(endpoint: str) -> Bucket:
     client = boto3.client(
         "s3",
         region_name="us-east-1",
@@ -23,9 +22,9 @@ def bucket(endpoint: str) -> Iterator[Bucket]:
         aws_access_key_id="test",
         aws_secret_access_key="test",
     )
-    client.create_bucket(Bucket="bucket")
-    yield Bucket(client=client, name="bucket")
-    urllib.request.urlopen(f"{endpoint}/moto-api/reset", data=b"").close()
+    name = f"record-{secrets.token_hex(8)}"
+    client.create_bucket(Bucket=name)
+    return Bucket(client=client, name=name)
 
 
 def submission(code: str) -> Submitted:

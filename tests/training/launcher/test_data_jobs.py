@@ -28,7 +28,7 @@ def launch(folder: Path, *words: str, first: Path | None = None) -> subprocess.P
         [sys.executable, "-m", "training.launch", *words],
         env={
             "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([*path, str(ROOT), str(ROOT / "constructs")]),
+            "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
             "TRAINIUM_DEVICE": "cpu",
             # A deployment's setting for its nodes; more processes would have nothing to do.
             "TRAINIUM_PROCESSES_PER_NODE": "2",

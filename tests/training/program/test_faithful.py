@@ -93,7 +93,7 @@ FILES = {"sub/look.py": LOOK, "sub/helper.py": "", "pkg/__init__.py": "", "pkg/l
 def environment(folder: Path) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}:/somewhere",
+        "PYTHONPATH": f"{ROOT}:/somewhere",
         "LOOKED": str(folder),
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",

@@ -59,12 +59,21 @@ def with_dependencies(wanted: list[Requirement]) -> set[str]:
     return {name for name, _ in found}
 
 
+def modules_in(folder: Path) -> list[Path]:
+    """Modules of a folder that run here."""
+    if folder.is_file():
+        return [folder]
+    return [
+        path
+        for path in folder.rglob("*.py")
+        if "node_modules" not in path.parts and path.parent != GPU_PROGRAMS
+    ]
+
+
 def imports(folder: Path) -> set[str]:
     """Top packages of others that a folder's modules import, wherever they do."""
     found = set()
-    for path in [folder] if folder.is_file() else folder.rglob("*.py"):
-        if "node_modules" in path.parts:
-            continue
+    for path in modules_in(folder):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
@@ -139,8 +148,8 @@ def test_every_module_that_is_imported_is_there(folder: str) -> None:
 def modules(folder: Path) -> set[str]:
     """Dotted names of others' modules that a folder's modules import."""
     found = set()
-    for path in [folder] if folder.is_file() else folder.rglob("*.py"):
-        if "node_modules" in path.parts or "nxd" in path.parts or path.parent == GPU_PROGRAMS:
+    for path in modules_in(folder):
+        if "nxd" in path.parts:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):

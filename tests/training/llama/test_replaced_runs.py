@@ -90,7 +90,7 @@ def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> No
     successor.close()
 
     lines = [json.loads(line) for line in objects.get(TRAIN_METRICS).splitlines()]
-    assert [line["step"] for line in lines] == [1]
+    assert [line["step"] for line in lines if "bytes" in line] == [1]
 
 
 def test_a_job_that_loses_its_peers_as_it_takes_the_run_leaves_it_free(laptop: Laptop) -> None:

@@ -176,6 +176,8 @@ LOSS_SCALAR: Final = "step loss"
 VALIDATION_LOSS_SCALAR: Final = "val/loss"
 """Name of the validation loss in TensorBoard; the reference has none."""
 RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results", "code", "snapshots")
+RESULT_FOLDERS: Final = ("metrics", "logs", "results")
+"""Folders of a run that every workload may write."""
 RUN_LOCK: Final = "lock.json"
 """The job that is training under the run's name, and the time of its last heartbeat."""
 RUN_SUBMISSION: Final = "submission.json"

@@ -181,6 +181,8 @@ _WORKLOADS = (
         reads=(
             contract.run_prefix("*", "code"),
             contract.run_key("*", contract.RUN_PROGRAM),
+            # Replaced only as it was read.
+            contract.run_key("*", contract.RUN_STATUS),
             contract.WHEELS_PREFIX,
             *contract.INPUT_PREFIXES,
         ),

@@ -9,7 +9,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from trainium_catalogue.contract import CACHE_PREFIX, JOINING_FOLDER, RUNS_PREFIX
+from trainium_catalogue.contract import CACHE_PREFIX, JOINING_FOLDER, RESULT_FOLDERS, RUNS_PREFIX
 from trainium_catalogue.workloads import Hardware, Workload
 from trainium_constructs.nag import (
     acknowledge,
@@ -28,7 +28,6 @@ RUNS_NONCURRENT_EXPIRY = cdk.Duration.days(3)
 # A multipart upload that a lost node never finished is invisible, but billed.
 UPLOAD_EXPIRY = cdk.Duration.days(7)
 
-RESULT_FOLDERS = ("metrics", "logs", "results")
 _READ = ("s3:GetObject",)
 _WRITE = ("s3:PutObject", "s3:AbortMultipartUpload")
 

@@ -175,7 +175,12 @@ def submit_once(
             if ambiguous:
                 # The answer was lost, but perhaps not the job: look before trying again.
                 queue = {request.job_queue: request.hardware}
-                for summary in list_runs(batch, queue, run=request.run):
+                try:
+                    found = list(list_runs(batch, queue, run=request.run))
+                except Exception:
+                    # Its caller must know that a job may have been added.
+                    raise error from None
+                for summary in found:
                     if summary.job_id not in earlier:
                         return summary.job_id
     return str(batch.submit_job(**submit_arguments(request))["jobId"])

@@ -95,6 +95,17 @@ def test_an_address_where_nobody_answers_is_not_tried_again() -> None:
     assert batch.clock.seconds == FakeClock().seconds
 
 
+def test_a_lost_answer_stays_the_error_where_jobs_cannot_be_listed_either() -> None:
+    """The name of its run is then held, as a job may have been added."""
+
+    class Cut(Flaky):
+        def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
+            raise EndpointConnectionError(endpoint_url="https://batch")
+
+    with pytest.raises(ReadTimeoutError):
+        submit(Cut(FakeClock(), story=["lost-after"]))
+
+
 def test_no_submission_can_name_a_role() -> None:
     """So all runs of a workload share one (docs/own-program.md); botocore has AWS's own model."""
     from botocore.loaders import Loader

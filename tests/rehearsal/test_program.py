@@ -118,7 +118,8 @@ def test_nodes_ask_for_no_more_than_their_role_grants(
     granted = {
         "PUT": (*workload.writes, *results, *code),
         "DELETE": workload.writes,
-        # submit looks for a run of a built-in workload, and for another submission of the name.
+        # submit looks for a run of a built-in workload, and for another submission of the name;
+        # status and logs read results. tests/training/program/test_rights.py judges nodes alone.
         "GET": (
             *(*workload.reads, *workload.writes, *results),
             *(contract.run_key("*", "run.json"), contract.run_key("*", contract.RUN_SUBMISSION)),

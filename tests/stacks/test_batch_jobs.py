@@ -260,6 +260,7 @@ class TestRights:
             "/export/*",
             "/runs/*/code/*",
             "/runs/*/program.json*",
+            "/runs/*/results/status.json*",
             "/runs/*/snapshots/*",
             "/tokenizers/*",
             "/wheels/*",

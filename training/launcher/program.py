@@ -373,8 +373,11 @@ class ProgramNode(LocalNode):
 
     def _tell_unkept(self) -> None:
         """Warn of files that will be gone with the node."""
-        if self._unkept is not None and (words := self._unkept.news(self._scratch)) is not None:
-            log.info("launch: program: %s", words)
+        if self._unkept is None:
+            return
+        with suppress(OSError):  # a remark ends no job, on a full disk for example
+            if (words := self._unkept.news(self._scratch)) is not None:
+                log.info("launch: program: %s", words)
 
     def _tell_nothing_kept(self) -> None:
         """Warn at the end of a job that has no snapshot; only the main node knows."""
@@ -521,8 +524,7 @@ class ProgramNode(LocalNode):
         files nobody can wait for. What a failed one has left may be torn, so its last complete
         snapshot counts; its output is kept for people, unless another attempt follows.
         """
-        if self._unkept is not None:
-            self._tell_unkept()
+        self._tell_unkept()
         saves = decision.graceful and not is_alone()
         if self._keep(time.monotonic(), at_once=saves) is None:
             return

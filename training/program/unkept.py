@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
@@ -145,8 +146,8 @@ class Unkept:
             yield (top, bool(slash)), path, size
         skipped = {self._kept, self._code, *self._without}
         for place in self._outside:
-            if place.is_whole and place.path.is_file():
-                yield (str(place.path), False), str(place.path), place.path.stat().st_size
+            if place.is_whole and (size := _file_size(place.path)) is not None:
+                yield (str(place.path), False), str(place.path), size
                 continue
             told = {x.path for x in self._outside if x.path != place.path} | skipped
             for path, size in _sizes(place.path, told):
@@ -155,6 +156,18 @@ class Unkept:
                     yield (str(place.path), True), path, size
                 elif not top.startswith(_TEMPORARY):
                     yield (f"{place.path}/{top}", bool(slash)), path, size
+
+
+def _file_size(path: Path) -> int | None:
+    """Return the size of a regular file; None for anything else.
+
+    What looks like a path in an argument may be too long for one, or not ours to look at.
+    """
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size if stat.S_ISREG(found.st_mode) else None
 
 
 def _sizes(folder: Path, without: set[Path]) -> Iterator[tuple[str, int]]:

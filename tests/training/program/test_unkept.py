@@ -78,6 +78,12 @@ def test_a_path_outside_that_the_program_was_told_is_looked_at(code: Path) -> No
     )
 
 
+def test_an_argument_that_cannot_be_a_path_is_no_place(code: Path) -> None:
+    outside = places(["/" + "a" * 300], {}, home="", shares_machine=True)
+
+    assert Unkept(code, code.parent / "checkpoints", chosen="", outside=outside).words() is None
+
+
 def test_a_node_of_its_own_is_looked_at_where_programs_write_by_themselves(code: Path) -> None:
     outside = places([], {}, home="/root", shares_machine=False)
     assert outside == [Place(Path(x), is_whole=False) for x in ("/tmp", "/var/tmp", "/root")]

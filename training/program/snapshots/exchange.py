@@ -207,7 +207,8 @@ class Exchange:
             coordinator.open()
             self._is_open = True
         if time.monotonic() - self._status_written_s >= _STATUS_S:
-            self._write_status("running")
+            # A status that cannot be written costs no snapshot.
+            self._refused(lambda: self._write_status("running"))
         made = coordinator.gather(self._uploader.history)
         self.news = coordinator.news
         self._complain_of_waiting(coordinator, made is not None or coordinator.is_gathered)

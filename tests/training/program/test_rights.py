@@ -1,0 +1,97 @@
+"""A program's job runs with the rights of its role, and with no other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import pytest
+
+from tests.support.limits import scaled
+from tests.training.checkpoint.faulty import Fault, Request, faulty_proxy
+from tests.training.conftest import Cluster
+from tests.training.program.bundles import bundle, upload
+from tests.training.s3_server import bucket_environment, s3_client
+from trainium_catalogue import contract
+from trainium_catalogue.workloads import WORKLOADS
+
+BUCKET = "rights"
+SCRIPT = """
+import os, pathlib, time
+kept = pathlib.Path(os.environ["TRAINIUM_CHECKPOINT_DIR"])
+for step in range(4):
+    print(f"step {step} loss {1 / (step + 1)}", flush=True)
+    (kept / f"{step}.pt").write_text(str(step))
+    time.sleep(1.5)
+"""
+PROGRAM = WORKLOADS[contract.PROGRAM]
+WRITES = PROGRAM.writes
+READS = (*PROGRAM.reads, *WRITES)
+RESULTS = tuple(f"{contract.RUNS_PREFIX}*/{folder}/" for folder in contract.RESULT_FOLDERS)
+LISTS = (*READS, f"{contract.RUNS_PREFIX}*/results/{contract.JOINING_FOLDER}/")
+
+
+def refused(request: Request) -> Fault | None:
+    """Refuse what the role of programs does not grant."""
+    url = urlsplit(request.path)
+    query = parse_qs(url.query, keep_blank_values=True)
+    key = unquote(url.path).removeprefix(f"/{BUCKET}").removeprefix("/")
+    match request.method:
+        case "GET" if "list-type" in query:
+            key, granted = query.get("prefix", [""])[0], LISTS
+        case "GET" | "HEAD":
+            granted = READS
+        case "DELETE":
+            granted = WRITES
+        case "POST" if "delete" in query:
+            return None  # the keys are in the body
+        case _:
+            granted = (*WRITES, *RESULTS)
+    return None if any(fnmatchcase(key, f"{one}*") for one in granted) else Fault.ACCESS_DENIED
+
+
+@pytest.fixture
+def bucket() -> Iterator[dict[str, str]]:
+    """Environment of nodes with a bucket."""
+    with bucket_environment(BUCKET) as environment:
+        yield environment
+
+
+def ended(job: Cluster, bucket: dict[str, str], digest: str) -> None:
+    """Run the program to its end, which must be a success with a snapshot."""
+    words = (f"--code={digest}", "--script=train.py", "--snapshot-every-s=1")
+    job.start(*words, workload="program", extra=bucket)
+    assert set(job.end(within_s=scaled(60)).values()) == {0}, job.all_logs()
+    assert "snapshot 1 of" in job.log(0)
+
+
+def test_a_program_is_kept_and_reported_with_the_rights_of_its_role(
+    cluster: Cluster, bucket: dict[str, str]
+) -> None:
+    direct = bucket["AWS_ENDPOINT_URL"]
+    digest = upload(bucket, bundle({"train.py": SCRIPT}))
+    with faulty_proxy(direct) as proxy:
+        proxy.reset(refused)
+        ended(cluster, bucket | {"AWS_ENDPOINT_URL": proxy.url}, digest)
+
+        assert [request for _, request in proxy.injected] == []
+    key = contract.run_key("test-run", contract.RUN_STATUS)
+    found = s3_client(direct).get_object(Bucket=BUCKET, Key=key)
+    status = json.loads(found["Body"].read())
+    assert status["state"] == "ended" and len(status["snapshots"]) >= 1
+
+
+def test_a_status_that_cannot_be_written_costs_no_snapshot(
+    lone_node: Cluster, bucket: dict[str, str]
+) -> None:
+    def without_status(request: Request) -> Fault | None:
+        return Fault.ACCESS_DENIED if contract.RUN_STATUS in request.path else None
+
+    digest = upload(bucket, bundle({"train.py": SCRIPT}))
+    with faulty_proxy(bucket["AWS_ENDPOINT_URL"]) as proxy:
+        proxy.reset(without_status)
+        ended(lone_node, bucket | {"AWS_ENDPOINT_URL": proxy.url}, digest)
+
+        assert proxy.injected

@@ -279,7 +279,7 @@ def _continued(said: str, pattern: str) -> tuple[str, str]:
     if first[last] > first.get(1, first[last]):
         return f"it began at {steps}", ""
     return "", (
-        f"it has begun again, at {steps}; let it load its newest checkpoint when it starts, or "
+        f"it has started over, at {steps}; let it load its newest checkpoint when it starts, or "
         "name the argument that makes it with --resume-arguments"
     )
 

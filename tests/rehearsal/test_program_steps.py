@@ -256,9 +256,9 @@ def test_the_files_that_the_nodes_ran_are_compared(
     [
         ("reads what was restored: epoch-2.pt", True, "it read epoch-2.pt"),
         (
-            "has read none of the 3 files that were restored, so it has begun again; let it ...",
+            "has read none of the 3 files that were restored, so it has started over; let it ...",
             False,
-            "not shown: it has read none of the 3 files that were restored, so it has begun again",
+            "not shown: it has read none of the 3 files that were restored, so it has started over",
         ),
         (
             "ended",
@@ -278,7 +278,7 @@ def test_a_program_has_to_use_what_it_got_back(line: str, ok: bool, detail: str)
     ("second", "ok", "detail"),
     [
         ("epoch 3 of 9", True, "it began at step 3, and the first attempt at step 1"),
-        ("epoch 1 of 9", False, "not shown: it has begun again, at step 1, and the first attempt"),
+        ("epoch 1 of 9", False, "not shown: it has started over, at step 1, and the first attempt"),
         ("launch: epoch 3", False, "not shown: no line of the second attempt has a step for --pro"),
     ],
 )

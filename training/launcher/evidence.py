@@ -85,7 +85,7 @@ class Evidence:
                 f"rank {self.rank} has started {self.started} {noun} of its own ({self.command})"
             )
         if self.ranks and not self.connected:
-            parts.append("no rank there is connected to another, so it has made no process group")
+            parts.append("no rank there is connected to another, so no process group was formed")
         return ", ".join(parts)
 
 

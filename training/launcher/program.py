@@ -405,7 +405,7 @@ class ProgramNode(LocalNode):
         if self._restored is not None:
             log.info(
                 "launch: program: has read none of the %d files that were restored, so it has "
-                "begun again; let it load its newest checkpoint when it starts, or name the "
+                "started over; let it load its newest checkpoint when it starts, or name the "
                 "argument that makes it with --resume-arguments",
                 self._restored.num_files,
             )
@@ -557,7 +557,7 @@ class ProgramNode(LocalNode):
             return
         first = min(alive, key=lambda state: state.rank)
         log.info(
-            "launch: program: rank %d is here, as Python's fault handler prints it on SIGABRT:",
+            "launch: program: where rank %d was (faulthandler's traceback on SIGABRT):",
             first.rank,
         )
         with suppress(OSError, ValueError):

@@ -146,8 +146,8 @@ class Unkept:
             yield (top, bool(slash)), path, size
         skipped = {self._kept, self._code, *self._without}
         for place in self._outside:
-            if place.is_whole and (size := _file_size(place.path)) is not None:
-                yield (str(place.path), False), str(place.path), size
+            if place.is_whole and (own_size := _file_size(place.path)) is not None:
+                yield (str(place.path), False), str(place.path), own_size
                 continue
             told = {x.path for x in self._outside if x.path != place.path} | skipped
             for path, size in _sizes(place.path, told):

@@ -80,7 +80,7 @@ def check_holder(objects: Objects, job_id: str, attempt: int, *, run: str) -> No
 
 
 def _loss(run: str, holder: Holder | None) -> str:
-    by = "somebody has removed it"
+    by = "its lock has been deleted"
     if holder is not None:
         by = f"job {holder.job_id} (attempt {holder.attempt}) has taken it at {holder.since}"
     return (

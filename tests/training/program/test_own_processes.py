@@ -67,7 +67,7 @@ def test_a_program_that_waits_for_its_own_processes_ends_with_the_reason_and_is_
     assert lone_node.end(within_s=scaled(60)) == {0: ExitCode.WORKLOAD}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
     assert told in last
-    assert "so it has made no process group; it would hang again, so it is not retried" in last
+    assert "so no process group was formed; it would hang again, so it is not retried" in last
     assert "a larger --hang-limit-s" not in last
     # Where it waits: in mp.spawn, or for the command.
     log = lone_node.log(0)

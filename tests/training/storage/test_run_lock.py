@@ -153,7 +153,7 @@ def test_of_jobs_that_start_together_one_trains(folder: Objects) -> None:
 def test_a_removed_lock_stops_the_job(objects: Objects, held: RunLock) -> None:
     objects.delete([RUN_LOCK])
 
-    assert "somebody has removed it" in str(wait_until_lost(held))
+    assert "its lock has been deleted" in str(wait_until_lost(held))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, end, events, job
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE
+from trainium_emulators.aws.cloudformation.eks_cluster import KubernetesCluster
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
 
@@ -110,6 +111,27 @@ def test_a_deployment_keeps_its_pod(cluster: ClusterEmulator) -> None:
     wait(lambda: (found := pods(cluster)) and found[0]["metadata"]["uid"] != uid(before))
 
     assert len(pods(cluster)) == 1
+
+
+def test_a_manifest_of_a_namespace_is_deleted_once_its_pods_have_ended(
+    cluster: ClusterEmulator,
+) -> None:
+    deployed, place = KubernetesCluster(), {"name": "brief"}
+    deployed.use(lambda: cluster)
+    manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": place}
+    deployed.apply(manifest)
+    slow = deployment("/fsx/runs")
+    slow["metadata"]["namespace"] = "brief"
+    (container,) = slow["spec"]["template"]["spec"]["containers"]
+    container |= {"command": ["sh", "-c"], "args": ["trap 'sleep 1; exit' TERM; sleep 60 & wait"]}
+    del container["volumeMounts"], slow["spec"]["template"]["spec"]["volumes"]
+    deployed.apply(slow)
+    wait(lambda: cluster.store.get(DEPLOYMENT, "brief", "files").get("status", {}).get("replicas"))
+    time.sleep(scaled(1))  # the shell has to set its trap
+
+    deployed.delete(manifest)
+
+    assert cluster.store.list(POD, "brief") == []
 
 
 def uid(pod: Json) -> str:

@@ -37,10 +37,22 @@ def status(*exit_codes: int, job: str = "SUCCEEDED", num_nodes: int = 2) -> dict
     }
 
 
-def judged(document: dict[str, Any], *, fault: str | None = None, code: int = 0) -> list[str]:
+def judged(
+    document: dict[str, Any],
+    *,
+    fault: str | None = None,
+    code: int = 0,
+    on_cluster: bool = False,
+) -> list[str]:
     sizes = [SIZE] if document["status"] == "SUCCEEDED" else []
     return judge(
-        run="r", fault=fault, status=document, jobs_exit_code=code, sizes=sizes, seconds=1
+        run="r",
+        fault=fault,
+        status=document,
+        jobs_exit_code=code,
+        sizes=sizes,
+        seconds=1,
+        on_cluster=on_cluster,
     ).differences
 
 
@@ -101,7 +113,15 @@ def test_a_missing_end_of_a_node_is_a_difference() -> None:
     document = status(0)
     document["nodes"].pop()
 
-    assert judged(document) == ["1 ends of nodes are recorded instead of 1 attempts x 2 nodes"]
+    missing = ["1 ends of nodes are recorded instead of 1 attempts x 2 nodes"]
+    assert judged(document) == judged(document, on_cluster=True) == missing
+
+
+def test_on_a_cluster_a_failed_attempt_may_lack_the_end_of_a_node() -> None:
+    document = status(1, job="FAILED")
+    document["nodes"].pop()
+
+    assert judged(document, fault="error-in-workload", code=1, on_cluster=True) == []
 
 
 def test_a_success_without_a_result_is_a_difference() -> None:

@@ -144,11 +144,12 @@ class JobWatch:
             "let it call its training function directly, without mp.spawn or accelerate launch"
         )
         if self._waits_for_itself:
+            here = self._node.processes_per_node
+            processes = "its process" if here == 1 else f"{here} processes of it"
             return Verdict(
                 code=ExitCode.WORKLOAD,
                 reason=f"{what}{seen}; it would hang again, so it is not retried: torchrun has "
-                f"already started {self._node.processes_per_node} processes of it on each node, "
-                f"so {directly}",
+                f"already started {processes} on each node, so {directly}",
             )
         alone = "" if self._is_joined else (
             "if it assigns MASTER_ADDR or MASTER_PORT, or gives init_process_group an "

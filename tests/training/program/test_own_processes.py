@@ -139,6 +139,9 @@ def test_without_clear_evidence_a_hang_is_retried(seen: Evidence) -> None:
 
 def test_a_program_that_was_alive_for_longer_or_has_no_peers_may_hang_for_another_reason() -> None:
     assert hung(evidence(), moved_s=BEGINNING_S + 1).code is ExitCode.HOST
+    assert "started 2 processes of it on each node" in hung(evidence(), evidence()).reason
+    one = hung(evidence(), evidence(), processes_per_node=1)
+    assert "torchrun has already started its process on each node, so let it" in one.reason
     alone = hung(evidence(), processes_per_node=1)
     assert alone.code is ExitCode.HOST
     assert "if these wait for each other, let it call its training function" in alone.reason

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,10 +24,14 @@ from trainium_emulators.aws.cloudformation.contributions import (
     ResourceModel,
 )
 from trainium_emulators.kubernetes import ClusterEmulator, errors
+from trainium_emulators.kubernetes.resources import NAMESPACE, POD
 from trainium_emulators.nodes.events import emit
 
 MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
+_LEAVING_LIMIT_S = 30.0
+"""Longest wait for the pods of a namespace, as long as their usual grace period."""
+_POLL_S = 0.05
 
 
 class KubernetesCluster:
@@ -69,6 +74,11 @@ class KubernetesCluster:
         except errors.ApiError as error:
             if error.code != 404:
                 raise ValidationError(message=f"{describe(manifest)}: {error}") from error
+        if kind == NAMESPACE:
+            # kubectl waits for the namespace, which stays until its last pod has ended.
+            deadline_s = time.monotonic() + _LEAVING_LIMIT_S
+            while store.list(POD, metadata["name"]) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
 
     def end_jobs(self) -> None:
         """End all pods of jobs."""

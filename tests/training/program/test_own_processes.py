@@ -71,8 +71,8 @@ def test_a_program_that_waits_for_its_own_processes_ends_with_the_reason_and_is_
     assert "a larger --hang-limit-s" not in last
     # Where it waits: in mp.spawn, or for the command.
     log = lone_node.log(0)
-    assert "launch: program: rank 0 is here" in log
-    assert 'train.py", line ' in log[log.index("rank 0 is here") :]
+    assert "launch: program: where rank 0 was" in log
+    assert 'train.py", line ' in log[log.index("where rank 0 was") :]
 
 
 def test_an_address_of_its_own_is_suspected_where_no_rank_is_connected_and_is_retried(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from rehearsal.checks.leftovers import Expected, Item
 from rehearsal.checks.tensorboard import DRAWN
 from rehearsal.deployment.state import Settings
-from trainium_catalogue.documents import Keywords, Sha256, Timestamp
+from trainium_catalogue.documents import Amount, Keywords, Natural, Positive, Sha256, Timestamp
 from trainium_emulators.docker_cli import Entry
 
 VERSION: Literal[5] = 5
@@ -41,8 +41,8 @@ SUBSTITUTE_BASE = "the real base image: the Dockerfile was built on Debian packa
 class NodeAttempt:
     """One node of one attempt, as DescribeJobs reports it."""
 
-    node: int
-    attempt: int
+    node: Natural
+    attempt: Positive
     exit_code: int | None
     reason: str | None
     seconds: float | None
@@ -56,8 +56,8 @@ class Size:
     correct: bool
     p50_us: float
     p99_us: float
-    algbw_gib_per_s: float
-    busbw_gib_per_s: float
+    algbw_gib_per_s: Amount
+    busbw_gib_per_s: Amount
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +79,7 @@ class RunRecord:
     """Exit codes of the main node."""
     nodes: list[NodeAttempt]
     sizes: list[Size]
-    seconds: float
+    seconds: Amount
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class CommandRecord:
     name: str
     command: str
     exit_code: int
-    seconds: float
+    seconds: Amount
     expected_exit_code: int = 0
 
     @property
@@ -104,8 +104,8 @@ class CommandRecord:
 class TrainingAttempt:
     """The optimizer steps of one attempt that count; lost ones belong to the next attempt."""
 
-    attempt: int
-    steps: list[int]
+    attempt: Positive
+    steps: list[Positive]
     losses: list[float]
 
 
@@ -124,9 +124,9 @@ class Training:
 
     steps: list[CommandRecord]
     run: RunRecord
-    killed_after: int
+    killed_after: Positive
     """The step in the log after which a node was killed."""
-    resumed_from: int | None
+    resumed_from: Positive | None
     attempts: list[TrainingAttempt]
     tokens_per_second: float | None
     """Median over all steps."""
@@ -162,9 +162,9 @@ class ClusterTraining:
 
     steps: list[CommandRecord] = field(default_factory=list)
     runs: list[RunRecord] = field(default_factory=list)
-    killed_after: int | None = None
+    killed_after: Positive | None = None
     """The step in the log after which a pod was killed."""
-    resumed_from: int | None = None
+    resumed_from: Positive | None = None
     attempts: list[TrainingAttempt] = field(default_factory=list)
     """Attempts of the run that lost a pod."""
     checks: list[ReceiptCheck] = field(default_factory=list)
@@ -209,7 +209,7 @@ class Phase:
     """A phase and its duration."""
 
     name: str
-    seconds: float
+    seconds: Amount
     outcome: Literal["ok", "failed", "interrupted"]
 
 
@@ -218,7 +218,7 @@ class Stack:
     """A stack as deployed."""
 
     name: str
-    resources: int
+    resources: Natural
 
 
 @dataclass(slots=True, kw_only=True)
@@ -240,9 +240,9 @@ class Image:
 class FirstResult:
     """The first result: deploy, run an all-reduce, destroy, nothing left."""
 
-    seconds: float
+    seconds: Amount
     """Time since the start."""
-    stacks: int
+    stacks: Natural
     leftovers: list[Item]
 
     def line(self, runs: list[RunRecord]) -> str:
@@ -277,7 +277,7 @@ class Receipt:
     started_at: Timestamp = field(
         default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds")
     )
-    seconds: float = 0.0
+    seconds: Amount = 0.0
     interrupted: bool = False
     region: str | None = None
     endpoint: str | None = None

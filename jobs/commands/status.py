@@ -10,7 +10,7 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_status
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.deployment import Deployment
-from jobs.errors import EXIT_OK, Refusal
+from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.job import Job, JobKind, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
 from jobs.output import documents
@@ -42,6 +42,9 @@ def status(
             help="Draw the loss curve of a training run; of a program, from the lines it prints.",
         ),
     ] = False,
+    exit_code: Annotated[
+        bool, typer.Option("--exit-code", help="End with 1 if the job failed.")
+    ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
@@ -50,7 +53,8 @@ def status(
 
     Of a program of your own: its last line of output, its pace where its lines tell, its snapshots.
 
-    Exit codes: 0 whatever the state is (--json has it), 2 refused.
+    Exit codes: 0 whatever the state is (--json has it), 1 the job failed (with --exit-code),
+    2 refused.
 
     \b
     Examples:
@@ -61,6 +65,8 @@ def status(
     aws, target = opened(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     service, job, training = _found(services_of(aws, target, note), target, bucket, run)
+    failed = job is not None and job.ended and not job.succeeded
+    code = EXIT_JOB_FAILED if exit_code and failed else EXIT_OK
     if as_json:
         document = (
             documents.status_document(target, job, training)
@@ -68,7 +74,7 @@ def status(
             else documents.forgotten_document(target, str(run), training or {})
         )
         print_document(document)
-        return EXIT_OK
+        return code
     from jobs.output.terminal import Terminal
 
     console = Terminal()
@@ -83,7 +89,7 @@ def status(
     if plot:
         kinds = ((training or {}).get("kind"), job.workload if job else None)
         _plot(console, bucket, shown, of_program=bool({PROGRAM_STATUS, PROGRAM} & {*kinds}))
-    return EXIT_OK
+    return code
 
 
 def _found(

@@ -21,7 +21,7 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import known_runs
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.deployment import Deployment, OfRun
-from jobs.errors import EXIT_OK, Refusal
+from jobs.errors import EXIT_OK, Refusal, from_aws
 from jobs.job import valid_run_name
 from jobs.orchestrators import found_summary, services_of
 from jobs.output.console import note, print_document
@@ -141,15 +141,42 @@ def _serve_here(bucket: Bucket, run: str, port: int, announce: Callable[[], None
         if not copy_logs(bucket, run, folder / run):
             raise no_logs_refusal(bucket, run)
         process = start(folder, port)
+        copies = Copies(bucket, run, folder / run)
         announce()
         ended = threading.Event()
         try:
             while process.poll() is None:
                 ended.wait(_COPY_EVERY_S)
-                copy_logs(bucket, run, folder / run)
+                copies.renew()
         finally:
             process.terminate()
             process.wait()
+
+
+@dataclass(slots=True)
+class Copies:
+    """A run's logs on this machine, renewed as far as AWS answers."""
+
+    bucket: Bucket
+    run: str
+    folder: Path
+    _is_troubled: bool = False
+
+    def renew(self) -> None:
+        """Fetch what is new; errors of AWS, noted once, leave the page as it is."""
+        try:
+            copy_logs(self.bucket, self.run, self.folder)
+        except Exception as error:
+            trouble = from_aws(error, region=None)
+            if trouble is None:
+                raise
+            if not self._is_troubled:
+                note(f"the curves are not renewed at the moment: {trouble.message}")
+            self._is_troubled = True
+            return
+        if self._is_troubled:
+            note("the curves are renewed again")
+        self._is_troubled = False
 
 
 def check_installed() -> None:

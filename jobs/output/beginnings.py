@@ -13,10 +13,10 @@ SLOW_S = 60.0
 """Time after which the lines of a node that has not begun its work are worth reading."""
 _LAUNCHERS = "launch: "
 _NEWS = re.compile(
-    r"launch: (?:preflight (?!passed|skipped)|snapshot |program: resumes"
-    r"|waiting for job|job \S+ has|a connection is refused)"
+    r"program: |launch: (?:preflight (?!passed|skipped)|snapshot |program: resumes"
+    r"|waiting for job|job \S+ has|a connection is refused|\w+=.* is (?:kept|removed)[;:])"
 )
-"""Lines of a launcher that someone may wait for, or should act on."""
+"""Lines of a launcher, or of a program's preparation, to wait for or to act on."""
 _LAST = "launch: start: "
 """Start of the line with which a launcher starts torchrun, or the only process."""
 
@@ -54,25 +54,23 @@ class Beginnings:
         if beginning.is_over:
             yield line
             return
-        is_launchers = line.message.startswith(_LAUNCHERS)
-        if is_launchers and _NEWS.match(line.message):
+        if _NEWS.match(line.message):
             yield line
             return
-        if is_launchers:
-            beginning.lines.append(line)
-        if is_launchers and not line.message.startswith(_LAST):
+        if not line.message.startswith(_LAUNCHERS):
+            # No work has begun: a traceback of the launcher, for example.
+            yield from _shown(beginning)
+            yield line
             return
-        beginning.is_over = True
-        if held := beginning.lines:
+        beginning.lines.append(line)
+        if line.message.startswith(_LAST):
+            held, beginning.lines, beginning.is_over = beginning.lines, [], True
             yield NodeReady(
                 node=line.node,
                 attempt=line.attempt,
                 seconds=(line.timestamp_ms - held[0].timestamp_ms) / 1000,
                 lines=len(held),
             )
-        if not is_launchers:
-            yield line
-        beginning.lines = []
 
     def slow(self, now_s: float) -> Iterator[LogLine]:
         """Yield the lines of nodes that take long to begin."""
@@ -80,10 +78,10 @@ class Beginnings:
             if not beginning.is_over and now_s - beginning.since_s > SLOW_S:
                 yield from _shown(beginning)
 
-    def release(self, last_attempt: int) -> Iterator[LogLine]:
-        """Yield what is held of an attempt, and of those before: a node has failed, or it ended."""
+    def release(self, last_attempt: int | None = None) -> Iterator[LogLine]:
+        """Yield what is held of an attempt that failed or ended, and of those before; or all."""
         for (attempt, _), beginning in sorted(self._found.items()):
-            if attempt <= last_attempt:
+            if last_attempt is None or attempt <= last_attempt:
                 yield from _shown(beginning)
 
 

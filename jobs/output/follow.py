@@ -157,7 +157,7 @@ class Follower:
             if job is not None and self._is_quiet(job):
                 for line in self.streams.merger.flush():
                     yield from self._printed(line)
-                yield from self._released(self._attempt_printed)
+                yield from self._released()
                 yield Ended(job=job)
                 return
             self.clock.sleep(self._pause_s(job, bool(troubles)))
@@ -240,7 +240,7 @@ class Follower:
         else:
             yield from self.beginnings.add(line, self.clock.now())
 
-    def _released(self, last_attempt: int) -> Iterator[LogLine]:
+    def _released(self, last_attempt: int | None = None) -> Iterator[LogLine]:
         return iter(()) if self.beginnings is None else self.beginnings.release(last_attempt)
 
     def _weigh(self, troubles: list[BaseException], answered: int) -> Iterator[Event]:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.documents import Positive
 
 ORCHESTRATORS = tuple(Orchestrator)
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,9 +50,9 @@ class Settings:
 
     orchestrators: tuple[str, ...] = ("batch",)
     """Orchestrators of the nodes: batch, eks or both."""
-    nodes: int
-    processes_per_node: int
-    processes_of: Mapping[str, int]
+    nodes: Positive
+    processes_per_node: Positive
+    processes_of: Mapping[str, Positive]
     """Processes per node for individual workloads."""
     instance_type: str
     workloads: tuple[str, ...]

@@ -42,12 +42,18 @@ def test_first_lines_of_each_node_and_attempt_become_one() -> None:
     assert shown(beginnings, *again) == ["0, 2: 0 s, 3 lines"]
 
 
-def test_a_first_line_of_the_workload_ends_the_beginning_as_well() -> None:
-    assert shown(Beginnings(), line(FIRST[0]), line("step 1", at_s=2)) == [
-        "0, 1: 2 s, 1 lines",
-        "step 1",
-    ]
+def test_a_launcher_that_breaks_is_not_ready_and_its_lines_are_shown() -> None:
+    broken = "Traceback (most recent call last):"
+    assert shown(Beginnings(), line(FIRST[0]), line(broken)) == [FIRST[0], broken]
     assert shown(Beginnings(), line("a0"), line("launch: late")) == ["a0", "launch: late"]
+
+
+def test_news_does_not_end_a_beginning() -> None:
+    news = "program: took run x over from job y"
+    assert shown(Beginnings(), line(FIRST[0]), line(news), line(FIRST[2])) == [
+        news,
+        "0, 1: 0 s, 2 lines",
+    ]
 
 
 def test_a_failure_on_one_node_shows_what_all_have_said() -> None:
@@ -63,6 +69,8 @@ def test_a_failure_on_one_node_shows_what_all_have_said() -> None:
         "launch: preflight FAILED: EFA; remedy: x",
         "launch: snapshot 3 of 02:30:53, 1 files, restored in 0.1 s",
         "launch: program: resumes, with --resume out",
+        "launch: NEURON_CC_FLAGS=-O1 --x y is kept; the launcher would set -O2",
+        "launch: NEURON_RT_ROOT_COMM_ID=localhost:1 is removed: on loopback every node would be",
     ],
 )
 def test_news_is_not_folded(news: str) -> None:
@@ -78,3 +86,5 @@ def test_a_slow_beginning_is_shown_and_so_is_what_a_killed_node_has_left() -> No
     assert shown(beginnings, line("launch: three", node=1)) == []
     assert [each.message for each in beginnings.release(1)] == ["launch: three"]
     assert list(beginnings.release(1)) == []
+    assert shown(beginnings, line("launch: four", attempt=2)) == []
+    assert [each.message for each in beginnings.release()] == ["launch: four"]

@@ -152,7 +152,13 @@ def test_status_of_a_failed_run_exits_with_0_because_it_could_report(
     assert failed.run("status", "nightly", *more).exit_code == 0
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_status_exits_with_the_state_on_request(failed: Desk, more: tuple[str, ...]) -> None:
+    assert failed.run("status", "nightly", "--exit-code", *more).exit_code == 1
+
+
 def test_status_of_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
+    assert succeeded.run("status", "nightly", "--exit-code").exit_code == 0
     result = succeeded.run("status", "nightly")
 
     assert result.exit_code == 0

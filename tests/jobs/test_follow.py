@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
+from jobs.batch.describe import describe_job
 from jobs.errors import Refusal
-from jobs.job import Explanation, Job
+from jobs.job import Explanation, Job, JobKind, Shape
+from jobs.output.beginnings import Beginnings
 from jobs.output.follow import (
     AttemptBegan,
     AttemptEnded,
     Ended,
     Event,
+    Follower,
     Pace,
     StatusChanged,
     StillWaiting,
     Trouble,
 )
-from jobs.output.streams import LogLine
+from jobs.output.streams import LogLine, Streams
 from tests.jobs.fakes import (
     JOB_ID,
+    LOG_GROUP,
     FakeBatch,
     FakeClock,
     FakeLogs,
@@ -280,6 +285,24 @@ def test_a_new_attempt_is_announced_before_its_first_line() -> None:
 
     told = [e for e in events if isinstance(e, LogLine | AttemptBegan)]
     assert told.index(AttemptBegan(number=2)) == 4
+
+
+def test_the_end_shows_what_an_array_child_has_said_in_a_second_attempt() -> None:
+    clock = FakeClock()
+    batch, logs = second_attempt(clock)
+    logs.streams["a2"] = lines(T0 + 22, ["launch: one"])
+    array = Shape(kind=JobKind.ARRAY, size=2)
+    follower = Follower(
+        describe=lambda job_id, shape: replace(
+            describe_job(batch, job_id, shape=None), shape=array
+        ),
+        streams=Streams(logs=logs, log_group=LOG_GROUP),
+        job_id=JOB_ID,
+        clock=clock.as_clock(),
+        beginnings=Beginnings(),
+    )
+
+    assert "launch: one" in messages(list(follower.events()))
 
 
 def test_why_the_attempt_before_ended_is_told() -> None:

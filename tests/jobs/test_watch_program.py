@@ -11,12 +11,14 @@ from typing import Any
 
 import jsonschema
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from jobs.bucket.objects import Bucket
-from jobs.commands.tensorboard import copy_logs
+from jobs.commands.tensorboard import Copies, copy_logs
 from jobs.output.program_status import describe_program
 from jobs.program.losses import joined
 from tests.jobs.conftest import Desk
+from tests.jobs.fakes import client_error
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
 
@@ -335,6 +337,40 @@ def test_tensorboard_finds_event_files_in_the_newest_snapshot(
     assert copy_logs(bucket, "x", tmp_path / "tb") == 2
     assert (tmp_path / "tb" / "node-0" / name).read_bytes() == b"one and two"
     assert (tmp_path / "tb" / "output" / "events.out.tfevents.2").read_bytes() == b"two"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        client_error("ExpiredToken"),
+        EndpointConnectionError(endpoint_url="https://s3"),
+        client_error("SlowDown", status=503),
+    ],
+)
+def test_copies_of_logs_wait_for_aws_and_the_pause_is_noted_once(
+    error: Exception,
+    desk: Desk,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    desk.put("runs/x/logs/events.out.tfevents.1", b"one")
+    copies = Copies(Bucket(client=desk.client("s3"), name="bucket"), "x", tmp_path / "x")
+
+    def fail(*words: object) -> Any:
+        raise error
+
+    with monkeypatch.context() as away:
+        away.setattr(Bucket, "objects", fail)
+        copies.renew()
+        copies.renew()
+    copies.renew()
+    copies.renew()
+
+    notes = capsys.readouterr().err
+    assert notes.count("the curves are not renewed at the moment") == 1
+    assert notes.count("the curves are renewed again") == 1
+    assert (tmp_path / "x" / "events.out.tfevents.1").read_bytes() == b"one"
 
 
 def test_a_program_without_event_files_is_told_where_to_write_them(desk: Desk, run: Path) -> None:

@@ -87,7 +87,10 @@ class Unkept:
         self._code, self._kept, self._chosen = code, kept, chosen
         self._without = {*without}
         self._outside = [x for x in outside if not (x.is_whole and self._is_ours(x.path))]
+        self._crowded: set[Path] = set()
+        self._is_first_look = True
         self._before = {path for _, path, _ in self._files()}
+        self._is_first_look = False
         self._told: set[str] = set()
 
     def news(self, scratch: Path) -> str | None:
@@ -141,7 +144,7 @@ class Unkept:
     def _files(self) -> Iterator[tuple[tuple[str, bool], str, int]]:
         """Yield each file's name to tell and whether that is a folder, its path and its size."""
         skipped = {self._kept}
-        for path, size in _sizes(self._code, skipped):
+        for path, size in self._sizes(self._code, skipped):
             top, slash, _ = os.path.relpath(path, self._code).partition("/")
             yield (top, bool(slash)), path, size
         skipped = {self._kept, self._code, *self._without}
@@ -150,12 +153,29 @@ class Unkept:
                 yield (str(place.path), False), str(place.path), own_size
                 continue
             told = {x.path for x in self._outside if x.path != place.path} | skipped
-            for path, size in _sizes(place.path, told):
+            for path, size in self._sizes(place.path, told):
                 top, slash, _ = os.path.relpath(path, place.path).partition("/")
                 if place.is_whole:
                     yield (str(place.path), True), path, size
                 elif not top.startswith(_TEMPORARY):
                     yield (f"{place.path}/{top}", bool(slash)), path, size
+
+    def _sizes(self, folder: Path, without: set[Path]) -> Iterator[tuple[str, int]]:
+        """Yield files and their sizes; none where the first look ended before the last file.
+
+        Later looks would take those that it did not see for new ones.
+        """
+        if folder in self._crowded:
+            return
+        entries = list(islice(_walk(folder, without), _MOST_FILES))
+        if self._is_first_look and len(entries) == _MOST_FILES:
+            self._crowded.add(folder)
+            return
+        for entry in entries:
+            try:
+                yield entry.path, entry.stat(follow_symlinks=False).st_size
+            except OSError:
+                continue  # deleted meanwhile
 
 
 def _file_size(path: Path) -> int | None:
@@ -168,14 +188,6 @@ def _file_size(path: Path) -> int | None:
     except OSError:
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-def _sizes(folder: Path, without: set[Path]) -> Iterator[tuple[str, int]]:
-    for entry in islice(_walk(folder, without), _MOST_FILES):
-        try:
-            yield entry.path, entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue  # deleted meanwhile
 
 
 def _walk(folder: Path, without: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:

@@ -124,3 +124,17 @@ def test_it_is_told_again_when_there_is_more(code: Path, tmp_path: Path) -> None
     words = unkept.news(tmp_path)
     assert words is not None and "a/ (2 files" in words and "b/ (1 file" in words
     assert (tmp_path / UNKEPT_FILE).read_text() == words
+
+
+def test_a_place_of_more_files_than_are_looked_at_is_left_out(
+    code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.program.unkept._MOST_FILES", 3)
+    data = code.parent / "data"
+    for number in range(4):
+        write(data / f"{number}", 10)
+    place = Place(data, is_whole=True)
+    unkept = Unkept(code, code.parent / "out", chosen="", outside=[place])
+    for path in list(data.iterdir()):
+        path.unlink()
+        assert unkept.words() is None

@@ -64,8 +64,8 @@ def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
         raise Refusal(
             "secret-scan",
             f"{counted(len(files), 'file')} of the program cannot be searched for credentials: "
-            f"pybetterleaks has no build for {platform.system()} on {platform.machine()}; look through them, and "
-            f"name each: {' '.join(named[:5])}{more}",
+            f"pybetterleaks has no build for {platform.system()} on {platform.machine()}; look "
+            f"through them, and name each: {' '.join(named[:5])}{more}",
         ) from None
 
     config = BetterleaksConfig.with_defaults(

@@ -100,10 +100,15 @@ def _output_may_fail() -> Iterator[None]:
         reason = (error.strerror or str(error)).lower()
         with suppress(OSError):
             note(
-                f"{error.filename} cannot be written: {reason}; what the command did stands, "
-                "look at it with: python -m jobs list"
+                f"{error.filename} cannot be written: {reason}; anything that the command "
+                "has changed stays changed"
             )
         raise typer.Exit(EXIT_OUTPUT_LOST) from None
+    except SystemExit as error:
+        # Of the console that prints Typer's help: Rich ends with 1 then.
+        if not isinstance(error.__context__, BrokenPipeError):
+            raise
+        raise typer.Exit(EXIT_PIPE_CLOSED) from None
 
 
 class SubmitCommand(TyperCommand):

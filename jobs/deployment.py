@@ -13,7 +13,7 @@ from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
-from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.suggest import nearest
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 T = TypeVar("T")
@@ -273,7 +273,9 @@ def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
     """Make the refusal for a deployment that does not exist."""
     parameter = contract.ssm_parameter(name, contract.SSM_CONTRACT_VERSION)
     others = _other_deployments(ssm)
-    hint = f"; deployed here: {did_you_mean(name, others)}" if others else ""
+    near = nearest(name, others)
+    meant = f"did you mean {near!r}?" if near else f"deployed here: {', '.join(others)}"
+    hint = f"; {meant}" if others else ""
     return Refusal(
         "no-deployment",
         f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; give the "

@@ -11,6 +11,7 @@ from jobs.commands.options import (
     RegionOption,
     command,
     given_path,
+    is_deployment_given,
     opened,
 )
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
@@ -77,8 +78,8 @@ def port(
     if program is None:
         raise Refusal(
             "no-program",
-            f"{what or 'nothing'} is no program of yours; name its file or folder, such as "
-            "./train.py",
+            f"{f'{what} is no program of yours' if what else 'no program was given'}; name its "
+            "file or folder, such as ./train.py",
         )
     entry = program.entry
     if not entry.file:
@@ -87,7 +88,7 @@ def port(
             f"-m {entry.module} is not in {entry.folder.absolute()}; name the folder that holds "
             "it with --workdir",
         )
-    if torch_backend is None and deployment is not None:
+    if torch_backend is None and is_deployment_given(context, deployment):
         _, target = opened(context, deployment, region)
         torch_backend = backend_of(target.neuron_release)
     found = find(entry, Folder(entry.folder))

@@ -90,7 +90,7 @@ def upload(
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     where = f"s3://{target.bucket}/{planned.prefix}"
     if planned.left_out:
-        note(f"left out, no {planned.content}: {_some(planned.left_out)}")
+        note(f"left out, not {planned.content}: {_some(planned.left_out)}")
         if planned.kind == "corpus":
             note("--all takes every file, for a program of yours")
     outcome = None
@@ -118,10 +118,7 @@ def upload(
 
 def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: TransferResult) -> None:
     there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
-    note(
-        f"uploaded {files(outcome.moved)}{there}: "
-        f"{planned.kind} {planned.name} in s3://{target.bucket}/{planned.prefix}"
-    )
+    note(f"uploaded {files(outcome.moved)} to s3://{target.bucket}/{planned.prefix}{there}")
     if planned.kind == "tokenizer":
         note(f"use it with: python -m jobs submit tokenize --tokenizer {planned.name} ...")
         return
@@ -205,8 +202,8 @@ class Upload:
 
     @property
     def content(self) -> str:
-        """What the files hold, in a word."""
-        return {"model": "part of a model", FILES: "file"}.get(self.kind, "text")
+        """What each of the files is."""
+        return {"model": "part of a model", FILES: "a regular file"}.get(self.kind, "text")
 
     @property
     def num_bytes(self) -> int:
@@ -218,6 +215,8 @@ def planned_upload(path: Path, name: str | None, *, takes_all: bool = False) -> 
     """Plan the upload; refuse what cannot be what its name says."""
     if not path.exists():
         raise Refusal("no-such-path", f"there is no {path}; name a file or a folder that exists")
+    if name == "":
+        _checked_name(name)  # the default is for a name that was not given
     if path.is_dir() and not takes_all and is_model_folder(path):
         return planned_model(path, name or path.resolve().name)
     if path.is_dir():

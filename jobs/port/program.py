@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from jobs.port.rules import RULES, Finding
 from jobs.port.tensors import Tensors
 from jobs.port.training import Training
 from jobs.program.entry import Entry
-from jobs.program.grammar import imported_files
+from jobs.program.grammar import imported_files, parsed_source, too_nested
 
 MAX_BYTES = 2_000_000
 """Largest file that is read; code that people write is far smaller."""
@@ -89,7 +88,7 @@ def findings(sources: Sequence[Source]) -> tuple[Finding, ...]:
         for source, line, rule, node in tensors.found:
             add(source, node, line, rule)
     except RecursionError:
-        raise _too_nested(", ".join(source.path for source in sources)) from None
+        raise too_nested(", ".join(source.path for source in sources)) from None
     return tuple(sorted(found.values()))
 
 
@@ -102,27 +101,16 @@ def _parsed(path: str, data: bytes) -> ast.Module:
     if len(data) > MAX_BYTES:
         raise _too_large(path)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return ast.parse(data, filename=path)
+        return parsed_source(path, data)
+    except Refusal:
+        raise
     except SyntaxError as error:
         at = f", line {error.lineno}" if error.lineno else ""
-        raise Refusal(
-            "syntax-error", f"{path}{at}: {error.msg}; correct it, and try again"
-        ) from None
-    except (RecursionError, MemoryError):
-        raise _too_nested(path) from None
+        raise Refusal("syntax-error", f"{path}{at}: {error.msg}; fix it and try again") from None
     except ValueError as error:
         raise Refusal(
             "not-python", f"{path} is no Python file: {error}; name a Python program"
         ) from None
-
-
-def _too_nested(path: str) -> Refusal:
-    return Refusal(
-        "too-nested",
-        f"{path}: an expression is nested more deeply than can be read; assign its parts to names",
-    )
 
 
 def _too_large(path: str) -> Refusal:

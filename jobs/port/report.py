@@ -53,7 +53,7 @@ def summary(found: Sequence[Finding]) -> str:
 
 
 def remark(found: Sequence[Finding], command: str) -> str | None:
-    """Return the remark of a submission; ``command`` lists what it sums up."""
+    """Return the remark of a submission; ``command`` shows the details."""
     if not found:
         return None
     parts = [summary(found)]
@@ -63,7 +63,7 @@ def remark(found: Sequence[Finding], command: str) -> str | None:
         first = next((item for item in places if ".cuda(" in item.text), next(iter(places), None))
         if first is not None:
             parts.append(f"{first.file}, line {first.line}: {first.text}: {RULES[name].why}")
-    return "; ".join([*parts, f"{command} lists them"])
+    return "; ".join([*parts, f"for details run {command}"])
 
 
 @dataclass(frozen=True, kw_only=True)

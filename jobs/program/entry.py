@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,8 @@ def script_entry(word: str, workdir: Path | None) -> Entry:
     """Find a script; refuse what is not there, or is no Python program."""
     path = Path(word)
     if not path.exists():
+        if path.is_symlink():
+            raise Refusal("no-such-file", f"{word} {_broken(path)}; name a Python file")
         raise Refusal("no-such-file", f"there is no file {word}; {_near(path)}")
     if not path.is_file():
         raise Refusal("not-a-file", f"{word} is neither a file nor a folder; name a Python file")
@@ -79,7 +82,7 @@ def module_entry(module: str, workdir: Path | None) -> Entry:
         raise Refusal(
             "no-such-module",
             f"-m {module}: a module is written with dots and without .py, such as mypkg.train; "
-            "for a file give its path instead: submit ./train.py",
+            "for a file give its path instead: ./train.py",
         )
     base = module.replace(".", "/")
     for file in (f"{base}.py", f"{base}/__main__.py"):
@@ -99,7 +102,7 @@ def module_entry(module: str, workdir: Path | None) -> Entry:
             raise Refusal(
                 "no-such-module",
                 f"-m {module}: {top} is in {source}, and Python looks for it in {folder.absolute()}"
-                f"; add --workdir {source}, whose files alone go along then, or submit a script "
+                f"; add --workdir {source}, whose files alone go along then, or name a script "
                 f"that begins with `import sys; sys.path.insert(0, {SOURCES!r})`",
             )
         return Entry(folder=folder, script=None, module=module, file="")
@@ -129,7 +132,7 @@ def _check_python(path: Path) -> None:
         raise Refusal(
             "notebook",
             f"{path} is a notebook, and nodes run programs; convert it with "
-            f"`jupyter nbconvert --to script {path}`, and submit {path.with_suffix('.py')}",
+            f"`jupyter nbconvert --to script {path}`, and name {path.with_suffix('.py')}",
         )
     try:
         with path.open("rb") as file:
@@ -148,6 +151,16 @@ def _check_python(path: Path) -> None:
         f"{path} is {what}, and every worker runs Python; name the .py file that it starts, with "
         "its arguments after --",
     )
+
+
+def _broken(link: Path) -> str:
+    """Say why nothing is found at the end of a link."""
+    try:
+        link.stat()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a link that leads back to itself"
+    return f"is a link to {link.readlink()}, which does not exist"
 
 
 def _near(path: Path) -> str:

@@ -68,15 +68,34 @@ def check_grammar(
         waiting += imported_files(tree, path, root, contents)
 
 
+def parsed_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
+    """Parse a user's source; refuse what is nested too deeply, and raise Python's other errors."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in texts: Python's own business
+            return ast.parse(data, filename=path, feature_version=grammar)
+    except (RecursionError, MemoryError):
+        raise too_nested(path) from None
+
+
+def too_nested(path: str) -> Refusal:
+    """Make the refusal of code that Python's parser, or a walk over its tree, cannot take."""
+    return Refusal(
+        "too-nested",
+        f"{path}: code is nested more deeply than can be read; assign parts of a long expression "
+        "to names, and make functions of a long chain",
+    )
+
+
 def _parsed(
     path: str, data: bytes, python: Version | None, note: Callable[[str], None]
 ) -> ast.Module | None:
     here = sys.version_info[:2]
     grammar = min(here, python or here)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in texts: Python's own business
-            return ast.parse(data, filename=path, feature_version=grammar)
+        return parsed_source(path, data, grammar)
+    except Refusal:
+        raise
     except SyntaxError as error:
         line = (error.text or "").strip()
         if _may_be_newer(error, here, python or _NEWEST):
@@ -90,7 +109,7 @@ def _parsed(
         raise Refusal(
             "syntax-error",
             f"{path}{at}: {error.msg}{shown}, in the grammar of Python {grammar[0]}.{grammar[1]}; "
-            "mend it, and submit again",
+            "fix it and try again",
         ) from None
     except ValueError as error:
         raise Refusal(

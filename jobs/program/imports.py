@@ -10,13 +10,12 @@ import ast
 import importlib.util
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.program.entry import SOURCES, Entry
-from jobs.program.grammar import imported_files
+from jobs.program.grammar import imported_files, parsed_source
 
 _IN_IMAGE = frozenset({"training", "trainium_catalogue"})
 _CLONE = Path(__file__).resolve().parents[2]
@@ -75,9 +74,7 @@ def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Im
             continue
         seen.add(path)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(contents[path])
+            tree = parsed_source(path, contents[path])
         except (SyntaxError, ValueError):
             continue  # the grammar of a newer Python, or refused already
         for statement in tree.body:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import ast
 import re
-import warnings
 from collections.abc import Iterator, Mapping
+
+from jobs.program.grammar import parsed_source
 
 _SPAWNERS = frozenset(
     {
@@ -71,11 +72,9 @@ def started_processes(
     """
     for path in sorted(contents):
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                tree = ast.parse(contents[path])
+            tree = parsed_source(path, contents[path])
         except (SyntaxError, ValueError):
-            continue  # refused already, or not Python of this version
+            continue  # refused already, not imported, or not Python of this version
         for line, remark in _File(tree).remarks(is_alone=on_node == 1):
             yield f"{path}, line {line}: {remark}"
     if on_node != 1 and not any(map(_SHARES.search, contents.values())):
@@ -94,7 +93,7 @@ class _File:
         self._names = dict(_USUAL_NAMES)
         self._texts: dict[str, list[str]] = {}
         self._nodes: list[tuple[ast.AST, bool]] = []
-        self._visit(tree, is_guarded=False)
+        self._visit(tree)
 
     def remarks(self, *, is_alone: bool) -> Iterator[tuple[int, str]]:
         """Yield lines and remarks; a launcher in a node's only process starts its first ranks."""
@@ -123,30 +122,34 @@ class _File:
                     for name in _assigned(node):
                         yield line, f"assigns {name}; {_SET}, so leave {name} as it is"
 
-    def _visit(self, node: ast.AST, *, is_guarded: bool) -> None:
-        self._nodes.append((node, is_guarded))
-        match node:
-            case ast.Import(names=names):
-                self._names |= {x.asname or x.name: x.name for x in names if x.asname}
-            case ast.ImportFrom(module=str(module), names=names):
-                self._names |= {x.asname or x.name: f"{module}.{x.name}" for x in names}
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                self._texts[name] = [*self._texts.get(name, []), *_texts(value)]
-            case ast.If(test=test) | ast.IfExp(test=test):
-                is_guarded = is_guarded or _asks_environment(test)
-            case ast.ExceptHandler(type=ast.Name(id="KeyError")):
-                is_guarded = True
-        for child in ast.iter_child_nodes(node):
-            self._visit(child, is_guarded=is_guarded)
+    def _visit(self, tree: ast.Module) -> None:
+        # Not recursive: a chain of calls or of elif is as deep as it is long.
+        waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+        while waiting:
+            node, is_guarded = waiting.pop()
+            self._nodes.append((node, is_guarded))
+            match node:
+                case ast.Import(names=names):
+                    self._names |= {x.asname or x.name: x.name for x in names if x.asname}
+                case ast.ImportFrom(module=str(module), names=names):
+                    self._names |= {x.asname or x.name: f"{module}.{x.name}" for x in names}
+                case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                    self._texts[name] = [*self._texts.get(name, []), *_texts(value)]
+                case ast.If(test=test) | ast.IfExp(test=test):
+                    is_guarded = is_guarded or _asks_environment(test)
+                case ast.ExceptHandler(type=ast.Name(id="KeyError")):
+                    is_guarded = True
+            children = reversed(list(ast.iter_child_nodes(node)))  # so the first is the next
+            waiting += [(child, is_guarded) for child in children]
 
     def _dotted(self, node: ast.AST) -> str:
         """Spell a name in full, as far as imports tell."""
-        match node:
-            case ast.Name(id=name):
-                return self._names.get(name, name)
-            case ast.Attribute(value=value, attr=attr):
-                return f"{self._dotted(value)}.{attr}"
-        return ""
+        attributes: list[str] = []
+        while isinstance(node, ast.Attribute):
+            attributes.append(node.attr)
+            node = node.value
+        first = self._names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
+        return ".".join([first, *reversed(attributes)])
 
     def _spawns(self, call: ast.Call) -> str | None:
         name = self._dotted(call.func)

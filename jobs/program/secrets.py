@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jobs.errors import Refusal
+from jobs.job import counted
 from jobs.program.globs import match_any
 
 NAMES = (
@@ -57,11 +59,13 @@ def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
     try:
         from pybetterleaks import BetterleaksConfig, Rule, scan_dir  # loads a library of 25 MB
     except ImportError:
+        named = [f"--include {shlex.quote(path)}" for path in sorted(files)]
+        more = f" and so on for {len(named) - 5} more" if len(named) > 5 else ""
         raise Refusal(
             "secret-scan",
-            f"{len(files)} files of the program cannot be searched for credentials: pybetterleaks "
-            f"has no build for {platform.system()} on {platform.machine()}; look through them, and "
-            "send them with --include '*'",
+            f"{counted(len(files), 'file')} of the program cannot be searched for credentials: "
+            f"pybetterleaks has no build for {platform.system()} on {platform.machine()}; look "
+            f"through them, and name each: {' '.join(named[:5])}{more}",
         ) from None
 
     config = BetterleaksConfig.with_defaults(

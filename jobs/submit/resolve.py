@@ -334,7 +334,7 @@ def chosen_orchestrator(
 
 def known_workload(name: str | None) -> Workload:
     """Look up the workload; refuse an unknown one."""
-    if name is None:
+    if not name:
         raise Refusal(
             "no-workload",
             "nothing to submit is named; name a workload (`python -m jobs catalogue` lists them), "

@@ -160,7 +160,7 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
     ]
     said = desk.run("upload", str(tmp_path / "Llama-2-7b-hf"))
     assert "--init-from Llama-2-7b-hf" in said.stderr
-    assert "left out, no part of a model: pytorch_model.bin" in said.stderr
+    assert "left out, not part of a model: pytorch_model.bin" in said.stderr
 
 
 @pytest.mark.parametrize(

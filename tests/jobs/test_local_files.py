@@ -84,6 +84,14 @@ def test_a_tilde_that_no_shell_has_expanded_is_the_home(
     assert not (run / "~").exists()
 
 
+def test_an_empty_name_of_an_upload_is_refused(desk: Desk, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x = 1\n")
+
+    result = desk.run("upload", str(tmp_path / "train.py"), "--name", "")
+
+    assert_refused(result, "'' cannot be its name in the bucket", "give one with --name")
+
+
 def assert_usage(result: Result, fragment: str) -> None:
     assert result.exit_code == 2
     assert fragment in result.stderr
@@ -232,7 +240,7 @@ def test_an_upload_names_what_is_no_file(desk: Desk, tmp_path: Path) -> None:
 
     assert result.exit_code == 0, result.stderr
     assert (
-        "left out, no text: again (a link to a folder), queue (a pipe), sub/me (a link to nothing)"
+        "left out, not text: again (a link to a folder), queue (a pipe), sub/me (a link to nothing)"
         in result.stderr
     )
     assert desk.keys("corpora/") == ["corpora/text/a.txt"]
@@ -264,6 +272,6 @@ def test_any_folder_gets_there_whole(desk: Desk, tmp_path: Path) -> None:
     text = desk.run("upload", str(folder), "--dry-run")
     whole = desk.run("upload", str(folder), "--all")
 
-    assert "left out, no text: 1.png\n--all takes every file" in text.stderr
+    assert "left out, not text: 1.png\n--all takes every file" in text.stderr
     assert whole.exit_code == 0, whole.stderr
     assert desk.keys("corpora/") == [f"corpora/images/{name}" for name in names]

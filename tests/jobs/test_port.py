@@ -76,11 +76,11 @@ def test_a_program_without_training_has_no_host_syncs() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"x = (\n", "train.py, line 1: '(' was never closed; correct it, and try again"),
+        (b"x = (\n", "train.py, line 1: '(' was never closed; fix it and try again"),
         (b"x = '\x00'\n", "null bytes"),
         (b"\xff\xfe\x00", "train.py"),
-        (b"x = " + b"+".join([b"a"] * 5000), "train.py: an expression is nested more deeply"),
-        (b"x" + b".a()" * 600, "train.py: an expression is nested more deeply"),
+        (b"x = " + b"+".join([b"a"] * 5000), "train.py: code is nested more deeply"),
+        (b"x" + b".a()" * 600, "train.py: code is nested more deeply"),
         (b"x = " + b"(" * 3000, "train.py"),
         (b"#" * (program.MAX_BYTES + 1), "train.py holds more than 2 MB"),
     ],
@@ -222,7 +222,7 @@ def test_the_remark_names_the_first_call_and_the_backend() -> None:
     assert said == (
         "4 places need a change for Trainium: device 3, backend 1; train.py, line 2: model.cuda(): "
         f"{RULES['cuda-device'].why}; train.py, line 4: 'nccl': {RULES['nccl'].why}; "
-        "python -m jobs port ./train.py lists them"
+        "for details run python -m jobs port ./train.py"
     )
     assert remark((), "port") is None
     assert summary(()) == "no place was found that needs a change for Trainium"
@@ -303,12 +303,36 @@ def test_port_gives_the_advice_of_a_deployment_that_is_named(desk: Desk, gpu_pro
     assert json.loads(result.stdout)["torch_backend"] == "xla"
 
 
+def test_port_takes_a_deployment_that_is_named_before_it_or_in_the_environment(
+    desk: Desk, gpu_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = desk.run("--deployment", "nope", "port", "./train.py")
+    monkeypatch.setenv("TRAINIUM_DEPLOYMENT", "elsewhere")
+    of_environment = desk.run("port", "./train.py")
+
+    assert before.exit_code == of_environment.exit_code == 2
+    assert "no deployment 'nope'" in before.stderr
+    assert before.stderr.endswith("; deployed here: default\n")
+    assert "no deployment 'elsewhere'" in of_environment.stderr
+
+
+def test_port_shows_a_link_that_leads_nowhere(gpu_program: Path) -> None:
+    gpu_program.with_name("loopy.py").symlink_to("loopy.py")
+    gpu_program.with_name("broken.py").symlink_to("gone.py")
+
+    loop, broken = (Desk("").run("port", word) for word in ("./loopy.py", "./broken.py"))
+
+    assert "./loopy.py is a link that leads back to itself; name a Python file" in loop.stderr
+    assert "./broken.py is a link to gone.py, which does not exist" in broken.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "nothing is no program of yours; name its file or folder, such as ./train.py"),
+        ([], "no program was given; name its file or folder, such as ./train.py"),
         (["llama2-7b"], "llama2-7b is no program of yours"),
         (["./nowhere.py"], "there is no file ./nowhere.py"),
+        ([""], "no program was given"),
         (["-m", "torch.nowhere"], "-m torch.nowhere is not in "),
         (["./train.py", "-m", "train"], "name two programs"),
     ],
@@ -326,7 +350,7 @@ def test_submit_remarks_what_does_not_run(desk: Desk, gpu_program: Path) -> None
     assert "3 places need a change for Trainium: device 2, backend 1; train.py, line 4: " in (
         result.stderr
     )
-    assert "python -m jobs port train.py lists them" in result.stderr
+    assert "for details run python -m jobs port train.py" in result.stderr
 
 
 def test_submit_of_a_module_remarks_the_command_for_it(
@@ -338,4 +362,5 @@ def test_submit_of_a_module_remarks_the_command_for_it(
         "submit", "-m", "train", "--workdir", str(gpu_program.parent), "--name", "x", "--dry-run"
     )
 
-    assert f"python -m jobs port -m train --workdir {gpu_program.parent} lists" in result.stderr
+    command = f"python -m jobs port -m train --workdir {gpu_program.parent}\n"
+    assert f"for details run {command}" in result.stderr

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.errors import Refusal
 from jobs.program.grammar import check_grammar, python_of
+from tests.jobs.conftest import Desk
+from tests.jobs.programs import dry_run
+from tests.jobs.test_refusals import assert_refused
 
 HERE = sys.version_info[:2]
 
@@ -113,3 +117,37 @@ def test_relative_imports_of_a_package_are_followed(line: str) -> None:
 
 def test_a_relative_import_that_leaves_the_folder_is_the_programs_own_matter() -> None:
     assert check("from ....other import x\nfrom . import nothing\n") == []
+
+
+DEEP = {
+    "elif": "if x == 0:\n    pass\n" + "".join(
+        f"elif x == {number}:\n    pass\n" for number in range(1200)
+    ),
+    "calls": "x" + ".b()" * 480 + "\n",
+    "sum": "x = " + "+".join(["1"] * 9000) + "\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_deep_code_that_is_not_imported_does_not_end_a_submission(
+    desk: Desk, program: Path, kind: str
+) -> None:
+    (program / "gen.py").write_text(DEEP[kind])
+
+    dry_run(desk, "./train.py")
+
+
+@pytest.mark.parametrize("kind", ["elif", "calls"])
+def test_deep_code_that_python_can_read_is_sent(desk: Desk, program: Path, kind: str) -> None:
+    (program / "train.py").write_text(DEEP[kind])
+
+    dry_run(desk, "./train.py")
+
+
+def test_code_of_the_program_that_is_too_deep_to_read_is_refused(desk: Desk, program: Path) -> None:
+    (program / "train.py").write_text("import gen\n")
+    (program / "gen.py").write_text(DEEP["sum"])
+
+    result = desk.run("submit", "./train.py", "--dry-run")
+
+    assert_refused(result, "gen.py: code is nested more deeply than can be read")

@@ -116,7 +116,7 @@ def test_the_plan_names_the_only_process_of_a_job(desk: Desk, program: Path) -> 
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (5, "of which these processes would use some chips in part; give 1, 2, 4, 8, 16 or 32"),
+        (5, "so some chips would be only partly used; give 1, 2, 4, 8, 16 or 32"),
         (64, "and each process needs one of its own; give 1, 2, 4, 8, 16 or 32"),
     ],
 )

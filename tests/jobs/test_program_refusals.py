@@ -26,6 +26,7 @@ from trainium_catalogue import contract
         (("pkg",), ["unknown workload 'pkg'", "for the folder of that name write ./pkg"]),
         (("train",), ["unknown workload 'train'", "for the file of that name write ./train.py"]),
         (("program",), ["program is not submitted by its name", "submit ./train.py"]),
+        (("",), ["nothing to submit is named"]),
         ((), ["nothing to submit is named", "./train.py", "-m mypkg.train"]),
         (("./pkg",), ["./pkg is a folder without a workload.toml", "name a file of it"]),
         (("-m", "pkg.modle"), ["neither pkg/modle.py nor", "did you mean 'model'?", "--workdir"]),
@@ -35,7 +36,7 @@ from trainium_catalogue import contract
             ["--lr stands before what it belongs to", "submit llama2-7b --lr"],
         ),
         (("-m", "pkg"), ["-m pkg is a package without a __main__.py", "pkg.model"]),
-        (("-m", "pkg/model.py"), ["written with dots and without .py", "submit ./train.py"]),
+        (("-m", "pkg/model.py"), ["written with dots and without .py", "instead: ./train.py"]),
         (("./train.py", "-m", "pkg.model"), ["./train.py and -m pkg.model name two programs"]),
         (("./train.py", "--compile"), ["nobody but the program itself knows its graphs"]),
         (

@@ -129,7 +129,7 @@ def check_processes(wanted: int, cores: int) -> None:
         why = (
             "and each process needs one of its own"
             if wanted > cores
-            else "of which these processes would use some chips in part"
+            else "so some chips would be only partly used"
         )
         raise ValueError(
             f"--processes-per-node {wanted}: a node has {cores} NeuronCores, {why}; give "

@@ -71,8 +71,12 @@ def chosen(context: typer.Context, deployment: str | None, region: str | None) -
 
 def is_deployment_given(context: typer.Context, deployment: str | None) -> bool:
     """Tell whether a deployment is named: after the command, before it or in the environment."""
-    before = context.parent and context.parent.get_parameter_source("deployment")
-    return deployment is not None or (before is not None and before.name != "DEFAULT")
+    if deployment is not None:
+        return True
+    if context.parent is None:
+        return False
+    before = context.parent.get_parameter_source("deployment")
+    return before is not None and before.name != "DEFAULT"
 
 
 def opened(

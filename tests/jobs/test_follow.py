@@ -292,10 +292,14 @@ def test_the_end_shows_what_an_array_child_has_said_in_a_second_attempt() -> Non
     batch, logs = second_attempt(clock)
     logs.streams["a2"] = lines(T0 + 22, ["launch: one"])
     array = Shape(kind=JobKind.ARRAY, size=2)
+
+    def describe(job_id: str, shape: Shape | None) -> Job:
+        job = describe_job(batch, job_id, shape=None)
+        assert job is not None
+        return replace(job, shape=array)
+
     follower = Follower(
-        describe=lambda job_id, shape: replace(
-            describe_job(batch, job_id, shape=None), shape=array
-        ),
+        describe=describe,
         streams=Streams(logs=logs, log_group=LOG_GROUP),
         job_id=JOB_ID,
         clock=clock.as_clock(),

@@ -167,7 +167,7 @@ def test_a_program_that_begins_again_is_not_shown_to_continue(tmp_path: Path) ->
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ["daemon", "small_files"])
 def test_an_odd_program_continues_and_leaves_nothing(tmp_path: Path, name: str) -> None:
-    """It has a child that ignores SIGTERM, or a checkpoint of 10,000 small files."""
+    """It has a child that ignores SIGTERM, or a checkpoint of 2,000 small files."""
     receipt = rehearse(tmp_path, addresses="127.0.51", program=ODD / f"{name}.py")
 
     assert (receipt["problems"], receipt["outcome"]) == ([], "passed")

@@ -1,11 +1,11 @@
-"""Writes 10,000 small files as its checkpoint, and finds all of them again."""
+"""Writes 2,000 small files as its checkpoint, and finds all of them again."""
 
 import os
 import shutil
 import time
 from pathlib import Path
 
-COUNT = 10_000
+COUNT = 2_000
 kept = Path(os.environ["TRAINIUM_CHECKPOINT_DIR"])
 done = max((int(path.name[5:]) for path in kept.glob("step-*")), default=0)
 if done:

@@ -300,8 +300,5 @@ def test_two_jobs_of_one_name_lose_no_snapshot(access: StorageAccess, tmp_path: 
 # The four above are of the same kinds.
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("first", range(0, 200, 50))
-def test_two_hundred_pairs_of_jobs_lose_no_snapshot(
-    access: StorageAccess, tmp_path: Path, first: int
-) -> None:
-    run_races(range(first, first + 50), access, tmp_path)
+def test_more_pairs_of_jobs_lose_no_snapshot(access: StorageAccess, tmp_path: Path) -> None:
+    run_races(range(4, 40), access, tmp_path)

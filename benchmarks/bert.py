@@ -56,7 +56,7 @@ def _start(side: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
             cwd=folder.name,
             env={
                 **environment,
-                "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+                "PYTHONPATH": str(ROOT),
                 "PYTHONUNBUFFERED": "1",
                 "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
                 "GLOO_SOCKET_IFNAME": "lo",

@@ -103,6 +103,7 @@ def loop(config: TrainConfig, device: Any, values: Any, root: Path) -> Make:
         files = RunFiles.open(
             objects.at("runs/bench"), root / "files", context=context, workload="bert-tiny"
         )
+        files.announce(max_steps=config.max_steps)
         files.begin(0, num_ranks=RANKS, backend=backend.name)
     metrics = MetricsRecorder(config, files, sequences_per_epoch=dataset.samples, peak_flops=None)
     batch = task.batches(config, dataset, backend)

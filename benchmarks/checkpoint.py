@@ -48,7 +48,7 @@ def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
         [sys.executable, "-m", "benchmarks.checkpoint", str(_FOLDER)],
         env={
             **environment,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+            "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
         },
         cwd=ROOT,

@@ -28,7 +28,7 @@ def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
         **environment,
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         contract.ENV_DEVICE: "cpu",
         contract.ENV_PROCESSES_PER_NODE: str(PROCESSES),

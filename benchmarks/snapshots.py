@@ -43,7 +43,7 @@ def bucket(environment: Mapping[str, str], *, yields: bool) -> Iterator[dict[str
     """
     env = {
         **environment,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+        "PYTHONPATH": str(ROOT),
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": _REGION,

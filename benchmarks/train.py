@@ -39,7 +39,7 @@ _RESTART = (
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **environment,
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
+        "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
         "HF_HUB_OFFLINE": "1",

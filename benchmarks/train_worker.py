@@ -114,6 +114,7 @@ def loop() -> Any:
     files = RunFiles.open(
         objects.at("runs/bench"), Path("files"), context=context, workload="llama-tiny"
     )
+    files.announce(max_steps=config.max_steps)
     files.begin(0, num_ranks=1, backend=backend.name)
     seq_len = config.plan.seq_len
     metrics = MetricsRecorder(

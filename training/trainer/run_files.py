@@ -274,6 +274,8 @@ class RunFiles:
     def status(self, *, now: bool = False, **fields: Any) -> None:
         """Change some fields of status.json."""
         self._status.update(fields)
+        if "run" not in self._status:
+            return  # it failed before it was announced, and the error itself is what counts
         document = asdict(RunStatus(**self._status, time=now_utc()))
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
 

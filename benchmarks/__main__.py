@@ -33,7 +33,7 @@ from benchmarks.pairs import (
     Comparison,
     FailedComparison,
     Measurement,
-    Skipped,
+    MissingRequirement,
     SkippedComparison,
     interleave,
     median_ratio,
@@ -47,7 +47,7 @@ RECEIPT = ROOT / "build" / "rehearsal" / "receipt.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ComparisonGroup:
     """Comparisons prepared together, when the first of them is measured."""
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class Group:
 
 def groups(
     stack: ExitStack, environment: dict[str, str], console: Console, *, small: bool = False
-) -> list[Group]:
+) -> list[ComparisonGroup]:
     """List all comparisons; ``stack`` closes what several of them share.
 
     ``small``: with less work, where that can be, because nothing is measured.
@@ -72,30 +72,30 @@ def groups(
         return stack.enter_context(snapshots.bucket(environment, yields=yields))
 
     return [
-        Group(("synth",), lambda: [synth.synth(environment)]),
-        Group(("synth-eks",), lambda: [synth.synth_eks(environment)]),
-        Group(("first-result",), lambda: [first_result.first_result(environment)]),
-        Group(("submit",), lambda: [submit.submit(*deployed(), submit.aws_cli(console))]),
-        Group(("submit-eks",), lambda: [submit_eks.submit_eks(*deployed())]),
-        Group(("submit-program",), lambda: [submit_program.submit_program(*deployed())]),
-        Group(("launch",), lambda: [node.launch(environment)]),
-        Group(("own-program-start",), lambda: [own_program.start(environment)]),
-        Group(("all-reduce",), lambda: [node.all_reduce(environment)]),
-        Group(
+        ComparisonGroup(("synth",), lambda: [synth.synth(environment)]),
+        ComparisonGroup(("synth-eks",), lambda: [synth.synth_eks(environment)]),
+        ComparisonGroup(("first-result",), lambda: [first_result.first_result(environment)]),
+        ComparisonGroup(("submit",), lambda: [submit.submit(*deployed(), submit.aws_cli(console))]),
+        ComparisonGroup(("submit-eks",), lambda: [submit_eks.submit_eks(*deployed())]),
+        ComparisonGroup(("submit-program",), lambda: [submit_program.submit_program(*deployed())]),
+        ComparisonGroup(("launch",), lambda: [node.launch(environment)]),
+        ComparisonGroup(("own-program-start",), lambda: [own_program.start(environment)]),
+        ComparisonGroup(("all-reduce",), lambda: [node.all_reduce(environment)]),
+        ComparisonGroup(
             ("tokenize", "tokenize-plain", "tokenize-limit"), lambda: tokenize.comparisons(stack)
         ),
-        Group(("checkpoint",), lambda: [checkpoint.stall(environment)]),
-        Group(("train", "train-litgpt"), lambda: train.step(environment)),
-        Group(("restart",), lambda: [train.restart(environment)]),
-        Group(("snapshots-on",), lambda: [snapshots.training(bucket(True), small=small)]),
-        Group(
+        ComparisonGroup(("checkpoint",), lambda: [checkpoint.stall(environment)]),
+        ComparisonGroup(("train", "train-litgpt"), lambda: train.step(environment)),
+        ComparisonGroup(("restart",), lambda: [train.restart(environment)]),
+        ComparisonGroup(("snapshots-on",), lambda: [snapshots.training(bucket(True), small=small)]),
+        ComparisonGroup(
             ("restore",),
             lambda: [
                 snapshots.restoring(bucket(False), lambda: submit.aws_cli(console), small=small)
             ],
         ),
-        Group(("bert",), lambda: [bert.step(environment)]),
-        Group(graph.NAMES, lambda: graph.comparisons(environment, console.print)),
+        ComparisonGroup(("bert",), lambda: [bert.step(environment)]),
+        ComparisonGroup(graph.NAMES, lambda: graph.comparisons(environment, console.print)),
     ]
 
 
@@ -121,7 +121,7 @@ def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Meas
 
 
 def attempts(
-    chosen: list[Group], only: list[str], measure: Callable[[Comparison], Measurement]
+    chosen: list[ComparisonGroup], only: list[str], measure: Callable[[Comparison], Measurement]
 ) -> Iterator[tuple[str, Measurement | Exception]]:
     """Measure one after the other; a failure does not stop the rest."""
     for group in chosen:
@@ -195,7 +195,7 @@ def main(
             for name, found in attempts(
                 chosen, only or [], lambda item: measured(item, 1 if smoke else pairs, progress)
             ):
-                if isinstance(found, Skipped):
+                if isinstance(found, MissingRequirement):
                     skipped.append(SkippedComparison(name=name, reason=str(found)))
                     console.print(f"{name} skipped: {found}", markup=False, highlight=False)
                 elif isinstance(found, Exception):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.pairs import Comparison, Skipped
+from benchmarks.pairs import Comparison, MissingRequirement
 from benchmarks.processes import ROOT
 from tests.nxd import on_cpu
 from tests.nxd.hlo import Cost, cost
@@ -67,7 +67,7 @@ def comparisons(
     def theirs() -> Parts:
         example = _source(environment).parent / _EXAMPLE
         if not (example / "modeling_llama_nxd.py").is_file():
-            raise Skipped(f"{example} holds no example to compare with")
+            raise MissingRequirement(f"{example} holds no example to compare with")
         words = ("--aws", str(example), f"--num_hidden_layers={LAYERS}")
         return _lowered(environment, *words, say=say)
 
@@ -87,7 +87,7 @@ def comparisons(
 def _source(environment: Mapping[str, str]) -> Path:
     source = environment.get(on_cpu.ENV_SOURCE)
     if not source:
-        raise Skipped(
+        raise MissingRequirement(
             f"{on_cpu.ENV_SOURCE} does not say where the source of neuronx-distributed is; "
             "make test-nxd says how to get it"
         )
@@ -99,7 +99,7 @@ def _python() -> str:
         return str(_NXD_PYTHON)
     if importlib.util.find_spec("torch_xla") is not None:
         return sys.executable
-    raise Skipped("torch_xla is not installed; make test-nxd sets its environment up")
+    raise MissingRequirement("torch_xla is not installed; make test-nxd sets its environment up")
 
 
 def _lowered(environment: Mapping[str, str], *words: str, say: Callable[[str], None]) -> Parts:

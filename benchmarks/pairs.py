@@ -13,7 +13,7 @@ Measure = Callable[[], Seconds]
 """Runs once and returns the seconds; the clock is inside, so set-up need not count."""
 
 
-class Skipped(Exception):
+class MissingRequirement(Exception):
     """What a comparison needs is not on this machine; the reason says what and how to get it."""
 
 

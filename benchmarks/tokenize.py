@@ -40,7 +40,7 @@ FAST_TARGET, PLAIN_TARGET = 1 / 5, 1 / 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TokenizerInput:
     """The input that both sides work on."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Setting:
 
 
 @contextlib.contextmanager
-def prepared() -> Iterator[Setting]:
+def prepared() -> Iterator[TokenizerInput]:
     """Write the corpus: AWS's API documentation from the installed botocore."""
     import transformers
 
@@ -87,7 +87,7 @@ def prepared() -> Iterator[Setting]:
             text=True,
         )
         try:
-            setting = Setting(
+            setting = TokenizerInput(
                 folder=folder,
                 corpus=corpus,
                 theirs=transformers.AutoTokenizer.from_pretrained(model, local_files_only=True),
@@ -101,7 +101,7 @@ def prepared() -> Iterator[Setting]:
             recipe.wait()
 
 
-def refuse_different_ids(setting: Setting, texts: list[str]) -> None:
+def refuse_different_ids(setting: TokenizerInput, texts: list[str]) -> None:
     """Compare every document of both datasets with the plain Hugging Face tokenizer."""
     for accelerate in (True, False):
         manifest, folder = _tokenize(setting, accelerate=accelerate)
@@ -118,7 +118,7 @@ def refuse_different_ids(setting: Setting, texts: list[str]) -> None:
         shutil.rmtree(folder)
 
 
-def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[PackedManifest, Path]:
+def _tokenize(setting: TokenizerInput, *, accelerate: bool) -> tuple[PackedManifest, Path]:
     root = Path(tempfile.mkdtemp(dir=setting.folder))
     order = TokenizeOrder(
         input=str(setting.corpus.parent),
@@ -140,7 +140,7 @@ def _tokenize(setting: Setting, *, accelerate: bool) -> tuple[PackedManifest, Pa
     return manifest, root / "datasets" / "made"
 
 
-def ours(setting: Setting, *, accelerate: bool) -> float:
+def ours(setting: TokenizerInput, *, accelerate: bool) -> float:
     """Time the product."""
     start = time.perf_counter()
     _, folder = _tokenize(setting, accelerate=accelerate)
@@ -149,7 +149,7 @@ def ours(setting: Setting, *, accelerate: bool) -> float:
     return elapsed
 
 
-def touch(setting: Setting) -> float:
+def touch(setting: TokenizerInput) -> float:
     """Time the unavoidable work: reading the text and looking at every byte."""
     start = time.perf_counter()
     data = np.frombuffer(setting.corpus.read_bytes(), np.uint8)
@@ -164,7 +164,7 @@ def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
     """
 
     @cache
-    def setting() -> Setting:
+    def setting() -> TokenizerInput:
         return stack.enter_context(prepared())
 
     def fast() -> float:

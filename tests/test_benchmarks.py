@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks import __main__ as bench
 from benchmarks import graph
-from benchmarks.pairs import Comparison, Skipped
+from benchmarks.pairs import Comparison, MissingRequirement
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads((ROOT / "docs" / "schemas" / "bench.schema.json").read_text())
@@ -40,14 +40,14 @@ def broken() -> list[Comparison]:
 
 
 def impossible() -> list[Comparison]:
-    raise Skipped("it is not here; get it")
+    raise MissingRequirement("it is not here; get it")
 
 
 GROUPS = [
-    bench.Group(("good",), lambda: [comparison("good")]),
-    bench.Group(("bad",), lambda: [comparison("bad", fails=True)]),
-    bench.Group(("unmade", "unmade-too"), broken),
-    bench.Group(
+    bench.ComparisonGroup(("good",), lambda: [comparison("good")]),
+    bench.ComparisonGroup(("bad",), lambda: [comparison("bad", fails=True)]),
+    bench.ComparisonGroup(("unmade", "unmade-too"), broken),
+    bench.ComparisonGroup(
         ("pair-bad", "pair-good"),
         lambda: [comparison("pair-bad", fails=True), comparison("pair-good")],
     ),
@@ -114,7 +114,7 @@ def test_the_last_rehearsals_first_result_is_told_if_there_was_one(
 def test_what_this_machine_does_not_have_is_skipped_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    groups = [GROUPS[0], bench.Group(("absent",), impossible)]
+    groups = [GROUPS[0], bench.ComparisonGroup(("absent",), impossible)]
     code, said = run(monkeypatch, tmp_path / "bench.json", groups=groups)
     document = written(tmp_path / "bench.json")
 
@@ -127,7 +127,7 @@ def test_what_this_machine_does_not_have_is_skipped_with_a_reason(
 def test_the_graph_needs_the_source_of_nxd() -> None:
     comparison, *_ = graph.comparisons({})
 
-    with pytest.raises(Skipped, match="NXD_SOURCE does not say where"):
+    with pytest.raises(MissingRequirement, match="NXD_SOURCE does not say where"):
         comparison.measure_product()
 
 

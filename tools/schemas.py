@@ -144,7 +144,7 @@ DOCUMENTS: Mapping[str, Document] = {
     ),
     "metrics-line": Document(
         "One line of runs/<run>/metrics/all-reduce.jsonl",
-        (allreduce.StartLine, allreduce.SizeLine, allreduce.EndLine),
+        (allreduce.StartLine, allreduce.SizeLine, allreduce.AllReduceEndLine),
     ),
     "train-metrics-line": Document(
         "One line of runs/<run>/metrics/train.jsonl; a step is there once, and in order",

@@ -20,7 +20,7 @@ _OVERTAKEN = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ListedObject:
     """One object."""
 
     key: str
@@ -114,11 +114,11 @@ class Bucket:
         page = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=1)
         return bool(page.get("Contents"))
 
-    def objects(self, prefix: str) -> Iterator[Found]:
+    def objects(self, prefix: str) -> Iterator[ListedObject]:
         """Yield every object below ``prefix``, by key."""
         for page in self._pages(Prefix=prefix):
             for item in page.get("Contents", ()):
-                yield Found(key=item["Key"], size=int(item["Size"]))
+                yield ListedObject(key=item["Key"], size=int(item["Size"]))
 
     def names(self, prefix: str) -> list[str]:
         """List the folders and files directly below ``prefix``, without the prefix."""

@@ -32,7 +32,7 @@ class Direction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class TransferItem:
     """One file and its object."""
 
     path: Path
@@ -44,17 +44,17 @@ class Item:
 class TransferResult:
     """The files of a transfer, by outcome."""
 
-    moved: tuple[Item, ...]
-    skipped: tuple[Item, ...]
+    moved: tuple[TransferItem, ...]
+    skipped: tuple[TransferItem, ...]
     """Files already there, with the same size and checksum."""
 
 
 def move(
     bucket: Bucket,
-    items: Sequence[Item],
+    items: Sequence[TransferItem],
     direction: Direction,
     *,
-    there: Collection[Item],
+    there: Collection[TransferItem],
     note: Callable[[str], None],
     console: Console,
 ) -> TransferResult:
@@ -86,8 +86,8 @@ def move(
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     ]
-    moved: list[Item] = []
-    skipped: list[Item] = []
+    moved: list[TransferItem] = []
+    skipped: list[TransferItem] = []
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(direction.value, total=sum(item.size for item in items))
 
@@ -96,7 +96,7 @@ def move(
 
         try:
             with create_transfer_manager(bucket.client, config) as manager:
-                under_way: list[tuple[Item, Any]] = []
+                under_way: list[tuple[TransferItem, Any]] = []
                 for item in items:
                     progress.update(bar, description=f"{direction.value} {item.path.name}")
                     if item in there:
@@ -128,7 +128,9 @@ def move(
     return TransferResult(moved=tuple(moved), skipped=tuple(skipped))
 
 
-def same_files(bucket: Bucket, items: Sequence[Item], *, prefix: str) -> frozenset[Item]:
+def same_files(
+    bucket: Bucket, items: Sequence[TransferItem], *, prefix: str
+) -> frozenset[TransferItem]:
     """Return the items whose file and object hold the same; every key begins with ``prefix``."""
     # Objects that are missing or differ in size need no request for their checksum.
     sizes = {found.key: found.size for found in bucket.objects(prefix)}
@@ -139,7 +141,7 @@ def same_files(bucket: Bucket, items: Sequence[Item], *, prefix: str) -> frozens
     )
 
 
-def files(items: Sequence[Item]) -> str:
+def files(items: Sequence[TransferItem]) -> str:
     """Spell a number of files: ``1 file`` or ``2 files``."""
     return counted(len(items), "file")
 
@@ -147,7 +149,7 @@ def files(items: Sequence[Item]) -> str:
 def _start(
     manager: Any,
     bucket: Bucket,
-    item: Item,
+    item: TransferItem,
     direction: Direction,
     advance: Callable[[int], None],
 ) -> Any:
@@ -175,12 +177,12 @@ class TransferredFile:
 
 
 def transferred(
-    items: Iterable[Item], outcome: TransferResult | None
+    items: Iterable[TransferItem], outcome: TransferResult | None
 ) -> tuple[TransferredFile, ...]:
     """List what became of each file; without an outcome, none was moved."""
     skipped = {item.key for item in outcome.skipped} if outcome else set()
 
-    def action(item: Item) -> Literal["moved", "skipped", "dry-run"]:
+    def action(item: TransferItem) -> Literal["moved", "skipped", "dry-run"]:
         if outcome is None:
             return "dry-run"
         return "skipped" if item.key in skipped else "moved"

@@ -23,7 +23,7 @@ from jobs.output.console import note, print_document
 
 if TYPE_CHECKING:
     from jobs.deploy_check.account import ActiveJob
-    from jobs.deploy_check.assembly import Assembly
+    from jobs.deploy_check.assembly import SynthesizedStacks
     from jobs.deploy_check.changes import Update
     from jobs.deploy_check.findings import (
         DeployChange,
@@ -113,7 +113,7 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
 
 
 def _actions(
-    planned: "Assembly", deployed: Mapping[str, Any], update: "Update"
+    planned: "SynthesizedStacks", deployed: Mapping[str, Any], update: "Update"
 ) -> "dict[str, StackAction]":
     """Name the outcome for each stack."""
     changed = {change.stack for change in update.changes}
@@ -127,7 +127,7 @@ def _actions(
 def _document(
     given: Globals,
     aws: Aws,
-    planned: "Assembly",
+    planned: "SynthesizedStacks",
     actions: "Mapping[str, StackAction]",
     update: "Update",
     found: "list[DeployFinding]",

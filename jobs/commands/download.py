@@ -11,11 +11,11 @@ from typing import Annotated
 
 import typer
 
-from jobs.bucket.objects import Bucket, Found
+from jobs.bucket.objects import Bucket, ListedObject
 from jobs.bucket.training_run import known_runs, read_checkpoints, read_run, read_status
 from jobs.bucket.transfers import (
     Direction,
-    Item,
+    TransferItem,
     TransferredFile,
     TransferResult,
     checksum_agrees,
@@ -140,7 +140,7 @@ def download(
     return EXIT_OK
 
 
-def _named(items: Sequence[Item], to: Path) -> str:
+def _named(items: Sequence[TransferItem], to: Path) -> str:
     names = [item.path.relative_to(to).as_posix() for item in items[:_MOST_NAMED]]
     more = f" and {len(items) - len(names):,} more" if len(items) > len(names) else ""
     return f"{', '.join(names)}{more}"
@@ -189,7 +189,7 @@ class Download:
     run: str
     step: int | None
     prefix: str
-    items: tuple[Item, ...]
+    items: tuple[TransferItem, ...]
     snapshot: int | None = None
     """Number of the snapshot, of a program's run."""
 
@@ -232,7 +232,7 @@ def planned_download(bucket: Bucket, run: str, to: Path, number: str | None = No
         ) from None
     _check_complete(found, prefix, exported.files, run)
     items = tuple(
-        Item(
+        TransferItem(
             path=_inside(to, entry.key.removeprefix(prefix), origin=entry.key),
             key=entry.key,
             size=entry.size,
@@ -251,12 +251,12 @@ def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
         name = file.path if counts[file.path] == 1 else f"node-{file.node}/{file.path}"
         key = object_key(run, file.sha256)
         origin = manifest_key(run, snapshot.number)
-        items.append(Item(path=_inside(to, name, origin=origin), key=key, size=file.bytes))
+        items.append(TransferItem(path=_inside(to, name, origin=origin), key=key, size=file.bytes))
     prefix = object_key(run, "")
     return Download(run=run, step=None, prefix=prefix, items=tuple(items), snapshot=snapshot.number)
 
 
-def check_digests(moved: Iterable[Item]) -> None:
+def check_digests(moved: Iterable[TransferItem]) -> None:
     """Refuse files of a snapshot that do not hold what their objects are named after."""
     for item in moved:
         with item.path.open("rb") as file:
@@ -287,7 +287,9 @@ def check_target(to: Path, download: Download) -> None:
         )
 
 
-def overwritten(to: Path, download: Download, there: Collection[Item]) -> list[Item]:
+def overwritten(
+    to: Path, download: Download, there: Collection[TransferItem]
+) -> list[TransferItem]:
     """List the items in whose place a file holds something else; refuse links on the way."""
     folder = SafeFolder(to)
     try:
@@ -320,7 +322,7 @@ def prepare_target(to: Path, download: Download) -> None:
         ) from None
 
 
-def check_arrived(bucket: Bucket, moved: Iterable[Item]) -> None:
+def check_arrived(bucket: Bucket, moved: Iterable[TransferItem]) -> None:
     """Refuse files whose size or checksum differs from the bucket's."""
     wrong = []
     for item in moved:
@@ -335,7 +337,9 @@ def check_arrived(bucket: Bucket, moved: Iterable[Item]) -> None:
         )
 
 
-def _check_complete(found: list[Found], prefix: str, files: Mapping[str, int], run: str) -> None:
+def _check_complete(
+    found: list[ListedObject], prefix: str, files: Mapping[str, int], run: str
+) -> None:
     sizes = {entry.key.removeprefix(prefix): entry.size for entry in found}
     wrong = [name for name, size in files.items() if sizes.get(name) != size]
     if wrong:

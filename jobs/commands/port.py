@@ -16,7 +16,7 @@ from jobs.commands.options import (
 )
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.output.console import print_document, printable
-from jobs.port.program import Folder, find
+from jobs.port.program import SourceFolder, find
 from jobs.port.report import backend_of, document, lines
 from jobs.submit.program import named_program
 from jobs.submit.resolve import OWN_OPTIONS
@@ -91,7 +91,7 @@ def port(
     if torch_backend is None and is_deployment_given(context, deployment):
         _, target = opened(context, deployment, region)
         torch_backend = backend_of(target.neuron_release)
-    found = find(entry, Folder(entry.folder))
+    found = find(entry, SourceFolder(entry.folder))
     if as_json:
         print_document(document(entry.shown, found, torch_backend))
     else:

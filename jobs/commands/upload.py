@@ -13,7 +13,7 @@ import typer
 from jobs.bucket.objects import Bucket
 from jobs.bucket.transfers import (
     Direction,
-    Item,
+    TransferItem,
     TransferredFile,
     TransferResult,
     files,
@@ -196,7 +196,7 @@ class Upload:
     """Name by which ``tokenize`` or ``--init-from`` finds it; of files, the end of their prefix."""
     prefix: str
     """Prefix of its objects in the bucket."""
-    items: tuple[Item, ...]
+    items: tuple[TransferItem, ...]
     left_out: tuple[str, ...] = ()
     """Names in the folder that are neither text nor a model's, or no files."""
 
@@ -228,7 +228,7 @@ def planned_upload(path: Path, name: str | None, *, takes_all: bool = False) -> 
     corpus = _corpus_name(name or _stem(path.name))
     _check_size(path)
     prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
-    item = Item(path=path, key=prefix + path.name, size=path.stat().st_size)
+    item = TransferItem(path=path, key=prefix + path.name, size=path.stat().st_size)
     is_text = is_text_name(path.name) and not takes_all
     return Upload(kind="corpus" if is_text else FILES, name=corpus, prefix=prefix, items=(item,))
 
@@ -266,7 +266,8 @@ def planned_model(path: Path, name: str) -> Upload:
         name=name,
         prefix=prefix,
         items=tuple(
-            Item(path=file, key=prefix + file.name, size=file.stat().st_size) for file in taken
+            TransferItem(path=file, key=prefix + file.name, size=file.stat().st_size)
+            for file in taken
         ),
         left_out=tuple(
             file.name for file in others if file not in taken and not file.name.startswith(".")
@@ -322,7 +323,7 @@ def _tokenizer(path: Path, name: str) -> Upload:
             f"--name {name} is no name of a tokenizer: those are *.model and tokenizer*.json; "
             f"{like!r} would do",
         )
-    item = Item(path=path, key=contract.TOKENIZERS_PREFIX + name, size=path.stat().st_size)
+    item = TransferItem(path=path, key=contract.TOKENIZERS_PREFIX + name, size=path.stat().st_size)
     return Upload(kind="tokenizer", name=name, prefix=contract.TOKENIZERS_PREFIX, items=(item,))
 
 
@@ -343,7 +344,9 @@ def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
     is_text = bool(texts) and not takes_all
     taken, left = (texts, others) if is_text else (found, [])
     items = tuple(
-        Item(path=file, key=prefix + file.relative_to(path).as_posix(), size=file.stat().st_size)
+        TransferItem(
+            path=file, key=prefix + file.relative_to(path).as_posix(), size=file.stat().st_size
+        )
         for file in taken
     )
     if not any(item.size for item in items):

@@ -20,7 +20,7 @@ _PER_CALL = 100  # ids of DescribeJobs (Batch API reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class DeployedStack:
     """A deployed stack."""
 
     name: str
@@ -59,7 +59,7 @@ class ActiveJob:
         return self.limit_s - (0.0 if begun is None else now_s - begun / 1000)
 
 
-def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[str, Stack]:
+def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[str, DeployedStack]:
     """Read every stack of a deployment."""
     pattern = stack_pattern(deployment)
     pages = cloudformation.get_paginator("describe_stacks").paginate()
@@ -70,7 +70,7 @@ def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[s
         if pattern.fullmatch(stack["StackName"]) and stack["StackStatus"] not in _NOT_THERE
     }
     return {
-        name: Stack(
+        name: DeployedStack(
             name=name,
             status=status,
             template=_template(cloudformation, name),

@@ -20,7 +20,7 @@ _STACK = "aws:cloudformation:stack"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assembly:
+class SynthesizedStacks:
     """The stacks of one deployment by name, in manifest order."""
 
     folder: Path
@@ -47,7 +47,7 @@ def stack_pattern(deployment: str) -> re.Pattern[str]:
 
 def read_assembly(
     folder: Path, *, deployment: str, region: str | None, repository: Path = REPOSITORY
-) -> Assembly:
+) -> SynthesizedStacks:
     """Read the stacks; refuse an invalid assembly and one of another deployment or region."""
     manifest = folder / "manifest.json"
     if not manifest.exists():
@@ -82,7 +82,7 @@ def read_assembly(
         stack: frozenset(stacks[other] for other in _dependencies(artifacts, name) & set(stacks))
         for name, stack in stacks.items()
     }
-    return Assembly(
+    return SynthesizedStacks(
         folder=folder,
         templates=templates,
         before=before,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from jobs.deploy_check.account import ActiveJob, Stack
-from jobs.deploy_check.assembly import Assembly, Template
+from jobs.deploy_check.account import ActiveJob, DeployedStack
+from jobs.deploy_check.assembly import SynthesizedStacks, Template
 from jobs.deploy_check.changes import Change, Fate, Update
 from jobs.deploy_check.meaning import (
     COSTLY,
@@ -142,7 +142,11 @@ class Running:
 
 
 def find_all(
-    update: Update, *, stacks: Mapping[str, Stack], assembly: Assembly, running: Running
+    update: Update,
+    *,
+    stacks: Mapping[str, DeployedStack],
+    assembly: SynthesizedStacks,
+    running: Running,
 ) -> list[DeployFinding]:
     """Find everything, most serious first."""
     found = [
@@ -161,7 +165,9 @@ def find_all(
     return sorted(found, key=lambda finding: order.index(finding.kind))
 
 
-def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[DeployFinding]:
+def _busy_stacks(
+    stacks: Mapping[str, DeployedStack], assembly: Iterable[str]
+) -> Iterator[DeployFinding]:
     """Find stacks that CloudFormation cannot update in their present state."""
     for name in assembly:
         stack = stacks.get(name)
@@ -180,7 +186,7 @@ def _busy_stacks(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterat
 
 
 def _locked_exports(
-    update: Update, stacks: Mapping[str, Stack], assembly: Assembly
+    update: Update, stacks: Mapping[str, DeployedStack], assembly: SynthesizedStacks
 ) -> Iterator[DeployFinding]:
     """Find exports in use, which cannot be removed or changed (CloudFormation User Guide)."""
     deployed = {name: stack.template for name, stack in stacks.items()}
@@ -288,7 +294,7 @@ def _lost(change: Change) -> Iterator[DeployFinding]:
 
 
 def _ended(
-    change: Change, stacks: Mapping[str, Stack], running: Running
+    change: Change, stacks: Mapping[str, DeployedStack], running: Running
 ) -> Iterator[DeployFinding]:
     """Find running or waiting jobs on what changes."""
     effect = effect_of(change)
@@ -380,7 +386,9 @@ def _when(effect: Effect) -> str:
     return f"of what runs now Batch ends {span} later what is still there"
 
 
-def _left_behind(stacks: Mapping[str, Stack], assembly: Iterable[str]) -> Iterator[DeployFinding]:
+def _left_behind(
+    stacks: Mapping[str, DeployedStack], assembly: Iterable[str]
+) -> Iterator[DeployFinding]:
     """Find stacks that no `cdk deploy` of this assembly touches."""
     for name in sorted(set(stacks) - set(assembly)):
         types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 
 from jobs.port.expressions import is_evaluation
 from jobs.port.index import parameters
-from jobs.port.names import Function, Source, end_line, is_constant, keyword, last_name
+from jobs.port.names import Function, SourceFile, end_line, is_constant, keyword, last_name
 from jobs.port.values import (
     LOSS,
     MODULES,
     ON_DEVICE,
+    Content,
     Env,
-    Held,
-    Instance,
+    ProgramObject,
     Record,
     Value,
     element,
@@ -74,27 +74,27 @@ class CallWalk(Walk):
         if name.startswith("math."):
             if any(value in ON_DEVICE for value in every):
                 self.find("copied-to-host", node, node.lineno)
-            return Held.HOST
+            return Content.HOST
         if isinstance(node.func, ast.Attribute):
             return self.method(node, name, every)
         if _LIBRARIES_ON_HOST.match(name):
-            return Held.HOST
+            return Content.HOST
         if _BUILDERS.match(last):
-            return guess(last) if guess(last) is Held.MODULE else self.unknown(last, every)
+            return guess(last) if guess(last) is Content.MODULE else self.unknown(last, every)
         held = self.value(node.func)
-        return Held.DEVICE if held is Held.MODULE else self.unknown(last, every)
+        return Content.DEVICE if held is Content.MODULE else self.unknown(last, every)
 
     def unknown(self, last: str, every: Sequence[Value]) -> Value:
         """Return what a call of something unknown gives: of tensors, probably a tensor."""
         if _HOST_NAMES.search(last):
-            return Held.HOST
+            return Content.HOST
         if last[:1].isupper():
-            return Held.MODULE if MODULES.search(last.lower()) else Held.UNKNOWN
+            return Content.MODULE if MODULES.search(last.lower()) else Content.UNKNOWN
         if any(on_device(value) for value in every):
-            return Held.DEVICE if LOSS.search(last) else Held.INPUT
-        if Held.CPU in every:
-            return Held.DEVICE if _MOVES.search(last) else Held.UNKNOWN
-        return Held.INPUT if Held.INPUT in every else Held.UNKNOWN
+            return Content.DEVICE if LOSS.search(last) else Content.INPUT
+        if Content.CPU in every:
+            return Content.DEVICE if _MOVES.search(last) else Content.UNKNOWN
+        return Content.INPUT if Content.INPUT in every else Content.UNKNOWN
 
     def own(
         self, node: ast.Call, values: Sequence[Value], given: Mapping[str | None, Value]
@@ -112,10 +112,10 @@ class CallWalk(Walk):
             if made is not None:
                 source, function, _ = made
                 self.walk(source, function, values, given, of=of, is_method=True)
-            return Instance(of)
+            return ProgramObject(of)
         if isinstance(func, ast.Name):
             held = self.named(func.id)
-            return self.forward(held, values, given) if isinstance(held, Instance) else None
+            return self.forward(held, values, given) if isinstance(held, ProgramObject) else None
         if not isinstance(func, ast.Attribute):
             return None
         if isinstance(func.value, ast.Name) and func.value.id == "self" and self.of:
@@ -124,11 +124,11 @@ class CallWalk(Walk):
             return None
         else:
             base = self.value(func.value)
-            if isinstance(base, Instance):
+            if isinstance(base, ProgramObject):
                 found_method = whole.index.method(base.of, func.attr)
-                if found_method is None and isinstance(self.value(func), Instance):
+                if found_method is None and isinstance(self.value(func), ProgramObject):
                     return self.forward(self.value(func), values, given)
-            elif base is Held.UNKNOWN and not func.attr.startswith("_"):
+            elif base is Content.UNKNOWN and not func.attr.startswith("_"):
                 known = self.source.name(func).partition(".")[0]
                 is_imported = known in self.source.aliases.values()
                 found_method = None if is_imported else whole.index.only_method(func.attr)
@@ -136,7 +136,7 @@ class CallWalk(Walk):
                 return None
         if found_method is None:
             held = self.value(func)
-            return self.forward(held, values, given) if isinstance(held, Instance) else None
+            return self.forward(held, values, given) if isinstance(held, ProgramObject) else None
         source, function, of = found_method
         static = any(last_name(item) == "staticmethod" for item in function.decorator_list)
         return self.walk(source, function, values, given, of=of, is_method=not static)
@@ -145,18 +145,18 @@ class CallWalk(Walk):
         self, held: Value, values: Sequence[Value], given: Mapping[str | None, Value]
     ) -> Value | None:
         """Call an object of the program: a model's is its ``forward``."""
-        assert isinstance(held, Instance)
+        assert isinstance(held, ProgramObject)
         for name in ("forward", "__call__"):
             if (found := self.whole.index.method(held.of, name)) is not None:
                 source, function, of = found
                 result = self.walk(source, function, values, given, of=of, is_method=True)
                 is_module = self.whole.index.is_module(held.of)
-                return Held.DEVICE if is_module and result is Held.UNKNOWN else result
-        return Held.DEVICE if self.whole.index.is_module(held.of) else None
+                return Content.DEVICE if is_module and result is Content.UNKNOWN else result
+        return Content.DEVICE if self.whole.index.is_module(held.of) else None
 
     def walk(
         self,
-        source: Source,
+        source: SourceFile,
         function: Function,
         values: Sequence[Value],
         given: Mapping[str | None, Value],
@@ -174,9 +174,9 @@ class CallWalk(Walk):
         if is_method and function.name == "forward":
             # Optional arguments that are not given are None.
             missing = [name for name in names if name not in arguments]
-            arguments |= {name: Held.HOST for name in missing}
+            arguments |= {name: Content.HOST for name in missing}
         arguments = {
-            name: guess(name) if value is Held.UNKNOWN else value
+            name: guess(name) if value is Content.UNKNOWN else value
             for name, value in arguments.items()
         }
         is_step = self.is_step and not is_evaluation(function.name)
@@ -189,61 +189,61 @@ class CallWalk(Walk):
         if last in ("float", "int", "bool", "complex"):
             if any(value in ON_DEVICE for value in every):
                 self.find("copied-to-host", node, node.lineno)
-            return Held.HOST
+            return Content.HOST
         if last in ("str", "repr"):
             for argument in node.args:
                 self.formatted(argument)
-            return Held.HOST
+            return Content.HOST
         if "print" in last:
             for argument in node.args:
                 self.formatted(argument)
-            return Held.HOST
+            return Content.HOST
         if last in ("len", "isinstance", "type", "id", "hasattr", "range", "callable", "dir"):
-            return Held.HOST
+            return Content.HOST
         if last in ("sum", "max", "min", "abs", "round", "pow"):
-            return self.operation(*[element(value) for value in every]) if every else Held.HOST
+            return self.operation(*[element(value) for value in every]) if every else Content.HOST
         if last == "next":
-            return element(every[0]) if every else Held.UNKNOWN
+            return element(every[0]) if every else Content.UNKNOWN
         if last == "dict":
             named = [item.arg for item in node.keywords]
             if None in named or node.args:
                 return self.collected(every)
             return Record(tuple(zip(map(str, named), every, strict=True)))
         if last in PASSED_ON or last in ("zip", "enumerate"):
-            return every[0] if every else Held.HOST
+            return every[0] if every else Content.HOST
         return None
 
     def torch(self, node: ast.Call, name: str, last: str, every: Sequence[Value]) -> Value:
         device = keyword(node, "device")
         if last in _DYNAMIC or (last == "where" and len(node.args) == 1 and not node.keywords):
-            if Held.CPU not in every and Held.HOST not in every[:1]:
+            if Content.CPU not in every and Content.HOST not in every[:1]:
                 self.find("data-dependent", node, end_line(node.func))
-            return every[0] if every and Held.CPU in every else Held.DEVICE
+            return every[0] if every and Content.CPU in every else Content.DEVICE
         if last == "repeat_interleave" and len(every) > 1 and on_device(every[1]):
             self.find("data-dependent", node, end_line(node.func))
         if last in ("clip_grad_norm_", "grad", "parameters_to_vector", "get_total_norm"):
-            return Held.DEVICE
+            return Content.DEVICE
         if last in ("is_tensor", "numel", "device", "save", "is_grad_enabled", "manual_seed"):
-            return Held.HOST
+            return Content.HOST
         if name.startswith(("torch.optim", "torch.distributed", "torch.cuda", "torch.backends")):
             is_wrapper = last in ("FullyShardedDataParallel", "fully_shard")
-            return Held.MODULE if is_wrapper else Held.UNKNOWN
+            return Content.MODULE if is_wrapper else Content.UNKNOWN
         if last == "DataLoader":
-            return Held.LOADER
+            return Content.LOADER
         if last in ("DistributedDataParallel", "DataParallel", "compile", "script"):
-            return next((v for v in every if isinstance(v, Instance)), Held.MODULE)
+            return next((v for v in every if isinstance(v, ProgramObject)), Content.MODULE)
         if last[:1].isupper() and name.startswith("torch.nn"):
-            return Held.DEVICE if last == "Parameter" else Held.MODULE
+            return Content.DEVICE if last == "Parameter" else Content.MODULE
         if device is not None and not is_constant(device.value, "cpu", None):
-            return Held.DEVICE
+            return Content.DEVICE
         if any(on_device(value) for value in every):
-            return Held.MASK if last in _BOOLEAN else Held.DEVICE
+            return Content.MASK if last in _BOOLEAN else Content.DEVICE
         if last in _CREATED:
-            return Held.DEVICE if self.whole.creates_on_device else Held.CPU
-        for held in (Held.INPUT, Held.CPU):
+            return Content.DEVICE if self.whole.creates_on_device else Content.CPU
+        for held in (Content.INPUT, Content.CPU):
             if held in every:
                 return held
-        return Held.UNKNOWN
+        return Content.UNKNOWN
 
     def method(self, node: ast.Call, name: str, every: Sequence[Value]) -> Value:
         func = node.func
@@ -252,75 +252,75 @@ class CallWalk(Walk):
         if attr == "format":
             for argument in (*node.args, *[item.value for item in node.keywords]):
                 self.formatted(argument)
-            return Held.HOST
+            return Content.HOST
         if attr in _LOGS or "print" in attr:
             for argument in node.args:
                 self.formatted(argument)
-            return Held.HOST
+            return Content.HOST
         if re.fullmatch(r"(np|numpy)\.(where|nonzero|argwhere|flatnonzero)", name):
-            return Held.INDICES if len(node.args) == 1 else Held.HOST
+            return Content.INDICES if len(node.args) == 1 else Content.HOST
         if _LIBRARIES_ON_HOST.match(name):
-            return Held.HOST
+            return Content.HOST
         if attr == "decode" and re.search(r"token|processor", name):
-            return Held.HOST
+            return Content.HOST
         base = self.value(func.value)
-        if isinstance(base, Instance):
+        if isinstance(base, ProgramObject):
             is_module = self.whole.index.is_module(base.of)
             if attr in ("to", "cuda", "train", "eval", "half", "double", "float", "bfloat16"):
                 return base
-            base = Held.MODULE if is_module else Held.UNKNOWN
+            base = Content.MODULE if is_module else Content.UNKNOWN
         elif isinstance(base, Record) and attr == "get" and node.args:
             key = node.args[0]
             name = str(key.value) if isinstance(key, ast.Constant) else ""
-            return dict(base.fields).get(name, Held.UNKNOWN)
+            return dict(base.fields).get(name, Content.UNKNOWN)
         base = flattened(base)
-        if isinstance(base, Instance):
-            base = Held.UNKNOWN
+        if isinstance(base, ProgramObject):
+            base = Content.UNKNOWN
         if attr == "prepare" and every:
-            parts = tuple(Held.DEVICE_LOADER if v is Held.LOADER else v for v in every)
+            parts = tuple(Content.DEVICE_LOADER if v is Content.LOADER else v for v in every)
             return parts[0] if len(parts) == 1 else parts
         if attr in ("setup_dataloaders", "prepare_data_loader"):
-            return Held.DEVICE_LOADER
+            return Content.DEVICE_LOADER
         if attr in ("item", "cpu", "numpy", "tolist"):
             return self.copied(node, attr, base, line)
         if attr == "clip_grad_norm_":
-            return Held.DEVICE
-        if base is Held.MODULE:
+            return Content.DEVICE
+        if base is Content.MODULE:
             return self.of_module(attr, every)
         if attr in ("to", "cuda"):
             return self.moved(node, attr, base)
         if attr in ("append", "extend", "add", "insert", "update") and on_device(tuple(every)):
-            if base in (Held.HOST, Held.UNKNOWN, Held.TENSORS):
-                self.env[ast.unparse(func.value)] = Held.TENSORS
-            return Held.HOST
+            if base in (Content.HOST, Content.UNKNOWN, Content.TENSORS):
+                self.env[ast.unparse(func.value)] = Content.TENSORS
+            return Content.HOST
         if attr in _HOST_METHODS and not (attr == "type" and node.args):
-            return Held.HOST
-        if base in (*ON_DEVICE, Held.TENSORS, Held.INPUT):
+            return Content.HOST
+        if base in (*ON_DEVICE, Content.TENSORS, Content.INPUT):
             return self.of_tensor(node, attr, base, every)
         if attr in ("state_dict", "parameters", "named_parameters"):
-            return Held.TENSORS
-        if base is Held.UNKNOWN and attr in _CERTAINLY_TENSORS:
+            return Content.TENSORS
+        if base is Content.UNKNOWN and attr in _CERTAINLY_TENSORS:
             self.find("data-dependent", node, line)
-            return Held.DEVICE
-        if base is Held.CPU:
-            return Held.DEVICE if any(on_device(v) for v in every) else Held.CPU
-        if base is Held.HOST:
-            return Held.HOST
-        if base in (Held.LOADER, Held.DEVICE_LOADER):
-            return base if attr == "__iter__" else Held.UNKNOWN
+            return Content.DEVICE
+        if base is Content.CPU:
+            return Content.DEVICE if any(on_device(v) for v in every) else Content.CPU
+        if base is Content.HOST:
+            return Content.HOST
+        if base in (Content.LOADER, Content.DEVICE_LOADER):
+            return base if attr == "__iter__" else Content.UNKNOWN
         if attr in ("step", "reset") or attr == "sample":
-            return Held.UNKNOWN
+            return Content.UNKNOWN
         return self.unknown(attr, every)
 
     def copied(self, node: ast.Call, attr: str, base: Value, line: int) -> Value:
         """Look at ``.item()`` and its like."""
-        is_tensor = base in (*ON_DEVICE, Held.TENSORS, Held.INPUT)
+        is_tensor = base in (*ON_DEVICE, Content.TENSORS, Content.INPUT)
         # What is unknown has most often come from a model; lists of arrays are frequent, too.
-        if not node.args and (is_tensor or (base is Held.UNKNOWN and attr != "tolist")):
+        if not node.args and (is_tensor or (base is Content.UNKNOWN and attr != "tolist")):
             self.find("copied-to-host", node, line)
         if attr == "cpu":
-            return base if base is Held.MODULE else Held.CPU
-        return Held.HOST
+            return base if base is Content.MODULE else Content.CPU
+        return Content.HOST
 
     def moved(self, node: ast.Call, attr: str, base: Value) -> Value:
         """Return what ``.to(...)`` gives."""
@@ -329,31 +329,31 @@ class CallWalk(Walk):
         if attr == "to" and (target is None or self.source.name(target).startswith("torch.")):
             return base  # to another type
         if attr == "to" and is_constant(target, "cpu"):
-            return Held.CPU
-        return Held.MASK if base is Held.MASK else Held.DEVICE
+            return Content.CPU
+        return Content.MASK if base is Content.MASK else Content.DEVICE
 
     def of_module(self, attr: str, every: Sequence[Value]) -> Value:
         if attr in ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"):
-            return Held.TENSORS
+            return Content.TENSORS
         if attr in ("modules", "children", "named_modules", "named_children", "zero_grad"):
-            return Held.UNKNOWN
+            return Content.UNKNOWN
         if attr in ("to", "cuda", "train", "eval", "half", "float", "double", "bfloat16", "apply"):
-            return Held.MODULE
+            return Content.MODULE
         if attr in ("requires_grad_", "share_memory", "compile", "load_state_dict"):
-            return Held.MODULE
-        return Held.DEVICE if any(v is not Held.HOST for v in every) else Held.UNKNOWN
+            return Content.MODULE
+        return Content.DEVICE if any(v is not Content.HOST for v in every) else Content.UNKNOWN
 
     def of_tensor(self, node: ast.Call, attr: str, base: Value, every: Sequence[Value]) -> Value:
         line = end_line(node.func)
         if attr in ("values", "items"):
-            return Held.TENSORS
+            return Content.TENSORS
         if attr in _DYNAMIC:
             self.find("data-dependent", node, line)
-            return Held.DEVICE
+            return Content.DEVICE
         if attr == "repeat_interleave" and every and on_device(every[0]):
             self.find("data-dependent", node, line)
-        if base is Held.INPUT:
-            return Held.DEVICE if any(on_device(v) for v in every) else Held.INPUT
+        if base is Content.INPUT:
+            return Content.DEVICE if any(on_device(v) for v in every) else Content.INPUT
         if attr in _BOOLEAN:
-            return Held.MASK
-        return Held.DEVICE
+            return Content.MASK
+        return Content.DEVICE

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from jobs.port.names import Function, Source, end_line, is_constant, keyword, last_name
+from jobs.port.names import Function, SourceFile, end_line, is_constant, keyword, last_name
 
 Found = tuple[ast.AST, int, str]
 """A node, its line, and the name of the rule."""
@@ -45,7 +45,7 @@ def is_evaluation(name: str) -> bool:
     return _EVALUATION.search(name) is not None and _TRAINING.search(name) is None
 
 
-def expression_findings(source: Source) -> Iterator[Found]:
+def expression_findings(source: SourceFile) -> Iterator[Found]:
     """Yield what single expressions of a file show."""
     workers = _has_workers(source)
     for node in source.nodes:
@@ -82,7 +82,7 @@ def expression_findings(source: Source) -> Iterator[Found]:
                         yield from _device_uses(source, item, "worker-device")
 
 
-def _string(source: Source, node: ast.Constant, text: str) -> Iterator[Found]:
+def _string(source: SourceFile, node: ast.Constant, text: str) -> Iterator[Found]:
     parent = source.parents.get(node)
     if len(text) > 60 or isinstance(parent, ast.FormattedValue | ast.JoinedStr):
         return
@@ -109,7 +109,7 @@ def _string(source: Source, node: ast.Constant, text: str) -> Iterator[Found]:
         yield node, node.lineno, "cuda-kernel"
 
 
-def _in_comparison(source: Source, node: ast.AST) -> bool:
+def _in_comparison(source: SourceFile, node: ast.AST) -> bool:
     """Tell whether a string is in a list that something is looked up in."""
     parent = source.parents.get(node)
     return isinstance(parent, ast.Tuple | ast.List | ast.Set) and isinstance(
@@ -117,7 +117,7 @@ def _in_comparison(source: Source, node: ast.AST) -> bool:
     )
 
 
-def _call_around(source: Source, node: ast.AST) -> ast.Call | None:
+def _call_around(source: SourceFile, node: ast.AST) -> ast.Call | None:
     """Return the call that a string is an argument of, also as one of two choices."""
     for parent in source.above(node):
         if isinstance(parent, ast.Call):
@@ -127,7 +127,7 @@ def _call_around(source: Source, node: ast.AST) -> ast.Call | None:
     return None
 
 
-def _is_set(source: Source, node: ast.AST) -> bool:
+def _is_set(source: SourceFile, node: ast.AST) -> bool:
     """Tell whether the environment variable that a string names is set there."""
     parent = source.parents.get(node)
     if isinstance(parent, ast.Subscript):
@@ -137,7 +137,7 @@ def _is_set(source: Source, node: ast.AST) -> bool:
     return isinstance(parent, ast.Dict)
 
 
-def _named(source: Source, node: ast.Attribute | ast.Name) -> Iterator[Found]:
+def _named(source: SourceFile, node: ast.Attribute | ast.Name) -> Iterator[Found]:
     """Look at a whole name: what is part of a longer one is left to that."""
     parent = source.parents.get(node)
     if isinstance(parent, ast.Attribute):
@@ -179,7 +179,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
             yield node, item.lineno, "grad-scaler"
 
 
-def _call(source: Source, node: ast.Call) -> Iterator[Found]:
+def _call(source: SourceFile, node: ast.Call) -> Iterator[Found]:
     name, last, line = source.name(node.func), last_name(node.func), end_line(node.func)
     if isinstance(node.func, ast.Attribute) and not name.startswith("torch.cuda"):
         if last == "cuda":
@@ -216,7 +216,7 @@ def _compiles_module(node: ast.Call) -> bool:
 
 
 def _keyword(
-    source: Source, node: ast.AST, name: str, value: ast.expr, *, line: int | None = None
+    source: SourceFile, node: ast.AST, name: str, value: ast.expr, *, line: int | None = None
 ) -> Iterator[Found]:
     """Look at a named setting: a keyword argument, or an entry of a dictionary of them."""
     if is_constant(value, False, None):
@@ -245,7 +245,7 @@ def _default_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator
             yield argument, argument.lineno, "pin-memory"
 
 
-def _loader(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Found]:
+def _loader(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[Found]:
     """Find training loaders whose last batch is smaller."""
     if not last.endswith("DataLoader") or last in source.classes:
         return
@@ -264,7 +264,7 @@ def _loader(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Fo
     yield node, line, "last-batch"
 
 
-def _entries(source: Source, name: str) -> dict[str, ast.expr]:
+def _entries(source: SourceFile, name: str) -> dict[str, ast.expr]:
     """Collect what is ever put into a dictionary of keyword arguments."""
     entries: dict[str, ast.expr] = {}
     for node in source.nodes:
@@ -294,7 +294,7 @@ def _pairs(node: ast.AST) -> dict[str, ast.expr]:
     return {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
 
 
-def _is_training_loader(source: Source, node: ast.Call, given: dict[str, ast.expr]) -> bool:
+def _is_training_loader(source: SourceFile, node: ast.Call, given: dict[str, ast.expr]) -> bool:
     """Tell whether a loader feeds training, by what it is called, holds, or is returned from."""
     data = given.get("dataset", node.args[0] if node.args else None)
     targets, function = list[ast.expr](), ""
@@ -321,7 +321,7 @@ def _is_training_loader(source: Source, node: ast.Call, given: dict[str, ast.exp
     return not is_constant(given.get("shuffle"), False) or "sampler" in given
 
 
-def _is_only_counted(source: Source, target: ast.expr) -> bool:
+def _is_only_counted(source: SourceFile, target: ast.expr) -> bool:
     """Tell whether a variable is used, and only for its length."""
     if not isinstance(target, ast.Name):
         return False
@@ -333,7 +333,7 @@ def _is_only_counted(source: Source, target: ast.expr) -> bool:
     return bool(uses) and all(uses)
 
 
-def _padding(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Found]:
+def _padding(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[Found]:
     padding, multiple = keyword(node, "padding"), keyword(node, "pad_to_multiple_of")
     if any(isinstance(up, Function) and is_evaluation(up.name) for up in source.above(node)):
         return
@@ -352,7 +352,7 @@ def _padding(source: Source, node: ast.Call, last: str, line: int) -> Iterator[F
         yield node, line, "pad-to-longest"
 
 
-def _is_of_one(source: Source, node: ast.Call) -> bool:
+def _is_of_one(source: SourceFile, node: ast.Call) -> bool:
     """Tell whether a tokenizer is given one text at a time, which has nothing to be padded to."""
     if not node.args or not isinstance(node.args[0], ast.Name):
         return False
@@ -363,7 +363,7 @@ def _is_of_one(source: Source, node: ast.Call) -> bool:
     return any(isinstance(item, ast.Name) and item.id == node.args[0].id for item in targets)
 
 
-def _forks(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Found]:
+def _forks(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[Found]:
     first = node.args[0] if node.args else None
     if last in ("set_start_method", "get_context") and is_constant(first, "fork"):
         yield node, line, "forked"
@@ -379,7 +379,7 @@ def _forks(source: Source, node: ast.Call, last: str, line: int) -> Iterator[Fou
             yield from _device_uses(source, function, "worker-device")
 
 
-def _spawns(source: Source) -> bool:
+def _spawns(source: SourceFile) -> bool:
     return any(
         isinstance(node, ast.Call)
         and last_name(node.func) in ("set_start_method", "get_context")
@@ -389,7 +389,7 @@ def _spawns(source: Source) -> bool:
     )
 
 
-def _device_uses(source: Source, function: ast.AST, rule: str) -> Iterator[Found]:
+def _device_uses(source: SourceFile, function: ast.AST, rule: str) -> Iterator[Found]:
     """Yield what moves a tensor to a device, or makes one there, within a function."""
     for node in ast.walk(function):
         if not isinstance(node, ast.Call):
@@ -403,14 +403,14 @@ def _device_uses(source: Source, function: ast.AST, rule: str) -> Iterator[Found
             yield node, end_line(node.func), rule
 
 
-def _is_device(source: Source, node: ast.expr) -> bool:
+def _is_device(source: SourceFile, node: ast.expr) -> bool:
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and node.value.startswith("cuda")
     name = source.name(node)
     return "device" in name.lower() or name.startswith("torch.cuda")
 
 
-def _has_workers(source: Source) -> bool:
+def _has_workers(source: SourceFile) -> bool:
     return any(isinstance(node, ast.Call) and _starts_workers(node) for node in source.nodes)
 
 

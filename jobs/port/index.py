@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Sequence
 
-from jobs.port.names import Function, Source, last_name
+from jobs.port.names import Function, SourceFile, last_name
 from jobs.port.values import Env
 
 MAX_DEPTH = 8
@@ -15,12 +15,12 @@ MAX_DEPTH = 8
 class Index:
     """Looks functions, classes and methods of a program up."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[SourceFile]) -> None:
         paths = [source.path.removesuffix("/__init__.py").removesuffix(".py") for source in sources]
         self.stems = {path.rpartition("/")[2] for path in paths}
         """Last parts of the modules' names."""
-        self.functions: dict[str, tuple[Source, Function]] = {}
-        self.classes: dict[str, tuple[Source, ast.ClassDef]] = {}
+        self.functions: dict[str, tuple[SourceFile, Function]] = {}
+        self.classes: dict[str, tuple[SourceFile, ast.ClassDef]] = {}
         self.methods: dict[str, list[str]] = {}
         self._attributes: dict[str, Env] = {}
         for source in sources:
@@ -44,21 +44,21 @@ class Index:
             for base in of.bases
         ) and not any("LightningDataModule" in source.name(base) for base in of.bases)
 
-    def function(self, source: Source, node: ast.expr) -> tuple[Source, Function] | None:
+    def function(self, source: SourceFile, node: ast.expr) -> tuple[SourceFile, Function] | None:
         """Find the function of the program that an expression names."""
         if isinstance(node, ast.Name) and node.id in source.functions:
             return source, source.functions[node.id]
         name = self._imported(source, node)
         return None if name is None else self.functions.get(name)
 
-    def class_named(self, source: Source, node: ast.expr) -> str | None:
+    def class_named(self, source: SourceFile, node: ast.expr) -> str | None:
         """Find the class of the program that an expression names."""
         if isinstance(node, ast.Name) and node.id in source.classes:
             return node.id
         name = self._imported(source, node)
         return name if name in self.classes else None
 
-    def _imported(self, source: Source, node: ast.expr) -> str | None:
+    def _imported(self, source: SourceFile, node: ast.expr) -> str | None:
         """Return the last part of a name that is imported from a module of the program."""
         first = node
         while isinstance(first, ast.Attribute):
@@ -68,7 +68,7 @@ class Index:
         module, _, last = source.name(node).rpartition(".")
         return last if module.rpartition(".")[2] in self.stems else None
 
-    def method(self, of: str, name: str, depth: int = 0) -> tuple[Source, Function, str] | None:
+    def method(self, of: str, name: str, depth: int = 0) -> tuple[SourceFile, Function, str] | None:
         """Find a method of a class of the program, or of one that it is made from."""
         if of not in self.classes or depth > MAX_DEPTH:
             return None
@@ -81,7 +81,7 @@ class Index:
                 return found
         return None
 
-    def only_method(self, name: str) -> tuple[Source, Function, str] | None:
+    def only_method(self, name: str) -> tuple[SourceFile, Function, str] | None:
         """Find the method of a name that one class of the program alone has."""
         owners = self.methods.get(name, [])
         return self.method(owners[0], name) if len(owners) == 1 else None

@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(eq=False)
-class Source:
+class SourceFile:
     """The syntax tree of one file, with what its imports call things."""
 
     path: str

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from jobs.errors import Refusal
 from jobs.port.expressions import expression_findings
-from jobs.port.names import Source
-from jobs.port.rules import RULES, Finding
+from jobs.port.names import SourceFile
+from jobs.port.rules import RULES, Hazard
 from jobs.port.tensors import Tensors
-from jobs.port.training import Training
+from jobs.port.training import TrainingSteps
 from jobs.program.entry import Entry
 from jobs.program.grammar import imported_files, parsed_source, too_nested
 
@@ -22,7 +22,7 @@ _MAX_SHOWN = 50
 """Characters of an expression that are shown."""
 
 
-class Folder(Mapping[str, bytes]):
+class SourceFolder(Mapping[str, bytes]):
     """The files of a folder by their relative paths, read when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
@@ -56,26 +56,26 @@ class Folder(Mapping[str, bytes]):
             return False
 
 
-def find(entry: Entry, contents: Mapping[str, bytes]) -> tuple[Finding, ...]:
+def find(entry: Entry, contents: Mapping[str, bytes]) -> tuple[Hazard, ...]:
     """Find what a program needs changed; ``contents`` are its files by their paths."""
     root = "" if entry.module else entry.file.rpartition("/")[0]
-    waiting, sources = [entry.file], dict[str, Source]()
+    waiting, sources = [entry.file], dict[str, SourceFile]()
     while waiting:
         path = waiting.pop()
         if path not in sources:
             tree = _parsed(path, contents[path])
-            sources[path] = Source(path, tree)
+            sources[path] = SourceFile(path, tree)
             waiting += imported_files(tree, path, root, contents)
     return findings(tuple(sources.values()))
 
 
-def findings(sources: Sequence[Source]) -> tuple[Finding, ...]:
+def findings(sources: Sequence[SourceFile]) -> tuple[Hazard, ...]:
     """Apply all rules to files that belong together; one finding for each line and kind."""
-    found: dict[tuple[str, int, str], Finding] = {}
+    found: dict[tuple[str, int, str], Hazard] = {}
 
-    def add(source: Source, node: ast.AST, line: int, rule: str) -> None:
+    def add(source: SourceFile, node: ast.AST, line: int, rule: str) -> None:
         key = (source.path, line, RULES[rule].kind)
-        item = Finding(file=source.path, line=line, rule=rule, text=_shown(node))
+        item = Hazard(file=source.path, line=line, rule=rule, text=_shown(node))
         if key not in found or item < found[key]:
             found[key] = item
 
@@ -83,7 +83,7 @@ def findings(sources: Sequence[Source]) -> tuple[Finding, ...]:
         for source in sources:
             for node, line, rule in expression_findings(source):
                 add(source, node, line, rule)
-        tensors = Tensors(sources, Training(sources))
+        tensors = Tensors(sources, TrainingSteps(sources))
         tensors.run()
         for source, line, rule, node in tensors.found:
             add(source, node, line, rule)
@@ -92,9 +92,9 @@ def findings(sources: Sequence[Source]) -> tuple[Finding, ...]:
     return tuple(sorted(found.values()))
 
 
-def source_of(path: str, data: bytes) -> Source:
+def source_of(path: str, data: bytes) -> SourceFile:
     """Read one file."""
-    return Source(path, _parsed(path, data))
+    return SourceFile(path, _parsed(path, data))
 
 
 def _parsed(path: str, data: bytes) -> ast.Module:

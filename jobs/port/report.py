@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from jobs.job import counted
-from jobs.port.rules import RULES, Finding, Kind, Rule
+from jobs.port.rules import RULES, Hazard, PortKind, Rule
 from trainium_catalogue.documents import Keywords, Positive, picked
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
 
@@ -23,7 +23,7 @@ def backend_of(release: str) -> TorchBackend | None:
     return None if known is None else known.backend
 
 
-def lines(found: Sequence[Finding], backend: TorchBackend | None) -> Iterator[str]:
+def lines(found: Sequence[Hazard], backend: TorchBackend | None) -> Iterator[str]:
     """Yield each place, then for each rule why, and what to write instead."""
     for item in found:
         yield f"{item.file}, line {item.line}: {item.kind}: {item.text} {RULES[item.rule].what}"
@@ -42,17 +42,17 @@ def lines(found: Sequence[Finding], backend: TorchBackend | None) -> Iterator[st
     yield summary(found)
 
 
-def summary(found: Sequence[Finding]) -> str:
+def summary(found: Sequence[Hazard]) -> str:
     """Return how many places need a change, by kind."""
     if not found:
         return "no place was found that needs a change for Trainium"
     counts = Counter(item.kind for item in found)
-    kinds = ", ".join(f"{kind} {counts[kind]}" for kind in Kind if counts[kind])
+    kinds = ", ".join(f"{kind} {counts[kind]}" for kind in PortKind if counts[kind])
     verb = "needs" if len(found) == 1 else "need"
     return f"{counted(len(found), 'place')} {verb} a change for Trainium: {kinds}"
 
 
-def remark(found: Sequence[Finding], command: str) -> str | None:
+def remark(found: Sequence[Hazard], command: str) -> str | None:
     """Return the remark of a submission; ``command`` shows the details."""
     if not found:
         return None
@@ -72,7 +72,7 @@ class PortFinding:
 
     file: str
     line: Positive
-    kind: Kind
+    kind: PortKind
     rule: str
     """Name of one of the rules."""
     text: str
@@ -84,7 +84,7 @@ class PortRule:
     """A rule that findings are of."""
 
     name: str
-    kind: Kind
+    kind: PortKind
     what: str
     why: str
     instead: Annotated[Mapping[TorchBackend, str], Keywords(minProperties=1)]
@@ -104,7 +104,7 @@ class PortDocument:
     rules: tuple[PortRule, ...]
 
 
-def document(program: str, found: Sequence[Finding], backend: TorchBackend | None) -> PortDocument:
+def document(program: str, found: Sequence[Hazard], backend: TorchBackend | None) -> PortDocument:
     """Make the document of ``port --json``."""
     backends = [backend] if backend else [*TorchBackend]
     return PortDocument(
@@ -118,10 +118,10 @@ def document(program: str, found: Sequence[Finding], backend: TorchBackend | Non
     )
 
 
-def _rules(found: Sequence[Finding]) -> list[Rule]:
+def _rules(found: Sequence[Hazard]) -> list[Rule]:
     """Return the rules that findings are of, in the order of their kinds."""
     names = {item.rule for item in found}
-    order = list(Kind)
+    order = list(PortKind)
     return sorted(
         (rule for name, rule in RULES.items() if name in names),
         key=lambda rule: order.index(rule.kind),

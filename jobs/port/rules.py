@@ -26,7 +26,7 @@ _LOADER = "https://docs.pytorch.org/docs/stable/data.html"
 _AMP = "https://docs.pytorch.org/docs/stable/amp.html"
 
 
-class Kind(StrEnum):
+class PortKind(StrEnum):
     """What a finding is about, in the order in which a program is changed."""
 
     DEVICE = "device"
@@ -44,7 +44,7 @@ class Rule:
     """One thing that a program is searched for."""
 
     name: str
-    kind: Kind
+    kind: PortKind
     what: str
     why: str
     xla: str
@@ -58,7 +58,7 @@ class Rule:
 
 def _rule(
     name: str,
-    kind: Kind,
+    kind: PortKind,
     what: str,
     why: str,
     xla: str,
@@ -76,7 +76,7 @@ def _rule(
 _RULES = (
     _rule(
         "cuda-device",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "names a CUDA device",
         "there is no CUDA: .cuda() and .to('cuda') raise",
         ".to(device), with device = torch_xla.device()",
@@ -85,7 +85,7 @@ _RULES = (
     ),
     _rule(
         "cuda-available",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "asks for CUDA",
         "torch.cuda.is_available() is False, so the program trains on the node's CPU, silently",
         "device = torch_xla.device()",
@@ -94,7 +94,7 @@ _RULES = (
     ),
     _rule(
         "cuda-call",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "uses torch.cuda",
         "there is no CUDA: calls raise, or do nothing",
         "leave it out; to wait for the device: torch_xla.sync(wait=True)",
@@ -103,7 +103,7 @@ _RULES = (
     ),
     _rule(
         "cudnn",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "sets CUDA's or cuDNN's kernels",
         "there are none",
         "leave it out",
@@ -111,7 +111,7 @@ _RULES = (
     ),
     _rule(
         "device-ids",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "names the GPUs of a DistributedDataParallel",
         "each process has one NeuronCore, which the launcher chose",
         "DistributedDataParallel(model, gradient_as_bucket_view=True), without device_ids",
@@ -120,7 +120,7 @@ _RULES = (
     ),
     _rule(
         "data-parallel",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "uses torch.nn.DataParallel",
         "it splits batches over GPUs of one process; here each NeuronCore has its own process",
         "DistributedDataParallel, one process per NeuronCore: submit starts them",
@@ -128,7 +128,7 @@ _RULES = (
     ),
     _rule(
         "visible-devices",
-        Kind.DEVICE,
+        PortKind.DEVICE,
         "reads or sets CUDA_VISIBLE_DEVICES",
         "it chooses nothing here: the launcher gives each process its NeuronCore",
         "leave it out",
@@ -136,7 +136,7 @@ _RULES = (
     ),
     _rule(
         "nccl",
-        Kind.BACKEND,
+        PortKind.BACKEND,
         "asks for the process group backend nccl",
         "there is no NCCL: init_process_group('nccl') raises",
         "import torch_xla.distributed.xla_backend, and init_process_group('xla')",
@@ -145,7 +145,7 @@ _RULES = (
     ),
     _rule(
         "nccl-variable",
-        Kind.BACKEND,
+        PortKind.BACKEND,
         "sets a variable of NCCL",
         "there is no NCCL; the launcher sets what EFA needs",
         "leave it out",
@@ -153,7 +153,7 @@ _RULES = (
     ),
     _rule(
         "float16",
-        Kind.DTYPE,
+        PortKind.DTYPE,
         "selects float16",
         "the range of float16 needs a GradScaler, which CUDA alone has; bfloat16 runs as fast",
         "torch.bfloat16",
@@ -161,7 +161,7 @@ _RULES = (
     ),
     _rule(
         "float64",
-        Kind.DTYPE,
+        PortKind.DTYPE,
         "selects 64-bit floats",
         "NeuronCores compute none: they are cut to float32, or run on the CPU",
         "torch.float32, or compute it on the CPU",
@@ -169,7 +169,7 @@ _RULES = (
     ),
     _rule(
         "grad-scaler",
-        Kind.DTYPE,
+        PortKind.DTYPE,
         "scales gradients for float16",
         "bfloat16 has the range of float32: nothing is to be scaled",
         "loss.backward() and optimizer.step(), without a GradScaler",
@@ -177,7 +177,7 @@ _RULES = (
     ),
     _rule(
         "cuda-amp",
-        Kind.DTYPE,
+        PortKind.DTYPE,
         "uses CUDA's mixed precision",
         "without CUDA it warns and casts nothing",
         "torch.autocast('xla', dtype=torch.bfloat16)",
@@ -186,7 +186,7 @@ _RULES = (
     ),
     _rule(
         "pin-memory",
-        Kind.PIN_MEMORY,
+        PortKind.PIN_MEMORY,
         "pins host memory for CUDA",
         "without CUDA it raises or warns, and speeds nothing up",
         "pin_memory=False; torch_xla.distributed.parallel_loader.MpDeviceLoader loads ahead",
@@ -195,7 +195,7 @@ _RULES = (
     ),
     _rule(
         "data-dependent",
-        Kind.DYNAMIC_SHAPE,
+        PortKind.DYNAMIC_SHAPE,
         "makes a tensor whose shape depends on the data",
         "every new shape is compiled again, for minutes",
         "torch.where(mask, x, 0) or a product with the mask: the shape stays",
@@ -203,7 +203,7 @@ _RULES = (
     ),
     _rule(
         "last-batch",
-        Kind.DYNAMIC_SHAPE,
+        PortKind.DYNAMIC_SHAPE,
         "keeps the last, smaller batch",
         "its size is a second shape, which is compiled again",
         "drop_last=True",
@@ -211,7 +211,7 @@ _RULES = (
     ),
     _rule(
         "pad-to-longest",
-        Kind.DYNAMIC_SHAPE,
+        PortKind.DYNAMIC_SHAPE,
         "pads to the longest of a batch",
         "nearly every batch has another shape, and each is compiled again",
         "padding='max_length' with max_length, or pad_to_multiple_of with few lengths",
@@ -219,7 +219,7 @@ _RULES = (
     ),
     _rule(
         "copied-to-host",
-        Kind.HOST_SYNC,
+        PortKind.HOST_SYNC,
         "copies a tensor from the device at every step",
         "the step is cut there, and the host waits for the device",
         "xm.add_step_closure(log, args=(loss,)) every N steps; keep sums on the device",
@@ -228,7 +228,7 @@ _RULES = (
     ),
     _rule(
         "printed",
-        Kind.HOST_SYNC,
+        PortKind.HOST_SYNC,
         "formats a tensor of the device at every step",
         "formatting fetches its value: the step is cut there, and the host waits",
         "xm.add_step_closure(print, args=(loss,)) every N steps",
@@ -237,7 +237,7 @@ _RULES = (
     ),
     _rule(
         "branch",
-        Kind.HOST_SYNC,
+        PortKind.HOST_SYNC,
         "branches on a tensor of the device",
         "Python needs the value: the step is cut there, and the host waits",
         "torch.where(condition, a, b), or test it every N steps only",
@@ -245,7 +245,7 @@ _RULES = (
     ),
     _rule(
         "worker-device",
-        Kind.FORK,
+        PortKind.FORK,
         "touches the device in a worker of a DataLoader",
         "workers are forked, and the device belongs to the process that opened it",
         "keep datasets and collate functions on the CPU, and move batches in the training loop",
@@ -253,7 +253,7 @@ _RULES = (
     ),
     _rule(
         "forked",
-        Kind.FORK,
+        PortKind.FORK,
         "forks a process that uses the device",
         "the device belongs to the process that opened it: the fork fails or hangs",
         "set_start_method('spawn'), and leave the device to the processes that submit starts",
@@ -261,7 +261,7 @@ _RULES = (
     ),
     _rule(
         "cuda-library",
-        Kind.LIBRARY,
+        PortKind.LIBRARY,
         "imports a library that needs CUDA",
         "its kernels are CUDA's: the import or the first call raises",
         "plain PyTorch: torch.optim, F.scaled_dot_product_attention; NKI for kernels of your own",
@@ -270,7 +270,7 @@ _RULES = (
     ),
     _rule(
         "inductor",
-        Kind.LIBRARY,
+        PortKind.LIBRARY,
         "compiles with Inductor, the default of torch.compile",
         "Inductor generates Triton or C++ code, none for NeuronCores",
         "leave it out: torch_xla compiles each step",
@@ -279,7 +279,7 @@ _RULES = (
     ),
     _rule(
         "cuda-graph",
-        Kind.LIBRARY,
+        PortKind.LIBRARY,
         "captures a CUDA graph",
         "there is no CUDA, and each graph is compiled as a whole anyway",
         "leave it out",
@@ -288,7 +288,7 @@ _RULES = (
     ),
     _rule(
         "cuda-kernel",
-        Kind.LIBRARY,
+        PortKind.LIBRARY,
         "selects a kernel that needs CUDA",
         "there is no such kernel: it raises",
         "the plain one: attn_implementation='sdpa' or 'eager', optim='adamw_torch', fused=False",
@@ -300,7 +300,7 @@ RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Finding:
+class Hazard:
     """A place in a program that a rule is about."""
 
     file: str
@@ -310,6 +310,6 @@ class Finding:
     """The expression, shortened."""
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> PortKind:
         """What it is about."""
         return RULES[self.rule].kind

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 from jobs.port.calls import CallWalk
 from jobs.port.index import MAX_DEPTH, Index, parameters
-from jobs.port.names import Function, Source, is_constant, last_name
-from jobs.port.training import STEP_METHODS, Training
-from jobs.port.values import Env, Held, Value, join
+from jobs.port.names import Function, SourceFile, is_constant, last_name
+from jobs.port.training import STEP_METHODS, TrainingSteps
+from jobs.port.values import Content, Env, Value, join
 
 _HOST_TYPES = frozenset({"int", "float", "bool", "str", "Path", "Namespace"})
 
@@ -21,8 +21,8 @@ _HOST_TYPES = frozenset({"int", "float", "bool", "str", "Path", "Namespace"})
 class Tensors:
     """Walks through a program, and collects what its training steps do with tensors."""
 
-    def __init__(self, sources: Sequence[Source], training: Training) -> None:
-        self.found: set[tuple[Source, int, str, ast.AST]] = set()
+    def __init__(self, sources: Sequence[SourceFile], training: TrainingSteps) -> None:
+        self.found: set[tuple[SourceFile, int, str, ast.AST]] = set()
         self.index = Index(sources)
         self.num_values = 0
         self.training = training
@@ -34,7 +34,7 @@ class Tensors:
             for source in sources
             for node in source.nodes
         )
-        self.globals: dict[Source, Env] = {source: {} for source in sources}
+        self.globals: dict[SourceFile, Env] = {source: {} for source in sources}
         self._memo: dict[object, Value] = {}
         self._visited: set[ast.AST] = set()
 
@@ -57,13 +57,15 @@ class Tensors:
                 if isinstance(node, Function) and node not in self._visited:
                     self._unvisited(source, node, "")
 
-    def _unvisited(self, source: Source, function: Function, of: str) -> None:
+    def _unvisited(self, source: SourceFile, function: Function, of: str) -> None:
         is_method_of_steps = bool(of) and function.name in STEP_METHODS
         if is_method_of_steps and (function.name != "forward" or self._is_trained(function, of)):
-            held = Held.INPUT if function.name == "forward" else Held.UNKNOWN
+            held = Content.INPUT if function.name == "forward" else Content.UNKNOWN
             is_lightning = function.name == "training_step"
             arguments = {
-                name: Held.DEVICE if is_lightning and name == "batch" else _default(held, default)
+                name: Content.DEVICE
+                if is_lightning and name == "batch"
+                else _default(held, default)
                 for name, default in parameters(function)
             }
             is_step = self.training.is_training or function.name != "forward"
@@ -83,7 +85,7 @@ class Tensors:
 
     def call(
         self,
-        source: Source,
+        source: SourceFile,
         function: Function,
         arguments: Mapping[str, Value],
         *,
@@ -96,8 +98,8 @@ class Tensors:
         self._visited.add(function)
         key = (function, tuple(sorted(arguments.items(), key=lambda i: i[0])), is_step, of)
         if key in self._memo or depth > MAX_DEPTH:
-            return self._memo.get(key, Held.UNKNOWN)
-        self._memo[key] = Held.UNKNOWN  # while it calls itself
+            return self._memo.get(key, Content.UNKNOWN)
+        self._memo[key] = Content.UNKNOWN  # while it calls itself
         env = dict(self.globals[source] if around is None else around)
         for name in [name for name in env if "." in name or "[" in name]:
             del env[name]
@@ -106,16 +108,16 @@ class Tensors:
         env.update(arguments)
         every = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
         env.update(
-            {item.arg: Held.HOST for item in every if last_name(item.annotation) in _HOST_TYPES}
+            {item.arg: Content.HOST for item in every if last_name(item.annotation) in _HOST_TYPES}
         )
         walk = CallWalk(self, source, env, is_step=is_step, of=of, depth=depth + 1)
         walk.block(function.body)
-        self._memo[key] = join(*walk.returned) if walk.returned else Held.HOST
+        self._memo[key] = join(*walk.returned) if walk.returned else Content.HOST
         return self._memo[key]
 
 
-def _default(held: Held, default: ast.expr | None) -> Held:
+def _default(held: Content, default: ast.expr | None) -> Content:
     """Return what a parameter holds that nobody is seen to give."""
     if default is None:
         return held
-    return Held.UNKNOWN if is_constant(default, None) else Held.HOST
+    return Content.UNKNOWN if is_constant(default, None) else Content.HOST

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from jobs.port.expressions import is_evaluation
-from jobs.port.names import Function, Source, last_name
+from jobs.port.names import Function, SourceFile, last_name
 
 Loop = ast.For | ast.AsyncFor | ast.While
 _OPTIMIZER = re.compile(r"opt|scaler|engine|solver|adam|sgd", re.IGNORECASE)
@@ -17,10 +17,10 @@ STEP_METHODS = frozenset({"training_step", "compute_loss", "train_step", "forwar
 """Methods that frameworks call for each batch."""
 
 
-class Training:
+class TrainingSteps:
     """The loops and functions of a program that make training steps."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[SourceFile]) -> None:
         self._step_functions: set[str] = set()
         self.loops: set[ast.AST] = set()
         self.is_training = False

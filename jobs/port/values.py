@@ -15,7 +15,7 @@ MODULES = re.compile(
 _LOADERS = re.compile(r"load|_dl$|^dl$|data_?iter|batches|dataset", re.IGNORECASE)
 
 
-class Held(Enum):
+class Content(Enum):
     """What a variable may hold."""
 
     UNKNOWN = auto()
@@ -39,7 +39,7 @@ class Held(Enum):
 
 
 @dataclass(frozen=True)
-class Instance:
+class ProgramObject:
     """An object of a class of the program."""
 
     of: str
@@ -57,17 +57,17 @@ class Record:
         return tuple(value for _, value in self.fields)
 
 
-Value = Held | Instance | Record | tuple["Value", ...]
+Value = Content | ProgramObject | Record | tuple["Value", ...]
 Env = dict[str, Value]
 
-ON_DEVICE = (Held.DEVICE, Held.MASK)
+ON_DEVICE = (Content.DEVICE, Content.MASK)
 
 
 def join(*values: Value) -> Value:
     """Return what a variable may hold that one branch gives this, another that."""
-    known = [value for value in values if value is not Held.UNKNOWN]
+    known = [value for value in values if value is not Content.UNKNOWN]
     if not known:
-        return Held.UNKNOWN
+        return Content.UNKNOWN
     first = known[0]
     if all(value == first for value in known):
         return first
@@ -76,20 +76,20 @@ def join(*values: Value) -> Value:
         return tuple(join(*items) for items in zip(*tuples, strict=True))
     flat = [flattened(value) for value in known]
     for held in (
-        Held.DEVICE, Held.MASK, Held.TENSORS, Held.INPUT, Held.MODULE, Held.CPU, Held.DEVICE_LOADER,
-        Held.LOADER,
+        Content.DEVICE, Content.MASK, Content.TENSORS, Content.INPUT, Content.MODULE, Content.CPU,
+        Content.DEVICE_LOADER, Content.LOADER,
     ):  # fmt: skip
         if held in flat:
             return held
-    return next((value for value in flat if isinstance(value, Instance)), Held.HOST)
+    return next((value for value in flat if isinstance(value, ProgramObject)), Content.HOST)
 
 
-def flattened(value: Value) -> Held | Instance:
+def flattened(value: Value) -> Content | ProgramObject:
     """Return one guess for a value of several parts."""
     while isinstance(value, tuple | Record):
         parts = value if isinstance(value, tuple) else value.values
         is_tensors = isinstance(value, Record) and on_device(value)
-        value = Held.TENSORS if is_tensors else join(*parts) if parts else Held.HOST
+        value = Content.TENSORS if is_tensors else join(*parts) if parts else Content.HOST
     return value
 
 
@@ -97,25 +97,25 @@ def element(value: Value) -> Value:
     """Return what iterating, or an index, gives."""
     if isinstance(value, tuple | Record):
         parts = value if isinstance(value, tuple) else value.values
-        return join(*parts) if parts else Held.HOST
+        return join(*parts) if parts else Content.HOST
     steps = {
-        Held.TENSORS: Held.DEVICE,
-        Held.LOADER: Held.CPU,
-        Held.DEVICE_LOADER: Held.DEVICE,
-        Held.INPUT: Held.INPUT,
+        Content.TENSORS: Content.DEVICE,
+        Content.LOADER: Content.CPU,
+        Content.DEVICE_LOADER: Content.DEVICE,
+        Content.INPUT: Content.INPUT,
     }
-    return value if isinstance(value, Instance) else steps.get(value, value)
+    return value if isinstance(value, ProgramObject) else steps.get(value, value)
 
 
 def on_device(value: Value) -> bool:
     """Tell whether a value is a tensor of the device, or holds one."""
     if isinstance(value, tuple | Record):
         return any(map(on_device, value if isinstance(value, tuple) else value.values))
-    return value in (*ON_DEVICE, Held.TENSORS)
+    return value in (*ON_DEVICE, Content.TENSORS)
 
 
-def guess(name: str) -> Held:
+def guess(name: str) -> Content:
     """Guess from a name what a variable holds."""
     if MODULES.search(name):
-        return Held.MODULE
-    return Held.LOADER if _LOADERS.search(name) else Held.UNKNOWN
+        return Content.MODULE
+    return Content.LOADER if _LOADERS.search(name) else Content.UNKNOWN

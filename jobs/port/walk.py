@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from jobs.port.expressions import is_evaluation
-from jobs.port.names import Function, Source, last_name
+from jobs.port.names import Function, SourceFile, last_name
 from jobs.port.training import Loop
 from jobs.port.values import (
     LOSS,
     ON_DEVICE,
+    Content,
     Env,
-    Held,
-    Instance,
+    ProgramObject,
     Record,
     Value,
     element,
@@ -44,7 +44,7 @@ class Walk:
     """One function, or the top of a file, statement by statement."""
 
     def __init__(
-        self, whole: Tensors, source: Source, env: Env, *, is_step: bool, of: str, depth: int
+        self, whole: Tensors, source: SourceFile, env: Env, *, is_step: bool, of: str, depth: int
     ) -> None:
         self.whole, self.source, self.env = whole, source, env
         self.is_step, self.of, self.depth = is_step, of, depth
@@ -99,7 +99,7 @@ class Walk:
                 self.local[node.name] = node
                 self.env.pop(node.name, None)
             case ast.Return(value=value):
-                self.returned.append(Held.HOST if value is None else self.value(value))
+                self.returned.append(Content.HOST if value is None else self.value(value))
             case ast.Assert(test=test):
                 self.condition(test)
             case ast.Expr(value=value):
@@ -139,7 +139,7 @@ class Walk:
             self._restore(after)
             return
         merged = {
-            name: join(after.get(name, Held.UNKNOWN), self.env.get(name, Held.UNKNOWN))
+            name: join(after.get(name, Content.UNKNOWN), self.env.get(name, Content.UNKNOWN))
             for name in after.keys() | self.env.keys()
         }
         self._restore(merged)
@@ -157,8 +157,10 @@ class Walk:
                     del self.env[key]
                 is_loss = LOSS.search(name) is not None and isinstance(value, ast.Call)
                 if is_loss and self.is_step:
-                    is_certain = held is Held.INPUT or (held is Held.UNKNOWN and name == "loss")
-                    held = Held.DEVICE if is_certain else held
+                    is_certain = held is Content.INPUT or (
+                        held is Content.UNKNOWN and name == "loss"
+                    )
+                    held = Content.DEVICE if is_certain else held
                 self.env[name] = held
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 has_parts = isinstance(held, tuple) and len(held) == len(targets)
@@ -171,7 +173,7 @@ class Walk:
                 self.env[ast.unparse(target)] = held
                 if self.of and isinstance(target.value, ast.Name) and target.value.id == "self":
                     known = self.whole.index.attributes(self.of)
-                    known[attr] = join(known.get(attr, Held.UNKNOWN), held)
+                    known[attr] = join(known.get(attr, Content.UNKNOWN), held)
             case ast.Subscript(value=base, slice=index):
                 current = self.value(base)
                 self.indexed(target, current)
@@ -179,9 +181,13 @@ class Walk:
                 if isinstance(index, ast.Constant):
                     self.env[ast.unparse(target)] = held
                 if isinstance(current, Record):
-                    current = Held.TENSORS if on_device(current) else flattened(current)
-                if on_device(held) and current in (Held.HOST, Held.CPU, Held.UNKNOWN):
-                    self.env[key] = Held.DEVICE if current is Held.CPU else Held.TENSORS
+                    current = Content.TENSORS if on_device(current) else flattened(current)
+                if on_device(held) and current in (
+                    Content.HOST,
+                    Content.CPU,
+                    Content.UNKNOWN,
+                ):
+                    self.env[key] = Content.DEVICE if current is Content.CPU else Content.TENSORS
 
     # Expressions
 
@@ -206,7 +212,7 @@ class Walk:
                 self.formatted(item)
         elif isinstance(node, ast.Starred):
             self.formatted(node.value)
-        elif isinstance(held := self.value(node), Instance):
+        elif isinstance(held := self.value(node), ProgramObject):
             if (found := self.whole.index.method(held.of, "__str__")) is not None:
                 source, function, of = found
                 self.walk(source, function, (), {}, of=of, is_method=True)
@@ -216,18 +222,18 @@ class Walk:
     def operation(self, *values: Value) -> Value:
         """Return what arithmetic of these gives."""
         flat = [flattened(value) for value in values]
-        for held in (Held.DEVICE, Held.MASK, Held.TENSORS):
+        for held in (Content.DEVICE, Content.MASK, Content.TENSORS):
             if held in flat:
-                return Held.TENSORS if held is Held.TENSORS else Held.DEVICE
-        for held in (Held.INPUT, Held.CPU):
+                return Content.TENSORS if held is Content.TENSORS else Content.DEVICE
+        for held in (Content.INPUT, Content.CPU):
             if held in flat:
                 return held
-        return Held.HOST if all(value is Held.HOST for value in flat) else Held.UNKNOWN
+        return Content.HOST if all(value is Content.HOST for value in flat) else Content.UNKNOWN
 
     def value(self, node: ast.expr | None) -> Value:
         """Return what an expression gives, and look at it on the way."""
         if node is None or self.whole.num_values > MAX_VALUES:
-            return Held.UNKNOWN if node else Held.HOST
+            return Content.UNKNOWN if node else Content.HOST
         if node not in self.values:
             self.whole.num_values += 1
             held = self.value_of(node)
@@ -237,7 +243,7 @@ class Walk:
     def value_of(self, node: ast.expr) -> Value:
         match node:
             case ast.Constant():
-                return Held.HOST
+                return Content.HOST
             case ast.Name():
                 return self.named(node.id)
             case ast.Attribute():
@@ -249,18 +255,18 @@ class Walk:
             case ast.BinOp(left=left, op=op, right=right):
                 if isinstance(op, ast.Mod) and is_string(left):
                     self.formatted(right)
-                    return Held.HOST
+                    return Content.HOST
                 values = self.value(left), self.value(right)
-                if isinstance(op, ast.BitAnd | ast.BitOr | ast.BitXor) and Held.MASK in values:
-                    return Held.MASK
+                if isinstance(op, ast.BitAnd | ast.BitOr | ast.BitXor) and Content.MASK in values:
+                    return Content.MASK
                 return self.operation(*values)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 self.condition(operand)
-                return Held.HOST
+                return Content.HOST
             case ast.UnaryOp(op=op, operand=operand):
                 held = self.value(operand)
                 is_mask = isinstance(op, ast.Invert) and held in ON_DEVICE
-                return Held.MASK if is_mask else held
+                return Content.MASK if is_mask else held
             case ast.BoolOp(values=values):
                 for item in values[:-1]:
                     self.condition(item)
@@ -268,9 +274,13 @@ class Walk:
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 held = self.operation(*[self.value(item) for item in (left, *comparators)])
                 if any(isinstance(op, ast.Is | ast.IsNot | ast.In | ast.NotIn) for op in ops):
-                    return Held.HOST
-                kept = {Held.DEVICE: Held.MASK, Held.INPUT: Held.INPUT, Held.CPU: Held.CPU}
-                return kept.get(held, Held.HOST) if isinstance(held, Held) else Held.HOST
+                    return Content.HOST
+                kept = {
+                    Content.DEVICE: Content.MASK,
+                    Content.INPUT: Content.INPUT,
+                    Content.CPU: Content.CPU,
+                }
+                return kept.get(held, Content.HOST) if isinstance(held, Content) else Content.HOST
             case ast.IfExp(test=test, body=body, orelse=orelse):
                 self.condition(test)
                 return join(self.value(body), self.value(orelse))
@@ -294,7 +304,7 @@ class Walk:
                 for item in values:
                     if isinstance(item, ast.FormattedValue):
                         self.formatted(item.value)
-                return Held.HOST
+                return Content.HOST
             case ast.NamedExpr(target=target, value=value):
                 held = self.value(value)
                 self.bind(target, held, value)
@@ -303,23 +313,23 @@ class Walk:
                 return self.value(value)
             case ast.Yield(value=value):
                 self.returned.append(self.value(value))
-                return Held.UNKNOWN
+                return Content.UNKNOWN
             case ast.Slice(lower=lower, upper=upper, step=step):
                 for bound in (lower, upper, step):
                     self.value(bound)
-                return Held.HOST
-        return Held.UNKNOWN
+                return Content.HOST
+        return Content.UNKNOWN
 
     def collected(self, values: Sequence[Value]) -> Value:
         if any(on_device(value) for value in values):
-            return Held.TENSORS
-        if values and all(isinstance(value, Instance) for value in values):
+            return Content.TENSORS
+        if values and all(isinstance(value, ProgramObject) for value in values):
             return join(*values)
-        if Held.CPU in values:
-            return Held.CPU
-        if values and all(value is Held.MODULE for value in values):
-            return Held.MODULE
-        return Held.HOST if not values or Held.HOST in values else Held.UNKNOWN
+        if Content.CPU in values:
+            return Content.CPU
+        if values and all(value is Content.MODULE for value in values):
+            return Content.MODULE
+        return Content.HOST if not values or Content.HOST in values else Content.UNKNOWN
 
     def comprehension(
         self, generators: Sequence[ast.comprehension], elt: ast.expr, key: ast.expr | None = None
@@ -332,7 +342,7 @@ class Walk:
         self.value(key)
         held = self.value(elt)
         self._restore(before)
-        return Held.TENSORS if on_device(held) else held
+        return Content.TENSORS if on_device(held) else held
 
     def named(self, name: str) -> Value:
         if name in self.env:
@@ -348,21 +358,21 @@ class Walk:
             return self.env[key]
         base, attr = self.value(node.value), node.attr
         if attr in _HOST_ATTRIBUTES:
-            return Held.HOST
+            return Content.HOST
         if isinstance(node.value, ast.Name) and node.value.id == "self" and self.of:
             if attr == "__dict__":
                 return self.collected([*self.whole.index.attributes(self.of).values()])
             known = self.whole.index.attributes(self.of).get(attr)
-            return guess(attr) if known is None or known is Held.UNKNOWN else known
-        if isinstance(base, Instance):
-            return self.whole.index.attributes(base.of).get(attr, Held.UNKNOWN)
-        if base in (*ON_DEVICE, Held.TENSORS):
-            return Held.DEVICE
-        if base in (Held.CPU, Held.INPUT):
+            return guess(attr) if known is None or known is Content.UNKNOWN else known
+        if isinstance(base, ProgramObject):
+            return self.whole.index.attributes(base.of).get(attr, Content.UNKNOWN)
+        if base in (*ON_DEVICE, Content.TENSORS):
+            return Content.DEVICE
+        if base in (Content.CPU, Content.INPUT):
             return base
-        if attr == "grad" or (base is Held.MODULE and attr in ("weight", "bias", "data")):
-            return Held.DEVICE
-        return Held.MODULE if base is Held.MODULE else Held.UNKNOWN
+        if attr == "grad" or (base is Content.MODULE and attr in ("weight", "bias", "data")):
+            return Content.DEVICE
+        return Content.MODULE if base is Content.MODULE else Content.UNKNOWN
 
     def subscript(self, node: ast.Subscript) -> Value:
         key = ast.unparse(node)
@@ -379,9 +389,9 @@ class Walk:
             index = node.slice
             known = dict(base.fields)
             name = index.value if isinstance(index, ast.Constant) else None
-            return known.get(str(name), Held.UNKNOWN) if name is not None else element(base)
+            return known.get(str(name), Content.UNKNOWN) if name is not None else element(base)
         if base in ON_DEVICE:
-            return Held.DEVICE
+            return Content.DEVICE
         return element(base)
 
     def indexed(self, node: ast.Subscript, base: Value) -> None:
@@ -389,14 +399,14 @@ class Walk:
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for part in parts:
             held = self.value(part)
-            is_mask = held is Held.MASK or (
-                held is Held.INPUT and isinstance(part, ast.Compare | ast.UnaryOp)
+            is_mask = held is Content.MASK or (
+                held is Content.INPUT and isinstance(part, ast.Compare | ast.UnaryOp)
             )
-            if isinstance(part, ast.Name | ast.UnaryOp) and held is not Held.HOST:
+            if isinstance(part, ast.Name | ast.UnaryOp) and held is not Content.HOST:
                 name = last_name(part.operand if isinstance(part, ast.UnaryOp) else part)
-                is_mask |= "mask" in name.lower() and base in (*ON_DEVICE, Held.INPUT)
-            is_mask |= held is Held.INDICES and base in ON_DEVICE
-            if is_mask and base is not Held.HOST:
+                is_mask |= "mask" in name.lower() and base in (*ON_DEVICE, Content.INPUT)
+            is_mask |= held is Content.INDICES and base in ON_DEVICE
+            if is_mask and base is not Content.HOST:
                 self.find("data-dependent", node, node.lineno)
 
     def iterated(self, node: ast.expr) -> Value:
@@ -404,23 +414,23 @@ class Walk:
         if isinstance(node, ast.Call):
             last = last_name(node.func)
             if last == "enumerate" and node.args:
-                return Held.HOST, self.iterated(node.args[0])
+                return Content.HOST, self.iterated(node.args[0])
             if last == "zip":
                 return tuple(self.iterated(item) for item in node.args)
             if last in ("range", "count", "trange"):
                 self.value(node)
-                return Held.HOST
+                return Content.HOST
             if last in PASSED_ON and node.args:
                 return self.iterated(node.args[0])
             if last in ("items", "named_parameters", "named_buffers"):
                 held = self.value(node)
-                return Held.HOST, element(held)
+                return Content.HOST, element(held)
         held = self.value(node)
-        if isinstance(held, Instance):
+        if isinstance(held, ProgramObject):
             return self.iterated_instance(held)
         return element(held)
 
-    def iterated_instance(self, held: Instance) -> Value:
+    def iterated_instance(self, held: ProgramObject) -> Value:
         """Walk through what a loop over an object of the program calls for each round."""
         given = [
             self.walk(source, function, (), {}, of=of, is_method=True)
@@ -438,7 +448,7 @@ class Walk:
 
     def walk(
         self,
-        source: Source,
+        source: SourceFile,
         function: Function,
         values: Sequence[Value],
         given: Mapping[str | None, Value],

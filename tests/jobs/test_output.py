@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bucket.transfers import Direction, Item, move
+from jobs.bucket.transfers import Direction, TransferItem, move
 from jobs.output.console import printable
 from jobs.output.terminal import Terminal, with_colours
 from tests.jobs.conftest import Desk
@@ -176,7 +176,7 @@ def test_a_progress_bar_takes_names_as_they_are(
 
     moved = move(
         bucket_of(desk),
-        [Item(path=path, key="x", size=1)],
+        [TransferItem(path=path, key="x", size=1)],
         Direction.UP,
         there=(),
         note=print,

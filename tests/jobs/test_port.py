@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from jobs.errors import Refusal
 from jobs.port import program
-from jobs.port.program import Folder, find, findings, source_of
+from jobs.port.program import SourceFolder, find, findings, source_of
 from jobs.port.report import lines, remark, summary
-from jobs.port.rules import RULES, Finding, Kind
+from jobs.port.rules import RULES, Hazard, PortKind
 from jobs.program.entry import Entry
 from tests.jobs.conftest import Desk
 from tools.port_score import score
@@ -32,19 +32,19 @@ EXAMPLES = Path(__file__).parent / "port"
 STANDARD = sorted(Path(ast.__file__).parent.glob("*/*.py"))
 
 
-def found_in(text: str, **others: str) -> tuple[Finding, ...]:
+def found_in(text: str, **others: str) -> tuple[Hazard, ...]:
     """Return the findings of a program and its modules."""
     files = {"train.py": text, **{f"{name}.py": other for name, other in others.items()}}
     return find_in({name: other.encode() for name, other in files.items()})
 
 
-def find_in(contents: Mapping[str, bytes]) -> tuple[Finding, ...]:
+def find_in(contents: Mapping[str, bytes]) -> tuple[Hazard, ...]:
     entry = Entry(folder=Path(), script="train.py", module=None, file="train.py")
     return find(entry, contents)
 
 
-@pytest.mark.parametrize("kind", Kind)
-def test_every_place_of_a_kind_is_found_and_no_other(kind: Kind) -> None:
+@pytest.mark.parametrize("kind", PortKind)
+def test_every_place_of_a_kind_is_found_and_no_other(kind: PortKind) -> None:
     path = EXAMPLES / f"{kind.replace('-', '_')}.py"
     wanted = {
         (number, name)
@@ -103,7 +103,7 @@ def test_a_module_that_cannot_be_read_is_refused(
 
     monkeypatch.setattr(Path, "read_bytes", denied)
     with pytest.raises(Refusal, match=r"train\.py cannot be read: Permission denied; set its"):
-        find_in(Folder(tmp_path))
+        find_in(SourceFolder(tmp_path))
 
 
 def test_no_file_outside_the_folder_is_read(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_no_file_outside_the_folder_is_read(tmp_path: Path) -> None:
     inside.mkdir()
     (inside / "train.py").write_text("from .. import outside\nfrom ..outside import x\n")
 
-    assert find_in(Folder(inside)) == ()
+    assert find_in(SourceFolder(inside)) == ()
 
 
 _NAMES = st.sampled_from(["loss", "model", "x", "cuda", "item", "to", "torch", "step", "mask"])
@@ -229,7 +229,7 @@ def test_the_remark_names_the_first_call_and_the_backend() -> None:
 
 
 def test_every_rule_of_a_kind_has_a_source_and_advice_for_both_lines() -> None:
-    assert {rule.kind for rule in RULES.values()} == {*Kind}
+    assert {rule.kind for rule in RULES.values()} == {*PortKind}
     for rule in RULES.values():
         assert rule.source.startswith("https://")
         assert all(rule.instead(backend) for backend in TorchBackend)

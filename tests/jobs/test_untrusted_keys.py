@@ -72,10 +72,10 @@ class Keys:
         self._key = key
 
     def objects(self, prefix: str) -> Any:
-        from jobs.bucket.objects import Found
+        from jobs.bucket.objects import ListedObject
 
         if self._key.startswith(prefix):
-            yield Found(key=self._key, size=6)
+            yield ListedObject(key=self._key, size=6)
 
     def read(self, key: str) -> bytes | None:
         return b"theirs" if key == self._key else None

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from jobs.bucket.objects import Bucket, Found
+from jobs.bucket.objects import Bucket, ListedObject
 from tests.untrusted import mutations
 from training.storage import ObjectInfo
 from trainium_catalogue.typed_json import read_object
@@ -49,9 +49,9 @@ class Keys:
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: object = None) -> None:
         file.write(self._contents[key])
 
-    def objects(self, prefix: str) -> Sequence[Found]:
+    def objects(self, prefix: str) -> Sequence[ListedObject]:
         return [
-            Found(key=key, size=len(data))
+            ListedObject(key=key, size=len(data))
             for key, data in self._contents.items()
             if key.startswith(prefix)
         ]

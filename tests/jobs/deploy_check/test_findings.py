@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs.deploy_check.account import ActiveJob, Stack
-from jobs.deploy_check.assembly import Assembly, Template
+from jobs.deploy_check.account import ActiveJob, DeployedStack
+from jobs.deploy_check.assembly import SynthesizedStacks, Template
 from jobs.deploy_check.changes import Change, Fate, Update
 from jobs.deploy_check.findings import DeployFinding, FindingKind, Running, find_all
 from jobs.deploy_check.meaning import CLUSTER, ENVIRONMENT, NODE_GROUP, QUEUE
@@ -87,7 +87,7 @@ def findings(
     old = old if old is not None else {BATCH: {"Resources": queues}, EKS: {"Resources": {}}}
     new = old if new is None else new
     stacks = {
-        name: Stack(
+        name: DeployedStack(
             name=name,
             status=status,
             template=content,
@@ -103,7 +103,7 @@ def findings(
     return find_all(
         Update(changes=changes, after={name: new[name] for name in new if name in old}),
         stacks=stacks,
-        assembly=Assembly(
+        assembly=SynthesizedStacks(
             folder=Path("cdk.out"),
             templates=new,
             before={name: frozenset[str]() for name in new} | dict(before or {}),

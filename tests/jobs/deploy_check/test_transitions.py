@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from jobs.deploy_check.account import Stack
-from jobs.deploy_check.assembly import Assembly, read_assembly
+from jobs.deploy_check.account import DeployedStack
+from jobs.deploy_check.assembly import SynthesizedStacks, read_assembly
 from jobs.deploy_check.changes import compare
 from jobs.deploy_check.findings import FindingKind, Running, find_all
 from tests.jobs.deploy_check.test_findings import NOW_S, job
@@ -26,7 +26,7 @@ LONGER_THAN_THE_UPDATE = ("rolls-back", "batch")
 ON_EKS = ("ends-jobs", "eks")
 
 
-def assembly(keys: Keys) -> Assembly:
+def assembly(keys: Keys) -> SynthesizedStacks:
     return read_assembly(deployment(**keys).folder, deployment="default", region=None)
 
 
@@ -47,7 +47,7 @@ def test_each_says_what_ends_goes_or_stays(changed: Keys, expected: set[tuple[st
     """With a run on two nodes in each queue and on the cluster."""
     old, new = assembly(BOTH), assembly(changed)
     stacks = {
-        name: Stack(
+        name: DeployedStack(
             name=name,
             status="UPDATE_COMPLETE",
             template=content,

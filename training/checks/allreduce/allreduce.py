@@ -90,7 +90,7 @@ class Timing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class MeasuredSetup:
     """The job and the hardware that was measured."""
 
     deployment: str
@@ -104,7 +104,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartLine(Setting, MetricsLine):
+class StartLine(MeasuredSetup, MetricsLine):
     """The workload begins."""
 
     event: Literal["start"] = "start"
@@ -118,7 +118,7 @@ class SizeLine(Timing, MetricsLine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndLine(MetricsLine):
+class AllReduceEndLine(MetricsLine):
     """The workload ends."""
 
     event: Literal["end"] = "end"
@@ -135,7 +135,7 @@ class Versions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AllReduceResult(Setting):
+class AllReduceResult(MeasuredSetup):
     """What the all-reduce workload found; written by rank 0, also when it failed."""
 
     workload: Literal["all-reduce"] = "all-reduce"
@@ -182,7 +182,7 @@ class AllReduce:
         self._checks: list[SumComparison] = []
         self._timings: list[Timing] = []
         self._skipped: list[int] = []
-        self._where = picked(Setting, job.context, num_ranks=job.device.num_ranks)
+        self._where = picked(MeasuredSetup, job.context, num_ranks=job.device.num_ranks)
         self._started = now_utc()
         self._started_s = time.monotonic()
 
@@ -362,7 +362,7 @@ class AllReduce:
             parameters=self._sweep,
         )
         ending = {"status": result.status, "duration_s": result.duration_s}
-        self._job.store.add_metrics(EndLine, ending)
+        self._job.store.add_metrics(AllReduceEndLine, ending)
         exact = sum(check.correct for check in self._checks)
         published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
         self._say(f"sums: {exact} of {len(self._checks)} exact, int32 and fp32")
@@ -376,7 +376,7 @@ class AllReduce:
             log.info("%s", message)
 
 
-def heading(place: Setting, sweep: Sweep) -> str:
+def heading(place: MeasuredSetup, sweep: Sweep) -> str:
     """Build the first line of the log."""
     sizes = sweep.sizes()
     return (

@@ -13,7 +13,7 @@ import torch
 
 from training.checks.allreduce.sweep import compare, rank_pattern, sum_pattern, tile
 from training.checks.verify import reference
-from training.checks.verify.reference import Reference, Step, deviations
+from training.checks.verify.reference import ReferenceModel, Step, deviations
 from training.checks.verify.run import TrialRun
 from training.checks.verify.saved import examine, read_whole
 from training.checks.verify.settings import (
@@ -51,7 +51,7 @@ GOLDEN = Path(__file__).with_name("golden.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CheckResult:
     """The finding of one check."""
 
     check: str
@@ -59,7 +59,7 @@ class Outcome:
     detail: str
 
 
-def sums(device: Device, ranks: Ranks) -> Outcome:
+def sums(device: Device, ranks: Ranks) -> CheckResult:
     """Check sums over all ranks against exact values, in the types that can hold them."""
     example = ""
     for data_type in (torch.int32, torch.float32):
@@ -71,38 +71,40 @@ def sums(device: Device, ranks: Ranks) -> Outcome:
     found = [(rank, text) for rank, text in enumerate(ranks.gather(example)) if text]
     if found:
         rank, text = found[0]
-        return Outcome(
+        return CheckResult(
             check="sums",
             ok=False,
             detail=f"wrong on {len(found)} ranks, first on rank {rank}{text}",
         )
     detail = f"{_ELEMENTS} elements over {device.num_ranks} ranks are exact, int32 and fp32"
-    return Outcome(check="sums", ok=True, detail=detail)
+    return CheckResult(check="sums", ok=True, detail=detail)
 
 
-def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> Outcome:
+def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> CheckResult:
     """Check that an object written to the compile cache can be read back."""
 
-    def write() -> Outcome:
+    def write() -> CheckResult:
         key = f"{CACHE_PREFIX}verify/{context.job_id}"
         data = context.run.encode()
         storage.put(key, data)
         same = storage.get(key) == data
         storage.delete([key])
         detail = f"{storage.uri}/{CACHE_PREFIX} takes objects and gives them back"
-        return Outcome(check="cache", ok=same, detail=detail if same else "other bytes came back")
+        return CheckResult(
+            check="cache", ok=same, detail=detail if same else "other bytes came back"
+        )
 
     return ranks.agree(write)
 
 
-def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> Outcome:
+def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> CheckResult:
     """Check Neuron's flash-attention kernel, which the models here are too short for."""
     from training.checks.verify.attention import distances
 
     every = ranks.gather(distances(device))
     worst = {name: max((found[name] for found in every), key=_with_nan_last) for name in every[0]}
     shown = ", ".join(f"{name} {distance:.1e}" for name, distance in worst.items())
-    return Outcome(
+    return CheckResult(
         check="attention",
         # A NaN, which max() alone may pass by, is never within the tolerance.
         ok=all(distance <= tolerance.gradient for distance in worst.values()),
@@ -136,17 +138,17 @@ class LlamaChecks:
         self._run.train_to(step)
         return self._run.steps
 
-    def gradients(self) -> Outcome:
+    def gradients(self) -> CheckResult:
         """Check gradients, norm and weights of the first step, for every parameter."""
         (_, norm), *_ = self._train_to(1)
         place, info = self._run.saved(1)
 
-        def compare() -> Outcome:
+        def compare() -> CheckResult:
             judge = reference.llama(self._run.config)
             batch = tokens(range(judge.config.plan.global_batch))
             found = examine(judge, batch, read_whole(place, info))
             off = abs(norm - found.norm) / found.norm
-            return Outcome(
+            return CheckResult(
                 check="gradients",
                 # A NaN norm is never within the tolerance.
                 ok=found.ok(self._tolerance.gradient) and off <= self._tolerance.norm,
@@ -156,11 +158,11 @@ class LlamaChecks:
 
         return self._ranks.agree(compare)
 
-    def parity(self) -> Outcome:
+    def parity(self) -> CheckResult:
         """Check losses and norms of all steps."""
         found = self._train_to(STEPS)
         loss, norm = deviations(found, golden())
-        return Outcome(
+        return CheckResult(
             check="parity",
             ok=loss <= self._tolerance.loss and norm <= self._tolerance.norm,
             detail=(
@@ -170,7 +172,7 @@ class LlamaChecks:
             ),
         )
 
-    def resume(self) -> Outcome:
+    def resume(self) -> CheckResult:
         """Check that a checkpoint restores its state bit for bit, and repeats the same steps."""
         before = self._train_to(REPEATED_STEP)[SAVED_STEP:REPEATED_STEP]
         loaded = self._run.load(SAVED_STEP)
@@ -185,9 +187,9 @@ class LlamaChecks:
         if different:
             detail += f"; saved again, {different[0]} and {len(different) - 1} others differ"
         ok = loaded.step == SAVED_STEP and not different and off <= self._tolerance.resumed
-        return Outcome(check="resume", ok=ok, detail=detail)
+        return CheckResult(check="resume", ok=ok, detail=detail)
 
-    def graphs(self) -> Outcome:
+    def graphs(self) -> CheckResult:
         """Check that nothing is compiled after the first step, late in a run or by a checkpoint.
 
         Compilations are counted by torch_xla's own counter, on this rank.
@@ -200,7 +202,7 @@ class LlamaChecks:
             self._run.step(number, rate=self._run.config.learning_rate)
         counts = self._ranks.gather((self._run.graphs[0], self._run.count()))
         first, last = max(counts, key=lambda pair: pair[1] - pair[0])
-        return Outcome(
+        return CheckResult(
             check="graphs",
             ok=last == first,
             detail=f"{first} graphs had been compiled after the first step, {last} in the end, "
@@ -229,7 +231,7 @@ class Judged:
 
     name: str
     batches: Callable[[range], Any]
-    judge: Callable[[TrainConfig], Reference]
+    judge: Callable[[TrainConfig], ReferenceModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,9 +294,9 @@ def check_case(case: Judged, run: TrialRun, tolerance: Tolerance) -> tuple[bool,
     return Ranks.open().agree(compare)
 
 
-def outcome_of(check: str, found: list[tuple[bool, str]]) -> Outcome:
+def outcome_of(check: str, found: list[tuple[bool, str]]) -> CheckResult:
     """Combine the results of all cases."""
-    return Outcome(
+    return CheckResult(
         check=check,
         ok=all(ok for ok, _ in found),
         detail=" | ".join(text for _, text in found),

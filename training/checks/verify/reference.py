@@ -31,7 +31,7 @@ Step = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class ReferenceModel:
     """A model of Hugging Face or torch, with this project's initial weights."""
 
     config: TrainConfig
@@ -102,7 +102,7 @@ def _sgd(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.o
     return torch.optim.SGD(list(parameters.values()), lr=config.learning_rate)
 
 
-def llama(config: TrainConfig) -> Reference:
+def llama(config: TrainConfig) -> ReferenceModel:
     """Build Hugging Face's whole decoder with its own loss."""
     model = whole_model(llama_config(config.shape, seq_len=config.plan.seq_len, attention="eager"))
     _fill(model, lambda name, size: initial_llama(name, size, seed=config.seed))
@@ -112,10 +112,10 @@ def llama(config: TrainConfig) -> Reference:
         chances = torch.log_softmax(logits.float(), dim=-1)
         return -chances.gather(-1, tokens[:, 1:].unsqueeze(-1)).mean()
 
-    return Reference(config=config, model=model.train(), loss=loss)
+    return ReferenceModel(config=config, model=model.train(), loss=loss)
 
 
-def bert(config: TrainConfig) -> Reference:
+def bert(config: TrainConfig) -> ReferenceModel:
     """Build Hugging Face's BERT with its own loss over every position of a sequence."""
     from transformers.models.bert.modeling_bert import BertForPreTraining
 
@@ -136,14 +136,14 @@ def bert(config: TrainConfig) -> Reference:
         ).loss
         return found
 
-    return Reference(config=config, model=model.train(), loss=loss)
+    return ReferenceModel(config=config, model=model.train(), loss=loss)
 
 
-def digits(config: TrainConfig) -> Reference:
+def digits(config: TrainConfig) -> ReferenceModel:
     """Build the network for digits, which consists of torch's own modules anyway."""
     network, model = MlpNetwork(config), Mlp()
     _fill(model, network.initial_weight)
-    return Reference(config=config, model=model, loss=network.loss)
+    return ReferenceModel(config=config, model=model, loss=network.loss)
 
 
 @torch.no_grad()

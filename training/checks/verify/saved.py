@@ -21,7 +21,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from training.checkpoint import CheckpointInfo
 from training.checkpoint.dcp import Reader
 from training.checkpoint.metadata import read_metadata
-from training.checks.verify.reference import Distance, Reference, Tensors, clip_factor, distance
+from training.checks.verify.reference import (
+    Distance,
+    ReferenceModel,
+    Tensors,
+    clip_factor,
+    distance,
+)
 from training.checks.verify.settings import UPDATE
 from training.core.config import Optimizer
 from training.storage import Objects
@@ -89,7 +95,7 @@ class FirstStep:
         )
 
 
-def examine(reference: Reference, batch: Any, saved: Mapping[str, torch.Tensor]) -> FirstStep:
+def examine(reference: ReferenceModel, batch: Any, saved: Mapping[str, torch.Tensor]) -> FirstStep:
     """Compare a checkpoint with the first step of ``reference``, still untrained."""
     config = reference.config
     begin = reference.weights

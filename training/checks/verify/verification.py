@@ -11,7 +11,7 @@ from training.backends import open_data_parallel, open_model_parallel
 from training.checks.probes import PROBES, ProbedNode, VerifyResult
 from training.checks.probes.node import look, merged, record, waiting
 from training.checks.verify import checks
-from training.checks.verify.checks import LlamaChecks, Outcome
+from training.checks.verify.checks import CheckResult, LlamaChecks
 from training.checks.verify.reference import Step
 from training.checks.verify.run import TrialRun, num_compiled_graphs
 from training.checks.verify.settings import (
@@ -59,7 +59,7 @@ class Verification:
             region=context.region,
             endpoint_url=context.endpoint_url,
         )
-        self.checks: dict[str, Callable[[], Outcome]] = {
+        self.checks: dict[str, Callable[[], CheckResult]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},
             "families": self._families,
@@ -159,13 +159,13 @@ class Verification:
     def _count_graphs(self) -> int | None:
         return num_compiled_graphs(self._job.device.kind)
 
-    def _of_the_llama(self, name: str) -> Callable[[], Outcome]:
-        def check() -> Outcome:
+    def _of_the_llama(self, name: str) -> Callable[[], CheckResult]:
+        def check() -> CheckResult:
             if self._llama is None:
                 config = self._config()
                 self._run = self._open("llama", config, self._decoder(config), tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
-            found: Outcome = getattr(self._llama, name)()
+            found: CheckResult = getattr(self._llama, name)()
             return found
 
         return check
@@ -180,7 +180,7 @@ class Verification:
             report=job.progress.report,
         )
 
-    def _families(self) -> Outcome:
+    def _families(self) -> CheckResult:
         """Check what other decoders have and the Llama has not, on as many ranks each."""
         degree, found = int(self._job.values["tensor-parallel"]), []
         for model, case in checks.DECODERS.items():
@@ -189,7 +189,7 @@ class Verification:
             found.append(checks.check_case(case, run, self._tolerance))
         return checks.outcome_of("families", found)
 
-    def _data_parallel(self) -> Outcome:
+    def _data_parallel(self) -> CheckResult:
         """Check the back-end of BERT and MNIST, with both of its optimizers."""
         job, found = self._job, []
         for case in checks.CASES:
@@ -222,7 +222,7 @@ class Verification:
     def _leads(self) -> bool:
         return self._job.device.rank == 0
 
-    def _write(self, outcomes: Sequence[Outcome]) -> None:
+    def _write(self, outcomes: Sequence[CheckResult]) -> None:
         context = self._job.context
         steps: list[Step] = self._run.steps if self._run else []
         document = {

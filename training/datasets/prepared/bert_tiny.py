@@ -41,7 +41,7 @@ _SEED = 12345
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Example:
+class MaskedSequence:
     """A sequence to train on, with its masked words."""
 
     ids: Ids
@@ -91,7 +91,7 @@ def examples(
     max_predictions: int,
     vocab_size: int,
     seed: int,
-) -> Iterator[Example]:
+) -> Iterator[MaskedSequence]:
     """Make sequences of at most ``seq_len`` ids, determined by documents and seed."""
     rng = random.Random(seed)
     room = seq_len - 3  # [CLS] first [SEP] second [SEP]
@@ -101,7 +101,7 @@ def examples(
             ids = [CLS, *first, SEP, *second, SEP]
             segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
             positions, labels = _mask(ids, max_predictions, vocab_size, rng)
-            yield Example(
+            yield MaskedSequence(
                 ids=ids,
                 segments=segments,
                 positions=positions,
@@ -225,7 +225,7 @@ def _shard(
     objects: Objects,
     scratch: Path,
     number: int,
-    part: list[Example],
+    part: list[MaskedSequence],
     report: Callable[[str], None],
 ) -> DataFile:
     arrays = empty(len(part), seq_len=_SEQ_LEN, max_predictions=_MAX_PREDICTIONS)

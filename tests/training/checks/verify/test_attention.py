@@ -20,7 +20,7 @@ from training.core.ranks import Ranks
 RIGHT = fake_nxd.nki_flash_attn_func
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> checks.Outcome:
+def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> checks.CheckResult:
     fake_nxd.install(monkeypatch)
     place = sys.modules["neuronx_distributed.kernels.flash_attn"]
     monkeypatch.setattr(place, "nki_flash_attn_func", kernel)

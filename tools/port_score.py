@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from jobs.port.program import findings, source_of
+from jobs.port.findings import findings, source_of
 
 Place = tuple[int, str]
 

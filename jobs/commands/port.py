@@ -16,7 +16,7 @@ from jobs.commands.options import (
 )
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.output.console import print_document, printable
-from jobs.port.program import SourceFolder, find
+from jobs.port.findings import SourceFolder, find
 from jobs.port.report import backend_of, document, lines
 from jobs.submit.program import named_program
 from jobs.submit.resolve import OWN_OPTIONS

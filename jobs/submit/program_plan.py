@@ -10,7 +10,7 @@ from pathlib import Path
 from jobs.errors import Refusal
 from jobs.job import counted
 from jobs.output.console import duration, human, note
-from jobs.port.program import find
+from jobs.port.findings import find
 from jobs.port.report import remark
 from jobs.program.bundle import Bundle, upload
 from jobs.program.changes import changes

@@ -18,8 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import Refusal
-from jobs.port import program
-from jobs.port.program import SourceFolder, find, findings, source_of
+from jobs.port.findings import MAX_BYTES, SourceFolder, find, findings, source_of
 from jobs.port.report import lines, remark, summary
 from jobs.port.rules import RULES, Hazard, PortKind
 from jobs.program.entry import Entry
@@ -82,7 +81,7 @@ def test_a_program_without_training_has_no_host_syncs() -> None:
         (b"x = " + b"+".join([b"a"] * 5000), "train.py: code is nested more deeply"),
         (b"x" + b".a()" * 600, "train.py: code is nested more deeply"),
         (b"x = " + b"(" * 3000, "train.py"),
-        (b"#" * (program.MAX_BYTES + 1), "train.py holds more than 2 MB"),
+        (b"#" * (MAX_BYTES + 1), "train.py holds more than 2 MB"),
     ],
 )
 def test_what_cannot_be_read_is_refused(data: bytes, says: str) -> None:

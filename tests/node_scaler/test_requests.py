@@ -14,10 +14,9 @@ from moto import mock_aws
 from node_scaler import __main__ as program
 from node_scaler.cluster import Cluster, ClusterError
 from node_scaler.group import NodeGroup
-from node_scaler.plan import IN_SERVICE
+from node_scaler.plan import IN_SERVICE, Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
-from tests.node_scaler.world import RULES
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.node_use import stamp
@@ -31,6 +30,14 @@ from trainium_emulators.kubernetes.scaling_group import CapacityFaults
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 GROUP = "nodes"
 ROLE = "arn:aws:iam::123456789012:role/eks"
+RULES = Rules(
+    idle=timedelta(minutes=30),
+    hold=timedelta(minutes=60),
+    unusable=timedelta(minutes=10),
+    join=timedelta(minutes=20),
+    cordon_time=timedelta(seconds=20),
+    devices=kubernetes.device_resources(find_instance_type("trn1.32xlarge")),
+)
 
 
 @pytest.fixture(scope="module")

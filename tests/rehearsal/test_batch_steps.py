@@ -13,7 +13,6 @@ import pytest
 from rehearsal.checks import training as evidence
 from rehearsal.checks.training import Wanted
 from rehearsal.deployment.state import Settings
-from rehearsal.receipt import TrainingAttempt
 from rehearsal.report import curve
 from rehearsal.steps import batch
 

@@ -12,7 +12,7 @@ import pytest
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import Aws, desk_environment
 from rehearsal.deployment.state import Settings
-from rehearsal.steps.jobs import parameters, submit_command
+from rehearsal.steps.jobs import parameters
 
 CDK = Path("/venv/bin/cdk")
 SETTINGS = Settings(

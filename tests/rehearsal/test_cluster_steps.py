@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rehearsal.checks import leftovers, tensorboard
-from rehearsal.checks.endings import FAULTS
 from rehearsal.checks.leftovers import Item, compare
 from rehearsal.deployment.state import Folder
 from rehearsal.deployment.state import Settings as Asked

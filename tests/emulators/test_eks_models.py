@@ -304,19 +304,6 @@ def test_an_instance_that_is_chosen_goes_and_no_other(
     assert auto_scaling_group(server)["DesiredCapacity"] == 1
 
 
-def test_an_instance_that_goes_without_decrement_is_replaced(
-    server: Server, kubernetes: str, busy: str
-) -> None:
-    before = [each["InstanceId"] for each in auto_scaling_group(server)["Instances"]]
-    server.client("autoscaling").terminate_instance_in_auto_scaling_group(
-        InstanceId=before[0], ShouldDecrementDesiredCapacity=False
-    )
-    after = [each["InstanceId"] for each in auto_scaling_group(server)["Instances"]]
-
-    assert len(after) == 2
-    assert before[0] not in after
-
-
 @pytest.mark.parametrize(
     ("operation", "arguments", "words"),
     [
@@ -374,12 +361,6 @@ def test_a_group_for_which_ec2_has_no_capacity_fills_by_half_and_says_why(
     (issue,) = failing["health"]["issues"]
     assert (failing["status"], issue["code"]) == ("DEGRADED", "AsgInstanceLaunchFailures")
     assert (described()["status"], described()["health"]["issues"]) == ("ACTIVE", [])
-
-
-def test_manifests_are_applied_in_order(kubernetes: str) -> None:
-    accounts = listed(kubernetes, "/api/v1/namespaces/trainium/serviceaccounts")
-
-    assert [account["metadata"]["name"] for account in accounts] == ["job-mnist"]
 
 
 def test_a_changed_manifest_takes_away_what_it_no_longer_has(

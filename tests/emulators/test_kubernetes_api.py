@@ -129,12 +129,6 @@ def test_kubectl_runs_a_command_in_a_pod(kubectl: Kubectl, gang: str) -> None:
     assert (done.returncode, done.stdout) == (3, "in 1\n")
 
 
-def test_kubectl_describes_a_pod(kubectl: Kubectl, gang: str) -> None:
-    text = kubectl.ok("describe", "pod", "gang-node-0-0")
-
-    assert "Controlled By:  Job/gang" in text
-
-
 def test_kubectl_deletes_what_a_namespace_holds(kubectl: Kubectl, cluster: ClusterEmulator) -> None:
     cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "short"}})
     inside = {"name": "inside", "namespace": "short"}
@@ -343,9 +337,3 @@ def test_torchx_cancels_and_deletes_a_job(torchx: Any, cluster: ClusterEmulator)
     torchx.delete(app_id)
 
     assert cluster.store.find(VOLCANO_JOB, NAMESPACE, app_id.partition(":")[2]) is None
-
-
-def test_helm_is_there_too() -> None:
-    done = subprocess.run([binaries.helm(), "version"], capture_output=True, text=True)
-
-    assert "version.BuildInfo" in done.stdout

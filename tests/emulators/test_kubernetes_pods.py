@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client, config
 
-from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE, end, events, job
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE
@@ -79,12 +77,6 @@ def cluster() -> Iterator[ClusterEmulator]:
     running.apply(deployment("/fsx/runs"))
     yield running
     running.stop()
-
-
-@pytest.fixture(scope="module")
-def core(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> client.CoreV1Api:
-    path = kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint)
-    return client.CoreV1Api(config.new_client_from_config(str(path)))
 
 
 def wait(condition: Callable[[], object]) -> None:
@@ -203,9 +195,3 @@ def test_a_volume_has_one_claim(cluster: ClusterEmulator) -> None:
 
     assert phase(cluster, "second") == "Pending"
     cluster.store.delete(CLAIM, NAMESPACE, "second")
-
-
-def test_kubectl_says_how_a_claim_stands(core: client.CoreV1Api) -> None:
-    found = core.read_namespaced_persistent_volume_claim("lustre", NAMESPACE)
-
-    assert (found.status.phase, found.spec.volume_name) == ("Bound", "lustre")

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
 import botocore.exceptions
 import pytest
+
+from tests.emulators.conftest import client_of
 
 ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
@@ -48,10 +49,7 @@ class Server:
     events: list[Json] = field(default_factory=list)
 
     def client(self, service: str) -> Any:
-        return boto3.client(
-            service, endpoint_url=self.endpoint, region_name="us-west-2",
-            aws_access_key_id="x", aws_secret_access_key="x",
-        )  # fmt: skip
+        return client_of(self.endpoint, service)
 
     def wait(self, name: str) -> Json:
         """The next event of a name."""

@@ -22,10 +22,10 @@ from torchx.schedulers.kubernetes_scheduler import create_scheduler
 
 from rehearsal.deployment import binaries
 from tests.emulators import kubeconfig
-from tests.emulators.volcano_jobs import BASE, job
+from tests.emulators.volcano_jobs import job, serving
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, DEFINITION, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -53,11 +53,8 @@ class Kubectl:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.93"))
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.93") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.emulators.volcano_jobs import BASE, end, events, job
+from tests.emulators.volcano_jobs import end, events, job, serving
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE
 from trainium_emulators.aws.cloudformation.eks_cluster import KubernetesCluster
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
 
 Json = dict[str, Any]
@@ -69,14 +69,11 @@ def claim(name: str, **spec: Any) -> Json:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.95"))
-    for manifest in BASE:
-        running.apply(manifest)
-    running.apply(volume("lustre"))
-    running.apply(claim("lustre"))
-    running.apply(deployment("/fsx/runs"))
-    yield running
-    running.stop()
+    with serving("127.0.95") as running:
+        running.apply(volume("lustre"))
+        running.apply(claim("lustre"))
+        running.apply(deployment("/fsx/runs"))
+        yield running
 
 
 def wait(condition: Callable[[], object]) -> None:

@@ -12,20 +12,20 @@ import psutil
 import pytest
 
 from tests.emulators.volcano_jobs import (
-    BASE,
     end,
     events,
     job,
     output,
     pods,
     run,
+    serving,
     start,
     state,
     wait,
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, errors, serve
+from trainium_emulators.kubernetes import ClusterEmulator, errors
 from trainium_emulators.kubernetes.kubelet import MARK
 from trainium_emulators.kubernetes.resources import COMMAND, CONFIG_MAP, POD, SERVICE, VOLCANO_JOB
 from trainium_emulators.kubernetes.store import StoreChange
@@ -36,11 +36,8 @@ SLEEP = ["sh", "-c", "echo working; sleep 60"]
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.91"))
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.91") as running:
+        yield running
 
 
 def variables(cluster: ClusterEmulator, pod: Json) -> dict[str, str]:
@@ -218,11 +215,8 @@ def test_what_volcanos_webhooks_refuse_is_refused(
 @pytest.fixture(scope="module")
 def counted() -> Iterator[ClusterEmulator]:
     """A cluster whose pods need nodes."""
-    running = serve(EmulatorSettings(addresses="127.0.92", count_nodes=True))
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.92", count_nodes=True) as running:
+        yield running
 
 
 def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: ClusterEmulator) -> None:
@@ -285,14 +279,9 @@ def test_a_job_that_is_deleted_between_two_pods_that_get_a_node_leaves_none(
 
 
 def test_the_end_of_all_jobs_leaves_no_pod_of_them() -> None:
-    cluster = serve(EmulatorSettings(addresses="127.0.93"))
-    try:
-        for manifest in BASE:
-            cluster.apply(manifest)
+    with serving("127.0.93") as cluster:
         start(cluster, "long", SLEEP)
 
         cluster.end_jobs()
 
         assert pods(cluster, "long") == []
-    finally:
-        cluster.stop()

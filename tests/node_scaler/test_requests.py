@@ -16,13 +16,13 @@ from node_scaler.cluster import Cluster, ClusterError
 from node_scaler.group import NodeGroup
 from node_scaler.plan import IN_SERVICE, Rules
 from node_scaler.rounds import Scaler
-from tests.emulators.volcano_jobs import BASE, job
+from tests.emulators.volcano_jobs import job, serving
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.node_use import stamp
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.nodes import trainium_group
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD
 from trainium_emulators.kubernetes.scaling_group import CapacityFaults
@@ -42,11 +42,8 @@ RULES = Rules(
 
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.98", count_nodes=True), token="first")
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.98", count_nodes=True, token="first") as running:
+        yield running
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ _CHANGING = "UPDATING"
 # States of an instance that counts towards its group's size and can be terminated (Amazon EC2
 # Auto Scaling user guide, instance lifecycle).
 _PRESENT = ("InService", "Pending")
+PAUSE_S = 5.0
+"""Pause between two looks at nodes that are awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,6 @@ def wait_for_nodes(
     limit_s: float,
     now: Callable[[], float],
     sleep: Callable[[float], None],
-    pause_s: float = 5.0,
 ) -> Iterator[Progress]:
     """Yield each change until the number is reached; refuse if that takes too long."""
     deadline = now() + limit_s
@@ -202,7 +203,7 @@ def wait_for_nodes(
             # One failed call in hundreds is no reason to stop waiting, since EKS carries on.
             if not errors.is_transient(error) or now() >= deadline:
                 raise
-            sleep(pause_s)
+            sleep(PAUSE_S)
             continue
         if progress != last:
             yield progress
@@ -226,4 +227,4 @@ def wait_for_nodes(
                     else f"look with: kubectl -n {kubernetes.SCALER} get pods"
                 ),
             )
-        sleep(pause_s)
+        sleep(PAUSE_S)

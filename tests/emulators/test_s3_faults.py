@@ -7,20 +7,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import boto3
 import botocore.exceptions
 import pytest
 from botocore.config import Config
+
+from tests.emulators.conftest import client_of
 
 Arm = Callable[..., Any]
 
 
 def client(endpoint: str, *, attempts: int = 1) -> Any:
-    return boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-west-2",
-        aws_access_key_id="x", aws_secret_access_key="x",
-        config=Config(retries={"total_max_attempts": attempts}),
-    )  # fmt: skip
+    return client_of(endpoint, "s3", config=Config(retries={"total_max_attempts": attempts}))
 
 
 @pytest.fixture(scope="module")

@@ -42,14 +42,6 @@ def test_a_boolean_alone_is_true() -> None:
     assert parsed("--compile-only", "--lr", "1") == {"compile-only": True, "lr": 1.0}
 
 
-def test_a_boolean_takes_a_value_too() -> None:
-    assert parsed("--async-save", "false") == {"async-save": False}
-
-
-def test_launch_parameters_belong_to_every_workload() -> None:
-    assert parsed("--stop-grace-s", "5") == {"stop-grace-s": 5.0}
-
-
 @pytest.mark.parametrize(
     ("words", "assignments", "message"),
     [

@@ -13,7 +13,6 @@ import pytest
 from rehearsal.checks import training as evidence
 from rehearsal.checks.training import Wanted
 from rehearsal.deployment.state import Settings
-from rehearsal.receipt import TrainingAttempt
 from rehearsal.report import curve
 from rehearsal.steps import batch
 
@@ -48,21 +47,6 @@ def events(resumed: int = 2, *, steps: range = range(1, 7)) -> list[dict[str, An
 def failed(lines: list[dict[str, Any]], resumed: int | None) -> list[str]:
     checks = evidence.judge_steps(lines, PLAN, resumed_from=resumed)
     return [check.name for check in checks if not check.ok]
-
-
-def test_the_commands_are_those_of_the_readme() -> None:
-    chains = batch.chains(settings(), tokenizer=Path("tokenizer.model"), download=Path("to"))
-
-    words = {chain.name: [" ".join(step.argv[:2]) for step in chain.steps] for chain in chains}
-    assert words == {
-        "tokenizer": ["upload tokenizer.model"],
-        "text": ["submit prepare"],
-        "dataset": ["submit tokenize"],
-        "verify": ["submit verify", "verify probed"],
-        "train": ["submit llama-tiny"],
-        "export": ["submit export", "download tiny"],
-        "status": ["status tiny"],
-    }
 
 
 def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
@@ -176,12 +160,3 @@ def test_the_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
 
     lines = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}polyline")
     assert len(list(lines)) == 2
-
-
-def test_the_terminal_shows_both_attempts() -> None:
-    first = TrainingAttempt(attempt=1, steps=[1, 2], losses=[10.0, 9.0])
-    second = TrainingAttempt(attempt=2, steps=[3, 4], losses=[8.0, 7.0])
-
-    text = curve.text([first, second], width=80)
-
-    assert "attempt 1" in text and "attempt 2" in text and "10.0" in text

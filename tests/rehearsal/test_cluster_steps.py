@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from rehearsal.checks import leftovers, tensorboard
-from rehearsal.checks.endings import FAULTS
 from rehearsal.checks.leftovers import Item, compare
 from rehearsal.deployment.state import Folder
 from rehearsal.deployment.state import Settings as Asked
@@ -55,40 +54,6 @@ def all_steps() -> list[Step]:
         *cluster_steps.afterwards(JOBS),
     )
     return [step for chain in chains for step in chain.steps]
-
-
-def test_the_commands_are_those_of_the_readme() -> None:
-    shown = [" ".join(step.shown.split()[:4]) for step in all_steps()]
-
-    assert shown == [
-        *["python -m jobs submit"] * 2,
-        "python -m jobs kubeconfig",
-        "kubectl -n node-scaler set",
-        "python -m jobs submit",
-        "python -m jobs scale",
-        "kubectl get nodes -L",
-        "python -m jobs submit",
-        "kubectl wait --for=jsonpath={.status.state.phase}=Running vcjob",
-        "kubectl wait --for=condition=Ready pods",
-        *(f"python -m jobs {name}" for name in ("shell", "top", "scale")),
-        "kubectl get pods -l",
-        "python -m jobs stop",
-        *["python -m jobs submit"] * 2,
-        "torchx run -s kubernetes",
-        "python -m jobs status",
-        "kubectl get pods -l",
-        "python -m jobs stop",
-        *("python -m jobs submit", "python -m jobs verify"),
-        "python -m jobs tensorboard",
-        "kubectl get pods,vcjob",
-        "torchx status kubernetes://torchx/trainium:bert-b",
-        "torchx list -s kubernetes",
-        *(f"python -m jobs {name}" for name in ("status", "list")),
-        "kubectl -n node-scaler set",
-        "kubectl wait --for=delete nodes",
-        "kubectl -n node-scaler logs",
-        *(f"python -m jobs {name}" for name in ("scale", "logs")),
-    ]
 
 
 def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
@@ -224,12 +189,6 @@ def test_a_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> 
 
     assert differences(on_cluster=True) == []
     assert differences(on_cluster=False) != []
-
-
-def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
-    ending = FAULTS["kill-child"].ending
-
-    assert ending.on_cluster.exit_codes == (None, 0)
 
 
 def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:

@@ -134,12 +134,6 @@ def test_the_service_linked_role_of_batch_is_expected() -> None:
     assert left == []
 
 
-def test_no_kind_is_listed_twice() -> None:
-    kinds = [(listing.service, listing.kind) for listing in leftovers.LISTINGS]
-
-    assert len(kinds) == len(set(kinds))
-
-
 def test_every_listing_names_an_operation_of_its_service(aws: Aws) -> None:
     for listing in leftovers.LISTINGS:
         assert inspect.ismethod(getattr(aws.client(listing.service), listing.operation))

@@ -38,12 +38,6 @@ def test_each_half_has_its_workloads(orchestrators: str, workloads: tuple[str, .
     assert checked(orchestrators=orchestrators).workloads == workloads
 
 
-def test_a_visitor_is_told_the_processes_of_every_workload_by_one_number() -> None:
-    settings = options.for_visitors(checked())
-
-    assert set(settings.processes_of.values()) == {2}
-
-
 def test_the_quick_one_is_an_all_reduce_on_two_nodes_of_batch() -> None:
     settings = checked(quick=True, orchestrators=None, nodes=None)
 
@@ -63,12 +57,6 @@ def test_a_program_of_the_users_is_rehearsed_alone_on_two_nodes_of_batch(tmp_pat
 
     assert (settings.workloads, settings.program) == (("program",), program)
     assert (settings.orchestrators, settings.nodes) == (("batch",), 2)
-
-
-def test_a_program_alone_needs_no_more_nodes_on_a_cluster_than_it_asks_for(tmp_path: Path) -> None:
-    program = Program(file=str(tmp_path))
-
-    assert checked(program=program, orchestrators="eks", nodes=1).nodes == 1
 
 
 def test_a_program_is_named_by_its_whole_path(

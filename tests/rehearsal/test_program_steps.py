@@ -86,11 +86,6 @@ def test_a_node_is_killed_if_nothing_else_was_asked_for(
     assert program.fault_kinds(settings(**changes)) == faults
 
 
-def test_the_example_stays_small_on_any_number_of_nodes() -> None:
-    assert program.num_nodes(settings(nodes=4, program=EXAMPLE)) == 2
-    assert program.num_nodes(settings(nodes=1, program=EXAMPLE)) == 1
-
-
 def ended(seconds: float) -> RunRecord:
     node = NodeAttempt(node=0, attempt=1, exit_code=0, reason=None, seconds=seconds)
     return RunRecord(

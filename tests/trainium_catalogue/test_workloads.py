@@ -34,16 +34,6 @@ def test_a_wrong_parameter_is_refused(name: str, text: str, message: str) -> Non
     assert str(refusal.value) == message
 
 
-@pytest.mark.parametrize("parameter", EVERY, ids=lambda p: p.name)
-def test_a_default_reads_back_as_itself(parameter: Parameter) -> None:
-    if parameter.required:
-        return
-    default = parameter.default
-    text = default if isinstance(default, str) else str(default).lower()
-
-    assert parameter.parse(text) == default
-
-
 @given(st.sampled_from(EVERY), st.text())
 def test_any_text_is_read_or_refused(parameter: Parameter, text: str) -> None:
     try:

@@ -27,8 +27,8 @@ from training.program import bundle, inputs
 from training.program.reports import PROGRAM_FILE, READY, Preparation
 from training.program.resuming import resume_arguments
 from training.program.settings import (
-    Folders,
     NotPrepared,
+    ProgramFolders,
     ProgramSettings,
     Workspace,
     is_full,
@@ -101,7 +101,7 @@ def open_workspace(argv: Sequence[str], scratch: Path, report: Callable[[str], N
     """Read what the node is to do, and open its storage."""
     request, node = parse(argv), NodeContract.read(scratch)
     settings = ProgramSettings.from_request(request)
-    folders = Folders.of(scratch, settings, node)
+    folders = ProgramFolders.of(scratch, settings, node)
     access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
     return Workspace(
         node=node,

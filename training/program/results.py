@@ -21,7 +21,7 @@ from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
 from training.core.threads import in_threads
 from training.program.reports import RESULTS, RESULTS_FAILURE_FILE, RESULTS_MOVED_FILE
-from training.program.settings import Folders, ProgramSettings, files_below
+from training.program.settings import ProgramFolders, ProgramSettings, files_below
 from training.storage import Objects, StorageAccess, StorageError
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
@@ -42,7 +42,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     set_up_logging()
     scratch = Path(env[ENV_SCRATCH])
     node = NodeContract.read(scratch)
-    folder = Folders.of(scratch, ProgramSettings.from_request(parse(argv)), node).output
+    folder = ProgramFolders.of(scratch, ProgramSettings.from_request(parse(argv)), node).output
     access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
     target = access.open(access.root).at(results_prefix(node))
     try:

@@ -112,7 +112,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folders:
+class ProgramFolders:
     """The folders of one launch on one node: below its home if it has one, or its scratch folder.
 
     Inputs alone are elsewhere if the node has Lustre, which all nodes share.
@@ -137,13 +137,13 @@ class Folders:
         return self.cache / "torchneuron"
 
     @staticmethod
-    def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> Folders:
+    def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> ProgramFolders:
         """Locate the folders; nothing is made yet."""
         home = (scratch / HOME_LINK).resolve() if (scratch / HOME_LINK).is_symlink() else scratch
         code = home / "code"
         chosen = settings.checkpoint_dir
         data = Path(node.lustre) / CACHE_PREFIX if node.lustre else home
-        return Folders(
+        return ProgramFolders(
             scratch=scratch,
             code=code,
             checkpoints=code / chosen if chosen else home / "checkpoints",
@@ -161,7 +161,7 @@ class Workspace:
 
     node: NodeContract
     settings: ProgramSettings
-    folders: Folders
+    folders: ProgramFolders
     bucket: Objects
     """The deployment's bucket, or the local folder that takes its place."""
     open: Callable[[str], Objects]

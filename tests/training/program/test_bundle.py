@@ -17,7 +17,13 @@ from tests.training.program.bundles import bundle, leave
 from training.core.arguments import ArgumentError, parse
 from training.program import bundle as bundles
 from training.program.preparation import judged
-from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace, no_space
+from training.program.settings import (
+    NotPrepared,
+    ProgramFolders,
+    ProgramSettings,
+    Workspace,
+    no_space,
+)
 from training.storage import LocalObjects
 from training.workloads import refuse_unfit
 from trainium_catalogue.exit_codes import ExitCode
@@ -32,7 +38,7 @@ def workspace(folder: Path, digest: str, *, script: str = "train.py") -> Workspa
     return Workspace(
         node=node,
         settings=settings,
-        folders=Folders.of(scratch, settings, node),
+        folders=ProgramFolders.of(scratch, settings, node),
         bucket=LocalObjects(folder / "build"),
         open=lambda uri: LocalObjects(Path(uri)),
         report=lambda step: None,

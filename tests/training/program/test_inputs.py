@@ -12,7 +12,7 @@ import pytest
 from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
 from training.program.inputs import stage
-from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace
+from training.program.settings import NotPrepared, ProgramFolders, ProgramSettings, Workspace
 from training.storage import LocalObjects, ObjectInfo
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -33,7 +33,7 @@ def workspace(folder: Path, *words: str, lustre: bool = False, node: int = 0) ->
     return Workspace(
         node=contract,
         settings=settings,
-        folders=Folders.of(scratch, settings, contract),
+        folders=ProgramFolders.of(scratch, settings, contract),
         bucket=LocalObjects(folder / "bucket"),
         open=lambda uri: LocalObjects(folder / uri.removeprefix("s3://")),
         report=lambda step: None,

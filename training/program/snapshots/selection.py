@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from training.program.snapshots.manifest import Entry, Kind, Root, Snapshot, size_text
+from training.program.snapshots.manifest import (
+    EntryKind,
+    JobSnapshot,
+    Root,
+    SnapshotEntry,
+    size_text,
+)
 
 _SMALL_BYTES = 64 * 1024 * 1024
 _RESERVE = 0.1
@@ -14,11 +20,11 @@ _NAMES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RestoreSelection:
     """What a node is given."""
 
-    entries: Sequence[Entry]
-    left_out: Sequence[Entry] = ()
+    entries: Sequence[SnapshotEntry]
+    left_out: Sequence[SnapshotEntry] = ()
     """Large files of other nodes."""
 
     @property
@@ -39,8 +45,8 @@ class Selection:
 
 
 def select(
-    snapshot: Snapshot, entries: Sequence[Entry], *, node: int, num_nodes: int, free: int
-) -> Selection:
+    snapshot: JobSnapshot, entries: Sequence[SnapshotEntry], *, node: int, num_nodes: int, free: int
+) -> RestoreSelection:
     """Choose among the entries for a node.
 
     On the same number of nodes it needs its own files, the main node's, and small ones, such as
@@ -48,7 +54,7 @@ def select(
     another number of nodes it may need all.
     """
     if snapshot.nodes != num_nodes:
-        return Selection(entries=entries)
+        return RestoreSelection(entries=entries)
     large = [entry for entry in entries if _is_optional(snapshot, entry, node)]
     places = {(entry.root, entry.path) for entry in large}
     room = free * (1 - _RESERVE) - sum(
@@ -62,10 +68,10 @@ def select(
             left_out.append(entry)
     missing = {(entry.root, entry.path) for entry in left_out}
     given = [entry for entry in entries if (entry.root, entry.path) not in missing]
-    return Selection(entries=given, left_out=left_out)
+    return RestoreSelection(entries=given, left_out=left_out)
 
 
-def too_large(snapshot: Snapshot, node: int, room: int) -> str:
+def too_large(snapshot: JobSnapshot, node: int, room: int) -> str:
     """Explain what it means that the files of all nodes do not fit into ``room``; empty if they
     do."""
     needed = sum(entry.bytes for entry in snapshot.for_node(node))
@@ -79,10 +85,10 @@ def too_large(snapshot: Snapshot, node: int, room: int) -> str:
     )
 
 
-def _is_optional(snapshot: Snapshot, entry: Entry, node: int) -> bool:
+def _is_optional(snapshot: JobSnapshot, entry: SnapshotEntry, node: int) -> bool:
     return (
         entry.root is Root.CHECKPOINTS
-        and entry.kind is Kind.FILE
+        and entry.kind is EntryKind.FILE
         and entry.bytes > _SMALL_BYTES
         and node not in entry.nodes
         and snapshot.main not in entry.nodes

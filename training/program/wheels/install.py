@@ -57,7 +57,7 @@ class WheelFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
+class CollectedImage:
     """The image that wheels were collected in."""
 
     python: str
@@ -70,7 +70,7 @@ class WheelsMarker:
 
     format: int
     key: str
-    image: Image
+    image: CollectedImage
     lock_sha256: str
     wheels: tuple[WheelFile, ...]
 
@@ -134,7 +134,7 @@ def _read_marker(wheels: Objects) -> WheelsMarker:
         ) from None
 
 
-def _check_image(wheels: Objects, image: Image) -> None:
+def _check_image(wheels: Objects, image: CollectedImage) -> None:
     """Refuse wheels that were collected in another image, though of the same name."""
     before, now = image.packages, packages.fixed_versions(packages.installed())
     changed = [

@@ -108,7 +108,7 @@ def test_a_node_that_was_writing_says_so_once_the_bucket_answers(
     node = job.attempt(2, every_s=3600)[1]
     node.start_snapshots()
     Progress(node.settings.scratch, local_rank=0, rank=1).report("running")
-    wait_until((node.settings.scratch / process.REPORT_FILE).exists)
+    wait_until((node.settings.scratch / process.SNAPSHOTS_FILE).exists)
     (node.folder / "latest.pt").write_text("torn")
     wait_until(lambda: node.report().bytes)
     proxy.reset(lambda request: Fault.ACCESS_DENIED if request.method == "PUT" else None)

@@ -8,15 +8,15 @@ import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, checkpoints
 from training.program.snapshots import selection
-from training.program.snapshots.manifest import Entry, Root, Snapshot
+from training.program.snapshots.manifest import JobSnapshot, Root, SnapshotEntry
 from training.program.snapshots.restore import NoRoom
 from training.program.snapshots.selection import select, too_large
 
 _MIB = 1024**2
 
 
-def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> Entry:
-    return Entry(
+def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> SnapshotEntry:
+    return SnapshotEntry(
         root=Root.CHECKPOINTS,
         path=f"step-1/__{node}_{age}.distcp",
         bytes=size,
@@ -26,8 +26,8 @@ def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> Entry:
     )
 
 
-def _snapshot(*entries: Entry) -> Snapshot:
-    return Snapshot(number=1, at="", nodes=4, main=0, entries=entries)
+def _snapshot(*entries: SnapshotEntry) -> JobSnapshot:
+    return JobSnapshot(number=1, at="", nodes=4, main=0, entries=entries)
 
 
 def test_a_node_needs_its_own_files_the_main_nodes_and_small_ones() -> None:

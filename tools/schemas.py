@@ -150,7 +150,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "One line of runs/<run>/metrics/train.jsonl; a step is there once, and in order",
         (
             *(records.BeginLine, records.StepLine, records.EvaluationLine, records.SaveLine),
-            *(records.SavedLine, records.SaveFailedLine, records.EndLine),
+            *(records.SavedLine, records.SaveFailedLine, records.TrainingEndLine),
         ),
     ),
     "attempt-ending": Document(

@@ -23,7 +23,7 @@ from tests.untrusted.common import (
 )
 from tests.untrusted.guard import Violation
 from training.core.arguments import parse
-from training.program import bundle, inputs
+from training.program import downloads
 from training.program.settings import ProgramFolders, ProgramSettings, Workspace
 from training.program.snapshots.barrier import NodeListing
 from training.program.snapshots.coordinator import _TIMES
@@ -103,12 +103,12 @@ def archive(inside: Path, rng: random.Random) -> object:
     objects = LocalObjects(inside / "bucket")
     objects.put(f"runs/run/code/{digest}.tar.gz", data)
     workspace = _workspace(inside, digest, objects)
-    bundle.unpack(workspace)
+    downloads.unpack_bundle(workspace)
     return None
 
 
 def keys_of_inputs(inside: Path, rng: random.Random) -> object:
     workspace = _workspace(inside, "0" * 64, Keys(dict.fromkeys(odd_names(rng), CONTENT)))
     trap(workspace.folders.input, inside)
-    inputs.stage(workspace)
+    downloads.stage_inputs(workspace)
     return None

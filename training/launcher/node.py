@@ -13,10 +13,10 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from training.core.arguments import Request
 from training.core.contract import NodeContract
@@ -85,30 +85,40 @@ class Shutdown:
     """Tells if a second request has come, which means to stop at once."""
 
 
-class LocalNode(Protocol):
-    """What a launcher runs on its node."""
+class LocalNode(ABC):
+    """What a launcher runs on its node.
+
+    Of the steps before the work only a program has any: the image has what built-in workloads
+    need, and their workers begin when they are started and report for themselves.
+    """
 
     def prepare(self) -> None:
         """Begin to bring here what the workers need."""
 
+    @abstractmethod
     def start(self, rendezvous_port: int) -> None:
         """Start the workers: all nodes are here."""
 
     def go(self) -> None:
         """Let workers that wait for it begin: every node is prepared."""
 
+    @abstractmethod
     def look(self, now_s: float) -> Verdict | None:
         """Judge the node's current state; None while all is well."""
 
     def news(self, now_s: float) -> Iterable[Message]:
         """Return what the main node's observer must know, each thing once."""
+        return ()
 
     def observer(self, now_s: float) -> JobObserver:
         """Make what observes all nodes of the job, if this is the main one."""
+        return JobObserver()
 
+    @abstractmethod
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:
         """Let the workers finish where that makes sense, then kill what is left."""
 
+    @abstractmethod
     def kill(self, heartbeat: Callable[[], None]) -> None:
         """Kill everything this launch has started."""
 
@@ -153,7 +163,7 @@ def worker_argv(argv: Sequence[str]) -> list[str]:
     return ["-m", "--", _WORKER_MODULE, *argv]
 
 
-class WorkerNode:
+class WorkerNode(LocalNode):
     """The workers of a built-in workload on this node, under torchrun."""
 
     agent_name = "torchrun"
@@ -172,9 +182,6 @@ class WorkerNode:
         self._started_s = 0.0
         self._succeeded = False
         self.verdict: Verdict | None = None
-
-    def prepare(self) -> None:
-        """Do nothing: the image has what the workers need."""
 
     def start(self, rendezvous_port: int) -> None:
         """Start the workers: all nodes are here."""
@@ -223,17 +230,6 @@ class WorkerNode:
         with (self._scratch / AGENT_LOG).open("wb") as agent_log:
             env = {**env, ENV_SCRATCH: str(self._scratch)}
             self._agent = start_process(command, env, stdout=stdout, stderr=agent_log)
-
-    def go(self) -> None:
-        """Do nothing: the workers have begun when they were started."""
-
-    def news(self, now_s: float) -> Iterable[Message]:
-        """Return nothing: the workers report for themselves, and each node judges its own."""
-        return ()
-
-    def observer(self, now_s: float) -> JobObserver:
-        """Return one that sees nothing, for the same reason."""
-        return JobObserver()
 
     def look(self, now_s: float) -> Verdict | None:
         """Judge the node's current state; None while all is well."""

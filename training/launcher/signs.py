@@ -31,9 +31,9 @@ from training.storage import (
     ObjectMissing,
     Objects,
     RetryPolicy,
+    StorageAccess,
     StorageError,
     StorageUnavailable,
-    open_objects,
 )
 from trainium_catalogue.contract import (
     ATTEMPTS,
@@ -65,12 +65,8 @@ log = logging.getLogger(__name__)
 def open_folder(node: NodeContract, folder: str) -> Objects:
     """Open a folder of the deployment's bucket, for short requests."""
     assert node.bucket is not None
-    return open_objects(
-        f"s3://{node.bucket}/{folder}",
-        region=node.region,
-        endpoint_url=node.endpoint_url,
-        retry_policy=RetryPolicy(total_s=_REQUEST_S),
-    )
+    retries = RetryPolicy(total_s=_REQUEST_S)
+    return StorageAccess.of(node).open_root(retry_policy=retries).at(folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

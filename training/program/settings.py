@@ -5,22 +5,19 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from training.core.arguments import Request
+from training.core.arguments import Request, parse
 from training.core.contract import NodeContract
-from training.program import resuming
+from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.variables import split_variables
-
-if TYPE_CHECKING:
-    from training.storage import Objects
 
 HOME_LINK = "home"
 """Link in a launch's scratch folder to the folder that its program lives in."""
@@ -68,7 +65,7 @@ class ProgramSettings:
             argv=request.program_argv,
             wheels=str(values["wheels"]),
             checkpoint_dir=str(values["checkpoint-dir"]),
-            resume_argv=resuming.split(str(values["resume-arguments"])),
+            resume_argv=split_words(str(values["resume-arguments"])),
             snapshot_every_s=float(values["snapshot-every-s"]),
             keep_snapshots=int(values["keep-snapshots"]),
             snapshot_mib_per_s=float(values["snapshot-mib-per-s"]),
@@ -86,13 +83,23 @@ class ProgramSettings:
         return self.script or f"-m {self.module}"
 
 
+def split_words(text: str) -> tuple[str, ...]:
+    """Split ``--resume-arguments`` as a shell does; ``ValueError`` names the remedy."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(
+            f"--resume-arguments {text}: {str(error).lower()}; close every quote in it"
+        ) from None
+
+
 def check(values: Mapping[str, Value], num_ranks: int) -> None:
     """Raise ``ValueError`` for parameters that do not fit each other."""
     script, module = str(values["script"]), str(values["module"])
     if bool(script) == bool(module):
         given = f"--script {script} and --module {module}" if script else "neither of the two"
         raise ValueError(f"{given}: a program is either --script FILE or --module NAME; give one")
-    resuming.split(str(values["resume-arguments"]))
+    split_words(str(values["resume-arguments"]))
     split_variables(str(values["env"]))
     pattern = str(values["progress-pattern"])
     if not pattern:
@@ -168,6 +175,23 @@ class Workspace:
     """Opens any storage by its URI, with the job's credentials."""
     report: Callable[[str], None]
     """Says what is being done; called often, because silence counts as a hang."""
+
+    @staticmethod
+    def of_launch(
+        argv: Sequence[str], scratch: Path, report: Callable[[str], None] = lambda step: None
+    ) -> Workspace:
+        """Read what the node is to do, and open its storage."""
+        node = NodeContract.read(scratch)
+        settings = ProgramSettings.from_request(parse(argv))
+        access = StorageAccess.of(node)
+        return Workspace(
+            node=node,
+            settings=settings,
+            folders=ProgramFolders.of(scratch, settings, node),
+            bucket=access.open_root(),
+            open=access.open,
+            report=report,
+        )
 
 
 class NotPrepared(Exception):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from training.program.snapshots.manifest import (
     FORMAT,
@@ -26,18 +26,6 @@ class Digests:
     """Contents that nodes name to each other."""
 
     digests: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """The fields of a node's file that are not its entries."""
-
-    node: int
-    since: float
-    until: float
-    quiet_s: float
-    final: bool
-    missing: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +78,8 @@ class NodeListing:
     def decode(data: bytes) -> NodeListing:
         """Read a node's file; ``ValueError`` says what is wrong with it."""
         document = read_object(data)
-        head = typed(document, _Head)
-        return NodeListing(**asdict(head), entries=read_entries(document))
+        head = typed({**document, "entries": ()}, NodeListing)
+        return replace(head, entries=read_entries(document))
 
 
 HISTORY = 16

@@ -21,7 +21,7 @@ from training.program.snapshots.coordinator import Coordinator, Patience
 from training.program.snapshots.folder import look
 from training.program.snapshots.manifest import JobSnapshot, SnapshotSummary, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
-from training.program.snapshots.selection import too_large
+from training.program.snapshots.restore import too_large
 from training.program.snapshots.uploader import Complaints, RefusalTimer, Uploader
 from training.storage import (
     ObjectMissing,

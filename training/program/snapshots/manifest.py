@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -201,21 +201,6 @@ def is_log(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """The fields of a manifest that are not its entries."""
-
-    number: int
-    at: str
-    nodes: int
-    main: int
-    chosen: int | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
-            raise ValueError("a number of it is negative")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSummary:
     """What a program's status shows of a snapshot."""
 
@@ -241,6 +226,10 @@ class JobSnapshot:
     chosen: int | None = None
     """The one that it repeats, because a submission went back to that (0: to none); those between
     the two are not restored."""
+
+    def __post_init__(self) -> None:
+        if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
+            raise ValueError("a number of it is negative")
 
     @property
     def key(self) -> str:
@@ -301,8 +290,8 @@ class JobSnapshot:
         document = read_object(data)
         if document.get("format") != FORMAT:
             raise ValueError(f"it has format {document.get('format')}, not {FORMAT}")
-        head = typed(document, _Head)
-        return JobSnapshot(**asdict(head), entries=read_entries(document))
+        head = typed({**document, "entries": ()}, JobSnapshot)
+        return replace(head, entries=read_entries(document))
 
     def for_node(self, node: int) -> list[SnapshotEntry]:
         """Choose what ``node`` is given: of each path its own, or else the main node's, or else

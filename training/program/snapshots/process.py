@@ -55,9 +55,7 @@ class SnapshotSettings:
     ) -> SnapshotSettings:
         """Gather what a node's process is told."""
         return SnapshotSettings(
-            storage=StorageAccess.of(
-                node.bucket, region=node.region, endpoint_url=node.endpoint_url
-            ),
+            storage=StorageAccess.of(node),
             run=node.run,
             job_id=node.job_id,
             attempt=node.attempt,

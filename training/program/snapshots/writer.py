@@ -74,7 +74,7 @@ class SnapshotWriter:
             quiet_s=settings.quiet_s,
             longest_quiet_s=min(60.0, settings.every_s / 2),
         )
-        bucket = settings.storage.open(settings.storage.root, retry_policy=_RETRIES)
+        bucket = settings.storage.open_root(retry_policy=_RETRIES)
         messages = Messages(settings.attempt, settings.job_id)
         restored = read_record(settings.scratch)
         self._complaints = Complaints()

@@ -101,11 +101,11 @@ class Job:
 
     @property
     def snapshots(self) -> Objects:
-        return open_snapshots(self.storage.open(self.storage.root), "run")
+        return open_snapshots(self.storage.open_root(), "run")
 
     @property
     def bucket(self) -> Objects:
-        return self.storage.open(self.storage.root)
+        return self.storage.open_root()
 
     def attempt(self, num_nodes: int = 1, **settings: float) -> list[Node]:
         """Prepare the nodes of another attempt; nothing is started."""

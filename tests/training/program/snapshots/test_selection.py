@@ -7,10 +7,9 @@ import shutil
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, checkpoints
-from training.program.snapshots import selection
+from training.program.snapshots import restore
 from training.program.snapshots.manifest import JobSnapshot, Root, SnapshotEntry
-from training.program.snapshots.restore import NoRoom
-from training.program.snapshots.selection import select, too_large
+from training.program.snapshots.restore import NoRoom, select, too_large
 
 _MIB = 1024**2
 
@@ -73,7 +72,7 @@ def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
         assert node.wait().failure is None
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2500))
-    monkeypatch.setattr(selection, "_SMALL_BYTES", 10)
+    monkeypatch.setattr(restore, "_SMALL_BYTES", 10)
 
     nodes = job.attempt(3, every_s=3600)
     for node in nodes:

@@ -92,14 +92,14 @@ class LocalNode(ABC):
     need, and their workers begin when they are started and report for themselves.
     """
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Begin to bring here what the workers need."""
 
     @abstractmethod
     def start(self, rendezvous_port: int) -> None:
         """Start the workers: all nodes are here."""
 
-    def go(self) -> None:
+    def go(self) -> None:  # noqa: B027 - most do not wait
         """Let workers that wait for it begin: every node is prepared."""
 
     @abstractmethod

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from training.core.processes import is_gone, marked, parents
 from training.core.progress import ENV_SCRATCH, WorkerState, read_states
-from training.launcher.messages import Compilation, Evidence, Message, Movement
+from training.launcher.messages import Evidence, Message, Movement
 from training.program.reports import (
     OUTPUT_FILE,
     PREPARATION_FILE,
@@ -215,14 +215,14 @@ class LifeSigns:
 
     def messages(self, now_s: float, doing: str) -> Iterator[Message]:
         """Yield what the main node must know; ``doing`` is for ``Movement``."""
-        if self._has_moved(now_s):
+        has_moved = self._has_moved(now_s)
+        if has_moved:
             self._moved_s = now_s
-            if now_s - self._told_s >= _BETWEEN_MOVES_S:
-                self._told_s = now_s
-                yield {"type": "moved", **asdict(Movement(doing=doing))}
-        if self._cache.compiling != self._told_compiling:
-            self._told_compiling = self._cache.compiling
-            yield {"type": "compiling", **asdict(Compilation(going_on=self._told_compiling))}
+        is_due = has_moved and now_s - self._told_s >= _BETWEEN_MOVES_S
+        if is_due or self._cache.compiling != self._told_compiling:
+            self._told_s, self._told_compiling = now_s, self._cache.compiling
+            movement = Movement(doing=doing, compiling=self._told_compiling)
+            yield {"type": "moved", **asdict(movement)}
         if (evidence := self._new_evidence(now_s)) is not None:
             yield {"type": "seen", **asdict(evidence)}
 

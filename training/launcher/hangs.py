@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from training.core.contract import NodeContract
 from training.core.progress import COMPILES_AT_MOST_S
-from training.launcher.messages import Compilation, Departure, Evidence, Message, Movement
+from training.launcher.messages import Departure, Evidence, Message, Movement
 from training.launcher.node import JobObserver
 from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import ENV_PROGRESS_FILE
@@ -56,10 +56,9 @@ class ProgramObserver(JobObserver):
             case "prepared":
                 self._prepared.add(node)
             case "moved":
-                self._doing[node] = typed(message, Movement).doing
-            case "compiling":
-                is_compiling = typed(message, Compilation).going_on
-                (self._compiling.add if is_compiling else self._compiling.discard)(node)
+                movement = typed(message, Movement)
+                self._doing[node] = movement.doing
+                (self._compiling.add if movement.compiling else self._compiling.discard)(node)
             case "left":
                 self._left[node] = typed(message, Departure)
             case "seen":

@@ -1,8 +1,8 @@
 """What launchers send each other over their link (``peers.py``), as lines of JSON.
 
 Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``; of a
-user's program also ``prepared``, ``moved`` (a sign of life), ``compiling``, ``left`` (all ranks
-ended with 0) and ``seen`` (what a silent node shows).
+user's program also ``prepared``, ``moved`` (a sign of life), ``left`` (all ranks ended with 0) and
+``seen`` (what a silent node shows).
 Main to child: ``welcome``, ``alive``, ``start`` (all are here; the rendezvous port), ``stop`` (the
 decision); ``go`` when all nodes are prepared for a program.
 """
@@ -50,13 +50,8 @@ class Movement:
 
     doing: str
     """What it does while the others wait for it; empty while the program runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compilation:
-    """The beginning or the end of a node's compiling."""
-
-    going_on: bool
+    compiling: bool
+    """True while a compilation goes on there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +113,6 @@ _CONTENTS: Mapping[str, type] = {
     "verdict": Verdict,
     "stop": Verdict,
     "moved": Movement,
-    "compiling": Compilation,
     "left": Departure,
     "seen": Evidence,
 }

@@ -14,7 +14,7 @@ from tests.training.nodes import CPU_NODE
 from training.core.progress import COMPILES_AT_MOST_S, ENV_SCRATCH
 from training.launcher.evidence import CompileCacheWatch
 from training.launcher.hangs import LEFT_LIMIT_S, ProgramObserver
-from training.launcher.messages import AT_ONCE_S, Compilation, Departure, Message, Movement
+from training.launcher.messages import AT_ONCE_S, Departure, Message, Movement
 from training.launcher.verdict import Verdict
 from training.program.snapshots.graphs import unlock
 from trainium_catalogue.exit_codes import ExitCode
@@ -34,17 +34,13 @@ def watch(*left: tuple[int, Departure], prepared: int = 2) -> ProgramObserver:
     return job
 
 
-def moved(doing: str) -> Message:
-    return {"type": "moved", **asdict(Movement(doing=doing))}
-
-
-def compiling(going_on: bool) -> Message:
-    return {"type": "compiling", **asdict(Compilation(going_on=going_on))}
+def moved(doing: str = "", *, compiling: bool = False) -> Message:
+    return {"type": "moved", **asdict(Movement(doing=doing, compiling=compiling))}
 
 
 def test_any_node_keeps_the_job_alive() -> None:
     job = watch()
-    job.note(1, moved(""), 1000.0)
+    job.note(1, moved(), 1000.0)
 
     assert job.verdict(1000.0 + HANG_S) is None
     hang = job.verdict(1001.0 + HANG_S)
@@ -102,7 +98,7 @@ def test_a_lost_node_stays_a_lost_node() -> None:
 
 def test_a_compilation_may_take_as_long_as_compilations_do() -> None:
     job = watch((1, SILENT))
-    job.note(0, compiling(True), 0.0)
+    job.note(0, moved(compiling=True), 0.0)
 
     assert job.verdict(float(COMPILES_AT_MOST_S)) is None
     hang = job.verdict(COMPILES_AT_MOST_S + 1.0)
@@ -114,8 +110,8 @@ def test_a_compilation_may_take_as_long_as_compilations_do() -> None:
 
 def test_after_a_compilation_the_hang_limit_counts_again() -> None:
     job = watch()
-    job.note(0, compiling(True), 0.0)
-    job.note(0, compiling(False), 3000.0)
+    job.note(0, moved(compiling=True), 0.0)
+    job.note(0, moved(), 3000.0)
 
     assert job.verdict(3000.0 + HANG_S) is None
     assert job.verdict(3001.0 + HANG_S) is not None

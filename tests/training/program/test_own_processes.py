@@ -115,7 +115,7 @@ def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> 
         job.note(index, {"type": "prepared"}, 0.0)
         job.note(index, {"type": "seen", **asdict(each)}, 0.0)
     job.went(0.0)
-    job.note(0, {"type": "moved", "doing": ""}, moved_s)
+    job.note(0, {"type": "moved", "doing": "", "compiling": False}, moved_s)
     verdict = job.verdict(moved_s + HANG_S + 1)
     assert verdict is not None
     return verdict

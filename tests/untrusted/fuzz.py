@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from jobs.errors import RefusalTimer
+from jobs.errors import Refusal
 from tests.untrusted import data_readers, desk_readers, program_readers
 from tests.untrusted.common import Case
 from tests.untrusted.guard import Guard, Violation
@@ -68,15 +68,15 @@ CASES: Mapping[str, Case] = {
     "lock": Case(data_readers.lock, ()),
     "model-config": Case(data_readers.model_config, (GivenWeightsError,)),
     "metrics": Case(desk_readers.metrics, ()),
-    "program-record": Case(desk_readers.program_record, (RefusalTimer,)),
+    "program-record": Case(desk_readers.program_record, (Refusal,)),
     "bert-shard": Case(data_readers.bert_shard, (DatasetError,)),
     "wheels": Case(program_readers.wheels_marker, (install.DependenciesRefused, NotPrepared)),
     "archive": Case(program_readers.archive, (NotPrepared,)),
     "input-keys": Case(program_readers.keys_of_inputs, (NotPrepared,)),
-    "log-keys": Case(desk_readers.keys_of_logs, (RefusalTimer,)),
-    "export-keys": Case(desk_readers.keys_of_exports, (RefusalTimer,)),
-    "desk-snapshot": Case(desk_readers.snapshot_at_the_desk, (RefusalTimer,)),
-    "code-listing": Case(desk_readers.code_listing, (RefusalTimer,)),
+    "log-keys": Case(desk_readers.keys_of_logs, (Refusal,)),
+    "export-keys": Case(desk_readers.keys_of_exports, (Refusal,)),
+    "desk-snapshot": Case(desk_readers.snapshot_at_the_desk, (Refusal,)),
+    "code-listing": Case(desk_readers.code_listing, (Refusal,)),
 }
 
 

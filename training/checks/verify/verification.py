@@ -25,7 +25,7 @@ from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
 from training.models.llama.network import LlamaNetwork
-from training.storage import StorageAccess
+from training.storage import open_objects
 from training.storage.s3 import SharedClient
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.parameters.verify import ALL, CHECKS_OF_THE_LLAMA
@@ -54,7 +54,11 @@ class Verification:
         self._run: TrialRun | None = None
         self._llama: LlamaChecks | None = None
         context = job.context
-        self._storage = StorageAccess.of(context, local=job.store.root).open_root()
+        self._storage = open_objects(
+            f"s3://{context.bucket}" if context.bucket else str(job.store.root),
+            region=context.region,
+            endpoint_url=context.endpoint_url,
+        )
         self.checks: dict[str, Callable[[], Outcome]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
             **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},

@@ -8,8 +8,9 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from training.core.arguments import Request, parse
 from training.core.contract import NodeContract
@@ -58,24 +59,14 @@ class ProgramSettings:
     def from_request(request: Request) -> ProgramSettings:
         """Read a request's values, which ``check`` has passed."""
         values = request.values
-        return ProgramSettings(
-            code=str(values["code"]),
-            script=str(values["script"]),
-            module=str(values["module"]),
-            argv=request.program_argv,
-            wheels=str(values["wheels"]),
-            checkpoint_dir=str(values["checkpoint-dir"]),
-            resume_argv=split_words(str(values["resume-arguments"])),
-            snapshot_every_s=float(values["snapshot-every-s"]),
-            keep_snapshots=int(values["keep-snapshots"]),
-            snapshot_mib_per_s=float(values["snapshot-mib-per-s"]),
-            snapshot_limit_gib=float(values["snapshot-limit-gib"]),
-            progress_pattern=str(values["progress-pattern"]),
-            dataset=str(values["dataset"]),
-            input=str(values["input"]),
-            aws_credentials=bool(values["aws-credentials"]),
-            env=split_variables(str(values["env"])),
-        )
+        parsed: dict[str, Any] = {
+            "argv": request.program_argv,
+            "resume_argv": split_words(str(values["resume-arguments"])),
+            "env": split_variables(str(values["env"])),
+        }
+        names = (field.name for field in fields(ProgramSettings) if field.name not in parsed)
+        plain: dict[str, Any] = {name: values[name.replace("_", "-")] for name in names}
+        return ProgramSettings(**plain, **parsed)
 
     @property
     def name(self) -> str:

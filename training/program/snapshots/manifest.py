@@ -264,24 +264,12 @@ class JobSnapshot:
     @property
     def summary(self) -> SnapshotSummary:
         """What status shows of it."""
-        return SnapshotSummary(
-            number=self.number,
-            at=self.at,
-            files=len(self.files),
-            bytes=self.size,
-            chosen=self.chosen,
-        )
+        return picked(SnapshotSummary, self, files=len(self.files), bytes=self.size)
 
     def encode(self) -> bytes:
         """The manifest."""
-        manifest = SnapshotManifest(
-            number=self.number,
-            at=self.at,
-            nodes=self.nodes,
-            main=self.main,
-            bytes=self.size,
-            **_by_kind(self.entries),
-        )
+        entries = _by_kind(self.entries)
+        manifest = picked(SnapshotManifest, self, format=FORMAT, bytes=self.size, **entries)
         return json.dumps(as_document(manifest)).encode()
 
     @staticmethod

@@ -36,9 +36,9 @@ from training.checkpoint.marker import Marker
 from training.checks.allreduce import allreduce
 from training.launcher.signs import AttemptEnding
 from training.models.llama.export import ExportReceipt
-from training.program.curve import LossPoint
+from training.program.output import LossPoint
 from training.program.snapshots.exchange import ProgramStatus
-from training.program.snapshots.manifest import Manifest
+from training.program.snapshots.manifest import SnapshotManifest
 from training.storage.run_lock import Holder
 from training.trainer import records
 from training.trainer.run_files import RunStatus
@@ -150,7 +150,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "One line of runs/<run>/metrics/train.jsonl; a step is there once, and in order",
         (
             *(records.BeginLine, records.StepLine, records.EvaluationLine, records.SaveLine),
-            *(records.SavedLine, records.SaveFailedLine, records.EndLine),
+            *(records.SavedLine, records.SaveFailedLine, records.TrainingEndLine),
         ),
     ),
     "attempt-ending": Document(
@@ -169,7 +169,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "One line of runs/<run>/metrics/losses/<time>-attempt-<n>.jsonl", (LossPoint,)
     ),
     "program-status": Document("runs/<run>/results/status.json of a program", (ProgramStatus,)),
-    "snapshot": Document("runs/<run>/snapshots/<8 digits>.json", (Manifest,)),
+    "snapshot": Document("runs/<run>/snapshots/<8 digits>.json", (SnapshotManifest,)),
     "verification-record": Document(
         "runs/<run>/results/probes.json and verification.json", (ProbeRecord,)
     ),

@@ -24,7 +24,7 @@ from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
 from training.core.device import Device
 from training.core.job import Job
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.storage.results import ResultFiles
 from trainium_catalogue.contract import run_prefix
 
@@ -147,7 +147,7 @@ def run_alone(
         values=request.values,
         given=request.given,
         device=device,
-        progress=Progress(folder, local_rank=0, rank=0),
+        progress=WorkerProgress(folder, local_rank=0, rank=0),
         store=store,
     )
     run(job)

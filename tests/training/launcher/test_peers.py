@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from tests.support.limits import scaled
 from tests.training.nodes import CPU_NODE
 from training.core.contract import NodeContract
-from training.launcher.peers import Event, Heard, Hub, Link, LinkLost, Lost, Spoke, hello, refusal
+from training.launcher.messages import hello, refusal
+from training.launcher.peers import Event, Heard, Hub, Link, LinkLost, Lost, Spoke
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.typed_json import typed
 
 TIMEOUT_S = 1.0
 NETWORK = f"127.{64 + os.getpid() % 128}.251"
@@ -72,7 +74,7 @@ def test_a_child_joins_with_its_findings(hub: Hub) -> None:
 
     (event,) = collect(hub.poll, until=heard("hello"))
     assert isinstance(event, Heard) and event.node == 1
-    assert Verdict.from_message(event.message["problem"]) == problem
+    assert typed(event.message["problem"], Verdict) == problem
     spoke.close()
 
 
@@ -128,7 +130,7 @@ def test_a_child_that_said_goodbye_is_not_lost(hub: Hub) -> None:
 def test_what_a_child_said_before_it_was_lost_is_heard(hub: Hub) -> None:
     spoke = join(hub, child(1))
     verdict = Verdict(code=ExitCode.WORKLOAD, reason="it failed")
-    spoke.send({"type": "verdict", **verdict.to_message()})
+    spoke.send({"type": "verdict", **asdict(verdict)})
     spoke.close()
 
     events = collect(hub.poll, until=is_lost)
@@ -174,6 +176,7 @@ def test_a_second_node_of_the_same_index_is_refused(hub: Hub) -> None:
         b'{"type": "hello"}\n',
         b'{"type": "hello", "problem": {"code": 12}}\n',
         b'{"type": "start", "port": []}\n',
+        b'{"type": "seen", "ranks": 1}\n',
         b'{"type": "verdict", "code": 75}\n',
         b"x" * 300_000,
         b"",
@@ -208,7 +211,7 @@ def connected_pair() -> tuple[socket.socket, socket.socket]:
 
 # Hypothesis also draws words from the code itself, and messages of these types have more fields.
 UNKNOWN_TYPE = st.text(max_size=5).filter(
-    lambda text: text not in {"left", "hello", "start", "moved"}
+    lambda text: text not in {"left", "hello", "start", "moved", "seen", "stop"}
 )
 MESSAGES = st.lists(
     st.fixed_dictionaries({"type": UNKNOWN_TYPE}, optional={"reason": st.text(max_size=50)}),

@@ -99,17 +99,18 @@ def test_how_an_attempt_ended_is_left_below_the_runs_results(
 ) -> None:
     opened: list[str] = []
 
-    def open_folder(uri: str, **_: object) -> LocalObjects:
+    def open_bucket(uri: str, **_: object) -> LocalObjects:
         opened.append(uri)
         return LocalObjects(tmp_path)
 
-    monkeypatch.setattr(signs, "open_objects", open_folder)
+    monkeypatch.setattr("training.storage.open_objects", open_bucket)
     node = replace(NODE, bucket="bucket", attempt=2, node_index=1, num_nodes=2)
     verdict = Verdict(code=ExitCode.HOST, reason="node 0 was lost")
     signs.leave_ending(node, verdict)
-    document = json.loads((tmp_path / "2-node-1.json").read_text())
+    folder = tmp_path / "runs" / "run" / "results" / "attempts" / "compile-x7"
+    document = json.loads((folder / "2-node-1.json").read_text())
 
-    assert opened == ["s3://bucket/runs/run/results/attempts/compile-x7"]
+    assert opened == ["s3://bucket"]
     assert document == {"schema": 1, "code": 75, "reason": "node 0 was lost"}
     jsonschema.validate(document, json.loads(SCHEMA.read_text()))
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.nodes import node_on
-from training.launcher.node import torchrun_command, worker_words
+from training.launcher.node import torchrun_command, worker_argv
 
 # `python -m torch.distributed.run --help` of torch 2.9.1, the release of the Neuron images.
 FLAGS_OF_TORCH_2_9 = {
@@ -34,7 +34,7 @@ def command(index: int, main: int, num_nodes: int) -> list[str]:
         python="python",
         rendezvous_port=41000,
         log_folder=Path("/tmp/scratch"),
-        worker=worker_words(["all-reduce", "--iterations=3"]),
+        worker=worker_argv(["all-reduce", "--iterations=3"]),
     )
 
 

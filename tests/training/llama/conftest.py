@@ -16,7 +16,7 @@ import torch
 from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
 from training.core.job import Job, StopSwitch
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.datasets.manifest import PackedManifest, Shard, Source, Validation
 from training.storage import Objects, open_objects
 from training.storage.results import ResultFiles
@@ -109,7 +109,7 @@ class LoneDevice:
         return
 
 
-class Watched(Progress):
+class Watched(WorkerProgress):
     """Calls back with every report."""
 
     def __init__(self, scratch: Path, on_report: Callable[[str], None]) -> None:

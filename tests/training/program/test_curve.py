@@ -11,22 +11,22 @@ from pathlib import Path
 import jsonschema
 
 from tests.support.limits import scaled
-from training.program.curve import CURVE_FILE, Curve
-from training.program.output import Recorder
+from training.program.output import LossCurve, Recorder
+from training.program.reports import LOSSES_FILE
 
 SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
 
 
 def points(folder: Path) -> list[tuple[int, float]]:
     schema = json.loads((SCHEMAS / "program-loss.schema.json").read_text())
-    found = [json.loads(line) for line in (folder / CURVE_FILE).read_text().splitlines()]
+    found = [json.loads(line) for line in (folder / LOSSES_FILE).read_text().splitlines()]
     for item in found:
         jsonschema.validate(item, schema, cls=jsonschema.Draft202012Validator)
     return [(item["step"], item["loss"]) for item in found]
 
 
 def drawn(folder: Path, *losses: tuple[int | None, float]) -> list[tuple[int, float]]:
-    curve = Curve()
+    curve = LossCurve()
     for step, loss in losses:
         curve.add(step, loss)
     curve.write(folder)

@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
-from training.program.resuming import resume_arguments, split
+from training.program.preparation import resume_arguments
+from training.program.settings import split_words
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
@@ -41,7 +42,7 @@ def working(tmp_path: Path) -> Path:
 def test_a_checkpoint_that_is_named_must_be_there(
     working: Path, words: str, added: list[str]
 ) -> None:
-    assert list(resume_arguments(split(words), working, working / "out")) == added
+    assert list(resume_arguments(split_words(words), working, working / "out")) == added
 
 
 def test_without_a_folder_of_its_own_only_wildcards_are_names(working: Path) -> None:

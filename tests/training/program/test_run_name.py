@@ -40,12 +40,12 @@ def _lone(folder: Path) -> Cluster:
 
 
 def _snapshots(bucket: dict[str, str]) -> Objects:
-    access = StorageAccess.of(
-        bucket["TRAINIUM_BUCKET"],
+    access = StorageAccess(
+        root=f"s3://{bucket['TRAINIUM_BUCKET']}",
         region=bucket["AWS_REGION"],
         endpoint_url=bucket["AWS_ENDPOINT_URL"],
     )
-    return access.open(access.root).at(run_prefix("test-run", "snapshots"))
+    return access.open_root().at(run_prefix("test-run", "snapshots"))
 
 
 def _start(job: Cluster, bucket: dict[str, str], digest: str, end: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.limits import scaled
 from training.core.progress import ENV_SCRATCH
-from training.program.snapshots.manifest import Root, Snapshot, snapshot_key, snapshot_numbers
+from training.program.snapshots.manifest import JobSnapshot, Root, snapshot_key, snapshot_numbers
 from training.program.snapshots.process import (
     SnapshotProcess,
     SnapshotReport,
@@ -62,7 +62,7 @@ class Node:
         self.programs.append(program)
         return program
 
-    def restore(self, snapshots: Objects) -> Snapshot | None:
+    def restore(self, snapshots: Objects) -> JobSnapshot | None:
         return restore(snapshots, self.settings)
 
     def report(self) -> SnapshotReport:
@@ -101,11 +101,11 @@ class Job:
 
     @property
     def snapshots(self) -> Objects:
-        return open_snapshots(self.storage.open(self.storage.root), "run")
+        return open_snapshots(self.storage.open_root(), "run")
 
     @property
     def bucket(self) -> Objects:
-        return self.storage.open(self.storage.root)
+        return self.storage.open_root()
 
     def attempt(self, num_nodes: int = 1, **settings: float) -> list[Node]:
         """Prepare the nodes of another attempt; nothing is started."""
@@ -137,13 +137,15 @@ class Job:
     def numbers(self) -> list[int]:
         return snapshot_numbers(self.snapshots)
 
-    def snapshot(self, number: int) -> Snapshot:
-        return Snapshot.decode(self.snapshots.get(snapshot_key(number)))
+    def snapshot(self, number: int) -> JobSnapshot:
+        return JobSnapshot.decode(self.snapshots.get(snapshot_key(number)))
 
-    def newest(self) -> Snapshot:
+    def newest(self) -> JobSnapshot:
         return self.snapshot(self.numbers()[-1])
 
-    def wait_for(self, condition: Callable[[Snapshot], object], within_s: float = 20) -> Snapshot:
+    def wait_for(
+        self, condition: Callable[[JobSnapshot], object], within_s: float = 20
+    ) -> JobSnapshot:
         """Wait for a complete snapshot of which ``condition`` holds."""
         deadline = time.monotonic() + scaled(within_s)
         while time.monotonic() < deadline:
@@ -162,7 +164,7 @@ class Job:
             node.kill()
 
 
-def paths(snapshot: Snapshot) -> set[str]:
+def paths(snapshot: JobSnapshot) -> set[str]:
     """Paths of a snapshot's files."""
     return {entry.path for entry in snapshot.files}
 

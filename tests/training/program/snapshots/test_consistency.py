@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from tests.support.limits import scaled
 from tests.training.program.snapshots import stamping
 from tests.training.program.snapshots.kept_nodes import Job, Node, wait_until
-from training.program.snapshots.manifest import Entry, Kind, Snapshot, object_key
+from training.program.snapshots.manifest import EntryKind, JobSnapshot, SnapshotEntry, object_key
 
 _PROGRAM = Path(stamping.__file__).read_text()
 
 
-def _stamp(job: Job, entry: Entry) -> int:
+def _stamp(job: Job, entry: SnapshotEntry) -> int:
     """The stamp of a file, which has it in every line, or its first if it is part of a file."""
     data = job.snapshots.get(object_key(entry.sha256))
     stamps = set(re.findall(rb"(\d{8})\n", data))
@@ -26,7 +26,7 @@ def _stamp(job: Job, entry: Entry) -> int:
     return int(stamps.pop())
 
 
-def _stamps(job: Job, snapshot: Snapshot) -> dict[str, int]:
+def _stamps(job: Job, snapshot: JobSnapshot) -> dict[str, int]:
     return {entry.path: _stamp(job, entry) for entry in snapshot.files}
 
 
@@ -36,7 +36,7 @@ def _slow_rounds(journals: Sequence[Path], limit_s: float) -> set[int]:
     return {int(stamp) for stamp, longest_s in lines if float(longest_s) > limit_s}
 
 
-def _check_sets(job: Job, snapshot: Snapshot, slow: set[int]) -> None:
+def _check_sets(job: Job, snapshot: JobSnapshot, slow: set[int]) -> None:
     found = _stamps(job, snapshot)
     assert not [path for path in found if path.endswith((".tmp", ".part"))], found
     folders = {path.rpartition("/")[0] for path in found}
@@ -50,7 +50,7 @@ def _check_sets(job: Job, snapshot: Snapshot, slow: set[int]) -> None:
             assert set(inside.values()) == {int(folder.removeprefix("step-"))}
     assert not {"whole.part", "whole.old"} & folders or slow, folders
     for entry in snapshot.entries:
-        if entry.kind is Kind.LINK:
+        if entry.kind is EntryKind.LINK:
             assert entry.path == "last" and (entry.target in folders or slow), found
 
 

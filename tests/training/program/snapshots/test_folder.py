@@ -11,11 +11,17 @@ from pathlib import Path
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths, wait_until
-from training.program.snapshots.folder import Clock, Watch, look, open_for_writing, same_content
-from training.program.snapshots.manifest import Root, Snapshot, is_log, object_key
+from training.program.snapshots.folder import (
+    SteadyClock,
+    Watch,
+    look,
+    open_for_writing,
+    same_content,
+)
+from training.program.snapshots.manifest import JobSnapshot, Root, is_log, object_key
 
 
-class _Time(Clock):
+class _Time(SteadyClock):
     """A clock that a test sets; files get the times of the machine all the same."""
 
     def __init__(self) -> None:
@@ -232,7 +238,7 @@ def test_logs_that_are_open_and_written_all_the_time_are_taken_as_far_as_they_we
     assert [int(line) for line in lines if len(line) == 7] == list(range(len(lines)))
 
 
-def _has_size(size: int, snapshot: Snapshot) -> bool:
+def _has_size(size: int, snapshot: JobSnapshot) -> bool:
     return snapshot.size == size
 
 

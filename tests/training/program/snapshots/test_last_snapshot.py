@@ -16,7 +16,7 @@ import pytest
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_until
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.program.snapshots import process
 from training.program.snapshots.barrier import Messages
 from training.program.snapshots.manifest import object_key
@@ -107,8 +107,8 @@ def test_a_node_that_was_writing_says_so_once_the_bucket_answers(
     job, proxy = proxied
     node = job.attempt(2, every_s=3600)[1]
     node.start_snapshots()
-    Progress(node.settings.scratch, local_rank=0, rank=1).report("running")
-    wait_until((node.settings.scratch / process.REPORT_FILE).exists)
+    WorkerProgress(node.settings.scratch, local_rank=0, rank=1).report("running")
+    wait_until((node.settings.scratch / process.SNAPSHOTS_FILE).exists)
     (node.folder / "latest.pt").write_text("torn")
     wait_until(lambda: node.report().bytes)
     proxy.reset(lambda request: Fault.ACCESS_DENIED if request.method == "PUT" else None)

@@ -21,7 +21,7 @@ from tests.training.program.snapshots.kept_nodes import (
     paths,
     wait_until,
 )
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.program.snapshots.manifest import object_key
 from training.program.snapshots.restore import NoRoom
 from training.storage import Objects, StorageUnavailable
@@ -346,7 +346,7 @@ def test_without_room_for_copies_files_are_sent_from_where_they_are_and_checked(
 
 def _report_worker(node: Node, *, done: bool, pid: int | None = None) -> None:
     """Report as a worker does."""
-    progress = Progress(node.settings.scratch, local_rank=0, rank=node.settings.node)
+    progress = WorkerProgress(node.settings.scratch, local_rank=0, rank=node.settings.node)
     progress.report("running")
     if done:
         progress.finish()

@@ -12,8 +12,7 @@ from typing import Any
 import jsonschema
 
 from tests.training.program.snapshots.kept_nodes import ROOT, Job, checkpoints, paths, wait_until
-from training.program.curve import CURVE_FILE
-from training.program.reports import OUTPUT_FILE, Noted
+from training.program.reports import LOSSES_FILE, OUTPUT_FILE, OutputReport
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 
 
@@ -25,7 +24,7 @@ def _write(path: Path, text: str | bytes) -> None:
 def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> None:
     (node,) = local_job.attempt()
     curve = b'{"step": 1, "loss": 2.5}\n'
-    (node.settings.scratch / CURVE_FILE).write_bytes(curve)
+    (node.settings.scratch / LOSSES_FILE).write_bytes(curve)
 
     node.start_snapshots()
     node.end()
@@ -38,7 +37,7 @@ def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> N
 
 def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_job: Job) -> None:
     (node,) = local_job.attempt()
-    noted = Noted(step=3, loss=float("nan"))
+    noted = OutputReport(step=3, loss=float("nan"))
     (node.settings.scratch / OUTPUT_FILE).write_text(json.dumps(asdict(noted)))
 
     node.start_snapshots()

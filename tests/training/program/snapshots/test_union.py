@@ -7,31 +7,31 @@ import hashlib
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths
-from training.program.snapshots.barrier import Listing, common_instant
+from training.program.snapshots.barrier import NodeListing, common_instant
 from training.program.snapshots.manifest import (
-    Entry,
-    Kind,
+    EntryKind,
+    JobSnapshot,
     Root,
-    Snapshot,
+    SnapshotEntry,
     union,
 )
 
 
-def _file(path: str, content: str, root: Root = Root.CHECKPOINTS) -> Entry:
+def _file(path: str, content: str, root: Root = Root.CHECKPOINTS) -> SnapshotEntry:
     digest = hashlib.sha256(content.encode()).hexdigest()
-    return Entry(root=root, path=path, bytes=len(content), sha256=digest)
+    return SnapshotEntry(root=root, path=path, bytes=len(content), sha256=digest)
 
 
-def _given(listings: dict[int, list[Entry]], node: int, main: int = 0) -> dict[str, str]:
+def _given(listings: dict[int, list[SnapshotEntry]], node: int, main: int = 0) -> dict[str, str]:
     entries = union(listings, main)
-    snapshot = Snapshot(number=1, at="", nodes=len(listings), main=main, entries=entries)
-    again = Snapshot.decode(snapshot.encode())
+    snapshot = JobSnapshot(number=1, at="", nodes=len(listings), main=main, entries=entries)
+    again = JobSnapshot.decode(snapshot.encode())
     assert again.entries == snapshot.entries
     return {entry.path: entry.sha256 for entry in again.for_node(node)}
 
 
-def _listing(node: int, since: float, until: float, quiet_s: float = 2.0) -> Listing:
-    return Listing(node=node, since=since, until=until, quiet_s=quiet_s, entries=())
+def _listing(node: int, since: float, until: float, quiet_s: float = 2.0) -> NodeListing:
+    return NodeListing(node=node, since=since, until=until, quiet_s=quiet_s, entries=())
 
 
 def test_the_same_content_on_several_nodes_is_one_file() -> None:
@@ -58,7 +58,7 @@ def test_of_compiled_graphs_there_is_one_for_all() -> None:
 
 
 def test_what_is_below_another_nodes_file_is_given_only_to_who_has_a_folder() -> None:
-    folder = Entry(root=Root.CHECKPOINTS, path="last", kind=Kind.FOLDER, mode=0o755)
+    folder = SnapshotEntry(root=Root.CHECKPOINTS, path="last", kind=EntryKind.FOLDER, mode=0o755)
     listings = {0: [_file("last", "a file")], 1: [folder, _file("last/a", "x")]}
     assert set(_given(listings, 0)) == {"last"}
     assert set(_given(listings, 1)) == {"last", "last/a"}
@@ -66,18 +66,18 @@ def test_what_is_below_another_nodes_file_is_given_only_to_who_has_a_folder() ->
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../../x", "", "a\0b"])
 def test_a_manifest_that_leads_out_of_the_folder_is_refused(path: str) -> None:
-    snapshot = Snapshot(number=1, at="", nodes=1, main=0, entries=(_file(path, ""),))
+    snapshot = JobSnapshot(number=1, at="", nodes=1, main=0, entries=(_file(path, ""),))
     with pytest.raises(ValueError, match=r"absolute path|leads out of|NUL|empty name"):
-        Snapshot.decode(snapshot.encode())
+        JobSnapshot.decode(snapshot.encode())
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format": 2}', b'{"format": 1}'])
 def test_what_is_no_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        Snapshot.decode(data)
+        JobSnapshot.decode(data)
 
 
-def _instant(*listings: Listing) -> float | None:
+def _instant(*listings: NodeListing) -> float | None:
     found = common_instant([[listing] for listing in listings], 1.0)
     return found[0] if found else None
 

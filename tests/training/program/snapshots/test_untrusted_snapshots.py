@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job
-from training.program.snapshots.manifest import FORMAT, Snapshot, object_key, snapshot_key
+from training.program.snapshots.manifest import FORMAT, JobSnapshot, object_key, snapshot_key
 from training.program.snapshots.restore import NothingWhole
 
 CONTENT = b"from the bucket"
@@ -155,7 +155,7 @@ def test_an_entry_that_makes_no_sense_is_refused(local_job: Job, name: str) -> N
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"[" * 100_000, b'{"format": 1}', b"\xff"])
 def test_a_manifest_that_is_none_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        Snapshot.decode(data)
+        JobSnapshot.decode(data)
 
 
 def test_names_that_are_no_text_come_back(local_job: Job) -> None:

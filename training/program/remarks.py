@@ -1,16 +1,33 @@
-"""Finds files that a program writes outside the folder that is kept, and would lose."""
+"""Remarks on the files of a program that runs: those it would lose, and restored ones it ignores.
+
+What it writes outside the folder that is kept is found by looking. Whether it reads what a restore
+has given back the kernel tells with inotify(7), in order, who opens and changes a file; so a
+program that reads a checkpoint and replaces it at once is not taken for one that starts over.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import os
 import stat
+import struct
+import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from training.core.contract import NodeContract
 from training.core.files import write_whole
+from training.program.reports import UNKEPT_FILE
+from training.program.settings import ProgramFolders, ProgramSettings
+from training.program.snapshots.manifest import EntryKind, Root
+from training.program.snapshots.process import SnapshotReport
+from training.program.snapshots.restore import read_record
+from trainium_catalogue.contract import ENV_CHECKPOINT_DIR
 
 _CACHES = frozenset({"__pycache__", ".cache", ".pytest_cache", ".ipynb_checkpoints"})
 _MOST_FILES = 100_000
@@ -21,11 +38,112 @@ home folder."""
 _PERSONAL = ("/tmp", "/var/tmp")
 _SYSTEM = ("/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/lib", "/opt/aws")
 _SHOWN = 3
-UNKEPT_FILE = "unkept"
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+_UNKEPT_AFTER_S = 120.0
+"""Early enough to stop a long job whose checkpoints would be lost."""
+_BETWEEN_UNKEPT_S = 300.0
+_UNREAD_AFTER_S = 300.0
+_BETWEEN_READS_S = 0.5
+_MOST_WATCHED = 2_000
+# linux/inotify.h
+_ACCESS, _MODIFY, _CLOSE_NOWRITE, _OVERFLOW = 0x1, 0x2, 0x10, 0x4000
+_READ = _ACCESS | _CLOSE_NOWRITE
+"""A file that is mapped is not accessed by a read, but it is opened and closed."""
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+_EVENT = struct.Struct("iIII")
+
+log = logging.getLogger(__name__)
 
 
-class _Found(NamedTuple):
+class FileRemarks:
+    """Looks at the files of a program from its start on, and logs what its user should know."""
+
+    def __init__(
+        self,
+        node: NodeContract,
+        settings: ProgramSettings,
+        folders: ProgramFolders,
+        *,
+        home: str,
+        shares_machine: bool,
+    ) -> None:
+        """``home`` is the user's home folder, if there is one."""
+        self._node, self._scratch = node, folders.scratch
+        self._kept_name = settings.checkpoint_dir
+        self._unkept_at_s, self._unread_at_s = _UNKEPT_AFTER_S, _UNREAD_AFTER_S
+        """Seconds since the program's start."""
+        lustre = [Path(node.lustre)] if node.lustre else []
+        self._unkept = UnkeptFiles(
+            folders.code,
+            folders.checkpoints,
+            chosen=settings.checkpoint_dir,
+            outside=places(settings.argv, settings.env, home=home, shares_machine=shares_machine),
+            without=[folders.code.parent, folders.scratch, *lustre],
+        )
+        self._restored: RestoredReads | None = None
+        self._looked_at_restored_s = 0.0
+        with suppress(OSError):  # a kernel without inotify, or without room for it
+            restored = RestoredReads(folders, folders.scratch)
+            self._restored = restored if restored.num_files else None
+        self._began_s = time.monotonic()
+
+    def look(self, now_s: float) -> None:
+        """Log what is due."""
+        passed_s = now_s - self._began_s
+        if passed_s > self._unkept_at_s:
+            self._unkept_at_s += _BETWEEN_UNKEPT_S
+            self.tell_unkept()
+        if passed_s > self._unread_at_s:
+            self._unread_at_s = float("inf")
+            self._tell_unread()
+        if now_s - self._looked_at_restored_s >= _BETWEEN_READS_S:
+            self._looked_at_restored_s = now_s
+            self._look_at_restored()
+
+    def look_at_end(self) -> None:
+        """Log what there is to say of a program that has ended."""
+        self.tell_unkept()
+        self._look_at_restored()
+        self._tell_unread()
+
+    def tell_unkept(self) -> None:
+        """Warn of files that will be gone with the node."""
+        with suppress(OSError):  # a remark ends no job, on a full disk for example
+            if (words := self._unkept.news(self._scratch)) is not None:
+                log.info("launch: program: %s", words)
+
+    def tell_nothing_kept(self) -> None:
+        """Warn at the end of a job that has no snapshot; only the main node knows."""
+        if self._node.is_main and not SnapshotReport.read(self._scratch).snapshots:
+            folder = self._kept_name or ENV_CHECKPOINT_DIR
+            log.info("launch: program: nothing was kept: no file was written to %s", folder)
+
+    def _look_at_restored(self) -> None:
+        """Say once that the program uses what it got back."""
+        if self._restored is None:
+            return
+        try:
+            path = self._restored.first()
+        except OSError:
+            self._restored = None
+            return
+        if path is not None:
+            log.info("launch: program: reads what was restored: %s", path)
+            self._restored.close()
+            self._restored = None
+
+    def _tell_unread(self) -> None:
+        """Warn of a program that has got files back and starts over."""
+        if self._restored is not None:
+            log.info(
+                "launch: program: has read none of the %d files that were restored, so it has "
+                "started over; let it load its newest checkpoint when it starts, or name the "
+                "argument that makes it with --resume-arguments",
+                self._restored.num_files,
+            )
+
+
+class _NewFiles(NamedTuple):
     """A new file, or a folder at the top with new files."""
 
     name: str
@@ -68,7 +186,7 @@ def places(
     return found
 
 
-class Unkept:
+class UnkeptFiles:
     """The files outside the kept folder, as they were before the program ran."""
 
     def __init__(
@@ -107,25 +225,20 @@ class Unkept:
         write_whole(scratch / UNKEPT_FILE, words.encode())
         return words
 
-    def words(self) -> str | None:
-        """Tell what the program has written that is not kept; None if nothing."""
-        found = self._found()
-        return self._describe(found) if found else None
-
     def _is_ours(self, path: Path) -> bool:
         """Tell if a place is looked at or kept already, or holds one that is."""
         return self._code.is_relative_to(path) or any(
             path.is_relative_to(other) for other in (self._code, self._kept, *self._without)
         )
 
-    def _found(self) -> list[_Found]:
+    def _found(self) -> list[_NewFiles]:
         sizes: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for which, path, size in self._files():
             if path not in self._before:
                 sizes[which].append(size)
-        return [_Found(*which, len(each), sum(each)) for which, each in sizes.items()]
+        return [_NewFiles(*which, len(each), sum(each)) for which, each in sizes.items()]
 
-    def _describe(self, found: list[_Found]) -> str:
+    def _describe(self, found: list[_NewFiles]) -> str:
         found.sort(key=lambda one: (-one.bytes, one.name))
         shown = ", ".join(one.shown for one in found[:_SHOWN])
         if len(found) > _SHOWN:
@@ -133,7 +246,7 @@ class Unkept:
         which = "which is not kept" if len(found) == 1 else "which are not kept"
         return f"wrote {shown}, {which}; {self._remedy(found)}"
 
-    def _remedy(self, found: list[_Found]) -> str:
+    def _remedy(self, found: list[_NewFiles]) -> str:
         folder = next((x.name for x in found if x.is_folder and not x.name.startswith("/")), None)
         if self._chosen:
             return f"what is written below {self._chosen} or to TRAINIUM_OUTPUT_DIR is"
@@ -209,3 +322,63 @@ def _walk(folder: Path, without: Collection[Path] = ()) -> Iterator[os.DirEntry[
 def _size(number: int) -> str:
     return next((f"{number / unit:.0f} {name}" for unit, name in _UNITS if number >= unit),
                 f"{number} bytes")  # fmt: skip
+
+
+class RestoredReads:
+    """The program's checkpoint files as they were restored on this node, from now on watched."""
+
+    def __init__(self, folders: ProgramFolders, scratch: Path) -> None:
+        """Watch the largest files; ``OSError`` if the kernel cannot."""
+        files = [
+            (state.size, path)
+            for (root, path), state in read_record(scratch).seen.items()
+            if root is Root.CHECKPOINTS and state.kind is EntryKind.FILE and state.size
+        ]
+        self.num_files = len(files)
+        self._unread: dict[int, str] = {}
+        """Paths of files that were neither read nor changed, by watch."""
+        self._queue = -1
+        if not files:
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._queue = _checked(libc.inotify_init1(_FLAGS))
+        for _, path in sorted(files, reverse=True)[:_MOST_WATCHED]:
+            name = os.fsencode(folders.checkpoints / path)
+            watch = _checked(libc.inotify_add_watch(self._queue, name, _MODIFY | _READ))
+            self._unread[watch] = path
+
+    def first(self) -> str | None:
+        """Return the first file that was read as it was restored, if one was.
+
+        ``OSError`` if the kernel has lost track.
+        """
+        while self._unread:
+            try:
+                data = os.read(self._queue, 65536)
+            except BlockingIOError:
+                return None
+            place = 0
+            while place < len(data):
+                watch, what, _, length = _EVENT.unpack_from(data, place)
+                place += _EVENT.size + length
+                if what & _OVERFLOW:
+                    raise OSError("events of the checkpoint folder were lost")
+                if what & _READ and watch in self._unread:
+                    return self._unread[watch]
+                if what & _MODIFY:
+                    self._unread.pop(watch, None)
+        return None
+
+    def close(self) -> None:
+        """Watch no longer."""
+        if self._queue >= 0:
+            os.close(self._queue)
+            self._queue = -1
+        self._unread.clear()
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

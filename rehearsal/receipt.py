@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rehearsal.checks.leftovers import Expected, Item
-from rehearsal.checks.tensorboard import DRAWN
+from rehearsal.proofs.leftovers import Expected, Item
+from rehearsal.proofs.tensorboard import DRAWN
 from rehearsal.deployment.state import Settings
 from trainium_catalogue.documents import Amount, Keywords, Natural, Positive, Sha256, Timestamp
 from trainium_emulators.docker_cli import Entry

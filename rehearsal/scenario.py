@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.checks import leftovers
-from rehearsal.checks.endings import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.proofs import leftovers
+from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_CLOCK
 from rehearsal.deployment import cdk, containers
 from rehearsal.deployment.aws import (
     Aws,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from rehearsal.checks.endings import OF_NODES, find_faults
+from rehearsal.proofs.endings import OF_NODES, find_faults
 from rehearsal.deployment.containers import refuse_without_tools
 from rehearsal.deployment.state import EXAMPLE, ORCHESTRATORS, Program, Refused, Settings
 from rehearsal.steps import batch, cluster

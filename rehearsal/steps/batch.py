@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.checks import training as evidence
+from rehearsal.proofs import training as evidence
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import Aws
 from rehearsal.deployment.state import Folder, Settings

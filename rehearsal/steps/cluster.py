@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.checks import browser
-from rehearsal.checks import training as evidence
-from rehearsal.checks.tensorboard import DRAWN
+from rehearsal.proofs import browser
+from rehearsal.proofs import training as evidence
+from rehearsal.proofs.tensorboard import DRAWN
 from rehearsal.deployment.aws import Aws
 from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
 from rehearsal.receipt import ClusterTraining, ReceiptCheck

@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.checks.endings import (
+from rehearsal.proofs.endings import (
     FAULTS,
     PARAMETER,
     SUCCESS,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rehearsal.checks import tensorboard
+from rehearsal.proofs import tensorboard
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import CREDENTIALS
 from rehearsal.deployment.binaries import kubectl

@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal.checks import training as evidence
-from rehearsal.checks.training import Wanted
+from rehearsal.proofs import training as evidence
+from rehearsal.proofs.training import Wanted
 from rehearsal.deployment.state import Settings
 from rehearsal.receipt import TrainingAttempt
 from rehearsal.report import curve

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.checks import leftovers, tensorboard
-from rehearsal.checks.endings import FAULTS
-from rehearsal.checks.leftovers import Item, compare
+from rehearsal.proofs import leftovers, tensorboard
+from rehearsal.proofs.endings import FAULTS
+from rehearsal.proofs.leftovers import Item, compare
 from rehearsal.deployment.state import Folder
 from rehearsal.deployment.state import Settings as Asked
 from rehearsal.receipt import NO_BROWSER, ClusterTraining, Receipt, ReceiptCheck

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rehearsal.checks.endings import FAULTS, SUCCESS, differences, find_faults
+from rehearsal.proofs.endings import FAULTS, SUCCESS, differences, find_faults
 from rehearsal.deployment.state import Refused
 from rehearsal.receipt import Size
 from rehearsal.steps.jobs import judge

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.checks import leftovers
-from rehearsal.checks.leftovers import Expected, Item, compare, take_inventory
+from rehearsal.proofs import leftovers
+from rehearsal.proofs.leftovers import Expected, Item, compare, take_inventory
 from rehearsal.deployment.aws import Aws, desk_environment
 from rehearsal.deployment.server import server_command, start_server
 from rehearsal.deployment.state import Folder

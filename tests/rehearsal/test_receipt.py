@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from rehearsal.checks.leftovers import Expected, Item
+from rehearsal.proofs.leftovers import Expected, Item
 from rehearsal.deployment.state import Folder, Settings, State, load_state
 from rehearsal.receipt import (
     CommandRecord,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rehearsal.checks import leftovers
-from rehearsal.checks.leftovers import Item
+from rehearsal.proofs import leftovers
+from rehearsal.proofs.leftovers import Item
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import ACCOUNT, Aws, desk_environment
 from rehearsal.deployment.server import server_command, start_server

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stacks.config import AppConfig, ConfigError, checks
+from stacks.config import AppConfig, ConfigError, rules
 
 TABLE: dict[str, list[dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8")
@@ -44,12 +44,12 @@ def test_a_refusal_is_one_line(row: dict[str, Any]) -> None:
     assert message.isprintable()
 
 
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
+@pytest.mark.parametrize("check", rules.RULES, ids=lambda check: check.__name__)
 def test_the_table_of_refusals_provokes_every_check(
-    check: checks.Check, monkeypatch: pytest.MonkeyPatch
+    check: rules.Rule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = tuple(each for each in checks.CHECKS if each is not check)
-    monkeypatch.setattr(checks, "CHECKS", others)
+    others = tuple(each for each in rules.RULES if each is not check)
+    monkeypatch.setattr(rules, "RULES", others)
 
     assert any(not _is_refused_alike(row) for row in TABLE["combinations"])
 

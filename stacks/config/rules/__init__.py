@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from stacks.config.checks import eks, hardware, network, software, storage
+from stacks.config.rules import eks, hardware, network, software, storage
 from stacks.config.refusal import ConfigError
 from stacks.config.values import ConfigValues
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rehearsal.checks import browser
+from rehearsal.proofs import browser
 from rehearsal.deployment.state import ROOT
 from trainium_catalogue.contract import LOSS_SCALAR
 

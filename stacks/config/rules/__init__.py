@@ -1,28 +1,18 @@
-"""Checks across keys: a table in which each entry refuses one thing."""
+"""Rules across keys: a generator for each subject, which yields what it refuses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from itertools import chain
 
+from stacks.config.refusal import PREFIX, ConfigError
 from stacks.config.rules import eks, hardware, network, software, storage
-from stacks.config.refusal import ConfigError
 from stacks.config.values import ConfigValues
 
-Check: TypeAlias = Callable[[ConfigValues], ConfigError | None]
-
-CHECKS: tuple[Check, ...] = (
-    *hardware.CHECKS,
-    *eks.CHECKS,
-    *network.CHECKS,
-    *software.CHECKS,
-    *storage.CHECKS,
-)
-"""All checks in order: a later one relies on the earlier ones."""
+SUBJECTS = (hardware, eks, network, software, storage)
+"""In order: a rule relies on those before it, for only the first refusal is asked for."""
 
 
 def check(config: ConfigValues) -> None:
-    """Raise the first refusal of the table."""
-    for each in CHECKS:
-        if refusal := each(config):
-            raise refusal
+    """Raise the first refusal, if any."""
+    for key, reason, remedy in chain.from_iterable(each.refusals(config) for each in SUBJECTS):
+        raise ConfigError(PREFIX + key, getattr(config, key), reason, remedy)

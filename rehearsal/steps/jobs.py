@@ -12,6 +12,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import DeploymentBucket, EmulatedAccount
+from rehearsal.deployment.state import DEPLOYMENT, ROOT, RehearsalFolder, Settings
 from rehearsal.proofs.endings import (
     FAULTS,
     PARAMETER,
@@ -20,9 +23,6 @@ from rehearsal.proofs.endings import (
     describe,
     differences,
 )
-from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, ROOT, Folder, Settings
 from rehearsal.receipt import NodeAttempt, RunRecord, Size
 from rehearsal.steps.runner import Runner
 from trainium_catalogue import contract
@@ -76,8 +76,8 @@ def submit(
     *,
     run: str,
     fault: str | None,
-    aws: Aws,
-    folder: Folder,
+    aws: EmulatedAccount,
+    folder: RehearsalFolder,
     environment: Mapping[str, str],
     on_line: Callable[[str], None],
 ) -> RunRecord:
@@ -106,7 +106,7 @@ def submit(
 
 @contextmanager
 def armed(
-    aws: Aws,
+    aws: EmulatedAccount,
     *,
     run: str,
     kind: str,
@@ -247,16 +247,8 @@ def _seconds(attempt: dict[str, Any]) -> float | None:
     return None if started is None or stopped is None else round((stopped - started) / 1000, 2)
 
 
-def _sizes(aws: Aws, run: str, workload: str) -> list[Size]:
+def _sizes(aws: EmulatedAccount, run: str, workload: str) -> list[Size]:
     """Read the sweep from the result file in the deployment's bucket."""
-    name = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
-    bucket = aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
-    key = f"{contract.run_prefix(run, 'results')}{workload}.json"
-    try:
-        body = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-    except ClientError:
-        return []
+    result = DeploymentBucket(aws).document(f"{contract.run_prefix(run, 'results')}{workload}.json")
     fields = Size.__dataclass_fields__
-    return [
-        Size(**{name: size[name] for name in fields}) for size in json.loads(body).get("sizes", [])
-    ]
+    return [Size(**{name: size[name] for name in fields}) for size in result.get("sizes", [])]

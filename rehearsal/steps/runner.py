@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rehearsal.proofs import tensorboard
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import CREDENTIALS
 from rehearsal.deployment.binaries import kubectl
-from rehearsal.deployment.state import DEPLOYMENT, Folder
+from rehearsal.deployment.state import DEPLOYMENT, RehearsalFolder
+from rehearsal.proofs import tensorboard
 from rehearsal.receipt import CommandRecord, ReceiptCheck
 from trainium_catalogue import contract
 
@@ -94,7 +94,7 @@ class Runner:
         self,
         half: str,
         *,
-        folder: Folder,
+        folder: RehearsalFolder,
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
         phase: Callable[[str], AbstractContextManager[None]],

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast
 
-from stacks.config.kinds import Kind
+from stacks.config.kinds import ValueKind
 from stacks.config.refusal import PREFIX, ConfigError, Unfit
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Derived(Generic[T]):
 class Key(Generic[T]):
     """Declaration of a context key."""
 
-    kind: Kind[T]
+    kind: ValueKind[T]
     default: T | Derived[T]
     help: str
 
@@ -54,7 +54,7 @@ class Key(Generic[T]):
         return self.default
 
 
-def key(kind: Kind[T], *, default: T | Derived[T], help: str) -> T:
+def key(kind: ValueKind[T], *, default: T | Derived[T], help: str) -> T:
     """Declare a dataclass field as a context key; the type checker compares kind and default."""
     declared = Key(kind=kind, default=default, help=help)
     return cast(T, dataclasses.field(metadata={_METADATA: declared}))

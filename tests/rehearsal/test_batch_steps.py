@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal.proofs import training as evidence
-from rehearsal.proofs.training import Wanted
 from rehearsal.deployment.state import Settings
+from rehearsal.proofs import training as evidence
+from rehearsal.proofs.training import ExpectedTraining
 from rehearsal.receipt import TrainingAttempt
 from rehearsal.report import curve
 from rehearsal.steps import batch
 
-PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
+PLAN = ExpectedTraining(max_steps=6, save_every=2, killed_after=3)
 
 
 def settings(**changes: Any) -> Settings:

@@ -6,15 +6,15 @@ import io
 
 from rich.console import Console
 
-from rehearsal.receipt import Phase
-from rehearsal.report.progress import Progress
+from rehearsal.receipt import PhaseRecord
+from rehearsal.report.progress import ProgressDisplay
 
 
 def test_a_phase_is_named_when_it_begins() -> None:
     said = io.StringIO()
-    phase = Phase(name="server and synth", seconds=0.0, outcome="failed")
+    phase = PhaseRecord(name="server and synth", seconds=0.0, outcome="failed")
 
-    with Progress(Console(file=said)).phase(phase):
+    with ProgressDisplay(Console(file=said)).phase(phase):
         assert said.getvalue() == "begins server and synth\n"
         phase.outcome = "ok"
 

@@ -110,7 +110,7 @@ def _check_cluster(properties: Properties, place: AccountRegion) -> str:
 # --- manifests -----------------------------------------------------------------------------------
 
 
-class Manifest(ResourceModel):
+class KubernetesManifest(ResourceModel):
     """Custom::AWSCDK-EKS-KubernetesResource: validated, then applied to the API server."""
 
     @classmethod
@@ -148,7 +148,7 @@ def validate(manifest: Properties, version: str) -> None:
 def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Apply again, then delete what the manifest no longer has, like ``kubectl apply --prune``."""
     change.refuse_others(MANIFEST, frozenset({"Manifest", "PruneLabel"}))
-    Manifest.create("", change.properties, place)
+    KubernetesManifest.create("", change.properties, place)
     kept = [_identity(manifest) for manifest in _parse(change.properties)]
     for manifest in reversed(_parse(resource.rehearsal_properties)):
         if _identity(manifest) not in kept:
@@ -215,7 +215,7 @@ def _update_chart(resource: Any, change: PropertyChange, _: AccountRegion) -> An
 
 
 CONTRIBUTION = Contribution(
-    models={MANIFEST: Manifest, HELM_CHART: HelmChart},
+    models={MANIFEST: KubernetesManifest, HELM_CHART: HelmChart},
     update={MANIFEST: _update_manifest, HELM_CHART: _update_chart},
     delete={
         MANIFEST: _delete_manifest,

@@ -241,11 +241,11 @@ def test_the_files_that_the_nodes_ran_are_compared(
     given: ProgramOptions, files: list[dict[str, str]] | None, ok: bool
 ) -> None:
     class Bucket:
-        def document(self, key: str) -> dict[str, Any] | None:
+        def document(self, key: str) -> dict[str, Any]:
             if key.endswith("program.json"):
                 return {"submissions": [{"code": "c" * 64}]}
             assert key == f"runs/mine/code/{'c' * 64}.json"
-            return None if files is None else {"files": files}
+            return {} if files is None else {"files": files}
 
     bucket: Any = Bucket()
     assert program._unchanged(settings(program=given), "mine", bucket).ok is ok

@@ -128,7 +128,13 @@ def run(
     )
     found.checks.append(evidence.judge_probes(aws, PROBED))
     figure = folder.path / "loss.svg"
-    curve.write_svg(figure, found.attempts)
+    curve.write_svg(
+        figure,
+        found.attempts,
+        title=f"{WORKLOAD} on {num_nodes(settings)} nodes: loss by step",
+        killed_after=KILLED_AFTER,
+        resumed_from=found.resumed_from,
+    )
     return BatchTraining(
         steps=runner.steps,
         run=ended_run(runner, "train", run=RUN, fault=fault_kind(settings)),

@@ -443,7 +443,13 @@ def _look(
     result.attempts, result.resumed_from = found.attempts, found.resumed_from
     result.killed_after = KILLED_AFTER
     figure = folder.path / "bert-loss.svg"
-    curve.write_svg(figure, found.attempts)
+    curve.write_svg(
+        figure,
+        found.attempts,
+        title=f"bert-tiny on {NODES} nodes: loss by step",
+        killed_after=KILLED_AFTER,
+        resumed_from=found.resumed_from,
+    )
     result.figure = str(figure)
     result.checks += [
         *(ReceiptCheck(name=f"{BERT}: {c.name}", ok=c.ok, detail=c.detail) for c in found.checks),

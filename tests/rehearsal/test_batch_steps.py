@@ -172,7 +172,9 @@ def test_a_model_that_is_not_there_is_noticed(tmp_path: Path) -> None:
 def test_the_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
 
-    curve.write_svg(path, evidence.attempts(events()))
+    curve.write_svg(
+        path, evidence.attempts(events()), title="loss", killed_after=11, resumed_from=6
+    )
 
     lines = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}polyline")
     assert len(list(lines)) == 2

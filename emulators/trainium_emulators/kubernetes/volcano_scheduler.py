@@ -238,10 +238,9 @@ class GangScheduler:
         if not self._settings.count_nodes:
             return [f"node-{index}" for index in range(len(pods))]
         used: dict[str, Amounts] = {}
-        for pod in self._store.list(POD):
-            if volcano_objects.is_alive(pod) and "nodeName" in pod["spec"]:
-                name = pod["spec"]["nodeName"]
-                used[name] = total([used.get(name, {}), pod_requests(pod["spec"])])
+        for pod in self._bound_pods():
+            name = pod["spec"]["nodeName"]
+            used[name] = total([used.get(name, {}), pod_requests(pod["spec"])])
         return placed(pods, self._store.list(NODE), used)
 
     def _bound(self, pod: Json, node: str) -> Json:

@@ -160,18 +160,11 @@ class Rehearsal:
     def _all_reduce(self) -> None:
         """Submit an all-reduce, and one for every fault, and record how they ended."""
         assert self._aws is not None
+        runner = self._runner("jobs", self._submitter)
         for number, fault in enumerate((None, *self.settings.faults), start=1):
             name = f"rehearsal-{number}" if fault is None else f"rehearsal-{number}-{fault}"
             with self._phase("job" if fault is None else f"job, {fault}"):
-                record = submit(
-                    self.settings,
-                    run=name,
-                    fault=fault,
-                    aws=self._aws,
-                    folder=self.folder,
-                    environment=self._submitter,
-                    on_line=self.progress.detail,
-                )
+                record = submit(self.settings, run=name, fault=fault, aws=self._aws, runner=runner)
                 self.receipt.runs.append(record)
                 if record.differences:
                     self.progress.note(f"{name}: " + "; ".join(record.differences))

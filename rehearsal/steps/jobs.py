@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from shlex import join
 from typing import Any
 
 from botocore.exceptions import ClientError
 
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import DeploymentBucket, EmulatedAccount
-from rehearsal.deployment.state import DEPLOYMENT, ROOT, RehearsalFolder, Settings
+from rehearsal.deployment.state import DEPLOYMENT, ROOT, Settings
 from rehearsal.proofs.endings import (
     FAULTS,
     PARAMETER,
@@ -24,7 +24,7 @@ from rehearsal.proofs.endings import (
     differences,
 )
 from rehearsal.receipt import NodeAttempt, RunRecord, Size
-from rehearsal.steps.runner import Runner
+from rehearsal.steps.runner import Runner, Step, step
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
@@ -62,45 +62,34 @@ def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in merged.items())
 
 
-def submit_command(settings: Settings, *, run: str, fault: str | None) -> tuple[str, ...]:
+def submission(settings: Settings, *, run: str, fault: str | None) -> Step:
     """Return the command that a user would type, with every parameter."""
-    pairs = [word for pair in parameters(settings, fault) for word in ("--set", pair)]
-    return (
-        *(sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "submit", ALL_REDUCE),
-        *("--nodes", str(settings.nodes), "--name", run, "--yes", "--follow", *pairs),
+    ending = SUCCESS if fault is None else FAULTS[fault].ending
+    pairs = join(word for pair in parameters(settings, fault) for word in ("--set", pair))
+    return step(
+        run,
+        f"jobs submit {ALL_REDUCE} --nodes {settings.nodes} --name {run} --yes --follow {pairs}",
+        exit_code=ending.jobs_exit_code,
     )
 
 
 def submit(
-    settings: Settings,
-    *,
-    run: str,
-    fault: str | None,
-    aws: EmulatedAccount,
-    folder: RehearsalFolder,
-    environment: Mapping[str, str],
-    on_line: Callable[[str], None],
+    settings: Settings, *, run: str, fault: str | None, aws: EmulatedAccount, runner: Runner
 ) -> RunRecord:
     """Arm the fault if there is one, submit, follow to the end, read the outcome."""
-    begin = time.monotonic()
     is_armed = fault is not None and FAULTS[fault].armed
     with armed(aws, run=run, kind=fault) if fault is not None and is_armed else nullcontext():
-        code = cdk.run(
-            submit_command(settings, run=run, fault=fault),
-            log=folder.log(f"jobs-{run}"),
-            environment=environment,
-            on_line=on_line,
-            codes=(0, 1),
-        )
-    seconds = time.monotonic() - begin
-    status = job_status(run, environment)
+        record = runner.run_one(submission(settings, run=run, fault=fault))
+    if record.exit_code not in (0, 1):  # refused: there is no job
+        raise cdk.StepFailed(f"{record.problem}; {runner.last_lines(run)}")
+    status = job_status(run, runner.environment)
     return judge(
         run=run,
         fault=fault,
         status=status,
-        jobs_exit_code=code,
+        jobs_exit_code=record.exit_code,
         sizes=_sizes(aws, run, ALL_REDUCE) if status["status"] == "SUCCEEDED" else [],
-        seconds=seconds,
+        seconds=record.seconds,
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import EmulatedAccount, desk_environment
 from rehearsal.deployment.state import Settings
-from rehearsal.steps.jobs import parameters, submit_command
+from rehearsal.steps.jobs import parameters, submission
 
 CDK = Path("/venv/bin/cdk")
 SETTINGS = Settings(
@@ -133,7 +133,7 @@ def test_an_injected_error_is_a_parameter_of_the_workload() -> None:
 
 
 def test_the_job_is_submitted_as_a_user_does() -> None:
-    words = submit_command(SETTINGS, run="r", fault=None)
+    words = submission(SETTINGS, run="r", fault=None).command
 
     assert words[1:6] == ("-m", "jobs", "--deployment", "default", "submit")
     assert {"--follow", "--yes"} <= set(words)

@@ -3,11 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from jobs.output.explain import KNOWN_REASONS
 from jobs.verify.claims import Claim, read_claims
-from stacks.config.table import context_table
+from stacks.config import PREFIX, AppConfig
+from stacks.config.keys import Derived, keys_of
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models.presets import MODELS
@@ -46,6 +48,33 @@ def exit_codes_table() -> str:
             for code, ending in EXIT_CODES.items()
         ),
     )
+
+
+def context_table() -> str:
+    """Tabulate the context keys."""
+    return table(
+        ("key", "type", "default", "what it does"),
+        *(
+            (f"`{PREFIX}{name}`", key.kind.noun, _default(key.default), key.help)
+            for name, key in keys_of(AppConfig).items()
+        ),
+    )
+
+
+def _default(value: object) -> str:
+    match value:
+        case Derived(text=text):
+            return text
+        case None | ():
+            return "none"
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return f"`{','.join(map(str, value))}`"
+        case StrEnum() | str():
+            return f"`{value}`"
+        case _:
+            return str(value)
 
 
 def instances_table() -> str:

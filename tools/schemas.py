@@ -31,7 +31,7 @@ from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
 from jobs.submit.send import SubmitDocument
-from rehearsal.receipt import Receipt, Verdict
+from rehearsal.receipt import Receipt, ReceiptVerdict
 from training.checkpoint.marker import Marker
 from training.checks.allreduce import allreduce
 from training.launcher.signs import AttemptEnding
@@ -173,7 +173,7 @@ DOCUMENTS: Mapping[str, Document] = {
     "verification-record": Document(
         "runs/<run>/results/probes.json and verification.json", (ProbeRecord,)
     ),
-    "rehearsal-receipt": Document("build/rehearsal/receipt.json", (Verdict, Receipt)),
+    "rehearsal-receipt": Document("build/rehearsal/receipt.json", (ReceiptVerdict, Receipt)),
     "bench": Document("build/bench.json", (BenchResult,)),
     **dict(
         (
@@ -202,7 +202,7 @@ def schema_of(document: Document) -> dict[str, Any]:
     made = TypeAdapter(reduce(or_, document.types)).json_schema(
         mode="serialization", schema_generator=_Generator
     )
-    if document.types == (Verdict, Receipt):
+    if document.types == (ReceiptVerdict, Receipt):
         # Both in one object.
         parts = [made["$defs"].pop(kind.__name__) for kind in document.types]
         made = {

@@ -381,7 +381,7 @@ def test_a_changed_manifest_takes_away_what_it_no_longer_has(
         (chart(Release="Volcano"), "invalid release name"),
         (chart(Colour="red"), "Colour"),
         (manifest({**NAMESPACE, "spec": {"colour": "red"}}, cluster="training"), "colour"),
-        (manifest({"kind": "Other", "metadata": {}}, cluster="training"), "apiVersion"),
+        (manifest({"kind": "Other", "metadata": {}}, cluster="training"), "no matches for kind"),
         (
             manifest({**ACCOUNT, "metadata": {"name": "x", "namespace": "y"}}, cluster="training"),
             '"y" not found',

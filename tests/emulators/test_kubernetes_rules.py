@@ -18,7 +18,7 @@ from trainium_emulators.kubernetes.pod_environment import (
     expanded,
 )
 from trainium_emulators.kubernetes.quantities import quantity
-from trainium_emulators.kubernetes.requests import merged, operated, strategic
+from trainium_emulators.kubernetes.requests import merged, strategic
 from trainium_emulators.kubernetes.store import Store, matches
 from trainium_emulators.kubernetes.volcano_rules import action_for
 from trainium_emulators.kubernetes.volcano_scheduler import placed
@@ -73,19 +73,6 @@ def test_a_strategic_patch_merges_lists_by_their_key() -> None:
             {"name": "b", "args": ["replaced", "whole"]},
         ]
     }
-
-
-def test_a_json_patch_adds_replaces_and_removes() -> None:
-    operations = [
-        {"op": "add", "path": "/labels/a~1b", "value": "1"},
-        {"op": "replace", "path": "/list/0", "value": "x"},
-        {"op": "add", "path": "/list/-", "value": "z"},
-        {"op": "remove", "path": "/gone"},
-    ]
-
-    result = operated({"labels": {}, "list": ["a"], "gone": 1}, operations)
-
-    assert result == {"labels": {"a/b": "1"}, "list": ["x", "z"]}
 
 
 @pytest.mark.parametrize(

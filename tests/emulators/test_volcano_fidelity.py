@@ -22,7 +22,7 @@ from trainium_emulators.kubernetes.resources import (
 from trainium_emulators.kubernetes.resources import NAMESPACE as NAMESPACE_KIND
 from trainium_emulators.kubernetes.store import Store
 from trainium_emulators.kubernetes.volcano_rules import Counts, admit, next_phase
-from trainium_emulators.kubernetes.volcano_scheduler import NodeUsage, QueueUsage, refusal
+from trainium_emulators.kubernetes.volcano_scheduler import ClusterUsage, QueueUsage, refusal
 
 Json = dict[str, Any]
 CHIP = "aws.amazon.com/neuron"
@@ -32,8 +32,8 @@ def amounts(**given: int) -> dict[str, Fraction]:
     return {CHIP if name == "chips" else name: Fraction(count) for name, count in given.items()}
 
 
-def nodes(chips: int, *, used: int = 0, waiting: int = 0) -> NodeUsage:
-    return NodeUsage(
+def nodes(chips: int, *, used: int = 0, waiting: int = 0) -> ClusterUsage:
+    return ClusterUsage(
         allocatable=amounts(chips=chips), used=amounts(chips=used), waiting=amounts(chips=waiting)
     )
 
@@ -59,7 +59,7 @@ def queue(chips: int, *, used: int = 0, waiting: int = 0) -> QueueUsage:
     ],
 )
 def test_a_gang_is_let_in_when_queue_and_nodes_have_room(
-    wanted: int, of_queue: QueueUsage, of_nodes: NodeUsage | None, words: str | None
+    wanted: int, of_queue: QueueUsage, of_nodes: ClusterUsage | None, words: str | None
 ) -> None:
     why = refusal(amounts(chips=wanted), queue=of_queue, nodes=of_nodes)
 

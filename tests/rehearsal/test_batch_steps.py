@@ -10,13 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal.checks import training as evidence
-from rehearsal.checks.training import Wanted
 from rehearsal.deployment.state import Settings
+from rehearsal.proofs import training as evidence
+from rehearsal.proofs.training import ExpectedTraining
 from rehearsal.report import curve
 from rehearsal.steps import batch
 
-PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
+PLAN = ExpectedTraining(max_steps=6, save_every=2, killed_after=3)
 
 
 def settings(**changes: Any) -> Settings:
@@ -156,7 +156,9 @@ def test_a_model_that_is_not_there_is_noticed(tmp_path: Path) -> None:
 def test_the_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
 
-    curve.write_svg(path, evidence.attempts(events()))
+    curve.write_svg(
+        path, evidence.attempts(events()), title="loss", killed_after=11, resumed_from=6
+    )
 
     lines = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}polyline")
     assert len(list(lines)) == 2

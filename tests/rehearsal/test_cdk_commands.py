@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import Aws, desk_environment
+from rehearsal.deployment.aws import EmulatedAccount, desk_environment
 from rehearsal.deployment.state import Settings
 from rehearsal.steps.jobs import parameters
 
@@ -29,7 +29,7 @@ SETTINGS = Settings(
 
 
 def environment(**base: str) -> dict[str, str]:
-    aws = Aws(endpoint="http://localhost:1", region="us-west-2")
+    aws = EmulatedAccount(endpoint="http://localhost:1", region="us-west-2")
     return desk_environment(base, aws=aws, docker=Path("/d"), bin_folder=Path("/venv/bin"))
 
 
@@ -88,7 +88,7 @@ def test_bootstrap_does_not_touch_the_folder_that_users_synthesise_to() -> None:
 def test_the_region_comes_from_the_stacks(tmp_path: Path) -> None:
     write_manifest(tmp_path, network="aws://unknown-account/us-east-2")
 
-    assert cdk.read_assembly(tmp_path) == cdk.Assembly("us-east-2", ("network",))
+    assert cdk.read_assembly(tmp_path) == cdk.CloudAssembly("us-east-2", ("network",))
 
 
 def test_stacks_in_two_regions_are_refused(tmp_path: Path) -> None:

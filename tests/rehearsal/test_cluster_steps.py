@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.checks import leftovers, tensorboard
-from rehearsal.checks.leftovers import Item, compare
-from rehearsal.deployment.state import Folder
+from rehearsal.deployment.state import RehearsalFolder
 from rehearsal.deployment.state import Settings as Asked
+from rehearsal.proofs import leftovers, tensorboard
+from rehearsal.proofs.leftovers import AccountResource, compare
 from rehearsal.receipt import NO_BROWSER, ClusterTraining, Receipt, ReceiptCheck
 from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
@@ -82,7 +82,7 @@ def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
 def runner_in(folder: Path, *, on_line: Callable[[str], None] = lambda line: None) -> Runner:
     return Runner(
         "x",
-        folder=Folder(folder),
+        folder=RehearsalFolder(folder),
         environment={},
         on_line=on_line,
         phase=lambda name: nullcontext(),
@@ -137,7 +137,7 @@ def test_a_step_that_is_stopped_half_way_proves_and_tells_nothing(tmp_path: Path
     told: list[str] = []
     runner = Runner(
         "x",
-        folder=Folder(tmp_path),
+        folder=RehearsalFolder(tmp_path),
         environment={},
         on_line=lambda line: runner.stop(),
         phase=lambda name: nullcontext(),
@@ -243,7 +243,7 @@ def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: ClusterEmulato
     found = leftovers.take_cluster_inventory(cluster.endpoint)
 
     left = compare(before=(), after=found, toolkit=())[1]
-    assert left == [Item("kubernetes", "secret", "default/forgotten")]
+    assert left == [AccountResource("kubernetes", "secret", "default/forgotten")]
 
 
 def test_without_a_cluster_there_is_nothing_to_list() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rehearsal.checks.endings import FAULTS, differences, find_faults
-from rehearsal.deployment.state import Refused
+from rehearsal.deployment.state import OptionsError
+from rehearsal.proofs.endings import FAULTS, differences, find_faults
 from rehearsal.receipt import Size
 from rehearsal.steps.jobs import judge
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
@@ -57,7 +57,7 @@ def judged(
 
 
 def test_a_misspelt_fault_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Refused, match="did you mean 'kill-child'"):
+    with pytest.raises(OptionsError, match="did you mean 'kill-child'"):
         find_faults(["kill-chld"])
 
 

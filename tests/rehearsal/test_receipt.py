@@ -10,19 +10,19 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from rehearsal.checks.leftovers import Expected, Item
-from rehearsal.deployment.state import Folder, Settings, State, load_state
+from rehearsal.deployment.state import RehearsalFolder, RehearsalState, Settings, load_state
+from rehearsal.proofs.leftovers import AccountResource, ExpectedResource
 from rehearsal.receipt import (
     CommandRecord,
-    Image,
+    DeployedStack,
     NodeAttempt,
-    Phase,
+    PhaseRecord,
     ProgramRun,
+    PushedImage,
     Receipt,
     ReceiptCheck,
     RunRecord,
     Size,
-    Stack,
 )
 from rehearsal.report import tables as report
 
@@ -50,9 +50,9 @@ def finished(**changes: object) -> Receipt:
         seconds=42.0,
         region="us-west-2",
         endpoint="http://localhost:1",
-        phases=[Phase(name="deploy", seconds=1.5, outcome="ok")],
-        stacks=[Stack(name="trainium-default-network", resources=20)],
-        image=Image(
+        phases=[PhaseRecord(name="deploy", seconds=1.5, outcome="ok")],
+        stacks=[DeployedStack(name="trainium-default-network", resources=20)],
+        image=PushedImage(
             name="repository:tag",
             digest="sha256:0",
             base_image="public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312",
@@ -64,7 +64,7 @@ def finished(**changes: object) -> Receipt:
         ),
         runs=[run()],
         proven_empty=True,
-        expected_left=[Expected("s3", "bucket", "cdk-assets", "made by cdk bootstrap")],
+        expected_left=[ExpectedResource("s3", "bucket", "cdk-assets", "made by cdk bootstrap")],
     )
     for name, value in changes.items():
         setattr(receipt, name, value)
@@ -114,7 +114,7 @@ def program_run(**changes: object) -> ProgramRun:
 
 
 WRONG = ReceiptCheck(name="the program ended with 0", ok=False, detail="FAILED")
-LEFT = [Item("ec2", "VPC", "vpc-1")]
+LEFT = [AccountResource("ec2", "VPC", "vpc-1")]
 
 
 def test_all_well_is_passed() -> None:
@@ -189,12 +189,14 @@ def test_the_terminal_shows_what_was_proven_and_the_file_everything(tmp_path: Pa
 
 
 def test_a_rehearsal_of_this_process_is_up(tmp_path: Path) -> None:
-    State.here().save(Folder(tmp_path))
+    RehearsalState.here().save(RehearsalFolder(tmp_path))
 
-    assert load_state(Folder(tmp_path)) == State.here()
+    assert load_state(RehearsalFolder(tmp_path)) == RehearsalState.here()
 
 
 def test_a_state_of_a_dead_process_is_nothing(tmp_path: Path) -> None:
-    State(pid=State.here().pid, started="another process of this id").save(Folder(tmp_path))
+    RehearsalState(pid=RehearsalState.here().pid, started="another process of this id").save(
+        RehearsalFolder(tmp_path)
+    )
 
-    assert load_state(Folder(tmp_path)) is None
+    assert load_state(RehearsalFolder(tmp_path)) is None

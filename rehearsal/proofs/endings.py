@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rehearsal.deployment.state import Refused
+from rehearsal.deployment.state import OptionsError
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.suggest import did_you_mean
 
@@ -125,7 +125,7 @@ def find_faults(names: Iterable[str]) -> tuple[str, ...]:
         elif name in FAULTS:
             kinds[name] = None
         else:
-            raise Refused(f"fault {name!r} is unknown; {did_you_mean(name, [*FAULTS, ALL])}")
+            raise OptionsError(f"fault {name!r} is unknown; {did_you_mean(name, [*FAULTS, ALL])}")
     return tuple(kinds)
 
 

@@ -9,10 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import ClientError
-
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT
+from rehearsal.deployment.aws import DeploymentBucket, EmulatedAccount
 from rehearsal.receipt import ReceiptCheck, TrainingAttempt
 from trainium_catalogue import contract
 from trainium_catalogue.probing import RECORD, State
@@ -25,7 +22,7 @@ _ENDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ExpectedTraining:
     """The plan for a run: its steps, its saves, and when a node is killed."""
 
     max_steps: int
@@ -36,7 +33,7 @@ class Wanted:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class TrainingEvidence:
     """The run as it actually went."""
 
     attempts: list[TrainingAttempt] = field(default_factory=list)
@@ -45,20 +42,24 @@ class Found:
     checks: list[ReceiptCheck] = field(default_factory=list)
 
 
-def gather(aws: Aws, *, run: str, log: Path, download: Path, plan: Wanted) -> Found:
+def gather(
+    aws: EmulatedAccount, *, run: str, log: Path, download: Path, plan: ExpectedTraining
+) -> TrainingEvidence:
     """Read metrics, status, checkpoints and the exported model, and judge them."""
     found = gather_training(aws, run=run, log=log, plan=plan)
     found.checks.append(judge_export(download))
     return found
 
 
-def gather_training(aws: Aws, *, run: str, log: Path, plan: Wanted) -> Found:
+def gather_training(
+    aws: EmulatedAccount, *, run: str, log: Path, plan: ExpectedTraining
+) -> TrainingEvidence:
     """Read metrics, status and checkpoints, and judge them."""
-    bucket = _Bucket(aws)
+    bucket = DeploymentBucket(aws)
     lines = bucket.text(contract.run_key(run, contract.TRAIN_METRICS)).splitlines()
     events = [json.loads(line) for line in lines]
     resumed = [event["step"] for event in events if event["event"] == "resume"]
-    found = Found(
+    found = TrainingEvidence(
         attempts=attempts(events),
         resumed_from=resumed[-1] if resumed else None,
         tokens_per_second=_rate(events),
@@ -75,10 +76,9 @@ def gather_training(aws: Aws, *, run: str, log: Path, plan: Wanted) -> Found:
     return found
 
 
-def judge_finished(aws: Aws, run: str, *, step: int | None = None) -> ReceiptCheck:
+def judge_finished(aws: EmulatedAccount, run: str, *, step: int | None = None) -> ReceiptCheck:
     """Check that the run's own status says it finished, at the step it was meant to reach."""
-    text = _Bucket(aws).text(contract.run_key(run, contract.RUN_STATUS))
-    status = json.loads(text or "{}")
+    status = DeploymentBucket(aws).document(contract.run_key(run, contract.RUN_STATUS))
     return ReceiptCheck(
         name="the run's status says that it finished",
         ok=status.get("state") == "finished" and step in (None, status.get("step")),
@@ -86,9 +86,11 @@ def judge_finished(aws: Aws, run: str, *, step: int | None = None) -> ReceiptChe
     )
 
 
-def judge_probes(aws: Aws, run: str) -> ReceiptCheck:
+def judge_probes(aws: EmulatedAccount, run: str) -> ReceiptCheck:
     """Check that every probe that is meaningful without hardware passed, and none crashed."""
-    return judge_record(_Bucket(aws).text(f"{contract.run_prefix(run, 'results')}{RECORD}"))
+    return judge_record(
+        DeploymentBucket(aws).text(f"{contract.run_prefix(run, 'results')}{RECORD}")
+    )
 
 
 def judge_record(text: str) -> ReceiptCheck:
@@ -121,7 +123,7 @@ def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:
 
 
 def judge_steps(
-    events: Sequence[Json], plan: Wanted, *, resumed_from: int | None
+    events: Sequence[Json], plan: ExpectedTraining, *, resumed_from: int | None
 ) -> list[ReceiptCheck]:
     """Check that every step counts once, the run resumed at the right step, and the loss fell."""
     steps = [event for event in events if event["event"] == "step"]
@@ -150,7 +152,7 @@ def judge_steps(
     ]
 
 
-def judge_validation(events: Sequence[Json], plan: Wanted) -> ReceiptCheck:
+def judge_validation(events: Sequence[Json], plan: ExpectedTraining) -> ReceiptCheck:
     """Check that held-out text was evaluated after the right steps, and that its loss fell."""
     found = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
     summary = [
@@ -179,7 +181,7 @@ def judge_repeated(log: str) -> ReceiptCheck:
     )
 
 
-def judge_marker(text: str, sizes: dict[str, int], plan: Wanted) -> ReceiptCheck:
+def judge_marker(text: str, sizes: dict[str, int], plan: ExpectedTraining) -> ReceiptCheck:
     """Check that the last checkpoint's marker lists every file with its size."""
     marker = json.loads(text) if len(text) > contract.WITHDRAWN_BYTES else {}
     named = {name: entry["bytes"] for name, entry in marker.get("files", {}).items()}
@@ -202,35 +204,6 @@ def judge_export(download: Path) -> ReceiptCheck:
         ok=kind == "llama" and total > 0,
         detail=f"{kind}, {len(weights)} files of weights, {total:,} bytes",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """The deployment's bucket."""
-
-    aws: Aws
-
-    @property
-    def name(self) -> str:
-        parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
-        return str(self.aws.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"])
-
-    def text(self, key: str) -> str:
-        """Return an object's text, or an empty string if there is none."""
-        try:
-            body = self.aws.client("s3").get_object(Bucket=self.name, Key=key)["Body"].read()
-        except ClientError:
-            return ""
-        return str(body.decode())
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the size of every object below ``prefix``, by the rest of its key."""
-        pages = self.aws.client("s3").get_paginator("list_objects_v2")
-        return {
-            entry["Key"].removeprefix(prefix): entry["Size"]
-            for page in pages.paginate(Bucket=self.name, Prefix=prefix)
-            for entry in page.get("Contents", ())
-        }
 
 
 def _rate(events: Iterable[Json]) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jmespath  # type: ignore[import-untyped]
 
-from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.aws import EmulatedAccount
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 
 TOOLKIT_STACK = "CDKToolkit"
@@ -18,7 +18,7 @@ BATCH_SERVICE_ROLE = "AWSServiceRoleForBatch"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Item:
+class AccountResource:
     """One resource in the account."""
 
     service: str
@@ -27,14 +27,14 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected(Item):
+class ExpectedResource(AccountResource):
     """A resource that is meant to remain after destroy."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class ListCall:
     """A call that lists all resources of one kind."""
 
     service: str
@@ -59,65 +59,65 @@ _OUR_PARAMETERS = {
 }
 
 LISTINGS = (
-    Listing("cloudformation", "stack", "describe_stacks", _LIVE_STACKS),
-    Listing("ec2", "VPC", "describe_vpcs", "Vpcs[].VpcId"),
-    Listing("ec2", "subnet", "describe_subnets", "Subnets[].SubnetId"),
-    Listing("ec2", "security group", "describe_security_groups", "SecurityGroups[].GroupId"),
-    Listing(
+    ListCall("cloudformation", "stack", "describe_stacks", _LIVE_STACKS),
+    ListCall("ec2", "VPC", "describe_vpcs", "Vpcs[].VpcId"),
+    ListCall("ec2", "subnet", "describe_subnets", "Subnets[].SubnetId"),
+    ListCall("ec2", "security group", "describe_security_groups", "SecurityGroups[].GroupId"),
+    ListCall(
         *("ec2", "network interface", "describe_network_interfaces"),
         "NetworkInterfaces[].NetworkInterfaceId",
     ),
-    Listing("ec2", "address", "describe_addresses", "Addresses[].AllocationId"),
-    Listing("ec2", "NAT gateway", "describe_nat_gateways", _LIVE_NAT_GATEWAYS),
-    Listing("ec2", "route table", "describe_route_tables", "RouteTables[].RouteTableId"),
-    Listing(
+    ListCall("ec2", "address", "describe_addresses", "Addresses[].AllocationId"),
+    ListCall("ec2", "NAT gateway", "describe_nat_gateways", _LIVE_NAT_GATEWAYS),
+    ListCall("ec2", "route table", "describe_route_tables", "RouteTables[].RouteTableId"),
+    ListCall(
         *("ec2", "internet gateway", "describe_internet_gateways"),
         "InternetGateways[].InternetGatewayId",
     ),
-    Listing(
+    ListCall(
         *("ec2", "endpoint", "describe_vpc_endpoints"),
         "VpcEndpoints[?State!='deleted'].VpcEndpointId",
     ),
-    Listing("ec2", "network ACL", "describe_network_acls", "NetworkAcls[].NetworkAclId"),
-    Listing(
+    ListCall("ec2", "network ACL", "describe_network_acls", "NetworkAcls[].NetworkAclId"),
+    ListCall(
         *("ec2", "launch template", "describe_launch_templates"),
         "LaunchTemplates[].LaunchTemplateId",
     ),
-    Listing("ec2", "flow log", "describe_flow_logs", "FlowLogs[].FlowLogId"),
-    Listing("ec2", "placement group", "describe_placement_groups", "PlacementGroups[].GroupName"),
-    Listing("ec2", "instance", "describe_instances", _LIVE_INSTANCES),
-    Listing("ec2", "volume", "describe_volumes", "Volumes[].VolumeId"),
-    Listing("s3", "bucket", "list_buckets", "Buckets[].Name"),
-    Listing("ecr", "repository", "describe_repositories", "repositories[].repositoryName"),
-    Listing(
+    ListCall("ec2", "flow log", "describe_flow_logs", "FlowLogs[].FlowLogId"),
+    ListCall("ec2", "placement group", "describe_placement_groups", "PlacementGroups[].GroupName"),
+    ListCall("ec2", "instance", "describe_instances", _LIVE_INSTANCES),
+    ListCall("ec2", "volume", "describe_volumes", "Volumes[].VolumeId"),
+    ListCall("s3", "bucket", "list_buckets", "Buckets[].Name"),
+    ListCall("ecr", "repository", "describe_repositories", "repositories[].repositoryName"),
+    ListCall(
         *("batch", "compute environment", "describe_compute_environments"),
         "computeEnvironments[].computeEnvironmentName",
     ),
-    Listing("batch", "job queue", "describe_job_queues", "jobQueues[].jobQueueName"),
-    Listing(
+    ListCall("batch", "job queue", "describe_job_queues", "jobQueues[].jobQueueName"),
+    ListCall(
         *("batch", "job definition", "describe_job_definitions"),
         "jobDefinitions[].jobDefinitionArn",
         _ACTIVE,
     ),
-    Listing("fsx", "file system", "describe_file_systems", "FileSystems[].FileSystemId"),
-    Listing("iam", "role", "list_roles", _OURS),
-    Listing("iam", "service-linked role", "list_roles", _SERVICE_LINKED),
-    Listing("iam", "policy", "list_policies", "Policies[].Arn", (("Scope", "Local"),)),
-    Listing(
+    ListCall("fsx", "file system", "describe_file_systems", "FileSystems[].FileSystemId"),
+    ListCall("iam", "role", "list_roles", _OURS),
+    ListCall("iam", "service-linked role", "list_roles", _SERVICE_LINKED),
+    ListCall("iam", "policy", "list_policies", "Policies[].Arn", (("Scope", "Local"),)),
+    ListCall(
         *("iam", "instance profile", "list_instance_profiles"),
         "InstanceProfiles[].InstanceProfileName",
     ),
-    Listing("lambda", "function", "list_functions", "Functions[].FunctionName"),
-    Listing("lambda", "layer", "list_layers", "Layers[].LayerName"),
-    Listing("eks", "cluster", "list_clusters", "clusters"),
-    Listing(
+    ListCall("lambda", "function", "list_functions", "Functions[].FunctionName"),
+    ListCall("lambda", "layer", "list_layers", "Layers[].LayerName"),
+    ListCall("eks", "cluster", "list_clusters", "clusters"),
+    ListCall(
         *("iam", "identity provider", "list_open_id_connect_providers"),
         "OpenIDConnectProviderList[].Arn",
     ),
-    Listing("kms", "key", "list_keys", "Keys[].KeyId"),
-    Listing("kms", "alias", "list_aliases", "Aliases[?TargetKeyId].AliasName"),
-    Listing("logs", "log group", "describe_log_groups", "logGroups[].logGroupName"),
-    Listing(
+    ListCall("kms", "key", "list_keys", "Keys[].KeyId"),
+    ListCall("kms", "alias", "list_aliases", "Aliases[?TargetKeyId].AliasName"),
+    ListCall("logs", "log group", "describe_log_groups", "logGroups[].logGroupName"),
+    ListCall(
         *("ssm", "parameter", "describe_parameters", "Parameters[].Name"),
         (("ParameterFilters", [_OUR_PARAMETERS]),),
     ),
@@ -126,30 +126,34 @@ LISTINGS = (
 
 _IN_EVERY_CLUSTER = frozenset(
     {
-        *(Item("kubernetes", "namespace", name)
+        *(AccountResource("kubernetes", "namespace", name)
           for name in ("default", "kube-system", "volcano-system")),
-        Item("kubernetes", "queue", "default"),
+        AccountResource("kubernetes", "queue", "default"),
     }
 )  # fmt: skip
 
 
-def take_inventory(aws: Aws) -> frozenset[Item]:
+def take_inventory(aws: EmulatedAccount) -> frozenset[AccountResource]:
     """List everything in the services that are used, and everything that carries the tag."""
     found = {item for listing in LISTINGS for item in _list(aws, listing)}
     repositories = [item.id for item in found if item.kind == "repository"]
     return frozenset(
         {
             *found,
-            *(Item("ecr", "image", image) for name in repositories for image in _images(aws, name)),
-            *(Item("ecs", "cluster", arn) for arn in _clusters(aws)),
-            *(Item("tag", TAG_DEPLOYMENT, arn) for arn in _tagged(aws)),
+            *(
+                AccountResource("ecr", "image", image)
+                for name in repositories
+                for image in _images(aws, name)
+            ),
+            *(AccountResource("ecs", "cluster", arn) for arn in _clusters(aws)),
+            *(AccountResource("tag", TAG_DEPLOYMENT, arn) for arn in _tagged(aws)),
         }
     )
 
 
 def compare(
-    *, before: Iterable[Item], after: Iterable[Item], toolkit: Iterable[str]
-) -> tuple[list[Expected], list[Item]]:
+    *, before: Iterable[AccountResource], after: Iterable[AccountResource], toolkit: Iterable[str]
+) -> tuple[list[ExpectedResource], list[AccountResource]]:
     """Split new resources into expected ones and leftovers.
 
     Args:
@@ -161,13 +165,13 @@ def compare(
     expected, leftovers = [], []
     for item in sorted(set(after) - set(before)):
         if why := _why_expected(item, bootstrap):
-            expected.append(Expected(item.service, item.kind, item.id, why))
+            expected.append(ExpectedResource(item.service, item.kind, item.id, why))
         else:
             leftovers.append(item)
     return expected, leftovers
 
 
-def toolkit_resources(aws: Aws) -> frozenset[str]:
+def toolkit_resources(aws: EmulatedAccount) -> frozenset[str]:
     """Return the physical ids of what ``cdk bootstrap`` created, as listed by its stack."""
     pages = aws.client("cloudformation").get_paginator("list_stack_resources")
     return frozenset(
@@ -178,14 +182,14 @@ def toolkit_resources(aws: Aws) -> frozenset[str]:
     )
 
 
-def count_resources(aws: Aws, stack: str) -> int:
+def count_resources(aws: EmulatedAccount, stack: str) -> int:
     """Count the resources of a stack."""
     pages = aws.client("cloudformation").get_paginator("list_stack_resources")
     return sum(len(page["StackResourceSummaries"]) for page in pages.paginate(StackName=stack))
 
 
-def _why_expected(item: Item, bootstrap: frozenset[str]) -> str | None:
-    if item == Item("cloudformation", "stack", TOOLKIT_STACK):
+def _why_expected(item: AccountResource, bootstrap: frozenset[str]) -> str | None:
+    if item == AccountResource("cloudformation", "stack", TOOLKIT_STACK):
         return "the stack of cdk bootstrap, which all apps of an account share"
     # An image would be in the bootstrap's repository but not made by it: never expected.
     if item.kind != "image" and item.id in bootstrap:
@@ -197,7 +201,7 @@ def _why_expected(item: Item, bootstrap: frozenset[str]) -> str | None:
     return None
 
 
-def _list(aws: Aws, listing: Listing) -> Iterable[Item]:
+def _list(aws: EmulatedAccount, listing: ListCall) -> Iterable[AccountResource]:
     client = aws.client(listing.service)
     arguments = dict(listing.arguments)
     if client.can_paginate(listing.operation):
@@ -207,17 +211,17 @@ def _list(aws: Aws, listing: Listing) -> Iterable[Item]:
     expression = jmespath.compile(listing.ids)
     for page in pages:
         for found in expression.search(page) or ():
-            yield Item(listing.service, listing.kind, found)
+            yield AccountResource(listing.service, listing.kind, found)
 
 
-def _images(aws: Aws, repository: str) -> Iterable[str]:
+def _images(aws: EmulatedAccount, repository: str) -> Iterable[str]:
     pages = aws.client("ecr").get_paginator("list_images").paginate(repositoryName=repository)
     for page in pages:
         for image in page["imageIds"]:
             yield f"{repository}:{image.get('imageTag') or image['imageDigest']}"
 
 
-def _clusters(aws: Aws) -> Iterable[str]:
+def _clusters(aws: EmulatedAccount) -> Iterable[str]:
     """ECS clusters that Batch created for its environments; deleted ones are INACTIVE."""
     ecs = aws.client("ecs")
     arns = [
@@ -227,7 +231,7 @@ def _clusters(aws: Aws) -> Iterable[str]:
     return [cluster["clusterArn"] for cluster in clusters if cluster["status"] != "INACTIVE"]
 
 
-def _tagged(aws: Aws) -> Iterable[str]:
+def _tagged(aws: EmulatedAccount) -> Iterable[str]:
     pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
     for page in pages.paginate(TagFilters=[{"Key": TAG_DEPLOYMENT}]):
         for resource in page["ResourceTagMappingList"]:
@@ -254,12 +258,12 @@ _KUBERNETES = "kubernetes"
 _ANSWER_LIMIT_S = 30.0
 
 
-def take_cluster_inventory(endpoint: str | None) -> frozenset[Item]:
+def take_cluster_inventory(endpoint: str | None) -> frozenset[AccountResource]:
     """List all objects of these kinds; none where no cluster was created."""
     if endpoint is None:
         return frozenset()
     return frozenset(
-        Item(_KUBERNETES, kind, name)
+        AccountResource(_KUBERNETES, kind, name)
         for kind, path in _KUBERNETES_KINDS.items()
         for name in _object_names(endpoint, path)
     )

@@ -30,7 +30,7 @@ class BrowserError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chart:
+class ScalarCurve:
     """A run's curve in a scalar's card, as the page shows it."""
 
     card: bool
@@ -73,7 +73,7 @@ def look(
     limit_s: float = LIMIT_S,
     picture: Path | None = None,
     script: Path = LOOK,
-) -> list[dict[str, Chart]]:
+) -> list[dict[str, ScalarCurve]]:
     """Read a scalar's card on each page, by run.
 
     A page is done as soon as it shows the first run's curve, or after ``limit_s``.
@@ -116,6 +116,6 @@ def look(
             f"installs it, for x86-64 Linux): {done.stderr.strip()}"
         )
     return [
-        {run: Chart(**chart) for run, chart in json.loads(line).items()}
+        {run: ScalarCurve(**chart) for run, chart in json.loads(line).items()}
         for line in done.stdout.splitlines()
     ]

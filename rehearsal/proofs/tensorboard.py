@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rehearsal.checks import browser
 from rehearsal.deployment.state import ROOT
+from rehearsal.proofs import browser
 from trainium_catalogue.contract import LOSS_SCALAR
 
 DRAWN = "a headless browser finds the loss curve on its page"

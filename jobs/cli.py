@@ -33,7 +33,7 @@ from jobs.errors import EXIT_OUTPUT_LOST, EXIT_PIPE_CLOSED, OUTPUTS, Refusal, fr
 from jobs.output.console import note, print_document, printable
 from jobs.program.entry import is_path
 from jobs.submit.program import named_program
-from jobs.submit.resolve import OWN_OPTIONS
+from jobs.submit.read import OWN_OPTIONS
 from trainium_catalogue.contract import ARGV_MARK, DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
 from trainium_catalogue.models.presets import MODELS
 from trainium_catalogue.workloads import WORKLOADS, Parameter, Workload

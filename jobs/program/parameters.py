@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.job import flag_value
 from jobs.program.table import Table, is_number
 from trainium_catalogue import contract
+from trainium_catalogue.parameters.parameter import flag_value
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
 

@@ -90,15 +90,20 @@ class NameHold:
         self._etag = None if found is None else found.etag
         self._write(self._mine)
 
-    def renew(self, *, adds_job: bool = False) -> None:
-        """Hold the name for as long again; ``Refusal`` if another has it.
-
-        Args:
-            adds_job: Whether adding the job comes next.
-        """
+    def renew(self) -> None:
+        """Hold the name for as long again; ``Refusal`` if another has it."""
         self._mine = replace(self._mine, token=secrets.token_hex(8))
         self._write(self._mine)
-        self._adds_job = adds_job
+
+    def add_job(self, *, renews: bool) -> None:
+        """Note that adding the job comes next.
+
+        Args:
+            renews: Whether anything has taken time since the name was taken.
+        """
+        if renews:
+            self.renew()
+        self._adds_job = True
 
     def end(self, error: BaseException | None) -> None:
         """Write how the submission has ended.

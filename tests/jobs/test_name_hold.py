@@ -23,7 +23,7 @@ from tests.training.checkpoint.faulty import Fault, faulty_proxy, first_time
 from trainium_catalogue import contract
 
 KEY = contract.run_key("x", contract.RUN_SUBMISSION)
-UPLOAD = "jobs.submit.program_plan.upload"
+UPLOAD = "jobs.program.bundle.upload"
 
 
 def holder(**fields: Any) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_a_repeated_put_whose_first_answer_was_lost_is_no_other_submission(
         client = boto3.client("s3", region_name=REGION, endpoint_url=proxy.url)
         bucket = Bucket(client=client, name="bucket")
         with hold_name(bucket, "lossy", known=()) as hold:
-            hold.renew(adds_job=True)
+            hold.add_job(renews=True)
 
     assert proxy.injected
 

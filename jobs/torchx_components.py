@@ -14,8 +14,6 @@ restarts after a lost pod and after a mistake alike, so it is 0 unless given.
 
 # No `from __future__ import annotations`: TorchX evaluates the annotations as types.
 import os
-import secrets
-import time
 
 from torchx import specs
 
@@ -24,7 +22,7 @@ from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment, read_deployment
 from jobs.eks.request import app_def, check_run_label, launch_spec
 from jobs.errors import Refusal
-from jobs.job import JobRequest, valid_run_name
+from jobs.job import JobRequest
 from jobs.program.bundle import upload
 from jobs.program.entry import ProgramOptions
 from jobs.program.parameters import PLATFORM_PARAMETERS
@@ -32,7 +30,7 @@ from jobs.program.record import add_record
 from jobs.submit.check import check_request
 from jobs.submit.choose import chosen_orchestrator, request_for
 from jobs.submit.program import named_program, node_request, packed, record_of
-from jobs.submit.read import OWN_OPTIONS, known_workload, read_parameters
+from jobs.submit.read import OWN_OPTIONS, known_workload, read_parameters, run_name
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 from trainium_catalogue.parameters.command_line import ParameterValues
 
@@ -238,7 +236,7 @@ def _app(
 
 
 def _run_name(name: str, what: str) -> str:
-    run = valid_run_name(name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{_suffix()}")
+    run = run_name(name or None, what)
     check_run_label(run)
     return run
 
@@ -259,7 +257,3 @@ def _request(target: Deployment, values: ParameterValues, run: str, nnodes: int)
         parameters=dict(values.given),
         orchestrator=chosen_orchestrator(target, values.workload, Orchestrator.EKS),
     )
-
-
-def _suffix() -> str:
-    return secrets.token_hex(2)

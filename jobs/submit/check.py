@@ -15,6 +15,7 @@ from jobs.job import Job, JobRequest, RunSummary, compile_run, counted
 from jobs.orchestrators import JobService
 from jobs.output.console import note
 from jobs.submit.choose import Submission
+from jobs.submit.read import SubmitOptions
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.parameters.parameter import flag_value
@@ -32,12 +33,7 @@ def check(submission: Submission) -> Submission:
     """Refuse what the deployment cannot run or already runs differently; find earlier jobs."""
     order, target, request = submission.order, submission.target, submission.request
     options = order.options
-    if options.compiles:
-        check_cache(target.neuron_release)
-    if options.releases:
-        check_release(request, follows=options.follows)
-    if options.scales:
-        check_scales(request)
+    _check_options(options, request, target.neuron_release)
     check_request(target, order.workload, request)
     if submission.wheels is not None:
         from jobs.program.image_packages import check_image_packages
@@ -54,13 +50,13 @@ def check(submission: Submission) -> Submission:
         submission = replace(submission, earlier=earlier, listed_at=listed_at)
     running = submission.running
     if running is None:
-        check_alone(submission.service, request)
+        _check_alone(submission.service, request)
         return submission
     job = submission.places.of(running.orchestrator).describe(running.job_id)
     if order.program is not None:
-        check_same_program(running, job, submission)
+        _check_same_program(running, job, submission)
     elif job is not None:
-        check_same(job, request)
+        _check_same(job, request)
     return submission
 
 
@@ -71,35 +67,28 @@ def check_places(submission: Submission) -> None:
         wheels.service.check_place(wheels.request, note)
 
 
-def check_cache(neuron_release: str) -> None:
-    """Refuse ``--compile`` if the compiled graphs would stay on a node that is gone afterwards."""
+def _check_options(options: SubmitOptions, request: JobRequest, neuron_release: str) -> None:
+    """Refuse options that would do nothing here."""
     release = NEURON_RELEASES.get(neuron_release)
-    if release is not None and release.backend is TorchBackend.TORCH_NEURON:
+    on_batch = request.orchestrator is Orchestrator.BATCH
+    if options.compiles and release and release.backend is TorchBackend.TORCH_NEURON:
         raise Refusal(
             "nothing-to-compile",
             f"--compile: Neuron {neuron_release} (TorchNeuron) keeps its compiled graphs on the "
             "node's own disk, so training would find none of them; leave --compile out",
         )
-
-
-def check_release(request: JobRequest, *, follows: bool) -> None:
-    """Refuse ``--release`` if there is nothing to release, or nobody to do it."""
-    if request.orchestrator is Orchestrator.BATCH:
+    if options.releases and on_batch:
         raise Refusal(
             "nothing-to-release",
             "--release: Batch ends idle instances itself; leave --release out",
         )
-    if not follows:
+    if options.releases and not options.follows:
         raise Refusal(
             "release-needs-follow",
             "--release: it is this command that gives the nodes up when the job has ended, so it "
             "has to stay; add --follow",
         )
-
-
-def check_scales(request: JobRequest) -> None:
-    """Refuse ``--scale`` where nodes come without it."""
-    if request.orchestrator is Orchestrator.BATCH:
+    if options.scales and on_batch:
         raise Refusal(
             "nothing-to-scale",
             "--scale: Batch starts the instances that a job needs itself; leave --scale out",
@@ -159,7 +148,7 @@ def _check_hours(deployment: Deployment, workload: Workload, request: JobRequest
         )
 
 
-def check_same(job: Job, request: JobRequest) -> None:
+def _check_same(job: Job, request: JobRequest) -> None:
     """Refuse a submission that would not get what it asks for.
 
     Parameters not given now keep the job's values.
@@ -169,7 +158,7 @@ def check_same(job: Job, request: JobRequest) -> None:
         raise _goes_on(job, request.run, " and ".join(found))
 
 
-def check_same_program(running: RunSummary, job: Job | None, submission: Submission) -> None:
+def _check_same_program(running: RunSummary, job: Job | None, submission: Submission) -> None:
     """Refuse a program's submission that differs from the run's newest, whose job is running.
 
     The record is compared, because Batch describes a job without the command that overrides its
@@ -204,7 +193,7 @@ def _goes_on(job: Job | RunSummary, run: str, why: str) -> Refusal:
     )
 
 
-def check_alone(service: JobService, request: JobRequest) -> None:
+def _check_alone(service: JobService, request: JobRequest) -> None:
     """Refuse to prepare what another run is preparing: both would write, and pay for, the same."""
     if request.workload != PREPARE:
         return

@@ -107,7 +107,7 @@ def read_order(
         workload = known_workload(what)
         own.refuse(workload.name)
         values, program = read_parameters(workload, argv, assignments), None
-        run = _run_name(options.name, values.workload.name)
+        run = run_name(options.name, values.workload.name)
     else:
         # The packing of programs is not needed for a workload of the catalogue.
         from jobs.submit.program import named_program, packed, with_variables
@@ -115,7 +115,7 @@ def read_order(
         named = named_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
         assert named is not None
         values = with_variables(read_parameters(named.workload, argv, assignments), own.env)
-        run = _run_name(options.name, named.name)
+        run = run_name(options.name, named.name)
         program = packed(named, values.given, own)
     order = SubmitOrder(
         options=options,
@@ -185,7 +185,7 @@ def read_parameters(
         raise Refusal(error.code, str(error)) from None
 
 
-def _run_name(name: str | None, what: str) -> str:
+def run_name(name: str | None, what: str) -> str:
     """Return the run's checked name, or a new one made of what runs and the time."""
     if name is not None:
         return valid_run_name(name)

@@ -77,8 +77,10 @@ def send(submission: Submission) -> int:
             submission = _depending(submission, compile_id)
         if submission.order.program is not None:
             _send_program(submission, hold)
+        if hold is not None and (len(submission.requests) > 1 or submission.record is not None):
+            hold.renew()
         if hold is not None:
-            hold.add_job(renews=len(submission.requests) > 1 or submission.record is not None)
+            hold.adds_job = True
         job_id = _send(service, submission.request, earlier=earlier)
         if hold is not None:
             hold.job_id = job_id
@@ -137,23 +139,13 @@ def _waits_here(submission: Submission) -> bool:
 
 def _collect(submission: Submission, wheels: Wheels, job_id: str) -> Job:
     """Stay until the wheels are collected."""
-    from jobs.output.screen import watch  # rich is only needed here
-
-    run, quiet = submission.request.run, submission.order.options.as_json
+    run = submission.request.run
     note(f"run {run} is submitted when its dependencies are collected; this command waits")
     try:
-        job, _ = watch(
-            wheels.service,
-            submission.target,
-            run=wheels.request.run,
-            job_id=job_id,
-            keep_lines=quiet,
-            folds=submission.order.options.folds,
-        )
+        return _watch(submission, wheels.service, wheels.request, job_id)
     except BaseException:
         note(f"run {run} was not submitted; its dependencies go on being collected: submit again")
         raise
-    return job
 
 
 def _give_up(submission: Submission, wheels_id: str, job: Job) -> int:
@@ -209,11 +201,15 @@ def _finish(
 
     ``status_before`` is the status of a job that had been submitted earlier.
     """
-    options = submission.order.options
+    options, wheels = submission.order.options, submission.wheels
+    first, job = submission.plan.compile_request, None
     try:
-        if options.follows and not _waits_here(submission):
-            _follow_wheels(submission, wheels_id)
-        job = _follow(submission, job_id, service, compile_id) if options.follows else None
+        if options.follows:
+            if wheels is not None and wheels_id is not None and not _waits_here(submission):
+                _watch(submission, wheels.service, wheels.request, wheels_id)
+            if first is not None and compile_id is not None:
+                _watch(submission, service, first, compile_id)
+            job = _watch(submission, service, submission.request, job_id)
     except BaseException:
         if options.releases:
             command = _release_command(submission.service)
@@ -237,42 +233,19 @@ def _finish(
     return EXIT_OK if job is None else exit_code(job)
 
 
-def _follow_wheels(submission: Submission, wheels_id: str | None) -> None:
-    """Show the job that collects wheels, which the program's job waits for."""
+def _watch(submission: Submission, service: JobService, request: JobRequest, job_id: str) -> Job:
+    """Show one of the jobs until it ends."""
     from jobs.output.screen import watch  # rich is only needed here
 
-    if (wheels := submission.wheels) is None or wheels_id is None:
-        return
-    watch(
-        wheels.service,
-        submission.target,
-        run=wheels.request.run,
-        job_id=wheels_id,
-        keep_lines=submission.order.options.as_json,
-        folds=submission.order.options.folds,
-    )
-
-
-def _follow(
-    submission: Submission, job_id: str, service: JobService, compile_id: str | None
-) -> Job:
-    from jobs.output.screen import watch  # rich is only needed here
-
-    target, request, quiet = submission.target, submission.request, submission.order.options.as_json
-    folds = submission.order.options.folds
-    first = submission.plan.compile_request
-    if compile_id is not None and first is not None:
-        watch(service, target, run=first.run, job_id=compile_id, keep_lines=quiet, folds=folds)
     is_array = request.hardware is Hardware.CPU and request.num_nodes > 1
-    part = "child" if is_array else "node"
     job, _ = watch(
         service,
-        target,
+        submission.target,
         run=request.run,
         job_id=job_id,
-        keep_lines=quiet,
-        folds=folds,
-        part=part,
+        keep_lines=submission.order.options.as_json,
+        folds=submission.order.options.folds,
+        part="child" if is_array else "node",
     )
     return job
 

@@ -172,7 +172,7 @@ def test_a_repeated_put_whose_first_answer_was_lost_is_no_other_submission(
         client = boto3.client("s3", region_name=REGION, endpoint_url=proxy.url)
         bucket = Bucket(client=client, name="bucket")
         with hold_name(bucket, "lossy", known=()) as hold:
-            hold.add_job(renews=True)
+            hold.renew()
 
     assert proxy.injected
 

@@ -15,7 +15,7 @@ from jobs.program.parameters import ENV, GIVEN_BY_SUBMIT
 from jobs.submit.read import OWN_OPTIONS, read_parameters
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
 
-LLAMA = WORKLOADS["llama2-7b"]
+LLAMA, ALL_REDUCE = WORKLOADS["llama2-7b"], WORKLOADS["all-reduce"]
 
 
 def parsed(*words: str, assignments: tuple[str, ...] = ()) -> dict[str, Value]:
@@ -42,8 +42,10 @@ def test_a_boolean_alone_is_true() -> None:
     assert parsed("--compile-only", "--lr", "1") == {"compile-only": True, "lr": 1.0}
 
 
-def test_a_boolean_takes_a_value_too() -> None:
+def test_a_boolean_takes_a_value_too_and_a_number_may_be_negative() -> None:
     assert parsed("--async-save", "false") == {"async-save": False}
+    values = read_parameters(ALL_REDUCE, ["--inject-error-rank", "-1"])
+    assert values.own["inject-error-rank"] == -1
 
 
 def test_launch_parameters_belong_to_every_workload() -> None:
@@ -106,9 +108,6 @@ def _texts(parameter: Parameter) -> st.SearchStrategy[str]:
     if isinstance(parameter.default, float):
         return st.floats(1, 100, allow_nan=False).map(repr)
     return st.just("all")
-
-
-ALL_REDUCE = WORKLOADS["all-reduce"]
 
 
 @given(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainium_catalogue.parameters.parameter import Parameter, Value
+from trainium_catalogue.parameters.parameter import Parameter, Value, kebab
 from trainium_catalogue.suggest import did_you_mean
 
 if TYPE_CHECKING:
@@ -116,7 +116,8 @@ def _flags(
                 ),
             )
         name, equals, text = word[2:].partition("=")
-        name = _kebab(name)
+        # `max_bytes` is accepted too: it is what one would type after reading Python.
+        name = kebab(name)
         if name not in known:
             raise _unknown(workload, known, name, options)
         if not equals:
@@ -138,7 +139,7 @@ def _settings(workload: Workload, assignments: Sequence[str]) -> Iterator[tuple[
                 f"--set {assignment} is not key=value; for example: --set "
                 f"{_example(workload).replace(' ', '=')}",
             )
-        yield "--set ", _kebab(name.strip().removeprefix("--")), text
+        yield "--set ", kebab(name.strip().removeprefix("--")), text
 
 
 def _meant(parameter: Parameter, text: str) -> str:
@@ -148,11 +149,6 @@ def _meant(parameter: Parameter, text: str) -> str:
         return ""
     hint = did_you_mean(text, choices)
     return f"; {hint}" if hint.startswith("did you mean") else ""
-
-
-def _kebab(name: str) -> str:
-    # `max_bytes` is accepted too: it is what one would type after reading Python.
-    return name.replace("_", "-")
 
 
 def _example(workload: Workload) -> str:

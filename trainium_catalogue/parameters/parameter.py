@@ -70,6 +70,11 @@ class Parameter:
         return value
 
 
+def kebab(name: str) -> str:
+    """Spell a name as an option."""
+    return name.replace("_", "-")
+
+
 def flag_value(value: Value) -> str:
     """Spell a parameter's value as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)

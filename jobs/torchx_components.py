@@ -29,7 +29,7 @@ from jobs.program.parameters import PLATFORM_PARAMETERS
 from jobs.program.record import add_record
 from jobs.submit.check import check_request
 from jobs.submit.choose import chosen_orchestrator, request_for
-from jobs.submit.program import named_program, node_request, packed, record_of
+from jobs.submit.program import named_program, packed, program_request
 from jobs.submit.read import OWN_OPTIONS, known_workload, read_parameters, run_name
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 from trainium_catalogue.parameters.command_line import ParameterValues
@@ -188,14 +188,16 @@ def program(
         known_workload(what)
         raise Refusal("no-program", f"{what} is a component of its own; name a file: ./train.py")
     values = read_parameters(own.workload, given)
-    order = packed(own, values.given, ProgramOptions(arguments=arguments))
+    order, values = packed(own, values, ProgramOptions(arguments=arguments))
     aws, target = _deployment(deployment)
     run = _run_name(name, own.name)
-    request = node_request(_request(target, values, run, nnodes), order)
-    check_request(target, own.workload, request)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
+    request, record, _ = program_request(
+        _request(target, values, run, nnodes), order, values, bucket
+    )
+    check_request(target, own.workload, request)
     upload(bucket, run, order.bundle)
-    add_record(bucket, run, record_of(order, request, values))
+    add_record(bucket, run, record)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 
 

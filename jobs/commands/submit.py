@@ -17,9 +17,9 @@ from jobs.commands.options import (
 )
 from jobs.errors import EXIT_OK
 from jobs.program.entry import ProgramOptions
-from jobs.submit.check import check, check_places
+from jobs.submit.check import check
 from jobs.submit.choose import choose
-from jobs.submit.plan import ask, check_program, planned, show_plan
+from jobs.submit.plan import ask, check_places, check_program, planned, show_plan
 from jobs.submit.read import SubmitOptions, read_order
 from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator

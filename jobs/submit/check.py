@@ -60,13 +60,6 @@ def check(submission: Submission) -> Submission:
     return submission
 
 
-def check_places(submission: Submission) -> None:
-    """Refuse jobs that could not start, or whose nodes could not meet."""
-    submission.service.check_place(submission.request, note)
-    if (wheels := submission.wheels) is not None and not wheels.are_collected:
-        wheels.service.check_place(wheels.request, note)
-
-
 def _check_options(options: SubmitOptions, request: JobRequest, neuron_release: str) -> None:
     """Refuse options that would do nothing here."""
     release = NEURON_RELEASES.get(neuron_release)

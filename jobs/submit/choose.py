@@ -173,23 +173,18 @@ def _with_memory(order: SubmitOrder, bucket: Bucket) -> SubmitOrder:
 
 def _with_program(submission: Submission, aws: Aws) -> Submission:
     """Turn the request into one that runs the program; name its wheels, and what has changed."""
-    from jobs.submit.program import changes_of, node_request, record_of
+    from jobs.submit.program import program_request
 
-    order, request = submission.order, submission.request
+    order, bucket = submission.order, submission.bucket
     assert order.program is not None
     wheels = key = None
     if (requirements := order.program.requirements) is not None and requirements.text:
         wheels = _wheels(requirements, submission, aws)
         key = wheels.key
-    request = node_request(request, order.program, wheels_key=key)
-    record = record_of(order.program, request, order.values, wheels_key=key)
-    return replace(
-        submission,
-        request=request,
-        wheels=wheels,
-        record=record,
-        changes=changes_of(order.program, record, submission.bucket, order.run),
+    request, record, changes = program_request(
+        submission.request, order.program, order.values, bucket, wheels_key=key
     )
+    return replace(submission, request=request, wheels=wheels, record=record, changes=changes)
 
 
 def _wheels(requirements: Requirements, submission: Submission, aws: Aws) -> Wheels:

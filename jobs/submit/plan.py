@@ -27,8 +27,9 @@ def check_program(order: SubmitOrder) -> None:
     if order.program is not None:
         from jobs.submit.program_plan import check_syntax, remarks
 
-        check_syntax(order.program, DEFAULT_RELEASE)
-        for remark in remarks(order.program, order.values.given):
+        program, given = order.program, order.values.given
+        check_syntax(program, DEFAULT_RELEASE)
+        for remark in remarks(program, program.argv(given), program.job_parameters(given)):
             note(remark)
 
 
@@ -89,6 +90,13 @@ def show_plan(submission: Submission) -> None:
     if first is not None:
         lines.append(f"and {_price_line(first)} of compiling")
     note("\n".join(lines))
+
+
+def check_places(submission: Submission) -> None:
+    """Refuse jobs that could not start, or whose nodes could not meet."""
+    submission.service.check_place(submission.request, note)
+    if (wheels := submission.wheels) is not None and not wheels.are_collected:
+        wheels.service.check_place(wheels.request, note)
 
 
 def ask(submission: Submission) -> None:

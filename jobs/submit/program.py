@@ -108,18 +108,6 @@ class ProgramOrder:
         return {"code": self.bundle.sha256, **which, **settings, **given, **env}
 
 
-def with_variables(values: ParameterValues, variables: Sequence[str]) -> ParameterValues:
-    """Add environment variables, each NAME=VALUE, to the parameters; refuses what cannot be one."""
-    try:
-        # Of --set env=..., too, which is quoted already.
-        env = split_variables(str(values.given.get(ENV) or ""))
-        env |= split_variables(shlex.join(variables))
-        check_variables(env)
-    except ValueError as error:
-        raise Refusal("program-variable", str(error)) from None
-    return replace(values, given={**values.given, ENV: join_variables(env)}) if env else values
-
-
 def named_program(
     word: str | None, module: str | None, workdir: Path | None, *, reserved: Collection[str]
 ) -> Program | None:
@@ -162,21 +150,24 @@ def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Pr
     return Program(entry=entry, workload=file.workload, file=file)
 
 
-def packed(program: Program, values: Mapping[str, Value], own: ProgramOptions) -> ProgramOrder:
-    """Pack the program's folder; needs no network."""
+def packed(
+    program: Program, values: ParameterValues, own: ProgramOptions
+) -> tuple[ProgramOrder, ParameterValues]:
+    """Pack the program's folder, and add its variables to the parameters; needs no network."""
+    values = _with_variables(values, own.env)
     entry, file = program.entry, program.file
     settings = {} if file is None else file.settings
     try:
         check_arguments(own.arguments or ())
     except ValueError as error:
         raise Refusal("program-arguments", str(error)) from None
-    if values.get("checkpoint-dir") == "":
+    if values.given.get("checkpoint-dir") == "":
         raise Refusal(
             "checkpoint-dir",
             "--checkpoint-dir '' names no folder; name one below the program's, such as out, or "
             "leave the option out",
         )
-    kept = kept_folder({**settings, **values})
+    kept = kept_folder({**settings, **values.given})
     include, exclude, requirements = own.include, own.exclude, own.requirements
     if file is not None:
         include, exclude = (*file.include, *include), (*file.exclude, *exclude)
@@ -195,13 +186,26 @@ def packed(program: Program, values: Mapping[str, Value], own: ProgramOptions) -
             f"{entry.file} is not among the files that go along: git ignores it, or --exclude or "
             f"--checkpoint-dir names it; take it along with --include {entry.file}",
         )
-    return ProgramOrder(
+    order = ProgramOrder(
         program=program,
         bundle=pack(selection, include=include),
         arguments=None if own.arguments is None else tuple(own.arguments),
         requirements=None if requirements is None else read_requirements(requirements),
         from_snapshot=own.from_snapshot,
     )
+    return order, values
+
+
+def _with_variables(values: ParameterValues, variables: Sequence[str]) -> ParameterValues:
+    """Add environment variables, each NAME=VALUE, to the parameters; refuses what cannot be one."""
+    try:
+        # Of --set env=..., too, which is quoted already.
+        env = split_variables(str(values.given.get(ENV) or ""))
+        env |= split_variables(shlex.join(variables))
+        check_variables(env)
+    except ValueError as error:
+        raise Refusal("program-variable", str(error)) from None
+    return replace(values, given={**values.given, ENV: join_variables(env)}) if env else values
 
 
 def _refuse_code(kept: str, paths: Sequence[str]) -> None:
@@ -269,33 +273,30 @@ def remembered(
     return order, replace(values, given={**kept, **values.given})
 
 
-def node_request(
-    request: JobRequest, order: ProgramOrder, *, wheels_key: str | None = None
-) -> JobRequest:
-    """Turn the request for a program into one that nodes understand."""
-    parameters = order.job_parameters(request.parameters)
-    if wheels_key is not None:
+def program_request(
+    request: JobRequest,
+    order: ProgramOrder,
+    values: ParameterValues,
+    bucket: Bucket,
+    *,
+    wheels_key: str | None = None,
+) -> tuple[JobRequest, Submitted, tuple[str, ...]]:
+    """Turn the request for a program into one that nodes understand.
+
+    Returns the record of the submission too, and what differs from the last one of the run.
+    """
+    file, requirements = order.program.file, None
+    parameters = order.job_parameters(values.given)
+    if wheels_key is not None and order.requirements is not None:
         parameters["wheels"] = wheels_key
-    return replace(
+        requirements = {"key": wheels_key, "text": order.requirements.text}
+    request = replace(
         request,
         workload=contract.PROGRAM,
         parameters=parameters,
-        program_argv=order.argv(request.parameters),
+        program_argv=order.argv(values.given),
     )
-
-
-def record_of(
-    order: ProgramOrder,
-    request: JobRequest,
-    values: ParameterValues,
-    *,
-    wheels_key: str | None = None,
-) -> Submitted:
-    """Make the record of a submission, whose ``request`` is one for nodes."""
-    requirements = None
-    if wheels_key is not None and order.requirements is not None:
-        requirements = {"key": wheels_key, "text": order.requirements.text}
-    return Submitted(
+    record = Submitted(
         submitted_at=now(),
         code=order.bundle.sha256,
         script=order.entry.script,
@@ -307,12 +308,8 @@ def record_of(
         workload=order.described_name,
         from_snapshot=order.from_snapshot,
     )
-
-
-def changes_of(order: ProgramOrder, record: Submitted, bucket: Bucket, run: str) -> tuple[str, ...]:
-    """Say what differs from the newest submission of the run; nothing if it is new."""
     if not order.ran:
-        return ()
-    file = order.program.file
+        return request, record, ()
     own = frozenset() if file is None else file.own_names
-    return tuple(changes(bucket, run, order.ran[-1], record, order.bundle, as_arguments=own))
+    differ = changes(bucket, request.run, order.ran[-1], record, order.bundle, as_arguments=own)
+    return request, record, tuple(differ)

@@ -83,7 +83,7 @@ def program_plan(submission: Submission) -> SubmissionPlan:
             f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
             "submit stands before --"
         )
-    for text in remarks(program, order.values.given):
+    for text in remarks(program, request.program_argv, request.parameters):
         note(text)
     document = ProgramPlan(
         program=ProgramSummary(
@@ -120,21 +120,23 @@ def _process_lines(submission: Submission) -> Iterator[str]:
         )
 
 
-def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
+def remarks(
+    order: ProgramOrder, argv: Sequence[str], parameters: Mapping[str, Value]
+) -> Iterator[str]:
     """Say what will probably be otherwise on the nodes, or should not be sent."""
-    entry, argv = order.entry, order.argv(values)
+    entry = order.entry
     for word in dict.fromkeys(secret_words(argv)):
         yield (
             f"{word} looks like a key: arguments can be read in the job's description, in "
             "program.json and in logs; let the program read it from elsewhere"
         )
-    variables = split_variables(str(order.job_parameters(values).get(ENV) or ""))
+    variables = split_variables(str(parameters.get(ENV) or ""))
     yield from local_paths(argv, variables, entry.folder)
     if entry.file:
         required = "" if order.requirements is None else order.requirements.text
         sources = order.bundle.sources(entry.file)
         yield from left_behind(entry, sources, required)
-        on_node = int(order.job_parameters(values).get(PROCESSES) or 0)
+        on_node = int(parameters.get(PROCESSES) or 0)
         yield from started_processes(sources, entry.file, on_node=on_node)
         yield from _to_port(order, sources)
 

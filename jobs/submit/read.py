@@ -110,13 +110,13 @@ def read_order(
         run = run_name(options.name, values.workload.name)
     else:
         # The packing of programs is not needed for a workload of the catalogue.
-        from jobs.submit.program import named_program, packed, with_variables
+        from jobs.submit.program import named_program, packed
 
         named = named_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
         assert named is not None
-        values = with_variables(read_parameters(named.workload, argv, assignments), own.env)
+        values = read_parameters(named.workload, argv, assignments)
         run = run_name(options.name, named.name)
-        program = packed(named, values.given, own)
+        program, values = packed(named, values, own)
     order = SubmitOrder(
         options=options,
         values=values,

@@ -249,7 +249,7 @@ def submit(
             time_limit_hours=time_limit,
             compiles=compiles,
             follows=follow,
-            verbose=verbose,
+            folds=not verbose and not as_json,
             releases=releases,
             scales=scales,
             dry_run=dry_run,

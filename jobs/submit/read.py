@@ -53,16 +53,12 @@ class SubmitOptions:
     time_limit_hours: float | None
     compiles: bool
     follows: bool
-    verbose: bool
+    folds: bool
+    """True if the launchers' first lines are followed as one."""
     releases: bool
     scales: bool
     dry_run: bool
     as_json: bool
-
-    @property
-    def folds(self) -> bool:
-        """True if the launchers' first lines are followed as one."""
-        return not self.verbose and not self.as_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from trainium_catalogue.parameters.parameter import Parameter, Value, kebab
@@ -69,10 +70,7 @@ def parse_values(
     """
     known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
     values: dict[str, Value] = {}
-    for shown, name, text in (
-        *_flags(workload, known, argv, options),
-        *_settings(workload, assignments),
-    ):
+    for shown, name, text in chain(_flags(workload, known, argv), _settings(workload, assignments)):
         if name not in known:
             raise _unknown(workload, known, name, options)
         if name in values:
@@ -96,10 +94,7 @@ def parse_values(
 
 
 def _flags(
-    workload: Workload,
-    known: Mapping[str, Parameter],
-    argv: Sequence[str],
-    options: Collection[str],
+    workload: Workload, known: Mapping[str, Parameter], argv: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Split ``--name value`` and ``--name=value``; a boolean flag without a value is true."""
     rest = list(argv)
@@ -118,9 +113,7 @@ def _flags(
         name, equals, text = word[2:].partition("=")
         # `max_bytes` is accepted too: it is what one would type after reading Python.
         name = kebab(name)
-        if name not in known:
-            raise _unknown(workload, known, name, options)
-        if not equals:
+        if not equals and name in known:
             alone = not rest or rest[0].startswith("--")
             if alone and not isinstance(known[name].default, bool):
                 raise ParameterError(

@@ -244,19 +244,18 @@ class Aws:
 
     def _check_region(self, region: str) -> None:
         """Refuse a region unknown to botocore: its address could be anybody's."""
-        known = {
-            name
-            for partition in self._session.get_available_partitions()
-            for name in self._session.get_available_regions("batch", partition_name=partition)
-        }
-        if region not in known:
-            hint = did_you_mean(region, known)
-            if not hint.startswith("did you mean"):
-                hint = "a region looks like us-west-2"
-            raise Refusal(
-                "unknown-region",
-                f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
-            )
+        known: set[str] = set()
+        for partition in self._session.get_available_partitions():
+            known.update(self._session.get_available_regions("batch", partition_name=partition))
+            if region in known:
+                return
+        hint = did_you_mean(region, known)
+        if not hint.startswith("did you mean"):
+            hint = "a region looks like us-west-2"
+        raise Refusal(
+            "unknown-region",
+            f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
+        )
 
     def _client(self, service: str, *, mode: str, attempts: int, connections: int = 10) -> Any:
         from botocore.config import Config

@@ -18,7 +18,6 @@ from jobs.errors import Refusal
 from jobs.job import JobRequest, RunSummary
 from jobs.orchestrators import JobService, Services, service_for, services_of
 from jobs.output.console import note
-from jobs.output.documents import ProgramPlan, TrainingSummary
 from jobs.submit.read import SubmitOrder
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
@@ -27,6 +26,7 @@ from trainium_catalogue.models.presets import MODELS, PRETRAIN
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Value, Workload
 
 if TYPE_CHECKING:
+    from jobs.output.documents import ProgramPlan, TrainingSummary
     from jobs.program.record import Submitted
     from jobs.program.requirements import Requirements
 

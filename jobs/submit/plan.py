@@ -8,7 +8,6 @@ from dataclasses import replace
 from jobs.errors import Refusal
 from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
 from jobs.output.console import confirm, is_asked_about, note
-from jobs.output.documents import TrainingSummary
 from jobs.submit.choose import Submission, SubmissionPlan
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
 from jobs.submit.read import SubmitOrder
@@ -121,6 +120,8 @@ def _check_values(
 
 def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     """Derive every number from model, batch and ranks; refuse what leaves a remainder."""
+    from jobs.output.documents import TrainingSummary
+
     values, num_ranks, run = inputs.values, submission.num_ranks, submission.request.run
     try:
         plan = TrainingPlan.from_values(values, num_ranks)

@@ -7,19 +7,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jobs.deployment import where
 from jobs.errors import EXIT_OK
 from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run, counted
 from jobs.orchestrators import JobService
 from jobs.output.console import echo, exit_code, follow_command, human, note, print_document
-from jobs.output.documents import CompileJob, Estimate, SubmitDocument, WheelsJob, outcome
 from jobs.submit.choose import Submission, Wheels
 from jobs.submit.hold import NameHold, hold_name, name_held
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
+
+if TYPE_CHECKING:
+    from jobs.output.documents import SubmitDocument
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 _WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
@@ -294,6 +296,8 @@ def _document(
     job: Job | None = None,
 ) -> SubmitDocument:
     """Make the document of ``submit --json``."""
+    from jobs.output.documents import CompileJob, Estimate, SubmitDocument, WheelsJob, outcome
+
     request, deployment, plan = submission.request, submission.target, submission.plan
     wheels = submission.wheels
     first = plan.compile_request

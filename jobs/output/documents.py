@@ -14,6 +14,8 @@ from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256, picked
 from trainium_catalogue.workloads import Hardware
 
+SubmitAction = Literal["submitted", "already-running", "not-submitted", "dry-run"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
@@ -225,7 +227,7 @@ class SubmitDocument(OfRun):
 
     job_id: str | None
     """Null with --dry-run."""
-    action: Literal["submitted", "already-running", "not-submitted", "dry-run"]
+    action: SubmitAction
     status: JobStatus | None
     workload: str
     hardware: Hardware

@@ -177,10 +177,10 @@ def _with_program(submission: Submission, aws: Aws) -> Submission:
 
     order, bucket = submission.order, submission.bucket
     assert order.program is not None
-    wheels = key = None
+    wheels: Wheels | None = None
     if (requirements := order.program.requirements) is not None and requirements.text:
         wheels = _wheels(requirements, submission, aws)
-        key = wheels.key
+    key = None if wheels is None else wheels.key
     request, record, changes = program_request(
         submission.request, order.program, order.values, bucket, wheels_key=key
     )

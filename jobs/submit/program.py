@@ -285,7 +285,8 @@ def program_request(
 
     Returns the record of the submission too, and what differs from the last one of the run.
     """
-    file, requirements = order.program.file, None
+    file = order.program.file
+    requirements: dict[str, str] | None = None
     parameters = order.job_parameters(values.given)
     if wheels_key is not None and order.requirements is not None:
         parameters["wheels"] = wheels_key

@@ -99,10 +99,11 @@ def read_order(
         assignments: Parameters, as ``name=value``.
         own: What only a program of the user's own can be given.
     """
+    program: ProgramOrder | None = None
     if own.module is None and (what is None or not is_path(what)):
         workload = known_workload(what)
         own.refuse(workload.name)
-        values, program = read_parameters(workload, argv, assignments), None
+        values = read_parameters(workload, argv, assignments)
         run = run_name(options.name, values.workload.name)
     else:
         # The packing of programs is not needed for a workload of the catalogue.

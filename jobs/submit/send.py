@@ -21,7 +21,7 @@ from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 if TYPE_CHECKING:
-    from jobs.output.documents import SubmitDocument
+    from jobs.output.documents import SubmitAction, SubmitDocument
 
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 _WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
@@ -204,7 +204,8 @@ def _finish(
     ``status_before`` is the status of a job that had been submitted earlier.
     """
     options, wheels = submission.order.options, submission.wheels
-    first, job = submission.plan.compile_request, None
+    first = submission.plan.compile_request
+    job: Job | None = None
     try:
         if options.follows:
             if wheels is not None and wheels_id is not None and not _waits_here(submission):
@@ -288,7 +289,7 @@ def _release(service: JobService) -> None:
 def _document(
     submission: Submission,
     *,
-    action: str,
+    action: SubmitAction,
     job_id: str | None = None,
     compile_id: str | None = None,
     wheels_id: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from importlib import import_module
@@ -45,26 +46,17 @@ _ARGV = "jobs.argv"
 _SUBMIT_ARGV = "jobs.submit.argv"
 
 
-class LazyCommands(Mapping[str, Any]):
+class LazyCommands(UserDict[str, Any]):
     """The commands as Typer calls them; each is imported when it is asked for."""
 
-    def __init__(self) -> None:
-        self._imported: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._imported:
-            module, function = COMMANDS[name].split(".")
+    def __getitem__(self, key: str) -> Any:
+        if self.data[key] is None:
+            module, function = COMMANDS[key].split(".")
             single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            register = single.command(name, **_SETTINGS.get(name, {}))
+            register = single.command(key, **_SETTINGS.get(key, {}))
             register(getattr(import_module(f"jobs.commands.{module}"), function))
-            self._imported[name] = typer.main.get_command(single)
-        return self._imported[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
+            self.data[key] = typer.main.get_command(single)
+        return self.data[key]
 
 
 class JobsGroup(TyperGroup):
@@ -75,7 +67,7 @@ class JobsGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = LazyCommands()
+        self.commands = LazyCommands(dict.fromkeys(COMMANDS))
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         """Parse the options before the command; prints help."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 _WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
 _LISTED_FOR_S = 60
-"""Age of a list of the run's jobs from which it is made again. Until then the hold suffices: it
-refuses after any submission that has ended since, for ``hold`` remembers that one's job."""
+"""Seconds after which the run's jobs are listed again. Until then taking the name is enough: its
+holder names the job of a submission that came in between, for 5 minutes (``jobs.submit.hold``)."""
 
 
 def show(submission: Submission) -> int:

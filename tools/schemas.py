@@ -30,7 +30,6 @@ from jobs.output import documents
 from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
-from jobs.submit.send import SubmitDocument
 from rehearsal.receipt import Receipt, ReceiptVerdict
 from training.checkpoint.marker import Marker
 from training.checks.allreduce import allreduce
@@ -177,7 +176,7 @@ DOCUMENTS: Mapping[str, Document] = {
     "bench": Document("build/bench.json", (BenchResult,)),
     **dict(
         (
-            _command("submit", SubmitDocument),
+            _command("submit", documents.SubmitDocument),
             _command("upload", UploadDocument),
             _command("code", CodeDocument),
             _command("download", DownloadDocument),

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jobs.deployment import Deployment, OfDeployment, OfRun, where
 from jobs.job import Attempt, Explanation, Job, JobKind, JobStatus, RunSummary
 from jobs.output.explain import explain
 from jobs.output.streams import LogLine
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.documents import Natural, Positive, picked
+from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256, picked
+from trainium_catalogue.workloads import Hardware
+
+SubmitAction = Literal["submitted", "already-running", "not-submitted", "dry-run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +131,123 @@ class StopDocument(OfRun):
     ended: bool
     outcome: Outcome | None
     """With --grace: the state of the job when the time was over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary:
+    """What follows from the parameters of a training workload."""
+
+    num_parameters: Positive
+    num_ranks: Positive
+    tensor_parallel: Positive
+    data_parallel: Positive
+    global_batch: Positive
+    micro_batch: Positive
+    accumulation_steps: Positive
+    seq_len: Positive
+    tokens_per_step: Positive
+    max_steps: Positive
+    checkpoint_bytes: Positive
+    dataset: str
+    dataset_tokens: Positive
+    run_exists: bool
+    continues_from_step: int | None
+    """Newest complete checkpoint; null without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSummary:
+    """What a program of the user's own consists of."""
+
+    script: str | None
+    """File of the bundle that is run."""
+    module: str | None
+    """Module that is run instead."""
+    argv: tuple[str, ...]
+    code: Sha256
+    """SHA-256 of the bundle."""
+    bytes: Positive
+    """Size of the bundle."""
+    files: Positive
+    left_out: tuple[str, ...]
+    """Names that are not part of the bundle."""
+    run_exists: bool
+    changes: tuple[str, ...]
+    """Differences from the last submission of the run."""
+    continues_from_snapshot: int | None
+    """Number of the newest complete snapshot; null without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramPlan:
+    """What is planned for a program of the user's own."""
+
+    program: ProgramSummary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """List prices, for orientation only."""
+
+    usd_per_node_hour: float
+    usd_at_time_limit: float
+    """One attempt of all nodes that uses all its time."""
+    max_attempts: Positive
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """With --compile: the job that is submitted first."""
+
+    run: str
+    job_id: str | None
+    """Null with --dry-run."""
+    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
+    usd_at_time_limit: float
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelsJob:
+    """With --requirements: the dependencies, and the job that collects them first."""
+
+    key: Annotated[str, Keywords(pattern="^[0-9a-f]{32}$")]
+    collected: bool
+    """True if they were there, so that no job is needed."""
+    run: str
+    job_id: str | None
+    """Null with --dry-run, and if they were there."""
+    payload: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitDocument(OfRun):
+    """What was submitted, or would be, or is running already."""
+
+    job_id: str | None
+    """Null with --dry-run."""
+    action: SubmitAction
+    status: JobStatus | None
+    workload: str
+    hardware: Hardware
+    """cpu: a data or export job on ordinary instances."""
+    orchestrator: Orchestrator
+    """What runs the job's nodes; batch for every CPU job."""
+    nodes: Positive
+    """Of a CPU job: children of an array, or 1."""
+    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
+    """Of each attempt."""
+    instance_type: str | None
+    """Null for a CPU job: the compute environment chooses."""
+    estimate: Estimate
+    plan: TrainingSummary | ProgramPlan | None
+    compile: CompileJob | None
+    wheels: WheelsJob | None
+    payload: Mapping[str, Any]
+    """The exact arguments of Batch's SubmitJob, or the exact Volcano job."""
+    outcome: Outcome | None
+    """With --follow: how the job ended."""
 
 
 def outcome(job: Job) -> Outcome:

@@ -24,7 +24,7 @@ import typer
 
 from jobs.cli import app as jobs_app
 from jobs.program.workload_file import read_workload_file
-from jobs.submit.resolve import OWN_OPTIONS
+from jobs.submit.read import OWN_OPTIONS
 from rehearsal.cli.commands import app as rehearsal_app
 from stacks.config.app_config import AppConfig
 from tests.pages.blocks import (

@@ -254,7 +254,8 @@ def test_bad_configuration_ends_before_anything_starts(cluster: Cluster) -> None
     cluster.start("--max-byte=4")
 
     assert cluster.end(within_s=BOUND_S) == {0: 64, 1: 64}
-    assert cluster.log(0) == "launch: unknown parameter --max-byte; did you mean '--max-bytes'?\n"
+    told = "launch: all-reduce has no parameter 'max-byte'; did you mean 'max-bytes'?\n"
+    assert cluster.log(0) == told
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ from jobs.commands.catalogue import catalogue
 from jobs.commands.check_deploy import check_deploy
 from jobs.commands.code import code
 from jobs.commands.download import download
+from jobs.commands.explain import explain
 from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
@@ -269,6 +270,9 @@ app.command("list")(list_runs)
 
 
 app.command("status")(status)
+
+
+app.command("explain")(explain)
 
 
 app.command("logs")(logs)

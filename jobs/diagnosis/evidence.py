@@ -44,7 +44,7 @@ class Source(StrEnum):
     NODE = "conditions of nodes"
     SCALER = "node scaler"
     EVENT = "events of the cluster"
-    POD = "pods of the attempt before"
+    LEAVING = "pods of the attempt before"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -304,7 +304,7 @@ class _Surroundings:
     def _leaving(self, service: EksService) -> Iterator[Fact]:
         found = leaving(service.view(), self.job) if self.job.status == "RUNNABLE" else None
         if found is not None:
-            yield Fact(source=Source.POD, text=found.meaning, wrong=True)
+            yield Fact(source=Source.LEAVING, text=found.meaning, wrong=True)
 
     def _scaler(self, service: EksService) -> Iterator[Fact]:
         job = service.cluster().get(f"{JOBS}/{self.job.job_id}")

@@ -232,8 +232,8 @@ def test_of_another_deployment_only_what_has_no_name_of_its_own_is_reached(
     others = filled_in("other", "bucket-of-others")
     reached = {each[0].partition(":")[0] for each in needs(published) if allows([others], *each)}
 
-    # Batch's names and hosts' ids are generated without the stack's, every deployment can be listed,
-    # and quotas are the account's.
+    # Batch's names and hosts' ids are generated without the stack's, every deployment can be
+    # listed, and quotas are the account's.
     assert reached == {"batch", "ec2", "ecs", "servicequotas", "ssm"}
 
 

@@ -96,6 +96,8 @@ class AutoScalingClient(Protocol):
 
     def describe_auto_scaling_groups(self, **kwargs: Any) -> Response: ...
 
+    def describe_scaling_activities(self, **kwargs: Any) -> Response: ...
+
 
 class EcsClient(Protocol):
     """The part of the boto3 ECS client that is used here."""
@@ -109,6 +111,12 @@ class Ec2Client(Protocol):
     def describe_security_groups(self, **kwargs: Any) -> Response: ...
 
     def describe_capacity_reservations(self, **kwargs: Any) -> Response: ...
+
+    def describe_instances(self, **kwargs: Any) -> Response: ...
+
+    def describe_subnets(self, **kwargs: Any) -> Response: ...
+
+    def get_console_output(self, **kwargs: Any) -> Response: ...
 
 
 class QuotasClient(Protocol):
@@ -213,7 +221,7 @@ class Aws:
         return client
 
     def ec2(self) -> Ec2Client:
-        """Client that reads the rules of security groups, and reservations."""
+        """Client that reads security groups, reservations, instances and subnets."""
         client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
         return client
 

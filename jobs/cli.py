@@ -29,6 +29,7 @@ COMMANDS = {
     "code": "code.code",
     "list": "list_runs.list_runs",
     "status": "status.status",
+    "explain": "explain.explain",
     "logs": "logs.logs",
     "stop": "stop.stop",
     "verify": "verify.verify",

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from jobs.diagnosis.cause import CAUSES, SOURCES
 from jobs.output.explain import KNOWN_REASONS
 from jobs.verify.claims import Claim, read_claims
 from stacks.config import PREFIX, AppConfig
@@ -35,6 +36,36 @@ def reasons_table() -> str:
         *(
             (f"`{reason.pattern.strip('*').replace('*', '...')}`", reason.meaning, reason.remedy)
             for reason in KNOWN_REASONS
+        ),
+    )
+
+
+def causes_table() -> str:
+    """Tabulate the causes that `explain` knows, with what shows each."""
+    names = {
+        "redeploy": "cdk deploy --all",
+        "jobs": "python -m jobs",
+        "scale": "python -m jobs scale",
+    }
+    names |= {"again": "python -m jobs submit PROGRAM --name RUN", "namespace": "-n NAMESPACE"}
+    fields = ("run", "nodes", "vcpus", "queue", "environment", "group")
+    names |= {name: name.upper() for name in fields} | {"region": "--region REGION"}
+    return table(
+        ("cause", "meaning", "shown by", "line to paste", "source"),
+        *(
+            (
+                f"`{cause.name}`",
+                cause.says,
+                ", ".join(
+                    dict.fromkeys(
+                        source.value
+                        for source in (*sum((SOURCES[w] for w in cause.texts), ()), *cause.wrong)
+                    )
+                ),
+                f"`{cause.remedy.format(**names)}`",
+                f"[source]({cause.source if '://' in cause.source else f'../{cause.source}'})",
+            )
+            for cause in CAUSES
         ),
     )
 
@@ -182,6 +213,7 @@ def _check(claim: Claim) -> str:
 
 def tables() -> Mapping[Path, Mapping[str, str]]:
     """Return the generated sections of each file, by name."""
+    from tests.jobs.diagnosis import plantings
     from tests.programs import page  # which makes its tables with what is above
 
     return {
@@ -191,6 +223,11 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
             "releases": releases_table(),
         },
         DOCS / "data.md": {"corpora": corpora_table()},
+        DOCS / "diagnosis.md": {
+            "causes": causes_table(),
+            "plantings": f"{plantings.summary()}.\n\n"
+            + table(("what is planted", "on", "first cause"), *plantings.table()),
+        },
         DOCS / "llama.md": {"models": models_table()},
         DOCS / "troubleshooting.md": {
             "exit codes": exit_codes_table(),

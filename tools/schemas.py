@@ -24,6 +24,7 @@ from jobs.commands.kubeconfig import KubeconfigDocument
 from jobs.commands.tensorboard import TensorboardDocument
 from jobs.commands.upload import UploadDocument
 from jobs.deploy_check.findings import DeployDocument
+from jobs.diagnosis.ranking import ExplainDocument
 from jobs.eks.node_users import ScaleDocument
 from jobs.eks.usage import TopDocument
 from jobs.output import documents
@@ -182,6 +183,7 @@ DOCUMENTS: Mapping[str, Document] = {
             _command("download", DownloadDocument),
             _command("list", documents.ListDocument),
             _command("status", documents.StatusDocument, documents.ForgottenDocument),
+            _command("explain", ExplainDocument),
             _command("logs", documents.LogsDocument),
             _command("stop", documents.StopDocument),
             _command("catalogue", CatalogueDocument),

@@ -40,6 +40,7 @@ class NodeGroup:
     scaling_group: str = ""
     instances: tuple[str, ...] = ()
     """Instances that are running or starting."""
+    subnets: tuple[str, ...] = ()
 
 
 def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
@@ -59,6 +60,7 @@ def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
         most=int(group["MaxSize"]),
         troubles=tuple(f"{issue.get('code')}: {issue.get('message')}" for issue in issues),
         scaling_group=behind["name"],
+        subnets=tuple(found.get("subnets") or ()),
         instances=tuple(
             each["InstanceId"]
             for each in group["Instances"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -87,6 +87,8 @@ class StatusDocument(Outcome, OfRun):
     """The state of a run, node by node, and of its training."""
 
     job_id: str
+    cause: str
+    """The most likely cause of the state by what is shown here; `explain` looks further."""
     workload: str | None
     training: Mapping[str, Any] | None
     """The run's status.json (run-status or program-status); null without one."""
@@ -103,10 +105,18 @@ class ForgottenDocument(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListedRun(RunSummary):
+    """One run of a list."""
+
+    cause: str
+    """The most likely cause of its state by what the list shows; `explain` looks further."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListDocument(OfDeployment):
     """The runs of a deployment, newest first."""
 
-    runs: tuple[RunSummary, ...]
+    runs: tuple[ListedRun, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,13 +298,14 @@ def _outcome(job: Job) -> dict[str, Any]:
 
 
 def status_document(
-    deployment: Deployment, job: Job, training: Mapping[str, Any] | None
+    deployment: Deployment, job: Job, training: Mapping[str, Any] | None, *, cause: str
 ) -> StatusDocument:
     """Make the document of ``status --json``; ``training`` is the run's status.json."""
     return StatusDocument(
         **where(deployment, job.run),
         **_outcome(job),
         job_id=job.job_id,
+        cause=cause,
         workload=job.workload,
         training=training,
     )
@@ -309,9 +320,12 @@ def forgotten_document(
     )
 
 
-def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> ListDocument:
+def list_document(
+    deployment: Deployment, runs: Iterable[RunSummary], cause_of: Callable[[RunSummary], str]
+) -> ListDocument:
     """Make the document of ``list --json``."""
-    return ListDocument(deployment=deployment.name, region=deployment.region, runs=tuple(runs))
+    listed = tuple(picked(ListedRun, run, cause=cause_of(run)) for run in runs)
+    return ListDocument(deployment=deployment.name, region=deployment.region, runs=listed)
 
 
 def logs_document(

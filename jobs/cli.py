@@ -19,6 +19,7 @@ from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
 from jobs.commands.logs import logs
 from jobs.commands.options import PROGRAM_ARGV, Globals, refuse
+from jobs.commands.plan import plan
 from jobs.commands.port import port
 from jobs.commands.scale import scale
 from jobs.commands.shell import shell
@@ -253,6 +254,9 @@ app.command(
 )(submit)
 
 
+app.command("plan", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})(
+    plan
+)
 app.command("port")(port)
 
 

@@ -23,6 +23,7 @@ from trainium_catalogue.workloads import WORKLOADS, Parameter, Workload
 
 COMMANDS = {
     "submit": "submit.submit",
+    "plan": "plan.plan",
     "port": "port.port",
     "upload": "upload.upload",
     "download": "download.download",
@@ -133,8 +134,8 @@ def _output_may_fail() -> Iterator[None]:
         raise typer.Exit(EXIT_PIPE_CLOSED) from None
 
 
-class SubmitCommand(TyperCommand):
-    """Shows a workload's own help if one is named before ``--help``."""
+class WorkloadCommand(TyperCommand):
+    """Takes a workload's parameters as options, and a program's arguments after ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep argv, since ``--help`` ends parsing before it is read."""
@@ -143,6 +144,10 @@ class SubmitCommand(TyperCommand):
         # Click drops the mark; the words after it are the program's, whatever they look like.
         ctx.meta[PROGRAM_ARGV] = None if own is args else tuple(args[len(own) + 1 :])
         return super().parse_args(ctx, own)
+
+
+class SubmitCommand(WorkloadCommand):
+    """Shows a workload's own help if one is named before ``--help``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the workload's help, or that of ``submit``."""
@@ -156,12 +161,11 @@ class SubmitCommand(TyperCommand):
             _print_program(named)
 
 
+# A workload's parameters are options too, but only the catalogue knows them.
+_ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 _SETTINGS: Mapping[str, dict[str, Any]] = {
-    "submit": {
-        "cls": SubmitCommand,
-        # A workload's parameters are options too, but only the catalogue knows them.
-        "context_settings": {"ignore_unknown_options": True, "allow_extra_args": True},
-    },
+    "submit": {"cls": SubmitCommand, "context_settings": _ANY_OPTION},
+    "plan": {"cls": WorkloadCommand, "context_settings": _ANY_OPTION},
     "token": {"hidden": True},
 }
 

@@ -21,6 +21,7 @@ from jobs.commands.catalogue import CatalogueDocument
 from jobs.commands.code import CodeDocument
 from jobs.commands.download import DownloadDocument
 from jobs.commands.kubeconfig import KubeconfigDocument
+from jobs.commands.plan import PlanDocument
 from jobs.commands.tensorboard import TensorboardDocument
 from jobs.commands.upload import UploadDocument
 from jobs.deploy_check.findings import DeployDocument
@@ -190,6 +191,7 @@ DOCUMENTS: Mapping[str, Document] = {
             _command("check-deploy", DeployDocument),
             _command("kubeconfig", KubeconfigDocument),
             _command("scale", ScaleDocument),
+            _command("plan", PlanDocument),
             _command("port", PortDocument),
             _command("top", TopDocument),
             _command("tensorboard", TensorboardDocument),

@@ -48,14 +48,6 @@ def test_the_losses_are_those_of_the_native_backend(laptop: Laptop) -> None:
     assert laptop.losses("xla") == pytest.approx(laptop.losses("xla-native"), rel=1e-2)
 
 
-def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(laptop: Laptop) -> None:
-    train(laptop, run="xla-whole")
-    for steps in (2, 9):
-        train(laptop, f"--steps-this-run={steps}", run="xla-pieces")
-
-    assert laptop.losses("xla-pieces") == laptop.losses("xla-whole")
-
-
 def test_a_run_stopped_in_the_middle_of_a_step_has_exactly_the_losses_of_a_whole_one(
     laptop: Laptop,
 ) -> None:
@@ -96,16 +88,6 @@ def test_weights_are_bf16_and_everything_that_lasts_is_fp32(laptop: Laptop) -> N
     assert {tensor.dtype for tensors in state.values() for tensor in tensors.values()} == {
         torch.float32
     }
-
-
-def test_tied_weights_are_one_parameter_with_one_master(laptop: Laptop) -> None:
-    backend = backend_of(laptop)
-
-    names = [name for name in backend._masters if "decoder" in name]
-    assert names == []
-    head = backend._model.get_submodule("cls.predictions.decoder")
-    embedding = backend._model.get_submodule("bert.embeddings.word_embeddings")
-    assert head.weight is embedding.weight
 
 
 def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +90,6 @@ def test_what_is_saved_is_what_is_loaded(objects: Objects, recorder: Recorder) -
     assert_holds(loaded, 10)
     assert info.meta == META
     assert info.num_bytes > 1_200_000
-
-
-def test_a_run_without_checkpoints_has_no_latest(objects: Objects, recorder: Recorder) -> None:
-    assert recorder.open(objects).latest() is None
 
 
 def test_training_may_change_the_state_as_soon_as_an_asynchronous_save_returns(
@@ -449,18 +444,6 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_fail_the_save(
 
     assert (info.step, recorder.failed) == (20, [])
     assert recorder.lines[0].startswith("old checkpoints could not be deleted: ")
-
-
-def test_callbacks_have_been_called_when_the_wait_is_over(folder: Objects) -> None:
-    called = threading.Event()
-    checkpoints = Checkpoints(
-        folder, Ranks.open(), keep_last=1, keep_every=0, on_saved=lambda info: called.set()
-    )
-
-    checkpoints.save(state(10), 10, META, asynchronous=True)
-    checkpoints.wait()
-
-    assert called.is_set()
 
 
 def test_torchs_own_tools_read_the_files(

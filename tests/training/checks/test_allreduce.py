@@ -78,21 +78,6 @@ def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, end
     assert not (cluster.folder / "build").exists()
 
 
-def test_a_missing_bucket_is_an_error_of_the_workload(lone_node: Cluster, endpoint: str) -> None:
-    extra = {
-        "TRAINIUM_BUCKET": "missing",
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "none",
-        "AWS_SECRET_ACCESS_KEY": "none",
-    }
-
-    lone_node.start("--max-bytes=1024", extra=extra)
-
-    assert lone_node.end(within_s=60) == {0: 1}, lone_node.all_logs()
-    assert "there is no bucket missing; deploy it first" in lone_node.log(0)
-
-
 def identity(values: torch.Tensor) -> torch.Tensor:
     return values
 

@@ -50,11 +50,6 @@ def test_a_step_reads_the_same_sequences_on_any_number_of_ranks(
     assert pieces == whole.tolist()
 
 
-@given(seed=SEEDS, position=st.integers(min_value=0, max_value=2**50))
-def test_a_dataset_of_one_sequence_gives_it_always(seed: int, position: int) -> None:
-    assert sequence_index(seed=seed, position=position, num_sequences=1) == 0
-
-
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     def order(seed: int, epoch: int) -> list[int]:
         positions = np.arange(epoch * 1000, (epoch + 1) * 1000)

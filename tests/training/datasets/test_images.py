@@ -14,7 +14,6 @@ from tests.training.datasets.site import serve
 from training.datasets.manifest import DatasetError, DatasetManifest
 from training.datasets.prepared import images
 from training.datasets.prepared.images import (
-    MNIST,
     SPLITS,
     images_name,
     labels_name,
@@ -80,13 +79,6 @@ def test_another_file_than_the_known_one_is_refused(tmp_path: Path) -> None:
             prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
 
     assert not (tmp_path / "set" / "manifest.json").exists()
-
-
-def test_the_four_files_of_mnist_are_pinned() -> None:
-    assert [archive.url.rpartition("/")[2] for archive in MNIST] == [
-        f"{name(split)}.gz" for split in SPLITS for name in (images_name, labels_name)
-    ]
-    assert all(archive.url.startswith("https://") for archive in MNIST)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
@@ -88,17 +87,6 @@ def test_any_number_of_processes_and_jobs_gives_the_same_bytes(
     assert [share is not None for share in shares] == [False, False, True]
 
 
-def test_an_accelerated_dataset_has_the_same_bytes(
-    tmp_path: Path, run_tokenize: Tokenize, llama: Vocabulary
-) -> None:
-    (tmp_path / "tokenizer.json").write_text(llama.json)
-    order = {"tokenizer": str(tmp_path / "tokenizer.json")}
-    complete(run_tokenize(**order, dataset="plain"))
-    complete(run_tokenize(**order, dataset="fast", accelerate=True))
-
-    assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
-
-
 class Failing(FastEncoder):
     """An accelerator that works for its checks and a while longer."""
 
@@ -139,18 +127,6 @@ def test_an_accelerator_that_fails_half_way_leaves_no_trace(
     assert "is made again by tokenizers, words remembered" in capsys.readouterr().out
 
 
-def test_the_tokenizer_travels_with_the_dataset(
-    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
-) -> None:
-    manifest = complete(run_tokenize())
-
-    kept = Tokenizer.from_file(str(dataset(tmp_path) / "tokenizer.json"))
-    assert kept.encode("every token").ids == (
-        Tokenizer.from_file(str(small_tokenizer)).encode("every token").ids
-    )
-    assert manifest.tokenizer == "tokenizer.json"
-
-
 def test_documents_without_text_are_counted_and_left_out(
     corpus: Path, run_tokenize: Tokenize
 ) -> None:
@@ -160,15 +136,6 @@ def test_documents_without_text_are_counted_and_left_out(
     manifest = complete(run_tokenize())
 
     assert (manifest.documents, manifest.empty_documents) == (120, 3)
-
-
-def test_a_complete_dataset_is_not_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
-    complete(run_tokenize())
-    inodes = {path: path.stat().st_ino for path in dataset(tmp_path).glob("shard-*")}
-
-    complete(run_tokenize())
-
-    assert {path: path.stat().st_ino for path in dataset(tmp_path).glob("shard-*")} == inodes
 
 
 def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
@@ -355,14 +322,6 @@ def test_input_without_a_word_is_refused_and_leaves_nothing(
         run_tokenize()
 
     assert contents(dataset(tmp_path)) == {}
-
-
-def test_shards_are_little_endian(tmp_path: Path, run_tokenize: Tokenize) -> None:
-    manifest = complete(run_tokenize())
-
-    raw = (dataset(tmp_path) / manifest.shards[0].name).read_bytes()
-    assert int.from_bytes(raw[:2], "little") == opened(tmp_path).sequence(0, 1)[0]
-    assert np.dtype(manifest.dtype).itemsize * manifest.shards[0].tokens == len(raw)
 
 
 def test_worker_processes_log_like_every_other_one(

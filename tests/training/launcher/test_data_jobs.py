@@ -67,15 +67,6 @@ def no_torch(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_needs_no_torch(tmp_path: Path, no_torch: Path) -> None:
-    with launch(tmp_path, "prepare", "--dataset", "digits", first=no_torch) as job:
-        output = job.communicate()[0]
-
-    assert job.returncode == 0, output
-    assert output.count("digits is complete") == 1
-    assert "torch.distributed.run" not in output
-
-
 def tokenize(
     folder: Path, *, first: Path, hang_limit_s: float = 600, field: str = "text"
 ) -> subprocess.Popen[str]:
@@ -161,11 +152,3 @@ def test_a_request_to_stop_ends_it(tmp_path: Path) -> None:
 
     assert job.returncode == 143, output
     assert not worker.is_running()
-
-
-def test_an_error_is_the_workloads(tmp_path: Path) -> None:
-    with launch(tmp_path, "export", "--run", "none") as job:
-        output = job.communicate()[0]
-
-    assert job.returncode == 1, output
-    assert "node 0: rank 0: ExportError: there is no run none" in output.splitlines()[-1]

@@ -86,17 +86,6 @@ def test_heartbeats_keep_a_quiet_link_alive(hub: Hub) -> None:
     spoke.close()
 
 
-def test_a_closed_child_is_lost_at_once(hub: Hub) -> None:
-    spoke = join(hub, child(1))
-    started = time.monotonic()
-    spoke.close()
-
-    events = collect(hub.poll, until=is_lost)
-
-    assert events[-1] == Lost(node=1, how="its launcher is gone")
-    assert time.monotonic() - started < TIMEOUT_S / 2
-
-
 def test_a_silent_child_is_lost_after_the_time_out(hub: Hub) -> None:
     spoke = join(hub, child(1))
 

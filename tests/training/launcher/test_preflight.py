@@ -184,13 +184,6 @@ def test_small_file_systems_do_for_cpus_but_not_for_chips(
     assert isinstance(check(TRN1, SmallDisk()), Failed)
 
 
-@pytest.mark.parametrize("name", INSTANCE_TYPES)
-def test_the_wanted_shared_memory_is_what_the_job_definition_asks_for(name: str) -> None:
-    wanted = INSTANCE_TYPES[name].shared_memory_mib
-
-    assert f"below {wanted} MiB" in finding(check_shared_memory(node_on(name), SmallDisk()))
-
-
 def test_a_missing_package_is_found() -> None:
     assert finding(check_packages(TRN1, Host())) == "the image has no torch_xla"
     assert isinstance(check_packages(node_on(None), Host()), Passed)
@@ -234,10 +227,6 @@ def test_all_failures_of_a_node_become_one_verdict(tmp_path: Path) -> None:
     assert "driver 2.30.2" in verdict.reason
     assert verdict.reason.count(" -> ") == 2
     assert [line.split(":")[0] for line in report_lines(outcomes)] == ["preflight FAILED"] * 2
-
-
-def test_no_failure_is_no_problem() -> None:
-    assert problem(TRN1, [Passed(what="all"), Skipped(what="some", why="none")]) is None
 
 
 def with_lustre(root: Path, *, kind: str) -> Host:

@@ -45,10 +45,6 @@ def wait(results: LocalObjects, *, looks: int = 1) -> Verdict | None:
     )
 
 
-def test_a_job_goes_on_once_the_other_has_compiled(tmp_path: Path) -> None:
-    assert wait(leave(tmp_path, ExitCode.OK)) is None
-
-
 @pytest.mark.parametrize("code", [ExitCode.WORKLOAD, ExitCode.CONFIGURATION, ExitCode.STOPPED])
 def test_a_job_whose_compilation_failed_fails_and_says_why(tmp_path: Path, code: ExitCode) -> None:
     verdict = wait(leave(tmp_path, code))
@@ -85,13 +81,6 @@ def test_a_job_makes_room_for_one_that_shows_no_sign_of_life(
     assert patient is not None and patient.code is ExitCode.STOPPED
     assert verdict is not None and verdict.code is ExitCode.HOST
     assert "has shown no sign of life for 0 s; this job makes room for it" in verdict.reason
-
-
-def test_a_result_says_how_the_job_ended(tmp_path: Path) -> None:
-    leave(tmp_path, ExitCode.OK)
-
-    document = json.loads((tmp_path / "compile-x7.json").read_text())
-    assert document == {"schema": 1, "code": 0, "reason": "because"}
 
 
 def test_how_an_attempt_ended_is_left_below_the_runs_results(

@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +17,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.training.checks.test_allreduce import validator
-from tests.training.llama.conftest import TINY, write_dataset
-from tests.training.worker_ranks import run_on_ranks
+from tests.training.llama.conftest import write_dataset
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.job import Stopped, StopSwitch
@@ -30,7 +28,6 @@ from training.models.llama.huggingface import (
     meta_model,
     restore_buffers,
 )
-from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -220,22 +217,3 @@ def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> No
 def test_a_dataset_that_holds_nothing_out_is_refused(laptop: Laptop) -> None:
     with pytest.raises(DatasetError, match=r"holds nothing out, .* larger --validation-fraction"):
         laptop.train("--eval-every=2", run="none")
-
-
-# Four ranks evaluate in test_four_ranks.py, and resume from their parts in test_lora.py.
-@pytest.mark.full
-def test_four_ranks_give_what_one_gives_and_save_their_own_part(
-    laptop: Laptop, evaluated: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    build = tmp_path / "build"
-    objects = open_objects(str(build), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
-    words = (*TINY, *EVALUATED, "--tensor-parallel=2", "--save-every=2")
-    jobs = [(*words, f"--steps-this-run={steps}") for steps in (2, STEPS)]
-    output, *_ = run_on_ranks(tmp_path, "llama-tiny", *jobs, run="four")
-
-    four = type(laptop)(build)
-    assert "tensor parallel 2 x data parallel 2" in output
-    assert four.losses("four") == pytest.approx(laptop.losses("evaluated"), abs=1e-5)
-    found = val_losses(four.lines("four", "evaluation"))
-    assert found == pytest.approx(val_losses(evaluated), abs=1e-5)

@@ -126,13 +126,6 @@ def test_only_adapters_are_trained_and_saved(based: Laptop, adapted: list[float]
     assert marker["init_sha256"] == record["facts"]["init_sha256"]
 
 
-def test_a_run_in_pieces_has_the_losses_of_a_whole_one(based: Laptop, adapted: list[float]) -> None:
-    for _ in range(3):
-        based.train(*WORDS, f"--max-steps={STEPS}", "--steps-this-run=2", run="lora-pieces")
-
-    assert based.losses("lora-pieces") == adapted
-
-
 def test_the_weights_beside_adapters_are_read_at_every_start(based: Laptop) -> None:
     folder = save(released(), based.folder / "models/moves")
     words = ("--init-from=moves", *WORDS[1:], "--max-steps=4")

@@ -45,17 +45,6 @@ RECORD = StepRecord(
 )
 
 
-def test_a_step_is_one_line_of_the_log() -> None:
-    assert RECORD.line() == (
-        "training: step 12 of 100: loss 2.5000, lr 3.00e-04, grad-norm 0.750, 4.00 seq/s, "
-        "16384 tok/s, MFU 25.0%, 2.000 s"
-    )
-
-
-def test_without_a_known_peak_there_is_no_mfu() -> None:
-    assert "MFU" not in replace(RECORD, mfu=None).line()
-
-
 def test_the_log_line_is_read_by_parsers_of_the_reference() -> None:
     pattern = (
         r"LOG (.+) - \((\d+), (\d+)\) step_loss : (\S+) learning_rate : (\S+) "

@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
+from tests.training.program.conftest import KEY, Collect
 from training.program.wheels import packages
-from training.program.wheels.collect import collect
 from training.program.wheels.install import DependenciesRefused, install_wheels
 from training.storage import LocalObjects
 
@@ -26,30 +26,11 @@ if TYPE_CHECKING:
     from tests.training.conftest import Cluster
     from tests.training.program.package_index import PackageIndex
 
-KEY = "0123456789abcdef" * 2
-Collect = Callable[..., LocalObjects]
+Install = Callable[[LocalObjects], Path]
 
 
 @pytest.fixture
-def collected(tmp_path: Path, index: PackageIndex, pip_environment: dict[str, str]) -> Collect:
-    """Collect requirements from the index where nodes without a bucket look for them."""
-
-    def run(*requirements: str) -> LocalObjects:
-        wheels = LocalObjects(tmp_path / "build" / "wheels" / KEY)
-        collect(
-            wheels,
-            key=KEY,
-            text=index.text(*requirements),
-            environment=pip_environment,
-            report=lambda step: None,
-        )
-        return wheels
-
-    return run
-
-
-@pytest.fixture
-def install(tmp_path: Path, pip_environment: dict[str, str]) -> Callable[[LocalObjects], Path]:
+def install(tmp_path: Path, pip_environment: dict[str, str]) -> Install:
     """Install wheels on this node; whatever index its settings name does not exist."""
 
     def run(wheels: LocalObjects) -> Path:
@@ -73,7 +54,7 @@ def python(site: Path, code: str) -> str:
 
 
 def test_a_program_sees_what_it_requires_and_the_images_own(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+    collected: Collect, install: Install, index: PackageIndex
 ) -> None:
     index.add("p4-model", "1.0", ["p4-layers", "torch"])
     index.add("p4-layers", "2.1")
@@ -84,7 +65,7 @@ def test_a_program_sees_what_it_requires_and_the_images_own(
 
 
 def test_a_program_sees_its_own_version_of_a_package_of_the_image(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+    collected: Collect, install: Install, index: PackageIndex
 ) -> None:
     index.add("safetensors", "0.4.2")
     site = install(collected("safetensors==0.4.2"))
@@ -94,7 +75,7 @@ def test_a_program_sees_its_own_version_of_a_package_of_the_image(
 
 
 def test_commands_data_namespaces_and_path_files_work_as_in_an_environment(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+    collected: Collect, install: Install, index: PackageIndex
 ) -> None:
     index.add(
         "p4-tool",
@@ -130,21 +111,19 @@ print(subprocess.run(["p4-tool"], capture_output=True, text=True, check=True).st
 
 
 def test_nothing_is_installed_if_the_image_has_everything(
-    collected: Collect, install: Callable[[LocalObjects], Path]
+    collected: Collect, install: Install
 ) -> None:
     assert list(install(collected("torch")).iterdir()) == []
 
 
-def test_wheels_that_were_never_collected_are_refused(
-    tmp_path: Path, install: Callable[[LocalObjects], Path]
-) -> None:
+def test_wheels_that_were_never_collected_are_refused(tmp_path: Path, install: Install) -> None:
     with pytest.raises(DependenciesRefused, match="holds no complete set of wheels; submit the"):
         install(LocalObjects(tmp_path / "build" / "wheels" / KEY))
 
 
 @pytest.mark.parametrize("name", ["p4_model-1.0-py3-none-any.whl", "requirements.lock"])
 def test_a_changed_file_is_refused(
-    name: str, collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+    name: str, collected: Collect, install: Install, index: PackageIndex
 ) -> None:
     index.add("p4-model", "1.0")
     wheels = collected("p4-model")
@@ -153,18 +132,8 @@ def test_a_changed_file_is_refused(
         install(wheels)
 
 
-def test_a_missing_wheel_is_refused(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
-) -> None:
-    index.add("p4-model", "1.0")
-    wheels = collected("p4-model")
-    wheels.delete(["p4_model-1.0-py3-none-any.whl"])
-    with pytest.raises(DependenciesRefused, match=r"\.whl is not what was collected; delete"):
-        install(wheels)
-
-
 def test_wheels_of_another_image_of_the_same_name_are_refused(
-    collected: Collect, install: Callable[[LocalObjects], Path]
+    collected: Collect, install: Install
 ) -> None:
     wheels = collected("torch")
     document: dict[str, Any] = json.loads(wheels.get("complete.json"))
@@ -236,9 +205,7 @@ def source_package(victim: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["evil-1.0.tar.gz", "evil-1.0-py3-none-any.whl"])
-def test_nothing_is_built_on_a_node(
-    tmp_path: Path, install: Callable[[LocalObjects], Path], name: str
-) -> None:
+def test_nothing_is_built_on_a_node(tmp_path: Path, install: Install, name: str) -> None:
     wheels, victim = LocalObjects(tmp_path / "wheels"), tmp_path / "victim"
     data = source_package(victim)
     digest = hashlib.sha256(data).hexdigest()
@@ -261,7 +228,7 @@ def test_nothing_is_built_on_a_node(
     ],
 )
 def test_a_lock_that_gives_pip_options_is_refused(
-    tmp_path: Path, install: Callable[[LocalObjects], Path], line: str
+    tmp_path: Path, install: Install, line: str
 ) -> None:
     wheels = LocalObjects(tmp_path / "wheels")
     marked(wheels, {"a.whl": b"x"}, f"{line}\n".encode())

@@ -83,43 +83,43 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
     assert_holds(loaded, 10)
 
 
-def test_a_job_that_has_lost_the_run_completes_nothing(objects: Objects) -> None:
-    error = failure(objects, on_call(2, lose))
+def test_a_job_that_has_lost_the_run_completes_nothing(folder: Objects) -> None:
+    error = failure(folder, on_call(2, lose))
 
     assert "no longer holds run x" in error
-    assert opened(objects).latest() is None
+    assert opened(folder).latest() is None
 
 
 def test_a_job_frozen_as_it_completes_a_save_does_not_complete_files_of_its_successor(
-    objects: Objects,
+    folder: Objects,
 ) -> None:
     def overtake() -> None:
-        failure(objects, on_call(2, lose))
+        failure(folder, on_call(2, lose))
 
-    error = failure(objects, on_call(2, overtake), value=-7)
+    error = failure(folder, on_call(2, overtake), value=-7)
 
     assert "another job has completed step-00000010 meanwhile" in error
-    assert opened(objects).latest() is None
+    assert opened(folder).latest() is None
 
 
 def test_a_job_frozen_as_it_completes_a_save_does_not_bring_a_deleted_checkpoint_back(
-    objects: Objects,
+    folder: Objects,
 ) -> None:
     def overtake() -> None:
-        save(opened(objects), 10)
-        objects.delete([MARKER])  # a deletion begins with it
+        save(opened(folder), 10)
+        folder.delete([MARKER])  # a deletion begins with it
 
-    assert failure(objects, on_call(2, overtake), value=-7)
-    assert opened(objects).latest() is None
+    assert failure(folder, on_call(2, overtake), value=-7)
+    assert opened(folder).latest() is None
 
 
-def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
+def test_a_job_that_has_lost_the_run_deletes_nothing(folder: Objects) -> None:
     """A save begins with removing what another attempt may have left of the same step."""
-    before = save(opened(objects), 10)
+    before = save(opened(folder), 10)
 
-    failure(objects, on_call(1, lose))
+    failure(folder, on_call(1, lose))
 
-    assert opened(objects).latest() == before
+    assert opened(folder).latest() == before
 
 
 def nothing(key: str) -> None:
@@ -166,17 +166,17 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
 
 @pytest.mark.parametrize("left", [CHECKPOINT_MARKER, FILE, METADATA])
 def test_a_job_frozen_as_it_begins_a_save_leaves_that_of_its_successor_alone(
-    objects: Objects, left: str
+    folder: Objects, left: str
 ) -> None:
     """Each finds what an earlier attempt has left of the same step."""
-    save(opened(objects), 10)
-    objects.put(f"step-00000010/{left}", b"damaged")
-    second = opened(objects)
+    save(opened(folder), 10)
+    folder.put(f"step-00000010/{left}", b"damaged")
+    second = opened(folder)
 
     def overtake() -> None:
         save(second, 10)
 
-    failure(objects, on_call(1, overtake), value=-7)
+    failure(folder, on_call(1, overtake), value=-7)
 
     info, loaded = second.latest(), state(0)
     assert info is not None

@@ -14,9 +14,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 
+from tests.training.checkpoint.documents import assert_valid
 from tests.training.s3_server import s3_client, s3_server
 from training.checks.allreduce.allreduce import BelowBar, WrongSum, run
 from training.checks.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
@@ -30,15 +29,6 @@ from trainium_catalogue.contract import run_prefix
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
-
-SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
-
-
-def validator(name: str) -> Draft202012Validator:
-    documents = {file.name: json.loads(file.read_text()) for file in SCHEMAS.glob("*.schema.json")}
-    resources = [(key, Resource.from_contents(text)) for key, text in documents.items()]
-    registry: Registry[Any] = Registry().with_resources(resources)
-    return Draft202012Validator(documents[name], registry=registry)
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +55,14 @@ def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, end
     s3 = s3_client(endpoint)
     result_key = f"{run_prefix('test-run', 'results')}all-reduce.json"
     result = json.load(s3.get_object(Bucket="results", Key=result_key)["Body"])
-    validator("all-reduce-result.schema.json").validate(result)
+    assert_valid(result, "all-reduce-result.schema.json")
     assert (result["status"], result["bar"]["status"]) == ("passed", "not applicable")
     assert [size["bytes"] for size in result["sizes"]] == [1024, 4096, 16384, 65536, 262144]
     metrics_key = f"{run_prefix('test-run', 'metrics')}all-reduce.jsonl"
     body = s3.get_object(Bucket="results", Key=metrics_key)["Body"].read().decode()
     lines = [json.loads(line) for line in body.splitlines()]
     for line in lines:
-        validator("metrics-line.schema.json").validate(line)
+        assert_valid(line, "metrics-line.schema.json")
     assert [line["event"] for line in lines] == ["start", *["size"] * 5, "end"]
     assert f"written: s3://results/{result_key}" in cluster.log(0)
     assert not (cluster.folder / "build").exists()
@@ -141,7 +131,7 @@ def run_alone(
 
 def result_of(folder: Path) -> dict[str, Any]:
     document = json.loads((folder / "runs/alone/results/all-reduce.json").read_text())
-    validator("all-reduce-result.schema.json").validate(document)
+    assert_valid(document, "all-reduce-result.schema.json")
     assert isinstance(document, dict)
     return document
 

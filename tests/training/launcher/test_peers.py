@@ -64,28 +64,6 @@ def join(hub: Hub, node: NodeContract, problem: Verdict | None = None) -> Spoke:
     return spoke
 
 
-def test_a_child_joins_with_its_findings(hub: Hub) -> None:
-    problem = Verdict(code=ExitCode.PREFLIGHT, reason="no chips")
-    spoke = Spoke(child(1), timeout_s=TIMEOUT_S)
-
-    assert spoke.connect(hello(child(1), problem), 1)
-
-    (event,) = collect(hub.poll, until=heard("hello"))
-    assert isinstance(event, Heard) and event.node == 1
-    assert Verdict.from_message(event.message["problem"]) == problem
-    spoke.close()
-
-
-def test_heartbeats_keep_a_quiet_link_alive(hub: Hub) -> None:
-    spoke = join(hub, child(1))
-    end = time.monotonic() + 2.5 * TIMEOUT_S
-
-    while time.monotonic() < end:
-        events = [*hub.poll(0.02), *spoke.poll(0.02)]
-        assert not [event for event in events if is_lost(event)]
-    spoke.close()
-
-
 def test_a_silent_child_is_lost_after_the_time_out(hub: Hub) -> None:
     spoke = join(hub, child(1))
 

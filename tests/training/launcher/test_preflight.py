@@ -210,12 +210,6 @@ def test_a_cpu_skips_hardware_and_says_why(tmp_path: Path) -> None:
     }
 
 
-def test_one_node_skips_efa(tmp_path: Path) -> None:
-    outcome = check_efa(node_on("trn1.32xlarge"), make_host(tmp_path, efa=0))
-
-    assert outcome == Skipped(what="EFA", why="the job has one node")
-
-
 def test_all_failures_of_a_node_become_one_verdict(tmp_path: Path) -> None:
     host = make_host(tmp_path, devices=15, driver="2.30.2")
     outcomes = [check_devices(TRN1, host), check_driver(TRN1, host)]
@@ -236,10 +230,6 @@ def with_lustre(root: Path, *, kind: str) -> Host:
     (root / "fsx").mkdir()
     (root / "proc/mounts").write_text(f"/dev/root / ext4 rw 0 0\nfs@tcp:/abc /fsx {kind} rw 0 0\n")
     return host
-
-
-def test_a_node_without_lustre_needs_none(tmp_path: Path) -> None:
-    assert isinstance(check_lustre(node_on("trn1.32xlarge"), make_host(tmp_path)), Skipped)
 
 
 def test_lustre_must_be_mounted_where_it_is_promised(tmp_path: Path) -> None:

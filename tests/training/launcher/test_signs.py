@@ -10,9 +10,9 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import jsonschema
 import pytest
 
+from tests.training.checkpoint.documents import assert_valid
 from tests.training.nodes import CPU_NODE
 from training import launch
 from training.core.arguments import parse
@@ -23,7 +23,6 @@ from training.storage import LocalObjects, ObjectInfo, StorageRefused, StorageUn
 from trainium_catalogue.contract import ENV_JOB_ID
 from trainium_catalogue.exit_codes import ExitCode
 
-SCHEMA = Path(__file__).parents[3] / "docs/schemas/attempt-ending.schema.json"
 NODE = replace(CPU_NODE, job_id="compile-x7")
 
 
@@ -100,7 +99,7 @@ def test_how_an_attempt_ended_is_left_below_the_runs_results(
 
     assert opened == ["s3://bucket/runs/run/results/attempts/compile-x7"]
     assert document == {"schema": 1, "code": 75, "reason": "node 0 was lost"}
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert_valid(document, "attempt-ending.schema.json")
 
 
 @pytest.mark.parametrize("name", ["open_folder", "leave_ending"])
@@ -138,16 +137,6 @@ class Failing(LocalObjects):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         raise self._error
-
-
-def test_a_sign_of_a_child_is_evidence(tmp_path: Path) -> None:
-    folder = LocalObjects(tmp_path)
-    lookout = Lookout(MAIN)
-
-    assert StartedSign(CHILD)._act(folder)
-    assert lookout._act(folder)
-
-    assert lookout.evidence == "node 2 has started, as it says in the bucket"
 
 
 class Clock:

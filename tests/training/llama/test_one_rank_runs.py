@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.training.checks.test_allreduce import validator
+from tests.training.checkpoint.documents import assert_valid
 from tests.training.llama.conftest import write_dataset
 from training.storage.run_lock import Holder, RunLock, RunLocked, RunLost
 from training.trainer.runs import RunConfigError
@@ -91,9 +91,9 @@ def test_every_line_and_the_status_are_as_their_schemas_say(
     laptop: Laptop, whole: list[float]
 ) -> None:
     for line in laptop.lines("whole"):
-        validator("train-metrics-line.schema.json").validate(line)
+        assert_valid(line, "train-metrics-line.schema.json")
     status = laptop.status("whole")
-    validator("run-status.schema.json").validate(status)
+    assert_valid(status, "run-status.schema.json")
     assert (status["state"], status["step"], status["last_checkpoint_step"]) == (
         "finished", STEPS, STEPS,
     )  # fmt: skip

@@ -274,20 +274,6 @@ def test_a_job_frozen_before_its_first_upload_replaces_nothing(
     assert objects.get("a") == b"another job's"
 
 
-def test_nothing_is_uploaded_once_another_job_holds_the_run(tmp_path: Path) -> None:
-    objects = LocalObjects(tmp_path)
-    uploads = Uploads.open(objects, every_s=0.0, holds=lambda: False)
-    uploads.claim("a")
-    objects.put("a", b"another job's")
-
-    uploads.offer("a", b"mine")
-    uploads.close(within_s=5)
-    uploads.offer("b", b"mine")
-
-    assert uploads.close(within_s=0)
-    assert [info.key for info in objects.list()] == ["a"]
-
-
 def test_a_file_is_uploaded_at_most_every_so_often(tmp_path: Path) -> None:
     objects = Slow(tmp_path)
     objects.allowed.set()

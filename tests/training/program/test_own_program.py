@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,17 +15,11 @@ import pytest
 from tests.support.limits import scaled
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
+from tests.training.program.snapshots.kept_nodes import wait_until
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + scaled(30)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    from collections.abc import Iterator
 
 
 def test_the_sample_trains_on_two_nodes_and_continues_after_a_lost_one(cluster: Cluster) -> None:

@@ -8,9 +8,8 @@ import signal
 from dataclasses import asdict
 from typing import Any
 
-import jsonschema
-
-from tests.training.program.snapshots.kept_nodes import ROOT, Job, checkpoints, paths, wait_until
+from tests.training.checkpoint.documents import assert_valid
+from tests.training.program.snapshots.kept_nodes import Job, checkpoints, paths, wait_until
 from training.program.curve import CURVE_FILE
 from training.program.reports import OUTPUT_FILE, Noted
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
@@ -45,8 +44,7 @@ def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_
     text = local_job.bucket.get(run_key("run", RUN_STATUS))
     status = json.loads(text, parse_constant=refuse)
     assert (status["step"], status["loss"], status["loss_text"]) == (3, None, "nan")
-    schema = json.loads((ROOT / "docs" / "schemas" / "program-status.schema.json").read_text())
-    jsonschema.validate(status, schema)
+    assert_valid(status, "program-status.schema.json")
 
 
 def test_a_job_that_was_frozen_and_replaced_leaves_the_status_alone(local_job: Job) -> None:
@@ -105,12 +103,9 @@ def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
     assert paths(job.newest()) == {"final.pt"}
     status = json.loads(job.bucket.get(run_key("run", RUN_STATUS)))
     assert (status["kind"], status["state"]) == ("program", "ended")
-    for name, document in (
-        ("program-status", status),
-        ("snapshot", json.loads(job.snapshots.get(job.newest().key))),
-    ):
-        schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
-        jsonschema.validate(document, schema)
+    assert_valid(status, "program-status.schema.json")
+    manifest = json.loads(job.snapshots.get(job.newest().key))
+    assert_valid(manifest, "snapshot.schema.json")
     assert status["snapshots"] == [{"number": 1, "at": job.newest().at, "files": 1, "bytes": 4}]
 
 

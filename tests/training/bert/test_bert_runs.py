@@ -13,7 +13,7 @@ from tests.training.llama.conftest import Laptop, write_dataset
 from tests.training.worker_ranks import run_on_ranks
 from training.datasets.manifest import DatasetError
 from training.models.bert.data import IGNORED, random_batches
-from training.models.bert.network import Bert, bert_config, initial_weight, meta_model, restore
+from training.models.bert.network import bert_config, initial_weight, meta_model, restore
 from training.models.llama.export import ExportError, ExportOrder, export
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
@@ -74,19 +74,6 @@ def test_the_losses_are_those_of_hugging_faces_model() -> None:
         next_sentence_label=batch["next_sentence_label"],
     ).loss
     assert model(batch).item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_the_word_embedding_is_the_output_projection_after_the_move() -> None:
-    shape = PRESETS["bert-tiny"].shape
-    assert isinstance(shape, BertShape)
-    model: Bert = meta_model(bert_config(shape, dropout=0.1))
-    model.to_empty(device="cpu")
-    restore(model, torch.device("cpu"))
-
-    head = model.cls.predictions
-    assert head.decoder.weight is model.bert.embeddings.word_embeddings.weight
-    assert head.decoder.bias is head.bias
-    assert sum(p.numel() for p in model.parameters()) == shape.num_parameters
 
 
 @pytest.mark.parametrize(

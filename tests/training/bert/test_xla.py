@@ -126,21 +126,6 @@ def test_gradients_are_averaged_in_the_buckets_that_torch_xla_takes_on_neuron(
     assert details == {"scale": 1.0, "bucket_cap_mb": 50}
 
 
-def test_weight_decay_spares_norms_and_biases(laptop: Laptop) -> None:
-    backend = backend_of(laptop)
-    masters = {parameter: name for name, parameter in backend._masters.items()}
-    optimizer: Any = backend._optimizer
-    decays = {
-        masters[parameter]: group["weight_decay"]
-        for group in optimizer._optimizer.param_groups
-        for parameter in group["params"]
-    }
-
-    free = {name for name, decay in decays.items() if decay == 0}
-    assert free == {name for name in decays if "LayerNorm" in name or name.endswith("bias")}
-    assert set(decays.values()) == {0.0, 0.01}
-
-
 def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:
     train(laptop, "--compile-only", run="xla-compiled")
 

@@ -83,19 +83,6 @@ def test_the_same_text_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
         assert (tmp_path / "datasets/bert-tiny" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_what_is_there_already_is_not_made_again(
-    tiny: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = (tiny / "manifest.json").stat().st_mtime_ns
-
-    prepare_dataset(
-        "bert-tiny", StorageAccess(root=str(tiny.parents[1])), max_documents=DOCUMENTS, report=quiet
-    )
-
-    assert (tiny / "manifest.json").stat().st_mtime_ns == before
-    assert "bert-tiny was complete already" in capsys.readouterr().out
-
-
 def test_sequences_are_two_parts_between_their_marks(rows: dict[str, Any]) -> None:
     ids, lengths = rows["input_ids"], rows["input_mask"].sum(axis=1)
     last = np.take_along_axis(ids, lengths[:, None] - 1, axis=1)

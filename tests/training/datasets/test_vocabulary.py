@@ -210,19 +210,6 @@ def test_four_byte_ids_survive_every_way(tmp_path: Path, llama: Vocabulary) -> N
         assert encoder.encode(["two words"]).dtype == np.uint32
 
 
-def test_a_word_piece_tokenizer_falls_back_to_the_plain_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tokenizers import Tokenizer, models
-
-    vocab = {"[UNK]": 0, "[SEP]": 1, "a": 2, "##b": 3}
-    Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    vocabulary = read_vocabulary(tmp_path / "tokenizer.json")
-
-    assert [encoder.name for encoder in encoders(vocabulary, accelerate=True)] == ["tokenizers"]
-    assert "fastokens is not used" in capsys.readouterr().out
-
-
 def write_sentencepiece(path: Path, **options: Any) -> Path:
     """Train a tiny model."""
     import sentencepiece

@@ -19,8 +19,6 @@ from training.models.llama.huggingface import initial_weight, llama_config, meta
 from training.models.llama.network import LlamaNetwork
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models.presets import MODELS, ModelShape
-from trainium_catalogue.parameters.layout import Layout, activation_bytes
-from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 from trainium_catalogue.workloads import WORKLOADS
 
 LLAMA_3_1 = {
@@ -133,24 +131,6 @@ def test_a_model_fits_a_trn1_and_its_plan_agrees_with_pytorchs_shards(name: str)
     found.memory.refuse_too_much(found.plan, found.layout)
     state = found.memory.total - found.memory.activations
     assert state == found.plan.state_bytes_per_rank
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_degree_is_the_least_that_fits_one_node(name: str) -> None:
-    preset = MODELS[name]
-    workload = WORKLOADS["pretrain"].of_model({"model": name})
-    defaults = {item.name: item.default for item in workload.parameters}
-    fitting = []
-    for degree in (1, 2, 4, 8):
-        # Document masks, for one, need attention that keeps scores.
-        values = {**defaults, "tensor-parallel": degree, "attention": "eager"}
-        values |= {"recompute": "layers", "sequence-parallel": False}
-        plan = TrainingPlan.from_values(values, 32)
-        needed = activation_bytes(plan, Layout.choose(values, plan)) + plan.state_bytes_per_rank
-        if needed < 16 * GIB:
-            fitting.append(degree)
-
-    assert preset.tensor_parallel == fitting[0]
 
 
 def own(shape: ModelShape, seq_len: int) -> Any:

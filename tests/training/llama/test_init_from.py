@@ -18,7 +18,6 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import TINY, LoneDevice, write_dataset
 from tests.training.worker_ranks import run_on_ranks
-from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.nxd import NxdBackend
 from training.checkpoint.given import GivenWeightsError
@@ -368,15 +367,6 @@ def test_a_refused_model_costs_nothing_but_a_look(laptop: Laptop) -> None:
         laptop.train("--init-from=nothing", "--dataset=not-there-either", run="refused")
 
     assert not laptop.file("run.json", "refused").exists()
-
-
-def test_ranges_of_columns_are_cut_from_their_rows(root: Path) -> None:
-    given = opened(root)
-    name = "model.layers.0.mlp.down_proj.weight"
-    whole = weights_of(released())[name]
-    part = WeightPart(name, whole.size(), torch.Size((32, 16)), (0, 16))
-
-    assert torch.equal(given.read(part), whole[:, 16:32])
 
 
 @pytest.mark.parametrize("name", ["llama3-tiny", "qwen3-tiny"])

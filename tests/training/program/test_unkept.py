@@ -52,17 +52,6 @@ def test_who_keeps_a_folder_already_is_told_where_the_rest_may_go(code: Path) ->
     )
 
 
-def test_files_at_the_top_cannot_be_kept_by_the_name_of_a_folder(code: Path) -> None:
-    unkept = Unkept(code, code.parent / "checkpoints", chosen="")
-    for number in range(5):
-        write(code / f"{number}.pt", 2000)
-
-    assert unkept.words() == (
-        "wrote 0.pt (2 kB), 1.pt (2 kB), 2.pt (2 kB) and 2 more, which are not kept; what is "
-        "written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
-    )
-
-
 def test_a_path_outside_that_the_program_was_told_is_looked_at(code: Path) -> None:
     elsewhere, note = code.parent / "elsewhere", code.parent / "note.txt"
     argv, env = ["--out", str(elsewhere), f"--log={note}"], {"DATA": "/usr/share/x:relative"}

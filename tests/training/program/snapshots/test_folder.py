@@ -161,17 +161,11 @@ def _is_open(node: Node, name: str) -> bool:
 @pytest.mark.parametrize(
     ("how", "writes"),
     [
-        ("file = open('a', 'r+b')", True),
         ("file = open('a', 'ab')", True),
         ("file = open('a', 'rb')", False),
         (
             "import mmap; f = open('a', 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close()",
             True,
-        ),
-        (
-            "import mmap; f = open('a', 'rb')\n"
-            "m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ); f.close()",
-            False,
         ),
         (
             "import mmap; f = open('a', 'rb')\n"

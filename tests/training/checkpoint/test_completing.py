@@ -126,7 +126,7 @@ def nothing(key: str) -> None:
     """Nothing happens."""
 
 
-class Altered(LocalObjects):
+class HookedObjects(LocalObjects):
     """A disk on which something happens before a file is written, before it is closed, or after."""
 
     def __init__(self, root: Path, **hooks: Callable[[str], object]) -> None:
@@ -143,8 +143,8 @@ class Altered(LocalObjects):
             self._hooks.get("written", nothing)(key)
         self._hooks.get("after", nothing)(key)
 
-    def at(self, prefix: str) -> Altered:
-        return Altered(Path(self.uri) / prefix, **self._hooks)
+    def at(self, prefix: str) -> HookedObjects:
+        return HookedObjects(Path(self.uri) / prefix, **self._hooks)
 
 
 def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
         save(second, 10)
         raise OSError("no space left")
 
-    error = failure(Altered(tmp_path, before=fail), on_call(2, lose), value=-7)
+    error = failure(HookedObjects(tmp_path, before=fail), on_call(2, lose), value=-7)
 
     assert "no space left" in error
     info, loaded = second.latest(), state(0)
@@ -194,7 +194,7 @@ def test_a_save_that_was_frozen_does_not_damage_the_same_step_of_its_successor(
         if key == name:
             save(second, 10)
 
-    error = failure(Altered(tmp_path, written=freeze), on_call(2, lose), value=-7)
+    error = failure(HookedObjects(tmp_path, written=freeze), on_call(2, lose), value=-7)
 
     assert "exists already" in error
     info, loaded = second.latest(), state(0)
@@ -218,7 +218,7 @@ def test_what_is_not_all_there_does_not_become_complete(
         elif key == FILE:
             path.write_bytes(path.read_bytes()[:kept_bytes])
 
-    assert reason in failure(Altered(tmp_path, after=forget))
+    assert reason in failure(HookedObjects(tmp_path, after=forget))
     assert opened(LocalObjects(tmp_path)).latest() is None
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.checkpoint.documents import assert_valid
+from tests.training.llama.conftest import LoneDevice
+from tests.training.nodes import CPU_NODE
 from tests.training.s3_server import s3_client, s3_server
 from training.checks.allreduce.allreduce import BelowBar, WrongSum, run
 from training.checks.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
@@ -73,42 +75,19 @@ def identity(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class LoneDevice:
+class AllReduceDevice(LoneDevice):
     """A group of one rank, whose sums may be spoilt."""
 
-    kind: DeviceKind = DeviceKind.CPU
-    rank: int = 0
-    num_ranks: int = 1
-    spoil: Any = identity
-    sums: list[int] = field(default_factory=list)
+    spoil: Callable[[torch.Tensor], torch.Tensor] = identity
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        self.sums.append(tensor.numel())
         tensor.copy_(self.spoil(tensor))
 
-    def synchronize(self) -> None:
-        return
 
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def close(self) -> None:
-        return
-
-
-ALONE = NodeContract(
-    run="alone",
-    deployment="default",
-    job_id="local",
-    attempt=1,
-    node_index=0,
-    num_nodes=1,
-    processes_per_node=1,
-    device=DeviceKind.CPU,
-)
+ALONE = replace(CPU_NODE, run="alone", job_id="local")
 
 
 def run_alone(
@@ -146,7 +125,7 @@ def test_arithmetic_in_bf16_is_found_out(tmp_path: Path) -> None:
     def spoil(values: torch.Tensor) -> torch.Tensor:
         return to_bf16(hand_out_sums_of_64(values))
 
-    device = LoneDevice(num_ranks=64, spoil=spoil)
+    device = AllReduceDevice(num_ranks=64, spoil=spoil)
 
     with pytest.raises(WrongSum, match="fp32 is wrong in"):
         run_alone(tmp_path, device, "--max-bytes=4096")
@@ -164,7 +143,7 @@ def test_one_wrong_element_is_found_and_named(tmp_path: Path) -> None:
         return wrong
 
     with pytest.raises(WrongSum, match="element 777 is "):
-        run_alone(tmp_path, LoneDevice(spoil=spoil), "--max-bytes=4096")
+        run_alone(tmp_path, AllReduceDevice(spoil=spoil), "--max-bytes=4096")
 
 
 def test_the_sweep_ends_when_its_time_is_used_up(
@@ -176,7 +155,7 @@ def test_the_sweep_ends_when_its_time_is_used_up(
 
     result = run_alone(
         tmp_path,
-        LoneDevice(spoil=slow),
+        AllReduceDevice(spoil=slow),
         "--max-bytes=65536",
         "--total-seconds=1",
         "--seconds-per-size=0.3",
@@ -202,7 +181,7 @@ def test_low_bandwidth_fails_the_job_only_on_request(
     # The published bar is at 1 GiB; the same rule at a size that a test can afford.
     low = replace(BARS[0], num_bytes=4096, busbw_gib_per_s=1e9)
     monkeypatch.setattr("training.checks.allreduce.sweep.BARS", (low,))
-    device = LoneDevice(num_ranks=64, spoil=hand_out_sums_of_64)
+    device = AllReduceDevice(num_ranks=64, spoil=hand_out_sums_of_64)
     context = replace(
         ALONE,
         device=DeviceKind.XLA,

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.training.datasets.conftest import quiet
 from tests.training.datasets.site import Site, serve
 from training.core.failures import classify
 from training.datasets.manifest import DatasetError
@@ -32,18 +33,10 @@ from training.datasets.prepared.bert_tiny import (
     to_sentences,
 )
 from training.datasets.prepared.prepare import prepare_dataset
-from training.storage import Objects, StorageAccess, open_objects
+from training.storage import LocalObjects, StorageAccess
 from trainium_catalogue.exit_codes import ExitCode
 
 DOCUMENTS = 60
-
-
-def quiet(text: str) -> None:
-    """Say nothing."""
-
-
-def local(path: Path) -> Objects:
-    return open_objects(str(path), region=None, endpoint_url=None)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +114,11 @@ def test_words_outside_the_vocabulary_become_pieces() -> None:
 def test_one_document_is_too_few(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="1 documents with text are too few for pairs"):
         prepare_bert_tiny(
-            local(tmp_path), tmp_path, documents=[{"text": "One. Two."}], source={}, report=quiet
+            LocalObjects(tmp_path),
+            tmp_path,
+            documents=[{"text": "One. Two."}],
+            source={},
+            report=quiet,
         )
 
 
@@ -167,7 +164,7 @@ def bring(site: Site, folder: Path, *, report: Any = quiet) -> Any:
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
     return prepare_bert_tar(
-        local(folder / "set"), scratch, report=report, url=f"{site.url}/set.tar"
+        LocalObjects(folder / "set"), scratch, report=report, url=f"{site.url}/set.tar"
     )
 
 

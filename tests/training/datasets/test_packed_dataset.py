@@ -11,43 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.core.files import sha256_of
-from training.datasets.manifest import DatasetError, PackedManifest, Shard, Source
+from tests.training.datasets.packed import put_manifest, put_shard
+from training.datasets.manifest import DatasetError, PackedManifest, Shard
 from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.storage import LocalObjects
 
 
 def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> PackedManifest:
     """A dataset of these ids, in shards of these sizes and one with the rest."""
-    folder.mkdir(parents=True, exist_ok=True)
+    objects, rest = LocalObjects(folder), np.array(tokens, "<u2")
     shards: list[Shard] = []
-    rest = np.array(tokens, "<u2")
     for size in [*sizes, len(tokens)]:
         piece, rest = rest[:size], rest[size:]
         if len(piece):
-            path = folder / f"shard-{len(shards):05d}-000.bin"
-            path.write_bytes(piece.tobytes())
-            shards.append(
-                Shard(
-                    name=path.name, tokens=len(piece), bytes=2 * len(piece), sha256=sha256_of(path)
-                )
-            )
-    manifest = PackedManifest(
-        dtype="uint16",
-        vocab_size=1000,
-        eos_id=2,
-        bos=False,
-        tokenizer="tokenizer.json",
-        tokenizer_file_sha256="0" * 64,
-        tokenizer_sha256="1" * 64,
-        num_tokens=len(tokens),
-        documents=1,
-        empty_documents=0,
-        source=Source(uri="/text", files=1, bytes=1, text_field="text"),
-        shards=tuple(shards),
-    )
-    (folder / "manifest.json").write_bytes(manifest.to_json())
-    return manifest
+            shards.append(put_shard(objects, f"shard-{len(shards):05d}-000.bin", piece))
+    return put_manifest(objects, *shards, vocab_size=1000)
 
 
 def opened(source: Path, cache: Path) -> PackedDataset:

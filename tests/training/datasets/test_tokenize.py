@@ -17,9 +17,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from tests.support.limits import scaled
-from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.datasets.conftest import Tokenize, dataset, opened, text_of
 from training.datasets.manifest import DatasetError, PackedManifest
-from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.datasets.text import parts
 from training.datasets.text.encoders import PROBES, FastEncoder, Ids
 from training.datasets.text.tokenize import ProgressLine
@@ -29,24 +28,10 @@ from training.storage import LocalObjects
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def dataset(tmp_path: Path, name: str = "made") -> Path:
-    return tmp_path / "bucket" / "datasets" / name
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     """Read every object of a dataset; what a killed process was writing is none."""
     objects = LocalObjects(folder)
     return {info.key: objects.get(info.key) for info in objects.list()}
-
-
-def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
-    return open_dataset(
-        LocalObjects(dataset(tmp_path, name)),
-        tmp_path / f"cache-{name}",
-        is_leader=True,
-        wait=lambda: None,
-        report=lambda text: None,
-    )
 
 
 def complete(found: PackedManifest | None) -> PackedManifest:

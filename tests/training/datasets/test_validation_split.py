@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.datasets.conftest import Tokenize, dataset, opened, text_of
 from tests.training.datasets.test_packed_dataset import write_dataset
-from tests.training.datasets.test_tokenize import complete, contents, dataset, opened
+from tests.training.datasets.test_tokenize import complete, contents
 from training.datasets.manifest import DatasetError, PackedManifest
 from training.datasets.samples.packed import PackedDataset
 from training.datasets.text.parts import split_documents

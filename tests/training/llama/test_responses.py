@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,14 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from tests.training.datasets.packed import put_manifest, put_shard
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import TINY
 from tests.training.worker_ranks import run_on_ranks
 from training.backends.base import WEIGHTS
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
-from training.datasets.manifest import COUNTED, PackedManifest, Shard, Source, Validation
+from training.datasets.manifest import COUNTED, PackedManifest, Validation
 from training.datasets.samples.packed import PackedDataset
 from training.models.llama.data import packed_batches
 from training.models.llama.huggingface import initial_weight, llama_config
@@ -49,37 +49,19 @@ def examples(random: np.random.Generator, count: int) -> NDArray[np.uint32]:
 def write_chats(objects: Objects) -> None:
     """A dataset of prompts and responses, as tokenize leaves it."""
     random = np.random.default_rng(0)
-
-    def put(name: str, count: int) -> tuple[Shard, int]:
-        rows = examples(random, count)
-        data = rows.astype("<u4").tobytes()
-        objects.put(name, data)
-        sha256 = hashlib.sha256(data).hexdigest()
-        shard = Shard(name=name, tokens=rows.size, bytes=len(data), sha256=sha256)
-        return shard, int((rows >= COUNTED).sum())
-
-    shard, counted = put("shard-00000-000.bin", SEQUENCES)
-    held_out, _ = put("validation-00000-000.bin", HELD_OUT)
-    manifest = PackedManifest(
+    rows, others = (examples(random, count) for count in (SEQUENCES, HELD_OUT))
+    held_out = put_shard(objects, "validation-00000-000.bin", others)
+    put_manifest(
+        objects,
+        put_shard(objects, "shard-00000-000.bin", rows),
         dtype="uint32",
-        vocab_size=256,
-        eos_id=EOS,
-        bos=False,
-        tokenizer="tokenizer.json",
-        tokenizer_file_sha256="a" * 64,
-        tokenizer_sha256="b" * 64,
-        num_tokens=shard.tokens,
         documents=2 * SEQUENCES,
-        empty_documents=0,
-        source=Source(uri="none", files=1, bytes=1, text_field="text"),
-        shards=(shard,),
         validation=Validation(
             fraction=0.2, num_tokens=held_out.tokens, documents=1, shards=(held_out,)
         ),
         seq_len=SEQ_LEN,
-        response_tokens=counted,
+        response_tokens=int((rows >= COUNTED).sum()),
     )
-    objects.put("manifest.json", manifest.to_json())
 
 
 @pytest.fixture(scope="module")

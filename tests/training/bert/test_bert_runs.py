@@ -1,4 +1,4 @@
-"""BERT runs on one rank, and killed on two: losses, position, names, refusals."""
+"""BERT runs on one rank and on two: losses, position, refusals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Jobs of several ranks: they compute what one rank does, and leave a step together.
-
-Tensor parallel 2 x data parallel 2, with document masks and a validation split.
-"""
+"""Jobs of several ranks: they compute what one rank does, and give up together."""
 
 from __future__ import annotations
 
@@ -34,10 +31,9 @@ def test_four_ranks_train_and_evaluate_as_one_does(laptop: Laptop, tmp_path: Pat
     four = type(laptop)(tmp_path / "build")
     for place in (laptop, four):
         write_dataset(place.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
-    small = "--global-batch=8"
-    laptop.train(*WORDS, small, run="one")
-    words = (*SHAPE, *WORDS, small)
-    output, *_ = run_on_ranks(tmp_path, "llama-tiny", words, run="four")
+    words = (*WORDS, "--global-batch=8")
+    laptop.train(*words, run="one")
+    output, *_ = run_on_ranks(tmp_path, "llama-tiny", (*SHAPE, *words), run="four")
 
     assert "tensor parallel 2 x data parallel 2" in output
     assert four.losses("four") == pytest.approx(laptop.losses("one"), abs=1e-5)

@@ -2,7 +2,7 @@
 
 Without the real package, this is what CI knows of it: losses and norms of a tiny Llama on one rank,
 which the fake has to reproduce within bf16's rounding, and on two and four, which are the same
-model; what the back-end asks of NxD, in order; and which collectives NxD makes of it.
+model; and what the back-end asks of NxD, in order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ def figures() -> dict[str, Any]:
             found["norms"].append(backend.fetch(norm))
             if step == ASKED_STEPS:
                 found["asked"] = fake_nxd.names()
-    found["sizes"] = [parameter.numel() for parameter in backend._model.parameters()]
     return found
 
 

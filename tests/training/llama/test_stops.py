@@ -1,6 +1,6 @@
 """Jobs that end early, within a micro-batch: whole steps are safe.
 
-How the ranks of several nodes leave together is in test_four_ranks.py.
+How the ranks of two nodes leave together is in test_killed_and_resumed.py.
 """
 
 from __future__ import annotations

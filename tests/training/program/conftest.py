@@ -27,10 +27,15 @@ def index(tmp_path: Path) -> Iterator[PackageIndex]:
 
 @pytest.fixture
 def pip_environment(tmp_path: Path) -> dict[str, str]:
-    """The variables that pip gets; its answers must not depend on who runs the tests."""
+    """The variables that pip gets."""
+    return environment_of_pip(tmp_path)
+
+
+def environment_of_pip(home: Path) -> dict[str, str]:
+    """What pip's answers follow, so that they do not depend on who runs the tests."""
     return {
         "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
+        "HOME": str(home),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_RETRIES": "1",
     }

@@ -1,4 +1,4 @@
-"""What verify trains on, on which ranks, and how it measures distances."""
+"""What verify trains on, and how it measures distances."""
 
 from __future__ import annotations
 

@@ -182,6 +182,8 @@ def test_small_file_systems_do_for_cpus_but_not_for_chips(
 ) -> None:
     assert isinstance(check(node_on(None), SmallDisk()), Passed)
     assert isinstance(check(TRN1, SmallDisk()), Failed)
+    wanted = INSTANCE_TYPES["trn1.32xlarge"].shared_memory_mib
+    assert f"below {wanted} MiB" in finding(check_shared_memory(TRN1, SmallDisk()))
 
 
 def test_a_missing_package_is_found() -> None:

@@ -19,7 +19,7 @@ from training.launcher.settings import (
 )
 from trainium_catalogue.workloads import WORKLOADS
 
-AWS = System(kernel="6.1.148-173.267.amzn2023.x86_64", interface="eth0")
+AWS = System(kernel="6.1.148-173.267.amzn2023.x86_64", interface="ens5")
 
 
 def test_two_trn1_nodes_use_efa() -> None:
@@ -27,7 +27,7 @@ def test_two_trn1_nodes_use_efa() -> None:
 
     assert env["FI_PROVIDER"] == "efa"
     assert env["FI_EFA_USE_DEVICE_RDMA"] == "1"
-    assert env["CCOM_SOCKET_IFNAME"] == "eth0"
+    assert env["CCOM_SOCKET_IFNAME"] == "ens5"  # the one that peers know
     assert env["PJRT_DEVICE"] == "NEURON"
 
 

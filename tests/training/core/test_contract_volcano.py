@@ -58,7 +58,7 @@ def test_a_node_learns_the_same_from_volcano_as_from_batch(
 
     in_pod = read(pod(index, num_nodes, restarts=restarts))
     names = {"AWS_BATCH_JOB_ID": f"job-x7#{index}", "AWS_BATCH_JOB_ATTEMPT": str(restarts + 1)}
-    on_batch = read(batch(index, num_nodes, **names))
+    on_batch = read(batch(index, num_nodes) | names)
 
     assert in_pod.on_cluster and not on_batch.on_cluster
     assert replace(in_pod, on_cluster=False) == on_batch

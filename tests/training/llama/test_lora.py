@@ -125,6 +125,13 @@ def test_only_adapters_are_trained_and_saved(based: Laptop, adapted: list[float]
     assert marker["init_sha256"] == record["facts"]["init_sha256"]
 
 
+def test_a_run_in_pieces_has_the_losses_of_a_whole_one(based: Laptop, adapted: list[float]) -> None:
+    for _ in range(2):
+        based.train(*WORDS, f"--max-steps={STEPS}", "--steps-this-run=3", run="lora-pieces")
+
+    assert based.losses("lora-pieces") == adapted
+
+
 def test_the_weights_beside_adapters_are_read_at_every_start(based: Laptop) -> None:
     folder = save(released(), based.folder / "models/moves")
     words = ("--init-from=moves", *WORDS[1:], "--max-steps=4")
@@ -166,8 +173,7 @@ def test_ranks_that_share_a_model_train_the_same_adapters(
     write_dataset(open_objects(str(build / "datasets/words"), region=None, endpoint_url=None))
     save(released(), build / "models/base")
     words = (*TINY, "--tensor-parallel=2", "--dataset=words", *WORDS, f"--max-steps={STEPS}")
-    jobs = [(*words, f"--steps-this-run={steps}") for steps in (2, 9)]
-    run_on_ranks(tmp_path, "llama-tiny", *jobs, run="four")
+    run_on_ranks(tmp_path, "llama-tiny", words, run="four")
 
     four = type(based)(build)
     assert four.losses("four") == pytest.approx(adapted, abs=1e-5)

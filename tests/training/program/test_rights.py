@@ -20,7 +20,7 @@ kept = pathlib.Path(os.environ["TRAINIUM_CHECKPOINT_DIR"])
 for step in range(4):
     print(f"step {step} loss {1 / (step + 1)}", flush=True)
     (kept / f"{step}.pt").write_text(str(step))
-    time.sleep(1.5)
+    time.sleep(1)
 """
 PROGRAM = WORKLOADS[contract.PROGRAM]
 WRITES = PROGRAM.writes

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.training.llama.conftest import TINY, write_dataset
+from tests.training.llama.conftest import TINY, Laptop, write_dataset
 from tests.training.worker_ranks import run_on_ranks
 from training.core.progress import read_failures
 from training.storage import open_objects
 from trainium_catalogue.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from tests.training.llama.conftest import Laptop
 
 VALIDATION_TOKENS = 13 * 16 + 1
 """13 sequences: no multiple of what any number of ranks computes at once."""
@@ -28,7 +24,7 @@ RUN = "build/runs/test-run"
 
 
 def test_four_ranks_train_and_evaluate_as_one_does(laptop: Laptop, tmp_path: Path) -> None:
-    four = type(laptop)(tmp_path / "build")
+    four = Laptop(tmp_path / "build")
     for place in (laptop, four):
         write_dataset(place.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
     words = (*WORDS, "--global-batch=8")
@@ -39,6 +35,23 @@ def test_four_ranks_train_and_evaluate_as_one_does(laptop: Laptop, tmp_path: Pat
     assert four.losses("four") == pytest.approx(laptop.losses("one"), abs=1e-5)
     (one,), (found,) = laptop.lines("one", "evaluation"), four.lines("four", "evaluation")
     assert (found["step"], found["val_loss"]) == (2, pytest.approx(one["val_loss"], abs=1e-5))
+
+
+def test_data_parallel_ranks_of_a_tied_model_have_the_losses_of_one(tmp_path: Path) -> None:
+    """FSDP gathers the tied weight that the loss is computed with, after the model's own pass."""
+    words = (
+        *(word for word in TINY if "micro" not in word),
+        *("--micro-batch=2", "--model=qwen3-tiny", "--head-dim=16", "--dataset=words"),
+        *("--tensor-parallel=1", "--max-steps=4"),
+    )
+    alone = Laptop(tmp_path / "alone", workload="pretrain", words=words)
+    two = Laptop(tmp_path / "two" / "build")
+    for place in (alone, two):
+        write_dataset(place.objects.at("datasets/words"))
+    alone.train()
+    run_on_ranks(tmp_path / "two", "pretrain", words, run="tiny", num_ranks=2)
+
+    assert two.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
 def test_ranks_give_up_together_when_nothing_can_be_saved(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def _order(
             time_limit_hours=time_limit,
             compiles=False,
             follows=False,
-            verbose=False,
+            folds=False,
             releases=False,
             scales=False,
             dry_run=True,

@@ -12,6 +12,7 @@ import pytest
 from jobs import planning
 from stacks.config import AppConfig
 from tests.jobs.conftest import Desk
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
@@ -78,7 +79,7 @@ def test_its_figures_of_a_deployment_are_those_of_the_stacks() -> None:
 def test_one_submission_costs_at_most_all_its_attempts() -> None:
     (found,) = plan("mnist", "--nodes", "2", "--time-limit", "6")["estimates"]
 
-    standing = planning.standing_usd_per_hour(planning.Orchestrator.BATCH)
+    standing = planning.standing_usd_per_hour(Orchestrator.BATCH)
     price = 2 * INSTANCE_TYPES["trn1.32xlarge"].usd_per_hour_estimate
     assert found["usd_at_most"] == pytest.approx(3 * 6 * (price + standing))
     assert standing == pytest.approx(0.045 + 6 * 0.01)

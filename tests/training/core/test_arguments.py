@@ -22,13 +22,6 @@ def refusal(*words: str) -> str:
     return str(error.value)
 
 
-def test_defaults_are_the_catalogues() -> None:
-    request = parse(["all-reduce"])
-
-    assert request.launch.peer_timeout_s == 30
-    assert request.values == {p.name: p.default for p in WORKLOADS["all-reduce"].parameters}
-
-
 def test_both_spellings_of_a_value_are_read() -> None:
     request = parse(["all-reduce", "--max-bytes", "4096", "--peer-timeout-s=5"])
 
@@ -72,11 +65,6 @@ def test_the_help_names_every_parameter_and_exit_code() -> None:
     parameters = [*LAUNCH_PARAMETERS, *(p for w in WORKLOADS.values() for p in w.parameters)]
     assert [p.name for p in parameters if f"--{p.name} " not in text] == []
     assert [c for c in EXIT_CODES if f"{c.value:>5}  " not in text] == []
-
-
-@pytest.mark.parametrize("words", [[], *([name] for name in WORKLOADS)], ids=str)
-def test_the_help_fits_a_terminal(words: list[str]) -> None:
-    assert [line for line in help_text(words).splitlines() if len(line) > 100] == []
 
 
 def test_every_workload_of_the_catalogue_has_code() -> None:

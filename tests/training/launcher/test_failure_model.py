@@ -12,13 +12,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.training.s3_server import bucket_environment
 from trainium_catalogue.contract import PEER_WATCH
 
 if TYPE_CHECKING:
@@ -150,13 +148,6 @@ def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cl
     assert "node 2 did not join within 2 s of the first one (straggler-timeout-s)" in (
         large_cluster.log(3)
     )
-
-
-@pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with a bucket."""
-    with bucket_environment("joining") as environment:
-        yield environment
 
 
 def test_a_child_that_started_and_reaches_nobody_ends_the_wait_soon(

@@ -20,7 +20,6 @@ from training.launcher.messages import hello, refusal
 from training.launcher.peers import Event, Heard, Hub, Link, LinkLost, Lost, Spoke
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
-from trainium_catalogue.typed_json import typed
 
 TIMEOUT_S = 1.0
 NETWORK = f"127.{64 + os.getpid() % 128}.251"
@@ -64,39 +63,6 @@ def join(hub: Hub, node: NodeContract, problem: Verdict | None = None) -> Spoke:
     collect(hub.poll, until=heard("hello"))
     collect(spoke.poll, until=heard("welcome"))
     return spoke
-
-
-def test_a_child_joins_with_its_findings(hub: Hub) -> None:
-    problem = Verdict(code=ExitCode.PREFLIGHT, reason="no chips")
-    spoke = Spoke(child(1), timeout_s=TIMEOUT_S)
-
-    assert spoke.connect(hello(child(1), problem), 1)
-
-    (event,) = collect(hub.poll, until=heard("hello"))
-    assert isinstance(event, Heard) and event.node == 1
-    assert typed(event.message["problem"], Verdict) == problem
-    spoke.close()
-
-
-def test_heartbeats_keep_a_quiet_link_alive(hub: Hub) -> None:
-    spoke = join(hub, child(1))
-    end = time.monotonic() + 2.5 * TIMEOUT_S
-
-    while time.monotonic() < end:
-        events = [*hub.poll(0.02), *spoke.poll(0.02)]
-        assert not [event for event in events if is_lost(event)]
-    spoke.close()
-
-
-def test_a_closed_child_is_lost_at_once(hub: Hub) -> None:
-    spoke = join(hub, child(1))
-    started = time.monotonic()
-    spoke.close()
-
-    events = collect(hub.poll, until=is_lost)
-
-    assert events[-1] == Lost(node=1, how="its launcher is gone")
-    assert time.monotonic() - started < TIMEOUT_S / 2
 
 
 def test_a_silent_child_is_lost_after_the_time_out(hub: Hub) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.launcher.messages import parse_message
-from training.launcher.verdict import Board, Verdict, better
+from training.launcher.verdict import Board, Verdict
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.typed_json import typed
 
@@ -142,11 +142,6 @@ def test_no_grace_where_a_node_is_already_lost() -> None:
     decision = collected.decision(10)
 
     assert decision is not None and not decision.graceful
-
-
-@given(VERDICTS, VERDICTS)
-def test_better_evidence_never_gets_worse(first: Verdict, second: Verdict) -> None:
-    assert better(first, second).strength == min(first.strength, second.strength)
 
 
 WEAK = Verdict(code=ExitCode.WORKLOAD, reason="ended with 1", weak=True)

@@ -8,20 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
-
 from tests.support.limits import scaled
+from tests.training.checkpoint.documents import assert_valid
 from training.program.output import LossCurve, Recorder
 from training.program.reports import LOSSES_FILE
 
-SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
-
 
 def points(folder: Path) -> list[tuple[int, float]]:
-    schema = json.loads((SCHEMAS / "program-loss.schema.json").read_text())
     found = [json.loads(line) for line in (folder / LOSSES_FILE).read_text().splitlines()]
     for item in found:
-        jsonschema.validate(item, schema, cls=jsonschema.Draft202012Validator)
+        assert_valid(item, "program-loss.schema.json")
     return [(item["step"], item["loss"]) for item in found]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.training.conftest import Cluster
 
 HANG_S = 1800.0
-LIMIT = "--hang-limit-s=12"
+LIMIT = "--hang-limit-s=8"
 TWO_RANKS = {"TRAINIUM_PROCESSES_PER_NODE": "2"}
 SPAWNS = """
 import os

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.support.limits import scaled
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import bundle, upload
-from tests.training.s3_server import bucket_environment
 from training.storage import Objects, StorageAccess
 from training.storage.run_lock import Holder
 from trainium_catalogue.contract import RUN_LOCK, run_prefix
@@ -25,13 +21,6 @@ while not (kept.parent / "end").exists() and not pathlib.Path(os.environ["END"])
     (kept / "progress").write_text(str(time.time()))
     time.sleep(0.5)
 """
-
-
-@pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with a bucket."""
-    with bucket_environment("names") as environment:
-        yield environment
 
 
 def _lone(folder: Path) -> Cluster:

@@ -30,7 +30,7 @@ def test_a_folder_that_is_not_kept_is_named_with_the_option_that_keeps_it(
     write(code / "ckpts" / "a" / "1.pt", 8_000_000)
     write(code / "ckpts" / "2.pt", 4_000_000)
 
-    assert unkept.news(tmp_path) == (
+    assert unkept.news(code) == (
         "wrote ckpts/ (2 files, 12 MB), which is not kept; --checkpoint-dir ckpts keeps it"
     )
 
@@ -53,26 +53,13 @@ def test_who_keeps_a_folder_already_is_told_where_the_rest_may_go(
     unkept = UnkeptFiles(code, code / "out", chosen="out")
     write(code / "runs" / "events", 10)
 
-    assert unkept.news(tmp_path) == (
+    assert unkept.news(code) == (
         "wrote runs/ (1 file, 10 bytes), which is not kept; what is written below out or to "
         "TRAINIUM_OUTPUT_DIR is"
     )
 
 
-def test_files_at_the_top_cannot_be_kept_by_the_name_of_a_folder(
-    code: Path, tmp_path: Path
-) -> None:
-    unkept = UnkeptFiles(code, code.parent / "checkpoints", chosen="")
-    for number in range(5):
-        write(code / f"{number}.pt", 2000)
-
-    assert unkept.news(tmp_path) == (
-        "wrote 0.pt (2 kB), 1.pt (2 kB), 2.pt (2 kB) and 2 more, which are not kept; what is "
-        "written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
-    )
-
-
-def test_a_path_outside_that_the_program_was_told_is_looked_at(code: Path, tmp_path: Path) -> None:
+def test_a_path_outside_that_the_program_was_told_is_looked_at(code: Path) -> None:
     elsewhere, note = code.parent / "elsewhere", code.parent / "note.txt"
     argv, env = ["--out", str(elsewhere), f"--log={note}"], {"DATA": "/usr/share/x:relative"}
     outside = places(argv, env, home="/root", shares_machine=True)
@@ -81,7 +68,7 @@ def test_a_path_outside_that_the_program_was_told_is_looked_at(code: Path, tmp_p
     write(elsewhere / "step-1" / "model.pt", 5_000_000)
     write(note, 10)
 
-    assert unkept.news(tmp_path) == (
+    assert unkept.news(code) == (
         f"wrote {elsewhere}/ (1 file, 5 MB), {note} (10 bytes), which are not kept; what is "
         "written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
     )
@@ -111,7 +98,7 @@ def test_a_node_of_its_own_is_looked_at_where_programs_write_by_themselves(
     for name in ("ckpt/1.pt", "tmpab12/x", ".cache/y", "torchinductor_root/z", "mine/w", "old/new"):
         write(top / name, 2000)
 
-    assert unkept.news(tmp_path) == (
+    assert unkept.news(code) == (
         f"wrote {top}/ckpt/ (1 file, 2 kB), {top}/old/ (1 file, 2 kB), which are not kept; what "
         "is written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
     )

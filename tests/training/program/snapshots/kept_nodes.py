@@ -62,6 +62,12 @@ class Node:
         self.programs.append(program)
         return program
 
+    def write(self, path: str, content: str | bytes) -> None:
+        """Save a file where a program keeps its checkpoints."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+
     def restore(self, snapshots: Objects) -> JobSnapshot | None:
         return restore(snapshots, self.settings)
 
@@ -133,6 +139,26 @@ class Job:
             made.append(node)
         self.nodes += made
         return made
+
+    def restored(self, num_nodes: int = 1) -> list[Node]:
+        """Prepare the nodes of another attempt with what they are given back."""
+        nodes = self.attempt(num_nodes)
+        for node in nodes:
+            node.restore(self.snapshots)
+        return nodes
+
+    def run(self, *files: Mapping[str, str | bytes], **settings: float) -> list[Node]:
+        """Make an attempt of a node for each of ``files``, which end in its last snapshot."""
+        nodes = self.attempt(len(files), **{"every_s": 3600.0, **settings})
+        for node, own in zip(nodes, files, strict=True):
+            node.restore(self.snapshots)
+            node.start_snapshots()
+            for path, content in own.items():
+                node.write(path, content)
+            node.end()
+        for node in nodes:
+            assert node.wait().failure is None
+        return nodes
 
     def numbers(self) -> list[int]:
         return snapshot_numbers(self.snapshots)

@@ -297,13 +297,8 @@ def run_races(numbers: range, access: StorageAccess, folder: Path) -> None:
     assert not wrong
 
 
-@pytest.mark.timeout(300)
-def test_two_jobs_of_one_name_lose_no_snapshot(access: StorageAccess, tmp_path: Path) -> None:
-    run_races(range(4), access, tmp_path)
-
-
-# The four above are of the same kinds.
+# One job takes another's name in test_run_name.py, and step by step in test_two_jobs.py.
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-def test_more_pairs_of_jobs_lose_no_snapshot(access: StorageAccess, tmp_path: Path) -> None:
-    run_races(range(4, 40), access, tmp_path)
+def test_two_jobs_of_one_name_lose_no_snapshot(access: StorageAccess, tmp_path: Path) -> None:
+    run_races(range(40), access, tmp_path)

@@ -43,7 +43,7 @@ def test_a_node_that_sends_for_longer_than_others_go_without_a_change_stops_no_s
     nodes[0].settings = replace(nodes[0].settings, mib_per_s=4.0)
     meeting = job.folder / "meeting"
     meeting.mkdir()
-    for node, count in zip(nodes, (48 * 2**20, 800), strict=True):
+    for node, count in zip(nodes, (24 * 2**20, 800), strict=True):
         node.start_snapshots()
         node.run(_SAVE, meeting, node.settings.node, count)
 

@@ -6,10 +6,7 @@ objects instead.
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -125,26 +122,6 @@ class QuotasClient(Protocol):
     def get_service_quota(self, **kwargs: Any) -> Response: ...
 
 
-class ServiceModels:
-    """Files of botocore's service models, read in a third of its own time: EC2's has 4 MB.
-
-    botocore asks the parser for ``OrderedDict``, but plain dicts have their order too. The methods
-    are those of ``botocore.loaders.JSONFileLoader``, which takes paths without their suffix.
-    """
-
-    def exists(self, file_path: str) -> bool:
-        """Tell whether there is such a file."""
-        return any(Path(file_path + suffix).is_file() for suffix in (".json", ".json.gz"))
-
-    def load_file(self, file_path: str) -> Any:
-        """Read a file; None if there is none."""
-        if (plain := Path(f"{file_path}.json")).is_file():
-            return json.loads(plain.read_bytes())
-        if (packed := Path(f"{file_path}.json.gz")).is_file():
-            return json.loads(gzip.decompress(packed.read_bytes()))
-        return None
-
-
 class Aws:
     """Clients of one session and region."""
 
@@ -155,7 +132,6 @@ class Aws:
         from botocore.session import Session
 
         self._session = Session()
-        self._session.get_component("data_loader").file_loader = ServiceModels()
         if region is not None:
             self._check_region(region)
             self._session.set_config_variable("region", region)

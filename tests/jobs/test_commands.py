@@ -14,10 +14,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from botocore.loaders import Loader
 from typer.testing import Result
 
-from jobs.aws import ServiceModels
 from tests.jobs.conftest import Desk
 from tests.support.limits import scaled
 
@@ -427,14 +425,6 @@ def test_a_workload_of_the_catalogue_is_submitted_without_the_code_for_programs(
     code = "import sys, jobs.commands.submit; sys.exit('jobs.submit.program' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-@pytest.mark.parametrize("service", ["batch", "ec2"])
-def test_a_service_model_is_read_as_botocore_reads_it(service: str) -> None:
-    ours, theirs = Loader(file_loader=ServiceModels()), Loader()
-
-    for kind in ("service-2", "paginators-1"):  # packed, and plain
-        assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
 
 
 def test_the_cli_starts_without_slow_modules() -> None:

@@ -255,7 +255,7 @@ def _keep(small: bool) -> None:
 def _restore() -> None:
     into = _FOLDER / "restored"
     settings = _settings(into, 3600.0)
-    storage = settings.storage.open(settings.storage.root)
+    storage = settings.storage.open_root()
     found = restore(open_snapshots(storage, settings.run), settings)
     assert found is not None and len(found.files) == len(_RESTORED)
 

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
+from rehearsal.deployment.aws import EmulatedAccount
+from rehearsal.deployment.state import DEPLOYMENT, RehearsalFolder, Settings
 from rehearsal.receipt import Receipt
-from rehearsal.report.progress import Progress
+from rehearsal.report.progress import ProgressDisplay
 from rehearsal.scenario import Rehearsal
 from trainium_catalogue import contract
 
@@ -35,14 +35,14 @@ def aws_cli(console: Console) -> Path:
     return program
 
 
-Deployed = tuple[Aws, dict[str, str]]
+Deployed = tuple[EmulatedAccount, dict[str, str]]
 """Clients of the emulated account, and the environment for commands that use it."""
 
 
 @contextmanager
 def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
     """Yield a rehearsed deployment with a blocked queue, so that no job disturbs the timing."""
-    folder = Folder(ROOT / "build" / "bench" / "rehearsal")
+    folder = RehearsalFolder(ROOT / "build" / "bench" / "rehearsal")
     folder.clear()
     settings = Settings(
         nodes=4, processes_per_node=1, processes_of={}, instance_type="trn1.32xlarge",
@@ -52,7 +52,7 @@ def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
         settings=settings,
         folder=folder,
         base_environment=environment,
-        progress=Progress(Console(quiet=True)),
+        progress=ProgressDisplay(Console(quiet=True)),
         receipt=Receipt(settings=settings),
     )
     try:
@@ -60,7 +60,9 @@ def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
         rehearsal.deploy()
         exports = folder.environment.read_text().splitlines()
         pairs = (line.removeprefix("export ").split("=", 1) for line in exports)
-        aws = Aws(endpoint=str(rehearsal.receipt.endpoint), region=str(rehearsal.receipt.region))
+        aws = EmulatedAccount(
+            endpoint=str(rehearsal.receipt.endpoint), region=str(rehearsal.receipt.region)
+        )
         aws.client("ssm").put_parameter(
             Name="/rehearsal/next-fault", Type="String", Value=json.dumps({"kind": "no-capacity"})
         )
@@ -69,7 +71,7 @@ def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
         rehearsal.close()
 
 
-def submit(aws: Aws, environment: Mapping[str, str], program: Path) -> Comparison:
+def submit(aws: EmulatedAccount, environment: Mapping[str, str], program: Path) -> Comparison:
     """Compare sending the same request; ours also finds the deployment and checks the request."""
     numbers = itertools.count()
 

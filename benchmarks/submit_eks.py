@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.pairs import Comparison
 from benchmarks.processes import ROOT, seconds_of
-from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.aws import EmulatedAccount
 from rehearsal.deployment.state import DEPLOYMENT
 from trainium_catalogue import contract, kubernetes
 
@@ -23,7 +23,7 @@ _PARAMETERS = {
 }
 
 
-def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
+def submit_eks(aws: EmulatedAccount, environment: Mapping[str, str]) -> Comparison:
     """Compare without asking a cluster; ours also reads the bucket and checks more."""
     for name, value in (_published(aws) | _PARAMETERS).items():
         aws.client("ssm").put_parameter(
@@ -53,7 +53,7 @@ def submit_eks(aws: Aws, environment: Mapping[str, str]) -> Comparison:
     )
 
 
-def _published(aws: Aws) -> dict[str, str]:
+def _published(aws: EmulatedAccount) -> dict[str, str]:
     """Read what the deployment without a cluster publishes, by name below its root."""
     root = contract.ssm_root(DEPLOYMENT)
     pages = aws.client("ssm").get_paginator("get_parameters_by_path")

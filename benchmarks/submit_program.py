@@ -9,14 +9,14 @@ from collections.abc import Mapping
 
 from benchmarks.pairs import Comparison
 from benchmarks.processes import seconds_of
-from rehearsal.deployment.aws import Aws
+from rehearsal.deployment.aws import EmulatedAccount
 from rehearsal.deployment.state import DEPLOYMENT
 from trainium_catalogue import contract
 
 PROGRAM = "examples/own-program/train.py"
 
 
-def submit_program(aws: Aws, environment: Mapping[str, str]) -> Comparison:
+def submit_program(aws: EmulatedAccount, environment: Mapping[str, str]) -> Comparison:
     """Compare submitting two runs again, each under its name, after its job has ended."""
     batch = aws.client("batch")
     parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_JOB_QUEUE)

@@ -93,6 +93,8 @@ class AutoScalingClient(Protocol):
 
     def describe_auto_scaling_groups(self, **kwargs: Any) -> Response: ...
 
+    def describe_scaling_activities(self, **kwargs: Any) -> Response: ...
+
 
 class EcsClient(Protocol):
     """The part of the boto3 ECS client that is used here."""
@@ -106,6 +108,12 @@ class Ec2Client(Protocol):
     def describe_security_groups(self, **kwargs: Any) -> Response: ...
 
     def describe_capacity_reservations(self, **kwargs: Any) -> Response: ...
+
+    def describe_instances(self, **kwargs: Any) -> Response: ...
+
+    def describe_subnets(self, **kwargs: Any) -> Response: ...
+
+    def get_console_output(self, **kwargs: Any) -> Response: ...
 
 
 class QuotasClient(Protocol):
@@ -189,7 +197,7 @@ class Aws:
         return client
 
     def ec2(self) -> Ec2Client:
-        """Client that reads the rules of security groups, and reservations."""
+        """Client that reads security groups, reservations, instances and subnets."""
         client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
         return client
 
@@ -220,19 +228,18 @@ class Aws:
 
     def _check_region(self, region: str) -> None:
         """Refuse a region unknown to botocore: its address could be anybody's."""
-        known = {
-            name
-            for partition in self._session.get_available_partitions()
-            for name in self._session.get_available_regions("batch", partition_name=partition)
-        }
-        if region not in known:
-            hint = did_you_mean(region, known)
-            if not hint.startswith("did you mean"):
-                hint = "a region looks like us-west-2"
-            raise Refusal(
-                "unknown-region",
-                f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
-            )
+        known: set[str] = set()
+        for partition in self._session.get_available_partitions():
+            known.update(self._session.get_available_regions("batch", partition_name=partition))
+            if region in known:
+                return
+        hint = did_you_mean(region, known)
+        if not hint.startswith("did you mean"):
+            hint = "a region looks like us-west-2"
+        raise Refusal(
+            "unknown-region",
+            f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
+        )
 
     def _client(self, service: str, *, mode: str, attempts: int, connections: int = 10) -> Any:
         from botocore.config import Config

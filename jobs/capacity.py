@@ -32,31 +32,33 @@ TRAINIUM = Quota("L-2C3B7624", "Running On-Demand Trn instances")
 SPOT = Quota("L-34B43A08", "All Standard Spot Instance Requests")
 ON_DEMAND = Quota("L-1216C47A", "Running On-Demand Standard instances")
 
-_ENDED = frozenset({"expired", "cancelled", "failed", "payment-failed", "unsupported"})
+ENDED_RESERVATIONS = frozenset({"expired", "cancelled", "failed", "payment-failed", "unsupported"})
 """States of a reservation that never comes back (EC2 API reference, CapacityReservation)."""
 
 
-def needed_quota(target: Deployment, request: JobRequest) -> tuple[Quota, int] | None:
+def needed_quota(
+    target: Deployment, hardware: Hardware, num_nodes: int
+) -> tuple[Quota, int] | None:
     """Return the quota that a job counts against and its vCPUs; None if that is not known.
 
     Whether a Capacity Block counts is not documented, so it is not checked.
     """
     if target.settings is None:
         return None  # deployed by an earlier checkout
-    if request.hardware is Hardware.CPU:
+    if hardware is Hardware.CPU:
         # The children of an array run one after another if they have to.
         on_spot = target.settings.get("cpu_spot", "true").lower() == "true"
         return (SPOT if on_spot else ON_DEMAND), JOB_VCPUS
     if "capacity_block_id" in target.settings:
         return None
-    return TRAINIUM, target.instance_type.vcpus_for(request.num_nodes)
+    return TRAINIUM, target.instance_type.vcpus_for(num_nodes)
 
 
 def check_quota(
     aws: Aws, target: Deployment, request: JobRequest, note: Callable[[str], None]
 ) -> None:
     """Refuse a job that needs more vCPUs than the account may ever have."""
-    needed = needed_quota(target, request)
+    needed = needed_quota(target, request.hardware, request.num_nodes)
     if needed is None:
         return
     quota, vcpus = needed
@@ -113,7 +115,7 @@ def check_block(
         note(f"Capacity Block {block} was not looked at ({reason}): it must have started")
         return
     now = datetime.now(UTC)
-    if found["State"] in _ENDED or found.get("EndDate", now) < now:
+    if found["State"] in ENDED_RESERVATIONS or found.get("EndDate", now) < now:
         raise Refusal(
             "block-ended",
             f"Capacity Block {block} is {found['State']}, and its instances are gone: on Batch "
@@ -127,8 +129,8 @@ def check_block(
         raise Refusal(
             "block-not-started",
             f"Capacity Block {block} ({counted(found['TotalInstanceCount'], 'instance')}) starts "
-            f"at {_utc(start)}, and the queue cancels a job that has waited {minutes} minutes for "
-            f"capacity: submit after {_utc(start - limit)}",
+            f"at {utc(start)}, and the queue cancels a job that has waited {minutes} minutes for "
+            f"capacity: submit after {utc(start - limit)}",
         )
 
 
@@ -143,5 +145,5 @@ def _wait_for_capacity(queues: list[dict[str, Any]]) -> timedelta | None:
     return timedelta(seconds=min(seconds)) if seconds else None
 
 
-def _utc(moment: datetime) -> str:
+def utc(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"

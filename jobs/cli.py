@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence, Set
+from collections import UserDict
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from jobs.commands.catalogue import catalogue
-from jobs.commands.check_deploy import check_deploy
-from jobs.commands.code import code
-from jobs.commands.download import download
-from jobs.commands.kubeconfig import kubeconfig, token
-from jobs.commands.list_runs import list_runs
-from jobs.commands.logs import logs
 from jobs.commands.options import PROGRAM_ARGV, Globals, refuse
-from jobs.commands.port import port
-from jobs.commands.scale import scale
-from jobs.commands.shell import shell
-from jobs.commands.status import status
-from jobs.commands.stop import stop
-from jobs.commands.submit import submit
-from jobs.commands.tensorboard import tensorboard
-from jobs.commands.top import top
-from jobs.commands.upload import upload
-from jobs.commands.verify import verify
 from jobs.errors import EXIT_OUTPUT_LOST, EXIT_PIPE_CLOSED, OUTPUTS, Refusal, from_system
 from jobs.output.console import note, print_document, printable
 from jobs.program.entry import is_path
-from jobs.submit.program import named_program
-from jobs.submit.resolve import OWN_OPTIONS
 from trainium_catalogue.contract import ARGV_MARK, DEFAULT_DEPLOYMENT, ENV_PROCESSES_PER_NODE
 from trainium_catalogue.models.presets import MODELS
 from trainium_catalogue.workloads import WORKLOADS, Parameter, Workload
 
+COMMANDS = {
+    "submit": "submit.submit",
+    "plan": "plan.plan",
+    "port": "port.port",
+    "upload": "upload.upload",
+    "download": "download.download",
+    "code": "code.code",
+    "list": "list_runs.list_runs",
+    "status": "status.status",
+    "explain": "explain.explain",
+    "logs": "logs.logs",
+    "stop": "stop.stop",
+    "verify": "verify.verify",
+    "catalogue": "catalogue.catalogue",
+    "check-deploy": "check_deploy.check_deploy",
+    "kubeconfig": "kubeconfig.kubeconfig",
+    "token": "kubeconfig.token",
+    "scale": "scale.scale",
+    "shell": "shell.shell",
+    "top": "top.top",
+    "tensorboard": "tensorboard.tensorboard",
+}
+"""Each command, and its module and function below ``jobs.commands``."""
 _ARGV = "jobs.argv"
 _SUBMIT_ARGV = "jobs.submit.argv"
+
+
+class LazyCommands(UserDict[str, Any]):
+    """The commands as Typer calls them; each is imported when it is asked for."""
+
+    def __getitem__(self, key: str) -> Any:
+        if self.data[key] is None:
+            module, function = COMMANDS[key].split(".")
+            single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+            register = single.command(key, **_SETTINGS.get(key, {}))
+            register(getattr(import_module(f"jobs.commands.{module}"), function))
+            self.data[key] = typer.main.get_command(single)
+        return self.data[key]
 
 
 class JobsGroup(TyperGroup):
@@ -47,6 +66,10 @@ class JobsGroup(TyperGroup):
 
     Ends with a code of its own where the command's output cannot be written.
     """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = LazyCommands(dict.fromkeys(COMMANDS))
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         """Parse the options before the command; prints help."""
@@ -111,8 +134,8 @@ def _output_may_fail() -> Iterator[None]:
         raise typer.Exit(EXIT_PIPE_CLOSED) from None
 
 
-class SubmitCommand(TyperCommand):
-    """Shows a workload's own help if one is named before ``--help``."""
+class WorkloadCommand(TyperCommand):
+    """Takes a workload's parameters as options, and a program's arguments after ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep argv, since ``--help`` ends parsing before it is read."""
@@ -121,6 +144,10 @@ class SubmitCommand(TyperCommand):
         # Click drops the mark; the words after it are the program's, whatever they look like.
         ctx.meta[PROGRAM_ARGV] = None if own is args else tuple(args[len(own) + 1 :])
         return super().parse_args(ctx, own)
+
+
+class SubmitCommand(WorkloadCommand):
+    """Shows a workload's own help if one is named before ``--help``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the workload's help, or that of ``submit``."""
@@ -134,6 +161,15 @@ class SubmitCommand(TyperCommand):
             _print_program(named)
 
 
+# A workload's parameters are options too, but only the catalogue knows them.
+_ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
+_SETTINGS: Mapping[str, dict[str, Any]] = {
+    "submit": {"cls": SubmitCommand, "context_settings": _ANY_OPTION},
+    "plan": {"cls": WorkloadCommand, "context_settings": _ANY_OPTION},
+    "token": {"hidden": True},
+}
+
+
 def _named_model(words: Sequence[str]) -> str:
     """Return the model that ``--model`` names, if there is one of that name."""
     text = " ".join(words).replace("=", " ").partition("--model ")[2]
@@ -143,6 +179,9 @@ def _named_model(words: Sequence[str]) -> str:
 
 def _print_program(path: str) -> None:
     """Print the help of a program of the user's own: of its workload.toml, if it has one."""
+    from jobs.submit.program import named_program
+    from jobs.submit.read import OWN_OPTIONS
+
     try:
         program = named_program(path, None, None, reserved=OWN_OPTIONS)
     except (Refusal, OSError) as error:
@@ -243,62 +282,3 @@ def main(
     context.obj = Globals(
         deployment=deployment, region=region, processes_per_node=processes_per_node
     )
-
-
-app.command(
-    "submit",
-    cls=SubmitCommand,
-    # A workload's parameters are options too, but only the catalogue knows them.
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)(submit)
-
-
-app.command("port")(port)
-
-
-app.command("upload")(upload)
-
-
-app.command("download")(download)
-
-
-app.command("code")(code)
-
-
-app.command("list")(list_runs)
-
-
-app.command("status")(status)
-
-
-app.command("logs")(logs)
-
-
-app.command("stop")(stop)
-
-
-app.command("verify")(verify)
-
-
-app.command("catalogue")(catalogue)
-
-
-app.command("check-deploy")(check_deploy)
-
-
-app.command("kubeconfig")(kubeconfig)
-
-
-app.command("token", hidden=True)(token)
-
-
-app.command("scale")(scale)
-
-
-app.command("shell")(shell)
-
-
-app.command("top")(top)
-
-
-app.command("tensorboard")(tensorboard)

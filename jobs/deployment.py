@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,12 +29,14 @@ _NAMES = (
     contract.SSM_LOG_GROUP,
     contract.SSM_JOB_TIME_LIMIT_HOURS,
     contract.SSM_ORCHESTRATORS,
-    *contract.SSM_EKS_NAMES,
-    contract.SSM_EKS_LUSTRE_CLAIM,
     contract.SSM_VPC,
     contract.SSM_DEFAULT_SECURITY_GROUP,
-    contract.SSM_EKS_IDLE_MINUTES,
     contract.SSM_SETTINGS,
+)
+_NAMES_OF_EKS = (
+    *contract.SSM_EKS_NAMES,
+    contract.SSM_EKS_LUSTRE_CLAIM,
+    contract.SSM_EKS_IDLE_MINUTES,
 )
 _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
@@ -141,12 +143,9 @@ def read_deployment(
     wanted = list(_NAMES)
     if workload is not None:
         wanted.append(contract.ssm_job_definition(workload))
-    full = {contract.ssm_parameter(name, short): short for short in wanted}
-    names = list(full)
-    values: dict[str, str] = {}
-    for start in range(0, len(names), _NAMES_PER_CALL):
-        found = ssm.get_parameters(Names=names[start : start + _NAMES_PER_CALL])["Parameters"]
-        values |= {full[item["Name"]]: str(item["Value"]) for item in found}
+    values = _published(ssm, name, wanted)
+    if Orchestrator.EKS in values.get(contract.SSM_ORCHESTRATORS, ""):
+        values |= _published(ssm, name, _NAMES_OF_EKS)
     where = f" in {region}" if region else ""
 
     version = values.get(contract.SSM_CONTRACT_VERSION)
@@ -160,6 +159,17 @@ def read_deployment(
             f"from this one with `{deploy_command(name)}`",
         )
     return _parse(name, values, region=region or "", where=where, workload=workload)
+
+
+def _published(ssm: SsmClient, name: str, wanted: Sequence[str]) -> dict[str, str]:
+    """Read those of the wanted parameters that there are."""
+    full = {contract.ssm_parameter(name, short): short for short in wanted}
+    names = list(full)
+    values: dict[str, str] = {}
+    for start in range(0, len(names), _NAMES_PER_CALL):
+        found = ssm.get_parameters(Names=names[start : start + _NAMES_PER_CALL])["Parameters"]
+        values |= {full[item["Name"]]: str(item["Value"]) for item in found}
+    return values
 
 
 def _parse(

@@ -13,7 +13,8 @@ from jobs.errors import Refusal
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Keywords, Positive
-from trainium_catalogue.workloads import Hardware, Value
+from trainium_catalogue.parameters.parameter import Value, flag_value
+from trainium_catalogue.workloads import Hardware
 
 JobStatus = Annotated[
     str,
@@ -288,11 +289,6 @@ class JobRequest:
 def counted(number: int, noun: str) -> str:
     """Spell a number of things: 1 node, 2 nodes."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def flag_value(value: Value) -> str:
-    """Spell a parameter's value as on a command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def valid_run_name(run: str) -> str:

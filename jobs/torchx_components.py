@@ -14,8 +14,6 @@ restarts after a lost pod and after a mistake alike, so it is 0 unless given.
 
 # No `from __future__ import annotations`: TorchX evaluates the annotations as types.
 import os
-import secrets
-import time
 
 from torchx import specs
 
@@ -24,21 +22,17 @@ from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment, read_deployment
 from jobs.eks.request import app_def, check_run_label, launch_spec
 from jobs.errors import Refusal
-from jobs.job import JobRequest, valid_run_name
+from jobs.job import JobRequest
 from jobs.program.bundle import upload
+from jobs.program.entry import ProgramOptions
 from jobs.program.parameters import PLATFORM_PARAMETERS
-from jobs.program.record import Submitted, add_record, now
+from jobs.program.record import add_record
 from jobs.submit.check import check_request
-from jobs.submit.program import named_program, node_request, packed
-from jobs.submit.resolve import (
-    OWN_OPTIONS,
-    chosen_orchestrator,
-    known_workload,
-    parsed_parameters,
-    request_for,
-)
+from jobs.submit.choose import chosen_orchestrator, request_for
+from jobs.submit.program import named_program, packed, program_request
+from jobs.submit.read import OWN_OPTIONS, known_workload, read_parameters, run_name
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
-from trainium_catalogue.workloads import Value, Workload
+from trainium_catalogue.parameters.command_line import ParameterValues
 
 
 def all_reduce(
@@ -193,25 +187,16 @@ def program(
     if own is None:
         known_workload(what)
         raise Refusal("no-program", f"{what} is a component of its own; name a file: ./train.py")
-    parameters = parsed_parameters(own.workload, given, ())
-    order = packed(own, parameters, arguments=arguments, include=(), exclude=())
+    values = read_parameters(own.workload, given)
+    order, values = packed(own, values, ProgramOptions(arguments=arguments))
     aws, target = _deployment(deployment)
     run = _run_name(name, own.name)
-    request = node_request(
-        _request(target, own.workload, run, nnodes, parameters), order, parameters
+    bucket = Bucket(client=aws.s3(), name=target.bucket)
+    request, record, _ = program_request(
+        _request(target, values, run, nnodes), order, values, bucket
     )
     check_request(target, own.workload, request)
-    bucket = Bucket(client=aws.s3(), name=target.bucket)
     upload(bucket, run, order.bundle)
-    record = Submitted(
-        submitted_at=now(),
-        code=order.bundle.sha256,
-        script=own.entry.script,
-        module=own.entry.module,
-        argv=request.program_argv,
-        parameters=parameters,
-        num_nodes=nnodes,
-    )
     add_record(bucket, run, record)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 
@@ -246,15 +231,14 @@ def _app(
     wanted = known_workload(workload)
     run = _run_name(name, workload)
     _, target = _deployment(deployment)
-    values = parsed_parameters(wanted, parameters, ())
-    wanted = wanted.of_model(values)
-    request = _request(target, wanted, run, nnodes, values)
-    check_request(target, wanted, request)
+    values = read_parameters(wanted, parameters)
+    request = _request(target, values, run, nnodes)
+    check_request(target, values.workload, request)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 
 
 def _run_name(name: str, what: str) -> str:
-    run = valid_run_name(name or f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{_suffix()}")
+    run = run_name(name or None, what)
     check_run_label(run)
     return run
 
@@ -265,19 +249,13 @@ def _deployment(name: str) -> tuple[Aws, Deployment]:
     return aws, read_deployment(aws.ssm(), name, region=aws.region)
 
 
-def _request(
-    target: Deployment, workload: Workload, run: str, nnodes: int, parameters: dict[str, Value]
-) -> JobRequest:
+def _request(target: Deployment, values: ParameterValues, run: str, nnodes: int) -> JobRequest:
     return request_for(
         target,
-        workload,
+        values.workload,
         run=run,
         num_nodes=nnodes,
         time_limit_hours=None,
-        parameters=parameters,
-        orchestrator=chosen_orchestrator(target, workload, Orchestrator.EKS),
+        parameters=dict(values.given),
+        orchestrator=chosen_orchestrator(target, values.workload, Orchestrator.EKS),
     )
-
-
-def _suffix() -> str:
-    return secrets.token_hex(2)

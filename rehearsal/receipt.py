@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rehearsal.checks.leftovers import Expected, Item
-from rehearsal.checks.tensorboard import DRAWN
 from rehearsal.deployment.state import Settings
+from rehearsal.proofs.leftovers import AccountResource, ExpectedResource
+from rehearsal.proofs.tensorboard import DRAWN
 from trainium_catalogue.documents import Amount, Keywords, Natural, Positive, Sha256, Timestamp
 from trainium_emulators.docker_cli import Entry
 
@@ -118,8 +118,18 @@ class ReceiptCheck:
     detail: str
 
 
+def _problems(
+    steps: list[CommandRecord], runs: list[RunRecord], checks: list[ReceiptCheck]
+) -> list[str]:
+    return [
+        *(step.problem for step in steps if step.problem),
+        *(f"{run.run}: {text}" for run in runs for text in run.differences),
+        *(f"not so: {check.name} ({check.detail})" for check in checks if not check.ok),
+    ]
+
+
 @dataclass(slots=True, kw_only=True)
-class Training:
+class BatchTraining:
     """Training on Batch: from text to an exported model, surviving the loss of a node."""
 
     steps: list[CommandRecord]
@@ -137,14 +147,11 @@ class Training:
     @property
     def problems(self) -> list[str]:
         """Everything that went wrong."""
-        found = [step.problem for step in self.steps if step.problem]
-        found += [f"{self.run.run}: {text}" for text in self.run.differences]
-        found += [f"not so: {check.name} ({check.detail})" for check in self.checks if not check.ok]
-        return found
+        return _problems(self.steps, [self.run], self.checks)
 
 
 @dataclass(slots=True, kw_only=True)
-class Chart:
+class HelmRelease:
     """A Helm release that the deployment asked for."""
 
     release: str
@@ -174,11 +181,7 @@ class ClusterTraining:
     @property
     def problems(self) -> list[str]:
         """Everything that went wrong."""
-        return [
-            *(step.problem for step in self.steps if step.problem),
-            *(f"{run.run}: {text}" for run in self.runs for text in run.differences),
-            *(f"not so: {c.name} ({c.detail})" for c in self.checks if not c.ok),
-        ]
+        return _problems(self.steps, self.runs, self.checks)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -196,16 +199,11 @@ class ProgramRun:
     @property
     def problems(self) -> list[str]:
         """Everything that went wrong."""
-        runs = [self.run] if self.run is not None else []
-        return [
-            *(step.problem for step in self.steps if step.problem),
-            *(f"{run.run}: {text}" for run in runs for text in run.differences),
-            *(f"not so: {c.name} ({c.detail})" for c in self.checks if not c.ok),
-        ]
+        return _problems(self.steps, [self.run] if self.run is not None else [], self.checks)
 
 
 @dataclass(slots=True, kw_only=True)
-class Phase:
+class PhaseRecord:
     """A phase and its duration."""
 
     name: str
@@ -214,7 +212,7 @@ class Phase:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stack:
+class DeployedStack:
     """A stack as deployed."""
 
     name: str
@@ -222,7 +220,7 @@ class Stack:
 
 
 @dataclass(slots=True, kw_only=True)
-class Image:
+class PushedImage:
     """The image that the CDK CLI asked docker to build and push."""
 
     name: str
@@ -243,7 +241,7 @@ class FirstResult:
     seconds: Amount
     """Time since the start."""
     stacks: Natural
-    leftovers: list[Item]
+    leftovers: list[AccountResource]
 
     def line(self, runs: list[RunRecord]) -> str:
         """Summarize the result in one line."""
@@ -258,7 +256,7 @@ class FirstResult:
 
 
 @dataclass(slots=True, kw_only=True)
-class Verdict:
+class ReceiptVerdict:
     """What follows from the findings."""
 
     version: Literal[5] = VERSION
@@ -282,28 +280,27 @@ class Receipt:
     region: str | None = None
     endpoint: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    phases: list[Phase] = field(default_factory=list)
-    stacks: list[Stack] = field(default_factory=list)
-    image: Image | None = None
+    phases: list[PhaseRecord] = field(default_factory=list)
+    stacks: list[DeployedStack] = field(default_factory=list)
+    image: PushedImage | None = None
     seeded: list[dict[str, str]] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)
     first_result: FirstResult | None = None
     runs: list[RunRecord] = field(default_factory=list)
-    training: Training | None = None
+    training: BatchTraining | None = None
     cluster: ClusterTraining | None = None
     programs: list[ProgramRun] = field(default_factory=list)
-    charts: list[Chart] = field(default_factory=list)
+    charts: list[HelmRelease] = field(default_factory=list)
     proven_empty: bool = False
     """True if the account was checked after destroy; otherwise an empty list proves nothing."""
-    expected_left: list[Expected] = field(default_factory=list)
-    leftovers: list[Item] = field(default_factory=list)
+    expected_left: list[ExpectedResource] = field(default_factory=list)
+    leftovers: list[AccountResource] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
     @property
     def problems(self) -> list[str]:
         """Every reason why this rehearsal did not pass."""
-        found = list(self.errors)
-        found += [f"{run.run}: {text}" for run in self.runs for text in run.differences]
+        found = [*self.errors, *_problems([], self.runs, [])]
         if self.first_result is not None:
             found += [f"left over at first: {i.service} {i.kind} {i.id}"
                       for i in self.first_result.leftovers if i not in self.leftovers]  # fmt: skip
@@ -339,21 +336,23 @@ class Receipt:
 
     def to_document(self) -> dict[str, Any]:
         """Return the document that is written to the file and printed with ``--json``."""
-        verdict = Verdict(outcome=self.outcome, problems=self.problems, unproven=self.unproven)
+        verdict = ReceiptVerdict(
+            outcome=self.outcome, problems=self.problems, unproven=self.unproven
+        )
         return {**asdict(verdict), **asdict(self)}
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(self.to_document(), indent=2) + "\n", encoding="utf-8")
 
 
-def recorded_image(entries: list[Entry], *, built: bool) -> Image | None:
+def recorded_image(entries: list[Entry], *, built: bool) -> PushedImage | None:
     """Read the pushed image and the build behind it from the emulated docker's record."""
     builds = [entry for entry in entries if entry["command"] == "build"]
     pushes = [entry for entry in entries if entry["command"] == "push"]
     if not builds or not pushes:
         return None
     build, push = builds[-1], pushes[-1]
-    return Image(
+    return PushedImage(
         name=push["image"],
         digest=push["digest"],
         base_image=build["base_image"],

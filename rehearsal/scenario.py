@@ -19,11 +19,9 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.checks import leftovers
-from rehearsal.checks.endings import NO_CAPACITY, RUNNABLE_CLOCK
 from rehearsal.deployment import cdk, containers
 from rehearsal.deployment.aws import (
-    Aws,
+    EmulatedAccount,
     allow_submitter,
     create_submitter,
     desk_environment,
@@ -31,9 +29,18 @@ from rehearsal.deployment.aws import (
 )
 from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.server import ServerProcess, server_command, start_server
-from rehearsal.deployment.state import EXAMPLE, Folder, Settings, State
-from rehearsal.receipt import Chart, FirstResult, Phase, Receipt, Stack, recorded_image
-from rehearsal.report.progress import Progress
+from rehearsal.deployment.state import EXAMPLE, RehearsalFolder, RehearsalState, Settings
+from rehearsal.proofs import leftovers
+from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.receipt import (
+    DeployedStack,
+    FirstResult,
+    HelmRelease,
+    PhaseRecord,
+    Receipt,
+    recorded_image,
+)
+from rehearsal.report.progress import ProgressDisplay
 from rehearsal.steps import batch, cluster, program
 from rehearsal.steps.jobs import ALL_REDUCE, submit
 from rehearsal.steps.runner import Interrupted, Runner
@@ -46,18 +53,18 @@ class Rehearsal:
     """A rehearsal on one server with one deployment; ``receipt`` grows with every phase."""
 
     settings: Settings
-    folder: Folder
+    folder: RehearsalFolder
     base_environment: Mapping[str, str]
-    progress: Progress
+    progress: ProgressDisplay
     receipt: Receipt
     nodes: containers.ContainerNodes | None = None
     """Image that the nodes run in; without one, nodes are processes."""
     _server: ServerProcess | None = None
-    _aws: Aws | None = None
-    _assembly: cdk.Assembly | None = None
+    _aws: EmulatedAccount | None = None
+    _assembly: cdk.CloudAssembly | None = None
     _is_up: bool = False
     _begin: float = field(default_factory=time.monotonic)
-    _before: frozenset[leftovers.Item] = frozenset()
+    _before: frozenset[leftovers.AccountResource] = frozenset()
     _turns: cluster.NodeTurns = field(default_factory=cluster.NodeTurns)
     _environment: dict[str, str] = field(default_factory=dict)
     """The variables of who deploys."""
@@ -111,10 +118,10 @@ class Rehearsal:
             self._cdk(command, "synth")
             self._assembly = cdk.read_assembly(self.folder.assembly)
             endpoint = self._server.wait_ready(self.folder)
-            self._aws = Aws(endpoint=endpoint, region=self._assembly.region)
+            self._aws = EmulatedAccount(endpoint=endpoint, region=self._assembly.region)
             self._environment = self._desk(aws=self._aws)
             self._submitter = {**self._environment, **create_submitter(self._aws)}
-            State.here(endpoint).save(self.folder)
+            RehearsalState.here(endpoint).save(self.folder)
             self.receipt.endpoint, self.receipt.region = endpoint, self._assembly.region
             self.receipt.versions = _versions()
             self._before = leftovers.take_inventory(self._aws)
@@ -134,7 +141,7 @@ class Rehearsal:
             )
             self._cdk(command, "deploy" if only is None else "deploy-first")
             self.receipt.stacks = [
-                Stack(name=name, resources=leftovers.count_resources(self._aws, name))
+                DeployedStack(name=name, resources=leftovers.count_resources(self._aws, name))
                 for name in (only or self._assembly.stacks)
             ]
             self.receipt.image = recorded_image(
@@ -153,18 +160,11 @@ class Rehearsal:
     def _all_reduce(self) -> None:
         """Submit an all-reduce, and one for every fault, and record how they ended."""
         assert self._aws is not None
+        runner = self._runner("jobs", self._submitter)
         for number, fault in enumerate((None, *self.settings.faults), start=1):
             name = f"rehearsal-{number}" if fault is None else f"rehearsal-{number}-{fault}"
             with self._phase("job" if fault is None else f"job, {fault}"):
-                record = submit(
-                    self.settings,
-                    run=name,
-                    fault=fault,
-                    aws=self._aws,
-                    folder=self.folder,
-                    environment=self._submitter,
-                    on_line=self.progress.detail,
-                )
+                record = submit(self.settings, run=name, fault=fault, aws=self._aws, runner=runner)
                 self.receipt.runs.append(record)
                 if record.differences:
                     self.progress.note(f"{name}: " + "; ".join(record.differences))
@@ -292,7 +292,7 @@ class Rehearsal:
                 toolkit=leftovers.toolkit_resources(self._aws),
             )
             self.receipt.leftovers += [
-                leftovers.Item("machine", "node", text) for text in left_on_machine
+                leftovers.AccountResource("machine", "node", text) for text in left_on_machine
             ]
             self.receipt.proven_empty = True
             self.receipt.charts = [_chart(event) for event in self._server.charts.values()]
@@ -330,7 +330,7 @@ class Rehearsal:
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         begin = time.monotonic()
-        phase = Phase(name=name, seconds=0.0, outcome="failed")
+        phase = PhaseRecord(name=name, seconds=0.0, outcome="failed")
         self.receipt.phases.append(phase)
         with self.progress.phase(phase):
             try:
@@ -342,7 +342,7 @@ class Rehearsal:
             finally:
                 phase.seconds = round(time.monotonic() - begin, 2)
 
-    def _desk(self, *, aws: Aws | None) -> dict[str, str]:
+    def _desk(self, *, aws: EmulatedAccount | None) -> dict[str, str]:
         return desk_environment(
             self.base_environment, aws=aws, docker=self.folder.docker, bin_folder=self._bin
         )
@@ -371,8 +371,8 @@ class Rehearsal:
         )
 
 
-def _chart(event: Mapping[str, str]) -> Chart:
-    return Chart(
+def _chart(event: Mapping[str, str]) -> HelmRelease:
+    return HelmRelease(
         release=event["release"],
         chart=event["chart"],
         repository=event["repository"],

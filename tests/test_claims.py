@@ -6,7 +6,6 @@ import pytest
 
 from jobs.verify.claims import Claim, read_claims
 from jobs.verify.probes import PROBES as DESK
-from tests.pages.blocks import ROOT
 from training.checks.probes import PROBES as NODE
 from trainium_catalogue.parameters.verify import CHECKS
 
@@ -37,9 +36,3 @@ def test_a_probe_of_a_check_names_one_that_verify_makes() -> None:
     needed = {need for probe in NODE.by_id.values() for need in probe.needs}
 
     assert {need for need in needed if need.startswith("check ")} <= {f"check {c}" for c in CHECKS}
-
-
-def test_the_page_lists_the_checks_that_verify_makes() -> None:
-    page = (ROOT / "docs/verification.md").read_text()
-
-    assert re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE) == list(CHECKS)

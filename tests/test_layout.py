@@ -21,11 +21,6 @@ def test_tests_hold_no_init_files() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
-@pytest.mark.parametrize("folder", ["tests/constructs", "tests/docker"])
-def test_test_folder_is_not_named_like_a_dependency(folder: str) -> None:
-    assert not (ROOT / folder).exists()
-
-
 def test_constructs_is_the_published_package() -> None:
     spec = find_spec("constructs")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from importlib.util import find_spec
@@ -113,16 +112,6 @@ def test_whatever_tests_import_is_in_their_requirements(folder: str) -> None:
     assert missing(folder, "tests") == set()
 
 
-@pytest.mark.parametrize(
-    "package",
-    ["accelerate", "cfn-lint", "datasets", "hypothesis", "mypy", "pyarrow", "ruff", "scikit-learn"],
-)
-def test_what_the_rehearsal_does_not_use_is_not_installed_for_it(package: str) -> None:
-    wanted = [*requirements("requirements-rehearsal.txt"), Requirement(setup.TORCH)]
-
-    assert package not in with_dependencies(wanted)
-
-
 @pytest.mark.parametrize("layer", setup.LAYERS)
 def test_every_requirement_has_the_version_of_the_lock_file(layer: str) -> None:
     lock = {each.name: each for each in map(Requirement, lock_lines())}
@@ -184,17 +173,3 @@ def test_what_is_compiled_ahead_is_there() -> None:
 
     assert {"app", "jobs.cli"} < own
     assert [name for name in own if find_spec(name) is None] == []
-
-
-@pytest.mark.parametrize(
-    ("target", "layer"),
-    [
-        ("rehearse", "setup"), ("synth", "setup"), ("check", "setup-tests"),
-        ("test", "check"), ("test-slow", "setup-programs"),
-        ("bench", "setup-benchmarks"), ("bench-smoke", "setup-benchmarks"),
-    ],
-)  # fmt: skip
-def test_a_target_installs_what_it_needs_and_no_more(target: str, layer: str) -> None:
-    (needed,) = re.findall(rf"(?m)^{target}: ([\w -]+?) ##", (ROOT / "Makefile").read_text())
-
-    assert needed == layer

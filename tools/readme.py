@@ -3,11 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from enum import StrEnum
 from pathlib import Path
 
+from jobs.diagnosis.cause import CAUSES, SOURCES
 from jobs.output.explain import KNOWN_REASONS
 from jobs.verify.claims import Claim, read_claims
-from stacks.config.table import context_table
+from stacks.config import PREFIX, AppConfig
+from stacks.config.keys import Derived, keys_of
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models.presets import MODELS
@@ -37,6 +40,36 @@ def reasons_table() -> str:
     )
 
 
+def causes_table() -> str:
+    """Tabulate the causes that `explain` knows, with what shows each."""
+    names = {
+        "redeploy": "cdk deploy --all",
+        "jobs": "python -m jobs",
+        "scale": "python -m jobs scale",
+    }
+    names |= {"again": "python -m jobs submit PROGRAM --name RUN", "namespace": "-n NAMESPACE"}
+    fields = ("run", "nodes", "vcpus", "queue", "environment", "group")
+    names |= {name: name.upper() for name in fields} | {"region": "--region REGION"}
+    return table(
+        ("cause", "meaning", "shown by", "line to paste", "source"),
+        *(
+            (
+                f"`{cause.name}`",
+                cause.says,
+                ", ".join(
+                    dict.fromkeys(
+                        source.value
+                        for source in (*sum((SOURCES[w] for w in cause.texts), ()), *cause.wrong)
+                    )
+                ),
+                f"`{cause.remedy.format(**names)}`",
+                f"[source]({cause.source if '://' in cause.source else f'../{cause.source}'})",
+            )
+            for cause in CAUSES
+        ),
+    )
+
+
 def exit_codes_table() -> str:
     """Tabulate cause and remedy of a node's exit codes, and whether Batch retries."""
     return table(
@@ -46,6 +79,33 @@ def exit_codes_table() -> str:
             for code, ending in EXIT_CODES.items()
         ),
     )
+
+
+def context_table() -> str:
+    """Tabulate the context keys."""
+    return table(
+        ("key", "type", "default", "what it does"),
+        *(
+            (f"`{PREFIX}{name}`", key.kind.noun, _default(key.default), key.help)
+            for name, key in keys_of(AppConfig).items()
+        ),
+    )
+
+
+def _default(value: object) -> str:
+    match value:
+        case Derived(text=text):
+            return text
+        case None | ():
+            return "none"
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return f"`{','.join(map(str, value))}`"
+        case StrEnum() | str():
+            return f"`{value}`"
+        case _:
+            return str(value)
 
 
 def instances_table() -> str:
@@ -153,6 +213,7 @@ def _check(claim: Claim) -> str:
 
 def tables() -> Mapping[Path, Mapping[str, str]]:
     """Return the generated sections of each file, by name."""
+    from tests.jobs.diagnosis import plantings
     from tests.programs import page  # which makes its tables with what is above
 
     return {
@@ -162,6 +223,11 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
             "releases": releases_table(),
         },
         DOCS / "data.md": {"corpora": corpora_table()},
+        DOCS / "diagnosis.md": {
+            "causes": causes_table(),
+            "plantings": f"{plantings.summary()}.\n\n"
+            + table(("what is planted", "on", "first cause"), *plantings.table()),
+        },
         DOCS / "llama.md": {"models": models_table()},
         DOCS / "troubleshooting.md": {
             "exit codes": exit_codes_table(),

@@ -21,24 +21,25 @@ from jobs.commands.catalogue import CatalogueDocument
 from jobs.commands.code import CodeDocument
 from jobs.commands.download import DownloadDocument
 from jobs.commands.kubeconfig import KubeconfigDocument
+from jobs.commands.plan import PlanDocument
 from jobs.commands.tensorboard import TensorboardDocument
 from jobs.commands.upload import UploadDocument
 from jobs.deploy_check.findings import DeployDocument
+from jobs.diagnosis.ranking import ExplainDocument
 from jobs.eks.node_users import ScaleDocument
 from jobs.eks.usage import TopDocument
 from jobs.output import documents
 from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
-from jobs.submit.send import SubmitDocument
-from rehearsal.receipt import Receipt, Verdict
+from rehearsal.receipt import Receipt, ReceiptVerdict
 from training.checkpoint.marker import Marker
 from training.checks.allreduce import allreduce
 from training.launcher.signs import AttemptEnding
 from training.models.llama.export import ExportReceipt
-from training.program.curve import LossPoint
+from training.program.output import LossPoint
 from training.program.snapshots.exchange import ProgramStatus
-from training.program.snapshots.manifest import Manifest
+from training.program.snapshots.manifest import SnapshotManifest
 from training.storage.run_lock import Holder
 from training.trainer import records
 from training.trainer.run_files import RunStatus
@@ -150,7 +151,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "One line of runs/<run>/metrics/train.jsonl; a step is there once, and in order",
         (
             *(records.BeginLine, records.StepLine, records.EvaluationLine, records.SaveLine),
-            *(records.SavedLine, records.SaveFailedLine, records.EndLine),
+            *(records.SavedLine, records.SaveFailedLine, records.TrainingEndLine),
         ),
     ),
     "attempt-ending": Document(
@@ -169,26 +170,28 @@ DOCUMENTS: Mapping[str, Document] = {
         "One line of runs/<run>/metrics/losses/<time>-attempt-<n>.jsonl", (LossPoint,)
     ),
     "program-status": Document("runs/<run>/results/status.json of a program", (ProgramStatus,)),
-    "snapshot": Document("runs/<run>/snapshots/<8 digits>.json", (Manifest,)),
+    "snapshot": Document("runs/<run>/snapshots/<8 digits>.json", (SnapshotManifest,)),
     "verification-record": Document(
         "runs/<run>/results/probes.json and verification.json", (ProbeRecord,)
     ),
-    "rehearsal-receipt": Document("build/rehearsal/receipt.json", (Verdict, Receipt)),
+    "rehearsal-receipt": Document("build/rehearsal/receipt.json", (ReceiptVerdict, Receipt)),
     "bench": Document("build/bench.json", (BenchResult,)),
     **dict(
         (
-            _command("submit", SubmitDocument),
+            _command("submit", documents.SubmitDocument),
             _command("upload", UploadDocument),
             _command("code", CodeDocument),
             _command("download", DownloadDocument),
             _command("list", documents.ListDocument),
             _command("status", documents.StatusDocument, documents.ForgottenDocument),
+            _command("explain", ExplainDocument),
             _command("logs", documents.LogsDocument),
             _command("stop", documents.StopDocument),
             _command("catalogue", CatalogueDocument),
             _command("check-deploy", DeployDocument),
             _command("kubeconfig", KubeconfigDocument),
             _command("scale", ScaleDocument),
+            _command("plan", PlanDocument),
             _command("port", PortDocument),
             _command("top", TopDocument),
             _command("tensorboard", TensorboardDocument),
@@ -202,7 +205,7 @@ def schema_of(document: Document) -> dict[str, Any]:
     made = TypeAdapter(reduce(or_, document.types)).json_schema(
         mode="serialization", schema_generator=_Generator
     )
-    if document.types == (Verdict, Receipt):
+    if document.types == (ReceiptVerdict, Receipt):
         # Both in one object.
         parts = [made["$defs"].pop(kind.__name__) for kind in document.types]
         made = {

@@ -32,7 +32,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DATA_ONLY = ("mistral-common",)
 """Packages of which only a file is read; their dependencies are not installed."""
 WARM = (
-    "import app, jobs.cli, stacks.eks_stack",
+    "import app, jobs.cli, jobs.commands.submit, jobs.submit.program_plan, stacks.eks_stack",
     "import trainium_emulators.aws.server; "
     "import h5py, kubernetes.client.models, plotext, rich.table, tensorboard.main, torchx.cli.main",
     "import torch.distributed.checkpoint, torch.distributed.run, torch.utils.tensorboard; "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -37,24 +36,17 @@ from training.core.host import Host, raise_file_limit
 from training.core.logs import set_up_logging
 from training.core.orchestrators import ContractError
 from training.core.processes import forbid_new_privileges
-from training.launcher import settings, signs
-from training.launcher.addresses import find_address, find_host, interface_of, reserve_port
-from training.launcher.compile_graphs import compile_command
+from training.launcher import signs
+from training.launcher.addresses import find_address, find_host, reserve_port
 from training.launcher.guardian import Guardian
-from training.launcher.node import (
-    ALONE,
-    LocalNode,
-    lone_worker_command,
-    torchrun_command,
-    worker_words,
-)
+from training.launcher.home import home_of
+from training.launcher.node import LocalNode, LoneWorkerNode, WorkerNode
 from training.launcher.peers import Hub, Spoke
 from training.launcher.preflight import preflight, problem, report_lines
-from training.launcher.supervisor import ChildRole, MainRole, StopRequest, Tools
+from training.launcher.supervisor import ChildRole, LauncherContext, MainRole, StopRequest
 from training.launcher.verdict import Verdict, launcher_failed, verdict_of
-from training.workloads import IMPLEMENTATIONS, refuse_unfit
+from training.workloads import refuse_unfit
 from trainium_catalogue.contract import (
-    CACHE_PREFIX,
     ENV_AFTER_JOB,
     ENV_JOB_ID,
     ENV_NODE_ADDRESS,
@@ -114,11 +106,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         log.error("%s", traceback.format_exc().rstrip())
         decision = launcher_failed(error)
     finally:
-        home = None
-        if request.workload.runs_program:
-            from training.launcher.home import home_of
-
-            home = home_of(scratch)  # asked first: the guardian removes the scratch folder as well
+        home = home_of(scratch)  # asked first: the guardian removes the scratch folder as well
         guardian.release()
         if home is not None:
             shutil.rmtree(home, ignore_errors=True)
@@ -141,8 +129,7 @@ def run_node(
     stop: StopRequest,
 ) -> Verdict:
     """Check this node, join the others, and stay until the job is decided."""
-    is_alone = request.workload.hardware is Hardware.CPU and node.num_nodes == 1
-    if is_alone:
+    if is_alone := has_lone_worker(request, node):
         node = replace(node, processes_per_node=1)
     elif wanted := int(request.values.get(PROCESSES) or 0):
         if node.device is not DeviceKind.CPU:
@@ -170,68 +157,16 @@ def run_node(
         log.info("launch: %s", line)
     found = problem(node, outcomes)
     node.write(scratch)
-    program = None
-    if request.workload.runs_program:
-        from training.launcher.home import take_home
-        from training.launcher.program import ProgramNode  # other workloads start without it
-
-        shares = ENV_NODE_ADDRESS in env
-        take_home(scratch, node, shares_machine=shares, heartbeat=guardian.heartbeat)
-        program = ProgramNode.of(request, node, env, scratch, shares_machine=shares)
-        log.info("launch: program: %s", program.shown)
-        if found is None:
-            program.prepare()
-    local = program or LocalNode(
-        label=f"node {node.node_index}",
-        scratch=scratch,
-        num_workers=node.processes_per_node,
-        hang_limit_s=request.launch.hang_limit_s,
-        agent="its process" if is_alone else "torchrun",
-    )
-
-    def start_workers(rendezvous_port: int) -> None:
-        system = settings.System(
-            kernel=platform.release(),
-            interface=interface_of(node.address),
-            has_cache=CACHE_PREFIX in request.workload.writes,
-            dataset_kind=request.workload.dataset_kind,
-            is_own_model=not request.workload.runs_program,
-            needs_torch=IMPLEMENTATIONS[request.workload.name].needs_torch,
-        )
-        worker_env, remarks = settings.worker_environment(env, node, system)
-        for remark in remarks:
-            log.info("launch: %s", remark)
-        if is_alone:
-            command = lone_worker_command(request.argv, python=sys.executable)
-            worker_env = {**worker_env, **ALONE}
-        else:
-            command = torchrun_command(
-                node,
-                python=sys.executable,
-                rendezvous_port=rendezvous_port,
-                log_folder=scratch,
-                worker=worker_words(request.argv) if program is None else program.worker,
-            )
-        if program is not None:
-            worker_env = program.environment(worker_env)
-        if request.values.get("compile-only"):
-            command = compile_command(node, command, python=sys.executable, argv=request.argv)
-        log.info("launch: start: %s", " ".join(command))
-        local.start(command, worker_env)
-
+    local = local_node(request, node, env, scratch, heartbeat=guardian.heartbeat)
+    if found is None:
+        local.prepare()
     timeout_s = request.launch.peer_timeout_s
-    tools = Tools(
-        node=node,
-        parameters=request.launch,
-        local=local,
-        guardian=guardian,
-        stop=stop,
-        start_workers=start_workers,
-        program=program,
+    context = LauncherContext(
+        node=node, parameters=request.launch, local=local, guardian=guardian, stop=stop
     )
     try:
         if not node.is_main:
-            return ChildRole(tools).run(Spoke(node, timeout_s=timeout_s), found)
+            return ChildRole(context).run(Spoke(node, timeout_s=timeout_s), found)
         hub = open_hub(node, timeout_s=timeout_s, heartbeat=guardian.heartbeat)
         if isinstance(hub, Verdict):
             return hub
@@ -241,9 +176,31 @@ def run_node(
                     "launch: port %d is taken on this machine; rendezvous is on %d",
                     *(RENDEZVOUS, port),
                 )
-            return MainRole(tools).run(hub, found, port)
+            return MainRole(context).run(hub, found, port)
     finally:
         local.kill(guardian.heartbeat)
+
+
+def has_lone_worker(request: Request, node: NodeContract) -> bool:
+    """Tell if the job is a data job of one process."""
+    return request.workload.hardware is Hardware.CPU and node.num_nodes == 1
+
+
+def local_node(
+    request: Request,
+    node: NodeContract,
+    env: Mapping[str, str],
+    scratch: Path,
+    *,
+    heartbeat: Callable[[], None],
+) -> LocalNode:
+    """Choose what runs on this node."""
+    if request.workload.runs_program:
+        from training.launcher.program import ProgramNode  # other workloads start without it
+
+        return ProgramNode(request, node, env, scratch, heartbeat=heartbeat)
+    kind = LoneWorkerNode if has_lone_worker(request, node) else WorkerNode
+    return kind(request, node, env, scratch)
 
 
 def leave_last_sign(

@@ -20,8 +20,8 @@ from training.core.job import Job, Stopped, StopSwitch
 from training.core.logs import set_up_logging
 from training.core.lone_process import LoneProcess
 from training.core.processes import die_with_parent
-from training.core.progress import ENV_SCRATCH, Progress
-from training.storage import open_objects
+from training.core.progress import ENV_SCRATCH, WorkerProgress
+from training.storage import StorageAccess
 from training.storage.results import UPLOAD_RETRIES, ResultFiles
 from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
 from trainium_catalogue.exit_codes import ExitCode
@@ -43,7 +43,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
     """Run one worker to its end."""
     set_up_logging()
     scratch, rank = Path(env[ENV_SCRATCH]), int(env["RANK"])
-    progress = Progress(scratch, local_rank=int(env["LOCAL_RANK"]), rank=rank)
+    progress = WorkerProgress(scratch, local_rank=int(env["LOCAL_RANK"]), rank=rank)
     progress.report("starting")
 
     stop = StopSwitch()
@@ -83,7 +83,7 @@ def run(
     env: Mapping[str, str],
     *,
     scratch: Path,
-    progress: Progress,
+    progress: WorkerProgress,
     stop: StopSwitch,
 ) -> None:
     """Open the device and run the workload on it."""
@@ -129,12 +129,7 @@ def run(
 def _store(workload: str, node: NodeContract, scratch: Path) -> ResultFiles:
     bucket = None
     if node.bucket is not None:
-        bucket = open_objects(
-            f"s3://{node.bucket}",
-            region=node.region,
-            endpoint_url=node.endpoint_url,
-            retry_policy=UPLOAD_RETRIES,
-        )
+        bucket = StorageAccess.of(node).open_root(retry_policy=UPLOAD_RETRIES)
     return ResultFiles(
         root=_LOCAL_ROOT if bucket is None else scratch,
         run=node.run,

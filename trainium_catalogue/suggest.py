@@ -11,8 +11,11 @@ def did_you_mean(value: str, known: Iterable[str]) -> str:
     return f"known are {', '.join(names)}" if near is None else f"did you mean {near!r}?"
 
 
-def nearest(value: str, known: Iterable[str]) -> str | None:
-    """Return the known name that ``value`` most likely means; None if none is near."""
+def nearest(value: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the known name that ``value`` most likely means; None if none is near.
+
+    ``cutoff`` is the least similarity, as measured by difflib.
+    """
     spelled = {name.lower(): name for name in sorted(known)}
-    found = get_close_matches(value.lower(), spelled, n=1, cutoff=0.6)
+    found = get_close_matches(value.lower(), spelled, n=1, cutoff=cutoff)
     return spelled[found[0]] if found else None

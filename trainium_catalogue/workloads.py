@@ -1,7 +1,7 @@
 """The workloads, and the parameters that a user may set on each.
 
-Job definitions are made from this table, the CLI checks parameters against it and the launcher
-parses its command line with it.
+Job definitions are made from this table, and the CLI and the launcher read their command lines
+against it, with the same parser (``parameters.command_line``).
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,7 @@ from trainium_catalogue.parameters.data import (
     PREPARE_PARAMETERS,
     TOKENIZE_PARAMETERS,
 )
-from trainium_catalogue.parameters.parameter import (
-    LAUNCH_PARAMETERS,
-    Parameter,
-    Value,
-    parse_parameters,
-)
+from trainium_catalogue.parameters.parameter import LAUNCH_PARAMETERS, Parameter, Value
 from trainium_catalogue.parameters.program import PROGRAM_PARAMETERS, WHEELS_PARAMETERS
 from trainium_catalogue.parameters.training import (
     MNIST_PARAMETERS,
@@ -40,7 +35,6 @@ __all__ = [
     "Value",
     "Workload",
     "find_workload",
-    "parse_parameters",
 ]
 
 

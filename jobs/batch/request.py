@@ -137,7 +137,7 @@ def check_default_group(
         return
     unknown = f"the default security group of {target.vpc} was not looked at"
     try:
-        group = _find(client(), target.vpc)
+        group = find_group(client(), target.vpc)
     except Exception as error:
         # A protective check must not block a job that would work, whatever error it meets.
         reason = error_code(error) or type(error).__name__
@@ -147,10 +147,11 @@ def check_default_group(
         note(f"{unknown}: this account sees none; it must admit itself on TCP")
         return
     _check_name(target, str(group["GroupId"]))
-    _check_rules(target, group, note)
+    check_rules(target, group, note)
 
 
-def _find(ec2: Ec2Client, vpc: str) -> Rule | None:
+def find_group(ec2: Ec2Client, vpc: str) -> Rule | None:
+    """Read the default security group of a VPC; None if the account sees none."""
     filters = [
         {"Name": "vpc-id", "Values": [vpc]},
         {"Name": "group-name", "Values": ["default"]},
@@ -171,7 +172,8 @@ def _check_name(target: Deployment, group_id: str) -> None:
         )
 
 
-def _check_rules(target: Deployment, group: Rule, note: Callable[[str], None]) -> None:
+def check_rules(target: Deployment, group: Rule, note: Callable[[str], None]) -> None:
+    """Refuse a group that does not admit itself, in and out."""
     group_id = str(group["GroupId"])
     found = {
         "in": admits_itself(group_id, group.get("IpPermissions", ())),

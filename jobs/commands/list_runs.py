@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.diagnosis.ranking import first_cause
 from jobs.errors import EXIT_OK
 from jobs.job import counted
 from jobs.orchestrators import services_of
@@ -35,7 +36,7 @@ def list_runs(
     runs = services_of(aws, target, note).newest_first()
     shown = runs[:limit]
     if as_json:
-        print_document(documents.list_document(target, shown))
+        print_document(documents.list_document(target, shown, lambda run: first_cause(run).line))
         return EXIT_OK
     if not runs:
         note(f"no runs in deployment {target.name!r}; begin with: python -m jobs submit --help")

@@ -19,7 +19,7 @@ from jobs.output.console import print_document, printable
 from jobs.port.findings import SourceFolder, find
 from jobs.port.report import backend_of, document, lines
 from jobs.submit.program import named_program
-from jobs.submit.resolve import OWN_OPTIONS
+from jobs.submit.read import OWN_OPTIONS
 from trainium_catalogue.releases import TorchBackend
 
 

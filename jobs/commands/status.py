@@ -10,11 +10,13 @@ from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_status
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.deployment import Deployment
+from jobs.diagnosis.cause import Rank
+from jobs.diagnosis.ranking import first_cause
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.job import Job, JobKind, counted
 from jobs.orchestrators import JobService, Services, found_job, services_of
 from jobs.output import documents
-from jobs.output.console import duration, note, print_document
+from jobs.output.console import cli_command, duration, note, print_document
 from jobs.output.program_status import PROGRAM_STATUS, describe_program
 from jobs.output.streams import last_words
 from jobs.program.losses import read_losses, why_no_losses
@@ -69,7 +71,7 @@ def status(
     code = EXIT_JOB_FAILED if exit_code and failed else EXIT_OK
     if as_json:
         document = (
-            documents.status_document(target, job, training)
+            documents.status_document(target, job, training, cause=first_cause(job).line)
             if job is not None
             else documents.forgotten_document(target, str(run), training or {})
         )
@@ -127,6 +129,10 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
     if job.ended:
         said = verdict(job, bucket=target.bucket, cause=_cause(service, job))
         console.print(said, soft_wrap=True)
+    likely = first_cause(job)
+    if likely.rank is not Rank.NORMAL:
+        more = f"{cli_command(target)} explain {job.run}"
+        console.print(f"cause: {likely.line} (evidence: {more})", soft_wrap=True)
 
 
 def _cause(service: JobService, job: Job) -> str | None:

@@ -16,22 +16,13 @@ from jobs.commands.options import (
     given_path,
 )
 from jobs.errors import EXIT_OK
-from jobs.output.console import note
-from jobs.submit.check import check, check_arguments, check_no_requirements, check_order
-from jobs.submit.plan import ask, planned, show_plan
-from jobs.submit.program import named_program, packed, with_variables
-from jobs.submit.program_plan import check_syntax, remarks
-from jobs.submit.resolve import (
-    OWN_OPTIONS,
-    SubmitOptions,
-    known_workload,
-    parsed_parameters,
-    resolve,
-    run_name,
-)
+from jobs.program.entry import ProgramOptions
+from jobs.submit.check import check
+from jobs.submit.choose import choose
+from jobs.submit.plan import ask, check_places, check_program, planned, show_plan
+from jobs.submit.read import SubmitOptions, read_order
 from jobs.submit.send import join, send, show
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.releases import DEFAULT_RELEASE
 
 _OWN, _EKS, _ADVANCED = "Your own program", "On EKS", "Advanced"
 """Panels of the help."""
@@ -244,69 +235,53 @@ def submit(
       python -m jobs submit bert --on eks --nodes 2 --scale --compile --name bert-1 --follow
     """
     given = chosen(context, deployment, region)
-    words, arguments = context.args, context.meta.get(PROGRAM_ARGV)
+    argv = context.args
     if module is not None and what is not None and what.startswith("-"):
-        words, what = [what, *words], None  # a parameter, taken for what to run
-    program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
-    wanted = known_workload(what) if program is None else program.workload
-    if program is None:
-        own: dict[str, object] = {"workdir": workdir, "include": include, "exclude": exclude}
-        own |= {"env": env, "from-snapshot": from_snapshot}
-        check_arguments(wanted, arguments, own)
-        check_no_requirements(wanted, requirements)
-    parameters = parsed_parameters(wanted, words, assignments or [])
-    wanted = wanted.of_model(parameters)
-    if program is not None:
-        parameters = with_variables(parameters, env or ())
-    order = SubmitOptions(
-        workload=wanted,
-        parameters=parameters,
-        run=run_name(name, wanted.name if program is None else program.name),
-        is_named=name is not None,
-        num_nodes=wanted.default_nodes if nodes is None else nodes,
-        nodes_are_given=nodes is not None,
-        on=on,
-        time_limit_hours=time_limit,
-        compiles=compiles,
-        follows=follow,
-        folds=not verbose and not as_json,
-        releases=releases,
-        scales=scales,
-        dry_run=dry_run,
-        as_json=as_json,
-        program=None
-        if program is None
-        else packed(
-            program,
-            parameters,
-            arguments=arguments,
+        argv, what = [what, *argv], None  # a parameter, taken for what to run
+    order = read_order(
+        what,
+        argv,
+        assignments or (),
+        options=SubmitOptions(
+            name=name,
+            nodes=nodes,
+            on=on,
+            time_limit_hours=time_limit,
+            compiles=compiles,
+            follows=follow,
+            folds=not verbose and not as_json,
+            releases=releases,
+            scales=scales,
+            dry_run=dry_run,
+            as_json=as_json,
+        ),
+        own=ProgramOptions(
+            module=module,
+            workdir=workdir,
             include=include or (),
             exclude=exclude or (),
+            env=env or (),
             requirements=requirements,
             from_snapshot=from_snapshot,
+            arguments=context.meta.get(PROGRAM_ARGV),
         ),
     )
-    check_order(order)  # refused first, because it needs no network
     if check_only:
-        if order.program is not None:
-            check_syntax(order.program, DEFAULT_RELEASE)
-            for remark in remarks(order.program, parameters):
-                note(remark)
+        check_program(order)
         return EXIT_OK
-    submission = resolve(
-        order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node
+    submission = check(
+        choose(
+            order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node
+        )
     )
-    submission = check(submission)
-    if submission.going_on is not None:
-        return join(submission, submission.going_on)
+    if submission.running is not None:
+        return join(submission, submission.running)
     submission = planned(submission)
     if not (dry_run and as_json):
         show_plan(submission)
     if dry_run:
         return show(submission)
-    submission.service.check_place(submission.request, note)
-    if submission.wheels is not None and not submission.wheels.are_collected:
-        submission.wheels.service.check_place(submission.wheels.request, note)
+    check_places(submission)
     if not yes:
         ask(submission)
     return send(submission)

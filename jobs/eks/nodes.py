@@ -20,6 +20,8 @@ _CHANGING = "UPDATING"
 # States of an instance that counts towards its group's size and can be terminated (Amazon EC2
 # Auto Scaling user guide, instance lifecycle).
 _PRESENT = ("InService", "Pending")
+PAUSE_S = 5.0
+"""Pause between two looks at nodes that are awaited."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class NodeGroup:
     scaling_group: str = ""
     instances: tuple[str, ...] = ()
     """Instances that are running or starting."""
+    subnets: tuple[str, ...] = ()
 
 
 def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
@@ -57,6 +60,7 @@ def read_node_group(aws: Aws, deployment: Deployment) -> NodeGroup:
         most=int(group["MaxSize"]),
         troubles=tuple(f"{issue.get('code')}: {issue.get('message')}" for issue in issues),
         scaling_group=behind["name"],
+        subnets=tuple(found.get("subnets") or ()),
         instances=tuple(
             each["InstanceId"]
             for each in group["Instances"]
@@ -190,7 +194,6 @@ def wait_for_nodes(
     limit_s: float,
     now: Callable[[], float],
     sleep: Callable[[float], None],
-    pause_s: float = 5.0,
 ) -> Iterator[Progress]:
     """Yield each change until the number is reached; refuse if that takes too long."""
     deadline = now() + limit_s
@@ -202,7 +205,7 @@ def wait_for_nodes(
             # One failed call in hundreds is no reason to stop waiting, since EKS carries on.
             if not errors.is_transient(error) or now() >= deadline:
                 raise
-            sleep(pause_s)
+            sleep(PAUSE_S)
             continue
         if progress != last:
             yield progress
@@ -226,4 +229,4 @@ def wait_for_nodes(
                     else f"look with: kubectl -n {kubernetes.SCALER} get pods"
                 ),
             )
-        sleep(pause_s)
+        sleep(PAUSE_S)

@@ -159,13 +159,14 @@ class EksService:
 
     def why_waiting(self, job: Job) -> Explanation | None:
         """Look at the nodes and who uses them."""
-        return why_waiting(self._view(), job)
+        return why_waiting(self.view(), job)
 
     def waits_for(self, job: Job) -> Explanation | None:
         """Look at the job that compiles for this one."""
-        return waits_for(self._view(), job)
+        return waits_for(self.view(), job)
 
-    def _view(self) -> ClusterView:
+    def view(self) -> ClusterView:
+        """The cluster and its jobs, as needed to explain a job."""
         return ClusterView(
             aws=self.aws,
             target=self.target,

@@ -25,7 +25,7 @@ Json = Mapping[str, Any]
 _HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
 _ON_NODES = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Failed", "BackOff")
 # Volcano repeats this for every waiting gang in each cycle, and it only counts the pods.
-_NO_NEWS = "tasks in gang unschedulable"
+NO_NEWS = "tasks in gang unschedulable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def why_waiting(view: ClusterView, job: Job) -> Explanation | None:
     """Return the first problem found, or the usual one."""
     if job.status == "STARTING":
         return _not_started(view, job)
-    return waits_for(view, job) or _leaving(view, job) or _no_room(view, job) or _held(view, job)
+    return waits_for(view, job) or leaving(view, job) or _no_room(view, job) or _held(view, job)
 
 
 def _no_room(view: ClusterView, job: Job) -> Explanation | None:
@@ -89,7 +89,7 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
 
 def _held(view: ClusterView, job: Job) -> Explanation:
     """Quote Volcano's reason why a gang is not placed or has no pods."""
-    gang = _gang(view.cluster, job.job_id)
+    gang = gang_of(view.cluster, job.job_id)
     said = None if gang is None else unschedulable(gang)
     if said is not None:
         return _said(
@@ -126,7 +126,7 @@ def _not_started(view: ClusterView, job: Job) -> Explanation | None:
     )
 
 
-def _leaving(view: ClusterView, job: Job) -> Explanation | None:
+def leaving(view: ClusterView, job: Job) -> Explanation | None:
     """Explain that a pod of the previous attempt cannot go because its node does not answer.
 
     The next pod has the same name, so the gang waits for it.
@@ -165,7 +165,7 @@ def waits_for(view: ClusterView, job: Job) -> Explanation | None:
     return None
 
 
-def _gang(cluster: Cluster, job_id: str) -> Json | None:
+def gang_of(cluster: Cluster, job_id: str) -> Json | None:
     """Read a job's PodGroup; None while it has none."""
     try:
         uid = cluster.get(f"{JOBS}/{job_id}")["metadata"]["uid"]
@@ -196,15 +196,16 @@ def unschedulable(gang: Json) -> str | None:
 
 def why_held(cluster: Cluster, *names: str) -> str | None:
     """Return the newest reason why a job has no pods."""
-    return _newest(_events(cluster, names), _HELD)
+    return _newest(events_of(cluster, names), _HELD)
 
 
 def why_not_started(cluster: Cluster, *pods: str) -> str | None:
     """Return the newest reason why pods on a node do not run."""
-    return _newest(_events(cluster, pods), _ON_NODES)
+    return _newest(events_of(cluster, pods), _ON_NODES)
 
 
-def _events(cluster: Cluster, names: Iterable[str]) -> list[Json]:
+def events_of(cluster: Cluster, names: Iterable[str]) -> list[Json]:
+    """List the events about objects of these names."""
     return [
         event
         for name in names
@@ -217,13 +218,14 @@ def _newest(events: Iterable[Json], reasons: Iterable[str]) -> str | None:
     news = [
         event
         for event in events
-        if event.get("reason") in wanted and _NO_NEWS not in str(event.get("message"))
+        if event.get("reason") in wanted and NO_NEWS not in str(event.get("message"))
     ]
-    last = max(news, key=_time, default=None)
+    last = max(news, key=time_of, default=None)
     return None if last is None else " ".join(str(last.get("message")).split())
 
 
-def _time(event: Json) -> int:
+def time_of(event: Json) -> int:
+    """Return when an event was last seen, in milliseconds since the epoch."""
     # Recorders of events.k8s.io write eventTime; the others write lastTimestamp.
     series = event.get("series") or {}
     times = event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime")

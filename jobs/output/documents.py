@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jobs.deployment import Deployment, OfDeployment, OfRun, where
 from jobs.job import Attempt, Explanation, Job, JobKind, JobStatus, RunSummary
 from jobs.output.explain import explain
 from jobs.output.streams import LogLine
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.documents import Natural, Positive, picked
+from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256, picked
+from trainium_catalogue.workloads import Hardware
+
+SubmitAction = Literal["submitted", "already-running", "not-submitted", "dry-run"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +87,8 @@ class StatusDocument(Outcome, OfRun):
     """The state of a run, node by node, and of its training."""
 
     job_id: str
+    cause: str
+    """The most likely cause of the state by what is shown here; `explain` looks further."""
     workload: str | None
     training: Mapping[str, Any] | None
     """The run's status.json (run-status or program-status); null without one."""
@@ -100,10 +105,18 @@ class ForgottenDocument(OfRun):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListedRun(RunSummary):
+    """One run of a list."""
+
+    cause: str
+    """The most likely cause of its state by what the list shows; `explain` looks further."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListDocument(OfDeployment):
     """The runs of a deployment, newest first."""
 
-    runs: tuple[RunSummary, ...]
+    runs: tuple[ListedRun, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +141,123 @@ class StopDocument(OfRun):
     ended: bool
     outcome: Outcome | None
     """With --grace: the state of the job when the time was over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary:
+    """What follows from the parameters of a training workload."""
+
+    num_parameters: Positive
+    num_ranks: Positive
+    tensor_parallel: Positive
+    data_parallel: Positive
+    global_batch: Positive
+    micro_batch: Positive
+    accumulation_steps: Positive
+    seq_len: Positive
+    tokens_per_step: Positive
+    max_steps: Positive
+    checkpoint_bytes: Positive
+    dataset: str
+    dataset_tokens: Positive
+    run_exists: bool
+    continues_from_step: int | None
+    """Newest complete checkpoint; null without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramSummary:
+    """What a program of the user's own consists of."""
+
+    script: str | None
+    """File of the bundle that is run."""
+    module: str | None
+    """Module that is run instead."""
+    argv: tuple[str, ...]
+    code: Sha256
+    """SHA-256 of the bundle."""
+    bytes: Positive
+    """Size of the bundle."""
+    files: Positive
+    left_out: tuple[str, ...]
+    """Names that are not part of the bundle."""
+    run_exists: bool
+    changes: tuple[str, ...]
+    """Differences from the last submission of the run."""
+    continues_from_snapshot: int | None
+    """Number of the newest complete snapshot; null without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramPlan:
+    """What is planned for a program of the user's own."""
+
+    program: ProgramSummary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """List prices, for orientation only."""
+
+    usd_per_node_hour: float
+    usd_at_time_limit: float
+    """One attempt of all nodes that uses all its time."""
+    max_attempts: Positive
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileJob:
+    """With --compile: the job that is submitted first."""
+
+    run: str
+    job_id: str | None
+    """Null with --dry-run."""
+    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
+    usd_at_time_limit: float
+    payload: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WheelsJob:
+    """With --requirements: the dependencies, and the job that collects them first."""
+
+    key: Annotated[str, Keywords(pattern="^[0-9a-f]{32}$")]
+    collected: bool
+    """True if they were there, so that no job is needed."""
+    run: str
+    job_id: str | None
+    """Null with --dry-run, and if they were there."""
+    payload: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitDocument(OfRun):
+    """What was submitted, or would be, or is running already."""
+
+    job_id: str | None
+    """Null with --dry-run."""
+    action: SubmitAction
+    status: JobStatus | None
+    workload: str
+    hardware: Hardware
+    """cpu: a data or export job on ordinary instances."""
+    orchestrator: Orchestrator
+    """What runs the job's nodes; batch for every CPU job."""
+    nodes: Positive
+    """Of a CPU job: children of an array, or 1."""
+    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
+    """Of each attempt."""
+    instance_type: str | None
+    """Null for a CPU job: the compute environment chooses."""
+    estimate: Estimate
+    plan: TrainingSummary | ProgramPlan | None
+    compile: CompileJob | None
+    wheels: WheelsJob | None
+    payload: Mapping[str, Any]
+    """The exact arguments of Batch's SubmitJob, or the exact Volcano job."""
+    outcome: Outcome | None
+    """With --follow: how the job ended."""
 
 
 def outcome(job: Job) -> Outcome:
@@ -168,13 +298,14 @@ def _outcome(job: Job) -> dict[str, Any]:
 
 
 def status_document(
-    deployment: Deployment, job: Job, training: Mapping[str, Any] | None
+    deployment: Deployment, job: Job, training: Mapping[str, Any] | None, *, cause: str
 ) -> StatusDocument:
     """Make the document of ``status --json``; ``training`` is the run's status.json."""
     return StatusDocument(
         **where(deployment, job.run),
         **_outcome(job),
         job_id=job.job_id,
+        cause=cause,
         workload=job.workload,
         training=training,
     )
@@ -189,9 +320,12 @@ def forgotten_document(
     )
 
 
-def list_document(deployment: Deployment, runs: Iterable[RunSummary]) -> ListDocument:
+def list_document(
+    deployment: Deployment, runs: Iterable[RunSummary], cause_of: Callable[[RunSummary], str]
+) -> ListDocument:
     """Make the document of ``list --json``."""
-    return ListDocument(deployment=deployment.name, region=deployment.region, runs=tuple(runs))
+    listed = tuple(picked(ListedRun, run, cause=cause_of(run)) for run in runs)
+    return ListDocument(deployment=deployment.name, region=deployment.region, runs=listed)
 
 
 def logs_document(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,45 @@ SOURCES = "src"
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _SHELL = re.compile(rb"#!.*\b(ba|z|da|k)?sh\b")
 _PYTHON = re.compile(rb"#!.*\bpython")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramOptions:
+    """What only a program of the user's own can be given."""
+
+    module: str | None = None
+    workdir: Path | None = None
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    env: Sequence[str] = ()
+    """Environment variables, each NAME=VALUE."""
+    requirements: Path | None = None
+    from_snapshot: str | None = None
+    arguments: Sequence[str] | None = None
+    """Words after ``--``; None if there was no ``--``."""
+
+    def refuse(self, workload: str) -> None:
+        """Refuse whatever is given, for a workload that is no program of the user's own."""
+        if self.arguments is not None:
+            raise Refusal(
+                "program-arguments",
+                f"{' '.join(['--', *self.arguments])}: {workload} is no program of your own; its "
+                "parameters are given without the --",
+            )
+        for name in ("workdir", "include", "exclude", "env", "from_snapshot"):
+            if getattr(self, name):
+                option = f"--{name.replace('_', '-')}"
+                raise Refusal(
+                    "program-option",
+                    f"{option}: {workload} is no program of your own, and runs from the "
+                    f"deployment's image; leave {option} out",
+                )
+        if self.requirements is not None:
+            raise Refusal(
+                "program-requirements",
+                f"--requirements {self.requirements}: {workload} is no program of your own, and "
+                "its dependencies are in the image; leave --requirements out",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

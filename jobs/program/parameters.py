@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jobs.job import flag_value
 from jobs.program.table import Table, is_number
 from trainium_catalogue import contract
+from trainium_catalogue.parameters.parameter import flag_value, kebab
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Parameter, Value
 
@@ -116,11 +116,6 @@ def read_setting(table: Table, item: Parameter) -> Value:
         return item.parse(flag_value(value))
     except ValueError as error:
         raise table.wrong(key, value, str(error), f"it means: {item.help}") from None
-
-
-def kebab(name: str) -> str:
-    """Spell a name as an option."""
-    return name.replace("_", "-")
 
 
 def snake(name: str) -> str:

@@ -1,191 +1,87 @@
-"""Checks before anything is spent; each fails with one message and its remedy."""
+"""Checks on the deployment before anything is spent; each fails with one message and its remedy."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
-from jobs.job import Job, JobRequest, RunSummary, compile_run, counted, flag_value
+from jobs.job import Job, JobRequest, RunSummary, compile_run, counted
 from jobs.orchestrators import JobService
 from jobs.output.console import note
-from jobs.program.image_packages import check_image_packages
-from jobs.submit.program_plan import program_changes
-from jobs.submit.resolve import Submission, SubmitOptions
+from jobs.submit.choose import Submission
+from jobs.submit.read import SubmitOptions
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.parameters.parameter import flag_value
 from trainium_catalogue.parameters.program import PROCESSES, check_processes
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
-from trainium_catalogue.workloads import Hardware, Value, Workload, find_workload
+from trainium_catalogue.workloads import Hardware, Workload, find_workload
 
-MAX_ARRAY_SIZE = 10_000
-"""Children of an array job (Batch user guide, array jobs)."""
 MIN_TIME_LIMIT_HOURS = 60 / 3600
 """Batch's minimum ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
 PREPARE = "prepare"
 """Workload whose jobs are usually named after what they make, not by the user."""
 
 
-def check_order(order: SubmitOptions) -> None:
-    """Refuse what can be refused without a deployment."""
-    check_size(order.workload, order.num_nodes)
-    if order.compiles and order.program is not None:
-        raise Refusal(
-            "nothing-to-compile",
-            "--compile: nobody but the program itself knows its graphs; leave --compile out, they "
-            "are kept with the run once they are compiled",
-        )
-    if order.compiles:
-        check_compile(order.workload, order.parameters, order.run)
-    if order.program is not None and order.program.from_snapshot and not order.is_named:
-        raise Refusal(
-            "no-such-snapshot",
-            f"--from-snapshot {order.program.from_snapshot}: a new run has no snapshots; name the "
-            "run that has them with --name",
-        )
-
-
 def check(submission: Submission) -> Submission:
     """Refuse what the deployment cannot run or already runs differently; find earlier jobs."""
     order, target, request = submission.order, submission.target, submission.request
-    if order.compiles:
-        check_cache(target.neuron_release)
-    if order.releases:
-        check_release(request, follows=order.follows)
-    if order.scales:
-        check_scales(request)
+    options = order.options
+    _check_options(options, request, target.neuron_release)
     check_request(target, order.workload, request)
     if submission.wheels is not None:
+        from jobs.program.image_packages import check_image_packages
+
         check_image_packages(submission.wheels.requirements, target, note)
     submission.service.check(request)
-    if order.compiles:
+    if options.compiles:
         submission.service.check(replace(request, run=compile_run(request.run)))
-    if order.dry_run:
+    if options.dry_run:
         return submission  # nothing is submitted, so there is nothing to look for
-    if order.is_named:  # a generated name is new
+    if options.name is not None:  # a generated name is new
+        listed_at = time.time()
         earlier = tuple(summary for _, summary in submission.places.runs(request.run))
-        submission = replace(submission, earlier=earlier)
-    going_on = submission.going_on
-    if going_on is None:
-        check_alone(submission.service, request)
+        submission = replace(submission, earlier=earlier, listed_at=listed_at)
+    running = submission.running
+    if running is None:
+        _check_alone(submission.service, request)
         return submission
-    job = submission.places.of(going_on.orchestrator).describe(going_on.job_id)
+    job = submission.places.of(running.orchestrator).describe(running.job_id)
     if order.program is not None:
-        check_same_program(going_on, job, submission)
+        _check_same_program(running, job, submission)
     elif job is not None:
-        check_same(job, request)
+        _check_same(job, request)
     return submission
 
 
-def check_size(workload: Workload, num_nodes: int) -> None:
-    """Refuse a number of nodes that the workload cannot use on any deployment."""
-    least = max(1, workload.min_nodes)
-    if num_nodes < least:
-        raise Refusal(
-            "too-few-nodes",
-            f"--nodes {num_nodes} is too few: {workload.name} needs at least {least}; submit with "
-            f"--nodes {least}",
-        )
-    if workload.hardware is Hardware.CPU:
-        if num_nodes > 1 and not workload.is_array:
-            raise Refusal(
-                "too-many-nodes",
-                f"--nodes {num_nodes}: {workload.name} is one container on an ordinary instance "
-                "and cannot be split; leave --nodes out",
-            )
-        if num_nodes > MAX_ARRAY_SIZE:
-            raise Refusal(
-                "too-many-nodes",
-                f"--nodes {num_nodes}: an array job has at most {MAX_ARRAY_SIZE:,} children; "
-                "submit with fewer",
-            )
-    if workload.max_nodes is not None and num_nodes > workload.max_nodes:
-        raise Refusal(
-            "too-many-nodes",
-            f"--nodes {num_nodes}: {workload.name} runs on at most {workload.max_nodes}; submit "
-            f"with --nodes {workload.max_nodes}",
-        )
-
-
-def check_arguments(
-    workload: Workload, arguments: Sequence[str] | None, options: Mapping[str, object]
-) -> None:
-    """Refuse what only a program of the user's own can be given: arguments, ``options``."""
-    if arguments is not None:
-        raise Refusal(
-            "program-arguments",
-            f"{' '.join(['--', *arguments])}: {workload.name} is no program of your own; its "
-            "parameters are given without the --",
-        )
-    for name, value in options.items():
-        if value:
-            raise Refusal(
-                "program-option",
-                f"--{name}: {workload.name} is no program of your own, and runs from the "
-                f"deployment's image; leave --{name} out",
-            )
-
-
-def check_no_requirements(workload: Workload, requirements: Path | None) -> None:
-    """Refuse requirements for a workload that runs this project's own code."""
-    if requirements is not None:
-        raise Refusal(
-            "program-requirements",
-            f"--requirements {requirements}: {workload.name} is no program of your own, and its "
-            "dependencies are in the image; leave --requirements out",
-        )
-
-
-def check_compile(workload: Workload, parameters: Mapping[str, Value], run: str) -> None:
-    """Refuse ``--compile`` if there is nothing to compile, or nothing to compile for."""
-    if workload.preset is None:
-        raise Refusal(
-            "nothing-to-compile",
-            f"--compile: {workload.name} has no graphs to compile beforehand; leave --compile out",
-        )
-    if parameters.get("compile-only"):
-        raise Refusal(
-            "nothing-to-compile",
-            "--compile and --compile-only exclude each other: the one compiles before training, "
-            "the other instead; keep one of them",
-        )
-    compile_run(run)
-
-
-def check_cache(neuron_release: str) -> None:
-    """Refuse ``--compile`` if the compiled graphs would stay on a node that is gone afterwards."""
+def _check_options(options: SubmitOptions, request: JobRequest, neuron_release: str) -> None:
+    """Refuse options that would do nothing here."""
     release = NEURON_RELEASES.get(neuron_release)
-    if release is not None and release.backend is TorchBackend.TORCH_NEURON:
+    on_batch = request.orchestrator is Orchestrator.BATCH
+    if options.compiles and release and release.backend is TorchBackend.TORCH_NEURON:
         raise Refusal(
             "nothing-to-compile",
             f"--compile: Neuron {neuron_release} (TorchNeuron) keeps its compiled graphs on the "
             "node's own disk, so training would find none of them; leave --compile out",
         )
-
-
-def check_release(request: JobRequest, *, follows: bool) -> None:
-    """Refuse ``--release`` if there is nothing to release, or nobody to do it."""
-    if request.orchestrator is Orchestrator.BATCH:
+    if options.releases and on_batch:
         raise Refusal(
             "nothing-to-release",
             "--release: Batch ends idle instances itself; leave --release out",
         )
-    if not follows:
+    if options.releases and not options.follows:
         raise Refusal(
             "release-needs-follow",
             "--release: it is this command that gives the nodes up when the job has ended, so it "
             "has to stay; add --follow",
         )
-
-
-def check_scales(request: JobRequest) -> None:
-    """Refuse ``--scale`` where nodes come without it."""
-    if request.orchestrator is Orchestrator.BATCH:
+    if options.scales and on_batch:
         raise Refusal(
             "nothing-to-scale",
             "--scale: Batch starts the instances that a job needs itself; leave --scale out",
@@ -245,7 +141,7 @@ def _check_hours(deployment: Deployment, workload: Workload, request: JobRequest
         )
 
 
-def check_same(job: Job, request: JobRequest) -> None:
+def _check_same(job: Job, request: JobRequest) -> None:
     """Refuse a submission that would not get what it asks for.
 
     Parameters not given now keep the job's values.
@@ -255,32 +151,31 @@ def check_same(job: Job, request: JobRequest) -> None:
         raise _goes_on(job, request.run, " and ".join(found))
 
 
-def check_same_program(going_on: RunSummary, job: Job | None, submission: Submission) -> None:
-    """Refuse a program's submission that differs from the run's newest, whose job goes on.
+def _check_same_program(running: RunSummary, job: Job | None, submission: Submission) -> None:
+    """Refuse a program's submission that differs from the run's newest, whose job is running.
 
     The record is compared, because Batch describes a job without the command that overrides its
     definition's.
     """
-    order, request = submission.order, submission.request
-    assert order.program is not None
-    if (word := order.program.from_snapshot) is not None:
+    program, request = submission.order.program, submission.request
+    assert program is not None
+    if (word := program.from_snapshot) is not None:
         why = f"--from-snapshot {word} says what a job begins with, and this one has begun"
-        raise _goes_on(going_on, request.run, why)
+        raise _goes_on(running, request.run, why)
     if job is not None and job.workload not in (None, request.workload):
         raise _goes_on(job, request.run, f"it is {job.workload}, not a program of your own")
-    if not order.program.ran:
+    if not program.ran:
         raise _goes_on(
-            going_on,
+            running,
             request.run,
             f"what it runs is not known: the bucket has no {contract.RUN_PROGRAM} of it",
         )
-    found = program_changes(submission)
-    if found:
-        why = f"this is another submission ({'; '.join(found)})"
-        if order.program.ran[-1].code != order.program.bundle.sha256:
-            folder = shlex.quote(str(order.program.entry.folder))
+    if submission.changes:
+        why = f"this is another submission ({'; '.join(submission.changes)})"
+        if program.ran[-1].code != program.bundle.sha256:
+            folder = shlex.quote(str(program.entry.folder))
             why += f"; `python -m jobs code {request.run} --diff {folder}` compares the files"
-        raise _goes_on(going_on, request.run, why)
+        raise _goes_on(running, request.run, why)
 
 
 def _goes_on(job: Job | RunSummary, run: str, why: str) -> Refusal:
@@ -291,7 +186,7 @@ def _goes_on(job: Job | RunSummary, run: str, why: str) -> Refusal:
     )
 
 
-def check_alone(service: JobService, request: JobRequest) -> None:
+def _check_alone(service: JobService, request: JobRequest) -> None:
     """Refuse to prepare what another run is preparing: both would write, and pay for, the same."""
     if request.workload != PREPARE:
         return

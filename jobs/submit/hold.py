@@ -78,9 +78,10 @@ class NameHold:
         """
         self._bucket, self._run = bucket, run
         self._key = contract.run_key(run, contract.RUN_SUBMISSION)
-        self._adds_job = False
+        self.adds_job = False
+        """True if adding the job comes next; set by the submission, as is the next."""
         self.job_id: str | None = None
-        """The job that was added; set by the submission."""
+        """The job that was added."""
         found = bucket.read_version(self._key)
         other = None if found is None else NameHolder.parse(found.data)
         if found is not None and other is not None and not other.allows(known, found.age):
@@ -90,22 +91,17 @@ class NameHold:
         self._etag = None if found is None else found.etag
         self._write(self._mine)
 
-    def renew(self, *, adds_job: bool = False) -> None:
-        """Hold the name for as long again; ``Refusal`` if another has it.
-
-        Args:
-            adds_job: Whether adding the job comes next.
-        """
+    def renew(self) -> None:
+        """Hold the name for as long again; ``Refusal`` if another has it."""
         self._mine = replace(self._mine, token=secrets.token_hex(8))
         self._write(self._mine)
-        self._adds_job = adds_job
 
     def end(self, error: BaseException | None) -> None:
         """Write how the submission has ended.
 
         If ``error`` leaves open whether a job was added, the name is held for its whole time.
         """
-        known = not self._adds_job or (isinstance(error, Exception) and not is_ambiguous(error))
+        known = not self.adds_job or (isinstance(error, Exception) and not is_ambiguous(error))
         if self.job_id is None and not known:
             return
         # Whatever goes wrong now, the name is free in a few minutes.

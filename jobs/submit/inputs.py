@@ -18,6 +18,7 @@ from trainium_catalogue.models.in_bucket import (
     model_prefix,
 )
 from trainium_catalogue.models.presets import MODELS, PRESETS, ModelShape
+from trainium_catalogue.parameters.command_line import ParameterValues
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
 from trainium_catalogue.parameters.training import resolve_values
 from trainium_catalogue.suggest import did_you_mean
@@ -42,11 +43,9 @@ class Inputs:
     """The dataset's manifest."""
 
 
-def training_inputs(
-    bucket: Bucket, workload: Workload, run: str, given: Mapping[str, Value]
-) -> Inputs:
+def training_inputs(bucket: Bucket, run: str, wanted: ParameterValues) -> Inputs:
     """Check a training workload's run and dataset."""
-    values = _with_defaults(workload, given)
+    workload, values = wanted.workload, wanted.own
     stored = read_run(bucket, run)
     checkpoints = None
     if stored is None and bucket.head(contract.run_key(run, contract.RUN_PROGRAM)) is not None:
@@ -56,7 +55,6 @@ def training_inputs(
             "continue from; give another --name",
         )
     if stored is not None:
-        own = {item.name for item in workload.parameters}
         try:
             values = resolve_values(
                 run=run,
@@ -64,7 +62,7 @@ def training_inputs(
                 stored_workload=stored.workload,
                 stored=stored.values,
                 values=values,
-                given={name: value for name, value in given.items() if name in own},
+                given=wanted.own_given,
             )
         except ValueError as error:
             raise Refusal("run-changed", str(error)) from None
@@ -355,8 +353,3 @@ def hint(what: str, name: str, there: list[str]) -> str:
 def listed(what: str, there: list[str]) -> str:
     """List all existing names; ``what`` is their plural."""
     return f"{what} in the bucket: {', '.join(there)}" if there else f"the bucket has no {what}"
-
-
-def _with_defaults(workload: Workload, given: Mapping[str, Value]) -> dict[str, Value]:
-    """Fill in the defaults of the workload's own parameters."""
-    return {item.name: given.get(item.name, item.default) for item in workload.parameters}

@@ -8,37 +8,45 @@ from dataclasses import replace
 from jobs.errors import Refusal
 from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
 from jobs.output.console import confirm, is_asked_about, note
+from jobs.submit.choose import Submission, SubmissionPlan
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
-from jobs.submit.program_plan import program_plan
-from jobs.submit.resolve import ProgramPlan, Submission, SubmissionPlan, TrainingSummary
-from jobs.submit.wheels import are_collected
+from jobs.submit.read import SubmitOrder
 from trainium_catalogue.contract import ATTEMPTS
 from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 from trainium_catalogue.parameters.verify import check_verify
+from trainium_catalogue.releases import DEFAULT_RELEASE
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware, Value
+
+
+def check_program(order: SubmitOrder) -> None:
+    """Check what a program needs no deployment for, in the grammar of the newest release."""
+    if order.program is not None:
+        from jobs.submit.program_plan import check_syntax, remarks
+
+        program, given = order.program, order.values.given
+        check_syntax(program, DEFAULT_RELEASE)
+        for remark in remarks(program, program.argv(given), program.job_parameters(given)):
+            note(remark)
 
 
 def planned(submission: Submission) -> Submission:
     """Read the bucket and do the arithmetic; refuse what would fail on the nodes."""
     order, bucket, run = submission.order, submission.bucket, submission.request.run
-    workload, given = order.workload, order.parameters
     if order.program is not None:
-        if (wheels := submission.wheels) is not None:
-            wheels = replace(wheels, are_collected=are_collected(bucket, wheels.key))
-            submission = replace(submission, wheels=wheels)
-        lines, document = program_plan(submission)
-        return replace(submission, plan=SubmissionPlan(lines=lines, document=document))
-    if workload.trains:
-        inputs = training_inputs(bucket, workload, run, given)
-        if workload.preset is not None:
+        from jobs.submit.program_plan import program_plan
+
+        return replace(submission, plan=program_plan(submission))
+    if order.workload.trains:
+        inputs = training_inputs(bucket, run, order.values)
+        if order.workload.preset is not None:
             return replace(submission, plan=_training_plan(submission, inputs))
         return submission
-    values = {item.name: given.get(item.name, item.default) for item in workload.parameters}
+    values = order.values.own
     remarks: tuple[str, ...] = ()
-    match workload.name:
+    match order.workload.name:
         case "all-reduce":
             _check_values(check_sweep, values, submission.num_ranks)
         case "verify":
@@ -83,20 +91,21 @@ def show_plan(submission: Submission) -> None:
     note("\n".join(lines))
 
 
+def check_places(submission: Submission) -> None:
+    """Refuse jobs that could not start, or whose nodes could not meet."""
+    submission.service.check_place(submission.request, note)
+    if (wheels := submission.wheels) is not None and not wheels.are_collected:
+        wheels.service.check_place(wheels.request, note)
+
+
 def ask(submission: Submission) -> None:
     """Ask before jobs that cost money; refuse without an answer, or on a no."""
     if is_asked_about(submission.requests):
         confirm(
             f"a job of {_size(submission)}",
-            question="submit it, with what changed?" if _is_changed(submission) else "submit it?",
+            question="submit it, with what changed?" if submission.changes else "submit it?",
             declined="nothing was submitted",
         )
-
-
-def _is_changed(submission: Submission) -> bool:
-    """Tell whether a program is another one than the run has had."""
-    document = submission.plan.document
-    return isinstance(document, ProgramPlan) and bool(document.program.changes)
 
 
 def _check_values(
@@ -111,6 +120,8 @@ def _check_values(
 
 def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     """Derive every number from model, batch and ranks; refuse what leaves a remainder."""
+    from jobs.output.documents import TrainingSummary
+
     values, num_ranks, run = inputs.values, submission.num_ranks, submission.request.run
     try:
         plan = TrainingPlan.from_values(values, num_ranks)
@@ -154,7 +165,7 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
         *_switched_on(values),
         f"run {run}: {_standing(inputs, max_steps)}",
     )
-    first = _compile_request(submission, inputs) if submission.order.compiles else None
+    first = _compile_request(submission, inputs) if submission.order.options.compiles else None
     return SubmissionPlan(lines=lines, document=document, compile_request=first)
 
 
@@ -198,7 +209,8 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
         **{name: value for name, value in request.parameters.items() if name in launch},
         "compile-only": True,
     }
-    training_inputs(submission.bucket, submission.order.workload, run, parameters)
+    values = replace(submission.order.values, given=parameters)
+    training_inputs(submission.bucket, run, values)
     return replace(
         request,
         run=run,

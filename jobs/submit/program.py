@@ -11,11 +11,13 @@ from pathlib import Path
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_run
 from jobs.errors import Refusal
-from jobs.job import JobRequest, flag_value
+from jobs.job import JobRequest
 from jobs.program.bundle import Bundle, pack
+from jobs.program.changes import changes
 from jobs.program.entry import (
     WORKLOAD_FILE,
     Entry,
+    ProgramOptions,
     checked_workdir,
     is_path,
     module_entry,
@@ -24,12 +26,14 @@ from jobs.program.entry import (
 )
 from jobs.program.files import select
 from jobs.program.parameters import ENV
-from jobs.program.record import Submitted, read_record
+from jobs.program.record import Submitted, now, read_record
 from jobs.program.requirements import Requirements, read_requirements
 from jobs.program.secrets import check_arguments, check_variables
 from jobs.program.snapshots import Choice, chosen_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from trainium_catalogue import contract
+from trainium_catalogue.parameters.command_line import ParameterValues
+from trainium_catalogue.parameters.parameter import flag_value
 from trainium_catalogue.variables import join_variables, split_variables
 from trainium_catalogue.workloads import Value, Workload
 
@@ -104,20 +108,6 @@ class ProgramOrder:
         return {"code": self.bundle.sha256, **which, **settings, **given, **env}
 
 
-def with_variables(values: Mapping[str, Value], variables: Sequence[str]) -> dict[str, Value]:
-    """Add environment variables, each NAME=VALUE, to the parameters; refuses what cannot be one."""
-    given = dict(values)
-    try:
-        # Of --set env=..., too, which is quoted already.
-        env = split_variables(str(given.get(ENV) or "")) | split_variables(shlex.join(variables))
-        check_variables(env)
-    except ValueError as error:
-        raise Refusal("program-variable", str(error)) from None
-    if env:
-        given[ENV] = join_variables(env)
-    return given
-
-
 def named_program(
     word: str | None, module: str | None, workdir: Path | None, *, reserved: Collection[str]
 ) -> Program | None:
@@ -161,29 +151,24 @@ def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Pr
 
 
 def packed(
-    program: Program,
-    values: Mapping[str, Value],
-    *,
-    arguments: Sequence[str] | None,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    requirements: Path | None = None,
-    from_snapshot: str | None = None,
-) -> ProgramOrder:
-    """Pack the program's folder; needs no network."""
+    program: Program, values: ParameterValues, own: ProgramOptions
+) -> tuple[ProgramOrder, ParameterValues]:
+    """Pack the program's folder, and add its variables to the parameters; needs no network."""
+    values = _with_variables(values, own.env)
     entry, file = program.entry, program.file
     settings = {} if file is None else file.settings
     try:
-        check_arguments(arguments or ())
+        check_arguments(own.arguments or ())
     except ValueError as error:
         raise Refusal("program-arguments", str(error)) from None
-    if values.get("checkpoint-dir") == "":
+    if values.given.get("checkpoint-dir") == "":
         raise Refusal(
             "checkpoint-dir",
             "--checkpoint-dir '' names no folder; name one below the program's, such as out, or "
             "leave the option out",
         )
-    kept = kept_folder({**settings, **values})
+    kept = kept_folder({**settings, **values.given})
+    include, exclude, requirements = own.include, own.exclude, own.requirements
     if file is not None:
         include, exclude = (*file.include, *include), (*file.exclude, *exclude)
     selection = select(
@@ -201,15 +186,26 @@ def packed(
             f"{entry.file} is not among the files that go along: git ignores it, or --exclude or "
             f"--checkpoint-dir names it; take it along with --include {entry.file}",
         )
-    bundle = pack(selection, include=include)
-    words = None if arguments is None else tuple(arguments)
-    return ProgramOrder(
+    order = ProgramOrder(
         program=program,
-        bundle=bundle,
-        arguments=words,
+        bundle=pack(selection, include=include),
+        arguments=None if own.arguments is None else tuple(own.arguments),
         requirements=None if requirements is None else read_requirements(requirements),
-        from_snapshot=from_snapshot,
+        from_snapshot=own.from_snapshot,
     )
+    return order, values
+
+
+def _with_variables(values: ParameterValues, variables: Sequence[str]) -> ParameterValues:
+    """Add environment variables, each NAME=VALUE, to the parameters; refuses what cannot be one."""
+    try:
+        # Of --set env=..., too, which is quoted already.
+        env = split_variables(str(values.given.get(ENV) or ""))
+        env |= split_variables(shlex.join(variables))
+        check_variables(env)
+    except ValueError as error:
+        raise Refusal("program-variable", str(error)) from None
+    return replace(values, given={**values.given, ENV: join_variables(env)}) if env else values
 
 
 def _refuse_code(kept: str, paths: Sequence[str]) -> None:
@@ -239,8 +235,8 @@ def kept_folder(values: Mapping[str, Value]) -> str | None:
 
 
 def remembered(
-    order: ProgramOrder, given: Mapping[str, Value], bucket: Bucket, run: str
-) -> tuple[ProgramOrder, dict[str, Value]]:
+    order: ProgramOrder, values: ParameterValues, bucket: Bucket, run: str
+) -> tuple[ProgramOrder, ParameterValues]:
     """Add what an earlier submission of the run said, where this one says nothing."""
     ran = read_record(bucket, run)
     order = replace(order, ran=ran)
@@ -254,17 +250,17 @@ def remembered(
                 f"run {run} is one of {stored.workload}, and its checkpoints are no program's; "
                 "give another --name",
             )
-        return order, dict(given)
+        return order, values
     last = order.continued
     if last is None:
-        return order, dict(given)
+        return order, values
     workload = order.program.workload
     known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
-    values: dict[str, Value] = {}
+    kept: dict[str, Value] = {}
     for name, value in last.parameters.items():
-        if name in known and name not in given:
+        if name in known and name not in values.given:
             try:
-                values[name] = known[name].parse(flag_value(value))
+                kept[name] = known[name].parse(flag_value(value))
             except ValueError as error:
                 raise Refusal(
                     "run-changed",
@@ -274,16 +270,47 @@ def remembered(
         order = replace(order, arguments=last.argv)
     if order.requirements is None and last.requirements is not None:
         order = replace(order, requirements=Requirements(text=str(last.requirements["text"])))
-    return order, {**values, **given}
+    return order, replace(values, given={**kept, **values.given})
 
 
-def node_request(
-    request: JobRequest, order: ProgramOrder, values: Mapping[str, Value]
-) -> JobRequest:
-    """Turn the request for a program into one that nodes understand."""
-    return replace(
+def program_request(
+    request: JobRequest,
+    order: ProgramOrder,
+    values: ParameterValues,
+    bucket: Bucket,
+    *,
+    wheels_key: str | None = None,
+) -> tuple[JobRequest, Submitted, tuple[str, ...]]:
+    """Turn the request for a program into one that nodes understand.
+
+    Returns the record of the submission too, and what differs from the last one of the run.
+    """
+    file = order.program.file
+    requirements: dict[str, str] | None = None
+    parameters = order.job_parameters(values.given)
+    if wheels_key is not None and order.requirements is not None:
+        parameters["wheels"] = wheels_key
+        requirements = {"key": wheels_key, "text": order.requirements.text}
+    request = replace(
         request,
         workload=contract.PROGRAM,
-        parameters=order.job_parameters(values),
-        program_argv=order.argv(values),
+        parameters=parameters,
+        program_argv=order.argv(values.given),
     )
+    record = Submitted(
+        submitted_at=now(),
+        code=order.bundle.sha256,
+        script=order.entry.script,
+        module=order.entry.module,
+        argv=request.program_argv,
+        parameters=values.given,
+        requirements=requirements,
+        num_nodes=request.num_nodes,
+        workload=order.described_name,
+        from_snapshot=order.from_snapshot,
+    )
+    if not order.ran:
+        return request, record, ()
+    own = frozenset() if file is None else file.own_names
+    differ = changes(bucket, request.run, order.ran[-1], record, order.bundle, as_arguments=own)
+    return request, record, tuple(differ)

@@ -1,30 +1,33 @@
-"""The plan of a program's submission: what it does, what deserves a remark, what is kept of it."""
+"""The plan of a program's submission: what it does, the data it gets, what deserves a remark."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from jobs.errors import Refusal
+from jobs.bucket.objects import Bucket
+from jobs.deployment import Deployment
+from jobs.errors import Refusal, error_code
 from jobs.job import counted
 from jobs.output.console import duration, human, note
+from jobs.output.documents import ProgramPlan, ProgramSummary
 from jobs.port.findings import find
 from jobs.port.report import remark
-from jobs.program.bundle import Bundle, upload
-from jobs.program.changes import changes
+from jobs.program.bundle import Bundle
 from jobs.program.grammar import check_grammar, python_of
 from jobs.program.imports import left_behind
 from jobs.program.parameters import ENV
 from jobs.program.processes import started_processes
-from jobs.program.record import Submitted, add_record, now
+from jobs.program.record import Submitted
 from jobs.program.remarks import local_paths
 from jobs.program.secrets import secret_words
-from jobs.program.snapshots import Choice, Snapshot, go_back, newest_snapshot
+from jobs.program.snapshots import Choice, Snapshot, newest_snapshot
+from jobs.submit.choose import Submission, SubmissionPlan
+from jobs.submit.inputs import hint
 from jobs.submit.program import ProgramOrder, kept_folder
-from jobs.submit.program_data import check_data
-from jobs.submit.resolve import ProgramPlan, ProgramSummary, Submission
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.program import PROCESSES
 from trainium_catalogue.variables import split_variables
@@ -35,10 +38,9 @@ _MEANT_FOR_SUBMIT = frozenset(
     for name in ("nodes", "name", "follow", "time-limit", "dry-run", "yes", "checkpoint-dir", "on")
 )
 """Options of submit that are remarked among a program's arguments."""
-
-
 _MAX_NAMED = 10
 """Files of a bundle that the plan names."""
+_URI = re.compile(r"s3://[^\s,\"'\]]+")
 
 
 def check_syntax(order: ProgramOrder, release: str) -> None:
@@ -55,50 +57,49 @@ def check_syntax(order: ProgramOrder, release: str) -> None:
         )
 
 
-def program_plan(submission: Submission) -> tuple[tuple[str, ...], ProgramPlan]:
-    """Look at the program and its run; return lines for people, and the document."""
+def program_plan(submission: Submission) -> SubmissionPlan:
+    """Look at the program and its run; refuse what would fail on the nodes."""
     order, request, bucket = submission.order, submission.request, submission.bucket
-    assert order.program is not None
-    check_syntax(order.program, submission.target.neuron_release)
-    new = submitted(submission)
-    ran = order.program.ran
-    snapshot, choice = None, order.program.choice
+    program, record = order.program, submission.record
+    assert program is not None and record is not None
+    check_syntax(program, submission.target.neuron_release)
+    snapshot, choice = None, program.choice
     if choice is not None:
         snapshot = choice.snapshot
-    elif order.is_named:
+    elif order.options.name is not None:
         snapshot = newest_snapshot(bucket, request.run)
-    bundle, differ = order.program.bundle, program_changes(submission)
+    bundle = program.bundle
     lines = (
-        f"program: {shlex.join([order.program.entry.shown, *request.program_argv])}",
+        f"program: {shlex.join([program.entry.shown, *request.program_argv])}",
         *_bundle_lines(bundle),
-        *_kept_lines(order.program, request.parameters),
+        *_kept_lines(program, request.parameters),
         *_process_lines(submission),
-        *check_data(bucket, submission.target, request.parameters, note),
-        *(f"changed: {line}" for line in differ),
-        f"run {request.run}: {_standing(ran, snapshot, choice)}",
+        *_data_lines(bucket, submission.target, request.parameters),
+        *(f"changed: {line}" for line in submission.changes),
+        f"run {request.run}: {_standing(program.ran, snapshot, choice)}",
     )
-    if own := _own_options(order.program.arguments or (), ran):
+    if own := _own_options(program.arguments or (), program.ran):
         note(
             f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
             "submit stands before --"
         )
-    for text in remarks(order.program, order.parameters):
+    for text in remarks(program, request.program_argv, request.parameters):
         note(text)
     document = ProgramPlan(
         program=ProgramSummary(
-            script=new.script,
-            module=new.module,
-            argv=new.argv,
-            code=new.code,
+            script=record.script,
+            module=record.module,
+            argv=record.argv,
+            code=record.code,
             bytes=len(bundle.data),
             files=len(bundle.files),
             left_out=bundle.left_out,
-            run_exists=bool(ran),
-            changes=tuple(differ),
+            run_exists=bool(program.ran),
+            changes=submission.changes,
             continues_from_snapshot=None if snapshot is None else snapshot.number,
         )
     )
-    return lines, document
+    return SubmissionPlan(lines=lines, document=document)
 
 
 def _process_lines(submission: Submission) -> Iterator[str]:
@@ -119,21 +120,23 @@ def _process_lines(submission: Submission) -> Iterator[str]:
         )
 
 
-def remarks(order: ProgramOrder, values: Mapping[str, Value]) -> Iterator[str]:
+def remarks(
+    order: ProgramOrder, argv: Sequence[str], parameters: Mapping[str, Value]
+) -> Iterator[str]:
     """Say what will probably be otherwise on the nodes, or should not be sent."""
-    entry, argv = order.entry, order.argv(values)
+    entry = order.entry
     for word in dict.fromkeys(secret_words(argv)):
         yield (
             f"{word} looks like a key: arguments can be read in the job's description, in "
             "program.json and in logs; let the program read it from elsewhere"
         )
-    variables = split_variables(str(order.job_parameters(values).get(ENV) or ""))
+    variables = split_variables(str(parameters.get(ENV) or ""))
     yield from local_paths(argv, variables, entry.folder)
     if entry.file:
         required = "" if order.requirements is None else order.requirements.text
         sources = order.bundle.sources(entry.file)
         yield from left_behind(entry, sources, required)
-        on_node = int(order.job_parameters(values).get(PROCESSES) or 0)
+        on_node = int(parameters.get(PROCESSES) or 0)
         yield from started_processes(sources, entry.file, on_node=on_node)
         yield from _to_port(order, sources)
 
@@ -154,56 +157,6 @@ def _to_port(order: ProgramOrder, sources: Mapping[str, bytes]) -> Iterator[str]
         return  # `jobs port` gives the reason; a syntax error has been refused already
     if text is not None:
         yield text
-
-
-def program_changes(submission: Submission) -> tuple[str, ...]:
-    """Say what differs from the newest submission of the run; nothing if it is new."""
-    order, run = submission.order.program, submission.request.run
-    assert order is not None
-    if not order.ran:
-        return ()
-    file = order.program.file
-    own = frozenset() if file is None else file.own_names
-    new, bucket = submitted(submission), submission.bucket
-    return tuple(changes(bucket, run, order.ran[-1], new, order.bundle, as_arguments=own))
-
-
-def submitted(submission: Submission) -> Submitted:
-    """Make the record of this submission."""
-    order, request = submission.order, submission.request
-    assert order.program is not None
-    entry = order.program.entry
-    return Submitted(
-        submitted_at=now(),
-        code=order.program.bundle.sha256,
-        script=entry.script,
-        module=entry.module,
-        argv=request.program_argv,
-        parameters=order.parameters,
-        requirements=None
-        if (wheels := submission.wheels) is None
-        else {"key": wheels.key, "text": wheels.requirements.text},
-        num_nodes=request.num_nodes,
-        workload=order.program.described_name,
-        from_snapshot=order.program.from_snapshot,
-    )
-
-
-def send_code(submission: Submission) -> None:
-    """Put the bundle into the bucket, which may take minutes."""
-    assert submission.order.program is not None
-    bundle = submission.order.program.bundle
-    if upload(submission.bucket, submission.request.run, bundle, note):
-        note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
-
-
-def keep(submission: Submission) -> None:
-    """Put the choice of a snapshot and the record into the bucket, just before the job."""
-    order, run = submission.order, submission.request.run
-    assert order.program is not None
-    if order.program.choice is not None:
-        go_back(submission.bucket, run, order.program.choice)
-    add_record(submission.bucket, run, submitted(submission))
 
 
 def _own_options(arguments: Sequence[str], ran: Sequence[Submitted]) -> tuple[str, ...]:
@@ -255,3 +208,113 @@ def _ago(at: str) -> str:
         return ""
     then = then if then.tzinfo else then.replace(tzinfo=UTC)
     return f" ({duration(max(0.0, (datetime.now(UTC) - then).total_seconds()))} ago)"
+
+
+def _data_lines(bucket: Bucket, target: Deployment, values: Mapping[str, Value]) -> Iterator[str]:
+    """Check what the nodes would refuse; yield a line of the plan for each place of data."""
+    _check_pattern(str(values.get("progress-pattern") or ""))
+    _check_words(str(values.get("resume-arguments") or ""))
+    if dataset := str(values.get("dataset") or ""):
+        _check_dataset(bucket, dataset)
+        yield f"dataset: {dataset}, in {contract.ENV_DATASET_DIR} on every node"
+    if uri := str(values.get("input") or ""):
+        _check_input(bucket, target, uri)
+        yield f"input: {uri}, in {contract.ENV_INPUT_DIR} on every node"
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse a pattern that a node would refuse."""
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        raise Refusal(
+            "progress-pattern",
+            f"--progress-pattern {pattern}: not a regular expression: {error}; test it with "
+            "Python's re.search on a line of the program's output",
+        ) from None
+    if pattern and "step" not in groups:
+        raise Refusal(
+            "progress-pattern",
+            f"--progress-pattern {pattern}: has no group for the step; mark it with (?P<step>...), "
+            "and the loss, if you like, with (?P<loss>...)",
+        )
+
+
+def _check_words(text: str) -> None:
+    """Refuse arguments to resume with that a node could not split."""
+    try:
+        shlex.split(text)
+    except ValueError as error:
+        raise Refusal(
+            "resume-arguments",
+            f"--resume-arguments {text}: {str(error).lower()}; close every quote in it",
+        ) from None
+
+
+def _check_dataset(bucket: Bucket, name: str) -> None:
+    prefix = f"{contract.DATASETS_PREFIX}{name}/"
+    is_name = re.fullmatch(contract.DATASET_NAME_PATTERN, name) is not None
+    if is_name and bucket.head(prefix + contract.DATASET_MANIFEST) is not None:
+        return
+    if is_name and bucket.has(prefix):
+        raise Refusal(
+            "dataset-incomplete",
+            f"dataset {name!r} is not complete: its {contract.DATASET_MANIFEST} is missing; wait "
+            "for the job that makes it, or submit that again; for objects of your own give "
+            f"--input s3://{bucket.name}/{prefix} instead",
+        )
+    there = bucket.names(contract.DATASETS_PREFIX)
+    raise Refusal(
+        "no-dataset",
+        f"there is no dataset {name!r}: {hint('datasets', name, there)}; make one with `python -m "
+        "jobs submit prepare` or `tokenize`, or name objects of your own with --input",
+    )
+
+
+def _check_input(bucket: Bucket, target: Deployment, uri: str) -> None:
+    name, _, prefix = uri.removeprefix("s3://").partition("/")
+    if name == bucket.name:
+        if not prefix.startswith(contract.INPUT_PREFIXES):
+            raise Refusal(
+                "input",
+                f"--input {uri}: in the deployment's bucket a program may read below "
+                f"{', '.join(contract.INPUT_PREFIXES)} only; put the data there, for example with "
+                "`python -m jobs upload`",
+            )
+        if not bucket.has(prefix):
+            raise _nothing_there(uri)
+        return
+    _check_allowed(target, uri)
+    try:
+        is_there = Bucket(client=bucket.client, name=name).has(prefix)
+    except Exception as error:
+        # Whoever submits need not have the rights that the nodes have.
+        note(f"--input {uri} was not looked at ({error_code(error) or type(error).__name__})")
+        return
+    if not is_there:
+        raise _nothing_there(uri)
+
+
+def _check_allowed(target: Deployment, uri: str) -> None:
+    """Refuse storage outside the deployment that its nodes may not read, if that is known."""
+    if target.settings is None:
+        return
+    # As it was given to `cdk deploy`: words with commas, or a JSON list.
+    allowed = _URI.findall(target.settings.get("data_uris", ""))
+    if any(uri.startswith(known) for known in allowed):
+        return
+    again = target.redeploy(data_uris=",".join([*allowed, uri]))
+    there = f"it may read {', '.join(allowed)}" if allowed else "it has no data_uris"
+    raise Refusal(
+        "input",
+        f"--input {uri}: deployment {target.name!r} may not read there, {there}; name one of "
+        f"those, or deploy again with {again}",
+    )
+
+
+def _nothing_there(uri: str) -> Refusal:
+    return Refusal(
+        "no-input",
+        f"--input {uri}: nothing is there; name the prefix of objects that exist, with its final "
+        "slash",
+    )

@@ -4,94 +4,30 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from jobs.deployment import OfRun, where
+from jobs.deployment import where
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE, Job, JobRequest, JobStatus, RunSummary, compile_run
+from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run, counted
 from jobs.orchestrators import JobService
-from jobs.output.console import echo, exit_code, follow_command, note, print_document
-from jobs.output.documents import Outcome, outcome
+from jobs.output.console import echo, exit_code, follow_command, human, note, print_document
+from jobs.submit.choose import Submission, Wheels
 from jobs.submit.hold import NameHold, hold_name, name_held
-from jobs.submit.program_plan import keep, send_code
-from jobs.submit.resolve import ProgramPlan, Submission, TrainingSummary
-from jobs.submit.wheels import Wheels, keep_requirements
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.documents import Keywords, Positive
 from trainium_catalogue.workloads import Hardware
 
-SubmitAction = Literal["submitted", "already-running", "not-submitted", "dry-run"]
+if TYPE_CHECKING:
+    from jobs.output.documents import SubmitAction, SubmitDocument
+
 _SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
 _WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
-    """List prices, for orientation only."""
-
-    usd_per_node_hour: float
-    usd_at_time_limit: float
-    """One attempt of all nodes that uses all its time."""
-    max_attempts: Positive
-    note: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompileJob:
-    """With --compile: the job that is submitted first."""
-
-    run: str
-    job_id: str | None
-    """Null with --dry-run."""
-    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
-    usd_at_time_limit: float
-    payload: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WheelsJob:
-    """With --requirements: the dependencies, and the job that collects them first."""
-
-    key: Annotated[str, Keywords(pattern="^[0-9a-f]{32}$")]
-    collected: bool
-    """True if they were there, so that no job is needed."""
-    run: str
-    job_id: str | None
-    """Null with --dry-run, and if they were there."""
-    payload: Mapping[str, Any] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubmitDocument(OfRun):
-    """What was submitted, or would be, or is running already."""
-
-    job_id: str | None
-    """Null with --dry-run."""
-    action: SubmitAction
-    status: JobStatus | None
-    workload: str
-    hardware: Hardware
-    """cpu: a data or export job on ordinary instances."""
-    orchestrator: Orchestrator
-    """What runs the job's nodes; batch for every CPU job."""
-    nodes: Positive
-    """Of a CPU job: children of an array, or 1."""
-    time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
-    """Of each attempt."""
-    instance_type: str | None
-    """Null for a CPU job: the compute environment chooses."""
-    estimate: Estimate
-    plan: TrainingSummary | ProgramPlan | None
-    compile: CompileJob | None
-    wheels: WheelsJob | None
-    payload: Mapping[str, Any]
-    """The exact arguments of Batch's SubmitJob, or the exact Volcano job."""
-    outcome: Outcome | None
-    """With --follow: how the job ended."""
+_LISTED_FOR_S = 60
+"""Seconds after which the run's jobs are listed again. Until then taking the name is enough: its
+holder names the job of a submission that came in between, for 5 minutes (``jobs.submit.hold``)."""
 
 
 def show(submission: Submission) -> int:
@@ -100,7 +36,7 @@ def show(submission: Submission) -> int:
         submission = _depending(submission, _SHOWN_IN_A_DRY_RUN)
     if _collects(submission) and not _waits_here(submission):
         submission = _depending(submission, _WHEELS_IN_A_DRY_RUN)
-    if submission.order.as_json:
+    if submission.order.options.as_json:
         print_document(_document(submission, action="dry-run"))
     else:
         payloads = _payloads(submission)
@@ -108,25 +44,27 @@ def show(submission: Submission) -> int:
     return EXIT_OK
 
 
-def join(submission: Submission, going_on: RunSummary) -> int:
+def join(submission: Submission, running: RunSummary) -> int:
     """Submit nothing, because the run already exists."""
     note(
-        f"run {going_on.run} is {going_on.status} already, job {going_on.job_id}: nothing was "
+        f"run {running.run} is {running.status} already, job {running.job_id}: nothing was "
         "submitted"
     )
-    place = submission.places.of(going_on.orchestrator)
+    place = submission.places.of(running.orchestrator)
     # Its dependencies were looked after when it was submitted.
     submission = replace(submission, wheels=None)
-    return _finish(submission, going_on.job_id, service=place, status_before=going_on.status)
+    return _finish(submission, running.job_id, service=place, status_before=running.status)
 
 
 def send(submission: Submission) -> int:
     """Submit the planned jobs, compile job first, and finish the command."""
-    service, first = submission.service, submission.plan.compile_request
+    service, bucket, run = submission.service, submission.bucket, submission.request.run
+    wheels, first = submission.wheels, submission.plan.compile_request
     compile_id = wheels_id = None
-    if submission.wheels is not None:
-        keep_requirements(submission.bucket, submission.request.run, submission.wheels)
-    collected = submission.wheels if _collects(submission) else None
+    if wheels is not None:
+        # Where the job that collects wheels looks for them.
+        bucket.write(contract.requirements_key(run, wheels.key), wheels.requirements.text.encode())
+    collected = wheels if _collects(submission) else None
     if collected is not None and _waits_here(submission):
         wheels_id = _send_first(collected.service, collected.request)
         job = _collect(submission, collected, wheels_id)
@@ -140,12 +78,11 @@ def send(submission: Submission) -> int:
             compile_id = _send_first(service, first)
             submission = _depending(submission, compile_id)
         if submission.order.program is not None:
-            send_code(submission)
-            if hold is not None:
-                hold.renew()
-            keep(submission)
+            _send_program(submission, hold)
+        if hold is not None and (len(submission.requests) > 1 or submission.record is not None):
+            hold.renew()
         if hold is not None:
-            hold.renew(adds_job=True)
+            hold.adds_job = True
         job_id = _send(service, submission.request, earlier=earlier)
         if hold is not None:
             hold.job_id = job_id
@@ -156,20 +93,40 @@ def send(submission: Submission) -> int:
 def _held(submission: Submission) -> Iterator[tuple[NameHold | None, set[str]]]:
     """Hold the run's name; yields the hold and the ids of the jobs that the run has had.
 
-    They are listed once more, because the user and the dependencies may have taken their time.
-    A generated name is this submission's own, and is not held.
+    They are listed once more if the user or the dependencies have taken their time. A generated
+    name is this submission's own, and is not held.
     """
     run = submission.request.run
     known = {summary.job_id for summary in submission.earlier}
-    if not submission.order.is_named:
+    if submission.order.options.name is None:
         yield None, known
         return
     with hold_name(submission.bucket, run, known=known) as hold:
-        listed = [summary for _, summary in submission.places.runs(run)]
-        for summary in listed:
-            if summary.job_id not in known and not summary.ended:
-                raise name_held(run, f"job {summary.job_id} has been submitted meanwhile")
-        yield hold, {summary.job_id for summary in listed}
+        if time.time() - submission.listed_at > _LISTED_FOR_S:
+            listed = [summary for _, summary in submission.places.runs(run)]
+            for summary in listed:
+                if summary.job_id not in known and not summary.ended:
+                    raise name_held(run, f"job {summary.job_id} has been submitted meanwhile")
+            known = {summary.job_id for summary in listed}
+        yield hold, known
+
+
+def _send_program(submission: Submission, hold: NameHold | None) -> None:
+    """Put the bundle, the choice of a snapshot and the record into the bucket."""
+    from jobs.program.bundle import upload
+    from jobs.program.record import add_record, now
+    from jobs.program.snapshots import go_back
+
+    program, record, bucket = submission.order.program, submission.record, submission.bucket
+    assert program is not None and record is not None
+    bundle, run = program.bundle, submission.request.run
+    if upload(bucket, run, bundle, note):  # which may take minutes
+        note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
+    if hold is not None:
+        hold.renew()
+    if program.choice is not None:
+        go_back(bucket, run, program.choice)
+    add_record(bucket, run, replace(record, submitted_at=now()))
 
 
 def _collects(submission: Submission) -> bool:
@@ -184,29 +141,19 @@ def _waits_here(submission: Submission) -> bool:
 
 def _collect(submission: Submission, wheels: Wheels, job_id: str) -> Job:
     """Stay until the wheels are collected."""
-    from jobs.output.screen import watch  # rich is only needed here
-
-    run, quiet = submission.request.run, submission.order.as_json
+    run = submission.request.run
     note(f"run {run} is submitted when its dependencies are collected; this command waits")
     try:
-        job, _ = watch(
-            wheels.service,
-            submission.target,
-            run=wheels.request.run,
-            job_id=job_id,
-            keep_lines=quiet,
-            folds=submission.order.folds,
-        )
+        return _watch(submission, wheels.service, wheels.request, job_id)
     except BaseException:
         note(f"run {run} was not submitted; its dependencies go on being collected: submit again")
         raise
-    return job
 
 
 def _give_up(submission: Submission, wheels_id: str, job: Job) -> int:
     """Submit nothing more, because the wheels could not be collected."""
     note(f"run {submission.request.run} was not submitted: its dependencies were not collected")
-    if submission.order.as_json:
+    if submission.order.options.as_json:
         print_document(_document(submission, action="not-submitted", wheels_id=wheels_id, job=job))
     return exit_code(job)
 
@@ -222,10 +169,10 @@ def _depending(submission: Submission, compile_id: str) -> Submission:
 def _send_first(service: JobService, request: JobRequest) -> str:
     """Submit the compile job, or find the one that is already running."""
     earlier = service.runs(request.run)
-    going_on = next((summary for summary in earlier if not summary.ended), None)
-    if going_on is not None:
-        note(f"run {request.run} is {going_on.status} already, job {going_on.job_id}")
-        return going_on.job_id
+    running = next((summary for summary in earlier if not summary.ended), None)
+    if running is not None:
+        note(f"run {request.run} is {running.status} already, job {running.job_id}")
+        return running.job_id
     return _send(service, request, earlier={summary.job_id for summary in earlier})
 
 
@@ -256,21 +203,26 @@ def _finish(
 
     ``status_before`` is the status of a job that had been submitted earlier.
     """
-    order = submission.order
+    options, wheels = submission.order.options, submission.wheels
+    first = submission.plan.compile_request
+    job: Job | None = None
     try:
-        if order.follows and not _waits_here(submission):
-            _follow_wheels(submission, wheels_id)
-        job = _follow(submission, job_id, service, compile_id) if order.follows else None
+        if options.follows:
+            if wheels is not None and wheels_id is not None and not _waits_here(submission):
+                _watch(submission, wheels.service, wheels.request, wheels_id)
+            if first is not None and compile_id is not None:
+                _watch(submission, service, first, compile_id)
+            job = _watch(submission, service, submission.request, job_id)
     except BaseException:
-        if order.releases:
+        if options.releases:
             command = _release_command(submission.service)
             note(f"the nodes stay, and cost; when the job has ended: {command}")
         raise
     if job is None:
         note(f"follow it with: {follow_command(submission.target, submission.request.run)}")
-    elif order.releases:
+    elif options.releases:
         _release(submission.service)
-    if order.as_json:
+    if options.as_json:
         document = _document(
             submission,
             action="submitted" if status_before is None else "already-running",
@@ -284,42 +236,19 @@ def _finish(
     return EXIT_OK if job is None else exit_code(job)
 
 
-def _follow_wheels(submission: Submission, wheels_id: str | None) -> None:
-    """Show the job that collects wheels, which the program's job waits for."""
+def _watch(submission: Submission, service: JobService, request: JobRequest, job_id: str) -> Job:
+    """Show one of the jobs until it ends."""
     from jobs.output.screen import watch  # rich is only needed here
 
-    if (wheels := submission.wheels) is None or wheels_id is None:
-        return
-    watch(
-        wheels.service,
-        submission.target,
-        run=wheels.request.run,
-        job_id=wheels_id,
-        keep_lines=submission.order.as_json,
-        folds=submission.order.folds,
-    )
-
-
-def _follow(
-    submission: Submission, job_id: str, service: JobService, compile_id: str | None
-) -> Job:
-    from jobs.output.screen import watch  # rich is only needed here
-
-    target, request, quiet = submission.target, submission.request, submission.order.as_json
-    folds = submission.order.folds
-    first = submission.plan.compile_request
-    if compile_id is not None and first is not None:
-        watch(service, target, run=first.run, job_id=compile_id, keep_lines=quiet, folds=folds)
     is_array = request.hardware is Hardware.CPU and request.num_nodes > 1
-    part = "child" if is_array else "node"
     job, _ = watch(
         service,
-        target,
+        submission.target,
         run=request.run,
         job_id=job_id,
-        keep_lines=quiet,
-        folds=folds,
-        part=part,
+        keep_lines=submission.order.options.as_json,
+        folds=submission.order.options.folds,
+        part="child" if is_array else "node",
     )
     return job
 
@@ -368,6 +297,8 @@ def _document(
     job: Job | None = None,
 ) -> SubmitDocument:
     """Make the document of ``submit --json``."""
+    from jobs.output.documents import CompileJob, Estimate, SubmitDocument, WheelsJob, outcome
+
     request, deployment, plan = submission.request, submission.target, submission.plan
     wheels = submission.wheels
     first = plan.compile_request

@@ -44,17 +44,17 @@ from rehearsal.deployment import cdk
 from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import (
     ROOT,
-    Folder,
-    Program,
-    Refused,
+    OptionsError,
+    ProgramOptions,
+    RehearsalFolder,
+    RehearsalState,
     Settings,
-    State,
     load_state,
     refuse_second,
 )
 from rehearsal.receipt import Receipt
 from rehearsal.report import tables as report
-from rehearsal.report.progress import Progress
+from rehearsal.report.progress import ProgressDisplay
 from rehearsal.scenario import Rehearsal
 from rehearsal.steps import program as own_program
 from rehearsal.steps.jobs import ALL_REDUCE
@@ -186,21 +186,23 @@ def down(folder: FolderPath = FOLDER) -> None:
     raise typer.Exit(0 if document["outcome"] == "passed" else EXIT_FAILED)
 
 
-def _rehearse(settings: Settings, folder: Folder, *, as_json: bool, jobs: bool, stay: bool) -> int:
+def _rehearse(
+    settings: Settings, folder: RehearsalFolder, *, as_json: bool, jobs: bool, stay: bool
+) -> int:
     """Run all phases; whatever happens, leave nothing running and write a receipt."""
     console = Console(stderr=as_json, highlight=False)
     try:
         refuse_second(folder)
-    except Refused as refusal:
+    except OptionsError as refusal:
         _refuse(str(refusal))
     folder.clear()
-    State.here().save(folder)
+    RehearsalState.here().save(folder)
     # SIGINT as well: a shell starts background processes with it ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_interrupt)
     begin = time.monotonic()
     receipt = Receipt(settings=settings)
-    progress = Progress(console, show_nodes=stay)
+    progress = ProgressDisplay(console, show_nodes=stay)
     if jobs:
         progress.note(options.usual_time(settings))
     rehearsal = Rehearsal(
@@ -267,10 +269,10 @@ def _stay(rehearsal: Rehearsal) -> None:
     raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
 
 
-def _program(argv: list[str], file: Path | None, **given: Any) -> Program | None:
+def _program(argv: list[str], file: Path | None, **given: Any) -> ProgramOptions | None:
     try:
         return options.program_of(file, argv, **given)
-    except Refused as refusal:
+    except OptionsError as refusal:
         _refuse(str(refusal))
 
 
@@ -281,11 +283,11 @@ def _settings(**given: Any) -> Settings:
         _refuse(str(refusal))
 
 
-def _folder(path: Path) -> Folder:
-    return Folder(path if path.is_absolute() else ROOT / path)
+def _folder(path: Path) -> RehearsalFolder:
+    return RehearsalFolder(path if path.is_absolute() else ROOT / path)
 
 
-def _folder_option(folder: Folder) -> str:
+def _folder_option(folder: RehearsalFolder) -> str:
     return "" if folder == _folder(FOLDER) else f" --folder {folder.path}"
 
 

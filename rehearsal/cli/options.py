@@ -9,9 +9,15 @@ from typing import Annotated
 
 import typer
 
-from rehearsal.checks.endings import OF_NODES, find_faults
 from rehearsal.deployment.containers import refuse_without_tools
-from rehearsal.deployment.state import EXAMPLE, ORCHESTRATORS, Program, Refused, Settings
+from rehearsal.deployment.state import (
+    EXAMPLE,
+    ORCHESTRATORS,
+    OptionsError,
+    ProgramOptions,
+    Settings,
+)
+from rehearsal.proofs.endings import OF_NODES, find_faults
 from rehearsal.steps import batch, cluster
 from rehearsal.steps import program as own
 from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
@@ -138,7 +144,7 @@ def check(
     containers: bool,
     addresses: str,
     path: str,
-    program: Program | None = None,
+    program: ProgramOptions | None = None,
 ) -> Settings:
     """Return the settings that were asked for; raise ``ValueError`` if they are not possible.
 
@@ -146,7 +152,9 @@ def check(
         path: The user's PATH, searched for container tools.
     """
     if quick and (workloads or faults or orchestrators not in (None, "batch")):
-        raise Refused("--quick is an all-reduce on Batch; leave the other choices out, or --quick")
+        raise OptionsError(
+            "--quick is an all-reduce on Batch; leave the other choices out, or --quick"
+        )
     if quick:
         orchestrators, workloads = "batch", [ALL_REDUCE]
     if program is not None:
@@ -158,17 +166,17 @@ def check(
     known = list(dict.fromkeys(name for each in chosen for name in WORKLOADS[each]))
     for pair in parameters or ():
         if "=" not in pair:
-            raise Refused(f"--set {pair} has no value; write --set key=value")
+            raise OptionsError(f"--set {pair} has no value; write --set key=value")
         if not any(own_parameters([pair], name) for name in known):
-            raise Refused(f"--set {pair}: none of {', '.join(known)} has it")
+            raise OptionsError(f"--set {pair}: none of {', '.join(known)} has it")
     names = _workloads(workloads, faults if program is None else None, known)
     if set(names) & set(cluster.WORKLOADS) and nodes < cluster.TOO_MANY:
-        raise Refused(
+        raise OptionsError(
             f"--nodes {nodes}: the steps on the cluster need {cluster.TOO_MANY}; "
             f"give --nodes {cluster.TOO_MANY} or more"
         )
     if containers and "eks" in chosen:
-        raise Refused(
+        raise OptionsError(
             "--containers: pods of the cluster run as processes; give --orchestrators batch"
         )
     if containers:
@@ -200,14 +208,14 @@ def program_of(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     fault_after: str | None = None,
-) -> Program | None:
+) -> ProgramOptions | None:
     """Return the program that was named; refuse what is given for one that was not."""
     if file is not None and module is not None:
-        raise Refused(f"--program {file} and -m {module} are two programs; give one of them")
+        raise OptionsError(f"--program {file} and -m {module} are two programs; give one of them")
     if file is not None or module is not None:
         if module is not None and workdir is None:
             workdir = Path()
-        return Program(
+        return ProgramOptions(
             file=str(file.resolve()) if file is not None else "",
             module=module,
             argv=tuple(argv),
@@ -231,23 +239,23 @@ def program_of(
     }
     for words, is_given in given.items():
         if is_given:
-            raise Refused(f"{words}: for a program of yours; name it with --program FILE")
+            raise OptionsError(f"{words}: for a program of yours; name it with --program FILE")
     return None
 
 
-def _check_program(program: Program, faults: Sequence[str], *, alone: bool) -> None:
+def _check_program(program: ProgramOptions, faults: Sequence[str], *, alone: bool) -> None:
     if not alone:
-        raise Refused(
+        raise OptionsError(
             "--program is rehearsed alone; leave --quick and --workload out, or --program"
         )
     for name in find_faults(faults):
         if name not in OF_NODES:
-            raise Refused(
+            raise OptionsError(
                 f"--fault {name} is not for programs; with --program give {', '.join(OF_NODES)}"
             )
     for path in (program.file, program.requirements):
         if path and not Path(path).exists():
-            raise Refused(f"{path} does not exist; name a file that does")
+            raise OptionsError(f"{path} does not exist; name a file that does")
 
 
 def usual_time(settings: Settings) -> str:
@@ -262,7 +270,7 @@ def usual_time(settings: Settings) -> str:
     return f"{first}; then {rest}" if ALL_REDUCE in settings.workloads else rest
 
 
-def processes_of(program: Program | None = None) -> dict[str, int]:
+def processes_of(program: ProgramOptions | None = None) -> dict[str, int]:
     """Return the processes per node of the workloads that demonstrate more than one."""
     models = dict.fromkeys((*PRESETS, PRETRAIN), batch.PROCESSES_PER_NODE)
     # The example runs beside everything else, and shows nothing more on more of them.
@@ -282,7 +290,7 @@ def _orchestrators(text: str) -> tuple[str, ...]:
     for word in words:
         if word not in ORCHESTRATORS:
             known = did_you_mean(word, (*ORCHESTRATORS, "both"))
-            raise Refused(f"--orchestrators {text}: {word!r} is unknown; {known}")
+            raise OptionsError(f"--orchestrators {text}: {word!r} is unknown; {known}")
     return tuple(name for name in ORCHESTRATORS if name in words)
 
 
@@ -292,8 +300,8 @@ def _workloads(
     """Choose what to run; faults without a workload are injected into all-reduce jobs."""
     for name in workloads or ():
         if name not in known:
-            raise Refused(f"--workload {name} is not rehearsed; {did_you_mean(name, known)}")
+            raise OptionsError(f"--workload {name} is not rehearsed; {did_you_mean(name, known)}")
     chosen = workloads or ([ALL_REDUCE] if faults else known)
     if faults and ALL_REDUCE not in {*chosen} & {*known}:
-        raise Refused(f"--fault needs --workload {ALL_REDUCE} and --orchestrators batch")
+        raise OptionsError(f"--fault needs --workload {ALL_REDUCE} and --orchestrators batch")
     return tuple(name for name in known if name in chosen)

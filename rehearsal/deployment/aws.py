@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import ClientError
 
 from rehearsal.deployment.state import DEPLOYMENT, ROOT
 from trainium_catalogue import contract
@@ -22,7 +24,7 @@ POLICY = ROOT / "docs" / "submitter-policy.json"
 _FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
 
 
-class Aws:
+class EmulatedAccount:
     """The emulated account in one region."""
 
     def __init__(self, *, endpoint: str, region: str) -> None:
@@ -50,7 +52,39 @@ class Aws:
             return self._clients[service]
 
 
-def create_submitter(aws: Aws) -> dict[str, str]:
+class DeploymentBucket:
+    """The deployment's bucket."""
+
+    def __init__(self, aws: EmulatedAccount) -> None:
+        parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
+        found = aws.client("ssm").get_parameter(Name=parameter)
+        self.name = str(found["Parameter"]["Value"])
+        self._s3 = aws.client("s3")
+
+    def text(self, key: str) -> str:
+        """Return an object's text, or an empty string if there is none."""
+        try:
+            body = self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
+        except ClientError:
+            return ""
+        return str(body.decode())
+
+    def document(self, key: str) -> dict[str, Any]:
+        """Read a JSON document; empty if there is none."""
+        document: dict[str, Any] = json.loads(self.text(key) or "{}")
+        return document
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the size of every object below ``prefix``, by the rest of its key."""
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
+        return {
+            entry["Key"].removeprefix(prefix): entry["Size"]
+            for page in pages
+            for entry in page.get("Contents", ())
+        }
+
+
+def create_submitter(aws: EmulatedAccount) -> dict[str, str]:
     """Create the user who submits; returns its credentials as variables."""
     iam = aws.client("iam")
     iam.create_user(UserName=SUBMITTER)
@@ -61,23 +95,21 @@ def create_submitter(aws: Aws) -> dict[str, str]:
     }
 
 
-def allow_submitter(aws: Aws) -> None:
+def allow_submitter(aws: EmulatedAccount) -> None:
     """Attach the published policy, with the names of the deployment put in."""
-    parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
-    bucket = aws.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
     text = POLICY.read_text(encoding="utf-8")
     for placeholder, name in (
         ("REGION", aws.region),
         ("ACCOUNT", ACCOUNT),
         ("DEPLOYMENT", DEPLOYMENT),
-        ("BUCKET", bucket),
+        ("BUCKET", DeploymentBucket(aws).name),
     ):
         text = text.replace(placeholder, name)
     aws.client("iam").put_user_policy(UserName=SUBMITTER, PolicyName=SUBMITTER, PolicyDocument=text)
 
 
 def desk_environment(
-    base: Mapping[str, str], *, aws: Aws | None, docker: Path, bin_folder: Path
+    base: Mapping[str, str], *, aws: EmulatedAccount | None, docker: Path, bin_folder: Path
 ) -> dict[str, str]:
     """Environment of the CLIs: the user's, minus anything that leads to an AWS account."""
     environment = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
@@ -98,7 +130,7 @@ def desk_environment(
     return environment
 
 
-def endpoint_environment(aws: Aws) -> dict[str, str]:
+def endpoint_environment(aws: EmulatedAccount) -> dict[str, str]:
     """Variables that point a CLI at the server."""
     return {
         "AWS_ENDPOINT_URL": aws.endpoint,

@@ -102,14 +102,14 @@ def _chosen(only: Sequence[str] | None) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembly:
+class CloudAssembly:
     """The assembly that ``cdk synth`` wrote."""
 
     region: str
     stacks: tuple[str, ...]
 
 
-def read_assembly(folder: Path) -> Assembly:
+def read_assembly(folder: Path) -> CloudAssembly:
     """Read the app's target account and region and its stacks' names from the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     stacks = {
@@ -120,7 +120,7 @@ def read_assembly(folder: Path) -> Assembly:
     regions = {environment.rpartition("/")[2] for environment in stacks.values()}
     if len(regions) != 1:
         raise StepFailed(f"the stacks are in {len(regions)} regions ({', '.join(sorted(regions))})")
-    return Assembly(region=regions.pop(), stacks=tuple(stacks))
+    return CloudAssembly(region=regions.pop(), stacks=tuple(stacks))
 
 
 def write_fake_docker(path: Path, *, record: Path) -> None:

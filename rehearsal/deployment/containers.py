@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rehearsal.deployment import cdk
-from rehearsal.deployment.state import ROOT, Folder, Refused
+from rehearsal.deployment.state import ROOT, OptionsError, RehearsalFolder
 
 TOOLS = ("podman", "buildah", "debootstrap")
 SUITE = "bookworm"
@@ -53,9 +53,9 @@ def missing_tools(path: str) -> list[str]:
 
 
 def refuse_without_tools(path: str) -> None:
-    """Raise ``Refused`` with what to install, if a tool is missing."""
+    """Raise ``OptionsError`` with what to install, if a tool is missing."""
     if missing := missing_tools(path):
-        raise Refused(
+        raise OptionsError(
             f"--containers needs {', '.join(missing)}, not found here; "
             "install them (Debian: apt-get install podman buildah runc debootstrap) "
             "or leave --containers out"
@@ -69,7 +69,7 @@ def base_name(*lists: str) -> str:
 
 
 def build(
-    folder: Folder, environment: Mapping[str, str], on_line: Callable[[str], None]
+    folder: RehearsalFolder, environment: Mapping[str, str], on_line: Callable[[str], None]
 ) -> ContainerNodes:
     """Build the substitute unless it exists, then the product's image on top."""
     place = folder.path / "containers"

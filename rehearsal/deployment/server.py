@@ -16,7 +16,7 @@ from typing import Any
 
 from rehearsal.deployment.cdk import StepFailed
 from rehearsal.deployment.containers import ContainerNodes
-from rehearsal.deployment.state import ROOT, Folder
+from rehearsal.deployment.state import ROOT, RehearsalFolder
 
 Event = dict[str, Any]
 START_LIMIT_S = 60.0
@@ -42,7 +42,7 @@ class ServerProcess:
     _ended: queue.Queue[list[str]] = field(default_factory=queue.Queue)
     _ready: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
-    def wait_ready(self, folder: Folder) -> str:
+    def wait_ready(self, folder: RehearsalFolder) -> str:
         """Wait for the address; raise with the server's last output if it exits instead."""
         try:
             endpoint = self._ready.get(timeout=START_LIMIT_S)
@@ -127,7 +127,7 @@ def server_command(
 def start_server(
     command: tuple[str, ...],
     *,
-    folder: Folder,
+    folder: RehearsalFolder,
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],
 ) -> ServerProcess:

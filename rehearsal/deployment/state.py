@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 DEPLOYMENT = "default"
 
 
-class Refused(ValueError):
+class OptionsError(ValueError):
     """Raised when the user asks for something impossible; nothing has been started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class ProgramOptions:
     """A user's own program, as `jobs submit` is told of it."""
 
     file: str = ""
@@ -38,7 +38,7 @@ class Program:
     """Pattern of a file that a snapshot must have before a node is hurt."""
 
 
-EXAMPLE = Program(
+EXAMPLE = ProgramOptions(
     file=str(ROOT / "examples" / "own-program" / "train.py"), argv=("--epochs", "120")
 )
 """Runs long enough for a first snapshot, also on a slow machine."""
@@ -63,12 +63,12 @@ class Settings:
     containers: bool
     addresses: str
     """First three octets of the nodes' addresses."""
-    program: Program = EXAMPLE
+    program: ProgramOptions = EXAMPLE
     """What the workload ``program`` runs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
+class RehearsalFolder:
     """The files of a rehearsal; a new rehearsal replaces those of the last."""
 
     path: Path
@@ -122,7 +122,7 @@ class Folder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class RehearsalState:
     """A rehearsal that is up, for ``down`` and for the next one."""
 
     pid: int
@@ -131,7 +131,7 @@ class State:
     endpoint: str | None = None
 
     @classmethod
-    def here(cls, endpoint: str | None = None) -> State:
+    def here(cls, endpoint: str | None = None) -> RehearsalState:
         """Return the state of a rehearsal that is run by this process."""
         return cls(pid=os.getpid(), started=_start_time(os.getpid()) or "", endpoint=endpoint)
 
@@ -139,23 +139,23 @@ class State:
     def alive(self) -> bool:
         return _start_time(self.pid) == self.started
 
-    def save(self, folder: Folder) -> None:
+    def save(self, folder: RehearsalFolder) -> None:
         folder.state.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
 
-def load_state(folder: Folder) -> State | None:
+def load_state(folder: RehearsalFolder) -> RehearsalState | None:
     """Return the rehearsal that is up in ``folder``, or None."""
     try:
-        state = State(**json.loads(folder.state.read_text(encoding="utf-8")))
+        state = RehearsalState(**json.loads(folder.state.read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
         return None
     return state if state.alive else None
 
 
-def refuse_second(folder: Folder) -> None:
+def refuse_second(folder: RehearsalFolder) -> None:
     """Refuse a second rehearsal in a folder: both would overwrite each other's files."""
     if (state := load_state(folder)) is not None:
-        raise Refused(
+        raise OptionsError(
             f"a rehearsal is up in {folder.path} (process {state.pid}); "
             "end it with: python -m rehearsal down"
         )

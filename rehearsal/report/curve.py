@@ -1,15 +1,23 @@
-"""The loss curve: in the terminal, and as a figure."""
+"""The loss curve: in the terminal, and as a figure, of which docs/loss.svg is a copy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rehearsal.receipt import TrainingAttempt
 
-_WIDTH, _HEIGHT, _MARGIN = 720, 360, 56
 _MARKERS = ("dot", "x", "+")
-_COLOURS = ("#2563eb", "#ea580c", "#16a34a")
+_WIDTH, _HEIGHT = 720, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 48, 24, 44, 40
+_STYLE = (
+    "text{font:13px sans-serif;fill:#475569}.title{font-size:15px;fill:#0f172a}"
+    ".grid{stroke:#e2e8f0}.killed{stroke:#dc2626;stroke-dasharray:4 4}.note{fill:#dc2626}"
+    ".first{fill:#2563eb;stroke:#2563eb}.second{fill:#ea580c;stroke:#ea580c}"
+    "polyline{fill:none!important;stroke-width:2}text.first,text.second{stroke:none}"
+)
+_CLASSES = ("first", "second")
 
 
 def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
@@ -31,45 +39,67 @@ def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
     return str(plotext.uncolorize(str(figure.build())))
 
 
-def write_svg(path: Path, attempts: Sequence[TrainingAttempt]) -> None:
-    """Write the curve as an SVG figure, unless there is nothing to show."""
-    points = [
-        point for attempt in attempts for point in zip(attempt.steps, attempt.losses, strict=True)
-    ]
+def write_svg(
+    path: Path,
+    attempts: Sequence[TrainingAttempt],
+    *,
+    title: str,
+    killed_after: int,
+    resumed_from: int | None,
+) -> None:
+    """Draw the curve as an SVG figure, unless there is nothing to show."""
+    curves = [_points(attempt) for attempt in attempts]
+    points = [point for curve in curves for point in curve]
     if len(points) < 2:
         return
-    low_x, high_x = min(x for x, _ in points), max(x for x, _ in points)
-    low_y, high_y = min(y for _, y in points), max(y for _, y in points)
+    last_step = max(step for step, _ in points)
+    low, high = int(min(loss for _, loss in points)), int(max(loss for _, loss in points)) + 1
 
-    def place(x: float, y: float) -> str:
-        across = (x - low_x) / max(high_x - low_x, 1)
-        up = (y - low_y) / max(high_y - low_y, 1e-9)
-        return (
-            f"{_MARGIN + across * (_WIDTH - 2 * _MARGIN):.1f},"
-            f"{_HEIGHT - _MARGIN - up * (_HEIGHT - 2 * _MARGIN):.1f}"
+    def across(step: float) -> float:
+        return _LEFT + step / last_step * (_WIDTH - _LEFT - _RIGHT)
+
+    def up(loss: float) -> float:
+        return _TOP + (high - loss) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    def lines() -> Iterator[str]:
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+            f"<style>{_STYLE}</style>"
         )
+        yield f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
+        yield f'<text class="title" x="{_LEFT}" y="22">{title}</text>'
+        for loss in range(low, high + 1):
+            y = up(loss)
+            yield f'<path class="grid" d="M{_LEFT},{y:.1f}H{_WIDTH - _RIGHT}"/>'
+            yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss}</text>'
+        for step in range(0, last_step + 1, max(1, last_step // 6)):
+            x, y = across(step), _HEIGHT - _BOTTOM + 20
+            yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{step}</text>'
+        x = across(killed_after)
+        yield f'<path class="killed" d="M{x:.1f},{_TOP}V{_HEIGHT - _BOTTOM}"/>'
+        notes = [f"a node is killed after step {killed_after};"]
+        if resumed_from is not None:
+            notes.append(f"attempt 2 goes on from the checkpoint of step {resumed_from}")
+        for line, note in enumerate(notes):
+            yield f'<text class="note" x="{x + 8:.1f}" y="{_TOP + 16 + 18 * line}">{note}</text>'
+        for number, (attempt, curve) in enumerate(zip(attempts, curves, strict=True)):
+            if not curve:
+                continue
+            name = _CLASSES[number % len(_CLASSES)]
+            placed = [(across(step), up(loss)) for step, loss in curve]
+            drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+            yield f'<polyline class="{name}" points="{drawn}"/>'
+            for x, y in placed:
+                yield f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
+            x, y = placed[len(placed) // 2]
+            label = f"attempt {attempt.attempt}"
+            yield f'<text class="{name}" x="{x + 10:.1f}" y="{y - 8:.1f}">{label}</text>'
+        yield "</svg>"
 
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" '
-        'font-family="sans-serif" font-size="13">',
-        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>',
-        _label(_WIDTH / 2, _HEIGHT - 14, "step", "middle"),
-        _label(_WIDTH / 2, 24, "loss", "middle"),
-        _label(_MARGIN, _HEIGHT - _MARGIN + 18, str(low_x), "middle"),
-        _label(_WIDTH - _MARGIN, _HEIGHT - _MARGIN + 18, str(high_x), "middle"),
-        _label(_MARGIN - 8, _HEIGHT - _MARGIN, f"{low_y:.2f}", "end"),
-        _label(_MARGIN - 8, _MARGIN + 4, f"{high_y:.2f}", "end"),
-        f'<path d="M{_MARGIN},{_MARGIN} V{_HEIGHT - _MARGIN} H{_WIDTH - _MARGIN}" '
-        'fill="none" stroke="#94a3b8"/>',
-    ]
-    for number, attempt in enumerate(attempts):
-        colour = _COLOURS[number % len(_COLOURS)]
-        line = " ".join(place(x, y) for x, y in zip(attempt.steps, attempt.losses, strict=True))
-        lines.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        name = f"attempt {attempt.attempt}"
-        lines.append(_label(_WIDTH - _MARGIN, _MARGIN + 18 * number, name, "end", colour))
-    path.write_text("\n".join([*lines, "</svg>", ""]), encoding="utf-8")
+    path.write_text("\n".join([*lines(), ""]), encoding="utf-8")
 
 
-def _label(x: float, y: float, words: str, anchor: str, colour: str = "#334155") -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
+def _points(attempt: TrainingAttempt) -> list[tuple[int, float]]:
+    """Return the steps and losses that can be drawn: a loss may be no number."""
+    pairs = zip(attempt.steps, attempt.losses, strict=True)
+    return [(step, loss) for step, loss in pairs if math.isfinite(loss)]

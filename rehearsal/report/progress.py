@@ -12,12 +12,12 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from rehearsal.receipt import Phase
+from rehearsal.receipt import PhaseRecord
 
 _DETAIL_WIDTH = 56
 
 
-class Progress:
+class ProgressDisplay:
     """Prints the phases; on a terminal, with a spinner and the running tool's last line."""
 
     def __init__(self, console: Console, *, show_nodes: bool = False) -> None:
@@ -30,7 +30,7 @@ class Progress:
         self._sizes: dict[str, int] = {}
 
     @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
+    def phase(self, phase: PhaseRecord) -> Iterator[None]:
         """Show a phase while it runs, possibly beside others, and print a line when it ends.
 
         Without a terminal, which shows a spinner, a line says that it begins.

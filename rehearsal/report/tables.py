@@ -11,7 +11,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rehearsal.receipt import ProgramRun, Receipt, ReceiptCheck, RunRecord
+from rehearsal.receipt import (
+    BatchTraining,
+    ClusterTraining,
+    CommandRecord,
+    Receipt,
+    ReceiptCheck,
+    RunRecord,
+)
 from rehearsal.report import curve
 
 _WIDTH = 100
@@ -54,8 +61,6 @@ def show_all(receipt: Receipt, console: Console) -> None:
         *(_ends(run) for run in receipt.runs if run.nodes),
         *(_sizes(run) for run in receipt.runs if run.fault is None and run.sizes),
         *_training(receipt, console),
-        *_cluster(receipt, console),
-        *(table for program in receipt.programs for table in _program(program)),
         _charts(receipt),
         _phases(receipt),
         _left(receipt),
@@ -155,45 +160,36 @@ def _sizes(run: RunRecord) -> Table:
     return table
 
 
-def _training(receipt: Receipt, console: Console) -> tuple[Table, ...]:
-    training = receipt.training
-    if training is None:
-        return ()
-    table = _table("On Batch", "command", "s", numbers=("s",))
-    for step in training.steps:
-        table.add_row(step.command, f"{step.seconds:.1f}")
-    if any(attempt.steps for attempt in training.attempts):
-        # Printed here, before the tables that refer to it.
-        console.print(Text(f"\nLoss of {training.run.run}; also in {training.figure}", "bold"))
-        console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
-    return table, _ends(training.run), _checks(training.checks)
+def _training(receipt: Receipt, console: Console) -> Iterator[Table]:
+    if (training := receipt.training) is not None:
+        yield _steps("On Batch", training.steps)
+        _curve(training.run, training, console)
+        yield from (_ends(training.run), _checks(training.checks))
+    if (cluster := receipt.cluster) is not None:
+        yield _steps("On the cluster", cluster.steps)
+        if cluster.runs:
+            _curve(cluster.runs[-1], cluster, console)
+        yield from (*map(_ends, cluster.runs), _checks(cluster.checks))
+    for program in receipt.programs:
+        yield _steps(f"A program of your own on {program.orchestrator}", program.steps)
+        yield from (_ends(run) for run in [program.run] if run is not None)
+        yield _checks(program.checks)
 
 
-def _cluster(receipt: Receipt, console: Console) -> tuple[Table, ...]:
-    cluster = receipt.cluster
-    if cluster is None:
-        return ()
-    table = _table("On the cluster", "command", "", "s", numbers=("s",))
-    for step in cluster.steps:
-        right = step.exit_code == step.expected_exit_code
-        word = "refused" if step.expected_exit_code else "ok"
-        mark = Text(word, "green") if right else Text("WRONG", "bold red")
+def _steps(title: str, steps: list[CommandRecord]) -> Table:
+    table = _table(title, "command", "", "s", numbers=("s",))
+    for step in steps:
+        good = Text("refused" if step.expected_exit_code else "ok", "green")
+        mark = good if step.problem is None else Text("WRONG", "bold red")
         table.add_row(step.command, mark, f"{step.seconds:.1f}")
-    if any(attempt.steps for attempt in cluster.attempts):
-        console.print(Text(f"\nLoss of {cluster.runs[-1].run}; also in {cluster.figure}", "bold"))
-        console.print(Text(curve.text(cluster.attempts, width=console.width)), soft_wrap=True)
-    return table, *(_ends(run) for run in cluster.runs), _checks(cluster.checks)
+    return table
 
 
-def _program(program: ProgramRun) -> Iterator[Table]:
-    table = _table(f"A program of your own on {program.orchestrator}", "command", "s",
-                   numbers=("s",))  # fmt: skip
-    for step in program.steps:
-        table.add_row(step.command, f"{step.seconds:.1f}")
-    yield table
-    if program.run is not None:
-        yield _ends(program.run)
-    yield _checks(program.checks)
+def _curve(run: RunRecord, training: BatchTraining | ClusterTraining, console: Console) -> None:
+    """Print a run's loss curve, before the tables that refer to it."""
+    if any(attempt.steps for attempt in training.attempts):
+        console.print(Text(f"\nLoss of {run.run}; also in {training.figure}", "bold"))
+        console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
 
 
 def _checks(checks: list[ReceiptCheck], title: str = "What it proves") -> Table:

@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.checks import training as evidence
 from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import Folder, Settings
-from rehearsal.receipt import Training
+from rehearsal.deployment.aws import EmulatedAccount
+from rehearsal.deployment.state import RehearsalFolder, Settings
+from rehearsal.proofs import training as evidence
+from rehearsal.receipt import BatchTraining
 from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
 from rehearsal.steps.runner import Chain, Runner, flags, step
@@ -97,7 +97,7 @@ def fault_kind(settings: Settings) -> str:
     return "kill-child" if num_nodes(settings) > 1 else "kill-main"
 
 
-def tokenizer_model(folder: Folder) -> Path:
+def tokenizer_model(folder: RehearsalFolder) -> Path:
     """A SentencePiece model like Llama-2's, from a package: Meta's own needs its licence."""
     spec = importlib.util.find_spec("mistral_common")
     if spec is None or spec.origin is None:
@@ -106,7 +106,9 @@ def tokenizer_model(folder: Folder) -> Path:
     return Path(shutil.copyfile(source, folder.path / TOKENIZER))
 
 
-def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Training:
+def run(
+    settings: Settings, *, aws: EmulatedAccount, folder: RehearsalFolder, runner: Runner
+) -> BatchTraining:
     """Run every command, and report how training went."""
     download = folder.path / "checkpoint"
     with armed(aws, run=RUN, kind=fault_kind(settings), after=KILLED_AFTER):
@@ -117,7 +119,7 @@ def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Trai
         run=RUN,
         log=runner.log("train"),
         download=download,
-        plan=evidence.Wanted(
+        plan=evidence.ExpectedTraining(
             max_steps=int(given["max-steps"]),
             save_every=int(given["save-every"]),
             killed_after=KILLED_AFTER,
@@ -126,8 +128,14 @@ def run(settings: Settings, *, aws: Aws, folder: Folder, runner: Runner) -> Trai
     )
     found.checks.append(evidence.judge_probes(aws, PROBED))
     figure = folder.path / "loss.svg"
-    curve.write_svg(figure, found.attempts)
-    return Training(
+    curve.write_svg(
+        figure,
+        found.attempts,
+        title=f"{WORKLOAD} on {num_nodes(settings)} nodes: loss by step",
+        killed_after=KILLED_AFTER,
+        resumed_from=found.resumed_from,
+    )
+    return BatchTraining(
         steps=runner.steps,
         run=ended_run(runner, "train", run=RUN, fault=fault_kind(settings)),
         killed_after=KILLED_AFTER,

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from shlex import quote
 
-from rehearsal.checks import browser
-from rehearsal.checks import training as evidence
-from rehearsal.checks.tensorboard import DRAWN
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, Folder, Settings
+from rehearsal.deployment.aws import EmulatedAccount
+from rehearsal.deployment.state import DEPLOYMENT, RehearsalFolder, Settings
+from rehearsal.proofs import browser
+from rehearsal.proofs import training as evidence
+from rehearsal.proofs.tensorboard import DRAWN
 from rehearsal.receipt import ClusterTraining, ReceiptCheck
 from rehearsal.report import curve
 from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
@@ -258,7 +258,7 @@ def refused() -> Step:
     )
 
 
-def waiting_program(folder: Folder) -> Path:
+def waiting_program(folder: RehearsalFolder) -> Path:
     """Write the program that waits, in a folder of its own, as submit packs all that is there."""
     path = folder.path / BUSY / "wait.py"
     path.parent.mkdir(exist_ok=True)
@@ -400,7 +400,12 @@ def afterwards(job_ids: Mapping[str, str]) -> tuple[Chain, ...]:
 
 
 def run(
-    settings: Settings, *, aws: Aws, folder: Folder, runner: Runner, turns: NodeTurns
+    settings: Settings,
+    *,
+    aws: EmulatedAccount,
+    folder: RehearsalFolder,
+    runner: Runner,
+    turns: NodeTurns,
 ) -> ClusterTraining:
     """Run every command, and report how it went."""
     with armed(aws, run=BERT, kind="kill-child", after=KILLED_AFTER):
@@ -423,13 +428,13 @@ def run(
 def _look(
     result: ClusterTraining,
     *,
-    aws: Aws,
-    folder: Folder,
+    aws: EmulatedAccount,
+    folder: RehearsalFolder,
     log: Path,
     given: Mapping[str, Mapping[str, str]],
 ) -> None:
     """Read what the runs left in the bucket, and judge it."""
-    plan = evidence.Wanted(
+    plan = evidence.ExpectedTraining(
         max_steps=int(given["bert-tiny"]["max-steps"]),
         save_every=int(given["bert-tiny"]["save-every"]),
         killed_after=KILLED_AFTER,
@@ -438,7 +443,13 @@ def _look(
     result.attempts, result.resumed_from = found.attempts, found.resumed_from
     result.killed_after = KILLED_AFTER
     figure = folder.path / "bert-loss.svg"
-    curve.write_svg(figure, found.attempts)
+    curve.write_svg(
+        figure,
+        found.attempts,
+        title=f"bert-tiny on {NODES} nodes: loss by step",
+        killed_after=KILLED_AFTER,
+        resumed_from=found.resumed_from,
+    )
     result.figure = str(figure)
     result.checks += [
         *(ReceiptCheck(name=f"{BERT}: {c.name}", ok=c.ok, detail=c.detail) for c in found.checks),

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from shlex import join
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from rehearsal.checks.endings import (
+from rehearsal.deployment import cdk
+from rehearsal.deployment.aws import DeploymentBucket, EmulatedAccount
+from rehearsal.deployment.state import DEPLOYMENT, ROOT, Settings
+from rehearsal.proofs.endings import (
     FAULTS,
     PARAMETER,
     SUCCESS,
@@ -20,11 +23,8 @@ from rehearsal.checks.endings import (
     describe,
     differences,
 )
-from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, ROOT, Folder, Settings
 from rehearsal.receipt import NodeAttempt, RunRecord, Size
-from rehearsal.steps.runner import Runner
+from rehearsal.steps.runner import Runner, Step, step
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
@@ -62,51 +62,40 @@ def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
     return tuple(f"{name}={value}" for name, value in merged.items())
 
 
-def submit_command(settings: Settings, *, run: str, fault: str | None) -> tuple[str, ...]:
+def submission(settings: Settings, *, run: str, fault: str | None) -> Step:
     """Return the command that a user would type, with every parameter."""
-    pairs = [word for pair in parameters(settings, fault) for word in ("--set", pair)]
-    return (
-        *(sys.executable, "-m", "jobs", "--deployment", DEPLOYMENT, "submit", ALL_REDUCE),
-        *("--nodes", str(settings.nodes), "--name", run, "--yes", "--follow", *pairs),
+    ending = SUCCESS if fault is None else FAULTS[fault].ending
+    pairs = join(word for pair in parameters(settings, fault) for word in ("--set", pair))
+    return step(
+        run,
+        f"jobs submit {ALL_REDUCE} --nodes {settings.nodes} --name {run} --yes --follow {pairs}",
+        exit_code=ending.jobs_exit_code,
     )
 
 
 def submit(
-    settings: Settings,
-    *,
-    run: str,
-    fault: str | None,
-    aws: Aws,
-    folder: Folder,
-    environment: Mapping[str, str],
-    on_line: Callable[[str], None],
+    settings: Settings, *, run: str, fault: str | None, aws: EmulatedAccount, runner: Runner
 ) -> RunRecord:
     """Arm the fault if there is one, submit, follow to the end, read the outcome."""
-    begin = time.monotonic()
     is_armed = fault is not None and FAULTS[fault].armed
     with armed(aws, run=run, kind=fault) if fault is not None and is_armed else nullcontext():
-        code = cdk.run(
-            submit_command(settings, run=run, fault=fault),
-            log=folder.log(f"jobs-{run}"),
-            environment=environment,
-            on_line=on_line,
-            codes=(0, 1),
-        )
-    seconds = time.monotonic() - begin
-    status = job_status(run, environment)
+        record = runner.run_one(submission(settings, run=run, fault=fault))
+    if record.exit_code not in (0, 1):  # refused: there is no job
+        raise cdk.StepFailed(f"{record.problem}; {runner.last_lines(run)}")
+    status = job_status(run, runner.environment)
     return judge(
         run=run,
         fault=fault,
         status=status,
-        jobs_exit_code=code,
+        jobs_exit_code=record.exit_code,
         sizes=_sizes(aws, run, ALL_REDUCE) if status["status"] == "SUCCEEDED" else [],
-        seconds=seconds,
+        seconds=record.seconds,
     )
 
 
 @contextmanager
 def armed(
-    aws: Aws,
+    aws: EmulatedAccount,
     *,
     run: str,
     kind: str,
@@ -247,16 +236,8 @@ def _seconds(attempt: dict[str, Any]) -> float | None:
     return None if started is None or stopped is None else round((stopped - started) / 1000, 2)
 
 
-def _sizes(aws: Aws, run: str, workload: str) -> list[Size]:
+def _sizes(aws: EmulatedAccount, run: str, workload: str) -> list[Size]:
     """Read the sweep from the result file in the deployment's bucket."""
-    name = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
-    bucket = aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
-    key = f"{contract.run_prefix(run, 'results')}{workload}.json"
-    try:
-        body = aws.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read()
-    except ClientError:
-        return []
+    result = DeploymentBucket(aws).document(f"{contract.run_prefix(run, 'results')}{workload}.json")
     fields = Size.__dataclass_fields__
-    return [
-        Size(**{name: size[name] for name in fields}) for size in json.loads(body).get("sizes", [])
-    ]
+    return [Size(**{name: size[name] for name in fields}) for size in result.get("sizes", [])]

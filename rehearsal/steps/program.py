@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import json
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from shlex import join, quote
-from typing import Any
 
-from botocore.exceptions import ClientError
-
-from rehearsal.deployment.aws import Aws
-from rehearsal.deployment.state import DEPLOYMENT, EXAMPLE, ROOT, Settings
+from rehearsal.deployment.aws import DeploymentBucket, EmulatedAccount
+from rehearsal.deployment.state import EXAMPLE, ROOT, Settings
 from rehearsal.receipt import ProgramRun, ReceiptCheck, RunRecord
 from rehearsal.steps.jobs import armed, ended_run, job_status, own_parameters
 from rehearsal.steps.runner import Runner, Step, flags, step
@@ -111,7 +107,7 @@ def _refusal(said: str) -> str | None:
 
 
 def run(
-    settings: Settings, orchestrator: str, fault: str, *, aws: Aws, runner: Runner
+    settings: Settings, orchestrator: str, fault: str, *, aws: EmulatedAccount, runner: Runner
 ) -> ProgramRun:
     """Submit the program, hurt a node once a snapshot has a file, and report how it went."""
     wanted = submission(settings, orchestrator, fault)
@@ -129,7 +125,13 @@ class _NotAsExpected(Exception):
 
 
 def _run(
-    settings: Settings, fault: str, wanted: Step, result: ProgramRun, *, aws: Aws, runner: Runner
+    settings: Settings,
+    fault: str,
+    wanted: Step,
+    result: ProgramRun,
+    *,
+    aws: EmulatedAccount,
+    runner: Runner,
 ) -> None:
     """Submit, wait for the end, and fill in the result."""
     name = run_name(result.orchestrator, fault)
@@ -152,10 +154,10 @@ def _run(
         fault=fault if was_hit else None,
         on_cluster=result.orchestrator == Orchestrator.EKS,
     )
-    bucket = _Bucket(aws)
+    bucket = DeploymentBucket(aws)
     result.checks = list(_checks(settings, result.run, bucket, said, was_hit=was_hit))
     if not was_hit and result.run.status == "SUCCEEDED":
-        result.checks.append(_not_hit(settings, result.run, kept=bucket.kept_files(name)))
+        result.checks.append(_not_hit(settings, result.run, kept=_kept_files(bucket, name)))
 
 
 def _not_hit(settings: Settings, run: RunRecord, *, kept: Sequence[str]) -> ReceiptCheck:
@@ -187,38 +189,16 @@ def _not_hit(settings: Settings, run: RunRecord, *, kept: Sequence[str]) -> Rece
     return ReceiptCheck(name="the program lost a node and continued", ok=False, detail=why)
 
 
-class _Bucket:
-    """What the run left in the deployment's bucket."""
-
-    def __init__(self, aws: Aws) -> None:
-        name = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
-        self._name = aws.client("ssm").get_parameter(Name=name)["Parameter"]["Value"]
-        self._client = aws.client("s3")
-
-    def document(self, key: str) -> dict[str, Any] | None:
-        """Read a JSON document; None if there is none."""
-        try:
-            body = self._client.get_object(Bucket=self._name, Key=key)["Body"].read()
-        except ClientError:
-            return None
-        found: dict[str, Any] = json.loads(body)
-        return found
-
-    def kept_files(self, run: str) -> list[str]:
-        """List the paths of the program's files in the run's newest snapshot."""
-        prefix = contract.run_prefix(run, "snapshots")
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._name, Prefix=prefix
-        )
-        names = (item["Key"] for page in pages for item in page.get("Contents", ()))
-        snapshots = sorted(name for name in names if _SNAPSHOT.fullmatch(name[len(prefix) :]))
-        newest = self.document(snapshots[-1]) if snapshots else None
-        files = (newest or {}).get("files", ())
-        return [file["path"] for file in files if file["root"] == "checkpoints"]
+def _kept_files(bucket: DeploymentBucket, run: str) -> list[str]:
+    """List the paths of the program's files in the run's newest snapshot."""
+    prefix = contract.run_prefix(run, "snapshots")
+    snapshots = sorted(name for name in bucket.sizes(prefix) if _SNAPSHOT.fullmatch(name))
+    files = bucket.document(prefix + snapshots[-1]).get("files", ()) if snapshots else ()
+    return [file["path"] for file in files if file["root"] == "checkpoints"]
 
 
 def _checks(
-    settings: Settings, run: RunRecord, bucket: _Bucket, said: str, *, was_hit: bool
+    settings: Settings, run: RunRecord, bucket: DeploymentBucket, said: str, *, was_hit: bool
 ) -> Iterator[ReceiptCheck]:
     codes = ", ".join("?" if code is None else str(code) for code in run.attempts)
     yield ReceiptCheck(
@@ -236,7 +216,7 @@ def _checks(
         )
         if found:
             yield _used(said, parameters(settings).get("progress-pattern", ""))
-    status = bucket.document(contract.run_key(run.run, contract.RUN_STATUS)) or {}
+    status = bucket.document(contract.run_key(run.run, contract.RUN_STATUS))
     if status.get("loss") is not None:
         yield ReceiptCheck(
             name="the last loss that it printed",
@@ -284,19 +264,18 @@ def _continued(said: str, pattern: str) -> tuple[str, str]:
     )
 
 
-def _unchanged(settings: Settings, run: str, bucket: _Bucket) -> ReceiptCheck:
+def _unchanged(settings: Settings, run: str, bucket: DeploymentBucket) -> ReceiptCheck:
     """Compare the file with the one that the nodes unpacked."""
     file = Path(settings.program.file)
-    record = bucket.document(contract.run_key(run, contract.RUN_PROGRAM)) or {}
+    record = bucket.document(contract.run_key(run, contract.RUN_PROGRAM))
     code = str(record.get("submissions", [{}])[-1].get("code"))
-    key = f"{contract.run_prefix(run, 'code')}{code}.json"
-    unpacked = bucket.document(key)
-    files = (unpacked or {}).get("files", ())
+    unpacked = bucket.document(f"{contract.run_prefix(run, 'code')}{code}.json")
+    files = unpacked.get("files", ())
     digests = {entry["sha256"] for entry in files}
     same = not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() in digests
     return ReceiptCheck(
         name="the nodes ran your files, unchanged",
         # A module of the image may need no file.
-        ok=unpacked is not None and same,
+        ok=bool(unpacked) and same,
         detail=f"{len(files)} files, bundle {code[:12]}",
     )

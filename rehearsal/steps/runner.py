@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rehearsal.checks import tensorboard
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import CREDENTIALS
 from rehearsal.deployment.binaries import kubectl
-from rehearsal.deployment.state import DEPLOYMENT, Folder
+from rehearsal.deployment.state import DEPLOYMENT, RehearsalFolder
+from rehearsal.proofs import tensorboard
 from rehearsal.receipt import CommandRecord, ReceiptCheck
 from trainium_catalogue import contract
 
@@ -94,7 +94,7 @@ class Runner:
         self,
         half: str,
         *,
-        folder: Folder,
+        folder: RehearsalFolder,
         environment: Mapping[str, str],
         on_line: Callable[[str], None],
         phase: Callable[[str], AbstractContextManager[None]],
@@ -155,6 +155,12 @@ class Runner:
         """Return the file that holds a step's output."""
         return self._folder.log(f"{self._half}-{step.replace(' ', '-')}")
 
+    def last_lines(self, step: str) -> str:
+        """Quote the end of a step's output, and name the file that holds all of it."""
+        log = self.log(step)
+        last = "\n  ".join(log.read_text(encoding="utf-8").splitlines()[-12:])
+        return f"all of it is in {log}:\n  {last}"
+
     def _chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:
         try:
             return self._run_chain(chain, needed)
@@ -180,9 +186,7 @@ class Runner:
         """Show how a step ended, if it did not end as expected; returns True then."""
         if record.problem is None:
             return False
-        log = self.log(step.name)
-        last = "\n  ".join(log.read_text(encoding="utf-8").splitlines()[-12:])
-        self._note(f"{record.problem}; all of it is in {log}:\n  {last}")
+        self._note(f"{record.problem}; {self.last_lines(step.name)}")
         return True
 
     def _run(self, step: Step) -> tuple[CommandRecord, list[ReceiptCheck]]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from stacks.config.checks import check
 from stacks.config.keys import all_given, keys_of, read_all
+from stacks.config.rules import check
 from stacks.config.values import ConfigValues
 from stacks.config.warnings import ConfigWarning, dated_warnings_of, warnings_of
 

@@ -7,18 +7,17 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, cast
 
-from stacks.config.kinds import Kind
+from stacks.config.kinds import ValueKind
 from stacks.config.refusal import PREFIX, ConfigError, Unfit
+from trainium_catalogue.suggest import nearest
 
 T = TypeVar("T")
 
 _METADATA = "key"
 # Similarity as measured by difflib. A key without our prefix may belong to another tool.
 _SURELY_MEANT = 0.85
-_PERHAPS_MEANT = 0.6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Derived(Generic[T]):
 class Key(Generic[T]):
     """Declaration of a context key."""
 
-    kind: Kind[T]
+    kind: ValueKind[T]
     default: T | Derived[T]
     help: str
 
@@ -54,7 +53,7 @@ class Key(Generic[T]):
         return self.default
 
 
-def key(kind: Kind[T], *, default: T | Derived[T], help: str) -> T:
+def key(kind: ValueKind[T], *, default: T | Derived[T], help: str) -> T:
     """Declare a dataclass field as a context key; the type checker compares kind and default."""
     declared = Key(kind=kind, default=default, help=help)
     return cast(T, dataclasses.field(metadata={_METADATA: declared}))
@@ -103,7 +102,7 @@ def _given(keys: Mapping[str, Key[Any]], context: Mapping[str, object]) -> dict[
         elif written.lower().startswith(PREFIX.rstrip(":")):
             bare = _bare(written.lower().removeprefix(PREFIX.rstrip(":")))
             raise ConfigError(written, value, "is not a known key", _suggestion(bare, keys))
-        elif meant := _nearest(_bare(written), keys, cutoff=_SURELY_MEANT):
+        elif meant := nearest(_bare(written), keys, cutoff=_SURELY_MEANT):
             raise ConfigError(
                 written, value, "lacks the prefix and would be ignored", f"write {PREFIX}{meant}"
             )
@@ -115,12 +114,7 @@ def _bare(written: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", written.lower()).strip("_")
 
 
-def _nearest(bare: str, names: Iterable[str], *, cutoff: float) -> str | None:
-    return next(iter(get_close_matches(bare, list(names), n=1, cutoff=cutoff)), None)
-
-
 def _suggestion(bare: str, names: Iterable[str]) -> str:
-    nearest = _nearest(bare, names, cutoff=_PERHAPS_MEANT)
-    if nearest is not None:
-        return f"did you mean {PREFIX}{nearest}?"
+    if (meant := nearest(bare, names)) is not None:
+        return f"did you mean {PREFIX}{meant}?"
     return f"the known ones, without their prefix: {', '.join(names)}"

@@ -21,7 +21,7 @@ _MOST_CHARACTERS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind(Generic[T]):
+class ValueKind(Generic[T]):
     """One kind of value; ``read`` returns its own results unchanged."""
 
     noun: str
@@ -30,16 +30,16 @@ class Kind(Generic[T]):
     """Parse a value; raises ``Unfit`` and no other exception."""
 
 
-def optional(kind: Kind[T]) -> Kind[T | None]:
+def optional(kind: ValueKind[T]) -> ValueKind[T | None]:
     """Allow a key to be omitted."""
 
     def read(value: object) -> T | None:
         return None if value is None else kind.read(value)
 
-    return Kind(noun=kind.noun, read=read)
+    return ValueKind(noun=kind.noun, read=read)
 
 
-def boolean() -> Kind[bool]:
+def boolean() -> ValueKind[bool]:
     """Accept only ``true`` or ``false``: ``bool("False")`` is true in Python."""
     booleans = {"true": True, "false": False}
 
@@ -50,10 +50,10 @@ def boolean() -> Kind[bool]:
             return booleans[value]
         raise Unfit("is not a boolean", "write true or false")
 
-    return Kind(noun="true or false", read=read)
+    return ValueKind(noun="true or false", read=read)
 
 
-def whole_number(low: int, high: int, *, why: str = "") -> Kind[int]:
+def whole_number(low: int, high: int, *, why: str = "") -> ValueKind[int]:
     """An integer in a closed range; ``why`` says whose range it is, if that is not obvious."""
     span = f"a whole number from {low} to {high}" + (f" ({why})" if why else "")
 
@@ -66,10 +66,10 @@ def whole_number(low: int, high: int, *, why: str = "") -> Kind[int]:
             raise Unfit("is out of range", f"give {span}")
         return value
 
-    return Kind(noun=f"whole number, {low} to {high}", read=read)
+    return ValueKind(noun=f"whole number, {low} to {high}", read=read)
 
 
-def one_number_of(allowed: Collection[int], *, whose: str) -> Kind[int]:
+def one_number_of(allowed: Collection[int], *, whose: str) -> ValueKind[int]:
     """An integer from a list that a service defines."""
     listed = ", ".join(map(str, sorted(allowed)))
 
@@ -80,7 +80,7 @@ def one_number_of(allowed: Collection[int], *, whose: str) -> Kind[int]:
             raise Unfit(f"is none of {whose} ({listed})", f"the nearest is {nearest}")
         return number
 
-    return Kind(noun="whole number", read=read)
+    return ValueKind(noun="whole number", read=read)
 
 
 def text(value: object) -> str:
@@ -94,7 +94,7 @@ def text(value: object) -> str:
     return value
 
 
-def matching(pattern: str, *, noun: str, reason: str, remedy: str) -> Kind[str]:
+def matching(pattern: str, *, noun: str, reason: str, remedy: str) -> ValueKind[str]:
     """Text that matches ``pattern``."""
     compiled = re.compile(pattern, re.ASCII)
 
@@ -104,10 +104,10 @@ def matching(pattern: str, *, noun: str, reason: str, remedy: str) -> Kind[str]:
             raise Unfit(reason, remedy)
         return read_text
 
-    return Kind(noun=noun, read=read)
+    return ValueKind(noun=noun, read=read)
 
 
-def resource_id(prefix: str) -> Kind[str]:
+def resource_id(prefix: str) -> ValueKind[str]:
     """An id assigned by EC2: older ones have 8 hexadecimal digits, newer ones 17."""
     return matching(
         rf"{prefix}-(?:[0-9a-f]{{8}}|[0-9a-f]{{17}})",
@@ -117,7 +117,7 @@ def resource_id(prefix: str) -> Kind[str]:
     )
 
 
-def one_of(choices: type[E]) -> Kind[E]:
+def one_of(choices: type[E]) -> ValueKind[E]:
     """A member of an enumeration, by its value."""
     values = [choice.value for choice in choices]
 
@@ -127,12 +127,12 @@ def one_of(choices: type[E]) -> Kind[E]:
             raise Unfit("is not one of the choices", did_you_mean(word, values))
         return choices(word)
 
-    return Kind(noun=" or ".join(f"`{value}`" for value in values), read=read)
+    return ValueKind(noun=" or ".join(f"`{value}`" for value in values), read=read)
 
 
 def name_in(
     catalogue: Mapping[str, object], *, noun: str, suggested: Collection[str] | None = None
-) -> Kind[str]:
+) -> ValueKind[str]:
     """A name in a catalogue; a refusal suggests only ``suggested``, if given."""
 
     def read(value: object) -> str:
@@ -141,10 +141,10 @@ def name_in(
             raise Unfit(f"is not a known {noun}", did_you_mean(name, suggested or catalogue))
         return name
 
-    return Kind(noun=noun, read=read)
+    return ValueKind(noun=noun, read=read)
 
 
-def cidr(widest: int, narrowest: int) -> Kind[str]:
+def cidr(widest: int, narrowest: int) -> ValueKind[str]:
     """An IPv4 network with a prefix length in a range."""
 
     def read(value: object) -> str:
@@ -166,10 +166,10 @@ def cidr(widest: int, narrowest: int) -> Kind[str]:
             raise Unfit("does not begin at the start of its range", f"write {network}")
         return written
 
-    return Kind(noun=f"IPv4 range, /{widest} to /{narrowest}", read=read)
+    return ValueKind(noun=f"IPv4 range, /{widest} to /{narrowest}", read=read)
 
 
-def comma_separated(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
+def comma_separated(read_each: Callable[[str], str], *, noun: str) -> ValueKind[tuple[str, ...]]:
     """A list: JSON (typed or as text), or text separated by commas."""
 
     def read(value: object) -> tuple[str, ...]:
@@ -180,17 +180,17 @@ def comma_separated(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple
             raise Unfit("names something twice", f"write {','.join(dict.fromkeys(items))}")
         return items
 
-    return Kind(noun=noun, read=read)
+    return ValueKind(noun=noun, read=read)
 
 
-def maybe_words(read_each: Callable[[str], str], *, noun: str) -> Kind[tuple[str, ...]]:
+def maybe_words(read_each: Callable[[str], str], *, noun: str) -> ValueKind[tuple[str, ...]]:
     """A list in the form of ``comma_separated`` that may be empty."""
     filled = comma_separated(read_each, noun=noun)
 
     def read(value: object) -> tuple[str, ...]:
         return () if value in ((), [], "", "[]") else filled.read(value)
 
-    return Kind(noun=noun, read=read)
+    return ValueKind(noun=noun, read=read)
 
 
 def _items(value: object) -> Iterable[object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from ipaddress import IPv4Network
 
-from stacks.config.kinds import Kind, cidr, comma_separated, matching, text
+from stacks.config.kinds import ValueKind, cidr, comma_separated, matching, text
 from stacks.config.refusal import Unfit
 from trainium_catalogue.charts import CHARTS
 from trainium_catalogue.contract import Orchestrator
@@ -34,7 +34,7 @@ _PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 _NOBODY = ("0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3")
 
 
-def deployment_name() -> Kind[str]:
+def deployment_name() -> ValueKind[str]:
     """Part of the names of stacks, repositories and SSM parameters; valid in all of them."""
 
     def read(value: object) -> str:
@@ -53,10 +53,10 @@ def deployment_name() -> Kind[str]:
             )
         return name
 
-    return Kind(noun="name", read=read)
+    return ValueKind(noun="name", read=read)
 
 
-def orchestrators() -> Kind[tuple[Orchestrator, ...]]:
+def orchestrators() -> ValueKind[tuple[Orchestrator, ...]]:
     """``batch``, ``eks``, or both, as a list or as that word."""
     listed = comma_separated(_orchestrator, noun="`batch`, `eks` or `both`")
 
@@ -64,7 +64,7 @@ def orchestrators() -> Kind[tuple[Orchestrator, ...]]:
         named = [*Orchestrator] if value == "both" else sorted(listed.read(value))
         return tuple(Orchestrator(name) for name in named)
 
-    return Kind(noun=listed.noun, read=read)
+    return ValueKind(noun=listed.noun, read=read)
 
 
 def _orchestrator(name: str) -> str:
@@ -75,7 +75,7 @@ def _orchestrator(name: str) -> str:
     return name
 
 
-def region_name() -> Kind[str]:
+def region_name() -> ValueKind[str]:
     """A region's name; another check tells whether it offers the type."""
     return matching(
         r"[a-z]{2}(?:-[a-z]+)+-[0-9]",
@@ -85,7 +85,7 @@ def region_name() -> Kind[str]:
     )
 
 
-def zone() -> Kind[str]:
+def zone() -> ValueKind[str]:
     """A zone id (``usw2-az4``) or a zone name (``us-west-2d``)."""
     return matching(
         r"[a-z]+[0-9]-az[0-9]+|[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]",
@@ -100,7 +100,7 @@ def is_zone_name(zone: str) -> bool:
     return "-az" not in zone
 
 
-def image_reference() -> Kind[str]:
+def image_reference() -> ValueKind[str]:
     """A container image with a tag or digest that always means the same image."""
     well_formed = matching(
         f"{_REPOSITORY}(?:{_TAG})?(?:{_DIGEST})?",
@@ -118,7 +118,7 @@ def image_reference() -> Kind[str]:
             )
         return reference
 
-    return Kind(noun=well_formed.noun, read=read)
+    return ValueKind(noun=well_formed.noun, read=read)
 
 
 def cpu_instance_type(name: str) -> str:
@@ -139,7 +139,7 @@ def data_uri(uri: str) -> str:
     return uri
 
 
-def lustre_dns_name() -> Kind[str]:
+def lustre_dns_name() -> ValueKind[str]:
     """The DNS name of a file system, as FSx shows it."""
     return matching(
         r"fs-[0-9a-f]{8,17}\.fsx\.[a-z0-9-]+\.amazonaws\.com(\.cn)?",
@@ -149,7 +149,7 @@ def lustre_dns_name() -> Kind[str]:
     )
 
 
-def lustre_mount_name() -> Kind[str]:
+def lustre_mount_name() -> ValueKind[str]:
     """The mount name of a file system, as FSx shows it."""
     return matching(
         r"[a-z0-9]{4,16}",
@@ -159,7 +159,7 @@ def lustre_mount_name() -> Kind[str]:
     )
 
 
-def kms_key_arn() -> Kind[str]:
+def kms_key_arn() -> ValueKind[str]:
     """The ARN of a KMS key: IAM policies accept no alias as a resource (KMS Developer Guide)."""
     return matching(
         r"arn:aws[a-z-]*:kms:[a-z0-9-]+:[0-9]{12}:key/[A-Za-z0-9-]+",
@@ -170,7 +170,7 @@ def kms_key_arn() -> Kind[str]:
     )
 
 
-def placement_group_name() -> Kind[str]:
+def placement_group_name() -> ValueKind[str]:
     """The name of a placement group, as EC2 shows it: up to 255 ASCII characters."""
     return matching(
         r"[A-Za-z0-9._/()\[\]:@+=&;{}!$*-][ A-Za-z0-9._/()\[\]:@+=&;{}!$*-]{0,254}",
@@ -180,7 +180,7 @@ def placement_group_name() -> Kind[str]:
     )
 
 
-def bucket_name() -> Kind[str]:
+def bucket_name() -> ValueKind[str]:
     """The name of an S3 bucket, not its URI or ARN."""
     return matching(
         r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
@@ -243,7 +243,7 @@ def system_instance_type(name: str) -> str:
     return name
 
 
-def host_image_release() -> Kind[str]:
+def host_image_release() -> ValueKind[str]:
     """The release version of an EKS-optimised host image, as a node group has it."""
     return matching(
         r"1\.\d{2}\.\d{1,2}-20\d{6}",
@@ -255,7 +255,7 @@ def host_image_release() -> Kind[str]:
     )
 
 
-def image_registry() -> Kind[str]:
+def image_registry() -> ValueKind[str]:
     """The host of a registry, with a prefix of its repositories."""
     return matching(
         r"(?!docker\.io)[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?(/[a-z0-9._-]+)*",

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from typing import TypeAlias
 
 PREFIX = "trainium:"
 """Prefix of this app's context keys."""
 
 _SHOWN_CHARACTERS = 80
+
+Refusals: TypeAlias = Iterator[tuple[str, str, str]]
+"""Key, reason and remedy of each refusal of a configuration."""
 
 
 class Unfit(ValueError):
@@ -24,11 +29,6 @@ class ConfigError(ValueError):
 
     def __init__(self, key: str, value: object, reason: str, remedy: str) -> None:
         super().__init__(f"{spell(key)}={spell(value)} {reason}; {remedy}")
-
-
-def refuse(config: object, key: str, reason: str, remedy: str) -> ConfigError:
-    """Build the error that refuses ``config``'s value for ``key``."""
-    return ConfigError(PREFIX + key, getattr(config, key), reason, remedy)
 
 
 def setting(key: str, value: object) -> str:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 Client = Callable[[str], Any]
+
+
+def client_of(endpoint: str, service: str, **more: Any) -> Any:
+    """A client of a server of AWS on this machine."""
+    return boto3.client(
+        service,
+        endpoint_url=endpoint,
+        region_name="us-west-2",
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+        **more,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +47,4 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def client(endpoint: str) -> Client:
     """Clients of that server, by service."""
-
-    def make(service: str) -> Any:
-        return boto3.client(
-            service, endpoint_url=endpoint, region_name="us-west-2",
-            aws_access_key_id="x", aws_secret_access_key="x",
-        )  # fmt: skip
-
-    return make
+    return partial(client_of, endpoint)

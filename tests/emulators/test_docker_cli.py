@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import CREDENTIALS
+from tests.emulators.conftest import client_of
 from trainium_emulators.docker_cli import read_record
 
 REGION = "us-west-2"
@@ -125,13 +125,7 @@ def test_a_password_is_taken_and_not_recorded(docker: Docker) -> None:
 
 
 def test_a_push_puts_an_image_into_the_repository(docker: Docker, endpoint: str) -> None:
-    ecr = boto3.client(
-        "ecr",
-        region_name=REGION,
-        endpoint_url=endpoint,
-        aws_access_key_id="a",
-        aws_secret_access_key="a",
-    )
+    ecr = client_of(endpoint, "ecr")
     ecr.create_repository(repositoryName="trainium-default")
     docker.build()
     docker("tag", LOCAL, IMAGE)

@@ -5,7 +5,6 @@ import pytest
 from trainium_emulators.nodes.environment import (
     NodePlace,
     batch_environment,
-    node_address,
     rehearsal_extras,
 )
 
@@ -38,7 +37,3 @@ def test_extras_never_replace_what_batch_sets() -> None:
     extras = rehearsal_extras(endpoint="http://localhost:1", processes_per_node=1, address="a")
 
     assert not set(extras) & set(batch_environment(place(1), main_address="a"))
-
-
-def test_nodes_leave_the_machines_own_address_alone() -> None:
-    assert node_address("127.0.0", 0) == "127.0.0.2"

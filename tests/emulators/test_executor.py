@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import boto3
 import botocore.exceptions
 import pytest
 
+from tests.emulators.conftest import client_of
 from tests.support.limits import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,10 +37,7 @@ class Batch:
 
     def client(self, service: str) -> Any:
         if service not in self.clients:
-            self.clients[service] = boto3.client(
-                service, endpoint_url=self.endpoint, region_name="us-west-2",
-                aws_access_key_id="x", aws_secret_access_key="x",
-            )  # fmt: skip
+            self.clients[service] = client_of(self.endpoint, service)
         return self.clients[service]
 
     def prepare(self) -> None:
@@ -192,14 +189,6 @@ def test_a_failed_container_is_retried_as_often_as_its_strategy_says(batch: Batc
     assert (job["status"], codes) == ("FAILED", [3, 3])
 
 
-def test_a_submission_may_bring_a_retry_strategy_of_its_own(batch: Batch) -> None:
-    strategy = {"attempts": 3, "evaluateOnExit": [{"action": "EXIT", "onExitCode": "3"}]}
-
-    job = batch.end(batch.submit(environment={"CODE": 3}, retryStrategy=strategy))
-
-    assert len(job["attempts"]) == 1
-
-
 def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Batch) -> None:
     fault = {"kind": "lose-host", "run": "spot", "after": "working"}
     batch.client("ssm").put_parameter(
@@ -233,21 +222,6 @@ def test_a_host_that_is_taken_back_says_so_first_and_leads_to_another_attempt(
     assert first["container"]["exitCode"] == 128 + signal.SIGTERM
     assert first["statusReason"].startswith("Host EC2")
     assert second["container"]["exitCode"] == 0
-
-
-def test_a_fault_can_wait_for_an_object_in_a_bucket(batch: Batch) -> None:
-    batch.arm({"kind": "kill-main", "run": "late", "after_key": "runs/late/snapshots/0*.json"})
-    s3 = batch.client("s3")
-    location = {"LocationConstraint": "us-west-2"}
-    s3.create_bucket(Bucket="late", CreateBucketConfiguration=location)
-
-    job_id = batch.submit("late", environment={"SECONDS_": 60})
-    batch.wait(job_id, lambda job: job["status"] == "RUNNING")
-    s3.put_object(Bucket="late", Key="runs/late/snapshots/00000001.json", Body=b"{}")
-
-    first = batch.wait(job_id, lambda job: len(job["attempts"]) > 0)["attempts"][0]
-    assert first["container"]["exitCode"] == 128 + signal.SIGKILL
-    batch.client("batch").terminate_job(jobId=job_id, reason="seen")
 
 
 @pytest.mark.parametrize(
@@ -309,12 +283,6 @@ def test_children_are_listed_by_their_parent_only(batch: Batch) -> None:
     assert len(children["jobSummaryList"]) == 2
     assert [job["jobId"] for job in jobs["jobSummaryList"]] == [parent["jobId"]]
     assert jobs["jobSummaryList"][0]["arrayProperties"]["size"] == 2
-
-
-def test_an_array_fails_when_a_child_does(batch: Batch) -> None:
-    job = batch.end(batch.submit(environment={"CODE": 3}, arrayProperties={"size": 2}))
-
-    assert (job["status"], job["arrayProperties"]["statusSummary"]["FAILED"]) == ("FAILED", 2)
 
 
 def test_terminating_an_array_ends_all_its_children(batch: Batch) -> None:

@@ -7,14 +7,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kubernetes import client, config
 
-from tests.emulators import kubeconfig
-from tests.emulators.volcano_jobs import BASE, end, events, job
+from tests.emulators.volcano_jobs import end, events, job, serving
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE
 from trainium_emulators.aws.cloudformation.eks_cluster import KubernetesCluster
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.resources import CLAIM, DEPLOYMENT, POD, VOLUME
 
 Json = dict[str, Any]
@@ -71,20 +69,11 @@ def claim(name: str, **spec: Any) -> Json:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.95"))
-    for manifest in BASE:
-        running.apply(manifest)
-    running.apply(volume("lustre"))
-    running.apply(claim("lustre"))
-    running.apply(deployment("/fsx/runs"))
-    yield running
-    running.stop()
-
-
-@pytest.fixture(scope="module")
-def core(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) -> client.CoreV1Api:
-    path = kubeconfig.write(tmp_path_factory.mktemp("kube") / "config", cluster.endpoint)
-    return client.CoreV1Api(config.new_client_from_config(str(path)))
+    with serving("127.0.95") as running:
+        running.apply(volume("lustre"))
+        running.apply(claim("lustre"))
+        running.apply(deployment("/fsx/runs"))
+        yield running
 
 
 def wait(condition: Callable[[], object]) -> None:
@@ -203,9 +192,3 @@ def test_a_volume_has_one_claim(cluster: ClusterEmulator) -> None:
 
     assert phase(cluster, "second") == "Pending"
     cluster.store.delete(CLAIM, NAMESPACE, "second")
-
-
-def test_kubectl_says_how_a_claim_stands(core: client.CoreV1Api) -> None:
-    found = core.read_namespaced_persistent_volume_claim("lustre", NAMESPACE)
-
-    assert (found.status.phase, found.spec.volume_name) == ("Bound", "lustre")

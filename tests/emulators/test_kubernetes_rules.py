@@ -11,8 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.emulators.volcano_jobs import job
-from trainium_catalogue.instances import find_instance_type
-from trainium_emulators.kubernetes.nodes import trainium_resources
 from trainium_emulators.kubernetes.pod_environment import (
     Unresolved,
     container_command,
@@ -20,7 +18,7 @@ from trainium_emulators.kubernetes.pod_environment import (
     expanded,
 )
 from trainium_emulators.kubernetes.quantities import quantity
-from trainium_emulators.kubernetes.requests import merged, operated, strategic
+from trainium_emulators.kubernetes.requests import merged, strategic
 from trainium_emulators.kubernetes.store import Store, matches
 from trainium_emulators.kubernetes.volcano_rules import action_for
 from trainium_emulators.kubernetes.volcano_scheduler import placed
@@ -77,19 +75,6 @@ def test_a_strategic_patch_merges_lists_by_their_key() -> None:
     }
 
 
-def test_a_json_patch_adds_replaces_and_removes() -> None:
-    operations = [
-        {"op": "add", "path": "/labels/a~1b", "value": "1"},
-        {"op": "replace", "path": "/list/0", "value": "x"},
-        {"op": "add", "path": "/list/-", "value": "z"},
-        {"op": "remove", "path": "/gone"},
-    ]
-
-    result = operated({"labels": {}, "list": ["a"], "gone": 1}, operations)
-
-    assert result == {"labels": {"a/b": "1"}, "list": ["x", "z"]}
-
-
 @pytest.mark.parametrize(
     ("labels", "fields", "expected"),
     [
@@ -139,17 +124,6 @@ def test_references_expand_as_in_the_pods_documentation() -> None:
     assert expanded("$(NAME) $(OTHER) $$(NAME) $NAME", environment) == (
         "value $(OTHER) $(NAME) $NAME"
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "memory", "pods"),
-    [("trn1.2xlarge", "31775Mi", "58"), ("trn2.3xlarge", "130387Mi", "30")],
-)
-def test_a_node_keeps_memory_for_its_kubelet(name: str, memory: str, pods: str) -> None:
-    """255 MiB, 11 for each pod, and 100 below which pods are evicted (amazon-eks-ami, nodeadm)."""
-    offered = trainium_resources(find_instance_type(name))
-
-    assert (offered["memory"], offered["pods"]) == (memory, pods)
 
 
 def test_a_claim_is_a_folder_and_all_addresses_are_the_pods(tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ import pytest
 import yaml
 
 from tests.emulators.test_kubernetes_api import Kubectl
-from tests.emulators.volcano_jobs import BASE, job
+from tests.emulators.volcano_jobs import job, serving
 from tests.jobs.eks.test_volcano_job import made
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue.charts import VOLCANO_VERSION
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, errors, schemas, serve
+from trainium_emulators.kubernetes import ClusterEmulator, errors, schemas
 from trainium_emulators.kubernetes.resources import BUILT_IN, ApiResource
 
 Json = dict[str, Any]
@@ -178,11 +178,8 @@ def test_what_the_stack_applies_is_what_the_api_server_takes() -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.86"))
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.86") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,7 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from tests.emulators.conftest import Client
 from trainium_emulators.aws.cloudformation.registry import (
-    DELETE,
-    MODELS,
     REPLACED_BY,
-    UNDERSTOOD,
-    refusal_of,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,10 +60,6 @@ def test_a_refused_template_creates_nothing(client: Client) -> None:
     assert len(client("ec2").describe_vpcs()["Vpcs"]) == before
 
 
-def test_every_model_and_deleter_has_its_properties_listed() -> None:
-    assert set(MODELS) | set(DELETE) <= set(UNDERSTOOD)
-
-
 def test_what_is_replaced_here_is_replaced_on_aws() -> None:
     """The judge is CloudFormation's registry, as cfn-lint carries it."""
     wrong = {
@@ -82,10 +74,6 @@ def test_what_is_replaced_here_is_replaced_on_aws() -> None:
 
     assert REPLACED_BY
     assert wrong == set()
-
-
-def test_a_known_resource_is_not_refused() -> None:
-    assert refusal_of("AWS::EC2::PlacementGroup", {"Strategy": "cluster"}) is None
 
 
 def test_a_security_group_has_the_egress_rules_of_the_template_only(client: Client) -> None:
@@ -207,45 +195,6 @@ def test_an_environment_without_groups_is_described_without_groups(client: Clien
     assert batch.describe_compute_environments()["computeEnvironments"] == []
 
 
-def test_a_zone_id_places_a_subnet(client: Client) -> None:
-    subnet = {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.2.0.0/24", "AvailabilityZoneId": "usw2-az4"}
-    made = create(
-        client,
-        "zone",
-        {
-            "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.2.0.0/16"}},
-            "Subnet": {"Type": "AWS::EC2::Subnet", "Properties": subnet},
-        },
-    )
-
-    (described,) = client("ec2").describe_subnets(SubnetIds=[made["Subnet"]])["Subnets"]
-    assert described["AvailabilityZoneId"] == "usw2-az4"
-
-
-def test_a_nat_gateway_takes_its_interface_along(client: Client) -> None:
-    resources = {
-        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.3.0.0/16"}},
-        "Subnet": {
-            "Type": "AWS::EC2::Subnet",
-            "Properties": {"VpcId": {"Ref": "Vpc"}, "CidrBlock": "10.3.0.0/24"},
-        },
-        "Address": {"Type": "AWS::EC2::EIP", "Properties": {"Domain": "vpc"}},
-        "Gateway": {
-            "Type": "AWS::EC2::NatGateway",
-            "Properties": {
-                "SubnetId": {"Ref": "Subnet"},
-                "AllocationId": {"Fn::GetAtt": ["Address", "AllocationId"]},
-            },
-        },
-    }
-    create(client, "nat", resources)
-
-    client("cloudformation").delete_stack(StackName="nat")
-
-    assert client("ec2").describe_network_interfaces()["NetworkInterfaces"] == []
-    assert client("ec2").describe_addresses()["Addresses"] == []
-
-
 def test_auto_delete_really_empties_the_bucket(client: Client) -> None:
     bucket = {"VersioningConfiguration": {"Status": "Enabled"}}
     empties = {"ServiceToken": "arn", "BucketName": {"Ref": "Bucket"}}
@@ -281,14 +230,3 @@ def test_a_repository_with_images_goes_only_when_it_empties_itself(
 
     repositories = client("ecr").describe_repositories()["repositories"]
     assert len([r for r in repositories if r["repositoryName"] == name]) == left
-
-
-def test_placement_groups_can_be_listed_until_they_are_deleted(client: Client) -> None:
-    group = {"Type": "AWS::EC2::PlacementGroup", "Properties": {"Strategy": "cluster"}}
-    create(client, "placement", {"Group": group})
-    listed = client("ec2").describe_placement_groups()["PlacementGroups"]
-
-    client("cloudformation").delete_stack(StackName="placement")
-
-    assert [entry["Strategy"] for entry in listed] == ["cluster"]
-    assert client("ec2").describe_placement_groups()["PlacementGroups"] == []

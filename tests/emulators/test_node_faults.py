@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.emulators.volcano_jobs import BASE, end, events, job, output, pods, start, state, wait
+from tests.emulators.volcano_jobs import end, events, job, output, pods, serving, start, state, wait
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE, pod_resources
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, nodes, serve
+from trainium_emulators.kubernetes import ClusterEmulator, nodes
 from trainium_emulators.kubernetes.resources import NODE, POD_GROUP, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -23,12 +23,9 @@ SLEEP = ["sh", "-c", "echo there; sleep 60"]
 @pytest.fixture
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster of two nodes."""
-    running = serve(EmulatorSettings(addresses="127.0.97", count_nodes=True))
-    for manifest in BASE:
-        running.apply(manifest)
-    running.scale(GROUP, INSTANCE_TYPE, 2)
-    yield running
-    running.stop()
+    with serving("127.0.97", count_nodes=True) as running:
+        running.scale(GROUP, INSTANCE_TYPE, 2)
+        yield running
 
 
 def node_of(cluster: ClusterEmulator, name: str, index: int) -> str:

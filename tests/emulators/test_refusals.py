@@ -15,7 +15,7 @@ from tests.emulators.conftest import Client
 from tests.emulators.refusal_examples import SUBMISSIONS, TEMPLATES, Example, Json, att, ref
 from tests.support.linting import findings_of
 from trainium_emulators.aws.refusals import messages
-from trainium_emulators.aws.refusals.request import UNKNOWN, AwsRequest, Reference
+from trainium_emulators.aws.refusals.request import UNKNOWN, AwsRequest, ResourceReference
 from trainium_emulators.aws.refusals.table import SUBMIT, TABLE
 from trainium_emulators.aws.refusals.templates import TemplateAccount
 
@@ -70,12 +70,12 @@ def test_a_row_tells_a_submission_that_batch_refuses_from_one_that_it_takes(name
         ({"Ref": "AWS::Region"}, "us-west-2"),
         ({"Fn::Join": ["-", ["a", {"Ref": "AWS::Region"}]]}, "a-us-west-2"),
         ({"Fn::Join": ["", ["name-", ref("Group")]]}, UNKNOWN),
-        ({"Fn::Join": ["", [ref("Group")]]}, Reference("one", "Group")),
+        ({"Fn::Join": ["", [ref("Group")]]}, ResourceReference("one", "Group")),
         ({"Fn::ImportValue": "two:out"}, "text"),
         ({"Fn::ImportValue": "three:out"}, UNKNOWN),
         ({"Fn::If": ["Condition", "a", "b"]}, UNKNOWN),
         ({"Ref": "Parameter"}, UNKNOWN),
-        (att("Group"), Reference("one", "Group")),
+        (att("Group"), ResourceReference("one", "Group")),
         ({"a": {"Ref": "AWS::NoValue"}, "b": 1}, {"b": 1}),
     ],
 )

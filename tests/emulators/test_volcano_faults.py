@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.emulators.volcano_jobs import BASE, end, events, job, output, pods, run, wait
+from tests.emulators.volcano_jobs import end, events, job, output, pods, run, serving, wait
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.kubernetes import NAMESPACE
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.resources import (
     COMMAND,
     CONFIG_MAP,
@@ -44,11 +44,8 @@ def take_fault(run: str) -> NodeFault | None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.96", take_fault=take_fault))
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.96", take_fault=take_fault) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import JOB_POLICIES, MAX_RETRY, NAMESPACE, QUEUE, TAINT
-from trainium_emulators.kubernetes import ClusterEmulator
+from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import EVENT, POD, VOLCANO_JOB
 
 Json = dict[str, Any]
@@ -22,6 +23,20 @@ BASE: tuple[Json, ...] = (
         "spec": {"capability": {"aws.amazon.com/neuron": "32"}},
     },
 )
+
+
+@contextmanager
+def serving(
+    addresses: str, *, token: str | None = None, **settings: Any
+) -> Iterator[ClusterEmulator]:
+    """A cluster that has the jobs' namespace and queue."""
+    running = serve(EmulatorSettings(addresses=addresses, **settings), token=token)
+    try:
+        for manifest in BASE:
+            running.apply(manifest)
+        yield running
+    finally:
+        running.stop()
 
 
 def job(

@@ -25,8 +25,8 @@ import torch
 
 from tests.faults import local_storage
 from training import launch, worker
+from training.core import processes
 from training.core.processes import die_with_parent, is_gone
-from training.launcher import node
 from training.storage import local, results, retries, run_lock
 from training.trainer import run_files
 from training.trainer.loop import Loop
@@ -78,9 +78,7 @@ def prepare() -> None:
         return make_step(self, number, last)
 
     Loop._step = slow_step  # type: ignore[method-assign]
-    vars(node)["subprocess"] = SimpleNamespace(
-        Popen=_Worker, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired
-    )
+    vars(processes)["subprocess"] = SimpleNamespace(Popen=_Worker, DEVNULL=subprocess.DEVNULL)
     local_storage.install()
     _remember_service_models()
     gc.collect()

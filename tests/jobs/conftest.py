@@ -16,6 +16,9 @@ import pytest
 from moto.batch.models import batch_backends
 from moto.core.config import default_user_config
 from moto.ec2.models import ec2_backends
+from moto.iam.models import iam_backends
+from moto.logs.models import logs_backends
+from moto.s3.models import s3_backends
 from moto.server import ThreadedMotoServer
 from moto.ssm.models import ssm_backends
 from typer.testing import CliRunner, Result
@@ -212,34 +215,40 @@ def reset(desk: Desk) -> None:
 
 def deploy(desk: Desk) -> None:
     """Make what `cdk deploy` makes, as far as the CLI sees it."""
-    role = desk.client("iam").create_role(RoleName="batch", AssumeRolePolicyDocument="{}")
-    batch = desk.client("batch")
+    # In moto itself, as its calls would take longer than most tests.
+    role = iam_backends[ACCOUNT]["aws"].create_role(
+        role_name="batch",
+        assume_role_policy_document="{}",
+        path="/",
+        permissions_boundary=None,
+        description="",
+        tags=[],
+        max_session_duration=None,
+    )
+    batch = batch_backends[ACCOUNT][REGION]
     environment = batch.create_compute_environment(
-        computeEnvironmentName="environment",
-        type="UNMANAGED",
+        compute_environment_name="environment",
+        _type="UNMANAGED",
         state="ENABLED",
-        serviceRole=role["Role"]["Arn"],
-    )["computeEnvironmentArn"]
-    queue = batch.create_job_queue(
-        jobQueueName="queue",
-        state="ENABLED",
-        priority=1,
-        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
-    )["jobQueueArn"]
-    cpu_queue = batch.create_job_queue(
-        jobQueueName="cpu-queue",
-        state="ENABLED",
-        priority=1,
-        computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
-    )["jobQueueArn"]
+        compute_resources=None,
+        service_role=role.arn,
+    ).arn
+    queue, cpu_queue = (
+        batch.create_job_queue(
+            queue_name=name,
+            priority="1",
+            schedule_policy=None,
+            state="ENABLED",
+            compute_env_order=[{"order": 1, "computeEnvironment": environment}],
+        ).arn
+        for name in ("queue", "cpu-queue")
+    )
     definitions = {
         contract.ssm_job_definition(workload.name): _definition(workload)
         for workload in WORKLOADS.values()
     }
-    desk.client("s3").create_bucket(
-        Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": REGION}
-    )
-    desk.client("logs").create_log_group(logGroupName="log-group")
+    s3_backends[ACCOUNT]["aws"].create_bucket("bucket", REGION)
+    logs_backends[ACCOUNT][REGION].create_log_group("log-group", {})
     values = {
         contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
         contract.SSM_REGION: REGION,

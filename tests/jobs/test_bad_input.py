@@ -159,14 +159,14 @@ def tried(desk: Desk, name: str, seeds: Iterator[int] | range) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_line_ends_in_a_traceback(place: Desk, name: str) -> None:
-    tried(place, name, range(12))
+    tried(place, name, range(6))
 
 
 # test_no_command_line_ends_in_a_traceback tries a few of each command.
 @pytest.mark.full
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_line_of_many_ends_in_a_traceback(place: Desk, name: str) -> None:
-    tried(place, name, range(12, 50))
+    tried(place, name, range(6, 50))
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS)[::3])

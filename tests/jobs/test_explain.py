@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.output.explain import KNOWN_REASONS, explain, explain_exit, explain_reason, is_news
-from trainium_catalogue.exit_codes import EXIT_CODES
+from jobs.output.explain import explain, explain_exit, explain_reason, is_news
 
 
 @pytest.mark.parametrize(
@@ -47,14 +46,6 @@ def test_a_reason_that_nobody_knows_is_left_alone() -> None:
     assert explain_reason("something new") is None
 
 
-@pytest.mark.parametrize("code", EXIT_CODES)
-def test_every_exit_code_of_the_launcher_is_explained_as_the_catalogue_does(code: int) -> None:
-    found = explain_exit(code)
-
-    assert found is not None
-    assert found.meaning == EXIT_CODES[code].meaning  # type: ignore[index]
-
-
 def test_a_signal_is_named() -> None:
     found = explain_exit(139)
 
@@ -71,11 +62,3 @@ def test_a_reason_explains_more_than_the_exit_code_that_it_comes_with() -> None:
 
 def test_that_a_container_exited_is_no_news() -> None:
     assert not is_news("Essential container in task exited")
-
-
-@pytest.mark.parametrize("row", KNOWN_REASONS, ids=lambda row: row.pattern)
-def test_texts_are_phrases_that_fit_into_a_sentence(row: object) -> None:
-    meaning, remedy = row.meaning, row.remedy  # type: ignore[attr-defined]
-
-    assert not meaning.endswith(".") and not remedy.endswith(".")
-    assert remedy and meaning

@@ -94,40 +94,12 @@ def test_every_status_on_the_way_is_told() -> None:
     assert told[-1] == "SUCCEEDED"
 
 
-def test_lines_of_all_nodes_come_merged_by_time() -> None:
-    clock = FakeClock()
-
-    events = follow(clock, *two_nodes_that_succeed(clock))
-
-    assert messages(events) == ["a0", "b0", "a1", "b1", "a2", "b2"]
-
-
-def test_lines_know_their_node() -> None:
-    clock = FakeClock()
-
-    events = follow(clock, *two_nodes_that_succeed(clock))
-
-    assert {(e.node, e.message[0]) for e in events if isinstance(e, LogLine)} == {
-        (0, "a"),
-        (1, "b"),
-    }
-
-
 def test_one_node_can_be_chosen() -> None:
     clock = FakeClock()
 
     events = follow(clock, *two_nodes_that_succeed(clock), only_node=1)
 
     assert messages(events) == ["b0", "b1", "b2"]
-
-
-def test_the_last_event_is_the_end() -> None:
-    clock = FakeClock()
-
-    events = follow(clock, *two_nodes_that_succeed(clock))
-
-    assert isinstance(events[-1], Ended)
-    assert events[-1].job.succeeded
 
 
 def test_a_reason_that_batch_gives_while_waiting_is_told() -> None:
@@ -174,28 +146,6 @@ def test_a_look_that_is_denied_does_not_end_the_following() -> None:
 
     assert [e.explanation for e in events if isinstance(e, StillWaiting)] == [None]
     assert isinstance(events[-1], Ended)
-
-
-def test_streams_that_appear_late_are_read_from_their_first_line() -> None:
-    clock = FakeClock()
-    batch, logs = two_nodes_that_succeed(clock)
-    logs.streams["b"] = lines(T0 + 21.5, ["b0", "b1", "b2"], lag_s=6)
-
-    events = follow(clock, batch, logs)
-
-    assert sorted(messages(events)) == ["a0", "a1", "a2", "b0", "b1", "b2"]
-
-
-def test_lines_that_become_readable_after_the_end_are_shown() -> None:
-    clock = FakeClock()
-    batch, logs = two_nodes_that_succeed(clock)
-    logs.streams["a"].append(
-        Printed(timestamp_ms=round((T0 + 29.9) * 1000), message="last", visible_at=T0 + 32.5)
-    )
-
-    events = follow(clock, batch, logs)
-
-    assert messages(events)[-1] == "last"
 
 
 def test_the_end_waits_for_nodes_that_still_stop() -> None:
@@ -352,14 +302,6 @@ def test_lines_of_a_new_attempt_follow_those_of_the_old_one() -> None:
         "a1-0", "b1-0", "a1-1", "b1-1", "a2-0", "b2-0", "a2-1", "b2-1",
     ]  # fmt: skip
     assert [e.attempt for e in events if isinstance(e, LogLine)] == [1] * 4 + [2] * 4
-
-
-def test_following_again_after_the_end_shows_every_attempt() -> None:
-    clock = FakeClock(T0 + 10_000)
-
-    events = follow(clock, *second_attempt(clock))
-
-    assert len(messages(events)) == 8
 
 
 def test_following_after_the_end_tells_lines_and_the_end_only() -> None:

@@ -244,10 +244,3 @@ def test_adapters_without_weights_beside_them_are_refused(ready: Desk) -> None:
         ready.run(*TRAIN, "--lora-rank", "16", "--lora-targets", "w_proj"),
         "lora-targets=w_proj cannot be; it takes names among q_proj",
     )
-
-
-def test_a_plan_with_adapters_counts_what_is_trained(ready: Desk) -> None:
-    shown = ready.run(*TRAIN, "--init-from", "llama", "--lora-rank", "16").stderr
-
-    # Of seven projections of 32 layers 16 x (inputs + outputs), 12 bytes each.
-    assert "beside them 39,976,960 of adapters are trained; a checkpoint takes 0.48 GB" in shown

@@ -22,13 +22,6 @@ def test_a_curve_shows_both_ends_of_the_loss() -> None:
     assert "10.4" in picture and "7.6" in picture and "step" in picture
 
 
-def test_steps_on_the_axis_are_whole() -> None:
-    picture = plotted(lines({step: 10 / step for step in range(1, 11)}))
-
-    assert picture is not None
-    assert picture.splitlines()[-2].split() == ["1", "3", "5", "7", "9"]
-
-
 def test_the_validation_loss_is_drawn_beside_it() -> None:
     evaluated = json.dumps({"event": "evaluation", "step": 2, "val_loss": 12.5}).encode()
 

@@ -16,6 +16,7 @@ from typer.testing import Result
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
 from jobs.program import bundle
+from jobs.submit.choose import Submission
 from jobs.submit.hold import hold_name
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.jobs.programs import record, running, snapshot, submitted
@@ -23,7 +24,7 @@ from tests.training.checkpoint.faulty import Fault, faulty_proxy, first_time
 from trainium_catalogue import contract
 
 KEY = contract.run_key("x", contract.RUN_SUBMISSION)
-UPLOAD = "jobs.submit.program_plan.upload"
+UPLOAD = "jobs.program.bundle.upload"
 
 
 def holder(**fields: Any) -> dict[str, Any]:
@@ -64,12 +65,15 @@ def test_a_job_that_is_missing_in_the_list_is_not_submitted_again(
     assert desk.keys("runs/x/") == [KEY], "nothing of the second one's is in the bucket"
 
 
+@pytest.mark.parametrize("minutes", [0, 6])
 def test_a_job_that_was_submitted_while_the_user_read_the_plan_is_seen(
-    desk: Desk, program: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, program: Path, monkeypatch: pytest.MonkeyPatch, minutes: float
 ) -> None:
-    def read_slowly(submission: object) -> None:
+    def read_slowly(submission: Submission) -> None:
         submitted(desk, "./train.py", "--name", "x", "--", "--epochs", "3")
         running(desk)
+        age(minutes)
+        object.__setattr__(submission, "listed_at", submission.listed_at - 60 * minutes)
 
     monkeypatch.setattr("jobs.commands.submit.ask", read_slowly)
     result = desk.run("submit", "./train.py", "--name", "x")
@@ -172,7 +176,7 @@ def test_a_repeated_put_whose_first_answer_was_lost_is_no_other_submission(
         client = boto3.client("s3", region_name=REGION, endpoint_url=proxy.url)
         bucket = Bucket(client=client, name="bucket")
         with hold_name(bucket, "lossy", known=()) as hold:
-            hold.renew(adds_job=True)
+            hold.renew()
 
     assert proxy.injected
 

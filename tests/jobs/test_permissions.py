@@ -183,6 +183,7 @@ def requests(published: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
     group = of(published, contract.SSM_EKS_NODE_GROUP)
     yield "eks:DescribeNodegroup", {"clusterName": cluster, "nodegroupName": group}
     yield "servicequotas:GetServiceQuota", {"ServiceCode": "ec2", "QuotaCode": TRAINIUM.code}
+    yield "ec2:GetConsoleOutput", {"InstanceId": "i-0123456789abcdef0"}
     instances = {"cluster": "AWSBatch-1", "containerInstances": ["1a2b"]}
     yield "ecs:DescribeContainerInstances", instances
 
@@ -231,9 +232,9 @@ def test_of_another_deployment_only_what_has_no_name_of_its_own_is_reached(
     others = filled_in("other", "bucket-of-others")
     reached = {each[0].partition(":")[0] for each in needs(published) if allows([others], *each)}
 
-    # Batch's names are generated without the stack's, every deployment can be listed, and quotas
-    # are the account's.
-    assert reached == {"batch", "ecs", "servicequotas", "ssm"}
+    # Batch's names and hosts' ids are generated without the stack's, every deployment can be
+    # listed, and quotas are the account's.
+    assert reached == {"batch", "ec2", "ecs", "servicequotas", "ssm"}
 
 
 def test_a_deployment_whose_name_begins_with_anothers_is_not_reached() -> None:

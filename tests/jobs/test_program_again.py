@@ -54,13 +54,6 @@ def test_the_question_says_that_something_changed(
     assert asked == ["submit it?", "submit it, with what changed?"]
 
 
-def test_without_a_snapshot_it_begins_anew(desk: Desk, program: Path) -> None:
-    submitted(desk, "./train.py", "--name", "x")
-    ended(desk)
-
-    assert "run x: no snapshot yet, begins anew" in submitted(desk, "./train.py", "--name", "x")
-
-
 def test_other_code_says_what_changed_and_asks(desk: Desk, program: Path) -> None:
     submitted(desk, "./train.py", "--name", "x", "--keep-snapshots", "5", "--", "--epochs", "3")
     ended(desk)

@@ -9,19 +9,9 @@ import pytest
 
 from jobs.job import Attempt
 from jobs.output.console import duration
-from jobs.output.follow import AttemptEnded, StatusChanged, StillWaiting, Trouble
+from jobs.output.follow import AttemptEnded, StatusChanged
 from jobs.output.screen import Screen, describe_event
 from jobs.output.streams import LogLine
-
-
-def test_a_reason_comes_with_its_meaning_and_remedy() -> None:
-    text = describe_event(
-        StatusChanged(status="RUNNABLE", reason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - sorry")
-    )
-
-    assert text.startswith("RUNNABLE: CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - sorry")
-    assert "not enough instances" in text
-    assert "trainium:availability_zone_id" in text
 
 
 def test_a_status_without_news_is_one_word() -> None:
@@ -46,16 +36,6 @@ def test_an_attempt_that_is_retried_says_why() -> None:
         "attempt 1 of 3 ended, exit code 75, a peer was lost, a node hung or a host failed; "
         "Batch makes another one"
     )
-
-
-def test_a_long_wait_says_how_long() -> None:
-    assert "still RUNNABLE after 2 min 5 s" in describe_event(
-        StillWaiting(seconds=125, explanation=None)
-    )
-
-
-def test_trouble_is_not_the_end() -> None:
-    assert describe_event(Trouble(message="timed out")) == ("no answer, trying on: timed out")
 
 
 def test_a_file_gets_the_lines_of_the_nodes_unchanged() -> None:

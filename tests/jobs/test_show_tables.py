@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.job import Attempt, Job, JobKind, Node, RunSummary, Shape
-from jobs.output.screen import describe_status, verdict
+from jobs.output.screen import verdict
 from jobs.output.tables import node_table, runs_table
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
@@ -110,38 +110,3 @@ def test_a_run_that_was_stopped_is_not_said_to_have_failed() -> None:
     )
     assert printed(node_table(job), 140).count("FAILED") == 1
     assert reason in printed(node_table(job), 140)
-
-
-def test_a_container_that_succeeded_is_not_said_to_have_results() -> None:
-    job = replace(JOB, status="SUCCEEDED")
-    of_nodes = replace(job, shape=Shape(kind=JobKind.NODES, size=1))
-    container = replace(job, shape=Shape(kind=JobKind.CONTAINER, size=1))
-
-    assert "; results are in s3://bucket/runs/nightly/results/" in verdict(
-        of_nodes, bucket="bucket"
-    )
-    assert "results" not in verdict(container, bucket="bucket")
-
-
-def test_the_last_attempt_promises_no_other() -> None:
-    text = verdict(JOB, bucket="bucket", cause="node 0: rank 0: ConnectionError: no way out")
-
-    assert text == (
-        "run nightly failed after 2 s of attempt 3: exit code 75; node 0: rank 0: ConnectionError: "
-        "no way out; no attempt is left; when the cause is gone, submit the run again to go on"
-    )
-
-
-def test_a_run_of_several_attempts_tells_which_of_them_took_so_long() -> None:
-    assert describe_status(JOB, None).endswith(
-        ", took 2 s of attempt 3, ended 3 s after it was submitted"
-    )
-    times = ((0, 4_000), (4_500, 7_000), (9_000, 9_500))
-    attempts = tuple(
-        replace(HOST, number=number, started_at_ms=started, stopped_at_ms=stopped)
-        for number, (started, stopped) in enumerate(times, start=1)
-    )
-    told = describe_status(replace(JOB, attempts=attempts), None)
-    assert told.endswith(", took 2 s of attempt 3, 7 s in 3 attempts")
-    once = replace(JOB, attempts=(HOST,))
-    assert describe_status(once, None).endswith(", took 2 s")

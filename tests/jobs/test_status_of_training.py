@@ -20,14 +20,3 @@ def test_a_run_that_has_saved_nothing_says_so(desk: Desk) -> None:
     desk.put("runs/my-run/results/status.json", {**STATUS, "last_checkpoint_step": None})
 
     assert "no checkpoint yet" in desk.run("status", "my-run").stdout
-
-
-def test_the_validation_loss_is_shown_with_its_step(desk: Desk) -> None:
-    existing_run(desk, 30, 60)
-    desk.put(
-        "runs/my-run/results/status.json",
-        {**STATUS, "loss": 2.5, "val_loss": 3.25, "val_step": 60},
-    )
-
-    shown = desk.run("status", "my-run").stdout
-    assert "loss 2.5000, validation loss 3.2500 after step 60" in shown

@@ -25,17 +25,6 @@ def test_lines_of_one_stream_keep_their_order_when_its_clock_goes_back() -> None
     assert [found.message for found in merger.flush()] == ["other", "first", "second"]
 
 
-def test_a_line_waits_one_round_for_older_lines_of_other_nodes() -> None:
-    merger = Merger()
-    merger.add(line(20, "new"), stream="a")
-    first_round = list(merger.end_round())
-    merger.add(line(10, "old", node=1), stream="b")
-    second_round = [found.message for found in merger.end_round()]
-
-    assert first_round == []
-    assert second_round == ["old", "new"]
-
-
 def test_a_line_waits_no_longer_than_one_round() -> None:
     merger = Merger()
     merger.add(line(20, "a"), stream="a")

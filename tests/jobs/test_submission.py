@@ -104,26 +104,3 @@ def test_a_lost_answer_stays_the_error_where_jobs_cannot_be_listed_either() -> N
 
     with pytest.raises(ReadTimeoutError):
         submit(Cut(FakeClock(), story=["lost-after"]))
-
-
-def test_no_submission_can_name_a_role() -> None:
-    """So all runs of a workload share one (docs/own-program.md); botocore has AWS's own model."""
-    from botocore.loaders import Loader
-
-    model = Loader().load_service_model("batch", "service-2")
-    shapes, waiting, seen = model["shapes"], ["SubmitJobRequest"], set[str]()
-    fields = set[str]()
-    while waiting:
-        name = waiting.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        members = shapes[name].get("members", {})
-        fields |= {field.lower() for field in members}
-        inner = [shapes[name][key] for key in ("member", "value") if key in shapes[name]]
-        waiting += [part["shape"] for part in (*members.values(), *inner)]
-
-    assert {"containeroverrides", "nodeoverrides", "tags"} <= fields
-    assert not any("role" in field for field in fields)
-    definition = {field.lower() for field in shapes["ContainerProperties"]["members"]}
-    assert {"jobrolearn", "executionrolearn"} <= definition

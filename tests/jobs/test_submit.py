@@ -28,13 +28,6 @@ def overrides(desk: Desk, *arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_a_run_becomes_a_job_of_that_name(desk: Desk) -> None:
-    result = desk.run(*NIGHTLY, "--yes")
-
-    assert result.exit_code == 0
-    assert [job["jobName"] for job in desk.jobs("nightly")] == ["nightly"]
-
-
 def test_the_job_is_tagged_with_deployment_run_and_workload(desk: Desk) -> None:
     desk.run(*NIGHTLY, "--yes")
 
@@ -43,18 +36,6 @@ def test_the_job_is_tagged_with_deployment_run_and_workload(desk: Desk) -> None:
         contract.TAG_RUN: "nightly",
         contract.TAG_WORKLOAD: "all-reduce",
     }
-
-
-def test_the_job_id_is_shown(desk: Desk) -> None:
-    result = desk.run(*NIGHTLY, "--yes")
-
-    assert desk.jobs("nightly")[0]["jobId"] in result.stderr
-
-
-def test_a_job_gets_the_time_limit_of_its_workload(desk: Desk) -> None:
-    desk.run(*NIGHTLY, "--yes")
-
-    assert desk.jobs("nightly")[0]["timeout"] == {"attemptDurationSeconds": 3600}
 
 
 def test_a_dry_run_prints_what_would_be_sent_and_submits_nothing(desk: Desk) -> None:
@@ -76,12 +57,6 @@ def test_parameters_become_flags_of_the_launcher(desk: Desk) -> None:
     assert command == [
         *contract.launch_command("all-reduce"), "--max-bytes", "4096", "--peer-timeout-s", "5.0",
     ]  # fmt: skip
-
-
-def test_booleans_are_spelt_in_lower_case(desk: Desk) -> None:
-    command = overrides(desk, "--set", "require-bar=true")["command"]
-
-    assert command[-2:] == ["--require-bar", "true"]
 
 
 def test_every_node_learns_the_run_name(desk: Desk) -> None:

@@ -46,13 +46,6 @@ def test_a_cpu_workload_is_one_container_on_the_cpu_queue(desk: Desk) -> None:
     assert "nodeOverrides" not in sent
 
 
-def test_batch_accepts_what_is_sent_for_a_container(desk: Desk) -> None:
-    result = desk.run("submit", "prepare", "--dataset", "wikicorpus", "--name", "fetch")
-
-    assert result.exit_code == 0, result.stderr
-    assert len(desk.jobs("fetch")) == 1
-
-
 def test_several_instances_are_an_array_job(ready: Desk) -> None:
     assert payload(ready, *TOKENIZE, "--nodes", "3")["arrayProperties"] == {"size": 3}
 

@@ -57,16 +57,6 @@ def test_the_plan_of_a_bert_has_no_tensor_parallelism(ready: Desk) -> None:
     assert '"accumulation_steps": 32' in result.stdout
 
 
-def test_a_bert_compiles_beforehand_with_what_decides_its_graphs(ready: Desk) -> None:
-    result = ready.run(
-        "submit", "bert", "--name", "bert-1", "--compile", "--dropout", "0.2", "--yes"
-    )
-
-    assert result.exit_code == 0, result.stderr
-    (first,), (second,) = ready.jobs("bert-1-compile"), ready.jobs("bert-1")
-    assert [item["jobId"] for item in second["dependsOn"]] == [first["jobId"]]
-
-
 @pytest.mark.parametrize(
     ("words", "reason"),
     [

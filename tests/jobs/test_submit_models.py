@@ -120,12 +120,3 @@ def test_help_shows_the_models_defaults(desk: Desk) -> None:
 
     assert "the model's" in general
     assert "the model's" not in of_model and "9728" in of_model
-
-
-def test_the_catalogue_lists_the_models(desk: Desk) -> None:
-    document = checked(desk.run("catalogue", "--json"), "catalogue")
-
-    assert [item["name"] for item in document["models"]] == list(MODELS)
-    shown = desk.run("catalogue").stdout
-    assert "Models of pretrain: --model" in shown
-    assert "8,190,735,360" in shown

@@ -107,10 +107,6 @@ def test_a_module_runs_in_the_current_folder(desk: Desk, program: Path) -> None:
     assert command[-7:] == ["--module", "pkg.model", "--keep-snapshots", "5", "--", "--lr", "0.1"]
 
 
-def test_a_run_without_a_name_is_named_after_the_file(desk: Desk, program: Path) -> None:
-    assert dry_run(desk, "./train.py")["run"].startswith("train-")
-
-
 def test_on_a_cluster_the_command_is_the_same(
     desk: Desk, program: Path, document: Callable[..., Any]
 ) -> None:

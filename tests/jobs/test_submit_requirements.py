@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.program.requirements import read_requirements
-from jobs.submit.wheels import wheels_run
+from jobs.submit.choose import wheels_run
 from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import conforms
 from tests.jobs.programs import command_of, record, submitted

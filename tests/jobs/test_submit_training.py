@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,12 +286,6 @@ def test_what_an_earlier_compile_job_fixed_is_refused_at_the_desk(ready: Desk) -
     assert_refused(result, "run my-run-compile cannot continue with seq-len=4096")
 
 
-def test_only_training_compiles_beforehand(desk: Desk) -> None:
-    result = desk.run("submit", "all-reduce", "--compile")
-
-    assert_refused(result, "--compile: all-reduce has no graphs to compile beforehand")
-
-
 def test_a_name_that_leaves_no_room_for_the_compile_job_is_refused(ready: Desk) -> None:
     result = ready.run("submit", "llama2-7b", "--name", "x" * 95, "--dataset", "wiki", "--compile")
 
@@ -317,24 +310,11 @@ def test_a_submission_names_both_jobs(ready: Desk) -> None:
     assert document["compile"]["job_id"] == ready.jobs("my-run-compile")[0]["jobId"]
 
 
-def test_a_workload_shows_its_parameters(desk: Desk) -> None:
-    result = desk.run("submit", "llama2-7b", "--help")
-
-    assert result.exit_code == 0
-    assert "--save-every" in result.stdout
-    assert "peak learning rate" in result.stdout
-    assert "--compile" in result.stdout
-
-
 def test_a_workload_shows_what_it_needs(desk: Desk) -> None:
     result = desk.run("submit", "tokenize", "--help")
 
     assert "submit tokenize --input INPUT --tokenizer TOKENIZER --dataset DATASET" in result.stdout
     assert "required" in result.stdout
-
-
-def test_help_without_a_workload_is_that_of_submit(desk: Desk) -> None:
-    assert "--dry-run" in desk.run("submit", "--help").stdout
 
 
 @pytest.mark.parametrize(
@@ -377,15 +357,3 @@ def test_what_verify_would_refuse_on_the_nodes_is_refused(
     desk: Desk, words: list[str], message: str
 ) -> None:
     assert_refused(desk.run("submit", "verify", "--nodes", "2", "--yes", *words), message)
-
-
-@pytest.mark.parametrize("what", ["all-reduce", "llama2-7b", "./train.py"])
-def test_seldom_needed_time_outs_stand_last_in_the_help(
-    desk: Desk, program: Path, what: str
-) -> None:
-    common, advanced = desk.run("submit", what, "--help").stdout.split("Advanced: seldom needed")
-
-    assert "--hang-limit-s" in common
-    for name in ("--join-timeout-s", "--first-child-timeout-s", "--peer-timeout-s"):
-        assert name in advanced and name not in common
-    assert ("--snapshot-limit-gib" in advanced) == what.startswith("./")

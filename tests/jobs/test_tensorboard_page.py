@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.checks.browser import LOOK, BrowserError, look
-from rehearsal.checks.tensorboard import seen, url_in
+from rehearsal.proofs.browser import LOOK, BrowserError, look
+from rehearsal.proofs.tensorboard import seen, url_in
 from tests.jobs.conftest import Desk
 from tests.jobs.eks.conftest import ROOT
 from tests.training.llama.conftest import CONTEXT

@@ -92,15 +92,6 @@ def test_when_all_is_in_order_the_quota_is_the_next_thing_to_look_at() -> None:
     assert "(L-2C3B7624) covers 512" in found.remedy
 
 
-def test_a_run_that_waits_is_told_of_hosts_that_do_not_become_ready() -> None:
-    found = why_waiting(Infrastructure(FakeClock()), DEPLOYMENT, JOB)
-
-    assert "ends itself after five minutes and is replaced" in found.remedy
-    assert "aws ec2 get-console-output" in found.remedy
-    assert "as long as the job waits" in found.remedy
-    assert "python -m jobs stop nightly" in found.remedy
-
-
 def test_an_environment_that_batch_gave_up_on_points_at_the_hosts() -> None:
     batch = Infrastructure(FakeClock())
     # Verbatim: AWS Batch user guide, INVALID compute environment.

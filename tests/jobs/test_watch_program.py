@@ -78,28 +78,6 @@ def test_a_status_has_the_last_line_the_pace_and_the_newest_snapshot() -> None:
     )
 
 
-def test_a_status_says_that_the_loss_is_no_number() -> None:
-    document = status_document(loss=None, loss_text="nan")
-    check_schema("program-status", document)
-
-    shown = describe_program(document, submitted_at_ms=None, now=NOW)
-    assert shown.startswith("program: running, step 70, loss nan, 2 s a step\n")
-
-
-@pytest.mark.parametrize(
-    ("chosen", "says"),
-    [(2, "4 (that is 2 again), 40 s ago"), (0, "4 (none of the older: to begin anew), 40 s ago")],
-)
-def test_a_status_tells_that_a_submission_went_back(chosen: int, says: str) -> None:
-    document = status_document()
-    document["snapshots"][1]["chosen"] = chosen
-    check_schema("program-status", document)
-
-    text = describe_program(document, submitted_at_ms=None, now=NOW)
-
-    assert f"newest snapshot: {says}" in text
-
-
 def test_a_program_that_has_said_nothing_is_shown_so() -> None:
     silent = status_document(last_line=None, step=None, loss=None, steps_per_second=None)
 
@@ -110,16 +88,6 @@ def test_a_program_that_has_said_nothing_is_shown_so() -> None:
     assert "nothing was kept: it ended without a snapshot, as it does if it writes nothing" in (
         describe_program(over, submitted_at_ms=None, now=NOW)
     )
-
-
-def test_an_old_status_says_so() -> None:
-    later = NOW + timedelta(minutes=5)
-    submitted = int((NOW + timedelta(minutes=1)).timestamp() * 1000)
-
-    text = describe_program(status_document(), submitted_at_ms=None, now=later)
-    assert text.endswith("as of 5 min 2 s ago")
-    text = describe_program(status_document(), submitted_at_ms=submitted, now=later)
-    assert "that is of an earlier job of the run" in text
 
 
 def test_status_shows_it_under_the_job(desk: Desk, run: Path) -> None:

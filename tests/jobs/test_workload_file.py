@@ -9,7 +9,7 @@ import pytest
 
 from jobs.errors import Refusal
 from jobs.program.workload_file import WorkloadFile, read_workload_file
-from jobs.submit.resolve import OWN_OPTIONS, parsed_parameters
+from jobs.submit.read import OWN_OPTIONS, read_parameters
 from tests.jobs.conftest import Desk
 from tests.jobs.test_refusals import assert_refused
 
@@ -47,7 +47,7 @@ def read(folder: Path, text: str) -> WorkloadFile:
 
 
 def argv(file: WorkloadFile, *words: str) -> list[str]:
-    return [*file.argv(parsed_parameters(file.workload, words, ()))]
+    return [*file.argv(read_parameters(file.workload, words).given)]
 
 
 def test_it_is_a_workload_with_the_defaults_that_it_names(tmp_path: Path) -> None:

@@ -14,16 +14,15 @@ from moto import mock_aws
 from node_scaler import __main__ as program
 from node_scaler.cluster import Cluster, ClusterError
 from node_scaler.group import NodeGroup
-from node_scaler.plan import IN_SERVICE
+from node_scaler.plan import IN_SERVICE, Rules
 from node_scaler.rounds import Scaler
-from tests.emulators.volcano_jobs import BASE, job
-from tests.node_scaler.world import RULES
+from tests.emulators.volcano_jobs import job, serving
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.node_use import stamp
 from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
-from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
+from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.nodes import trainium_group
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD
 from trainium_emulators.kubernetes.scaling_group import CapacityFaults
@@ -31,15 +30,20 @@ from trainium_emulators.kubernetes.scaling_group import CapacityFaults
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
 GROUP = "nodes"
 ROLE = "arn:aws:iam::123456789012:role/eks"
+RULES = Rules(
+    idle=timedelta(minutes=30),
+    hold=timedelta(minutes=60),
+    unusable=timedelta(minutes=10),
+    join=timedelta(minutes=20),
+    cordon_time=timedelta(seconds=20),
+    devices=kubernetes.device_resources(find_instance_type("trn1.32xlarge")),
+)
 
 
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[ClusterEmulator]:
-    running = serve(EmulatorSettings(addresses="127.0.98", count_nodes=True), token="first")
-    for manifest in BASE:
-        running.apply(manifest)
-    yield running
-    running.stop()
+    with serving("127.0.98", count_nodes=True, token="first") as running:
+        yield running
 
 
 @pytest.fixture

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.nxd import on_cpu
 from tests.nxd.cases import CASES
 from tests.nxd.figures import Figures, compute
+
+if TYPE_CHECKING:
+    from tests.nxd.jobs import Desk
 
 _VERSIONS = {"torch": "2.9", "torch-xla": "2.9", "transformers": "4.5"}
 """Of the last line of images for trn1; torch_xla 2.9 loads with no other torch."""
@@ -55,3 +60,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def figures(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     """What the ranks of every case have computed."""
     return compute(tmp_path_factory.mktemp("cases"), CASES)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """A folder with a dataset."""
+    from tests.nxd.jobs import Desk
+    from tests.training.llama.conftest import write_dataset
+    from training.storage import open_objects
+
+    desk = Desk(tmp_path_factory.mktemp("desk"))
+    objects = open_objects(str(desk.root), region=None, endpoint_url=None)
+    write_dataset(objects.at("datasets/words"), validation_tokens=600)
+    yield desk
+    desk.close()

@@ -17,7 +17,7 @@ def hold_a_commit(folders: Any) -> None:
     if ENV_HOLD not in os.environ:
         return
     wanted, _, sign = os.environ[ENV_HOLD].partition(":")
-    commit = folders.Folders.commit
+    commit = folders.CheckpointFolders.commit
 
     def held(self: Any, step: int, *args: Any, **kwargs: Any) -> Any:
         if step == int(wanted):
@@ -25,4 +25,4 @@ def hold_a_commit(folders: Any) -> None:
             time.sleep(3600)
         return commit(self, step, *args, **kwargs)
 
-    folders.Folders.commit = held
+    folders.CheckpointFolders.commit = held

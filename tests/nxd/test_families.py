@@ -6,7 +6,6 @@ Judged as ``test_gradients`` judges the Llama, by plain torch and transformers i
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 import pytest
 
@@ -72,19 +71,6 @@ def test_each_rank_begins_with_its_part_of_one_weight_at_both_ends(
 
 CLOSE = 2e-3
 """Of losses at another degree: bf16 keeps 8 bits."""
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """A folder with a dataset."""
-    from tests.training.llama.conftest import write_dataset
-    from training.storage import open_objects
-
-    desk = Desk(tmp_path_factory.mktemp("families"))
-    objects = open_objects(str(desk.root), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/words"), validation_tokens=600)
-    yield desk
-    desk.close()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,19 +24,6 @@ FOUR = ("--tensor-parallel=2",)
 HALF = STEPS // 2
 CLOSE = 2e-3
 """Of losses on other ranks or in fp32: bf16 keeps 8 bits."""
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """A folder with a dataset."""
-    from tests.training.llama.conftest import write_dataset
-    from training.storage import open_objects
-
-    desk = Desk(tmp_path_factory.mktemp("desk"))
-    objects = open_objects(str(desk.root), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/words"), validation_tokens=600)
-    yield desk
-    desk.close()
 
 
 @pytest.fixture(scope="module")

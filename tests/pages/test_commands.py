@@ -24,7 +24,7 @@ import typer
 
 from jobs.cli import app as jobs_app
 from jobs.program.workload_file import read_workload_file
-from jobs.submit.resolve import OWN_OPTIONS
+from jobs.submit.read import OWN_OPTIONS
 from rehearsal.cli.commands import app as rehearsal_app
 from stacks.config.app_config import AppConfig
 from tests.pages.blocks import (
@@ -33,7 +33,6 @@ from tests.pages.blocks import (
     RUN_ORDER,
     Block,
     blocks,
-    blocks_to_run,
     commands_of,
     spans_of,
 )
@@ -283,10 +282,6 @@ def test_a_context_key_on_a_page_exists(page: Path) -> None:
     named = {match[1] for match in KEY.finditer(page.read_text())}
 
     assert named <= set(AppConfig.__dataclass_fields__)
-
-
-def test_there_are_blocks_to_run() -> None:
-    assert blocks_to_run()
 
 
 @pytest.mark.parametrize(

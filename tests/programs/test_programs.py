@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -33,14 +32,6 @@ def test_a_killed_node_does_not_change_the_result(program: PublicProgram, tmp_pa
 
     assert program.agree(trial.undisturbed, trial.survived), trial
     assert trial.went_on == bool(program.checkpoint_dir), trial
-
-
-@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
-def test_the_page_has_every_program_with_its_command(program: PublicProgram) -> None:
-    text = re.sub(r"[ \\\n]+", " ", page.PAGE.read_text())
-
-    assert f"| {program.name} |" in text
-    assert program.submission in text
 
 
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
@@ -97,16 +88,3 @@ def test_an_empty_snapshot_is_nothing_to_go_on_from(
     (tmp_path / "batch-program-kill-child.log").write_text(line)
 
     assert went_on(tmp_path, "batch") is expected
-
-
-def test_every_program_has_one_source_and_one_entry() -> None:
-    for program in PROGRAMS.values():
-        assert bool(program.package) != bool(program.repository), program.name
-        assert bool(program.script) != bool(program.module), program.name
-        assert bool(program.repository) == bool(program.commit), program.name
-
-
-def test_a_program_is_given_at_most_one_argument_for_resuming() -> None:
-    for program in PROGRAMS.values():
-        words = f"{program.resume} {program.resume_later}".split()
-        assert len([word for word in words if word.startswith("-") or "=" in word]) <= 1

@@ -10,14 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal.checks import training as evidence
-from rehearsal.checks.training import Wanted
 from rehearsal.deployment.state import Settings
-from rehearsal.receipt import TrainingAttempt
+from rehearsal.proofs import training as evidence
+from rehearsal.proofs.training import ExpectedTraining
 from rehearsal.report import curve
 from rehearsal.steps import batch
 
-PLAN = Wanted(max_steps=6, save_every=2, killed_after=3)
+PLAN = ExpectedTraining(max_steps=6, save_every=2, killed_after=3)
 
 
 def settings(**changes: Any) -> Settings:
@@ -48,21 +47,6 @@ def events(resumed: int = 2, *, steps: range = range(1, 7)) -> list[dict[str, An
 def failed(lines: list[dict[str, Any]], resumed: int | None) -> list[str]:
     checks = evidence.judge_steps(lines, PLAN, resumed_from=resumed)
     return [check.name for check in checks if not check.ok]
-
-
-def test_the_commands_are_those_of_the_readme() -> None:
-    chains = batch.chains(settings(), tokenizer=Path("tokenizer.model"), download=Path("to"))
-
-    words = {chain.name: [" ".join(step.argv[:2]) for step in chain.steps] for chain in chains}
-    assert words == {
-        "tokenizer": ["upload tokenizer.model"],
-        "text": ["submit prepare"],
-        "dataset": ["submit tokenize"],
-        "verify": ["submit verify", "verify probed"],
-        "train": ["submit llama-tiny"],
-        "export": ["submit export", "download tiny"],
-        "status": ["status tiny"],
-    }
 
 
 def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
@@ -172,16 +156,9 @@ def test_a_model_that_is_not_there_is_noticed(tmp_path: Path) -> None:
 def test_the_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
 
-    curve.write_svg(path, evidence.attempts(events()))
+    curve.write_svg(
+        path, evidence.attempts(events()), title="loss", killed_after=11, resumed_from=6
+    )
 
     lines = ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}polyline")
     assert len(list(lines)) == 2
-
-
-def test_the_terminal_shows_both_attempts() -> None:
-    first = TrainingAttempt(attempt=1, steps=[1, 2], losses=[10.0, 9.0])
-    second = TrainingAttempt(attempt=2, steps=[3, 4], losses=[8.0, 7.0])
-
-    text = curve.text([first, second], width=80)
-
-    assert "attempt 1" in text and "attempt 2" in text and "10.0" in text

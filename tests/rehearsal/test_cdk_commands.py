@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import Aws, desk_environment
+from rehearsal.deployment.aws import EmulatedAccount, desk_environment
 from rehearsal.deployment.state import Settings
-from rehearsal.steps.jobs import parameters, submit_command
+from rehearsal.steps.jobs import parameters
 
 CDK = Path("/venv/bin/cdk")
 SETTINGS = Settings(
@@ -29,7 +29,7 @@ SETTINGS = Settings(
 
 
 def environment(**base: str) -> dict[str, str]:
-    aws = Aws(endpoint="http://localhost:1", region="us-west-2")
+    aws = EmulatedAccount(endpoint="http://localhost:1", region="us-west-2")
     return desk_environment(base, aws=aws, docker=Path("/d"), bin_folder=Path("/venv/bin"))
 
 
@@ -85,16 +85,10 @@ def test_bootstrap_does_not_touch_the_folder_that_users_synthesise_to() -> None:
     assert words[words.index("--app") + 1] == "out"
 
 
-def test_deploy_and_destroy_read_what_was_synthesised_once() -> None:
-    for command in (cdk.deploy_command, cdk.destroy_command):
-        words = command(CDK, assembly=Path("out"))
-        assert words[words.index("--app") + 1] == "out"
-
-
 def test_the_region_comes_from_the_stacks(tmp_path: Path) -> None:
     write_manifest(tmp_path, network="aws://unknown-account/us-east-2")
 
-    assert cdk.read_assembly(tmp_path) == cdk.Assembly("us-east-2", ("network",))
+    assert cdk.read_assembly(tmp_path) == cdk.CloudAssembly("us-east-2", ("network",))
 
 
 def test_stacks_in_two_regions_are_refused(tmp_path: Path) -> None:
@@ -130,10 +124,3 @@ def test_the_users_parameters_win_over_those_of_the_rehearsal() -> None:
 
 def test_an_injected_error_is_a_parameter_of_the_workload() -> None:
     assert "inject-error-rank=1" in parameters(SETTINGS, "error-in-workload")
-
-
-def test_the_job_is_submitted_as_a_user_does() -> None:
-    words = submit_command(SETTINGS, run="r", fault=None)
-
-    assert words[1:6] == ("-m", "jobs", "--deployment", "default", "submit")
-    assert {"--follow", "--yes"} <= set(words)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import ROOT, Folder
+from rehearsal.deployment.state import ROOT, RehearsalFolder
 from tests.support.limits import scaled
 
 # One deployment serves all tests of this file, in their order. `make test` has the judgements, of
@@ -25,14 +25,14 @@ WAITS = "import time\n\ntime.sleep(600)\n"
 BIN = Path(sys.executable).parent
 
 
-def rehearsal(folder: Folder, *words: str) -> list[str]:
+def rehearsal(folder: RehearsalFolder, *words: str) -> list[str]:
     return [sys.executable, "-m", "rehearsal", *words, "--folder", str(folder.path)]
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
     """A deployment on Batch with a run that may last longer than an update lets it."""
-    folder = Folder(tmp_path_factory.mktemp("up"))
+    folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
     process = subprocess.Popen(
         rehearsal(
             folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.50"
@@ -57,7 +57,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
 
 
 @pytest.fixture(scope="module")
-def changed(up: Folder) -> Path:
+def changed(up: RehearsalFolder) -> Path:
     """What the CLI makes of a larger root volume, which is another launch template."""
     assembly = up.path / "changed"
     command = f"cdk synth --quiet --output {assembly} {CONTEXT} -c trainium:root_volume_gib=300"
@@ -66,7 +66,7 @@ def changed(up: Folder) -> Path:
     return assembly
 
 
-def say(folder: Folder, script: str) -> tuple[int, str]:
+def say(folder: RehearsalFolder, script: str) -> tuple[int, str]:
     """Exit code and output of another terminal that has sourced the rehearsal's environment."""
     program = f'source "$0"; PATH={BIN}:"$PATH"; {script}'
     done = subprocess.run(
@@ -75,20 +75,22 @@ def say(folder: Folder, script: str) -> tuple[int, str]:
     return done.returncode, done.stdout or done.stderr
 
 
-def check(up: Folder, assembly: Path) -> tuple[int, dict[str, Any]]:
+def check(up: RehearsalFolder, assembly: Path) -> tuple[int, dict[str, Any]]:
     code, said = say(up, f"python -m jobs check-deploy --assembly {assembly} --json")
     found: dict[str, Any] = json.loads(said)
     return code, found
 
 
-def test_what_was_just_deployed_changes_nothing(up: Folder) -> None:
+def test_what_was_just_deployed_changes_nothing(up: RehearsalFolder) -> None:
     code, found = check(up, up.assembly)
 
     assert (code, found["findings"]) == (0, [])
     assert {stack["action"] for stack in found["stacks"]} == {"unchanged"}
 
 
-def test_the_run_is_named_that_a_change_of_the_nodes_would_end(up: Folder, changed: Path) -> None:
+def test_the_run_is_named_that_a_change_of_the_nodes_would_end(
+    up: RehearsalFolder, changed: Path
+) -> None:
     code, found = check(up, changed)
     ends, rolls_back = found["findings"]
 
@@ -103,7 +105,9 @@ def test_the_run_is_named_that_a_change_of_the_nodes_would_end(up: Folder, chang
     }
 
 
-def test_after_the_deployment_there_is_nothing_left_to_say(up: Folder, changed: Path) -> None:
+def test_after_the_deployment_there_is_nothing_left_to_say(
+    up: RehearsalFolder, changed: Path
+) -> None:
     deploy = f"cdk deploy --all --app {changed} --method=direct --require-approval never"
     code, said = say(up, f"CDK_DOCKER={up.docker} {deploy}")
     assert code == 0, said

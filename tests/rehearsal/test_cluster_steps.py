@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.checks import leftovers, tensorboard
-from rehearsal.checks.endings import FAULTS
-from rehearsal.checks.leftovers import Item, compare
-from rehearsal.deployment.state import Folder
+from rehearsal.deployment.state import RehearsalFolder
 from rehearsal.deployment.state import Settings as Asked
+from rehearsal.proofs import leftovers, tensorboard
+from rehearsal.proofs.leftovers import AccountResource, compare
 from rehearsal.receipt import NO_BROWSER, ClusterTraining, Receipt, ReceiptCheck
 from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
@@ -57,40 +56,6 @@ def all_steps() -> list[Step]:
     return [step for chain in chains for step in chain.steps]
 
 
-def test_the_commands_are_those_of_the_readme() -> None:
-    shown = [" ".join(step.shown.split()[:4]) for step in all_steps()]
-
-    assert shown == [
-        *["python -m jobs submit"] * 2,
-        "python -m jobs kubeconfig",
-        "kubectl -n node-scaler set",
-        "python -m jobs submit",
-        "python -m jobs scale",
-        "kubectl get nodes -L",
-        "python -m jobs submit",
-        "kubectl wait --for=jsonpath={.status.state.phase}=Running vcjob",
-        "kubectl wait --for=condition=Ready pods",
-        *(f"python -m jobs {name}" for name in ("shell", "top", "scale")),
-        "kubectl get pods -l",
-        "python -m jobs stop",
-        *["python -m jobs submit"] * 2,
-        "torchx run -s kubernetes",
-        "python -m jobs status",
-        "kubectl get pods -l",
-        "python -m jobs stop",
-        *("python -m jobs submit", "python -m jobs verify"),
-        "python -m jobs tensorboard",
-        "kubectl get pods,vcjob",
-        "torchx status kubernetes://torchx/trainium:bert-b",
-        "torchx list -s kubernetes",
-        *(f"python -m jobs {name}" for name in ("status", "list")),
-        "kubectl -n node-scaler set",
-        "kubectl wait --for=delete nodes",
-        "kubectl -n node-scaler logs",
-        *(f"python -m jobs {name}" for name in ("scale", "logs")),
-    ]
-
-
 def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
     given = cluster_steps.parameters(ASKED)["bert-tiny"]
 
@@ -117,7 +82,7 @@ def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
 def runner_in(folder: Path, *, on_line: Callable[[str], None] = lambda line: None) -> Runner:
     return Runner(
         "x",
-        folder=Folder(folder),
+        folder=RehearsalFolder(folder),
         environment={},
         on_line=on_line,
         phase=lambda name: nullcontext(),
@@ -172,7 +137,7 @@ def test_a_step_that_is_stopped_half_way_proves_and_tells_nothing(tmp_path: Path
     told: list[str] = []
     runner = Runner(
         "x",
-        folder=Folder(tmp_path),
+        folder=RehearsalFolder(tmp_path),
         environment={},
         on_line=lambda line: runner.stop(),
         phase=lambda name: nullcontext(),
@@ -224,12 +189,6 @@ def test_a_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> 
 
     assert differences(on_cluster=True) == []
     assert differences(on_cluster=False) != []
-
-
-def test_on_a_cluster_only_the_last_attempts_code_is_asked_for() -> None:
-    ending = FAULTS["kill-child"].ending
-
-    assert ending.on_cluster.exit_codes == (None, 0)
 
 
 def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:
@@ -284,7 +243,7 @@ def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: ClusterEmulato
     found = leftovers.take_cluster_inventory(cluster.endpoint)
 
     left = compare(before=(), after=found, toolkit=())[1]
-    assert left == [Item("kubernetes", "secret", "default/forgotten")]
+    assert left == [AccountResource("kubernetes", "secret", "default/forgotten")]
 
 
 def test_without_a_cluster_there_is_nothing_to_list() -> None:

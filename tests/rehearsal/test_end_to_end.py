@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rehearsal.checks.endings import FAULTS
+from rehearsal.proofs.endings import FAULTS
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
 # `make test` has each fault without a deployment, in tests/training/launcher.

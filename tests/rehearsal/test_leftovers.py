@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.checks import leftovers
-from rehearsal.checks.leftovers import Expected, Item, compare, take_inventory
-from rehearsal.deployment.aws import Aws, desk_environment
+from rehearsal.deployment.aws import EmulatedAccount, desk_environment
 from rehearsal.deployment.server import server_command, start_server
-from rehearsal.deployment.state import Folder
+from rehearsal.deployment.state import RehearsalFolder
+from rehearsal.proofs import leftovers
+from rehearsal.proofs.leftovers import AccountResource, ExpectedResource, compare, take_inventory
 from trainium_emulators.docker_cli import manifest
 
 REGION = "us-west-2"
@@ -23,9 +23,9 @@ MANIFEST = json.dumps(manifest({}))
 
 
 @pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAccount]:
     """The account of a server of our own; tests only add to it."""
-    folder = Folder(tmp_path_factory.mktemp("server"))
+    folder = RehearsalFolder(tmp_path_factory.mktemp("server"))
     server = start_server(
         server_command(processes_per_node=1, addresses="127.0.0"),
         folder=folder,
@@ -35,48 +35,48 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aws]:
         on_event=lambda event: None,
     )
     try:
-        yield Aws(endpoint=server.wait_ready(folder), region=REGION)
+        yield EmulatedAccount(endpoint=server.wait_ready(folder), region=REGION)
     finally:
         server.stop()
 
 
-def _vpc(aws: Aws) -> str:
+def _vpc(aws: EmulatedAccount) -> str:
     return str(aws.client("ec2").create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"])
 
 
-def _bucket(aws: Aws) -> str:
+def _bucket(aws: EmulatedAccount) -> str:
     aws.client("s3").create_bucket(
         Bucket="data", CreateBucketConfiguration={"LocationConstraint": REGION}
     )
     return "data"
 
 
-def _image(aws: Aws) -> str:
+def _image(aws: EmulatedAccount) -> str:
     aws.client("ecr").create_repository(repositoryName="images")
     aws.client("ecr").put_image(repositoryName="images", imageTag="1", imageManifest=MANIFEST)
     return "images:1"
 
 
-def _role(aws: Aws) -> str:
+def _role(aws: EmulatedAccount) -> str:
     aws.client("iam").create_role(RoleName="role", AssumeRolePolicyDocument=TRUST)
     return "role"
 
 
-def _log_group(aws: Aws) -> str:
+def _log_group(aws: EmulatedAccount) -> str:
     aws.client("logs").create_log_group(logGroupName="jobs")
     return "jobs"
 
 
-def _parameter(aws: Aws) -> str:
+def _parameter(aws: EmulatedAccount) -> str:
     aws.client("ssm").put_parameter(Name="/trainium/a/region", Value="x", Type="String")
     return "/trainium/a/region"
 
 
-def _address(aws: Aws) -> str:
+def _address(aws: EmulatedAccount) -> str:
     return str(aws.client("ec2").allocate_address(Domain="vpc")["AllocationId"])
 
 
-def _tagged_bucket(aws: Aws) -> str:
+def _tagged_bucket(aws: EmulatedAccount) -> str:
     aws.client("s3").create_bucket(
         Bucket="tagged", CreateBucketConfiguration={"LocationConstraint": REGION}
     )
@@ -89,7 +89,9 @@ def _tagged_bucket(aws: Aws) -> str:
 @pytest.mark.parametrize(
     "create", [_vpc, _bucket, _image, _role, _log_group, _parameter, _address, _tagged_bucket]
 )
-def test_a_forgotten_resource_is_a_leftover(aws: Aws, create: Callable[[Aws], str]) -> None:
+def test_a_forgotten_resource_is_a_leftover(
+    aws: EmulatedAccount, create: Callable[[EmulatedAccount], str]
+) -> None:
     before = take_inventory(aws)
     forgotten = create(aws)
 
@@ -98,7 +100,7 @@ def test_a_forgotten_resource_is_a_leftover(aws: Aws, create: Callable[[Aws], st
     assert forgotten in {item.id for item in found}
 
 
-def test_what_was_there_before_is_no_leftover(aws: Aws) -> None:
+def test_what_was_there_before_is_no_leftover(aws: EmulatedAccount) -> None:
     before = take_inventory(aws)
 
     assert before  # the default VPC, at least
@@ -106,27 +108,30 @@ def test_what_was_there_before_is_no_leftover(aws: Aws) -> None:
 
 
 def test_what_the_bootstrap_stack_owns_is_expected() -> None:
-    role = Item("iam", "role", "cdk-hnb659fds-deploy-role")
+    role = AccountResource("iam", "role", "cdk-hnb659fds-deploy-role")
 
     (expected,), left = compare(before=(), after=[role], toolkit=[role.id])
 
-    assert (expected, left) == (Expected(role.service, role.kind, role.id, expected.why), [])
+    assert (expected, left) == (
+        ExpectedResource(role.service, role.kind, role.id, expected.why),
+        [],
+    )
 
 
 def test_what_is_only_named_like_the_bootstrap_is_left_over() -> None:
-    role = Item("iam", "role", "cdk-hnb659fds-stray-role")
+    role = AccountResource("iam", "role", "cdk-hnb659fds-stray-role")
 
     assert compare(before=(), after=[role], toolkit=["cdk-hnb659fds-deploy-role"]) == ([], [role])
 
 
 def test_an_image_is_never_expected_even_in_the_repository_of_the_bootstrap() -> None:
-    image = Item("ecr", "image", "assets:1")
+    image = AccountResource("ecr", "image", "assets:1")
 
     assert compare(before=(), after=[image], toolkit=["assets", "assets:1"]) == ([], [image])
 
 
 def test_the_service_linked_role_of_batch_is_expected() -> None:
-    role = Item("iam", "service-linked role", "AWSServiceRoleForBatch")
+    role = AccountResource("iam", "service-linked role", "AWSServiceRoleForBatch")
 
     (expected,), left = compare(before=(), after=[role], toolkit=())
 
@@ -134,12 +139,6 @@ def test_the_service_linked_role_of_batch_is_expected() -> None:
     assert left == []
 
 
-def test_no_kind_is_listed_twice() -> None:
-    kinds = [(listing.service, listing.kind) for listing in leftovers.LISTINGS]
-
-    assert len(kinds) == len(set(kinds))
-
-
-def test_every_listing_names_an_operation_of_its_service(aws: Aws) -> None:
+def test_every_listing_names_an_operation_of_its_service(aws: EmulatedAccount) -> None:
     for listing in leftovers.LISTINGS:
         assert inspect.ismethod(getattr(aws.client(listing.service), listing.operation))

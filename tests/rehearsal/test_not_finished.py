@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import ROOT, Folder
+from rehearsal.deployment.state import ROOT, RehearsalFolder
 from tests.support.limits import scaled
 
 ADDRESSES = "127.0.42"
@@ -31,14 +31,14 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
         # As a terminal does it: a process group of its own, all of which gets the signal.
         start_new_session=True,
     )
-    synthesising = Folder(tmp_path).log("cdk-synth")
+    synthesising = RehearsalFolder(tmp_path).log("cdk-synth")
     assert wait_until(synthesising.exists, limit_s=scaled(60))
     assert any("trainium_emulators.aws.server" in line for line in processes_of(ADDRESSES))
     os.killpg(process.pid, signal.SIGINT)
 
     assert process.wait(timeout=scaled(60)) == 130
     assert processes_of(ADDRESSES) == []
-    receipt = json.loads(Folder(tmp_path).receipt.read_text())
+    receipt = json.loads(RehearsalFolder(tmp_path).receipt.read_text())
     assert receipt["outcome"] == receipt["phases"][-1]["outcome"] == "interrupted"
 
 
@@ -46,7 +46,7 @@ def test_down_interrupts_a_run_and_says_that_nothing_is_proved(tmp_path: Path) -
     process = subprocess.Popen(
         command(tmp_path, "--orchestrators", "batch"), cwd=ROOT, stdout=subprocess.DEVNULL
     )
-    assert wait_until(Folder(tmp_path).log("cdk-synth").exists, limit_s=scaled(60))
+    assert wait_until(RehearsalFolder(tmp_path).log("cdk-synth").exists, limit_s=scaled(60))
     down = subprocess.run(
         [sys.executable, "-m", "rehearsal", "down", "--folder", str(tmp_path)],
         cwd=ROOT,

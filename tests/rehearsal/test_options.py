@@ -9,7 +9,7 @@ import pytest
 
 from rehearsal.cli import options
 from rehearsal.cli.options import program_of
-from rehearsal.deployment.state import Program, Refused, Settings
+from rehearsal.deployment.state import OptionsError, ProgramOptions, Settings
 
 
 def checked(**changes: Any) -> Settings:
@@ -38,12 +38,6 @@ def test_each_half_has_its_workloads(orchestrators: str, workloads: tuple[str, .
     assert checked(orchestrators=orchestrators).workloads == workloads
 
 
-def test_a_visitor_is_told_the_processes_of_every_workload_by_one_number() -> None:
-    settings = options.for_visitors(checked())
-
-    assert set(settings.processes_of.values()) == {2}
-
-
 def test_the_quick_one_is_an_all_reduce_on_two_nodes_of_batch() -> None:
     settings = checked(quick=True, orchestrators=None, nodes=None)
 
@@ -58,17 +52,11 @@ def test_faults_alone_need_no_cluster() -> None:
 
 
 def test_a_program_of_the_users_is_rehearsed_alone_on_two_nodes_of_batch(tmp_path: Path) -> None:
-    program = Program(file=str(tmp_path), argv=("--epochs", "3"))
+    program = ProgramOptions(file=str(tmp_path), argv=("--epochs", "3"))
     settings = checked(program=program, orchestrators=None, nodes=None)
 
     assert (settings.workloads, settings.program) == (("program",), program)
     assert (settings.orchestrators, settings.nodes) == (("batch",), 2)
-
-
-def test_a_program_alone_needs_no_more_nodes_on_a_cluster_than_it_asks_for(tmp_path: Path) -> None:
-    program = Program(file=str(tmp_path))
-
-    assert checked(program=program, orchestrators="eks", nodes=1).nodes == 1
 
 
 def test_a_program_is_named_by_its_whole_path(
@@ -78,7 +66,7 @@ def test_a_program_is_named_by_its_whole_path(
 
     program = program_of(Path("train.py"), ["--lr", "1"], requirements=Path("needs.txt"))
 
-    assert program == Program(
+    assert program == ProgramOptions(
         file=str(tmp_path / "train.py"),
         argv=("--lr", "1"),
         requirements=str(tmp_path / "needs.txt"),
@@ -92,14 +80,14 @@ def test_a_module_is_looked_for_in_the_folder_one_is_in(
 
     program = program_of(None, ["--lr", "1"], module="mypkg.train", env=["A=1"])
 
-    assert program == Program(
+    assert program == ProgramOptions(
         module="mypkg.train", workdir=str(tmp_path), argv=("--lr", "1"), env=("A=1",)
     )
     assert checked(program=program, orchestrators=None, nodes=None).program == program
 
 
 def test_a_file_and_a_module_are_refused_together() -> None:
-    with pytest.raises(Refused, match=r"train\.py and -m mypkg\.train are two programs"):
+    with pytest.raises(OptionsError, match=r"train\.py and -m mypkg\.train are two programs"):
         program_of(Path("train.py"), [], module="mypkg.train")
 
 
@@ -116,7 +104,7 @@ def test_a_file_and_a_module_are_refused_together() -> None:
     ],
 )
 def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(Refused, match=f"{words}.*--program FILE"):
+    with pytest.raises(OptionsError, match=f"{words}.*--program FILE"):
         program_of(None, given.pop("argv"), **given)
 
 
@@ -132,12 +120,18 @@ def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], w
         ({"parameters": ["max-steps"]}, "has no value"),
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
         ({"orchestrators": "eks", "nodes": 1}, "--nodes 4"),
-        ({"program": Program(file="/"), "quick": True, "orchestrators": None}, "rehearsed alone"),
-        ({"program": Program(file="/"), "faults": ["no-capacity"]}, "no-capacity is not for"),
-        ({"program": Program(file="/no/train.py")}, "/no/train.py does not exist"),
-        ({"program": Program(file="/", requirements="/no")}, "/no does not exist"),
+        (
+            {"program": ProgramOptions(file="/"), "quick": True, "orchestrators": None},
+            "rehearsed alone",
+        ),
+        (
+            {"program": ProgramOptions(file="/"), "faults": ["no-capacity"]},
+            "no-capacity is not for",
+        ),
+        ({"program": ProgramOptions(file="/no/train.py")}, "/no/train.py does not exist"),
+        ({"program": ProgramOptions(file="/", requirements="/no")}, "/no does not exist"),
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(OptionsError, match=words):
         checked(**changes)

@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from rehearsal.deployment.state import Folder
+from rehearsal.deployment.state import RehearsalFolder
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -106,7 +106,7 @@ def test_nodes_ask_for_no_more_than_their_role_grants(
     receipt: dict[str, Any], folder: Path
 ) -> None:
     """Of what the command line does, only what it puts there is known from here."""
-    log = re.sub(r"\x1b\[\d*m", "", Folder(folder).server_log.read_text())
+    log = re.sub(r"\x1b\[\d*m", "", RehearsalFolder(folder).server_log.read_text())
     asked = set(re.findall(r'"(PUT|DELETE|GET) /[^/ ?]+-storage-[^/ ?]+/(runs/[^ ?]+)[ ?]', log))
     workload = WORKLOADS[contract.PROGRAM]
     results = tuple(contract.run_prefix("*", name) for name in ("results", "metrics", "logs"))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from rehearsal.deployment.state import EXAMPLE, Program, Settings
+from rehearsal.deployment.state import EXAMPLE, ProgramOptions, Settings
 from rehearsal.receipt import NodeAttempt, RunRecord
 from rehearsal.steps import program
 
-OWN = Program(
+OWN = ProgramOptions(
     file="/my work/train.py",
     argv=("--epochs", "3", "--note", "two words"),
     checkpoint_dir="out",
@@ -86,11 +86,6 @@ def test_a_node_is_killed_if_nothing_else_was_asked_for(
     assert program.fault_kinds(settings(**changes)) == faults
 
 
-def test_the_example_stays_small_on_any_number_of_nodes() -> None:
-    assert program.num_nodes(settings(nodes=4, program=EXAMPLE)) == 2
-    assert program.num_nodes(settings(nodes=1, program=EXAMPLE)) == 1
-
-
 def ended(seconds: float) -> RunRecord:
     node = NodeAttempt(node=0, attempt=1, exit_code=0, reason=None, seconds=seconds)
     return RunRecord(
@@ -160,7 +155,7 @@ def test_what_goes_along_is_told_to_submit() -> None:
 
 
 def test_a_module_is_submitted_with_its_environment_and_how_it_resumes() -> None:
-    mine = Program(module="trl.scripts.sft", workdir="/my work", env=("HF_HUB_OFFLINE=1",))
+    mine = ProgramOptions(module="trl.scripts.sft", workdir="/my work", env=("HF_HUB_OFFLINE=1",))
     resume = "--resume_from_checkpoint out/checkpoint-*"
     given = settings(program=mine, parameters=(f"resume-arguments={resume}",))
 
@@ -177,7 +172,7 @@ def test_a_module_is_submitted_with_its_environment_and_how_it_resumes() -> None
 def test_submit_checks_a_module_without_a_deployment(tmp_path: Path) -> None:
     (tmp_path / "mypkg").mkdir()
     (tmp_path / "mypkg" / "train.py").write_text("print(1)\n")
-    mine = Program(module="mypkg.train", workdir=str(tmp_path))
+    mine = ProgramOptions(module="mypkg.train", workdir=str(tmp_path))
 
     assert program.refused(settings(program=mine)) is None
     assert "mypkg" in str(program.refused(settings(program=replace(mine, module="mypkg.other"))))
@@ -191,7 +186,7 @@ def test_submit_checks_the_file_without_a_deployment(
     tmp_path: Path, text: str, words: str | None
 ) -> None:
     (tmp_path / "train.py").write_text(text)
-    mine = Program(file=str(tmp_path / "train.py"))
+    mine = ProgramOptions(file=str(tmp_path / "train.py"))
 
     why = program.refused(settings(program=mine))
 
@@ -201,7 +196,7 @@ def test_submit_checks_the_file_without_a_deployment(
 def test_a_key_is_refused_before_anything_is_deployed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     (tmp_path / ".env").write_text("KEY=1\n")
-    mine = Program(file=str(tmp_path / "train.py"))
+    mine = ProgramOptions(file=str(tmp_path / "train.py"))
 
     assert ".env" in str(program.refused(settings(program=mine)))
     assert program.refused(settings(program=replace(mine, exclude=(".env",)))) is None
@@ -214,7 +209,7 @@ def test_what_only_this_machine_has_is_remarked_before_anything_is_deployed(
     (tmp_path / "mine" / "train.py").write_text("import helpers\n")
     (tmp_path / "helpers.py").write_text("x = 1\n")
     argv = ("--data", str(tmp_path))
-    mine = Program(file=str(tmp_path / "mine" / "train.py"), argv=argv)
+    mine = ProgramOptions(file=str(tmp_path / "mine" / "train.py"), argv=argv)
     said: list[str] = []
 
     assert program.refused(settings(program=mine), said.append) is None
@@ -232,20 +227,20 @@ def test_a_refusal_is_found_at_the_end_of_what_submit_says() -> None:
 @pytest.mark.parametrize(
     ("given", "files", "ok"),
     [
-        (Program(module="pkg.train"), [], True),  # of the image
-        (Program(module="pkg.train"), None, False),
+        (ProgramOptions(module="pkg.train"), [], True),  # of the image
+        (ProgramOptions(module="pkg.train"), None, False),
         (replace(OWN, file=__file__), [{"sha256": "0" * 64}], False),
     ],
 )
 def test_the_files_that_the_nodes_ran_are_compared(
-    given: Program, files: list[dict[str, str]] | None, ok: bool
+    given: ProgramOptions, files: list[dict[str, str]] | None, ok: bool
 ) -> None:
     class Bucket:
-        def document(self, key: str) -> dict[str, Any] | None:
+        def document(self, key: str) -> dict[str, Any]:
             if key.endswith("program.json"):
                 return {"submissions": [{"code": "c" * 64}]}
             assert key == f"runs/mine/code/{'c' * 64}.json"
-            return None if files is None else {"files": files}
+            return {} if files is None else {"files": files}
 
     bucket: Any = Bucket()
     assert program._unchanged(settings(program=given), "mine", bucket).ok is ok

@@ -10,19 +10,19 @@ import jsonschema
 import pytest
 from rich.console import Console
 
-from rehearsal.checks.leftovers import Expected, Item
-from rehearsal.deployment.state import Folder, Settings, State, load_state
+from rehearsal.deployment.state import RehearsalFolder, RehearsalState, Settings, load_state
+from rehearsal.proofs.leftovers import AccountResource, ExpectedResource
 from rehearsal.receipt import (
     CommandRecord,
-    Image,
+    DeployedStack,
     NodeAttempt,
-    Phase,
+    PhaseRecord,
     ProgramRun,
+    PushedImage,
     Receipt,
     ReceiptCheck,
     RunRecord,
     Size,
-    Stack,
 )
 from rehearsal.report import tables as report
 
@@ -50,9 +50,9 @@ def finished(**changes: object) -> Receipt:
         seconds=42.0,
         region="us-west-2",
         endpoint="http://localhost:1",
-        phases=[Phase(name="deploy", seconds=1.5, outcome="ok")],
-        stacks=[Stack(name="trainium-default-network", resources=20)],
-        image=Image(
+        phases=[PhaseRecord(name="deploy", seconds=1.5, outcome="ok")],
+        stacks=[DeployedStack(name="trainium-default-network", resources=20)],
+        image=PushedImage(
             name="repository:tag",
             digest="sha256:0",
             base_image="public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312",
@@ -64,7 +64,7 @@ def finished(**changes: object) -> Receipt:
         ),
         runs=[run()],
         proven_empty=True,
-        expected_left=[Expected("s3", "bucket", "cdk-assets", "made by cdk bootstrap")],
+        expected_left=[ExpectedResource("s3", "bucket", "cdk-assets", "made by cdk bootstrap")],
     )
     for name, value in changes.items():
         setattr(receipt, name, value)
@@ -114,7 +114,7 @@ def program_run(**changes: object) -> ProgramRun:
 
 
 WRONG = ReceiptCheck(name="the program ended with 0", ok=False, detail="FAILED")
-LEFT = [Item("ec2", "VPC", "vpc-1")]
+LEFT = [AccountResource("ec2", "VPC", "vpc-1")]
 
 
 def test_all_well_is_passed() -> None:
@@ -160,10 +160,6 @@ def test_the_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
     jsonschema.validate(json.loads(path.read_text()), SCHEMA)
 
 
-def test_the_report_fits_80_columns() -> None:
-    assert max(len(line) for line in printed(finished()).splitlines()) <= 80
-
-
 def test_a_program_that_was_over_too_soon_proves_less_and_says_so() -> None:
     receipt = finished(programs=[program_run(unproven=["that it survives; give it more to do"])])
 
@@ -192,22 +188,15 @@ def test_the_terminal_shows_what_was_proven_and_the_file_everything(tmp_path: Pa
     assert "Deployed for 2 x trn1.32xlarge" in printed(finished(leftovers=LEFT))
 
 
-def test_the_ends_of_injected_faults_are_proof() -> None:
-    assert "kill-child" in printed(finished(runs=[run(fault="kill-child")]))
-    assert "exit codes of the main node" not in printed(finished())
-
-
-def test_the_report_ends_with_the_outcome() -> None:
-    assert printed(finished()).splitlines()[-1] == "PASSED  1 job, leftovers: none, 42 s"
-
-
 def test_a_rehearsal_of_this_process_is_up(tmp_path: Path) -> None:
-    State.here().save(Folder(tmp_path))
+    RehearsalState.here().save(RehearsalFolder(tmp_path))
 
-    assert load_state(Folder(tmp_path)) == State.here()
+    assert load_state(RehearsalFolder(tmp_path)) == RehearsalState.here()
 
 
 def test_a_state_of_a_dead_process_is_nothing(tmp_path: Path) -> None:
-    State(pid=State.here().pid, started="another process of this id").save(Folder(tmp_path))
+    RehearsalState(pid=RehearsalState.here().pid, started="another process of this id").save(
+        RehearsalFolder(tmp_path)
+    )
 
-    assert load_state(Folder(tmp_path)) is None
+    assert load_state(RehearsalFolder(tmp_path)) is None

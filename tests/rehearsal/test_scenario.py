@@ -9,10 +9,10 @@ import pytest
 from rich.console import Console
 
 from rehearsal.cli import options
-from rehearsal.deployment.cdk import Assembly, StepFailed
-from rehearsal.deployment.state import Folder
+from rehearsal.deployment.cdk import CloudAssembly, StepFailed
+from rehearsal.deployment.state import RehearsalFolder
 from rehearsal.receipt import Receipt
-from rehearsal.report.progress import Progress
+from rehearsal.report.progress import ProgressDisplay
 from rehearsal.scenario import Rehearsal
 
 NEEDED = ("x-network", "x-batch")
@@ -43,12 +43,12 @@ class Rehearsed:
         self.receipt = Receipt(settings=settings)
         self.rehearsal = Rehearsal(
             settings=settings,
-            folder=Folder(folder),
+            folder=RehearsalFolder(folder),
             base_environment={},
-            progress=Progress(Console(quiet=True)),
+            progress=ProgressDisplay(Console(quiet=True)),
             receipt=self.receipt,
         )
-        self.rehearsal._assembly = Assembly(region="r", stacks=(*NEEDED, "x-eks"))
+        self.rehearsal._assembly = CloudAssembly(region="r", stacks=(*NEEDED, "x-eks"))
 
     def go(self, **how: Any) -> list[Any]:
         self.rehearsal.go(**{"jobs": True, "stay": None, **how})

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from rehearsal.checks import leftovers
-from rehearsal.checks.leftovers import Item
 from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import ACCOUNT, Aws, desk_environment
+from rehearsal.deployment.aws import ACCOUNT, EmulatedAccount, desk_environment
 from rehearsal.deployment.server import server_command, start_server
-from rehearsal.deployment.state import ROOT, Folder
+from rehearsal.deployment.state import ROOT, RehearsalFolder
+from rehearsal.proofs import leftovers
+from rehearsal.proofs.leftovers import AccountResource
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
 # `make test` has what check-deploy says of each change, in tests/jobs/deploy_check.
@@ -40,7 +40,7 @@ BASE = ("VPC", "NAT gateway", "subnet", "bucket", "endpoint")
 class Account:
     """The account after a step."""
 
-    items: frozenset[Item]
+    items: frozenset[AccountResource]
     nodes_zone: str | None
     """Of the subnet where Batch starts nodes."""
     cluster_nodes_zone: str | None
@@ -63,7 +63,7 @@ class Account:
 class Desk:
     """Somebody with the CDK CLI, at a server of their own."""
 
-    aws: Aws
+    aws: EmulatedAccount
     environment: dict[str, str]
     folder: Path
     """Of the assemblies."""
@@ -158,7 +158,7 @@ class Desk:
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     """A bootstrapped account."""
-    folder = Folder(tmp_path_factory.mktemp("transitions"))
+    folder = RehearsalFolder(tmp_path_factory.mktemp("transitions"))
     places: dict[str, Any] = {
         "docker": folder.docker, "bin_folder": Path(sys.executable).parent
     }  # fmt: skip
@@ -169,7 +169,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         on_event=lambda event: None,
     )
     try:
-        aws = Aws(endpoint=server.wait_ready(folder), region=REGION)
+        aws = EmulatedAccount(endpoint=server.wait_ready(folder), region=REGION)
         made = Desk(aws, desk_environment(os.environ, aws=aws, **places), folder.path)
         yield made
     finally:

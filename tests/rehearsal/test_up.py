@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import ROOT, Folder
+from rehearsal.deployment.state import ROOT, RehearsalFolder
 from tests.pages.blocks import Block, blocks_to_run
 from tests.support.limits import scaled
 
@@ -31,14 +31,14 @@ trainium() { answer trainium "$@"; }
 """
 
 
-def rehearsal(folder: Folder, *words: str) -> list[str]:
+def rehearsal(folder: RehearsalFolder, *words: str) -> list[str]:
     return [sys.executable, "-m", "rehearsal", *words, "--folder", str(folder.path)]
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
     """Batch and a cluster that are up."""
-    folder = Folder(tmp_path_factory.mktemp("up"))
+    folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
     process = subprocess.Popen(
         rehearsal(folder, "up", "--addresses", "127.0.44"),
         cwd=ROOT,
@@ -52,7 +52,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
         process.wait(timeout=scaled(120))
 
 
-def say(folder: Folder, script: str) -> str:
+def say(folder: RehearsalFolder, script: str) -> str:
     """What another terminal prints that has sourced the rehearsal's environment."""
     program = f'source "$0"; PATH={Path(sys.executable).parent}:"$PATH"; {script}'
     done = subprocess.run(
@@ -62,7 +62,7 @@ def say(folder: Folder, script: str) -> str:
     return done.stdout
 
 
-def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: Folder) -> None:
+def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: RehearsalFolder) -> None:
     said = say(up, "python -m jobs kubeconfig >&2; kubectl get queues -o name; echo $KUBECONFIG")
 
     assert "queue.scheduling.volcano.sh/trainium" in said
@@ -70,13 +70,13 @@ def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: Folde
 
 
 @pytest.mark.parametrize("block", blocks_to_run(), ids=lambda block: block.name)
-def test_a_block_of_commands_runs(up: Folder, block: Block) -> None:
+def test_a_block_of_commands_runs(up: RehearsalFolder, block: Block) -> None:
     said = say(up, f"{ANSWER}\n{block.text}")
 
     assert [line for line in block.prints if line not in said] == []
 
 
-def test_down_destroys_proves_and_takes_the_files_along(up: Folder) -> None:
+def test_down_destroys_proves_and_takes_the_files_along(up: RehearsalFolder) -> None:
     say(up, "python -m jobs kubeconfig")
     done = subprocess.run(rehearsal(up, "down"), cwd=ROOT, capture_output=True, text=True)
 

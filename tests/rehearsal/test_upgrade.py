@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import ROOT, Folder
+from rehearsal.deployment.state import ROOT, RehearsalFolder
 from tests.rehearsal.test_check_deploy import rehearsal, say
 from tests.support.limits import scaled
 from trainium_catalogue.eks import DEFAULT_KUBERNETES_VERSION
@@ -41,9 +41,9 @@ print(json.dumps({"version": found["version"], "nodes": nodes,
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
     """A deployment on EKS with a gang that runs on two nodes."""
-    folder = Folder(tmp_path_factory.mktemp("up"))
+    folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
     words = ("--orchestrators", "eks", "--addresses", "127.0.53")
     process = subprocess.Popen(rehearsal(folder, "up", *words), cwd=ROOT, stdout=subprocess.DEVNULL)
     assert wait_until(folder.environment.exists, limit_s=scaled(240))
@@ -62,19 +62,19 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Folder]:
         process.wait(timeout=scaled(120))
 
 
-def gang(folder: Folder) -> dict[str, Any]:
+def gang(folder: RehearsalFolder) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(say(folder, "python -m jobs status gang --json")[1])
     return found
 
 
-def runs_in_attempt(folder: Folder) -> int:
+def runs_in_attempt(folder: RehearsalFolder) -> int:
     """Number of the attempt that runs on both nodes; 0 if none does."""
     found = gang(folder)
     running = [node for node in found["nodes"] if node["status"] == "RUNNING"]
     return len(found["attempts"]) + 1 if len(running) == 2 else 0
 
 
-def ask(folder: Folder) -> dict[str, Any]:
+def ask(folder: RehearsalFolder) -> dict[str, Any]:
     code, said = say(folder, f"python {folder.path / 'ask.py'}")
     assert code == 0, said
     found: dict[str, Any] = json.loads(said)
@@ -90,7 +90,7 @@ def trainium_nodes(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def deploy(folder: Folder, *keys: str) -> None:
+def deploy(folder: RehearsalFolder, *keys: str) -> None:
     """What docs/upgrading.md says, with the context of the deployment."""
     pairs = " ".join(f"-c trainium:{key}" for key in keys)
     deploying = f"CDK_DOCKER={folder.docker} rehearsed_deploy"
@@ -99,7 +99,7 @@ def deploy(folder: Folder, *keys: str) -> None:
 
 
 def test_a_minor_version_is_deployed_under_a_gang_which_runs_again_on_the_new_nodes(
-    up: Folder,
+    up: RehearsalFolder,
 ) -> None:
     before = ask(up)
 
@@ -114,7 +114,9 @@ def test_a_minor_version_is_deployed_under_a_gang_which_runs_again_on_the_new_no
     assert all(image.startswith(f"{NEXT}.") for image in after["images"])
 
 
-def test_an_image_is_deployed_under_the_gang_and_the_control_plane_stays(up: Folder) -> None:
+def test_an_image_is_deployed_under_the_gang_and_the_control_plane_stays(
+    up: RehearsalFolder,
+) -> None:
     before = ask(up)
 
     deploy(up, f"kubernetes_version={NEXT}")
@@ -125,13 +127,13 @@ def test_an_image_is_deployed_under_the_gang_and_the_control_plane_stays(up: Fol
     assert before["version"] == after["version"]
 
 
-def test_a_gang_that_was_upgraded_under_twice_ends_as_it_should(up: Folder) -> None:
+def test_a_gang_that_was_upgraded_under_twice_ends_as_it_should(up: RehearsalFolder) -> None:
     (up.path / "end").touch()
 
     assert wait_until(lambda: gang(up)["status"] == "SUCCEEDED", limit_s=scaled(60)), gang(up)
 
 
-def test_a_version_is_not_skipped_and_the_cluster_stays_as_it_was(up: Folder) -> None:
+def test_a_version_is_not_skipped_and_the_cluster_stays_as_it_was(up: RehearsalFolder) -> None:
     code, said = say(
         up, "{ rehearsed_synth -c trainium:kubernetes_version=1.34 && rehearsed_deploy; } 2>&1"
     )

@@ -3,7 +3,6 @@
 The planes are the host's interfaces, EFA included, whose groups the launch template names, and
 the tasks' own interfaces (awsvpc). The latter have the compute environment's groups or, if it
 names none, the VPC's default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
-Batch refuses groups of the environment with interfaces in the template (aws/aws-cdk issue 21577).
 """
 
 from __future__ import annotations
@@ -36,23 +35,11 @@ def missing_rules(network: Template, batch: Template) -> list[str]:
     """Describe what keeps nodes from talking to each other; empty if nothing does."""
     admitting = _admitting(network)
     return [
-        *_refused_pairs(batch),
-        *(
-            f"{interface.name}: no group lets {interface.traffic} {direction} for itself"
-            for interface in _interfaces(network, batch)
-            for direction in ("in", "out")
-            if not admitting[interface.traffic, direction] & set(interface.groups)
-        ),
+        f"{interface.name}: no group lets {interface.traffic} {direction} for itself"
+        for interface in _interfaces(network, batch)
+        for direction in ("in", "out")
+        if not admitting[interface.traffic, direction] & set(interface.groups)
     ]
-
-
-def _refused_pairs(batch: Template) -> Iterator[str]:
-    for environment in _properties(batch, "AWS::Batch::ComputeEnvironment"):
-        resources = environment["ComputeResources"]
-        template = batch["Resources"][resources["LaunchTemplate"]["LaunchTemplateId"]["Ref"]]
-        listed = template["Properties"]["LaunchTemplateData"].get("NetworkInterfaces")
-        if listed and resources.get("SecurityGroupIds"):
-            yield "Batch refuses groups of the environment beside interfaces of its launch template"
 
 
 def _interfaces(network: Template, batch: Template) -> Iterator[Interface]:

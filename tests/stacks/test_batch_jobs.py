@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.stacks.synthesis import Deployment, deployment
-from trainium_catalogue import contract
 from trainium_catalogue.exit_codes import EXIT_CODES, Ending, ExitCode
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 from trainium_emulators.aws.batch.gang import AttemptEnd, retries
@@ -119,11 +118,6 @@ class TestJobDefinition:
             for part, hardware in (("data", Hardware.CPU), ("batch", Hardware.TRAINIUM))
         }
 
-    def test_a_submission_may_choose_its_number_of_nodes(self, made: Deployment) -> None:
-        (node_range,) = job(made)["NodeProperties"]["NodeRangeProperties"]
-
-        assert node_range["TargetNodes"] == "0:"
-
     def test_the_default_number_of_nodes_can_run(self) -> None:
         assert job(deployment(max_nodes=1))["NodeProperties"]["NumNodes"] == 1
 
@@ -147,36 +141,6 @@ class TestJobDefinition:
     ) -> None:
         assert is_retried(made, status_reason=status_reason, reason=reason)
 
-    def test_batch_evaluates_every_rule(self, made: Deployment) -> None:
-        assert len(job(made)["RetryStrategy"]["EvaluateOnExit"]) <= 5
-
-    def test_the_workloads_time_limit_applies(self, made: Deployment) -> None:
-        assert job(made)["Timeout"] == {"AttemptDurationSeconds": 3600}
-
-    def test_memory_may_be_pinned_without_limit(self, made: Deployment) -> None:
-        limits = {limit["Name"]: limit for limit in node(made)["Ulimits"]}
-
-        assert (limits["memlock"]["SoftLimit"], limits["memlock"]["HardLimit"]) == (-1, -1)
-        assert limits["nofile"]["SoftLimit"] >= 65_535
-
-    def test_orphans_are_reaped(self, made: Deployment) -> None:
-        assert node(made)["LinuxParameters"]["InitProcessEnabled"] is True
-
-    def test_containers_have_no_privileges(self, made: Deployment) -> None:
-        assert "Privileged" not in node(made)
-
-    def test_a_node_knows_its_deployment(self, made: Deployment) -> None:
-        environment = {pair["Name"]: pair["Value"] for pair in node(made)["Environment"]}
-
-        assert environment[contract.ENV_DEPLOYMENT] == "default"
-        assert environment[contract.ENV_INSTANCE_TYPE] == "trn1.32xlarge"
-        assert environment[contract.ENV_NEURON_RELEASE] == "2.28.0"
-        assert "DataBucket" in environment[contract.ENV_BUCKET]["Fn::ImportValue"]
-        assert environment["AWS_REGION"] == "us-west-2"
-
-    def test_no_name_is_taken_from_batch(self, made: Deployment) -> None:
-        assert not [p for p in node(made)["Environment"] if p["Name"].startswith("AWS_BATCH")]
-
     def test_logs_go_to_a_group_that_forgets(self) -> None:
         made = deployment(log_retention_days=7)
         (group,) = made.logical_ids("data", "AWS::Logs::LogGroup")
@@ -189,10 +153,6 @@ class TestJobDefinition:
             "Options": {"awslogs-region": "us-west-2", "awslogs-stream-prefix": "node"},
         }
 
-    def test_jobs_carry_the_deployments_tag(self, made: Deployment) -> None:
-        assert job(made)["Tags"][contract.TAG_DEPLOYMENT] == "default"
-        assert job(made)["PropagateTags"] is True
-
 
 class TestRights:
     """The rights of a job."""
@@ -202,48 +162,6 @@ class TestRights:
             "s3:AbortMultipartUpload": RESULTS,
             "s3:PutObject": RESULTS,
         }
-
-    def test_nodes_of_every_workload_may_look_for_signs_of_each_other(
-        self, made: Deployment
-    ) -> None:
-        listed = {
-            workload.name: [
-                prefix
-                for statement in statements(made, workload.name.replace("-", ""))
-                if statement["Action"] == "s3:ListBucket"
-                for value in statement["Condition"].values()
-                for prefix in [value["s3:prefix"]]
-            ]
-            for workload in WORKLOADS.values()
-            if workload.hardware is Hardware.TRAINIUM
-        }
-
-        assert listed.pop("all-reduce") == ["runs/*/results/joining/*"]
-        assert all(
-            "runs/*" in str(prefixes) or "runs/*/results/joining/*" in prefixes
-            for prefixes in listed.values()
-        )
-
-    def test_training_reads_datasets_and_writes_runs_and_the_cache(self, made: Deployment) -> None:
-        found = rights(made, "llama27b")
-
-        assert found["s3:GetObject"] == [
-            "/cache/*", "/datasets/*", "/export/*", "/models/*", "/runs/*",
-        ]  # fmt: skip
-        assert set(found["s3:PutObject"]) == {"/cache/*", "/runs/*", *RESULTS}
-        assert found["s3:DeleteObject"] == ["/cache/*", "/runs/*"]
-
-    def test_tokenising_reads_text_and_writes_datasets(self, made: Deployment) -> None:
-        found = rights(made, "tokenize")
-
-        assert found["s3:GetObject"] == ["/corpora/*", "/datasets/*", "/tokenizers/*"]
-        assert set(found["s3:PutObject"]) == {"/datasets/*", *RESULTS}
-
-    def test_an_export_changes_no_run(self, made: Deployment) -> None:
-        found = rights(made, "export")
-
-        assert set(found["s3:PutObject"]) == {"/export/*", *RESULTS}
-        assert found["s3:DeleteObject"] == ["/export/*"]
 
     def test_a_program_writes_its_snapshots_and_results_and_nothing_else(
         self, made: Deployment
@@ -266,40 +184,6 @@ class TestRights:
             "/wheels/*",
         ]
 
-    def test_collecting_wheels_reads_requirements_and_writes_wheels(self, made: Deployment) -> None:
-        found = rights(made, "wheels")
-
-        assert found["s3:GetObject"] == ["/runs/*/code/*", "/runs/*/program.json*", "/wheels/*"]
-        assert set(found["s3:PutObject"]) == {"/wheels/*", *RESULTS}
-        assert found["s3:DeleteObject"] == ["/wheels/*"]
-
-    def test_a_job_lists_only_what_it_may_read(self, made: Deployment) -> None:
-        (statement,) = (
-            statement
-            for statement in statements(made, "tokenize")
-            if statement["Action"] == "s3:ListBucket"
-        )
-
-        assert statement["Condition"] == {
-            "StringLike": {"s3:prefix": ["corpora/*", "tokenizers/*", "datasets/*"]}
-        }
-
-    def test_neuron_is_told_that_an_object_is_missing_and_not_that_it_is_denied(
-        self, made: Deployment
-    ) -> None:
-        (statement,) = (
-            statement
-            for statement in statements(made, "llama27b")
-            if statement["Action"] == "s3:ListBucket"
-        )
-
-        # HeadObject is checked without a prefix, and answers 404 only to roles that may list.
-        assert statement["Condition"] == {
-            "StringLikeIfExists": {
-                "s3:prefix": ["datasets/*", "models/*", "export/*", "runs/*", "cache/*"]
-            }
-        }
-
     def test_data_elsewhere_is_open_to_who_has_a_use_for_it(self) -> None:
         made = deployment(data_uris="s3://their-bucket/text")
 
@@ -311,26 +195,6 @@ class TestRights:
 
         training = {"llama2-7b", "llama-small", "llama-tiny", "bert", "bert-tiny", "pretrain"}
         assert outside == {*training, "program", "tokenize", "export"}
-
-    def test_the_job_has_a_role_of_its_own(self, made: Deployment) -> None:
-        container = node(made)
-
-        assert container["JobRoleArn"] != container["ExecutionRoleArn"]
-
-    def test_no_policy_allows_every_action(self, made: Deployment) -> None:
-        actions = [
-            action
-            for part in ("data", "batch")
-            for policy in made.resources(part, "AWS::IAM::Policy")
-            for statement in policy["PolicyDocument"]["Statement"]
-            for action in (
-                [statement["Action"]]
-                if isinstance(statement["Action"], str)
-                else statement["Action"]
-            )
-        ]
-
-        assert not [action for action in actions if "*" in action]
 
 
 def test_a_type_without_efa_runs_a_multi_node_job_of_one_node() -> None:

@@ -14,9 +14,9 @@ from tests.stacks.synthesis import ROOT
 from trainium_constructs import TrainingImage
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Copy the tracked files, and add untracked junk."""
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the tracked files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -24,7 +24,7 @@ def checkout(tmp_path: Path) -> Path:
         text=True,
         check=True,
     ).stdout
-    copy = tmp_path / "checkout"
+    copy = tmp_path_factory.mktemp("checkout")
     for name in filter(None, listed.split("\0")):
         source = ROOT / name
         if source.is_file():
@@ -34,14 +34,33 @@ def checkout(tmp_path: Path) -> Path:
     return copy
 
 
+@pytest.fixture(scope="module")
+def staged(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stage the context of the image, as a synthesis does."""
+    app = cdk.App(outdir=str(tmp_path_factory.mktemp("out")))
+    TrainingImage(cdk.Stack(app, "Test"), "Image", context=checkout, base_image="base:1")
+    app.synth()
+    (folder,) = Path(app.outdir).glob("asset.*/")
+    return folder
+
+
 def asset_hash(checkout: Path, base_image: str = "base:1") -> str:
     stack = cdk.Stack(cdk.App(), "Test")
     return TrainingImage(stack, "Image", context=checkout, base_image=base_image).asset_hash
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def hash_after_an_edit(checkout: Path, path: str) -> str:
+    edited = checkout / path
+    edited.parent.mkdir(parents=True, exist_ok=True)
+    with edited.open("a") as file:
+        file.write("\n# edited\n")
+    return asset_hash(checkout)
+
+
+def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path) -> None:
+    before = asset_hash(checkout)
+
+    for path in (
         "README.md",
         "tests/test_layout.py",
         "jobs/__init__.py",
@@ -54,16 +73,8 @@ def asset_hash(checkout: Path, base_image: str = "base:1") -> str:
         "trainium_catalogue/__pycache__/ports.cpython-311.pyc",
         "training/.mypy_cache/3.11/launch.data.json",
         "training/notes.md",
-    ],
-)
-def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -> None:
-    before = asset_hash(checkout)
-    edited = checkout / path
-    edited.parent.mkdir(parents=True, exist_ok=True)
-    with edited.open("a") as file:
-        file.write("\n# edited\n")
-
-    assert asset_hash(checkout) == before
+    ):
+        assert hash_after_an_edit(checkout, path) == before, path
 
 
 @pytest.mark.parametrize(
@@ -78,25 +89,15 @@ def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path, path: str) -
 )
 def test_editing_what_nodes_run_rebuilds_the_image(checkout: Path, path: str) -> None:
     before = asset_hash(checkout)
-    with (checkout / path).open("a") as file:
-        file.write("\n# edited\n")
 
-    assert asset_hash(checkout) != before
+    assert hash_after_an_edit(checkout, path) != before
 
 
 def test_another_base_image_is_another_image(checkout: Path) -> None:
     assert asset_hash(checkout, "base:1") != asset_hash(checkout, "base:2")
 
 
-def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
-    checkout: Path, tmp_path: Path
-) -> None:
-    app = cdk.App(outdir=str(tmp_path / "out"))
-    stack = cdk.Stack(app, "Test")
-    TrainingImage(stack, "Image", context=checkout, base_image="base:1")
-    app.synth()
-    (staged,) = (tmp_path / "out").glob("asset.*/")
-
+def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(staged: Path) -> None:
     folders = {
         str(Path(folder).relative_to(staged))
         for folder, _, files in os.walk(staged)
@@ -113,17 +114,13 @@ def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(
     assert "training" in folders
 
 
-def test_the_context_holds_every_file_of_training(checkout: Path, tmp_path: Path) -> None:
-    app = cdk.App(outdir=str(tmp_path / "out"))
-    stack = cdk.Stack(app, "Test")
-    TrainingImage(stack, "Image", context=checkout, base_image="base:1")
-    app.synth()
-    (staged,) = (tmp_path / "out").glob("asset.*/")
+def test_the_context_holds_every_tracked_file_of_training(staged: Path) -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files", "training"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
 
-    def files(root: Path) -> set[str]:
-        return {str(p.relative_to(root)) for p in (root / "training").rglob("*") if p.is_file()}
-
-    assert files(staged) == files(checkout)
+    assert tracked
+    assert [name for name in tracked if not (staged / name).is_file()] == []
 
 
 def test_the_dockerfile_passes_hadolint() -> None:

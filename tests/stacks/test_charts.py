@@ -22,14 +22,12 @@ import yaml
 from rehearsal.deployment import binaries
 from tests.stacks.cluster_objects import CHART, chart_values, objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
-from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION
+from trainium_catalogue.charts import CHARTS
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_catalogue.kubernetes import TAINT
 
 RECORDED: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("chart_keys.toml").read_text(encoding="utf-8")
 )
-ROOT = Path(__file__).parents[2]
 HELMS_THAT_HANG = ("v4.2.1",)
 CHARTS_FOLDER = os.environ.get("HELM_CHARTS_DIR")
 
@@ -68,24 +66,6 @@ def test_a_chart_is_given_only_values_that_it_knows(name: str, made: Deployment)
     assert given <= set(RECORDED[name]["keys"])
 
 
-def test_an_unknown_value_would_be_noticed(made: Deployment) -> None:
-    values = chart_values(made)["fsx"] | {"controler": {"region": "us-west-2"}}
-
-    assert not set(paths(values)) <= set(RECORDED["fsx"]["keys"])
-
-
-def test_every_chart_is_pinned_and_installed_once(made: Deployment) -> None:
-    installed = {
-        each["Release"]: (each["Chart"], each["Version"], each.get("Repository"))
-        for each in made.resources("eks", CHART)
-    }
-
-    assert len(made.resources("eks", CHART)) == len(CHARTS)
-    assert installed == {
-        chart.name: (chart.chart, chart.version, chart.repository) for chart in CHARTS.values()
-    }
-
-
 def test_a_version_can_be_chosen() -> None:
     made = with_cluster(eks_chart_versions="volcano=1.15.0,neuron=1.10.0")
     versions = {each["Release"]: each["Version"] for each in made.resources("eks", CHART)}
@@ -101,30 +81,6 @@ def test_volcanos_images_are_those_of_its_chart(keys: dict[str, object], tag: st
     values = chart_values(with_cluster(**keys))["volcano"]
 
     assert values["basic"]["image_tag_version"] == tag
-
-
-def test_the_version_that_the_emulator_and_the_cli_follow_is_the_one_that_is_installed() -> None:
-    """Anything they say about Volcano's source refers to the pinned version."""
-    named = {
-        (str(path.relative_to(ROOT)), version)
-        for folder in ("jobs", "emulators", "rehearsal", "constructs", "docs/adr")
-        for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".md")
-        for version in re.findall(
-            r"(?i)volcano(?:-sh/volcano)?\W{0,3}(?:\s|#)+(\d+\.\d+\.\d+)",
-            path.read_text(encoding="utf-8"),
-        )
-    }
-
-    assert len(named) >= 9
-    assert {version for _, version in named} == {VOLCANO_VERSION}, named
-    assert CHARTS["volcano"].version == VOLCANO_VERSION
-
-
-def test_the_fsx_plugin_on_the_nodes_need_not_ask_for_its_region(made: Deployment) -> None:
-    values = chart_values(made)["fsx"]
-
-    assert values["node"]["region"] == values["controller"]["region"] == made.config.region
 
 
 def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) -> None:
@@ -161,18 +117,6 @@ def test_a_chart_of_a_registry_comes_without_a_repository() -> None:
         assert chart.chart.startswith("oci://") is (chart.repository is None)
 
 
-def test_what_runs_on_trainium_nodes_tolerates_their_taint(made: Deployment) -> None:
-    values = chart_values(made)
-    neuron = values["neuron"]
-
-    for tolerations in (
-        neuron["devicePlugin"]["tolerations"],
-        values["efa"]["tolerations"],
-    ):
-        assert TAINT in {each["key"] for each in tolerations}
-    assert values["fsx"]["node"]["tolerateAllTaints"] is True
-
-
 @pytest.mark.parametrize("instance_type", INSTANCE_TYPES)
 def test_device_plugins_run_on_the_type_of_the_deployment(instance_type: str) -> None:
     instance = INSTANCE_TYPES[instance_type]
@@ -197,21 +141,12 @@ def test_the_efa_plugin_comes_from_the_regions_own_registry(region: str, registr
     assert values["efa"]["image"]["repository"].startswith(f"{registry}/")
 
 
-def test_one_agent_watches_the_nodes_and_one_service_replaces_them(made: Deployment) -> None:
-    """EKS's own: Neuron's problem detector looks for the same four errors, and only for them."""
-    assert chart_values(made)["neuron"]["npd"] == {"enabled": False}
-
-
 def test_volcanos_images_come_from_a_registry_of_ones_own_if_there_is_one(made: Deployment) -> None:
     mirror = "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub"
     mirrored = chart_values(with_cluster(eks_image_registry=mirror))["volcano"]["basic"]
 
     assert mirrored["image_registry"] == mirror
     assert "image_registry" not in chart_values(made)["volcano"]["basic"]
-
-
-def test_the_cdks_own_neuron_plugin_is_not_installed(made: Deployment) -> None:
-    assert "neuron-device-plugin:1.0" not in made.text("eks")
 
 
 def test_no_storage_driver_is_installed_without_storage() -> None:

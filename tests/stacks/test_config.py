@@ -74,12 +74,6 @@ def test_an_image_with_a_tag_or_a_digest_is_accepted(reference: str) -> None:
     assert configured(image_uri=reference).image_uri == reference
 
 
-def test_the_default_zone_is_the_first_that_offers_the_type() -> None:
-    config = configured(instance_type="trn1n.32xlarge")
-
-    assert config.zone_id == "usw2-az4"
-
-
 def test_an_existing_subnet_has_no_default_zone() -> None:
     config = configured(**EXISTING)
 
@@ -108,20 +102,10 @@ def test_a_type_without_efa_runs_on_one_node_by_default() -> None:
     assert configured(instance_type="trn1.2xlarge").max_nodes == 1
 
 
-def test_max_vcpus_are_those_of_the_largest_job_by_default() -> None:
-    config = configured(max_nodes=3)
-
-    assert config.max_vcpus == config.instance.vcpus_for(3)
-
-
 def test_more_vcpus_let_more_nodes_run_at_once() -> None:
     config = configured(max_nodes=2, max_vcpus=5 * 128)
 
     assert config.num_nodes_at_once == 5
-
-
-def test_min_vcpus_are_those_of_the_nodes_that_stay_up() -> None:
-    assert configured(min_nodes=2).min_vcpus == 2 * 128
 
 
 def test_a_new_network_needs_addresses_for_nodes_and_endpoints() -> None:
@@ -130,27 +114,12 @@ def test_a_new_network_needs_addresses_for_nodes_and_endpoints() -> None:
     assert config.addresses_needed(EfaLayout.EFA) == 2 * 9 + 4 + config.num_endpoints
 
 
-def test_an_existing_network_gets_no_endpoints_and_no_gateway() -> None:
-    config = configured(**EXISTING)
-
-    assert (config.num_endpoints, config.nat_gateways, config.vpc_cidr) == (0, 0, None)
-
-
 def test_a_new_networks_range_is_as_narrow_as_the_plan_of_subnets_allows() -> None:
     config = configured(vpc_cidr="10.0.0.0/24", max_nodes=1)
 
     assert config.usable_addresses == plan_subnets("10.0.0.0/24").private_addresses
     with pytest.raises(ValueError, match="/25"):
         plan_subnets("10.0.0.0/25")
-
-
-def test_a_file_system_does_not_follow_the_nodes_to_another_zone() -> None:
-    zones = [
-        configured(lustre_gib=1200, **keys).lustre_zone_id
-        for keys in ({}, {"availability_zone_id": "usw2-az1"})
-    ]
-
-    assert zones == ["usw2-az4", "usw2-az4"]
 
 
 def test_a_file_system_is_in_the_zone_that_a_name_gives() -> None:
@@ -163,28 +132,6 @@ def test_a_file_system_beside_the_nodes_deserves_no_warning_for_its_zone() -> No
     config = configured(lustre_gib=1200, availability_zone_id="usw2-az1", lustre_zone_id="usw2-az1")
 
     assert "trainium:lustreZone" not in {warning.id for warning in config.warnings}
-
-
-def test_the_release_gives_the_base_image() -> None:
-    config = configured(neuron_release="2.30.0")
-
-    assert config.build_base_image == config.release.base_image
-
-
-def test_a_given_base_image_replaces_that_of_the_release() -> None:
-    config = configured(neuron_release="2.31.0", base_image="me/base:1")
-
-    assert config.build_base_image == "me/base:1"
-
-
-def test_a_finished_image_needs_no_base() -> None:
-    config = configured(neuron_release="2.31.0", image_uri="me/it:1")
-
-    assert config.build_base_image is None
-
-
-def test_stacks_are_named_after_the_deployment() -> None:
-    assert configured(deployment="team-a").stack_name("batch") == "trainium-team-a-batch"
 
 
 ON_EKS = {
@@ -300,19 +247,11 @@ def test_every_key_of_the_issue_exists() -> None:
     assert promised <= set(keys_of(AppConfig))
 
 
-def test_a_refusal_is_a_value_error() -> None:
-    assert issubclass(ConfigError, ValueError)
-
-
 EKS = {
     "orchestrators": "eks",
     "eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
     "eks_private": True,
 }
-
-
-def test_both_is_a_word_for_every_orchestrator() -> None:
-    assert configured(**{**EKS, "orchestrators": "both"}).orchestrators == ("batch", "eks")
 
 
 def test_a_cluster_comes_with_a_file_system_unless_there_is_one() -> None:
@@ -340,12 +279,6 @@ def test_a_cluster_takes_addresses_for_pods_and_for_itself() -> None:
 
     # 8 interfaces and a task, or 8 and the addresses of 12 pods; control plane and system nodes.
     assert (on_batch, on_eks - on_batch, on_both - on_eks) == (28, 2 * 11 + 34, 2 * 9)
-
-
-def test_a_cluster_is_said_to_be_billed_while_nothing_runs() -> None:
-    warned = {warning.id for warning in configured(**EKS).warnings}
-
-    assert "trainium:eks" in warned
 
 
 def test_a_type_that_batch_is_not_known_to_take_deserves_a_warning_that_names_eks() -> None:

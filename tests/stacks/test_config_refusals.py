@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import tomllib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeGuard
 
 import pytest
 
-from stacks.config import AppConfig, ConfigError, checks
+from stacks.config import AppConfig, ConfigError, rules
 
 TABLE: dict[str, list[dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8")
@@ -44,18 +47,35 @@ def test_a_refusal_is_one_line(row: dict[str, Any]) -> None:
     assert message.isprintable()
 
 
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
-def test_the_table_of_refusals_provokes_every_check(
-    check: checks.Check, monkeypatch: pytest.MonkeyPatch
+def _is_rule(node: ast.AST) -> TypeGuard[ast.Expr]:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Yield)
+
+
+RULES = [
+    pytest.param(subject, node.lineno, id=f"{subject.__name__.rpartition('.')[2]}-{node.lineno}")
+    for subject in rules.SUBJECTS
+    for node in ast.walk(ast.parse(inspect.getsource(subject)))
+    if _is_rule(node)
+]
+
+
+@pytest.mark.parametrize("subject, line", RULES)
+def test_the_table_of_refusals_provokes_every_rule(
+    subject: ModuleType, line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others = tuple(each for each in checks.CHECKS if each is not check)
-    monkeypatch.setattr(checks, "CHECKS", others)
+    without = ast.parse(inspect.getsource(subject))
+    for node in ast.walk(without):
+        if _is_rule(node) and node.lineno == line:
+            node.value = ast.YieldFrom(ast.Tuple([], ast.Load()))
+    changed: dict[str, Any] = {}
+    exec(compile(ast.fix_missing_locations(without), str(subject.__file__), "exec"), changed)
+    monkeypatch.setattr(subject, "refusals", changed["refusals"])
 
     assert any(not _is_refused_alike(row) for row in TABLE["combinations"])
 
 
 def _is_refused_alike(row: dict[str, Any]) -> bool:
-    """Tell whether the row is refused with its own message; otherwise a check is missing."""
+    """Tell whether the row is refused with its own message; otherwise a rule is missing."""
     try:
         AppConfig.from_mapping(row["context"])
     except ConfigError as refusal:

@@ -11,8 +11,7 @@ from stacks.data_jobs_stack import remembered
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES
-from trainium_catalogue.workloads import WORKLOADS, Hardware
-from trainium_constructs.host_setup import cpu_host_user_data
+from trainium_catalogue.workloads import WORKLOADS
 
 
 @pytest.fixture
@@ -64,39 +63,9 @@ class TestContract:
         assert values["/trainium/team-a/neuron-release"] == "2.28.0"
         assert values["/trainium/team-a/batch/job-time-limit-hours"] == "9"
 
-    def test_arns_come_from_the_resources_themselves(self, made: Deployment) -> None:
-        values = {
-            parameter["Name"].removeprefix("/trainium/default/batch/"): parameter["Value"]
-            for parameter in made.resources("batch", "AWS::SSM::Parameter")
-        }
-        (queue,) = made.logical_ids("batch", "AWS::Batch::JobQueue", "JobsQueue")
-        (environment,) = made.logical_ids(
-            "batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment"
-        )
-        (definition,) = made.logical_ids("batch", "AWS::Batch::JobDefinition", "allreduce")
-
-        assert values["job-queue"] == {"Fn::GetAtt": [queue, "JobQueueArn"]}
-        assert values["compute-environment"] == {
-            "Fn::GetAtt": [environment, "ComputeEnvironmentArn"]
-        }
-        assert values["job-definitions/all-reduce"] == {"Ref": definition}
-
 
 class TestCpuJobs:
     """Data and export jobs."""
-
-    def test_each_runs_as_one_container_without_a_device(self, made: Deployment) -> None:
-        for workload in WORKLOADS.values():
-            if workload.hardware is not Hardware.CPU:
-                continue
-            definition = made.only("data", "AWS::Batch::JobDefinition", workload.name)
-            container = definition["ContainerProperties"]
-            environment = {pair["Name"]: pair["Value"] for pair in container["Environment"]}
-
-            assert environment[contract.ENV_DEVICE] == "cpu"
-            assert "Devices" not in container["LinuxParameters"]
-            # Only root can reach the instance's role.
-            assert container["User"] == "nobody"
 
     def test_a_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:
         container = made.only("data", "AWS::Batch::JobDefinition", "tokenize")[
@@ -118,21 +87,3 @@ class TestCpuJobs:
 
         assert kind() == ("SPOT", "SPOT_PRICE_CAPACITY_OPTIMIZED")
         assert kind(cpu_spot=False) == ("EC2", "BEST_FIT_PROGRESSIVE")
-
-    def test_nothing_is_billed_while_nothing_runs(self, made: Deployment) -> None:
-        compute = made.only("data", "AWS::Batch::ComputeEnvironment", "CpuCompute")
-
-        assert compute["ComputeResources"]["MinvCpus"] == 0
-
-    def test_its_hosts_keep_their_role_from_jobs(self, made: Deployment) -> None:
-        template = made.only("data", "AWS::EC2::LaunchTemplate", "CpuCompute")
-        data = template["LaunchTemplateData"]
-
-        assert data["UserData"] == {"Fn::Base64": cpu_host_user_data()}
-        assert data["MetadataOptions"]["HttpProtocolIpv6"] == "disabled"
-
-    def test_its_instances_take_https_out_and_nothing_in(self, made: Deployment) -> None:
-        group = made.only("data", "AWS::EC2::SecurityGroup", "CpuCompute")
-
-        assert "SecurityGroupIngress" not in group
-        assert {rule["FromPort"] for rule in group["SecurityGroupEgress"]} <= {80, 443}

@@ -105,13 +105,3 @@ def test_the_log_group_is_there_before_anybody_writes_to_it(made: Deployment) ->
     (logs,) = made.logical_ids("eks", "AWS::Logs::LogGroup", "TrainingLogs")
 
     assert set(made.logical_ids("eks", "AWS::EKS::Cluster")) <= dependants(made, logs)
-
-
-def test_nothing_is_kept(made: Deployment) -> None:
-    kept = {
-        name
-        for name, resource in made.templates["eks"]["Resources"].items()
-        if resource.get("DeletionPolicy") == "Retain"
-    }
-
-    assert kept == set()

@@ -100,32 +100,6 @@ def test_a_pod_of_the_catalogue_fits_on_its_node(keys: dict[str, object]) -> Non
     assert int(pod["memory"].removesuffix("Mi")) < instance.memory_mib
 
 
-def test_nothing_can_be_reached_from_outside(made: Deployment) -> None:
-    quota = object_of(made, "ResourceQuota", "trainium")["spec"]["hard"]
-    services = [each for each in objects_of(made) if each["kind"] == "Service"]
-
-    assert (quota["services.loadbalancers"], quota["services.nodeports"]) == ("0", "0")
-    assert all(each["spec"].get("type", "ClusterIP") == "ClusterIP" for each in services)
-
-
-def test_a_pod_that_is_not_privileged_is_admitted_and_what_is_not_strict_is_reported(
-    made: Deployment,
-) -> None:
-    labels = object_of(made, "Namespace", kubernetes.NAMESPACE)["metadata"]["labels"]
-
-    assert labels["pod-security.kubernetes.io/enforce"] == "baseline"
-    assert labels["pod-security.kubernetes.io/warn"] == "restricted"
-    assert labels["pod-security.kubernetes.io/enforce-version"] == "v1.35"
-
-
-def test_the_file_system_of_the_deployment_is_mounted(made: Deployment) -> None:
-    volume, claim = lustre_of(made)
-
-    assert "LustreFileSystem" in volume["csi"]["volumeHandle"]
-    assert "DNSName" in volume["csi"]["volumeAttributes"]["dnsname"]
-    assert volume["capacity"] == claim["resources"]["requests"] == {"storage": "1200Gi"}
-
-
 def test_a_file_system_may_grow_under_its_claim(made: Deployment) -> None:
     """Kubernetes refuses to resize a claim whose volume was not provisioned."""
     assert lustre_of(made)[1] == lustre_of(with_cluster(lustre_gib=4800))[1]
@@ -175,43 +149,8 @@ def test_the_claim_is_the_one_that_is_published() -> None:
     assert published == names
 
 
-def test_destroying_the_cluster_keeps_the_file_system(made: Deployment) -> None:
-    volume, _ = lustre_of(made)
-
-    assert volume["persistentVolumeReclaimPolicy"] == "Retain"
-    assert volume["storageClassName"] == ""
-
-
 def test_every_image_is_pinned(made: Deployment) -> None:
     images = [each["image"] for pod in pod_templates(made) for each in pod["containers"]]
 
     assert len(images) == 3
     assert not [image for image in images if ":" not in image or image.endswith(":latest")]
-
-
-def test_the_log_agent_runs_on_every_trainium_node_with_an_account_that_has_a_role(
-    made: Deployment,
-) -> None:
-    agent = object_of(made, "DaemonSet", "node-logs")
-    spec = agent["spec"]["template"]["spec"]
-    (container,) = spec["containers"]
-    accounts = [
-        (each["Namespace"], each["ServiceAccount"])
-        for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
-    ]
-
-    assert spec["nodeSelector"] == {kubernetes.NODE_LABEL: "trn1.32xlarge"}
-    assert [each["key"] for each in spec["tolerations"]] == [kubernetes.TAINT]
-    assert "@sha256:" in container["image"]
-    assert (agent["metadata"]["namespace"], spec["serviceAccountName"]) in accounts
-
-
-def test_neuron_monitor_runs_on_every_trainium_node_and_is_found_by_prometheus(
-    made: Deployment,
-) -> None:
-    template = object_of(made, "DaemonSet", "neuron-monitor")["spec"]["template"]
-
-    assert template["spec"]["nodeSelector"] == {kubernetes.NODE_LABEL: "trn1.32xlarge"}
-    assert template["spec"]["tolerations"][0]["key"] == kubernetes.TAINT
-    assert template["metadata"]["annotations"]["prometheus.io/scrape"] == "true"
-    assert "hostPath" not in str(template)

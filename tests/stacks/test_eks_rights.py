@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import object_of, with_cluster
+from tests.stacks.cluster_objects import with_cluster
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.workloads import WORKLOADS, Hardware
@@ -19,20 +19,8 @@ def made() -> Deployment:
     return with_cluster()
 
 
-def policies(made: Deployment, role: str) -> list[str]:
-    """Name the managed policies of a role."""
-    found = made.only("eks", "AWS::IAM::Role", role).get("ManagedPolicyArns", [])
-    return [str(arn["Fn::Join"][1][-1]).rpartition("/")[2] for arn in found]
-
-
 class TestRights:
     """The rights of nodes and pods."""
-
-    def test_a_node_has_no_rights_but_a_kubelets(self, made: Deployment) -> None:
-        kubelet = ["AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly"]
-
-        assert policies(made, "NodesNodeRole") == kubelet
-        assert policies(made, "SystemNodeRole") == kubelet
 
     @pytest.mark.parametrize("name", ["batch", "eks", "both"])
     def test_nobody_gets_a_shell_on_a_node_unless_it_was_asked_for(self, name: str) -> None:
@@ -54,38 +42,6 @@ class TestRights:
         for name in TRAINIUM:
             word = name.replace("-", "")
             assert statements("eks", f"{word}Role") == statements("batch", f"{word}JobRole")
-
-    def test_every_workload_has_a_service_account_with_a_role(self, made: Deployment) -> None:
-        accounts = {
-            each["ServiceAccount"]: each["Namespace"]
-            for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
-        }
-
-        assert {f"job-{name}" for name in TRAINIUM} <= set(accounts)
-        assert {accounts[f"job-{name}"] for name in TRAINIUM} == {"trainium"}
-
-    def test_a_role_is_for_one_service_account_of_this_cluster_only(self, made: Deployment) -> None:
-        role = made.only("eks", "AWS::IAM::Role", "allreduceRole")
-        (statement,) = role["AssumeRolePolicyDocument"]["Statement"]
-
-        assert statement["Principal"] == {"Service": "pods.eks.amazonaws.com"}
-        assert statement["Action"] == ["sts:AssumeRole", "sts:TagSession"]
-        (cluster,) = made.logical_ids("eks", "AWS::EKS::Cluster")
-        assert statement["Condition"]["StringEquals"] == {
-            "aws:RequestTag/eks-cluster-arn": {"Fn::GetAtt": [cluster, "Arn"]},
-            "aws:RequestTag/kubernetes-namespace": "trainium",
-            "aws:RequestTag/kubernetes-service-account": "job-all-reduce",
-        }
-
-    def test_the_nodes_agent_may_write_to_the_log_group_of_the_jobs_and_nothing_else(
-        self, made: Deployment
-    ) -> None:
-        policy = made.only("eks", "AWS::IAM::Policy", "ContentsLogWriter")
-        (statement,) = policy["PolicyDocument"]["Statement"]
-        (group,) = made.logical_ids("data", "AWS::Logs::LogGroup", "Logs")
-
-        assert statement["Action"] == ["logs:CreateLogStream", "logs:PutLogEvents"]
-        assert group in statement["Resource"]["Fn::ImportValue"]
 
     def test_nothing_in_the_cluster_may_replace_a_node(self, made: Deployment) -> None:
         assert "SetInstanceHealth" not in made.text("eks")
@@ -150,19 +106,3 @@ class TestSubmitters:
 
         assert entry["KubernetesGroups"] == [kubernetes.SUBMITTERS]
         assert (entry["Type"], entry.get("AccessPolicies")) == ("STANDARD", None)
-
-    def test_nobody_submits_unless_named(self, made: Deployment) -> None:
-        assert self.SUBMITTER not in self.entries(made)
-        assert not any(each.get("KubernetesGroups") for each in self.entries(made).values())
-
-    def test_the_roles_are_bound_to_that_group_alone(self, made: Deployment) -> None:
-        for kind in ("RoleBinding", "ClusterRoleBinding"):
-            binding = object_of(made, kind, "trainium-submitter")
-
-            assert [each["name"] for each in binding["subjects"]] == [kubernetes.SUBMITTERS]
-
-    def test_eks_takes_the_name_of_the_group(self) -> None:
-        """Names with these prefixes are EKS's own (EKS User Guide, creating access entries)."""
-        reserved = ("system:", "eks:", "aws:", "amazon:", "iam:")
-
-        assert not kubernetes.SUBMITTERS.startswith(reserved)

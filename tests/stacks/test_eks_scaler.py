@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.stacks.cluster_objects import object_of, objects_of, plain, with_cluster
-from tests.stacks.synthesis import Deployment, checked
+from tests.stacks.synthesis import Deployment
 from tests.stacks.test_eks_end import dependants
 from trainium_catalogue import kubernetes
 
@@ -79,28 +79,6 @@ def test_nobody_who_submits_jobs_can_take_its_account(made: Deployment) -> None:
     assert {subject["namespace"] for subject in bound} == {SCALER}
 
 
-def test_it_runs_as_nobody_in_a_restricted_namespace_beside_the_add_ons(made: Deployment) -> None:
-    labels = object_of(made, "Namespace", SCALER)["metadata"]["labels"]
-    (container,) = pod(made)["containers"]
-
-    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert pod(made)["securityContext"]["runAsNonRoot"] is True
-    assert pod(made)["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert pod(made)["nodeSelector"] == {"trainium/nodes": "system"}
-    assert "tolerations" not in pod(made)
-
-
-def test_two_of_it_never_run_at_once(made: Deployment) -> None:
-    spec = object_of(made, "Deployment", SCALER)["spec"]
-
-    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
-
-
 def test_it_goes_before_the_jobs_and_the_nodes(made: Deployment) -> None:
     (applied,) = made.logical_ids("eks", "Custom::AWSCDK-EKS-KubernetesResource", "Scaler")
 
@@ -126,23 +104,6 @@ def test_users_ask_it_for_nodes_where_idle_ones_stay_too() -> None:
     assert "trainium:idleNodes" in [each.id for each in stays.config.warnings]
 
 
-def test_submitters_may_change_nothing_but_the_request(made: Deployment) -> None:
-    role = object_of(made, "Role", "trainium-submitter")
-    (rule,) = [each for each in role["rules"] if "configmaps" in each["resources"]]
-
-    assert rule["resourceNames"] == [kubernetes.NODE_REQUEST]
-    assert object_of(made, "ConfigMap", kubernetes.NODE_REQUEST)["metadata"]["namespace"] == (
-        kubernetes.NAMESPACE
-    )
-
-
-def test_by_default_idle_nodes_go() -> None:
-    values = {p.get("Name"): p["Value"] for p in
-              with_cluster().resources("eks", "AWS::SSM::Parameter")}  # fmt: skip
-
-    assert values["/trainium/default/eks/idle-minutes"] == "30"
-
-
 def test_a_group_that_starts_with_nodes_says_until_when() -> None:
     def said(**keys: object) -> str:
         warnings = with_cluster(eks_nodes=2, **keys).config.warnings
@@ -151,11 +112,3 @@ def test_a_group_that_starts_with_nodes_says_until_when() -> None:
 
     assert "until no job has used them for 30 minutes" in said()
     assert "until they are scaled down" in said(eks_idle_minutes=0)
-
-
-def test_nag_has_nothing_to_say() -> None:
-    checked(
-        orchestrators="eks",
-        eks_admin_arns="arn:aws:iam::111122223333:role/admin",
-        eks_endpoint_cidrs="203.0.113.7/32",
-    )

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 from email import message_from_string
 from typing import Any
 
 import pytest
 
-from tests.stacks.cluster_objects import objects_of, plain, with_cluster
+from tests.stacks.cluster_objects import objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
-from trainium_catalogue import contract
-from trainium_catalogue.eks import ADD_ONS, KUBERNETES_VERSIONS, SYSTEM_IMAGES
+from trainium_catalogue.eks import ADD_ONS, KUBERNETES_VERSIONS
 from trainium_constructs.eks.watching import MONITOR
 
 SECURITY_GROUP = "AWS::EC2::SecurityGroup"
 RESERVATION = "cr-0123456789abcdef0"
-SUBNET = "AWS::EC2::Subnet"
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +44,6 @@ def group(made: Deployment, start: str = "Nodes") -> dict[str, Any]:
 class TestControlPlane:
     """Access to the control plane, and its logs."""
 
-    def test_the_endpoint_is_open_to_the_given_ranges_only(self, made: Deployment) -> None:
-        network = cluster(made)["ResourcesVpcConfig"]
-
-        assert network["PublicAccessCidrs"] == ["203.0.113.7/32"]
-        assert network["EndpointPrivateAccess"] is True
-
     def test_the_endpoint_can_be_closed(self) -> None:
         made = with_cluster(eks_endpoint_cidrs=(), eks_private=True)
 
@@ -64,11 +55,6 @@ class TestControlPlane:
 
         assert "PublicAccessCidrs" not in cluster(made)["ResourcesVpcConfig"]
         assert users(made) == ["10.0.4.0/24", "172.16.0.0/16"]
-
-    def test_an_open_endpoint_is_opened_to_nobody_inside_but_kubectl(
-        self, made: Deployment
-    ) -> None:
-        assert users(made) == []
 
     def test_kubectl_and_helm_leave_the_group_that_eks_deletes_alone(
         self, made: Deployment
@@ -82,12 +68,6 @@ class TestControlPlane:
         assert rule["SourceSecurityGroupId"] == own
         assert [rule["GroupId"]] == cluster(made)["ResourcesVpcConfig"]["SecurityGroupIds"]
         assert (rule["FromPort"], rule["ToPort"]) == (443, 443)
-
-    def test_the_control_plane_lives_in_two_zones(self, made: Deployment) -> None:
-        zones = [subnet["AvailabilityZoneId"] for subnet in made.resources("network", SUBNET)]
-
-        assert zones == ["usw2-az4", "usw2-az4", "usw2-az1"]
-        assert len(cluster(made)["ResourcesVpcConfig"]["SubnetIds"]) == 2
 
     def test_existing_subnets_are_used_as_they_are(self) -> None:
         made = with_cluster(
@@ -129,9 +109,6 @@ class TestControlPlane:
         assert changed.keys() == {"AWS::EKS::Nodegroup", "AWS::EC2::LaunchTemplate"}
         assert all(name.startswith("Nodes") for name in changed.values())
 
-    def test_no_version_is_billed_as_extended_support(self, made: Deployment) -> None:
-        assert cluster(made)["UpgradePolicy"] == {"SupportType": "STANDARD"}
-
     @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
     def test_every_add_on_is_pinned_for_the_clusters_version(self, version: str) -> None:
         made = with_cluster(kubernetes_version=version)
@@ -147,40 +124,9 @@ class TestControlPlane:
 
         assert networks["AddonVersion"] == "v1.22.4-eksbuild.3"
 
-    def test_every_log_of_the_control_plane_is_kept_for_a_while(self, made: Deployment) -> None:
-        types = cluster(made)["Logging"]["ClusterLogging"]["EnabledTypes"]
-        logs = made.only("eks", "AWS::Logs::LogGroup", "TrainingLogs")
-        everywhere = made.resources("eks", "AWS::Logs::LogGroup")
-
-        assert {each["Type"] for each in types} == {
-            "api", "audit", "authenticator", "controllerManager", "scheduler",
-        }  # fmt: skip
-        name = plain(cluster(made)["Name"])
-        assert name == "trainium-default-eks-<first part of <the stack's own id>>"
-        assert plain(logs["LogGroupName"]) == f"/aws/eks/{name}/cluster"
-        assert {each["RetentionInDays"] for each in everywhere} == {30}
-
-    def test_who_may_enter_stands_in_the_template(self, made: Deployment) -> None:
-        access = cluster(made)["AccessConfig"]
-        principals = [
-            str(e["PrincipalArn"]) for e in made.resources("eks", "AWS::EKS::AccessEntry")
-        ]
-
-        assert access["AuthenticationMode"] == "API"
-        assert access["BootstrapClusterCreatorAdminPermissions"] is False
-        assert "arn:aws:iam::111122223333:role/admin" in principals
-        assert len(principals) == 2  # and the stack's own kubectl
-
-    def test_the_version_is_the_chosen_one(self) -> None:
-        assert cluster(with_cluster(kubernetes_version="1.34"))["Version"] == "1.34"
-
 
 class TestTrainiumNodes:
     """The node group and launch template of Trainium nodes."""
-
-    def test_the_host_image_is_neurons_and_its_release_is_pinned(self, made: Deployment) -> None:
-        assert group(made)["AmiType"] == "AL2023_x86_64_NEURON"
-        assert group(made)["ReleaseVersion"] == "1.35.6-20260625"
 
     def test_an_update_of_the_cluster_takes_its_nodes_along(self) -> None:
         made = with_cluster(kubernetes_version="1.36")
@@ -189,69 +135,15 @@ class TestTrainiumNodes:
             assert group(made, start)["Version"] == cluster(made)["Version"] == "1.36"
             assert group(made, start)["ReleaseVersion"].startswith("1.36.")
 
-    def test_an_update_frees_all_nodes_before_it_takes_new_ones(self, made: Deployment) -> None:
-        assert group(made)["UpdateConfig"] == {
-            "MaxUnavailablePercentage": 100,
-            "UpdateStrategy": "MINIMAL",
-        }
-
     def test_a_newer_neuron_release_takes_a_newer_host_image(self) -> None:
         made = with_cluster(neuron_release="2.31.0", image_uri="public.ecr.aws/me/it:1")
 
         assert group(made)["ReleaseVersion"] == "1.35.6-20260714"
 
-    def test_the_type_stands_in_the_launch_template_alone(self, made: Deployment) -> None:
-        assert template(made)["InstanceType"] == "trn1.32xlarge"
-        assert "InstanceTypes" not in group(made)
-
-    def test_every_interface_is_in_the_clusters_group_and_in_efas(self, made: Deployment) -> None:
-        nics = template(made)["NetworkInterfaces"]
-        groups = {json.dumps(nic["Groups"]) for nic in nics}
-
-        assert len(groups) == 1
-        assert "ClusterSecurityGroupId" in groups.pop()
-        assert all("Efa" in str(nic["Groups"][1]) for nic in nics)
-        assert not any("SubnetId" in nic for nic in nics)
-
-    def test_nodes_are_close_to_each_other_in_the_one_subnet(self, made: Deployment) -> None:
-        (place,) = made.logical_ids("eks", "AWS::EC2::PlacementGroup", "NodesPlacementGroupUsw2Az4")
-
-        assert place in str(template(made)["Placement"])
-        assert len(group(made)["Subnets"]) == 1
-
-    def test_the_newest_launch_template_is_used_by_number(self, made: Deployment) -> None:
-        (logical_id,) = made.logical_ids("eks", "AWS::EC2::LaunchTemplate", "Nodes")
-
-        assert group(made)["LaunchTemplate"]["Version"] == {
-            "Fn::GetAtt": [logical_id, "LatestVersionNumber"]
-        }
-
-    def test_nothing_but_neuron_pods_runs_there(self, made: Deployment) -> None:
-        assert group(made)["Taints"] == [
-            {"Effect": "NO_SCHEDULE", "Key": "aws.amazon.com/neuron", "Value": "present"}
-        ]
-
-    def test_there_are_none_until_they_are_asked_for(self, made: Deployment) -> None:
-        assert group(made)["ScalingConfig"] == {"MinSize": 0, "DesiredSize": 0, "MaxSize": 4}
-
     def test_there_are_as_many_as_were_asked_for(self) -> None:
         made = with_cluster(eks_nodes=2, max_nodes=8)
 
         assert group(made)["ScalingConfig"] == {"MinSize": 0, "DesiredSize": 2, "MaxSize": 8}
-
-    def test_volumes_are_encrypted_and_metadata_needs_a_token(self, made: Deployment) -> None:
-        for start in ("Nodes", "System"):
-            (device,) = template(made, start)["BlockDeviceMappings"]
-
-            assert device["Ebs"]["Encrypted"] is True
-            assert template(made, start)["MetadataOptions"]["HttpTokens"] == "required"
-
-    @pytest.mark.parametrize("start", ["Nodes", "System"])
-    def test_a_pod_cannot_take_the_role_of_its_node(self, made: Deployment, start: str) -> None:
-        """The metadata service's answers reach no network behind the host's own."""
-        options = template(made, start)["MetadataOptions"]
-
-        assert (options["HttpTokens"], options["HttpPutResponseHopLimit"]) == ("required", 1)
 
     def test_only_the_monitor_of_the_nodes_has_the_hosts_network(self, made: Deployment) -> None:
         """The monitor is in a namespace closed to jobs, and names the instance that it is on."""
@@ -263,30 +155,11 @@ class TestTrainiumNodes:
 
         assert {name for name, spec in specs.items() if spec.get("hostNetwork")} == {MONITOR}
 
-    def test_system_nodes_have_the_newest_image_whatever_the_neuron_release_needs(
-        self, made: Deployment
-    ) -> None:
-        assert group(made, "System")["ReleaseVersion"] == SYSTEM_IMAGES["1.35"]
-        assert group(made)["ReleaseVersion"] == f"1.35.6-{made.config.release.eks_ami_date}"
-
     def test_host_images_can_be_chosen(self) -> None:
         made = with_cluster(eks_node_image="1.35.5-20260618", eks_system_image="1.35.8-20261001")
 
         assert group(made)["ReleaseVersion"] == "1.35.5-20260618"
         assert group(made, "System")["ReleaseVersion"] == "1.35.8-20261001"
-
-    @pytest.mark.parametrize("start", ["Nodes", "System"])
-    def test_eks_repairs_nodes(self, made: Deployment, start: str) -> None:
-        """With what the node monitoring agent reports, and with the kubelet's own condition."""
-        assert group(made, start)["NodeRepairConfig"] == {"Enabled": True}
-        assert made.only("eks", "AWS::EKS::Addon", "TrainingMonitoring")["AddonName"] == (
-            "eks-node-monitoring-agent"
-        )
-
-    def test_instances_carry_the_deployments_tag(self, made: Deployment) -> None:
-        tags = {spec["ResourceType"]: spec["Tags"] for spec in template(made)["TagSpecifications"]}
-
-        assert {"Key": contract.TAG_DEPLOYMENT, "Value": "default"} in tags["instance"]
 
     def test_a_capacity_block_is_a_market_of_its_own(self) -> None:
         made = with_cluster(capacity_block_id=RESERVATION)
@@ -307,25 +180,10 @@ class TestTrainiumNodes:
         assert made.resources("eks", "AWS::EC2::PlacementGroup") == []
         assert template(made)["Placement"] == {"GroupName": "near"}
 
-    def test_what_a_node_does_when_it_shuts_down_is_left_to_eks(self, made: Deployment) -> None:
-        # EKS refuses a template that sets it (EKS User Guide, launch templates).
-        assert "InstanceInitiatedShutdownBehavior" not in template(made)
-
 
 def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
     assert "batch" not in made.templates
     assert made.resources("data", "AWS::Batch::JobQueue")
-
-
-def test_the_file_system_admits_the_system_nodes(made: Deployment) -> None:
-    clients = {
-        json.dumps(rule["SourceSecurityGroupId"])
-        for rule in made.resources("lustre", "AWS::EC2::SecurityGroupIngress")
-    }
-    groups = {json.dumps(group) for group in template(made, "System")["SecurityGroupIds"]}
-
-    assert groups & clients
-    assert any("ClusterSecurityGroupId" in group for group in groups)
 
 
 def test_pods_may_lock_memory_without_limit(made: Deployment) -> None:

@@ -17,11 +17,6 @@ def made() -> Deployment:
     return deployment()
 
 
-@pytest.fixture
-def repository(made: Deployment) -> dict[str, Any]:
-    return made.only("image", "AWS::ECR::Repository")
-
-
 def manifest(made: Deployment) -> dict[str, Any]:
     artifacts: dict[str, Any] = json.loads((made.folder / "manifest.json").read_text())["artifacts"]
     return artifacts
@@ -32,28 +27,6 @@ def image_asset(made: Deployment) -> dict[str, Any]:
     (asset,) = json.loads((made.folder / name).read_text())["dockerImages"].values()
     assert isinstance(asset, dict)
     return asset
-
-
-def test_the_repository_keeps_its_logical_id(made: Deployment) -> None:
-    assert made.logical_ids("image", "AWS::ECR::Repository") == ["ImagesRepository2D0F5B9C"]
-
-
-def test_the_repository_empties_itself(repository: dict[str, Any]) -> None:
-    assert repository["EmptyOnDelete"] is True
-
-
-def test_images_are_scanned(repository: dict[str, Any]) -> None:
-    assert repository["ImageScanningConfiguration"] == {"ScanOnPush": True}
-
-
-def test_a_tag_never_moves(repository: dict[str, Any]) -> None:
-    assert repository["ImageTagMutability"] == "IMMUTABLE"
-
-
-def test_old_images_go(repository: dict[str, Any]) -> None:
-    (rule,) = json.loads(repository["LifecyclePolicy"]["LifecyclePolicyText"])["rules"]
-
-    assert rule["selection"]["countNumber"] == 10
 
 
 def test_deployments_have_a_repository_each() -> None:

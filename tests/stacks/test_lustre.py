@@ -33,13 +33,6 @@ def container(made: Deployment) -> dict[str, Any]:
     return found
 
 
-def test_there_is_none_unless_it_is_asked_for() -> None:
-    plain = deployment()
-
-    assert plain.resources("lustre", "AWS::FSx::FileSystem") == []
-    assert "Volumes" not in container(plain)
-
-
 def test_it_is_persistent_and_of_the_size_that_was_asked_for(made: Deployment) -> None:
     found = made.only("lustre", "AWS::FSx::FileSystem")
 
@@ -120,31 +113,6 @@ def test_the_deployment_says_whether_there_is_one(made: Deployment) -> None:
     assert said == [{"Ref": file_system}, NO_LUSTRE]
 
 
-def test_destroy_takes_it_along(made: Deployment) -> None:
-    kinds = ("AWS::FSx::FileSystem", "AWS::FSx::DataRepositoryAssociation")
-    resources = made.templates["lustre"]["Resources"].values()
-
-    assert {r["DeletionPolicy"] for r in resources if r["Type"] in kinds} == {"Delete"}
-
-
-def test_lustre_ports_are_open_both_ways_and_no_others(made: Deployment) -> None:
-    for direction in ("Ingress", "Egress"):
-        rules = made.resources("lustre", f"AWS::EC2::SecurityGroup{direction}")
-
-        assert {(rule["FromPort"], rule["ToPort"]) for rule in rules} == {(988, 988), (1018, 1023)}
-        assert len(rules) == 6  # servers to servers, to clients, and clients to servers
-
-
-def test_it_is_created_once_its_ports_are_open(made: Deployment) -> None:
-    (file_system,) = made.logical_ids("lustre", "AWS::FSx::FileSystem")
-    rules = {
-        *made.logical_ids("lustre", "AWS::EC2::SecurityGroupIngress"),
-        *made.logical_ids("lustre", "AWS::EC2::SecurityGroupEgress"),
-    }
-
-    assert rules == set(made.templates["lustre"]["Resources"][file_system]["DependsOn"])
-
-
 def test_an_existing_group_is_not_changed() -> None:
     made = deployment(
         lustre_gib=1200,
@@ -158,14 +126,6 @@ def test_an_existing_group_is_not_changed() -> None:
 
     assert "sg-12345678" not in {str(rule["GroupId"]) for rule in rules}
     assert "lustreGroup" in str([warning.id for warning in made.config.warnings])
-
-
-def test_datasets_of_the_bucket_appear_in_it_and_it_changes_none(made: Deployment) -> None:
-    link = made.only("lustre", "AWS::FSx::DataRepositoryAssociation")
-
-    assert link["FileSystemPath"] == "/datasets"
-    assert link["DataRepositoryPath"]["Fn::Join"][1][-1] == "/datasets/"
-    assert link["S3"] == {"AutoImportPolicy": {"Events": ["NEW", "CHANGED", "DELETED"]}}
 
 
 def test_the_container_sees_what_the_host_has_mounted(made: Deployment) -> None:

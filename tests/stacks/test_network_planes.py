@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 
 from tests.stacks.planes import missing_rules
@@ -11,11 +9,6 @@ from tests.stacks.synthesis import Deployment, deployment, matrix, name_of
 
 INGRESS = "AWS::EC2::SecurityGroupIngress"
 EGRESS = "AWS::EC2::SecurityGroupEgress"
-
-
-def named(missing: list[str]) -> set[str]:
-    """Collect the interfaces or refusals that begin the lines of ``missing``."""
-    return {line.partition(":")[0] for line in missing}
 
 
 def rules_to_itself(made: Deployment, resource_type: str, group: str) -> list[str]:
@@ -54,52 +47,6 @@ def test_a_plane_without_its_rule_is_closed(
     assert all(line.startswith(plane) and f" {direction} " in line for line in missing)
 
 
-def test_efa_needs_more_than_one_protocol() -> None:
-    made = deployment()
-    (egress,) = rules_to_itself(made, EGRESS, "GroupId")
-    made.templates["network"]["Resources"][egress]["Properties"]["IpProtocol"] = "tcp"
-
-    missing = missing_rules(made.templates["network"], made.templates["batch"])
-
-    assert len(missing) == made.config.instance.num_efa_interfaces
-
-
-def test_tasks_need_every_port_of_tcp() -> None:
-    made = deployment()
-    (ingress,) = rules_to_itself(made, INGRESS, "DefaultSecurityGroup")
-    made.templates["network"]["Resources"][ingress]["Properties"]["ToPort"] = 1023
-
-    missing = missing_rules(made.templates["network"], made.templates["batch"])
-
-    assert missing == ["task interface: no group lets TCP in for itself"]
-
-
-def test_every_single_interface_needs_the_group() -> None:
-    made = deployment()
-    for card in range(made.config.instance.num_efa_interfaces):
-        mutant = copy.deepcopy(made.templates["batch"])
-        (logical_id,) = made.logical_ids("batch", "AWS::EC2::LaunchTemplate", "Node")
-        template = mutant["Resources"][logical_id]["Properties"]["LaunchTemplateData"]
-        del template["NetworkInterfaces"][card]["Groups"]
-
-        missing = missing_rules(made.templates["network"], mutant)
-
-        assert named(missing) == {f"host interface on card {card}"}
-
-
-def test_groups_of_the_environment_beside_interfaces_are_what_batch_refuses() -> None:
-    made = deployment()
-    compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
-    data = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
-    compute["ComputeResources"]["SecurityGroupIds"] = data["NetworkInterfaces"][0]["Groups"]
-
-    missing = missing_rules(made.templates["network"], made.templates["batch"])
-
-    assert missing == [
-        "Batch refuses groups of the environment beside interfaces of its launch template"
-    ]
-
-
 def test_a_type_without_efa_keeps_its_tasks_off_the_default_group() -> None:
     made = deployment(instance_type="trn1.2xlarge")
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
@@ -117,22 +64,3 @@ def test_a_change_to_a_type_with_efa_makes_another_environment() -> None:
     )
 
     assert set(without).isdisjoint(with_efa)
-
-
-@pytest.mark.parametrize("keys", matrix(), ids=name_of)
-def test_cpu_jobs_have_the_groups_of_a_template_without_interfaces(
-    keys: dict[str, object],
-) -> None:
-    made = deployment(**keys)
-    compute = made.only("data", "AWS::Batch::ComputeEnvironment", "CpuCompute")
-    data = made.only("data", "AWS::EC2::LaunchTemplate", "CpuCompute")["LaunchTemplateData"]
-
-    assert "SecurityGroupIds" not in compute["ComputeResources"]
-    assert "NetworkInterfaces" not in data
-    assert len(data["SecurityGroupIds"]) == 1
-
-
-def test_a_template_without_nodes_proves_nothing() -> None:
-    made = deployment()
-
-    assert missing_rules(made.templates["network"], {"Resources": {}})

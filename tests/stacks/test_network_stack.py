@@ -29,17 +29,6 @@ def environment(made: Deployment) -> dict[str, Any]:
     return dict(found)
 
 
-def test_every_zone_that_sells_trainium_has_a_private_subnet() -> None:
-    made = deployment()
-
-    zones = [
-        (properties.get("AvailabilityZoneId"), properties.get("AvailabilityZone"))
-        for properties in subnets(made, PRIVATE)
-    ]
-
-    assert zones == [("usw2-az4", None), ("usw2-az1", None)]
-
-
 def test_a_zone_by_name_has_its_subnet_and_one_for_a_cluster_beside_it() -> None:
     made = deployment(availability_zone_id="us-west-2d")
 
@@ -76,14 +65,6 @@ def test_nodes_change_subnet_and_placement_group_with_their_zone() -> None:
     assert len(here["Subnets"]) == len(there["Subnets"]) == 1
 
 
-def test_cpu_jobs_run_in_any_zone() -> None:
-    made = deployment()
-
-    found = made.only("data", "AWS::Batch::ComputeEnvironment")["ComputeResources"]["Subnets"]
-
-    assert len(found) == len(subnets(made, PRIVATE))
-
-
 @pytest.mark.parametrize("keys", [{"max_nodes": 100}, {"availability_zone_id": "usw2-az1"}])
 def test_nodes_have_the_room_that_was_promised_in_every_zone(keys: dict[str, object]) -> None:
     made = deployment(**keys)
@@ -92,28 +73,6 @@ def test_nodes_have_the_room_that_was_promised_in_every_zone(keys: dict[str, obj
         room = IPv4Network(str(found["CidrBlock"])).num_addresses - 5
         assert room == made.config.usable_addresses
         assert room >= made.config.addresses_needed(made.config.efa_layout)
-
-
-def test_no_subnet_gives_public_addresses() -> None:
-    made = deployment()
-
-    assert not any(
-        properties.get("MapPublicIpOnLaunch")
-        for properties in made.resources("network", "AWS::EC2::Subnet")
-    )
-
-
-def test_nodes_reach_the_internet_through_a_nat_gateway() -> None:
-    made = deployment()
-    (nat,) = made.logical_ids("network", "AWS::EC2::NatGateway")
-
-    ways_out = [
-        route["NatGatewayId"]
-        for route in made.resources("network", "AWS::EC2::Route")
-        if "NatGatewayId" in route
-    ]
-
-    assert ways_out == [{"Ref": nat}] * len(subnets(made, PRIVATE))
 
 
 def test_ways_out_stay_where_they_are_whatever_the_nodes_zone() -> None:
@@ -137,31 +96,6 @@ def test_no_nat_gateway_is_paid_for_without_need() -> None:
     assert made.resources("network", "AWS::EC2::NatGateway") == []
 
 
-def test_s3_is_reached_without_the_nat_gateway() -> None:
-    made = deployment()
-
-    (gateway,) = [
-        endpoint
-        for endpoint in made.resources("network", "AWS::EC2::VPCEndpoint")
-        if "s3" in str(endpoint["ServiceName"])
-    ]
-
-    assert gateway["VpcEndpointType"] == "Gateway"
-    assert len(gateway["RouteTableIds"]) == len(subnets(made, PRIVATE))
-
-
-def test_a_private_node_reaches_ecs_ecr_and_logs_by_endpoints() -> None:
-    made = deployment()
-
-    names = [
-        str(endpoint["ServiceName"]).removeprefix("com.amazonaws.us-west-2.")
-        for endpoint in made.resources("network", "AWS::EC2::VPCEndpoint")
-        if endpoint["VpcEndpointType"] == "Interface"
-    ]
-
-    assert sorted(names) == sorted(DEFAULT_INTERFACE_ENDPOINTS)
-
-
 def test_endpoints_can_be_left_out() -> None:
     made = deployment(interface_endpoints=False)
 
@@ -177,40 +111,6 @@ def test_flow_logs_are_kept_as_long_as_asked() -> None:
     assert made.only("network", "AWS::Logs::LogGroup")["RetentionInDays"] == 14
 
 
-def test_nobody_outside_can_open_a_connection_to_a_node() -> None:
-    made = deployment()
-
-    anywhere = [
-        rule
-        for group in made.resources("network", "AWS::EC2::SecurityGroup")
-        for rule in group.get("SecurityGroupIngress", [])
-        if rule.get("CidrIp") == "0.0.0.0/0"
-    ]
-
-    assert anywhere == []
-
-
-def test_nodes_open_https_connections_and_no_others_to_the_outside() -> None:
-    made = deployment()
-
-    outside = [
-        (rule["IpProtocol"], rule["FromPort"], rule["ToPort"])
-        for group in made.resources("network", "AWS::EC2::SecurityGroup")
-        for rule in group.get("SecurityGroupEgress", [])
-        if rule.get("CidrIp") == "0.0.0.0/0"
-    ]
-
-    assert outside == [("tcp", 443, 443)]
-
-
-def test_nothing_closes_the_default_security_group() -> None:
-    made = deployment()
-
-    types = {resource["Type"] for resource in made.templates["network"]["Resources"].values()}
-
-    assert not any(resource_type.startswith("Custom::") for resource_type in types)
-
-
 def default_group_rules(made: Deployment) -> list[dict[str, object]]:
     """List the rules that the template adds to the default group of its VPC."""
     return [
@@ -219,32 +119,6 @@ def default_group_rules(made: Deployment) -> list[dict[str, object]]:
         for rule in made.resources("network", f"AWS::EC2::SecurityGroup{direction}")
         if "DefaultSecurityGroup" in str(rule["GroupId"])
     ]
-
-
-def test_no_rule_of_the_default_group_is_one_that_ec2_gives_it() -> None:
-    # EC2 would answer InvalidPermission.Duplicate, and the stack would roll back.
-    made = deployment()
-    (vpc,) = made.logical_ids("network", "AWS::EC2::VPC")
-    itself = {"Fn::GetAtt": [vpc, "DefaultSecurityGroup"]}
-    given = [("-1", "SourceSecurityGroupId", itself), ("-1", "CidrIp", "0.0.0.0/0")]
-
-    stated = [
-        (rule["IpProtocol"], peer, rule[peer])
-        for rule in default_group_rules(made)
-        for peer in ("SourceSecurityGroupId", "DestinationSecurityGroupId", "CidrIp")
-        if peer in rule
-    ]
-
-    assert stated
-    assert not [rule for rule in stated if rule in given]
-
-
-def test_tasks_reach_aws_without_the_rule_that_a_stated_one_takes_away() -> None:
-    made = deployment()
-
-    outside = [rule for rule in default_group_rules(made) if rule.get("CidrIp") == "0.0.0.0/0"]
-
-    assert [(r["IpProtocol"], r["FromPort"], r["ToPort"]) for r in outside] == [("tcp", 443, 443)]
 
 
 def test_an_existing_default_group_is_not_changed() -> None:
@@ -312,15 +186,3 @@ def test_nodes_start_in_the_existing_subnet() -> None:
     ]
 
     assert compute["Subnets"] == ["subnet-12345678"]
-
-
-@pytest.mark.parametrize("keys", [{}, EXISTING], ids=["new", "existing"])
-def test_the_network_publishes_its_region(keys: dict[str, str]) -> None:
-    made = deployment(**keys)
-
-    assert made.only("network", "AWS::SSM::Parameter", "Contractregion") == {
-        "Name": "/trainium/default/region",
-        "Type": "String",
-        "Value": "us-west-2",
-        "Tags": {"trainium:deployment": "default"},
-    }

@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import Deployment, deployment
-from trainium_catalogue.contract import CACHE_PREFIX, RUNS_PREFIX
-
-
-@pytest.fixture
-def bucket() -> dict[str, Any]:
-    return deployment().only("storage", "AWS::S3::Bucket")
-
-
-def rules(bucket: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {rule["Id"]: rule for rule in bucket["LifecycleConfiguration"]["Rules"]}
 
 
 def policies(made: Deployment) -> set[str]:
@@ -27,70 +15,6 @@ def policies(made: Deployment) -> set[str]:
         if resource["Type"] == "AWS::S3::Bucket"
     )
     return {bucket["DeletionPolicy"], bucket["UpdateReplacePolicy"]}
-
-
-def test_the_bucket_keeps_its_logical_id() -> None:
-    assert deployment().logical_ids("storage", "AWS::S3::Bucket") == ["DataBucketE6B0FAA8"]
-
-
-def test_the_bucket_has_no_name_of_ours(bucket: dict[str, Any]) -> None:
-    assert "BucketName" not in bucket
-
-
-def test_the_bucket_is_encrypted(bucket: dict[str, Any]) -> None:
-    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
-
-    assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
-
-
-def test_the_bucket_keeps_old_versions(bucket: dict[str, Any]) -> None:
-    assert bucket["VersioningConfiguration"] == {"Status": "Enabled"}
-
-
-def test_the_bucket_is_closed_to_the_public(bucket: dict[str, Any]) -> None:
-    assert set(bucket["PublicAccessBlockConfiguration"].values()) == {True}
-
-
-def test_the_bucket_refuses_connections_without_tls() -> None:
-    policy = deployment().only("storage", "AWS::S3::BucketPolicy")["PolicyDocument"]
-
-    assert {
-        "Effect": "Deny",
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-        "Action": "s3:*",
-    }.items() <= policy["Statement"][0].items()
-
-
-def test_the_compile_cache_expires(bucket: dict[str, Any]) -> None:
-    rule = rules(bucket)["ExpireCompileCache"]
-
-    assert (rule["Prefix"], rule["ExpirationInDays"]) == (CACHE_PREFIX, 90)
-
-
-def test_nothing_but_the_cache_expires(bucket: dict[str, Any]) -> None:
-    assert [i for i, r in rules(bucket).items() if "ExpirationInDays" in r] == [
-        "ExpireCompileCache"
-    ]
-
-
-def test_old_versions_expire(bucket: dict[str, Any]) -> None:
-    expiry = rules(bucket)["ExpireOldVersions"]["NoncurrentVersionExpiration"]
-
-    assert expiry == {"NoncurrentDays": 30}
-
-
-def test_old_versions_of_runs_expire_in_days_not_months(bucket: dict[str, Any]) -> None:
-    # Retention deletes an 81 GB checkpoint every few hours, and each stays as an old version.
-    rule = rules(bucket)["ExpireOldVersionsOfRuns"]
-
-    assert rule["Prefix"] == RUNS_PREFIX
-    assert rule["NoncurrentVersionExpiration"] == {"NoncurrentDays": 3}
-
-
-def test_uploads_that_were_never_finished_expire(bucket: dict[str, Any]) -> None:
-    rule = rules(bucket)["AbortUnfinishedUploads"]
-
-    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 7}
 
 
 def test_destroy_keeps_the_bucket() -> None:

@@ -17,6 +17,7 @@ import pytest
 from training.core.logs import set_up_logging
 
 ROOT = Path(__file__).resolve().parents[2]
+BUCKET = "bucket-of-nodes"
 _SERIAL = itertools.count()
 _ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
 
@@ -172,6 +173,15 @@ def lone_node(tmp_path: Path) -> Iterator[Cluster]:
     job = Cluster(tmp_path, num_nodes=1)
     yield job
     job.kill()
+
+
+@pytest.fixture
+def bucket() -> Iterator[dict[str, str]]:
+    """Environment of nodes with an empty bucket."""
+    from tests.training.s3_server import bucket_environment  # takes seconds to import
+
+    with bucket_environment(BUCKET) as environment:
+        yield environment
 
 
 @pytest.fixture

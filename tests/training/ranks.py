@@ -19,21 +19,6 @@ from training.launcher.addresses import reserve_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start_ranks(program: Path, *arguments: str, num_ranks: int) -> list[subprocess.Popen[str]]:
-    """Start it on every rank, with what torch.distributed reads from the environment."""
-    with reserve_port(0) as port:
-        return [
-            subprocess.Popen(
-                [sys.executable, str(program), *arguments],
-                env={**_environment(port, num_ranks), "RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            for rank in range(num_ranks)
-        ]
-
-
 def results_of_ranks(
     program: Path, *arguments: str, num_ranks: int, timeout_s: float = 90
 ) -> list[dict[str, Any]]:

@@ -9,13 +9,7 @@ from importlib.resources import files
 import pytest
 
 from trainium_catalogue.eks import (
-    ADD_ONS,
     DEFAULT_SYSTEM_INSTANCE_TYPES,
-    KUBERNETES_VERSIONS,
-    NEURON_DRIVERS_OF_IMAGES,
-    STANDARD_SUPPORT_ENDS,
-    SYSTEM_IMAGES,
-    host_image_version,
 )
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import kubelet_memory_mib, pod_resources
@@ -62,22 +56,6 @@ def test_a_release_runs_on_the_driver_of_its_host_image() -> None:
     assert all(release.accepts_driver(DRIVERS[str(release.eks_ami_date)]) for release in pinned)
 
 
-@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
-def test_everything_that_follows_the_kubernetes_version_is_pinned_for_each(version: str) -> None:
-    assert SYSTEM_IMAGES[version].startswith(f"{version}.")
-    assert version in STANDARD_SUPPORT_ENDS
-    assert ADD_ONS["kube-proxy"][version].startswith(f"v{version}.")
-    assert all(version in versions for versions in ADD_ONS.values())
-
-
-def test_the_drivers_of_images_go_up_with_their_dates() -> None:
-    assert list(NEURON_DRIVERS_OF_IMAGES) == sorted(NEURON_DRIVERS_OF_IMAGES)
-    assert {d: max(s for s in NEURON_DRIVERS_OF_IMAGES if s <= d) for d in DRIVERS} == {
-        "20260625": "20260610",
-        "20260714": "20260714",
-    }
-
-
 @pytest.mark.parametrize("name", INSTANCE_TYPES)
 def test_a_pod_fits_into_what_the_kubelet_leaves_of_a_small_node_too(name: str) -> None:
     """MemTotal is less than EC2's figure: Karpenter subtracts 7.5 % before it has seen a node
@@ -92,13 +70,3 @@ def test_a_pod_fits_into_what_the_kubelet_leaves_of_a_small_node_too(name: str) 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)
 def test_what_the_kubelet_keeps_is_what_eks_image_computes(name: str) -> None:
     assert kubelet_memory_mib(INSTANCE_TYPES[name]) == RESERVED_MIB[name] + 100
-
-
-def test_a_host_image_is_named_by_patch_version_and_date() -> None:
-    assert host_image_version("1.35", "20260625") == "1.35.6-20260625"
-
-
-def test_one_kubectl_may_talk_to_every_version() -> None:
-    minors = [int(version.partition(".")[2]) for version in KUBERNETES_VERSIONS]
-
-    assert all(abs(minor - 35) <= 1 for minor in minors)

@@ -11,9 +11,6 @@ from hypothesis import strategies as st
 from trainium_catalogue.models.presets import PRESETS, BertShape
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
 from trainium_catalogue.parameters.training import (
-    FIXED_IN_A_RUN,
-    GRAPH_PARAMETERS,
-    pretrain_parameters,
     training_parameters,
 )
 
@@ -127,13 +124,6 @@ def test_every_preset_runs_on_one_node_and_on_as_many_as_it_asks_for(preset: Any
 
     for num_nodes in (1, preset.default_nodes):
         assert TrainingPlan.from_values(values, 32 * num_nodes).accumulation_steps >= 1
-
-
-def test_what_is_fixed_in_a_run_or_decides_graphs_is_a_parameter() -> None:
-    known = {p.name for preset in PRESETS.values() for p in training_parameters(preset)}
-    known |= {p.name for p in pretrain_parameters(None)}
-
-    assert set(FIXED_IN_A_RUN) | set(GRAPH_PARAMETERS) <= known
 
 
 def test_a_bert_keeps_its_global_batch_on_any_number_of_nodes() -> None:

@@ -24,24 +24,9 @@ def test_a_release_has_an_image_or_a_reason(release: NeuronRelease) -> None:
     assert bool(release.base_image) != bool(release.why_no_image)
 
 
-@RELEASES
-def test_the_host_image_is_dated(release: NeuronRelease) -> None:
-    assert "recommended" not in release.ecs_ami_ssm_parameter
-    assert release.ecs_ami_ssm_parameter.endswith(f"/{release.ecs_ami_name}/image_id")
-
-
-@RELEASES
-def test_an_image_names_its_own_release(release: NeuronRelease) -> None:
-    assert release.base_image is None or f"-sdk{release.name}-" in release.base_image
-
-
 @pytest.mark.parametrize("release", ["2.28.0", "2.29.1", "2.30.0"])
 def test_driver_2_29_is_refused_by_every_published_training_image(release: str) -> None:
     assert not NEURON_RELEASES[release].accepts_driver("2.29.0.0")
-
-
-def test_sdk_2_30_refuses_a_driver_that_is_too_old() -> None:
-    assert not NEURON_RELEASES["2.30.0"].accepts_driver("2.26.5.0")
 
 
 def test_torchneuron_does_not_run_on_trn1() -> None:

@@ -271,13 +271,6 @@ def test_a_failed_file_leaves_the_older_one_and_nothing_else(inside: Path) -> No
     assert (inside / "file").read_bytes() == b"new"
 
 
-def test_a_file_being_written_can_be_told_by_its_name(inside: Path) -> None:
-    with SafeFolder(inside).create("file"):
-        (path,) = inside.iterdir()
-
-    assert path.name.startswith(PART_PREFIX)
-
-
 def test_links_on_the_way_to_the_folder_itself_are_its_users(inside: Path, tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to(inside)
 

@@ -10,7 +10,7 @@ import pytest
 from moto.ec2.models.availability_zones_and_regions import RegionsAndZonesBackend
 
 from trainium_catalogue.instances import DEFAULT_CPU_INSTANCE_TYPES, INSTANCE_TYPES
-from trainium_catalogue.zones import MOST_ZONES, ZONES, subnet_zones
+from trainium_catalogue.zones import ZONES, subnet_zones
 
 # Zones that cannot have a cluster's control plane (EKS user guide, VPC and subnet requirements).
 WITHOUT_CONTROL_PLANE = {"use1-az3", "usw1-az2", "cac1-az3"}
@@ -49,21 +49,6 @@ def test_cpu_jobs_find_instances_in_every_zone(region: str) -> None:
     sold = {row["Location"] for row in rows if row["InstanceType"] in DEFAULT_CPU_INSTANCE_TYPES}
 
     assert set(ZONES[region]) <= sold
-
-
-@pytest.mark.parametrize("region", ZONES)
-def test_a_cluster_finds_two_zones_and_the_plan_has_room_for_all(region: str) -> None:
-    assert 2 <= len(set(ZONES[region])) == len(ZONES[region]) <= MOST_ZONES
-
-
-@pytest.mark.parametrize("region", ZONES)
-def test_the_first_zone_sells_as_many_types_as_any_other(region: str) -> None:
-    counts = {
-        zone: sum(zone in each.zone_ids.get(region, ()) for each in INSTANCE_TYPES.values())
-        for zone in ZONES[region]
-    }
-
-    assert counts[ZONES[region][0]] == max(counts.values())
 
 
 def test_address_ranges_of_networks_that_exist_stay_with_their_zones() -> None:

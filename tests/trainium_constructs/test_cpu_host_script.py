@@ -6,13 +6,12 @@ import os
 import shlex
 import shutil
 import subprocess
-from email import message_from_string
 from pathlib import Path
 
 import pytest
 
 from tests.support.limits import scaled
-from trainium_constructs.host_setup import cpu_host_script, cpu_host_user_data
+from trainium_constructs.host_setup import cpu_host_script
 
 DROP_IN = "etc/systemd/system/ecs.service.d/10-trainium.conf"
 NOBODY = "65534"
@@ -75,13 +74,6 @@ def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
     done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
 
     assert done.stdout == ""
-
-
-def test_user_data_is_mime_with_one_shell_script() -> None:
-    _, part = message_from_string(cpu_host_user_data()).walk()
-
-    assert part.get_content_type() == "text/x-shellscript"
-    assert part.get_payload() == cpu_host_script()
 
 
 def in_a_network_of_its_own(folder: Path, *steps: str) -> str:

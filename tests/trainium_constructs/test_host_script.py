@@ -54,24 +54,10 @@ def test_a_sound_host_lets_the_agent_start(host: Host) -> None:
     assert host.agent_may_start()
 
 
-def test_a_ready_host_says_what_it_has(host: Host) -> None:
-    host.run()
-
-    assert "ready: 16 Neuron devices, 8 EFA interfaces, driver 2.28.0.0" in host.console
-
-
 def test_a_fitting_driver_is_left_alone(host: Host) -> None:
     host.run()
 
     assert [line for line in host.log if line.startswith("dnf")] == []
-
-
-def test_setup_may_run_twice(host: Host) -> None:
-    host.run()
-    once = host.files()
-    host.run()
-
-    assert host.files() == once
 
 
 def test_efa_is_installed_once(host: Host) -> None:

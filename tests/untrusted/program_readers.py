@@ -23,9 +23,9 @@ from tests.untrusted.common import (
 )
 from tests.untrusted.guard import Violation
 from training.core.arguments import parse
-from training.program import bundle, inputs
-from training.program.settings import Folders, ProgramSettings, Workspace
-from training.program.snapshots.barrier import Listing
+from training.program import downloads
+from training.program.settings import ProgramFolders, ProgramSettings, Workspace
+from training.program.snapshots.barrier import NodeListing
 from training.program.snapshots.coordinator import _TIMES
 from training.program.snapshots.manifest import object_key
 from training.program.snapshots.process import SnapshotSettings
@@ -57,7 +57,7 @@ def snapshot(inside: Path, rng: random.Random) -> object:
 
 def listing(inside: Path, rng: random.Random) -> object:
     head = {"node": 0, "since": 1.5, "until": 2.5, "quiet_s": 1.0, "final": False, "missing": ""}
-    found = Listing.decode(mutations.document({**snapshot_manifest(), **head}, rng))
+    found = NodeListing.decode(mutations.document({**snapshot_manifest(), **head}, rng))
     typed(read_object(mutations.document({"1": 1.5, "2": 2.5}, rng)), _TIMES)
     return found.state, found.name, found.encode()
 
@@ -90,7 +90,7 @@ def _workspace(inside: Path, digest: str, objects: Any) -> Workspace:
     return Workspace(
         node=contract,
         settings=settings,
-        folders=Folders.of(scratch, settings, contract),
+        folders=ProgramFolders.of(scratch, settings, contract),
         bucket=objects,
         open=lambda uri: objects,
         report=quiet,
@@ -103,12 +103,12 @@ def archive(inside: Path, rng: random.Random) -> object:
     objects = LocalObjects(inside / "bucket")
     objects.put(f"runs/run/code/{digest}.tar.gz", data)
     workspace = _workspace(inside, digest, objects)
-    bundle.unpack(workspace)
+    downloads.unpack_bundle(workspace)
     return None
 
 
 def keys_of_inputs(inside: Path, rng: random.Random) -> object:
     workspace = _workspace(inside, "0" * 64, Keys(dict.fromkeys(odd_names(rng), CONTENT)))
     trap(workspace.folders.input, inside)
-    inputs.stage(workspace)
+    downloads.stage_inputs(workspace)
     return None

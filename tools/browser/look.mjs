@@ -1,7 +1,7 @@
 // Looks at a scalar's chart on TensorBoard's pages in a headless Chromium, and prints what it finds.
 //
 // The only argument is JSON: addresses, runs, tag, limit_s and picture, the file for a screenshot of
-// the first page, or null. Prints a line of JSON per address, read by rehearsal/checks/browser.py.
+// the first page, or null. Prints a line of JSON per address, read by rehearsal/proofs/browser.py.
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { chromium, errors } from "playwright-core";

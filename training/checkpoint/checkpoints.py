@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from training.checkpoint.dcp import Reader, Writer
-from training.checkpoint.folders import Folders
+from training.checkpoint.folders import CheckpointFolders
 from training.checkpoint.marker import (
     CheckpointDamaged,
     CheckpointInfo,
@@ -64,7 +64,9 @@ class Checkpoints:
     ) -> None:
         self._objects, self._ranks, self._report = objects, ranks, report
         self._say = say if self._ranks.is_leader else _quiet
-        self._folders = Folders(objects, keep_last=keep_last, keep_every=keep_every, say=self._say)
+        self._folders = CheckpointFolders(
+            objects, keep_last=keep_last, keep_every=keep_every, say=self._say
+        )
         self._guard, self._on_saved, self._on_failed = guard, on_saved, on_failed
         self._attached = attached
         self._stager = BlockingAsyncStager()

@@ -23,7 +23,7 @@ Sizes = dict[str, int]
 """Sizes in bytes of a folder's files, by name."""
 
 
-class Folders:
+class CheckpointFolders:
     """Finds, completes and deletes checkpoints below ``objects``."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The launcher's command line: a workload and its parameters, strictly parsed."""
+"""The launcher's command line: a workload, its parameters and a program's own arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from trainium_catalogue.contract import ARGV_MARK
 from trainium_catalogue.exit_codes import EXIT_CODES
-from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.parameters.command_line import parse_values
 from trainium_catalogue.workloads import (
     LAUNCH_PARAMETERS,
     WORKLOADS,
@@ -16,7 +16,6 @@ from trainium_catalogue.workloads import (
     Value,
     Workload,
     find_workload,
-    parse_parameters,
 )
 
 PROGRAM = "python -m training.launch"
@@ -73,24 +72,15 @@ def parse(argv: Sequence[str]) -> Request:
                 f"{' '.join(program_argv)} after {ARGV_MARK}: {workload.name} is no program of "
                 f"your own; leave {ARGV_MARK} out"
             )
-        parameters = (*workload.launch_parameters, *workload.parameters)
-        given = parse_parameters(_assignments(own[1:], parameters), parameters)
-        workload = workload.of_model(given)
-        parameters = (*workload.launch_parameters, *workload.parameters)
-    except ArgumentError:
-        raise
+        found = parse_values(workload, own[1:])
     except ValueError as error:
         raise ArgumentError(str(error)) from None
-    missing = [p.name for p in workload.parameters if p.required and p.name not in given]
-    if missing:
-        raise ArgumentError(f"{workload.name} needs --{missing[0]}; it has no default")
-    full = {p.name: given.get(p.name, p.default) for p in parameters}
-    seconds = {p.name.replace("-", "_"): float(full[p.name]) for p in LAUNCH_PARAMETERS}
+    seconds = {name.replace("-", "_"): float(value) for name, value in found.launch.items()}
     return Request(
-        workload=workload,
+        workload=found.workload,
         launch=LaunchParameters(**seconds),
-        values={p.name: full[p.name] for p in workload.parameters},
-        given={p.name: given[p.name] for p in workload.parameters if p.name in given},
+        values=found.own,
+        given=found.own_given,
         argv=tuple(argv),
         program_argv=program_argv,
     )
@@ -103,33 +93,6 @@ def split_argv(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return words, ()
     at = words.index(ARGV_MARK)
     return words[:at], words[at + 1 :]
-
-
-def _assignments(argv: Sequence[str], parameters: Iterable[Parameter]) -> Iterable[tuple[str, str]]:
-    """Split ``--name value`` and ``--name=value``; a boolean without a value is true."""
-    known = {parameter.name: parameter for parameter in parameters}
-    seen: set[str] = set()
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("--"):
-            raise ArgumentError(f"{word!r} is not a parameter; parameters look like --name value")
-        name, equals, value = word[2:].partition("=")
-        if name not in known:
-            flags = [f"--{k}" for k in known]
-            raise ArgumentError(f"unknown parameter --{name}; {did_you_mean(f'--{name}', flags)}")
-        if name in seen:
-            raise ArgumentError(f"--{name} is given twice; give it once")
-        seen.add(name)
-        if not equals:
-            alone = not rest or rest[0].startswith("--")
-            if alone and isinstance(known[name].default, bool):
-                value = "true"
-            elif alone:
-                raise ArgumentError(f"--{name} has no value; its default is {known[name].default}")
-            else:
-                value = rest.pop(0)
-        yield name, value
 
 
 def help_text(argv: Sequence[str] = ()) -> str:

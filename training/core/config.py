@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 from trainium_catalogue.models.presets import Shape
 from trainium_catalogue.parameters.layout import Layout
@@ -44,7 +45,7 @@ class TrainConfig:
     max_grad_norm: float
     """0: gradients are not clipped."""
     seed: int
-    activation_checkpointing: bool
+    activation_checkpointing: bool = False
     save_every: int
     """0: only at the end."""
     keep_last: int
@@ -77,33 +78,14 @@ class TrainConfig:
     def from_values(values: Mapping[str, Value], num_ranks: int) -> TrainConfig:
         """Read a workload's parameters; ``ValueError`` if they conflict."""
         plan = TrainingPlan.from_values(values, num_ranks)
+        named = {name.replace("-", "_"): value for name, value in values.items()}
+        known = {item.name for item in fields(TrainConfig)}
+        same: dict[str, Any] = {name: value for name, value in named.items() if name in known}
         return TrainConfig(
             plan=plan,
-            max_steps=int(values["max-steps"]),
-            steps_this_run=int(values["steps-this-run"]),
             learning_rate=float(values["lr"]),
-            warmup_steps=int(values["warmup-steps"]),
-            weight_decay=float(values["weight-decay"]),
-            beta1=float(values["beta1"]),
-            beta2=float(values["beta2"]),
-            adam_eps=float(values["adam-eps"]),
-            max_grad_norm=float(values["max-grad-norm"]),
-            seed=int(values["seed"]),
-            activation_checkpointing=bool(values.get("activation-checkpointing", False)),
-            save_every=int(values["save-every"]),
-            keep_last=int(values["keep-last"]),
-            keep_every=int(values["keep-every"]),
-            async_save=bool(values["async-save"]),
-            checkpoint_uri=str(values["checkpoint-uri"]),
-            log_every=int(values["log-every"]),
             layout=Layout.choose(values, plan) if "sequence-parallel" in values else None,
-            document_masks=bool(values.get("document-masks", False)),
-            responses=bool(values.get("responses", False)),
-            eval_every=int(values.get("eval-every", 0)),
-            eval_sequences=int(values.get("eval-sequences", 0)),
-            dropout=float(values.get("dropout", 0.0)),
-            max_predictions=int(values.get("max-predictions", 0)),
-            compile_only=bool(values["compile-only"]),
+            **same,
         )
 
     def last_step(self, done: int) -> int:

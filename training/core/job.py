@@ -11,7 +11,7 @@ from trainium_catalogue.parameters.parameter import Value
 if TYPE_CHECKING:
     from training.core.contract import NodeContract
     from training.core.device import Device
-    from training.core.progress import Progress
+    from training.core.progress import WorkerProgress
     from training.storage.results import ResultFiles
 
 
@@ -44,7 +44,7 @@ class Job:
     given: Mapping[str, Value]
     """The parameters given by the user."""
     device: Device
-    progress: Progress
+    progress: WorkerProgress
     store: ResultFiles
     stop: StopSwitch = field(default_factory=StopSwitch)
     """A workload that defers it need not end at once."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
@@ -20,6 +22,30 @@ def die_with_parent(parent_pid: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:  # it has already died
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def start_process(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+    stderr: IO[bytes] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, which dies with this one.
+
+    This one must have a single thread, so that code between fork and exec is safe.
+    """
+    parent = os.getpid()
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=lambda: die_with_parent(parent),
+    )
 
 
 def name_process(name: str) -> None:

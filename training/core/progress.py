@@ -53,7 +53,7 @@ class Failure:
         return f"rank {self.rank}: " if self.rank >= 0 else ""
 
 
-class Progress:
+class WorkerProgress:
     """A worker's side: report often."""
 
     def __init__(self, scratch: Path, *, local_rank: int, rank: int) -> None:

@@ -31,9 +31,9 @@ from training.core.contract import DeviceKind, NodeContract
 from training.core.heartbeat import heartbeat
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
-from training.core.progress import ENV_SCRATCH, Progress
+from training.core.progress import ENV_SCRATCH, WorkerProgress
 from training.launcher import signs
-from training.storage import Objects, RetryPolicy, StorageError, open_objects
+from training.storage import Objects, RetryPolicy, StorageAccess, StorageError
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CACHE_PREFIX, ENV_JOB_ID, GRAPHS_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
@@ -139,12 +139,7 @@ class CompileCache:
         """Take ``local`` as the folder that replaces a missing bucket."""
         self.key = cache_key(node, values)
         self._node = node
-        root = open_objects(
-            f"s3://{node.bucket}" if node.bucket else str(local),
-            region=node.region,
-            endpoint_url=node.endpoint_url,
-            retry_policy=_RETRY_POLICY,
-        )
+        root = StorageAccess.of(node, local=local).open_root(retry_policy=_RETRY_POLICY)
         self._objects: Objects = root.at(f"{COMPILED_PREFIX}{self.key}")
         self._graphs: Objects = root.at(GRAPHS_PREFIX)
 
@@ -214,7 +209,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     scratch = Path(env[ENV_SCRATCH])
     node = NodeContract.read(scratch)
     # Reports as one more worker than there are ranks, so that a long compilation is not silent.
-    progress = Progress(scratch, local_rank=node.processes_per_node, rank=-1)
+    progress = WorkerProgress(scratch, local_rank=node.processes_per_node, rank=-1)
     progress.report("looking for compiled graphs")
     progress.begin()
     cache = CompileCache(node, request.values, local=_LOCAL_ROOT)
@@ -235,7 +230,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 def _signs_of_life(
-    progress: Progress, node: NodeContract, env: Mapping[str, str]
+    progress: WorkerProgress, node: NodeContract, env: Mapping[str, str]
 ) -> Callable[[str], None]:
     """Report to the launcher and, through the bucket, to a Volcano job waiting for this one."""
     if ENV_JOB_ID not in env or node.bucket is None or node.node_index != 0:

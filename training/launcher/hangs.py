@@ -6,58 +6,24 @@ is the job as a whole: a sign of life on any node is one of all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from training.core.contract import NodeContract
 from training.core.progress import COMPILES_AT_MOST_S
-from training.launcher.evidence import Evidence
+from training.launcher.messages import Departure, Evidence, Message, Movement
+from training.launcher.node import JobObserver
 from training.launcher.verdict import Verdict
 from trainium_catalogue.contract import ENV_PROGRESS_FILE
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.typed_json import typed
 
-AT_ONCE_S = 60.0
-"""Most that a node can have done whose ranks ended at once: imports, and a look at the arguments.
-One that has worked for longer has done its share, and may leave the last save to rank 0."""
 LEFT_LIMIT_S = 300.0
 """Longest silence of a job after a node has ended at once: the others wait for it in vain."""
 BEGINNING_S = 120.0
 """Most that a program takes to print what it prints before it waits for its own processes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """All ranks of a node have ended with 0."""
-
-    after_s: float
-    lines: int
-    """Lines of output by then."""
-
-    def to_message(self) -> dict[str, Any]:
-        """Fields for the peer link."""
-        return {"after_s": self.after_s, "lines": self.lines}
-
-    @staticmethod
-    def from_message(message: Mapping[str, Any]) -> Left:
-        """Parse ``to_message``'s fields; ``ValueError`` if they are malformed."""
-        try:
-            return Left(after_s=float(message["after_s"]), lines=int(message["lines"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a report of an end: {error!r}") from None
-
-    @property
-    def at_once(self) -> bool:
-        """True if the node cannot have done anything: it ended soon, and without a line."""
-        return self.lines == 0 and self.after_s <= AT_ONCE_S
-
-    def told(self, node: int) -> str:
-        """Describe it as part of a sentence."""
-        output = f"{self.lines} lines" if self.lines else "without a line"
-        return f"node {node} ended with 0 after {self.after_s:.0f} s, {output} of output,"
-
-
-class JobWatch:
+class ProgramObserver(JobObserver):
     """The main node's view of a program on all nodes."""
 
     def __init__(self, node: NodeContract, *, hang_limit_s: float, now_s: float) -> None:
@@ -66,7 +32,7 @@ class JobWatch:
         self._hang_limit_s = hang_limit_s
         self._moved_s = self._went_s = now_s
         self._evidence: dict[int, Evidence] = {}
-        self._left: dict[int, Left] = {}
+        self._left: dict[int, Departure] = {}
         self._doing: dict[int, str] = {}
         self._prepared: set[int] = set()
         self._compiling: set[int] = set()
@@ -84,28 +50,22 @@ class JobWatch:
         """Note that the program begins, on all nodes."""
         self._went_s = self._moved_s = now_s
 
-    def seen(self, node: int, evidence: Evidence) -> None:
-        """Note what a silent node shows; this is no sign of life."""
-        self._evidence[node] = evidence
-
-    def prepared(self, node: int, now_s: float) -> None:
-        """Note that a node is ready for the program."""
-        self._prepared.add(node)
-        self._moved_s = now_s
-
-    def moved(self, node: int, doing: str, now_s: float) -> None:
-        """Note a sign of life."""
-        self._doing[node] = doing
-        self._moved_s = now_s
-
-    def compiling(self, node: int, going_on: bool, now_s: float) -> None:
-        """Note that a node begins to compile, or has ended it."""
-        (self._compiling.add if going_on else self._compiling.discard)(node)
-        self._moved_s = now_s
-
-    def left(self, node: int, left: Left, now_s: float) -> None:
-        """Note that a node's ranks have ended."""
-        self._left[node] = left
+    def note(self, node: int, message: Message, now_s: float) -> None:
+        """Note what a node reports of its program."""
+        match message["type"]:
+            case "prepared":
+                self._prepared.add(node)
+            case "moved":
+                movement = typed(message, Movement)
+                self._doing[node] = movement.doing
+                (self._compiling.add if movement.compiling else self._compiling.discard)(node)
+            case "left":
+                self._left[node] = typed(message, Departure)
+            case "seen":
+                self._evidence[node] = typed(message, Evidence)
+                return  # no sign of life
+            case _:
+                return
         self._moved_s = now_s
 
     def verdict(self, now_s: float) -> Verdict | None:

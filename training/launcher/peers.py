@@ -1,11 +1,7 @@
 """The launchers' link: each child holds a TCP connection to the main node and sends JSON lines.
 
-Child to main: ``hello`` (who I am, what preflight found), ``alive``, ``verdict``, ``ended``; of a
-user's program also ``prepared``, ``moved`` (a sign of life) and ``left`` (all ranks ended with 0).
-Main to child: ``welcome``, ``alive``, ``start`` (all are here; the rendezvous port), ``stop`` (the
-decision); ``go`` when all nodes are prepared for a program.
-Both sides only queue and fetch messages; all rules about time and codes are in ``verdict`` and
-``supervisor``.
+Both sides only queue and fetch messages (``messages.py``); all rules about time and codes are in
+``verdict`` and ``supervisor``.
 """
 
 from __future__ import annotations
@@ -16,15 +12,11 @@ import selectors
 import socket
 import time
 from dataclasses import dataclass
-from typing import Any
 
 from training.core.contract import NodeContract
 from training.core.heartbeat import HeartbeatClock
-from training.launcher.hangs import Left
-from training.launcher.verdict import Verdict
+from training.launcher.messages import Message, parse_message, refusal
 from trainium_catalogue.contract import PEER_WATCH
-
-Message = dict[str, Any]
 
 _MAX_LINE_BYTES = 256 * 1024
 
@@ -79,34 +71,10 @@ class Link:
             if len(self._received) > _MAX_LINE_BYTES:
                 raise LinkLost("a line is too long for a launcher's")
         *lines, self._received = self._received.split(b"\n")
-        return [_parse(line) for line in lines], closed
-
-
-def _parse(line: bytes) -> Message:
-    """Parse a message; ``LinkLost`` if a field that a role will read is missing or wrong."""
-    try:
-        message = json.loads(line)
-    except ValueError:
-        raise LinkLost("a line is not JSON") from None
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise LinkLost("a line is not a launcher's message")
-    try:
-        match message["type"]:
-            case "verdict" | "stop":
-                Verdict.from_message(message)
-            case "hello" if message["problem"] is not None:
-                Verdict.from_message(message["problem"])
-            case "start":
-                int(message["port"])
-            case "moved":
-                str(message["doing"])
-            case "compiling":
-                bool(message["going_on"])
-            case "left":
-                Left.from_message(message)
-    except (KeyError, TypeError, ValueError):
-        raise LinkLost(f"a {message['type'][:20]} message is not of a launcher's form") from None
-    return message
+        try:
+            return [parse_message(line) for line in lines], closed
+        except ValueError as error:
+            raise LinkLost(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,34 +94,6 @@ class Lost:
 
 
 Event = Heard | Lost
-
-
-def hello(node: NodeContract, problem: Verdict | None) -> Message:
-    """First message of a child."""
-    return {
-        "type": "hello",
-        "job": node.job_id,
-        "attempt": node.attempt,
-        "node": node.node_index,
-        "num_nodes": node.num_nodes,
-        "problem": problem.to_message() if problem else None,
-    }
-
-
-def refusal(node: NodeContract, message: Message, present: set[int]) -> str | None:
-    """Explain why the main node rejects a newcomer; None if it accepts it."""
-    theirs = (message.get("job"), message.get("attempt"), message.get("num_nodes"))
-    ours = (node.job_id, node.attempt, node.num_nodes)
-    if message["type"] != "hello":
-        return "the first message is not hello"
-    if theirs != ours:
-        return f"it belongs to job, attempt, nodes {theirs}, not {ours}"
-    index = message.get("node")
-    if not isinstance(index, int) or not 0 <= index < node.num_nodes or index == node.main_index:
-        return f"there is no child node {index}"
-    if index in present:
-        return f"node {index} is already here"
-    return None
 
 
 class _Clock(HeartbeatClock):

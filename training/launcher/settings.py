@@ -34,7 +34,7 @@ class System:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class WorkerVariable:
     """One environment variable; ``value`` returns None if it does not apply."""
 
     name: str
@@ -96,85 +96,85 @@ def _compiler_flags(node: NodeContract, system: System) -> str | None:
     return f"--model-type transformer{split}"
 
 
-SETTINGS: tuple[Setting, ...] = (
-    Setting(
+SETTINGS: tuple[WorkerVariable, ...] = (
+    WorkerVariable(
         name="FI_PROVIDER",
         value=_efa("efa"),
         reason="libfabric must take EFA or fail, never fall back to TCP in silence",
     ),
-    Setting(
+    WorkerVariable(
         name="FI_EFA_USE_DEVICE_RDMA",
         value=_efa("1"),
         reason="lets EFA read and write device memory directly (Neuron multi-node set-up guide)",
     ),
-    Setting(
+    WorkerVariable(
         name="FI_EFA_FORK_SAFE",
         value=_fork_safe,
         reason="registered memory survives fork; kernels from 5.15 do it by themselves",
     ),
-    Setting(
+    WorkerVariable(
         name="CCOM_SOCKET_IFNAME",
         value=lambda node, system: (system.interface or TASK_INTERFACE) if uses_efa(node) else None,
         reason="bootstrap of collectives uses the interface whose address peers know",
     ),
-    Setting(
+    WorkerVariable(
         name="PJRT_DEVICE",
         value=_xla("NEURON"),
         reason="torch_xla must take the Neuron devices or fail, never fall back to its CPU",
     ),
-    Setting(
+    WorkerVariable(
         name="NEURON_COMPILE_CACHE_URL",
         value=_cache,
         reason="one cache for all nodes and jobs, in the bucket (Neuron persistent cache guide)",
     ),
-    Setting(
+    WorkerVariable(
         name="AWS_DEFAULT_REGION",
         value=lambda node, system: node.region,
         reason="Neuron's compile cache opens the bucket with boto3, which does not read AWS_REGION "
         "and would ask the global endpoint first",
     ),
-    Setting(
+    WorkerVariable(
         name="AWS_RETRY_MODE",
         value=_xla("standard"),
         reason="Neuron's compile cache has a client of its own, and boto3's default repeats less",
     ),
-    Setting(
+    WorkerVariable(
         name="AWS_MAX_ATTEMPTS",
         value=_xla("10"),
         reason="a broken connection must not cost the graphs of a whole cluster",
     ),
-    Setting(
+    WorkerVariable(
         name="ALL_GATHER_REDUCE_SCATTER_BUCKET_CAP_MB",
         value=_model("65"),
         reason="of ZeRO-1's gathers and scatters; what NxD takes by itself for parameters in bf16 "
         "when XLA_DOWNCAST_BF16=0 says so, and half of what AWS's script gets, which says nothing: "
         "buckets of more than 140 MB gave NaN (trainer.py), counted in a type that it does not say",
     ),
-    Setting(
+    WorkerVariable(
         name="NEURON_CC_FLAGS",
         value=_compiler_flags,
         reason="the compiler's optimizations for transformers, and for those that are split over "
         "cores (neuronx-cc's reference; tp_zero1_llama2_7B_hf_pretrain.sh names the first; of BERT "
         "dp_bert_large_hf_pretrain_hdf5.py names the first alone, mnist_mlp none)",
     ),
-    Setting(
+    WorkerVariable(
         name="NEURON_FUSE_SOFTMAX",
         value=_model("1"),
         reason="the softmax of attention is one operation (tp_zero1_llama2_7B_hf_pretrain.sh)",
     ),
-    Setting(
+    WorkerVariable(
         name="NEURON_RT_STOCHASTIC_ROUNDING_EN",
         value=_model("0"),
         reason="updates go to fp32 master weights, which need no rounding at random "
         "(tp_zero1_llama_hf_pretrain.py, use_gpu_compatible_precision)",
     ),
-    Setting(
+    WorkerVariable(
         name="NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS",
         value=_model("3"),
         reason="micro-batches are enqueued ahead (tp_zero1_llama2_7B_hf_pretrain.sh); without "
         "effect since SDK 2.31",
     ),
-    Setting(
+    WorkerVariable(
         name="NEURON_RT_EXEC_TIMEOUT",
         value=_neuron(str(COMPILES_AT_MOST_S)),
         reason="seconds that a graph may run, and so wait in a collective for ranks that still "
@@ -183,51 +183,51 @@ SETTINGS: tuple[Setting, ...] = (
         "600 in AWS's BERT scripts. While graphs are loaded ranks wait for each other without "
         "limit (runtime troubleshooting guide)",
     ),
-    Setting(
+    WorkerVariable(
         name="MALLOC_ARENA_MAX",
         value=_neuron("64"),
         reason="bounds the heaps that glibc makes for the runtime's many threads (AWS's samples)",
     ),
-    Setting(
+    WorkerVariable(
         name="GLOO_SOCKET_IFNAME",
         value=lambda node, system: system.interface,
         reason="gloo would otherwise look the host name up, which loopback nodes do not have; on "
         "Trainium it carries what the ranks agree on about checkpoints",
     ),
-    Setting(
+    WorkerVariable(
         name="ACCELERATE_USE_CPU",
         value=_program_on_cpu("true"),
         reason="Accelerate makes no process group on a machine without a device unless it is told, "
         "as `accelerate launch --cpu` does: each process would train alone",
     ),
-    Setting(
+    WorkerVariable(
         name="ACCELERATE_TORCH_DEVICE",
         value=_program_on_cpu("cpu"),
         reason="Accelerate would call the processor cpu:0 (PartialState.set_device of 1.15), which "
         "torch.load takes for no device: no program of Hugging Face's Trainer could resume",
     ),
-    Setting(
+    WorkerVariable(
         name="OMP_NUM_THREADS",
         value=lambda node, system: "1",
         reason="the workers of a node share its cores; more threads would only wait for each other",
     ),
-    Setting(
+    WorkerVariable(
         name="USE_TORCH",
         value=_without_torch("0"),
         reason="transformers would import torch, which takes twice as long as converting a "
         "tokenizer without it (`import_utils.py` of 4.56)",
     ),
-    Setting(
+    WorkerVariable(
         name="TRANSFORMERS_NO_ADVISORY_WARNINGS",
         value=_without_torch("1"),
         reason="transformers would report that there is no torch, which is on purpose",
     ),
-    Setting(
+    WorkerVariable(
         name="PYTHONUNBUFFERED",
         value=lambda node, system: "1",
         reason="a line must be in the log when the process is killed right after it",
     ),
-    Setting(
+    WorkerVariable(
         name="PYTHONFAULTHANDLER",
         value=lambda node, system: "1",
         reason="a crash in native code leaves a Python traceback in the log",

@@ -23,7 +23,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from training.core.contract import NodeContract
 from training.launcher.verdict import Verdict
@@ -31,9 +31,9 @@ from training.storage import (
     ObjectMissing,
     Objects,
     RetryPolicy,
+    StorageAccess,
     StorageError,
     StorageUnavailable,
-    open_objects,
 )
 from trainium_catalogue.contract import (
     ATTEMPTS,
@@ -65,12 +65,8 @@ log = logging.getLogger(__name__)
 def open_folder(node: NodeContract, folder: str) -> Objects:
     """Open a folder of the deployment's bucket, for short requests."""
     assert node.bucket is not None
-    return open_objects(
-        f"s3://{node.bucket}/{folder}",
-        region=node.region,
-        endpoint_url=node.endpoint_url,
-        retry_policy=RetryPolicy(total_s=_REQUEST_S),
-    )
+    retries = RetryPolicy(total_s=_REQUEST_S)
+    return StorageAccess.of(node).open_root(retry_policy=retries).at(folder)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +214,7 @@ def wait_for_result(
 ) -> Verdict | None:
     """Wait for a job's end; returns a verdict if this job must not continue."""
     seen_s = time.monotonic()
-    running_at = 0.0
+    running_at: float | None = None
     log.info("launch: waiting for job %s, which compiles for this one", job_id)
     looked_s = float("-inf")
     while not stopped():
@@ -227,11 +223,11 @@ def wait_for_result(
             time.sleep(_TICK_S)
             continue
         looked_s = time.monotonic()
-        result = _find(results, job_id)
-        if "code" not in result:
+        sign = _find(results, job_id)
+        if sign.code is None:
             # From the other machine's clock, so all that counts is whether it changes.
-            if result.get("running_at", running_at) != running_at:
-                running_at, seen_s = result["running_at"], looked_s
+            if sign.running_at not in (None, running_at):
+                running_at, seen_s = sign.running_at, looked_s
             if looked_s - seen_s > _SIGN_TIMEOUT_S:
                 return Verdict(
                     code=ExitCode.HOST,
@@ -239,23 +235,22 @@ def wait_for_result(
                     f"for {_SIGN_TIMEOUT_S:g} s; this job makes room for it",
                 )
             continue
-        if result["code"] == ExitCode.OK:
+        if sign.code == ExitCode.OK:
             log.info("launch: job %s has compiled the graphs", job_id)
             return None
         return Verdict(
             code=ExitCode.WORKLOAD,
-            reason=f"job {job_id}, which compiles for this one, has failed: {result['reason']}",
+            reason=f"job {job_id}, which compiles for this one, has failed: {sign.reason}",
         )
     return Verdict(code=ExitCode.STOPPED, reason=f"asked to stop while waiting for job {job_id}")
 
 
-def _find(results: Objects, job_id: str) -> dict[str, Any]:
+def _find(results: Objects, job_id: str) -> _Sign:
     """Read what the job has left; empty if it left nothing or storage does not answer."""
     try:
-        found = read_json(results.get(_key(job_id)), _Sign)
+        return read_json(results.get(_key(job_id)), _Sign)
     except (ObjectMissing, StorageUnavailable, ValueError):
-        return {}
-    return {name: value for name, value in asdict(found).items() if value is not None}
+        return _Sign()
 
 
 def _key(job_id: str) -> str:

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 
 from training.core.arguments import LaunchParameters
 from training.core.contract import NodeContract
-from training.launcher.evidence import Evidence
 from training.launcher.guardian import Guardian
-from training.launcher.hangs import JobWatch, Left
-from training.launcher.node import LocalNode
-from training.launcher.peers import Event, Heard, Hub, Lost, Message, Spoke, hello
+from training.launcher.messages import Start, hello
+from training.launcher.node import LocalNode, Shutdown
+from training.launcher.peers import Event, Heard, Hub, Lost, Spoke
 from training.launcher.signs import Lookout, StartedSign, likely_causes
 from training.launcher.verdict import (
     MAX_WAIT_FOR_CAUSE_S,
@@ -29,17 +27,11 @@ from training.launcher.verdict import (
     told_to_stop,
 )
 from trainium_catalogue.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from training.launcher.program import ProgramNode
+from trainium_catalogue.typed_json import typed
 
 _TICK_S = 0.1
-_BETWEEN_MOVES_S = 1.0
-"""Least time between two messages of a child that its program goes on."""
 _CLOSING_S = 5.0
 """Time for nodes to kill their workers and say goodbye."""
-_SNAPSHOT_AT_MOST_S = 30.0
-"""Part of the grace that is left for the last snapshot of a program's files."""
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +44,7 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class LauncherContext:
     """The collaborators of a launcher, whichever its role."""
 
     node: NodeContract
@@ -60,81 +52,36 @@ class Tools:
     local: LocalNode
     guardian: Guardian
     stop: StopRequest
-    start_workers: Callable[[int], None]
-    """Starts the workers, given the rendezvous port."""
-    program: ProgramNode | None = None
-    """``local`` again, if its workers run a user's own program."""
 
 
 class _Role:
     """The common part of the main node and children."""
 
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._node = tools.node
+    def __init__(self, context: LauncherContext) -> None:
+        self._context = context
+        self._node = context.node
         self._stop_reported = False
-        self._told_prepared = self._told_left = self._told_compiling = False
-        self._told_moved_s = float("-inf")
         self._is_alone = False
         """True once a connection to another node is lost."""
 
     def _own_verdict(self) -> Verdict | None:
         """Judge this node's current state; a request to stop is reported once."""
-        if self._tools.stop.count and not self._stop_reported:
+        if self._context.stop.count and not self._stop_reported:
             self._stop_reported = True
             return told_to_stop(self._node)
-        return self._tools.local.look(time.monotonic())
-
-    def _program_messages(self, program: ProgramNode, now: float) -> Iterator[Message]:
-        """Tell what the main node must know of a program here, each thing once."""
-        if program.prepared and not self._told_prepared:
-            self._told_prepared = True
-            yield {"type": "prepared"}
-        if program.moved(now) and now - self._told_moved_s >= _BETWEEN_MOVES_S:
-            self._told_moved_s = now
-            yield {"type": "moved", "doing": program.doing}
-        if program.compiling != self._told_compiling:
-            self._told_compiling = program.compiling
-            yield {"type": "compiling", "going_on": program.compiling}
-        if program.left is not None and not self._told_left:
-            self._told_left = True
-            yield {"type": "left", **program.left.to_message()}
-        if (evidence := program.news_of_silence(now)) is not None:
-            yield {"type": "seen", **evidence.to_message()}
+        return self._context.local.look(time.monotonic())
 
     def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
         """Let the workers finish where that makes sense, then kill what is left."""
-        requests = self._tools.stop.count
-        program, grace_s = self._tools.program, self._tools.parameters.stop_grace_s
-        ends_s = time.monotonic() + grace_s
-        # On a cluster the pods of a lost one's job are told to stop. No snapshot of all nodes can
-        # come of that, and the next attempt waits for this one's end.
-        graceful = decision.graceful and not (program is not None and self._is_alone)
-        if graceful and self._tools.local.running:
-            if program is not None:
-                # The last snapshot comes after the workers, and in the same time.
-                grace_s -= min(_SNAPSHOT_AT_MOST_S, grace_s / 3)
-            log.info("launch: SIGTERM to the workers; %g s to finish", grace_s)
-            self._tools.local.send_sigterm()
-            deadline = time.monotonic() + grace_s
-            # A second request means to stop at once.
-            while (
-                self._tools.local.running
-                and time.monotonic() < deadline
-                and self._tools.stop.count <= max(requests, 1)
-                and not (program is not None and self._is_alone)
-            ):
-                turn()
-            if program is not None and self._tools.local.running:
-                log.info(
-                    "launch: node %d: the program still runs %g s after SIGTERM and is killed; "
-                    "its last snapshot has what it had written",
-                    *(self._node.node_index, grace_s),
-                )
-                program.kill_workers()
-        if program is not None and decision.code is not ExitCode.OK:
-            program.close(decision, ends_s, turn, is_alone=lambda: self._is_alone)
-        self._tools.local.kill(self._tools.guardian.heartbeat)
+        stop, requests = self._context.stop, max(self._context.stop.count, 1)
+        shutdown = Shutdown(
+            grace_s=self._context.parameters.stop_grace_s,
+            turn=turn,
+            heartbeat=self._context.guardian.heartbeat,
+            is_alone=lambda: self._is_alone,
+            is_urgent=lambda: stop.count > requests,
+        )
+        self._context.local.end(decision, shutdown)
 
 
 class _JoinTimeouts:
@@ -185,26 +132,25 @@ class MainRole(_Role):
         """Take part in the job until it is decided; returns the decision."""
         board = Board(
             num_nodes=self._node.num_nodes,
-            wait_s=min(MAX_WAIT_FOR_CAUSE_S, self._tools.parameters.peer_timeout_s),
-            peer_timeout_s=self._tools.parameters.peer_timeout_s,
+            wait_s=min(MAX_WAIT_FOR_CAUSE_S, self._context.parameters.peer_timeout_s),
+            peer_timeout_s=self._context.parameters.peer_timeout_s,
         )
         joined = {self._node.node_index}
         limit_s = self._node.time_limit_s
         last_s = float("inf") if limit_s is None else time.monotonic() + limit_s
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
-        timeouts = _JoinTimeouts(self._tools.parameters, time.monotonic())
+        timeouts = _JoinTimeouts(self._context.parameters, time.monotonic())
         lookout = Lookout(self._node)
-        self._watch = JobWatch(
-            self._node, hang_limit_s=self._tools.parameters.hang_limit_s, now_s=time.monotonic()
-        )
+        local = self._context.local
+        self._observer = observer = local.observer(time.monotonic())
         started = went = False
         wait_s = 0.0  # a single-node job has nobody to wait for
         while True:
             for event in hub.poll(wait_s):
                 self._note(event, board, joined)
             wait_s = _TICK_S
-            self._tools.guardian.heartbeat()
+            self._context.guardian.heartbeat()
             now = time.monotonic()
             own = self._own_verdict()
             if own is not None:
@@ -220,47 +166,28 @@ class MainRole(_Role):
                 timeouts.no_child_joined(lookout.evidence, now)
             if not board.all_joined and (limit := timeouts.exhausted(now)):
                 board.report(self._node.node_index, self._absent(joined, limit), now)
-            if self._tools.program is not None:
-                self._look_at_program(self._tools.program, now)
-                if started and (hang := self._watch.verdict(now)):
-                    board.report(self._node.node_index, hang, now)
-                if started and not went and self._watch.all_prepared and not board.verdicts:
-                    went = True
-                    self._watch.went(now)
-                    hub.broadcast({"type": "go"})
-                    self._tools.program.go()
+            for message in local.news(now):
+                observer.note(self._node.node_index, message, now)
+            if started and (hang := observer.verdict(now)):
+                board.report(self._node.node_index, hang, now)
+            if started and not went and observer.all_prepared and not board.verdicts:
+                went = True
+                observer.went(now)
+                hub.broadcast({"type": "go"})
+                local.go()
             decision = board.decision(now, heard_s=hub.heard_s)
             if decision is not None:
                 break
             if board.all_joined and not started and not board.verdicts:
                 started = True
-                self._watch.begin(now)
+                observer.begin(now)
                 if self._node.num_nodes > 1:
                     log.info("launch: all %d nodes are here", self._node.num_nodes)
-                hub.broadcast({"type": "start", "port": rendezvous_port})
-                self._tools.start_workers(rendezvous_port)
-        if self._tools.program is not None:
-            decision = self._watch.explained(decision)
+                hub.broadcast({"type": "start", **asdict(Start(port=rendezvous_port))})
+                local.start(rendezvous_port)
+        decision = observer.explained(decision)
         self._finish(hub, decision)
         return decision
-
-    def _look_at_program(self, program: ProgramNode, now: float) -> None:
-        """Note what this node's own part of a program does."""
-        for message in self._program_messages(program, now):
-            self._note_program(self._node.node_index, message, now)
-
-    def _note_program(self, node: int, message: Message, now: float) -> None:
-        match message["type"]:
-            case "prepared":
-                self._watch.prepared(node, now)
-            case "moved":
-                self._watch.moved(node, str(message["doing"]), now)
-            case "compiling":
-                self._watch.compiling(node, bool(message["going_on"]), now)
-            case "left":
-                self._watch.left(node, Left.from_message(message), now)
-            case "seen":
-                self._watch.seen(node, Evidence.from_message(message))
 
     def _note(self, event: Event, board: Board, joined: set[int]) -> None:
         now = time.monotonic()
@@ -272,12 +199,12 @@ class MainRole(_Role):
         message = event.message
         if message["type"] == "hello":
             joined.add(event.node)
-            if message.get("problem"):
-                board.report(event.node, Verdict.from_message(message["problem"]), now)
+            if message["problem"]:
+                board.report(event.node, typed(message["problem"], Verdict), now)
         elif message["type"] == "verdict":
-            board.report(event.node, Verdict.from_message(message), now)
+            board.report(event.node, typed(message, Verdict), now)
         else:
-            self._note_program(event.node, message, now)
+            self._observer.note(event.node, message, now)
 
     def _absent(self, joined: set[int], limit: str) -> Verdict:
         absent = sorted(set(range(self._node.num_nodes)) - joined)
@@ -292,7 +219,7 @@ class MainRole(_Role):
 
     def _finish(self, hub: Hub, decision: Verdict) -> None:
         """Tell all nodes, end this one, and exit last: Batch stops children when main exits."""
-        stop = {"type": "stop", **decision.to_message()}
+        stop = {"type": "stop", **asdict(decision)}
         hub.broadcast(stop)
 
         def turn() -> None:
@@ -306,9 +233,9 @@ class MainRole(_Role):
                     hub.dismiss(event.node)
                 elif event.message["type"] == "hello":  # late, and told at once
                     hub.send(event.node, stop)
-            self._tools.guardian.heartbeat()
+            self._context.guardian.heartbeat()
 
-        grace_s = self._tools.parameters.stop_grace_s if decision.graceful else 0.0
+        grace_s = self._context.parameters.stop_grace_s if decision.graceful else 0.0
         # The children's grace period has begun as well; a second one would outlast the time
         # that ECS and the kubelet give this process.
         grace_ends_s = time.monotonic() + grace_s
@@ -329,20 +256,19 @@ class ChildRole(_Role):
         while decision is None:
             for event in events:
                 decision = decision or self._note(event, sent)
-            self._tools.guardian.heartbeat()
+            self._context.guardian.heartbeat()
             own = self._own_verdict()
             if own is not None and better(sent, own) is not sent:
                 sent = own
-                spoke.send({"type": "verdict", **own.to_message()})
-            if self._tools.program is not None:
-                for message in self._program_messages(self._tools.program, time.monotonic()):
-                    spoke.send(message)
+                spoke.send({"type": "verdict", **asdict(own)})
+            for message in self._context.local.news(time.monotonic()):
+                spoke.send(message)
             events = spoke.poll(_TICK_S)
 
         def turn() -> None:
             if any(isinstance(event, Lost) for event in spoke.poll(_TICK_S)):
                 self._is_alone = True
-            self._tools.guardian.heartbeat()
+            self._context.guardian.heartbeat()
 
         self._end_workers(decision, turn)
         spoke.send({"type": "ended"})
@@ -353,13 +279,13 @@ class ChildRole(_Role):
         self, spoke: Spoke, problem: Verdict | None
     ) -> tuple[Verdict | None, Sequence[Event]]:
         """Reach the main node; returns a verdict if that fails, and any events received so far."""
-        deadline = time.monotonic() + self._tools.parameters.join_timeout_s
+        deadline = time.monotonic() + self._context.parameters.join_timeout_s
         first = hello(self._node, problem)
         sign = StartedSign(self._node)
         while (now := time.monotonic()) < deadline:
-            self._tools.guardian.heartbeat()
+            self._context.guardian.heartbeat()
             sign.turn(now)
-            if self._tools.stop.count:
+            if self._context.stop.count:
                 return told_to_stop(self._node), ()
             if not spoke.connected and not spoke.connect(first, 0.5):
                 time.sleep(_TICK_S)  # Batch starts children in any order, and main may lag
@@ -374,7 +300,7 @@ class ChildRole(_Role):
             code=ExitCode.PREFLIGHT,
             reason=(
                 f"node {self._node.node_index}: could not join the main node at "
-                f"{self._node.main_address} within {self._tools.parameters.join_timeout_s:g} s "
+                f"{self._node.main_address} within {self._context.parameters.join_timeout_s:g} s "
                 f"(join-timeout-s): {spoke.last_error}; {likely_causes(self._node)}"
             ),
         )
@@ -388,9 +314,9 @@ class ChildRole(_Role):
             return better(sent, lost)
         message = event.message
         if message["type"] == "start":
-            self._tools.start_workers(int(message["port"]))
-        elif message["type"] == "go" and self._tools.program is not None:
-            self._tools.program.go()
+            self._context.local.start(typed(message, Start).port)
+        elif message["type"] == "go":
+            self._context.local.go()
         elif message["type"] == "stop":
-            return Verdict.from_message(message)
+            return typed(message, Verdict)
         return None

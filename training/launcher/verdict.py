@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from training.core.arguments import ArgumentError
 from training.core.contract import NodeContract
@@ -44,37 +42,14 @@ class Verdict:
     """True for an exit status without an exception: a program that catches the error of a broken
     connection may end so as well."""
 
+    def __post_init__(self) -> None:
+        if self.code not in _PRECEDENCE:
+            raise ValueError(f"{self.code} is not a verdict")
+
     @property
     def strength(self) -> int:
         """Rank in ``_PRECEDENCE``; smaller is better evidence."""
         return _PRECEDENCE.index(self.code)
-
-    def to_message(self) -> dict[str, Any]:
-        """Fields for the peer link."""
-        return {
-            "code": int(self.code),
-            "reason": self.reason,
-            "graceful": self.graceful,
-            "symptom": self.symptom,
-            "weak": self.weak,
-        }
-
-    @staticmethod
-    def from_message(message: Mapping[str, Any]) -> Verdict:
-        """Parse ``to_message``'s fields; ``ValueError`` if they are malformed."""
-        try:
-            code = ExitCode(message["code"])
-            if code not in _PRECEDENCE:
-                raise ValueError(f"{code} is not a verdict")
-            return Verdict(
-                code=code,
-                reason=str(message["reason"]),
-                graceful=bool(message["graceful"]),
-                symptom=bool(message["symptom"]),
-                weak=bool(message["weak"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a verdict: {error!r}") from None
 
 
 def verdict_of(error: Exception) -> Verdict:

@@ -10,7 +10,7 @@ import training
 import trainium_catalogue
 from training.core.contract import DeviceKind
 from training.program.reports import PROGRESS_FILE
-from training.program.settings import Folders, ProgramSettings
+from training.program.settings import ProgramFolders, ProgramSettings
 from trainium_catalogue.contract import (
     ENV_CHECKPOINT_DIR,
     ENV_DATASET_DIR,
@@ -49,7 +49,7 @@ CREDENTIALS = (
 
 
 def program_environment(
-    env: Mapping[str, str], settings: ProgramSettings, folders: Folders, device: DeviceKind
+    env: Mapping[str, str], settings: ProgramSettings, folders: ProgramFolders, device: DeviceKind
 ) -> dict[str, str]:
     """Make the program's environment of that of other workloads' workers."""
     result = dict(env)

@@ -11,18 +11,18 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.core.files import write_whole
 from training.core.processes import die_with_parent
-from training.program.curve import Curve
-from training.program.reports import OUTPUT_FILE, Noted
+from training.program.reports import LOSSES_FILE, OutputReport
 
 _READ_BYTES = 64 * 1024
 _BAR_EVERY_S = 10.0
@@ -32,6 +32,8 @@ _LONGEST_SEARCHED = 2000
 """Characters of a line in which progress is looked for; progress is at the beginning."""
 _LONGEST_SHOWN = 500
 _RATE_OVER_S = 120.0
+_MOST_POINTS = 1000
+"""Points up to which nothing is left out; a terminal has some 100 columns."""
 
 log = logging.getLogger(__name__)
 
@@ -47,16 +49,65 @@ DEFAULT_PATTERNS = (
 """Forms of lines that report progress, each with a step, a loss or both."""
 
 
-class Progress:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPoint:
+    """A loss that an attempt printed; of many, about a thousand, evenly chosen, and the newest."""
+
+    step: int
+    """Number of the loss where lines have no step; steps that restart add to those before."""
+    loss: float
+
+
+class LossCurve:
+    """Losses by step, thinned evenly as they become many."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._newest: tuple[int, float] | None = None
+        self._every = 1
+        self._count = 0
+        self._base = 0
+        """Steps of earlier epochs, where each of them counts from the beginning."""
+        self.changed = False
+        """True if the file is older than the newest loss."""
+
+    def add(self, step: int | None, loss: float) -> None:
+        """Take a loss; where no line tells steps, losses are counted."""
+        if not math.isfinite(loss):
+            return
+        last = self._newest[0] if self._newest is not None else 0
+        at = self._base + step if step is not None else last + 1
+        if at < last:
+            self._base = last
+            at = last + (step or 1)
+        if self._newest is not None and at > last:
+            if self._count % self._every == 0:
+                self._points.append(self._newest)
+            self._count += 1
+        self.changed = True
+        self._newest = (at, loss)  # of several for one step the last
+        if len(self._points) > _MOST_POINTS:
+            self._points = self._points[::2]
+            self._every *= 2
+
+    def write(self, scratch: Path) -> None:
+        """Replace the file."""
+        self.changed = False
+        points = [*self._points, *([self._newest] if self._newest is not None else [])]
+        lines = (json.dumps(asdict(LossPoint(step=step, loss=loss))) for step, loss in points)
+        write_whole(scratch / LOSSES_FILE, "".join(f"{line}\n" for line in lines).encode())
+
+
+class OutputProgress:
     """Finds steps and losses in lines, and how fast steps come."""
 
-    def __init__(self, noted: Noted, pattern: str = "") -> None:
-        self._noted = noted
-        self.curve = Curve()
+    def __init__(self, report: OutputReport, pattern: str = "") -> None:
+        self._report = report
+        self.curve = LossCurve()
         self._patterns = [
             re.compile(text) for text in ((pattern,) if pattern else DEFAULT_PATTERNS)
         ]
-        self._seen: list[tuple[float, int]] = []
+        self._steps: list[tuple[float, int]] = []
 
     def look(self, line: str, now_s: float) -> None:
         """Note what a line says."""
@@ -68,22 +119,22 @@ class Progress:
                         self._step(int(groups["step"]), now_s)
                 with contextlib.suppress(TypeError, ValueError):
                     if groups.get("loss"):
-                        self._noted.loss = float(groups["loss"])
-                        self.curve.add(self._noted.step, self._noted.loss)
+                        self._report.loss = float(groups["loss"])
+                        self.curve.add(self._report.step, self._report.loss)
                 return
 
     def _step(self, step: int, now_s: float) -> None:
-        if self._seen and step < self._seen[-1][1]:
-            self._seen.clear()  # a new epoch, or another bar
-        self._noted.step = step
-        if self._seen and step == self._seen[-1][1]:
+        if self._steps and step < self._steps[-1][1]:
+            self._steps.clear()  # a new epoch, or another bar
+        self._report.step = step
+        if self._steps and step == self._steps[-1][1]:
             return
-        self._seen.append((now_s, step))
-        while now_s - self._seen[0][0] > _RATE_OVER_S and len(self._seen) > 2:
-            del self._seen[0]
-        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        self._steps.append((now_s, step))
+        while now_s - self._steps[0][0] > _RATE_OVER_S and len(self._steps) > 2:
+            del self._steps[0]
+        (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
         if last_s > first_s:
-            self._noted.steps_per_second = round((last - first) / (last_s - first_s), 4)
+            self._report.steps_per_second = round((last - first) / (last_s - first_s), 4)
 
 
 class Thinning:
@@ -148,8 +199,8 @@ class Recorder:
 
     def __init__(self, scratch: Path, pattern: str) -> None:
         self._scratch = scratch
-        self.noted = Noted()
-        self._progress = Progress(self.noted, pattern)
+        self.report = OutputReport()
+        self._progress = OutputProgress(self.report, pattern)
         self._written_s = self._drawn_s = float("-inf")
         self._changed = False
 
@@ -158,15 +209,15 @@ class Recorder:
         shown = text.decode(errors="replace").strip()
         if not shown:
             return
-        self.noted.lines += 1
-        self.noted.last_line = shown[:_LONGEST_SHOWN]
-        self.noted.last_line_at = time.time()
+        self.report.lines += 1
+        self.report.last_line = shown[:_LONGEST_SHOWN]
+        self.report.last_line_at = time.time()
         self._changed = True
         self._progress.look(shown, now_s)
 
     def passed(self, count: int) -> None:
         """Count bytes, which are a sign of life before they are a line."""
-        self.noted.bytes += count
+        self.report.bytes += count
         self._changed = True
 
     def write(self, now_s: float, *, force: bool = False) -> None:
@@ -175,7 +226,7 @@ class Recorder:
         with contextlib.suppress(OSError):  # a full disk must not stop the output
             if self._changed and (force or now_s - self._written_s >= _NOTE_EVERY_S):
                 self._written_s, self._changed = now_s, False
-                write_whole(self._scratch / OUTPUT_FILE, json.dumps(asdict(self.noted)).encode())
+                self.report.write(self._scratch)
             if curve.changed and (force or now_s - self._drawn_s >= _CURVE_EVERY_S):
                 self._drawn_s = now_s
                 curve.write(self._scratch)

@@ -9,39 +9,37 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from training.core.arguments import parse
-from training.core.contract import DeviceKind, NodeContract
+from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
-from training.program import bundle, inputs
+from training.program import downloads
 from training.program.reports import PROGRAM_FILE, READY, Preparation
-from training.program.resuming import resume_arguments
 from training.program.settings import (
-    Folders,
     NotPrepared,
-    ProgramSettings,
     Workspace,
     is_full,
     no_space,
 )
 from training.program.snapshots import graphs, restore
 from training.program.snapshots.process import open_snapshots
-from training.storage import StorageAccess, StorageRefused, StorageUnavailable
+from training.storage import StorageRefused, StorageUnavailable
 from training.storage.run_lock import RunLock
 from trainium_catalogue.exit_codes import ExitCode
 
 _BETWEEN_REPORTS_S = 0.5
 _BETWEEN_CHECKS_S = 1.0
+_NUMBER = re.compile(r"(\d+)")
 
 log = logging.getLogger("training.program.preparation")
 
@@ -54,7 +52,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     lock: RunLock | None = None
     try:
-        workspace = open_workspace(argv, scratch, report)
+        workspace = Workspace.of_launch(argv, scratch, report)
         lock = run_lock(workspace)
         if lock is not None:
             lock.acquire()
@@ -97,22 +95,6 @@ class Reporter:
             Preparation(step=step).write(self._scratch)
 
 
-def open_workspace(argv: Sequence[str], scratch: Path, report: Callable[[str], None]) -> Workspace:
-    """Read what the node is to do, and open its storage."""
-    request, node = parse(argv), NodeContract.read(scratch)
-    settings = ProgramSettings.from_request(request)
-    folders = Folders.of(scratch, settings, node)
-    access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
-    return Workspace(
-        node=node,
-        settings=settings,
-        folders=folders,
-        bucket=access.open(access.root),
-        open=access.open,
-        report=report,
-    )
-
-
 def run_lock(workspace: Workspace) -> RunLock | None:
     """Make the lock of the run's name, which the main node holds for the job.
 
@@ -136,14 +118,14 @@ def prepare(workspace: Workspace, env: Mapping[str, str]) -> None:
     """Do all steps in their order; ``NotPrepared`` and storage's errors end it."""
     node, settings, folders = workspace.node, workspace.settings, workspace.folders
     scratch = folders.scratch
-    bundle.unpack(workspace)
+    downloads.unpack_bundle(workspace)
     for folder in (folders.checkpoints, folders.output, folders.cache):
         folder.mkdir(parents=True, exist_ok=True)
     if settings.wheels:
         from training.program.wheels import install  # imports much that is seldom needed
 
         install.install(workspace, env)
-    inputs.stage(workspace)
+    downloads.stage_inputs(workspace)
     if restore.give_back(workspace):
         words = resume_arguments(settings.resume_argv, folders.code, folders.checkpoints)
         if words:
@@ -153,6 +135,43 @@ def prepare(workspace: Workspace, env: Mapping[str, str]) -> None:
     graphs.unlock(folders.cache)
     if node.device is DeviceKind.TORCH_NEURON:
         folders.torchneuron_cache.mkdir(exist_ok=True)
+
+
+def resume_arguments(words: Sequence[str], working: Path, kept: Path) -> tuple[str, ...]:
+    """Arguments to add, now that the kept folder has been given back.
+
+    Many programs take the path of a checkpoint, and end with an error if there is none, so that
+    the first attempt must do without what every later one needs.
+
+    A path in the kept folder, alone or after ``=``, must exist, or nothing is added: there may be
+    a snapshot from before the first checkpoint. In place of one with a wildcard the match with the
+    highest number is given, ``out/checkpoint-20`` for ``out/checkpoint-*``.
+    """
+    result = []
+    for word in words:
+        name, mark, path = word.rpartition("=")
+        if not _is_kept(path, working, kept):
+            result.append(word)
+            continue
+        matches = [str(match.relative_to(working)) for match in working.glob(path)]
+        if not matches:
+            return ()
+        result.append(f"{name}{mark}{max(matches, key=_in_order)}")
+    return tuple(result)
+
+
+def _is_kept(path: str, working: Path, kept: Path) -> bool:
+    # If everything is kept, words cannot be told from names of files, unless they have wildcards.
+    if not path or Path(path).is_absolute():
+        return False
+    below = kept != working and (working / path).is_relative_to(kept)
+    return below or any(character in path for character in "*?[")
+
+
+def _in_order(path: str) -> list[tuple[int, str]]:
+    """Order numbers in names by their value."""
+    parts = _NUMBER.split(path)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def judged(error: Exception, scratch: Path) -> NotPrepared:

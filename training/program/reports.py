@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from training.core.files import write_whole
+from trainium_catalogue.typed_json import read_json
 
 PREPARATION = "training.program.preparation"
 """The module that makes a node ready."""
@@ -22,6 +24,9 @@ RESULTS_MOVED_FILE = "results-moved"
 """Touched whenever bytes of the output folder have been sent."""
 RESULTS_FAILURE_FILE = "results-failure"
 """The reason why they could not be."""
+UNKEPT_FILE = "unkept"
+"""What the program has written that is not kept, for the run's status."""
+LOSSES_FILE = "losses.jsonl"
 GO_FILE = "go"
 """Appears when every node is prepared; the workers wait for it."""
 PROGRAM_FILE = "program"
@@ -30,9 +35,31 @@ PROGRESS_FILE = "progress"
 """The file that a silent program may touch."""
 
 
+class ScratchDocument:
+    """A dataclass that one process writes to a file of the scratch folder, and another reads."""
+
+    __slots__ = ()
+    FILE: ClassVar[str]
+
+    def write(self, scratch: Path) -> None:
+        """Replace the file."""
+        document: Any = self
+        write_whole(scratch / self.FILE, json.dumps(asdict(document)).encode())
+
+    @classmethod
+    def find(cls, scratch: Path) -> Self | None:
+        """Read the file, if there is one."""
+        try:
+            return read_json((scratch / cls.FILE).read_bytes(), cls)
+        except FileNotFoundError:
+            return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preparation:
-    """What the preparation tells the launcher, in a file of the scratch folder."""
+class Preparation(ScratchDocument):
+    """What the preparation tells the launcher."""
+
+    FILE: ClassVar[str] = PREPARATION_FILE
 
     step: str
     done: bool = False
@@ -40,22 +67,12 @@ class Preparation:
     """Exit code of a failure."""
     reason: str = ""
 
-    def write(self, scratch: Path) -> None:
-        """Replace the report."""
-        write_whole(scratch / PREPARATION_FILE, json.dumps(asdict(self)).encode())
-
-    @staticmethod
-    def read(scratch: Path) -> Preparation | None:
-        """Read the newest report, if there is one."""
-        try:
-            return Preparation(**json.loads((scratch / PREPARATION_FILE).read_bytes()))
-        except FileNotFoundError:
-            return None
-
 
 @dataclass(slots=True, kw_only=True)
-class Noted:
+class OutputReport(ScratchDocument):
     """What a program's output has shown so far."""
+
+    FILE: ClassVar[str] = OUTPUT_FILE
 
     last_line: str = ""
     last_line_at: float | None = None
@@ -67,10 +84,10 @@ class Noted:
     loss: float | None = None
     steps_per_second: float | None = None
 
-    @staticmethod
-    def read(scratch: Path) -> Noted:
-        """Read the newest note of this node's output."""
+    @classmethod
+    def read(cls, scratch: Path) -> OutputReport:
+        """Read the newest report, whose loss need not be finite; an empty one before the first."""
         try:
-            return Noted(**json.loads((scratch / OUTPUT_FILE).read_bytes()))
+            return cls(**json.loads((scratch / cls.FILE).read_bytes()))
         except FileNotFoundError:
-            return Noted()
+            return cls()

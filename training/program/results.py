@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from training.core.arguments import parse
 from training.core.contract import NodeContract
 from training.core.failures import describe
 from training.core.files import write_whole
@@ -21,8 +20,8 @@ from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
 from training.core.threads import in_threads
 from training.program.reports import RESULTS, RESULTS_FAILURE_FILE, RESULTS_MOVED_FILE
-from training.program.settings import Folders, ProgramSettings, files_below
-from training.storage import Objects, StorageAccess, StorageError
+from training.program.settings import Workspace, files_below
+from training.storage import Objects, StorageError
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -41,10 +40,9 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Upload this node's output; returns the exit code, whose reason is in ``results-failure``."""
     set_up_logging()
     scratch = Path(env[ENV_SCRATCH])
-    node = NodeContract.read(scratch)
-    folder = Folders.of(scratch, ProgramSettings.from_request(parse(argv)), node).output
-    access = StorageAccess.of(node.bucket, region=node.region, endpoint_url=node.endpoint_url)
-    target = access.open(access.root).at(results_prefix(node))
+    workspace = Workspace.of_launch(argv, scratch)
+    target = workspace.bucket.at(results_prefix(workspace.node))
+    folder = workspace.folders.output
     try:
         count = upload(folder, target, lambda: (scratch / RESULTS_MOVED_FILE).touch())
     except (StorageError, OSError) as error:

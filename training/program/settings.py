@@ -5,22 +5,20 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from training.core.arguments import Request
+from training.core.arguments import Request, parse
 from training.core.contract import NodeContract
-from training.program import resuming
+from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.variables import split_variables
-
-if TYPE_CHECKING:
-    from training.storage import Objects
 
 HOME_LINK = "home"
 """Link in a launch's scratch folder to the folder that its program lives in."""
@@ -61,29 +59,29 @@ class ProgramSettings:
     def from_request(request: Request) -> ProgramSettings:
         """Read a request's values, which ``check`` has passed."""
         values = request.values
-        return ProgramSettings(
-            code=str(values["code"]),
-            script=str(values["script"]),
-            module=str(values["module"]),
-            argv=request.program_argv,
-            wheels=str(values["wheels"]),
-            checkpoint_dir=str(values["checkpoint-dir"]),
-            resume_argv=resuming.split(str(values["resume-arguments"])),
-            snapshot_every_s=float(values["snapshot-every-s"]),
-            keep_snapshots=int(values["keep-snapshots"]),
-            snapshot_mib_per_s=float(values["snapshot-mib-per-s"]),
-            snapshot_limit_gib=float(values["snapshot-limit-gib"]),
-            progress_pattern=str(values["progress-pattern"]),
-            dataset=str(values["dataset"]),
-            input=str(values["input"]),
-            aws_credentials=bool(values["aws-credentials"]),
-            env=split_variables(str(values["env"])),
-        )
+        parsed: dict[str, Any] = {
+            "argv": request.program_argv,
+            "resume_argv": split_words(str(values["resume-arguments"])),
+            "env": split_variables(str(values["env"])),
+        }
+        names = (field.name for field in fields(ProgramSettings) if field.name not in parsed)
+        plain: dict[str, Any] = {name: values[name.replace("_", "-")] for name in names}
+        return ProgramSettings(**plain, **parsed)
 
     @property
     def name(self) -> str:
         """The program as one would type it, without its arguments."""
         return self.script or f"-m {self.module}"
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """Split ``--resume-arguments`` as a shell does; ``ValueError`` names the remedy."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(
+            f"--resume-arguments {text}: {str(error).lower()}; close every quote in it"
+        ) from None
 
 
 def check(values: Mapping[str, Value], num_ranks: int) -> None:
@@ -92,7 +90,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
     if bool(script) == bool(module):
         given = f"--script {script} and --module {module}" if script else "neither of the two"
         raise ValueError(f"{given}: a program is either --script FILE or --module NAME; give one")
-    resuming.split(str(values["resume-arguments"]))
+    split_words(str(values["resume-arguments"]))
     split_variables(str(values["env"]))
     pattern = str(values["progress-pattern"])
     if not pattern:
@@ -112,7 +110,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folders:
+class ProgramFolders:
     """The folders of one launch on one node: below its home if it has one, or its scratch folder.
 
     Inputs alone are elsewhere if the node has Lustre, which all nodes share.
@@ -137,13 +135,13 @@ class Folders:
         return self.cache / "torchneuron"
 
     @staticmethod
-    def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> Folders:
+    def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> ProgramFolders:
         """Locate the folders; nothing is made yet."""
         home = (scratch / HOME_LINK).resolve() if (scratch / HOME_LINK).is_symlink() else scratch
         code = home / "code"
         chosen = settings.checkpoint_dir
         data = Path(node.lustre) / CACHE_PREFIX if node.lustre else home
-        return Folders(
+        return ProgramFolders(
             scratch=scratch,
             code=code,
             checkpoints=code / chosen if chosen else home / "checkpoints",
@@ -161,13 +159,30 @@ class Workspace:
 
     node: NodeContract
     settings: ProgramSettings
-    folders: Folders
+    folders: ProgramFolders
     bucket: Objects
     """The deployment's bucket, or the local folder that takes its place."""
     open: Callable[[str], Objects]
     """Opens any storage by its URI, with the job's credentials."""
     report: Callable[[str], None]
     """Says what is being done; called often, because silence counts as a hang."""
+
+    @staticmethod
+    def of_launch(
+        argv: Sequence[str], scratch: Path, report: Callable[[str], None] = lambda step: None
+    ) -> Workspace:
+        """Read what the node is to do, and open its storage."""
+        node = NodeContract.read(scratch)
+        settings = ProgramSettings.from_request(parse(argv))
+        access = StorageAccess.of(node)
+        return Workspace(
+            node=node,
+            settings=settings,
+            folders=ProgramFolders.of(scratch, settings, node),
+            bucket=access.open_root(),
+            open=access.open,
+            report=report,
+        )
 
 
 class NotPrepared(Exception):

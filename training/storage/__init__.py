@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from training.storage.interface import (
@@ -19,6 +20,9 @@ from training.storage.interface import (
 from training.storage.local import LocalObjects
 from training.storage.retries import RetryPolicy
 from training.storage.s3 import S3Objects
+
+if TYPE_CHECKING:
+    from training.core.contract import NodeContract
 
 __all__ = [
     "LocalObjects",
@@ -75,10 +79,14 @@ class StorageAccess:
     """Set only with emulators."""
 
     @staticmethod
-    def of(bucket: str | None, *, region: str | None, endpoint_url: str | None) -> StorageAccess:
-        """Make the access to the bucket, or to the local folder without one."""
-        root = f"s3://{bucket}" if bucket else str(_LOCAL_ROOT.absolute())
-        return StorageAccess(root=root, region=region, endpoint_url=endpoint_url)
+    def of(node: NodeContract, *, local: Path = _LOCAL_ROOT) -> StorageAccess:
+        """Make a node's access to the bucket, or to the local folder without one."""
+        root = f"s3://{node.bucket}" if node.bucket else str(local.absolute())
+        return StorageAccess(root=root, region=node.region, endpoint_url=node.endpoint_url)
+
+    def open_root(self, *, retry_policy: RetryPolicy | None = None) -> Objects:
+        """Open the bucket itself."""
+        return self.open(self.root, retry_policy=retry_policy)
 
     def open(self, uri: str, *, retry_policy: RetryPolicy | None = None) -> Objects:
         """Open any storage by its URI."""

@@ -194,7 +194,7 @@ class SaveFailedLine(MetricsLine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndLine(MetricsLine):
+class TrainingEndLine(MetricsLine):
     """The job ends."""
 
     event: Literal["end"] = "end"

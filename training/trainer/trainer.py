@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import Checkpoints
-from training.checkpoint.folders import Folders
+from training.checkpoint.folders import CheckpointFolders
 from training.core.job import Stopped
 from training.core.ranks import Ranks
 from training.storage import StorageAccess, StorageUnavailable
@@ -20,7 +20,7 @@ from training.storage.run_lock import RunLock, RunLost
 from training.trainer.compiling import compile_graphs
 from training.trainer.loop import EVALUATED, Loop, LoopEnd
 from training.trainer.metrics import MetricsRecorder
-from training.trainer.records import EndLine
+from training.trainer.records import TrainingEndLine
 from training.trainer.run_files import RunFiles, reference_parameters
 from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, checkpoint_root
 from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
@@ -203,7 +203,7 @@ class Trainer:
                 self.config, self.dataset, self.backend, self.metrics.last, self.run_config.values
             )
         if self.files is not None:
-            self.files.event(EndLine, {"status": ending.value})
+            self.files.event(TrainingEndLine, {"status": ending.value})
             state = "finished" if ending is LoopEnd.FINISHED else "stopped"
             if final.problem is not None:
                 state = "failed"
@@ -308,7 +308,7 @@ class Trainer:
         """Tell whether the run has no checkpoint to continue from."""
         root = checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config)
         # Nothing is deleted or said here: ``resume`` looks again.
-        return not Folders(root, keep_last=1, keep_every=0, say=_say).complete_steps()
+        return not CheckpointFolders(root, keep_last=1, keep_every=0, say=_say).complete_steps()
 
     def _staging(self, name: str) -> Staging:
         """Locate the dataset, and its folder on this node."""

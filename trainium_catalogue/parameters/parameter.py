@@ -1,10 +1,7 @@
-"""A workload's parameter, and the parsing of its text, shared by the CLI and the node."""
+"""A workload's parameter, the parsing and spelling of its text, and the launcher's own ones."""
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-
-from trainium_catalogue.suggest import did_you_mean
 
 Value = int | float | str | bool
 
@@ -37,9 +34,7 @@ class Parameter:
             return "required"
         if self.default_of:
             return f"the {self.default_of}'s"
-        if isinstance(self.default, bool):
-            return str(self.default).lower()
-        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+        return f"{self.default:g}" if isinstance(self.default, float) else flag_value(self.default)
 
     def parse(self, text: str) -> Value:
         """Parse ``text`` as this parameter's type; ``ValueError`` says what would be valid."""
@@ -75,20 +70,14 @@ class Parameter:
         return value
 
 
-def parse_parameters(
-    assignments: Iterable[tuple[str, str]], parameters: Iterable[Parameter]
-) -> dict[str, Value]:
-    """Parse ``(name, text)`` pairs against ``parameters``.
+def kebab(name: str) -> str:
+    """Spell a name as an option."""
+    return name.replace("_", "-")
 
-    Returns only the values given. ``ValueError`` names the parameter, the value and the remedy.
-    """
-    known = {parameter.name: parameter for parameter in parameters}
-    values: dict[str, Value] = {}
-    for name, text in assignments:
-        if name not in known:
-            raise ValueError(f"unknown parameter {name!r}; {did_you_mean(name, known)}")
-        values[name] = known[name].parse(text)
-    return values
+
+def flag_value(value: Value) -> str:
+    """Spell a parameter's value as on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 LAUNCH_PARAMETERS: tuple[Parameter, ...] = (

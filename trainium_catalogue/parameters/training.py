@@ -7,7 +7,7 @@ from dataclasses import replace
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN, EXPORT_PREFIX
 from trainium_catalogue.models.presets import BERT_POSITIONS, MODELS, ModelShape, Preset
 from trainium_catalogue.parameters.lora import TARGETS, TARGETS_PATTERN
-from trainium_catalogue.parameters.parameter import Parameter, Value
+from trainium_catalogue.parameters.parameter import Parameter, Value, flag_value
 
 SHAPE_FIELDS = {
     "vocab-size": "vocab_size",
@@ -387,7 +387,7 @@ def resolve_values(
         )
     stored = {**DEFAULTS_OF_OLDER_RUNS, **stored}
     changed = [
-        f"{name}={_typed(given[name])} (the run has {_typed(stored[name])})"
+        f"{name}={flag_value(given[name])} (the run has {flag_value(stored[name])})"
         for name in _FIXED
         if name in given and name in stored and given[name] != stored[name]
     ]
@@ -402,8 +402,3 @@ def resolve_values(
         if name in values and name not in _NOT_INHERITED
     }
     return {**values, **remembered, **given}
-
-
-def _typed(value: Value) -> str:
-    """Format ``value`` as on a command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

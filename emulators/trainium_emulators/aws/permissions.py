@@ -90,6 +90,7 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
         _named("job-queue", params["jobQueue"], arn),
     ],
     "batch:TerminateJob": lambda params, arn: [arn("batch", f"job/{params['jobId']}")],
+    "ec2:GetConsoleOutput": lambda params, arn: [arn("ec2", f"instance/{params['InstanceId']}")],
     "ecs:DescribeContainerInstances": lambda params, arn: [
         arn("ecs", f"container-instance/{params['cluster']}/{one.rpartition('/')[2]}")
         for one in params["containerInstances"]

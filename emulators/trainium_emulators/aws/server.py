@@ -9,10 +9,11 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import botocore.session
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -32,13 +33,32 @@ from trainium_emulators.aws.batch.scheduler import JobScheduler, take_fault
 from trainium_emulators.aws.cloudformation import registry
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
-from trainium_emulators.aws.s3_faults import S3Faults
 from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine
 
+Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 AMI = "ami-0e1e2e3e4e5e6e7e8"
 """Image id used for every public host image."""
+
+
+class ConditionalWrites:
+    """WSGI middleware that lets one conditional request in at a time.
+
+    moto checks the condition and writes in two steps, S3 in one.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._application = application
+        self._lock = threading.Lock()
+
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        if environ.get("HTTP_IF_NONE_MATCH") or environ.get("HTTP_IF_MATCH"):
+            with self._lock:
+                return self._application(environ, start_response)
+        return self._application(environ, start_response)
 
 
 def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
@@ -145,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
     scheduler = JobScheduler(lambda: settings[0])
     api.install(scheduler)
     moto = threaded_moto_server.DomainDispatcherApplication
-    threaded_moto_server.DomainDispatcherApplication = lambda make: S3Faults(moto(make))
+    threaded_moto_server.DomainDispatcherApplication = lambda make: ConditionalWrites(moto(make))
     server = ThreadedMotoServer("127.0.0.1", given.port, verbose=False)
     server.start()
     endpoint = f"http://localhost:{server.get_host_and_port()[1]}"

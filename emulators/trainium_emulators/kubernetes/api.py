@@ -25,7 +25,7 @@ from trainium_emulators.kubernetes.store import Store
 
 _ALL = (POD, SERVICE, DEPLOYMENT)
 """Kinds that ``kubectl get all`` shows."""
-VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Identify = Callable[[str], rbac.Caller | None]
 """Identifies the sender of a bearer token (empty if there is none); None for an unknown one."""
@@ -147,8 +147,9 @@ def application(
             caller = identify(given) if token in (None, given) else None
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
-            groups = request.headers.getall("Impersonate-Group", [])
-            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
+            if "Impersonate-User" in request.headers or "dryRun" in request.query:
+                raise errors.bad_request("the rehearsal neither impersonates nor runs dry")
+            request[_CALLER] = caller
             return await handler(request)
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
@@ -216,7 +217,7 @@ class Api:
             "POST": self._create,
             "PUT": self._replace,
             "PATCH": self._patch,
-            "DELETE": self._delete if target.name else self._delete_all,
+            "DELETE": self._delete if target.name else None,
         }.get(request.method)
         if verb is None:
             raise errors.not_allowed()
@@ -263,15 +264,13 @@ class Api:
         body = await read_body(request, target.kind)
         check_place(target, body)
         schemas.check(target.kind, body)
-        entry = self._store.create(
-            target.kind, target.namespace, body, dry_run=request.query.get("dryRun") == "All"
-        )
+        entry = self._store.create(target.kind, target.namespace, body)
         return web.json_response(entry, status=201)
 
     async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:
         body = await read_body(request, target.kind)
         check_place(target, body)
-        return self._change(request, target, lambda old: body)
+        return self._change(target, lambda old: body)
 
     async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
         body = await read_body(request, target.kind)
@@ -282,11 +281,9 @@ class Api:
             return web.json_response(
                 self._store.create(target.kind, target.namespace, body), status=201
             )
-        return self._change(request, target, lambda old: patched(request.content_type, old, body))
+        return self._change(target, lambda old: patched(request.content_type, old, body))
 
-    def _change(
-        self, request: web.Request, target: Target, make: Callable[[Json], Json]
-    ) -> web.Response:
+    def _change(self, target: Target, make: Callable[[Json], Json]) -> web.Response:
         """Change the object or its status: neither path can change the other's part."""
         assert target.namespace is not None and target.name is not None
 
@@ -299,9 +296,6 @@ class Api:
             schemas.check(target.kind, new)
             return {**new, **{key: old[key] for key in ("status",) if key in old}}
 
-        if request.query.get("dryRun") == "All":
-            old = self._store.get(target.kind, target.namespace, target.name)
-            return web.json_response(change(old))
         return web.json_response(
             self._store.update(target.kind, target.namespace, target.name, change)
         )
@@ -311,8 +305,6 @@ class Api:
         options = await read_body(request, target.kind)
         given = request.query.get("gracePeriodSeconds", options.get("gracePeriodSeconds"))
         grace_s = None if given is None else int(given)
-        if options.get("dryRun") == ["All"] or request.query.get("dryRun") == "All":
-            return await _json(self._store.get(target.kind, target.namespace, target.name))
         entry = self._store.delete(target.kind, target.namespace, target.name, grace_s=grace_s)
         if target.kind == POD:
             return await _json(entry)
@@ -324,11 +316,3 @@ class Api:
         }
         body = {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
         return await _json({**body, "metadata": {}})
-
-    async def _delete_all(self, request: web.Request, target: Target) -> web.StreamResponse:
-        if target.namespace is None:
-            raise errors.not_allowed()
-        for entry in self._selected(request, target):
-            metadata = entry["metadata"]
-            self._store.delete(target.kind, metadata.get("namespace", ""), metadata["name"])
-        return await _json({"kind": "Status", "apiVersion": "v1", "status": "Success"})

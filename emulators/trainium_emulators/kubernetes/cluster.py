@@ -72,7 +72,7 @@ class ClusterEmulator:
 
     def apply(self, manifest: Json) -> Json:
         """Create an object, or replace the parts of it that the manifest has."""
-        kind = self.store.find_kind(manifest["apiVersion"], manifest["kind"])
+        kind = self.store.find_kind(manifest.get("apiVersion", ""), manifest.get("kind", ""))
         metadata = manifest["metadata"]
         schemas.check(kind, manifest)
         namespace = metadata.get("namespace", "default") if kind.namespaced else ""
@@ -97,29 +97,15 @@ class ClusterEmulator:
 
     def end_jobs(self) -> None:
         """Delete all Volcano jobs, and wait until their pods are gone."""
-        for job in self.store.list(VOLCANO_JOB):
-            metadata = job["metadata"]
-            self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
-        pods = self._pods_of_jobs()
-        for metadata in pods:
-            self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
+        self._delete(JOB_NAME)
         deadline = time.monotonic() + _STOP_LIMIT_S
-        while self._pods_of_jobs() and time.monotonic() < deadline:
+        while self._pods(JOB_NAME) and time.monotonic() < deadline:
             time.sleep(0.05)
-
-    def _pods_of_jobs(self) -> list[Json]:
-        found = [pod["metadata"] for pod in self.store.list(POD)]
-        return [each for each in found if JOB_NAME in (each.get("annotations") or {})]
 
     def stop(self) -> None:
         """Stop every pod, then the server."""
         self._deployments.stop()
-        for job in self.store.list(VOLCANO_JOB):
-            metadata = job["metadata"]
-            self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
-        for pod in self.store.list(POD):
-            metadata = pod["metadata"]
-            self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
+        self._delete()
         deadline = time.monotonic() + _STOP_LIMIT_S
         while self._kubelet.running() and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -127,6 +113,23 @@ class ClusterEmulator:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._folder.cleanup()
+
+    def _delete(self, annotation: str | None = None) -> None:
+        """Delete all Volcano jobs, and the pods with an annotation."""
+        for job in self.store.list(VOLCANO_JOB):
+            metadata = job["metadata"]
+            self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
+        for metadata in self._pods(annotation):
+            self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
+
+    def _pods(self, annotation: str | None) -> list[Json]:
+        """Return the metadata of the pods with an annotation, or of all."""
+        found = [pod["metadata"] for pod in self.store.list(POD)]
+        return [
+            each
+            for each in found
+            if annotation is None or annotation in (each.get("annotations") or {})
+        ]
 
     def _serve(self, port: int, bound: Future[int]) -> None:
         asyncio.set_event_loop(self._loop)

@@ -38,7 +38,7 @@ _RESTART_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
-class Output:
+class ContainerOutput:
     """A container's output so far, as a ``Stream`` for its node."""
 
     name: str
@@ -60,7 +60,7 @@ class PodRun:
     pod: Json
     index: int
     """Index in its gang."""
-    output: Output
+    output: ContainerOutput
     fault: NodeFault | None = None
     node: NodeProcess | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class Kubelet:
         uid = pod["metadata"]["uid"]
         opens = self._settings.open_stream
         log = None if opens is None else PodLog(self._store, pod, opens)
-        run = PodRun(pod=pod, index=index, output=Output(name=uid, log=log), fault=fault)
+        run = PodRun(pod=pod, index=index, output=ContainerOutput(name=uid, log=log), fault=fault)
         self._runs[uid] = run
         threading.Thread(target=self._live, args=(run,), daemon=True).start()
 

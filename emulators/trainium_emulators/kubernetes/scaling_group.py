@@ -42,7 +42,7 @@ class CapacityFaults:
 
 
 @dataclass(slots=True, kw_only=True)
-class Instance:
+class GroupInstance:
     """One instance of the group."""
 
     instance_id: str
@@ -89,7 +89,7 @@ class ScalingGroup:
         self.activities: list[Activity] = []
         """Newest first."""
         self._store = store
-        self._instances: dict[str, Instance] = {}
+        self._instances: dict[str, GroupInstance] = {}
         self._unborn = 0
         self._failed_at: float | None = None
         self._lock = threading.RLock()
@@ -160,7 +160,7 @@ class ScalingGroup:
             in_service_at = now + faults.launch_s
             joins_at = None if self._unborn else in_service_at + faults.join_s
             self._unborn = max(0, self._unborn - 1)
-            made = Instance(
+            made = GroupInstance(
                 instance_id=f"i-{uuid.uuid4().hex[:17]}",
                 in_service_at=in_service_at,
                 joins_at=joins_at,
@@ -183,7 +183,7 @@ class ScalingGroup:
         made = Activity(started_at=self.clock(), description=description, message=message)
         self.activities.insert(0, made)
 
-    def _worst_first(self, each: Instance) -> tuple[bool, bool]:
+    def _worst_first(self, each: GroupInstance) -> tuple[bool, bool]:
         """Sort key of the instances that go when the group chooses.
 
         It compares zones, launch templates and ages (Amazon EC2 Auto Scaling user guide, configure
@@ -192,20 +192,20 @@ class ScalingGroup:
         """
         return not (each.node and nodes.is_busy(self._store, each.node)), each.node is None
 
-    def _join(self, instance: Instance) -> str:
+    def _join(self, instance: GroupInstance) -> str:
         names = {node["metadata"]["name"] for node in nodes.members(self._store, self.group.name)}
         free = (f"{self.group.name.lower()}-{number}" for number in itertools.count())
         name = next(name for name in free if name not in names)
         self._store.create(NODE, "", nodes.node(self.group, name, instance.instance_id))
         return name
 
-    def _end(self, instance: Instance) -> None:
+    def _end(self, instance: GroupInstance) -> None:
         instance.ends_at = self.clock() + self.faults.terminate_s
         self._record(f"Terminating EC2 instance: {instance.instance_id}")
         if self.faults.terminate_s == 0:
             self._forget(instance)
 
-    def _forget(self, instance: Instance) -> None:
+    def _forget(self, instance: GroupInstance) -> None:
         del self._instances[instance.instance_id]
         if instance.node is not None:
             nodes.remove(self._store, instance.node)

@@ -207,6 +207,9 @@ def _innermost(mistake: Any) -> Iterable[Any]:
     return [each for each in mistake.context if len(each.absolute_path) == deepest][:1]
 
 
+_large_file = cache(utils.schema_contents)
+
+
 @cache
 def _validator(kind: ApiResource) -> Any:
     """Return the kind's validator; None for a kind without a schema."""
@@ -224,7 +227,7 @@ def _validator(kind: ApiResource) -> Any:
 def _of_file(name: str) -> Any:
     folder = f"kubernetes-json-schema/v{VERSION}.0-local-strict"
     schema = utils.schema_contents(f"{folder}/{name}", VERSION)
-    definitions = utils.schema_contents(f"{folder}/_definitions.json", VERSION)
+    definitions = _large_file(f"{folder}/_definitions.json", VERSION)
     registry: Any = Resource.from_contents(schema) @ Registry()
     registry = Resource.from_contents(definitions) @ registry
     return jsonschema.Draft202012Validator(schema, registry=registry)

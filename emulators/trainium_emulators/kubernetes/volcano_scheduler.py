@@ -31,7 +31,7 @@ OVERCOMMIT = Fraction(12, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUsage:
+class ClusterUsage:
     """Resources of all nodes of the cluster."""
 
     allocatable: Amounts
@@ -52,7 +52,7 @@ class QueueUsage:
     waiting: Amounts
 
 
-def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: NodeUsage | None) -> str | None:
+def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: ClusterUsage | None) -> str | None:
     """Return Volcano's message why a gang gets no pods yet; None if it does.
 
     First comes overcommit's JobEnqueueableFn, then proportion's, which limits a queue to the sum
@@ -76,7 +76,7 @@ def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: NodeUsage | None) -> s
     return _overused("queue resource quota insufficient", "insufficient", over) if over else None
 
 
-def _most(name: str, queue: QueueUsage, nodes: NodeUsage | None) -> Fraction | None:
+def _most(name: str, queue: QueueUsage, nodes: ClusterUsage | None) -> Fraction | None:
     """Return the queue's realCapability."""
     limits = [queue.capability[name]] if name in queue.capability else []
     limits += [] if nodes is None else [nodes.allocatable.get(name, Fraction())]
@@ -152,10 +152,10 @@ class GangScheduler:
         self._store.set_status(POD_GROUP, namespace, name, {"phase": "Inqueue"})
         return True
 
-    def _nodes(self, waiting: Amounts) -> NodeUsage | None:
+    def _nodes(self, waiting: Amounts) -> ClusterUsage | None:
         if not self._settings.count_nodes:
             return None
-        return NodeUsage(
+        return ClusterUsage(
             allocatable=total(amounts(n["status"]["allocatable"]) for n in self._store.list(NODE)),
             used=total(pod_requests(pod["spec"]) for pod in self._bound_pods()),
             waiting=waiting,
@@ -238,10 +238,9 @@ class GangScheduler:
         if not self._settings.count_nodes:
             return [f"node-{index}" for index in range(len(pods))]
         used: dict[str, Amounts] = {}
-        for pod in self._store.list(POD):
-            if volcano_objects.is_alive(pod) and "nodeName" in pod["spec"]:
-                name = pod["spec"]["nodeName"]
-                used[name] = total([used.get(name, {}), pod_requests(pod["spec"])])
+        for pod in self._bound_pods():
+            name = pod["spec"]["nodeName"]
+            used[name] = total([used.get(name, {}), pod_requests(pod["spec"])])
         return placed(pods, self._store.list(NODE), used)
 
     def _bound(self, pod: Json, node: str) -> Json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,7 @@ def test_a_cli_that_does_not_answer_is_refused(
 # --- the tables, against the CLI's database, CloudFormation's registry and our templates ---------
 
 
+@cache
 def entities(kind: str) -> dict[str, Json]:
     """The CLI's database of resource types ("resource") or property types ("typeDefinition")."""
     path = REPOSITORY / "tools" / "cdk" / "node_modules" / "aws-cdk" / "db.json.gz"

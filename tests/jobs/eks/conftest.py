@@ -16,6 +16,7 @@ import pytest
 from moto.eks.models import eks_backends
 from typer.testing import Result
 
+from jobs.eks import nodes
 from node_scaler.cluster import Cluster
 from node_scaler.group import NodeGroup
 from node_scaler.plan import Rules
@@ -213,6 +214,7 @@ def eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
     """The desk of a deployment with this cluster; leaves the cluster as it was."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CLUSTER, "_cluster", cluster)
+        patch.setattr(nodes, "PAUSE_S", 0.2)
         yield from _eks_desk(desk, cluster)
 
 

@@ -27,15 +27,6 @@ GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())
 
 
 @pytest.mark.usefixtures("scaler")
-def test_scale_waits_until_the_nodes_are_ready(eks: EksDesk) -> None:
-    document = eks.document("scale", "--nodes", "2", "--yes")
-
-    conforms("jobs-scale", document)
-    assert document["ready"] == 2
-    assert eks.node_group().scaling_config["desiredSize"] == 2
-
-
-@pytest.mark.usefixtures("scaler")
 def test_scale_tells_the_price_first(eks: EksDesk) -> None:
     eks.nodes(0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from jobs.program.requirements import read_requirements
-from jobs.submit.wheels import wheels_run
+from jobs.submit.choose import wheels_run
 from tests.jobs.eks.conftest import EksDesk, conforms
 from trainium_catalogue import contract
 from trainium_emulators.kubernetes.resources import VOLCANO_JOB

@@ -84,16 +84,6 @@ def test_an_error_of_the_workload_ends_the_run_with_its_exit_code(eks: EksDesk) 
     assert document["explanation"]["meaning"] == "the workload raised an error"
 
 
-def test_a_lost_node_makes_another_attempt(eks: EksDesk) -> None:
-    eks.has("again", 'test "$TRAINIUM_ATTEMPT" = 1 || exit 75; echo again')
-    eks.wait("again", "Completed")
-    document = eks.document("status", "again")
-
-    assert document["status"] == "SUCCEEDED"
-    assert len(document["attempts"]) == 2
-    assert document["nodes"][0]["attempts"][0]["number"] == 2
-
-
 def test_attempts_come_to_an_end(eks: EksDesk) -> None:
     eks.has("never", "exit 75", nodes=1)
     eks.wait("never", "Failed")
@@ -113,13 +103,6 @@ def test_logs_are_those_of_all_pods(eks: EksDesk) -> None:
         (0, "hello from 0"),
         (1, "hello from 1"),
     ]
-
-
-def test_logs_of_one_node(eks: EksDesk) -> None:
-    eks.has("talk", 'echo "hello from $TRAINIUM_NODE_INDEX"')
-    eks.wait("talk", "Completed")
-
-    assert eks.run("logs", "talk", "--node", "1").stdout == "node 1 | hello from 1\n"
 
 
 def test_logs_of_a_failed_run_are_there_when_its_nodes_are_gone(eks: EksDesk) -> None:
@@ -182,16 +165,6 @@ def test_an_unknown_run_gets_a_hint_from_both(eks: EksDesk) -> None:
     eks.has("nightly-1", "sleep 30")
 
     assert "did you mean 'nightly-1'" in eks.run("status", "nightly").stderr
-
-
-def test_a_run_is_stopped_between_two_attempts_too(eks: EksDesk) -> None:
-    """Volcano drops a command that comes while it restarts a job."""
-    eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 4')
-    eks.wait("again", "Restarting")
-    eks.run("stop", "again")
-    eks.wait("again", "Terminated")
-
-    assert eks.document("status", "again")["status"] == "FAILED"
 
 
 def test_the_newest_condition_of_a_phase_counts_where_volcano_keeps_all() -> None:

@@ -62,19 +62,6 @@ def ours() -> Step:
     return step
 
 
-def torchs() -> Step:
-    weight = parameter()
-    optimizer = torch.optim.AdamW([weight], **SETTINGS, weight_decay=0.01, foreach=False)
-    optimizer.step()
-
-    def step(number: int, rate: float) -> None:
-        optimizer.state[weight]["step"].fill_(number - 1)
-        optimizer.param_groups[0]["lr"] = rate
-        optimizer.step()
-
-    return step
-
-
 def asked(step: Step, number: int, config: TrainConfig) -> list[tuple[str, tuple[object, ...]]]:
     with operations() as seen:
         step(number, config.learning_rate_at(number))
@@ -88,12 +75,6 @@ def asked(step: Step, number: int, config: TrainConfig) -> list[tuple[str, tuple
 def test_no_number_of_an_update_depends_on_the_step(config: TrainConfig, number: int) -> None:
     step = ours()
     assert asked(step, number, config) == asked(step, 1, config)
-
-
-def test_torchs_own_update_has_numbers_that_do() -> None:
-    # Else the test above would see nothing.
-    step = torchs()
-    assert asked(step, 9903, LLAMA) != asked(step, 9902, LLAMA)
 
 
 def test_plain_descent_has_no_such_number_either() -> None:

@@ -1,31 +1,22 @@
-"""BERT runs on one rank, and killed on two: losses, position, names, refusals."""
+"""BERT runs on one rank and on two: losses, position, refusals."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import BertForPreTraining
 
-from tests.training.bert.conftest import TINY, VOCABULARY, write_shards
-from tests.training.checks.test_allreduce import validator
-from tests.training.conftest import Cluster
+from tests.training.bert.conftest import TINY, write_shards
 from tests.training.llama.conftest import Laptop, write_dataset
 from tests.training.worker_ranks import run_on_ranks
 from training.datasets.manifest import DatasetError
 from training.models.bert.data import IGNORED, random_batches
-from training.models.bert.network import Bert, bert_config, initial_weight, meta_model, restore
+from training.models.bert.network import bert_config, initial_weight, meta_model, restore
 from training.models.llama.export import ExportError, ExportOrder, export
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
-from trainium_catalogue.contract import checkpoint_name
 from trainium_catalogue.models.presets import PRESETS, BertShape
 
 STEPS = 12
@@ -39,18 +30,6 @@ def whole(laptop: Laptop) -> list[float]:
     return laptop.losses("whole")
 
 
-def marker(laptop: Laptop, step: int, run: str) -> dict[str, object]:
-    path = laptop.file(f"checkpoints/{checkpoint_name(step)}/complete.json", run)
-    document = json.loads(path.read_text())
-    assert isinstance(document, dict)
-    return document
-
-
-def test_the_loss_begins_at_that_of_guessing_and_falls(whole: list[float]) -> None:
-    assert whole[0] == pytest.approx(math.log(VOCABULARY) + math.log(2), abs=0.1)
-    assert whole[-1] < whole[0] - 0.5
-
-
 def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
     laptop: Laptop, whole: list[float]
 ) -> None:
@@ -59,15 +38,6 @@ def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
 
     assert laptop.losses("pieces") == whole
     assert [line["step"] for line in laptop.lines("pieces", "resume")] == [1, 5]
-
-
-def test_a_checkpoint_says_where_in_the_data_it_is(laptop: Laptop, whole: list[float]) -> None:
-    found = marker(laptop, 4, "whole")
-
-    validator("checkpoint.schema.json").validate(found)
-    assert found["position"] == 4 * 8
-    assert found["tokens_total"] == 4 * 8 * 16
-    assert "tokenizer_sha256" not in found
 
 
 def test_dropout_depends_on_the_position_and_not_on_what_ran_before(
@@ -79,22 +49,6 @@ def test_dropout_depends_on_the_position_and_not_on_what_ran_before(
 
     assert laptop.losses("again") == whole[:2]
     assert laptop.losses("without") != whole[:2]
-
-
-def test_lines_status_and_scalars_are_those_of_every_training(
-    laptop: Laptop, whole: list[float]
-) -> None:
-    for line in laptop.lines("whole"):
-        validator("train-metrics-line.schema.json").validate(line)
-    validator("run-status.schema.json").validate(laptop.status("whole"))
-    events = EventAccumulator(str(laptop.file("logs/tensorboard", "whole")))
-    events.Reload()
-    assert set(events.Tags()["scalars"]) == {
-        "step loss", "learning rate", "throughput", "grad-norm",
-    }  # fmt: skip
-    results = json.loads(laptop.file("results/results.json", "whole").read_text())["results"]
-    assert results["parameters"]["Optimizer"] == "AdamW"
-    assert {metric["MetricName"] for metric in results["metrics"]} >= {"Final loss", "Throughput"}
 
 
 def test_the_losses_are_those_of_hugging_faces_model() -> None:
@@ -120,28 +74,6 @@ def test_the_losses_are_those_of_hugging_faces_model() -> None:
         next_sentence_label=batch["next_sentence_label"],
     ).loss
     assert model(batch).item() == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_the_word_embedding_is_the_output_projection_after_the_move() -> None:
-    shape = PRESETS["bert-tiny"].shape
-    assert isinstance(shape, BertShape)
-    model: Bert = meta_model(bert_config(shape, dropout=0.1))
-    model.to_empty(device="cpu")
-    restore(model, torch.device("cpu"))
-
-    head = model.cls.predictions
-    assert head.decoder.weight is model.bert.embeddings.word_embeddings.weight
-    assert head.decoder.bias is head.bias
-    assert sum(p.numel() for p in model.parameters()) == shape.num_parameters
-
-
-def test_compiling_makes_three_steps_and_leaves_nothing(
-    laptop: Laptop, capfd: pytest.CaptureFixture[str]
-) -> None:
-    laptop.train("--compile-only", run="compiled")
-
-    assert not laptop.file("", "compiled").exists()
-    assert "compile: 3 steps were made" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -203,22 +135,6 @@ def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> N
 
 
 # --- two ranks, one shard ------------------------------------------------------------------------
-KILLED = (*TINY, "--max-steps=16", "--save-every=2", "--peer-timeout-s=3", "--async-save=false")
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A node of two workers."""
-    cluster = Cluster(tmp_path_factory.mktemp("nodes"), num_nodes=1)
-    yield cluster
-    cluster.kill()
-
-
-def environ(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 def test_a_run_of_two_ranks_with_one_shard_goes_on_and_has_the_losses_of_one(
@@ -237,30 +153,3 @@ def test_a_run_of_two_ranks_with_one_shard_goes_on_and_has_the_losses_of_one(
     (resume,) = two.lines("two", "resume")
     assert resume["step"] == 5
     assert two.losses("two") == pytest.approx(laptop.losses("one"), abs=1e-4)
-
-
-# Killed as it is, a run of a Llama is in test_killed_and_resumed.py: the trainer is the same.
-@pytest.mark.full
-def test_a_killed_run_with_fewer_shards_than_ranks_has_the_losses_of_a_whole_one(
-    cluster: Cluster, laptop: Laptop, tmp_path: Path
-) -> None:
-    nodes = Laptop(cluster.folder / "build", workload="bert-tiny", words=TINY)
-    for one in (nodes, laptop):
-        write_shards(one.objects.at("datasets/shards-1"), tmp_path, 70)
-    words = [word for word in KILLED if not word.startswith("--dataset")] + ["--dataset=shards-1"]
-    two = {"TRAINIUM_PROCESSES_PER_NODE": "2"}
-    cluster.start(*words, workload="bert-tiny", extra=two)
-    cluster.wait_for("training: step 5 of", node=0)
-    (victim,) = (pid for pid in cluster.processes() if b"RANK=1" in environ(pid))
-    os.kill(victim, signal.SIGKILL)
-    assert cluster.end(within_s=60) != {0: 0}
-
-    again = {**two, "AWS_BATCH_JOB_ATTEMPT": "2"}
-    cluster.start(*words, workload="bert-tiny", extra=again)
-    laptop.train("--dataset=shards-1", "--max-steps=16", run="alone")
-    assert cluster.end(within_s=90) == {0: 0}, cluster.all_logs()
-
-    (resume,) = nodes.lines("test-run", "resume")
-    assert resume["step"] >= 4
-    assert "data parallel 2" in cluster.log(0)
-    assert nodes.losses("test-run") == pytest.approx(laptop.losses("alone"), abs=1e-4)

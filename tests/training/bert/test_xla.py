@@ -48,14 +48,6 @@ def test_the_losses_are_those_of_the_native_backend(laptop: Laptop) -> None:
     assert laptop.losses("xla") == pytest.approx(laptop.losses("xla-native"), rel=1e-2)
 
 
-def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(laptop: Laptop) -> None:
-    train(laptop, run="xla-whole")
-    for steps in (2, 9):
-        train(laptop, f"--steps-this-run={steps}", run="xla-pieces")
-
-    assert laptop.losses("xla-pieces") == laptop.losses("xla-whole")
-
-
 def test_a_run_stopped_in_the_middle_of_a_step_has_exactly_the_losses_of_a_whole_one(
     laptop: Laptop,
 ) -> None:
@@ -98,16 +90,6 @@ def test_weights_are_bf16_and_everything_that_lasts_is_fp32(laptop: Laptop) -> N
     }
 
 
-def test_tied_weights_are_one_parameter_with_one_master(laptop: Laptop) -> None:
-    backend = backend_of(laptop)
-
-    names = [name for name in backend._masters if "decoder" in name]
-    assert names == []
-    head = backend._model.get_submodule("cls.predictions.decoder")
-    embedding = backend._model.get_submodule("bert.embeddings.word_embeddings")
-    assert head.weight is embedding.weight
-
-
 def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) -> None:
     train(laptop, "--steps-this-run=2", "--log-every=2", run="graphs")
 
@@ -142,21 +124,6 @@ def test_gradients_are_averaged_in_the_buckets_that_torch_xla_takes_on_neuron(
     (details,) = [d for name, d in fake_nxd.CALLS if name == "all_reduce_bucketized_gradients"]
 
     assert details == {"scale": 1.0, "bucket_cap_mb": 50}
-
-
-def test_weight_decay_spares_norms_and_biases(laptop: Laptop) -> None:
-    backend = backend_of(laptop)
-    masters = {parameter: name for name, parameter in backend._masters.items()}
-    optimizer: Any = backend._optimizer
-    decays = {
-        masters[parameter]: group["weight_decay"]
-        for group in optimizer._optimizer.param_groups
-        for parameter in group["params"]
-    }
-
-    free = {name for name, decay in decays.items() if decay == 0}
-    assert free == {name for name in decays if "LayerNorm" in name or name.endswith("bias")}
-    assert set(decays.values()) == {0.0, 0.01}
 
 
 def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import resource
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -133,36 +129,6 @@ def load_at_two(root: Path) -> dict[str, Any]:
     return found
 
 
-class Stuck(LocalObjects):
-    """Storage that takes some bytes and then nothing."""
-
-    @contextmanager
-    def create(
-        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
-    ) -> Iterator[io.IOBase]:
-        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
-            if "step-00000020" in str(self.uri):
-                print("stuck", flush=True)
-                time.sleep(60)
-            yield stream
-
-    def at(self, prefix: str) -> Stuck:
-        return Stuck(Path(self.uri) / prefix)
-
-
-def be_killed_while_saving(root: Path) -> dict[str, Any]:
-    """Never gets to its end."""
-    mesh = mesh_of(2, 1)
-    storage = Stuck(root) if dist.get_rank() == 1 else LocalObjects(root)
-    checkpoints = Checkpoints(
-        storage, Ranks.open(), keep_last=3, keep_every=0, say=lambda text: print(text)
-    )
-    checkpoints.save(state(10, mesh), 10, {}, asynchronous=True)
-    checkpoints.save(state(20, mesh), 20, {}, asynchronous=True)
-    checkpoints.wait()
-    return {"waited": True}
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if "RANK" in os.environ:
@@ -170,7 +136,6 @@ if __name__ == "__main__":
     action = {
         "save-at-four": save_at_four,
         "load-at-two": load_at_two,
-        "be-killed-while-saving": be_killed_while_saving,
     }[sys.argv[1]]
     result = action(Path(sys.argv[2]))
     print(json.dumps(result), flush=True)

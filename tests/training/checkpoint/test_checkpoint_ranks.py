@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support.limits import scaled
 from tests.training.checkpoint.rank_program import SIZES, whole
-from tests.training.ranks import results_of_ranks, start_ranks
+from tests.training.ranks import results_of_ranks
 from training.checkpoint import Checkpoints
 from training.core.ranks import Ranks
 from training.storage import LocalObjects
 
 PROGRAM = Path(__file__).with_name("rank_program.py")
-
-
-def start(action: str, root: Path, num_ranks: int) -> list[subprocess.Popen[str]]:
-    return start_ranks(PROGRAM, action, str(root), num_ranks=num_ranks)
 
 
 def results(action: str, root: Path, num_ranks: int) -> list[dict[str, Any]]:
@@ -94,33 +86,3 @@ def test_one_rank_loads_what_four_have_saved(root: Path, saved: list[dict[str, A
     for name in SIZES:
         assert torch.equal(loaded["model"][name], whole(name, 10))
         assert torch.equal(loaded["optimizer"][name], -whole(name, 10))
-
-
-@pytest.fixture
-def victims(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    processes = start("be-killed-while-saving", tmp_path, 2)
-    yield processes
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def test_a_rank_killed_while_it_saves_leaves_no_complete_checkpoint(
-    tmp_path: Path, victims: list[subprocess.Popen[str]]
-) -> None:
-    stdout = victims[1].stdout
-    assert stdout is not None
-    while "stuck" not in (line := stdout.readline()):
-        assert line, "the rank has ended"
-    time.sleep(0.2)
-
-    victims[1].kill()
-    output = victims[0].communicate(timeout=scaled(60))[0]
-
-    assert "checkpoint step-00000020 was not saved" in output
-    lines: list[str] = []
-    checkpoints = Checkpoints(
-        LocalObjects(tmp_path), Ranks.open(), keep_last=3, keep_every=0, say=lines.append
-    )
-    info = checkpoints.latest()
-    assert info is not None and info.step == 10

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import resource
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +92,10 @@ def test_what_is_saved_is_what_is_loaded(objects: Objects, recorder: Recorder) -
     assert info.num_bytes > 1_200_000
 
 
-def test_a_run_without_checkpoints_has_no_latest(objects: Objects, recorder: Recorder) -> None:
-    assert recorder.open(objects).latest() is None
-
-
 def test_training_may_change_the_state_as_soon_as_an_asynchronous_save_returns(
-    objects: Objects, recorder: Recorder
+    folder: Objects, recorder: Recorder
 ) -> None:
-    checkpoints = recorder.open(objects)
+    checkpoints = recorder.open(folder)
     training = state(10)
 
     checkpoints.save(training, 10, META, asynchronous=True)
@@ -234,13 +229,13 @@ def test_a_full_disk_fails_the_save_and_leaves_nothing(folder: Objects, recorder
 
 
 def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(
-    objects: Objects, recorder: Recorder
+    folder: Objects, recorder: Recorder
 ) -> None:
-    checkpoints = recorder.open(objects)
+    checkpoints = recorder.open(folder)
     save(checkpoints, 10, 20)
-    objects.delete([f"step-00000020/{CHECKPOINT_MARKER}"])
+    folder.delete([f"step-00000020/{CHECKPOINT_MARKER}"])
 
-    info = recorder.open(objects).latest()
+    info = recorder.open(folder).latest()
 
     assert info is not None and info.step == 10
     assert recorder.lines == [
@@ -282,12 +277,12 @@ def test_a_marker_of_another_step_is_refused(folder: Objects, recorder: Recorder
 
 
 def test_a_missing_and_a_short_file_are_noticed_before_anything_is_loaded(
-    objects: Objects, recorder: Recorder
+    folder: Objects, recorder: Recorder
 ) -> None:
-    checkpoints = recorder.open(objects)
+    checkpoints = recorder.open(folder)
     save(checkpoints, 10, 20, 30)
-    objects.delete([f"step-00000030/{FILE}"])
-    objects.put(f"step-00000020/{FILE}", objects.get(f"step-00000020/{FILE}")[:-1])
+    folder.delete([f"step-00000030/{FILE}"])
+    folder.put(f"step-00000020/{FILE}", folder.get(f"step-00000020/{FILE}")[:-1])
 
     info = checkpoints.latest()
 
@@ -323,11 +318,11 @@ def test_a_run_of_which_only_a_torn_checkpoint_is_left_begins(
 
 @pytest.mark.parametrize("name", [FILE, ".metadata"])
 def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_loaded(
-    objects: Objects, recorder: Recorder, name: str
+    folder: Objects, recorder: Recorder, name: str
 ) -> None:
-    checkpoints = recorder.open(objects)
+    checkpoints = recorder.open(folder)
     info = save(checkpoints, 10, 20)
-    flip(objects, f"step-00000020/{name}", at=100)
+    flip(folder, f"step-00000020/{name}", at=100)
     loaded = state(0)
 
     used = checkpoints.load(loaded, info)
@@ -406,32 +401,32 @@ def test_what_an_older_marker_leaves_out_is_as_it_was_then(
         )
 
 
-def test_the_last_ones_and_every_mth_are_kept(objects: Objects, recorder: Recorder) -> None:
-    save(recorder.open(objects, keep_last=2, keep_every=20), 10, 20, 30, 40, 50)
+def test_the_last_ones_and_every_mth_are_kept(folder: Objects, recorder: Recorder) -> None:
+    save(recorder.open(folder, keep_last=2, keep_every=20), 10, 20, 30, 40, 50)
 
-    assert folders(objects) == {"step-00000020", "step-00000040", "step-00000050"}
+    assert folders(folder) == {"step-00000020", "step-00000040", "step-00000050"}
 
 
 def test_a_torn_checkpoint_goes_when_a_newer_one_is_complete(
-    objects: Objects, recorder: Recorder
+    folder: Objects, recorder: Recorder
 ) -> None:
-    objects.put("step-00000005/__3_0.distcp", b"left by a killed job")
-    objects.put("step-00000099/__3_0.distcp", b"may be being written")
+    folder.put("step-00000005/__3_0.distcp", b"left by a killed job")
+    folder.put("step-00000099/__3_0.distcp", b"may be being written")
 
-    save(recorder.open(objects), 10)
+    save(recorder.open(folder), 10)
 
-    assert folders(objects) == {"step-00000010", "step-00000099"}
+    assert folders(folder) == {"step-00000010", "step-00000099"}
 
 
 def test_nothing_of_an_earlier_attempt_is_left_in_a_step_that_is_saved_again(
-    objects: Objects, recorder: Recorder
+    folder: Objects, recorder: Recorder
 ) -> None:
-    objects.put("step-00000010/__7_0.distcp", b"of a larger job")
+    folder.put("step-00000010/__7_0.distcp", b"of a larger job")
 
-    info = save(recorder.open(objects), 10)
+    info = save(recorder.open(folder), 10)
 
     assert sorted(info.files) == [".metadata", FILE]
-    assert sorted(entry.key for entry in objects.list()) == [
+    assert sorted(entry.key for entry in folder.list()) == [
         "step-00000010/.metadata",
         f"step-00000010/{FILE}",
         f"step-00000010/{CHECKPOINT_MARKER}",
@@ -449,18 +444,6 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_fail_the_save(
 
     assert (info.step, recorder.failed) == (20, [])
     assert recorder.lines[0].startswith("old checkpoints could not be deleted: ")
-
-
-def test_callbacks_have_been_called_when_the_wait_is_over(folder: Objects) -> None:
-    called = threading.Event()
-    checkpoints = Checkpoints(
-        folder, Ranks.open(), keep_last=1, keep_every=0, on_saved=lambda info: called.set()
-    )
-
-    checkpoints.save(state(10), 10, META, asynchronous=True)
-    checkpoints.wait()
-
-    assert called.is_set()
 
 
 def test_torchs_own_tools_read_the_files(

@@ -83,71 +83,79 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
     assert_holds(loaded, 10)
 
 
-def test_a_job_that_has_lost_the_run_completes_nothing(objects: Objects) -> None:
-    error = failure(objects, on_call(2, lose))
+def test_a_job_that_has_lost_the_run_completes_nothing(folder: Objects) -> None:
+    error = failure(folder, on_call(2, lose))
 
     assert "no longer holds run x" in error
-    assert opened(objects).latest() is None
+    assert opened(folder).latest() is None
 
 
 def test_a_job_frozen_as_it_completes_a_save_does_not_complete_files_of_its_successor(
-    objects: Objects,
+    folder: Objects,
 ) -> None:
     def overtake() -> None:
-        failure(objects, on_call(2, lose))
+        failure(folder, on_call(2, lose))
 
-    error = failure(objects, on_call(2, overtake), value=-7)
+    error = failure(folder, on_call(2, overtake), value=-7)
 
     assert "another job has completed step-00000010 meanwhile" in error
-    assert opened(objects).latest() is None
+    assert opened(folder).latest() is None
 
 
 def test_a_job_frozen_as_it_completes_a_save_does_not_bring_a_deleted_checkpoint_back(
-    objects: Objects,
+    folder: Objects,
 ) -> None:
     def overtake() -> None:
-        save(opened(objects), 10)
-        objects.delete([MARKER])  # a deletion begins with it
+        save(opened(folder), 10)
+        folder.delete([MARKER])  # a deletion begins with it
 
-    assert failure(objects, on_call(2, overtake), value=-7)
-    assert opened(objects).latest() is None
+    assert failure(folder, on_call(2, overtake), value=-7)
+    assert opened(folder).latest() is None
 
 
-def test_a_job_that_has_lost_the_run_deletes_nothing(objects: Objects) -> None:
+def test_a_job_that_has_lost_the_run_deletes_nothing(folder: Objects) -> None:
     """A save begins with removing what another attempt may have left of the same step."""
-    before = save(opened(objects), 10)
+    before = save(opened(folder), 10)
 
-    failure(objects, on_call(1, lose))
+    failure(folder, on_call(1, lose))
 
-    assert opened(objects).latest() == before
+    assert opened(folder).latest() == before
 
 
-class Broken(LocalObjects):
-    """A disk that takes no file, while another job completes the same step."""
+def nothing(key: str) -> None:
+    """Nothing happens."""
 
-    def __init__(self, root: Path, meanwhile: Callable[[], object]) -> None:
+
+class HookedObjects(LocalObjects):
+    """A disk on which something happens before a file is written, before it is closed, or after."""
+
+    def __init__(self, root: Path, **hooks: Callable[[str], object]) -> None:
         super().__init__(root)
-        self._meanwhile = meanwhile
+        self._hooks = hooks
 
     @contextmanager
     def create(
         self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
     ) -> Iterator[io.IOBase]:
-        self._meanwhile()
-        self._meanwhile = lambda: None
-        raise OSError("no space left")
-        yield
+        self._hooks.get("before", nothing)(key)
+        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
+            yield stream
+            self._hooks.get("written", nothing)(key)
+        self._hooks.get("after", nothing)(key)
 
-    def at(self, prefix: str) -> Broken:
-        return Broken(Path(self.uri) / prefix, self._meanwhile)
+    def at(self, prefix: str) -> HookedObjects:
+        return HookedObjects(Path(self.uri) / prefix, **self._hooks)
 
 
 def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: Path) -> None:
     """What it has left of the step is in the folder of the job that has taken over."""
     second = opened(LocalObjects(tmp_path))
-    broken = Broken(tmp_path, lambda: save(second, 10))
 
-    error = failure(broken, on_call(2, lose), value=-7)
+    def fail(key: str) -> None:
+        save(second, 10)
+        raise OSError("no space left")
+
+    error = failure(HookedObjects(tmp_path, before=fail), on_call(2, lose), value=-7)
 
     assert "no space left" in error
     info, loaded = second.latest(), state(0)
@@ -158,42 +166,22 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
 
 @pytest.mark.parametrize("left", [CHECKPOINT_MARKER, FILE, METADATA])
 def test_a_job_frozen_as_it_begins_a_save_leaves_that_of_its_successor_alone(
-    objects: Objects, left: str
+    folder: Objects, left: str
 ) -> None:
     """Each finds what an earlier attempt has left of the same step."""
-    save(opened(objects), 10)
-    objects.put(f"step-00000010/{left}", b"damaged")
-    second = opened(objects)
+    save(opened(folder), 10)
+    folder.put(f"step-00000010/{left}", b"damaged")
+    second = opened(folder)
 
     def overtake() -> None:
         save(second, 10)
 
-    failure(objects, on_call(1, overtake), value=-7)
+    failure(folder, on_call(1, overtake), value=-7)
 
     info, loaded = second.latest(), state(0)
     assert info is not None
     assert second.load(loaded, info) == info
     assert_holds(loaded, 10)
-
-
-class Late(LocalObjects):
-    """A disk whose user is frozen while writing a file, and another job completes the same step."""
-
-    def __init__(self, root: Path, name: str, meanwhile: Callable[[], object]) -> None:
-        super().__init__(root)
-        self._name, self._meanwhile = name, meanwhile
-
-    @contextmanager
-    def create(
-        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
-    ) -> Iterator[io.IOBase]:
-        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
-            yield stream
-            if key == self._name:
-                self._meanwhile()
-
-    def at(self, prefix: str) -> Late:
-        return Late(Path(self.uri) / prefix, self._name, self._meanwhile)
 
 
 @pytest.mark.parametrize("name", [FILE, METADATA])
@@ -201,38 +189,18 @@ def test_a_save_that_was_frozen_does_not_damage_the_same_step_of_its_successor(
     tmp_path: Path, name: str
 ) -> None:
     second = opened(LocalObjects(tmp_path))
-    late = Late(tmp_path, name, lambda: save(second, 10))
 
-    error = failure(late, on_call(2, lose), value=-7)
+    def freeze(key: str) -> None:
+        if key == name:
+            save(second, 10)
+
+    error = failure(HookedObjects(tmp_path, written=freeze), on_call(2, lose), value=-7)
 
     assert "exists already" in error
     info, loaded = second.latest(), state(0)
     assert info is not None
     assert second.load(loaded, info) == info
     assert_holds(loaded, 10)
-
-
-class Forgetful(LocalObjects):
-    """A disk that loses the file of a rank, or its end."""
-
-    def __init__(self, root: Path, *, kept_bytes: int | None) -> None:
-        super().__init__(root)
-        self._kept_bytes = kept_bytes
-
-    @contextmanager
-    def create(
-        self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
-    ) -> Iterator[io.IOBase]:
-        with super().create(key, if_absent=if_absent, if_match=if_match) as stream:
-            yield stream
-        path = Path(self.uri) / key
-        if key == FILE and self._kept_bytes is None:
-            path.unlink()
-        elif key == FILE:
-            path.write_bytes(path.read_bytes()[: self._kept_bytes])
-
-    def at(self, prefix: str) -> Forgetful:
-        return Forgetful(Path(self.uri) / prefix, kept_bytes=self._kept_bytes)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +210,16 @@ class Forgetful(LocalObjects):
 def test_what_is_not_all_there_does_not_become_complete(
     tmp_path: Path, kept_bytes: int | None, reason: str
 ) -> None:
-    objects = Forgetful(tmp_path, kept_bytes=kept_bytes)
+    path = tmp_path / "step-00000010" / FILE
 
-    assert reason in failure(objects)
-    assert opened(objects).latest() is None
+    def forget(key: str) -> None:
+        if key == FILE and kept_bytes is None:
+            path.unlink()
+        elif key == FILE:
+            path.write_bytes(path.read_bytes()[:kept_bytes])
+
+    assert reason in failure(HookedObjects(tmp_path, after=forget))
+    assert opened(LocalObjects(tmp_path)).latest() is None
 
 
 def test_a_file_of_which_no_rank_tells_does_not_become_complete(

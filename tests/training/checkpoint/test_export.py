@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict
@@ -113,12 +114,20 @@ def names(root: Path, name: str = "my-run") -> list[str]:
     return sorted(path.name for path in (root / "export" / name).iterdir())
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bucket's content with a run of two checkpoints."""
-    bucket = LocalObjects(tmp_path)
+    folder = tmp_path_factory.mktemp("bucket")
+    bucket = LocalObjects(folder)
     write_dataset(bucket)
     save(write_run(bucket, "my-run"), 10, 20)
+    return folder
+
+
+@pytest.fixture
+def root(tmp_path: Path, saved: Path) -> Path:
+    """The same, for a test to change."""
+    shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 

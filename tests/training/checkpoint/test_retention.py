@@ -24,18 +24,3 @@ def test_the_newest_and_the_multiples_stay_and_nothing_else(
     multiples = {step for step in complete if keep_every and step % keep_every == 0}
     assert stay == newest | multiples
     assert torn & set(gone) == {step for step in torn if complete and step < max(complete)}
-
-
-@given(steps, st.integers(1, 5), st.integers(0, 20))
-def test_thinning_out_again_finds_nothing(
-    complete: set[int], keep_last: int, keep_every: int
-) -> None:
-    gone = checkpoints_to_delete(
-        complete=complete, torn=(), keep_last=keep_last, keep_every=keep_every
-    )
-    stay = complete - set(gone)
-
-    assert (
-        checkpoints_to_delete(complete=stay, torn=(), keep_last=keep_last, keep_every=keep_every)
-        == []
-    )

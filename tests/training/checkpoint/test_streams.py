@@ -93,16 +93,6 @@ def test_a_missing_file_is_damage_to_the_checkpoint(tmp_path: Path) -> None:
         stream.read()
 
 
-def test_places_count_from_the_start_here_and_the_end(root: Objects) -> None:
-    root.put("file", b"0123456789")
-    stream = VerifiedStream(root, "file", expected(b"0123456789"))
-
-    assert stream.seek(-3, io.SEEK_END) == 7
-    assert stream.read(1) == b"7"
-    assert stream.seek(-2, io.SEEK_CUR) == stream.tell() == 6
-    assert stream.read(2) == b"67"
-
-
 def test_each_chunk_is_fetched_once_while_reading_on(root: Objects) -> None:
     data = bytes(range(100))
     root.put("file", data)

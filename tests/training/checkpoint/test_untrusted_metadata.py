@@ -132,9 +132,6 @@ def calling(name: str, *arguments: Any) -> Change:
 
 ATTACKS: Mapping[str, Change] = {
     "os.mkdir": calling("os.mkdir", "{}"),
-    "eval": calling("builtins.eval", "open('{}', 'w')"),
-    "a command": calling("subprocess.check_call", "touch {}"),
-    "pickle in pickle": calling("pickle.loads", "x"),
     "torch.load": calling("torch.load", "{}"),
     "a module": calling("importlib.import_module", "antigravity"),
     "nothing but the call": lambda folder, metadata: pickle.dumps(
@@ -283,13 +280,9 @@ BOMBS = {
     "long bytes": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b".",
     "long text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b".",
     "no end": b"\x80\x04N",
-    "two ends": b"\x80\x04NN.",
-    "an empty stack": b"\x80\x04\x85.",
-    "no mark": b"\x80\x04Nt.",
-    "a memo that is empty": b"\x80\x04h\x05.",
     "not a pickle": b"PK\x03\x04",
-    "nothing": b"",
 }
+"""Others are made at random in tests/untrusted."""
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from jsonschema import Draft202012Validator
-from referencing import Registry, Resource
 
+from tests.training.checkpoint.documents import assert_valid
+from tests.training.llama.conftest import LoneDevice
+from tests.training.nodes import CPU_NODE
 from tests.training.s3_server import s3_client, s3_server
 from training.checks.allreduce.allreduce import BelowBar, WrongSum, run
 from training.checks.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
@@ -24,21 +25,12 @@ from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
 from training.core.device import Device
 from training.core.job import Job
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.storage.results import ResultFiles
 from trainium_catalogue.contract import run_prefix
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
-
-SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
-
-
-def validator(name: str) -> Draft202012Validator:
-    documents = {file.name: json.loads(file.read_text()) for file in SCHEMAS.glob("*.schema.json")}
-    resources = [(key, Resource.from_contents(text)) for key, text in documents.items()]
-    registry: Registry[Any] = Registry().with_resources(resources)
-    return Draft202012Validator(documents[name], registry=registry)
 
 
 @pytest.fixture(scope="module")
@@ -65,32 +57,17 @@ def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, end
     s3 = s3_client(endpoint)
     result_key = f"{run_prefix('test-run', 'results')}all-reduce.json"
     result = json.load(s3.get_object(Bucket="results", Key=result_key)["Body"])
-    validator("all-reduce-result.schema.json").validate(result)
+    assert_valid(result, "all-reduce-result.schema.json")
     assert (result["status"], result["bar"]["status"]) == ("passed", "not applicable")
     assert [size["bytes"] for size in result["sizes"]] == [1024, 4096, 16384, 65536, 262144]
     metrics_key = f"{run_prefix('test-run', 'metrics')}all-reduce.jsonl"
     body = s3.get_object(Bucket="results", Key=metrics_key)["Body"].read().decode()
     lines = [json.loads(line) for line in body.splitlines()]
     for line in lines:
-        validator("metrics-line.schema.json").validate(line)
+        assert_valid(line, "metrics-line.schema.json")
     assert [line["event"] for line in lines] == ["start", *["size"] * 5, "end"]
     assert f"written: s3://results/{result_key}" in cluster.log(0)
     assert not (cluster.folder / "build").exists()
-
-
-def test_a_missing_bucket_is_an_error_of_the_workload(lone_node: Cluster, endpoint: str) -> None:
-    extra = {
-        "TRAINIUM_BUCKET": "missing",
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "none",
-        "AWS_SECRET_ACCESS_KEY": "none",
-    }
-
-    lone_node.start("--max-bytes=1024", extra=extra)
-
-    assert lone_node.end(within_s=60) == {0: 1}, lone_node.all_logs()
-    assert "there is no bucket missing; deploy it first" in lone_node.log(0)
 
 
 def identity(values: torch.Tensor) -> torch.Tensor:
@@ -98,42 +75,19 @@ def identity(values: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass
-class LoneDevice:
+class AllReduceDevice(LoneDevice):
     """A group of one rank, whose sums may be spoilt."""
 
-    kind: DeviceKind = DeviceKind.CPU
-    rank: int = 0
-    num_ranks: int = 1
-    spoil: Any = identity
-    sums: list[int] = field(default_factory=list)
+    spoil: Callable[[torch.Tensor], torch.Tensor] = identity
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        self.sums.append(tensor.numel())
         tensor.copy_(self.spoil(tensor))
 
-    def synchronize(self) -> None:
-        return
 
-    def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def close(self) -> None:
-        return
-
-
-ALONE = NodeContract(
-    run="alone",
-    deployment="default",
-    job_id="local",
-    attempt=1,
-    node_index=0,
-    num_nodes=1,
-    processes_per_node=1,
-    device=DeviceKind.CPU,
-)
+ALONE = replace(CPU_NODE, run="alone", job_id="local")
 
 
 def run_alone(
@@ -147,7 +101,7 @@ def run_alone(
         values=request.values,
         given=request.given,
         device=device,
-        progress=Progress(folder, local_rank=0, rank=0),
+        progress=WorkerProgress(folder, local_rank=0, rank=0),
         store=store,
     )
     run(job)
@@ -156,7 +110,7 @@ def run_alone(
 
 def result_of(folder: Path) -> dict[str, Any]:
     document = json.loads((folder / "runs/alone/results/all-reduce.json").read_text())
-    validator("all-reduce-result.schema.json").validate(document)
+    assert_valid(document, "all-reduce-result.schema.json")
     assert isinstance(document, dict)
     return document
 
@@ -171,7 +125,7 @@ def test_arithmetic_in_bf16_is_found_out(tmp_path: Path) -> None:
     def spoil(values: torch.Tensor) -> torch.Tensor:
         return to_bf16(hand_out_sums_of_64(values))
 
-    device = LoneDevice(num_ranks=64, spoil=spoil)
+    device = AllReduceDevice(num_ranks=64, spoil=spoil)
 
     with pytest.raises(WrongSum, match="fp32 is wrong in"):
         run_alone(tmp_path, device, "--max-bytes=4096")
@@ -189,7 +143,7 @@ def test_one_wrong_element_is_found_and_named(tmp_path: Path) -> None:
         return wrong
 
     with pytest.raises(WrongSum, match="element 777 is "):
-        run_alone(tmp_path, LoneDevice(spoil=spoil), "--max-bytes=4096")
+        run_alone(tmp_path, AllReduceDevice(spoil=spoil), "--max-bytes=4096")
 
 
 def test_the_sweep_ends_when_its_time_is_used_up(
@@ -201,7 +155,7 @@ def test_the_sweep_ends_when_its_time_is_used_up(
 
     result = run_alone(
         tmp_path,
-        LoneDevice(spoil=slow),
+        AllReduceDevice(spoil=slow),
         "--max-bytes=65536",
         "--total-seconds=1",
         "--seconds-per-size=0.3",
@@ -227,7 +181,7 @@ def test_low_bandwidth_fails_the_job_only_on_request(
     # The published bar is at 1 GiB; the same rule at a size that a test can afford.
     low = replace(BARS[0], num_bytes=4096, busbw_gib_per_s=1e9)
     monkeypatch.setattr("training.checks.allreduce.sweep.BARS", (low,))
-    device = LoneDevice(num_ranks=64, spoil=hand_out_sums_of_64)
+    device = AllReduceDevice(num_ranks=64, spoil=hand_out_sums_of_64)
     context = replace(
         ALONE,
         device=DeviceKind.XLA,

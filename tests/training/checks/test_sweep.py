@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.checks.allreduce.sweep import (
-    BARS,
     BarStatus,
     Sweep,
     algorithm_bandwidth_gib_per_s,
@@ -20,7 +19,6 @@ from training.checks.allreduce.sweep import (
     percentile,
     plan_iterations,
     rank_pattern,
-    size_label,
     sum_pattern,
 )
 from training.core.arguments import parse
@@ -28,12 +26,6 @@ from training.core.arguments import parse
 
 def sweep(*words: str) -> Sweep:
     return Sweep.from_values(parse(["all-reduce", *words]).values, 4)
-
-
-def test_the_default_sweep_goes_from_1_kib_to_1_gib() -> None:
-    sizes = sweep().sizes()
-
-    assert (sizes[0], sizes[-1], len(sizes)) == (2**10, 2**30, 11)
 
 
 @given(st.integers(1, 2**20), st.integers(1, 2**30), st.integers(2, 64))
@@ -122,15 +114,3 @@ def test_two_trn1_nodes_are_held_to_the_published_figure(
 )
 def test_no_figure_is_carried_over_to_another_set_up(change: dict[str, object]) -> None:
     assert bar(1.0, **change) is BarStatus.NOT_APPLICABLE
-
-
-def test_every_published_figure_names_its_source() -> None:
-    assert [figure for figure in BARS if len(figure.source) < 20] == []
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "label"),
-    [(4, "4 B"), (1024, "1 KiB"), (1536, "1536 B"), (2**24, "16 MiB"), (2**30, "1 GiB")],
-)
-def test_sizes_have_exact_labels(num_bytes: int, label: str) -> None:
-    assert size_label(num_bytes) == label

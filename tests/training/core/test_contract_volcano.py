@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.limits import scaled
+from tests.training.core.test_contract import batch, own_address
 from training.core.contract import NodeContract, read_contract
 from training.core.orchestrators import ContractError
 from training.launch import main
@@ -31,32 +32,12 @@ def pod(index: int, num_nodes: int, *, restarts: int = 0, **more: str) -> dict[s
         "VC_NODE_0_HOSTS": HOST,
         "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
         "TRAINIUM_NEURON_RELEASE": "2.28.0",
+        "TRAINIUM_BUCKET": "bucket",
         "TRAINIUM_RUN": "first-run",
     }
     if index == 0:
         env["TORCHX_RANK0_HOST"] = "localhost"
     return env | more
-
-
-def batch(index: int, num_nodes: int, *, restarts: int) -> dict[str, str]:
-    """What Batch sets on the node in the same place."""
-    env = {
-        "AWS_BATCH_JOB_ID": f"job-x7#{index}",
-        "AWS_BATCH_JOB_ATTEMPT": str(restarts + 1),
-        "AWS_BATCH_JOB_NODE_INDEX": str(index),
-        "AWS_BATCH_JOB_NUM_NODES": str(num_nodes),
-        "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
-        "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
-        "TRAINIUM_NEURON_RELEASE": "2.28.0",
-        "TRAINIUM_RUN": "first-run",
-    }
-    if index:
-        env["AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"] = MAIN_ADDRESS
-    return env
-
-
-def own_address(main_address: str | None) -> str:
-    return MAIN_ADDRESS if main_address is None else "10.0.0.9"
 
 
 def read(env: dict[str, str]) -> NodeContract:
@@ -76,18 +57,11 @@ def test_a_node_learns_the_same_from_volcano_as_from_batch(
     index = data.draw(st.integers(0, num_nodes - 1))
 
     in_pod = read(pod(index, num_nodes, restarts=restarts))
-    on_batch = read(batch(index, num_nodes, restarts=restarts))
+    names = {"AWS_BATCH_JOB_ID": f"job-x7#{index}", "AWS_BATCH_JOB_ATTEMPT": str(restarts + 1)}
+    on_batch = read(batch(index, num_nodes) | names)
 
     assert in_pod.on_cluster and not on_batch.on_cluster
     assert replace(in_pod, on_cluster=False) == on_batch
-
-
-@given(num_nodes=st.integers(1, 64))
-def test_the_index_of_a_pod_is_the_rank_of_its_node(num_nodes: int) -> None:
-    nodes = [read(pod(index, num_nodes)) for index in range(num_nodes)]
-
-    assert [node.node_rank for node in nodes] == list(range(num_nodes))
-    assert [node.is_main for node in nodes] == [True] + [False] * (num_nodes - 1)
 
 
 def test_the_main_node_asks_for_no_host_name() -> None:

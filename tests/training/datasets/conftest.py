@@ -10,9 +10,10 @@ import mistral_common
 import pytest
 
 from training.datasets.manifest import PackedManifest
+from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.datasets.text.tokenize import TokenizeOrder, tokenize
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
-from training.storage import StorageAccess
+from training.storage import LocalObjects, StorageAccess
 
 WORDS = (
     *("the", "node", "reads", "a", "shard", "and", "packs", "every", "token", "of", "each"),
@@ -71,6 +72,23 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
+def quiet(text: str) -> None:
+    """Receives what is reported."""
+
+
+def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
+    """The dataset of ``run_tokenize`` that has this name."""
+    source, cache = dataset(tmp_path, name), tmp_path / f"cache-{name}"
+    return open_dataset(
+        LocalObjects(source), cache, is_leader=True, wait=lambda: None, report=quiet
+    )
+
+
+def dataset(tmp_path: Path, name: str = "made") -> Path:
+    """Its folder."""
+    return tmp_path / "bucket" / "datasets" / name
+
+
 Tokenize = Callable[..., PackedManifest | None]
 
 
@@ -92,6 +110,6 @@ def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokeniz
             "array_index": 0,
             "array_size": 1,
         }
-        return tokenize(TokenizeOrder(**{**values, **changes}), report=lambda text: None)  # type: ignore[arg-type]
+        return tokenize(TokenizeOrder(**{**values, **changes}), report=quiet)  # type: ignore[arg-type]
 
     return run

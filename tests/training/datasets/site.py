@@ -18,6 +18,10 @@ class Site:
     url: str = ""
     statuses: list[int] = field(default_factory=list)
     """Statuses of the next answers to GET."""
+    breaks: list[int] = field(default_factory=list)
+    """Bytes after which the next connections end."""
+    ranges: list[str | None] = field(default_factory=list)
+    """What was asked for."""
     sent: int = 0
     """Bytes so far."""
 
@@ -32,6 +36,7 @@ def serve(files: dict[str, bytes]) -> Iterator[Site]:
             self.answer(with_body=False)
 
         def do_GET(self) -> None:
+            site.ranges.append(self.headers["Range"])
             if site.statuses:
                 self.send_error(site.statuses.pop(0))
                 return
@@ -53,6 +58,7 @@ def serve(files: dict[str, bytes]) -> Iterator[Site]:
             self.send_header("ETag", etag)
             self.end_headers()
             if with_body:
+                part = part[: site.breaks.pop(0)] if site.breaks else part
                 site.sent += len(part)
                 self.wfile.write(part)
 

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.datasets.conftest import Tokenize, opened, text_of
 from training.datasets.manifest import COUNTED, DatasetError, PackedManifest
-from training.datasets.samples.packed import PackedDataset, open_dataset
-from training.storage import LocalObjects
 
 SEQ_LEN = 128
 
@@ -38,16 +36,6 @@ def made(run_tokenize: Tokenize, **changes: Any) -> PackedManifest:
     manifest = run_tokenize(response_seq_len=SEQ_LEN, **changes)
     assert manifest is not None
     return manifest
-
-
-def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
-    return open_dataset(
-        LocalObjects(tmp_path / "bucket" / "datasets" / name),
-        tmp_path / f"cache-{name}",
-        is_leader=True,
-        wait=lambda: None,
-        report=lambda text: None,
-    )
 
 
 def test_whole_examples_are_packed_and_only_responses_count(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +74,6 @@ def _path(family: str, tmp_path: Path) -> Path:
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
     return path
-
-
-def test_documents_end_with_the_familys_token_and_not_with_a_piece_of_text(
-    family: str, path: Path
-) -> None:
-    ids = json.loads(path.read_text())["model"]["vocab"]
-    found = read_vocabulary(path)
-
-    assert "</s>" in ids
-    assert found.eos_id == Tokenizer.from_file(str(path)).token_to_id(EOS[family])
 
 
 def test_every_encoder_gives_hugging_faces_ids(path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.training.datasets.conftest import quiet
 from tests.training.datasets.site import serve
 from training.datasets.manifest import DatasetError, DatasetManifest
 from training.datasets.prepared import images
 from training.datasets.prepared.images import (
-    MNIST,
     SPLITS,
     images_name,
     labels_name,
@@ -25,15 +25,7 @@ from training.datasets.prepared.images import (
 )
 from training.datasets.prepared.prepare import prepare_dataset
 from training.datasets.prepared.web import Archive
-from training.storage import Objects, StorageAccess, open_objects
-
-
-def quiet(text: str) -> None:
-    """Say nothing."""
-
-
-def local(path: Path) -> Objects:
-    return open_objects(str(path), region=None, endpoint_url=None)
+from training.storage import LocalObjects, StorageAccess
 
 
 def published(folder: Path) -> dict[str, bytes]:
@@ -57,9 +49,9 @@ def test_mnist_arrives_unpacked_with_what_the_workload_must_know(tmp_path: Path)
     files = published(tmp_path)
     with serve(files) as site:
         made = archives(site.url, files)
-        found = prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
+        found = prepare_mnist(LocalObjects(tmp_path / "set"), tmp_path, report=quiet, archives=made)
         sent = site.sent
-        again = prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
+        again = prepare_mnist(LocalObjects(tmp_path / "set"), tmp_path, report=quiet, archives=made)
 
         assert (site.sent, again) == (sent, found)
     assert found.facts == {"epochs": 4, "accuracy": [0.92, 0.99]}
@@ -77,22 +69,15 @@ def test_another_file_than_the_known_one_is_refused(tmp_path: Path) -> None:
         made = archives(site.url, files)
         site.files["/t10k-labels-idx1-ubyte.gz"] = gzip.compress(b"other")
         with pytest.raises(DatasetError, match=r"not the expected .*; the publisher's file has"):
-            prepare_mnist(local(tmp_path / "set"), tmp_path, report=quiet, archives=made)
+            prepare_mnist(LocalObjects(tmp_path / "set"), tmp_path, report=quiet, archives=made)
 
     assert not (tmp_path / "set" / "manifest.json").exists()
-
-
-def test_the_four_files_of_mnist_are_pinned() -> None:
-    assert [archive.url.rpartition("/")[2] for archive in MNIST] == [
-        f"{name(split)}.gz" for split in SPLITS for name in (images_name, labels_name)
-    ]
-    assert all(archive.url.startswith("https://") for archive in MNIST)
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DatasetManifest]:
     folder = tmp_path_factory.mktemp("digits")
-    return folder / "set", prepare_digits(local(folder / "set"), folder, report=quiet)
+    return folder / "set", prepare_digits(LocalObjects(folder / "set"), folder, report=quiet)
 
 
 def test_the_digits_of_scikit_learn_have_mnists_shape(digits: tuple[Path, DatasetManifest]) -> None:
@@ -141,7 +126,7 @@ def test_a_dataset_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "set/shard-00000.bin").write_bytes(b"words")
 
     with pytest.raises(DatasetError, match=r"holds a dataset of kind packed, and this job would w"):
-        prepare_digits(local(tmp_path / "set"), tmp_path, report=quiet)
+        prepare_digits(LocalObjects(tmp_path / "set"), tmp_path, report=quiet)
     assert {path.name for path in (tmp_path / "set").iterdir()} == {
         "manifest.json", "shard-00000.bin",
     }  # fmt: skip

@@ -4,50 +4,30 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.core.files import sha256_of
-from training.datasets.manifest import DatasetError, PackedManifest, Shard, Source
+from tests.training.datasets.packed import put_manifest, put_shard
+from training.datasets.manifest import DatasetError, PackedManifest, Shard
 from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.storage import LocalObjects
 
 
 def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> PackedManifest:
     """A dataset of these ids, in shards of these sizes and one with the rest."""
-    folder.mkdir(parents=True, exist_ok=True)
+    objects, rest = LocalObjects(folder), np.array(tokens, "<u2")
     shards: list[Shard] = []
-    rest = np.array(tokens, "<u2")
     for size in [*sizes, len(tokens)]:
         piece, rest = rest[:size], rest[size:]
         if len(piece):
-            path = folder / f"shard-{len(shards):05d}-000.bin"
-            path.write_bytes(piece.tobytes())
-            shards.append(
-                Shard(
-                    name=path.name, tokens=len(piece), bytes=2 * len(piece), sha256=sha256_of(path)
-                )
-            )
-    manifest = PackedManifest(
-        dtype="uint16",
-        vocab_size=1000,
-        eos_id=2,
-        bos=False,
-        tokenizer="tokenizer.json",
-        tokenizer_file_sha256="0" * 64,
-        tokenizer_sha256="1" * 64,
-        num_tokens=len(tokens),
-        documents=1,
-        empty_documents=0,
-        source=Source(uri="/text", files=1, bytes=1, text_field="text"),
-        shards=tuple(shards),
-    )
-    (folder / "manifest.json").write_bytes(manifest.to_json())
-    return manifest
+            shards.append(put_shard(objects, f"shard-{len(shards):05d}-000.bin", piece))
+    return put_manifest(objects, *shards, vocab_size=1000)
 
 
 def opened(source: Path, cache: Path) -> PackedDataset:
@@ -190,19 +170,42 @@ def test_a_sequence_longer_than_the_dataset_is_refused(tmp_path: Path) -> None:
         dataset.require(vocab_size=1000, seq_len=50)
 
 
-@pytest.mark.parametrize(
-    "name", ["/tmp/x", "../x", "a/../../x", "", "a\0b", "./x", "manifest.json/x", ".part-x"]
-)
-def test_a_shard_whose_name_leads_elsewhere_is_refused_before_a_byte_is_read(
-    tmp_path: Path, name: str
+Change = Callable[[dict[str, Any]], object]
+NO_MANIFEST = "is no manifest of a packed dataset: "
+WRONG: list[tuple[Change, str]] = [
+    # Names that lead elsewhere.
+    *(
+        (lambda document, name=name: document["shards"][0].update(name=name), rf"{NO_MANIFEST}sh")
+        for name in ("/tmp/x", "a/../../x", "manifest.json/x", ".part-x")
+    ),
+    (lambda document: document.pop("schema"), f"{NO_MANIFEST}it has no schema"),
+    (lambda document: document.update(dtype="O"), "dtype is 'O', not one of uint16, uint32"),
+    (lambda document: document.update(dtype=3), "dtype is 3, not a string"),
+    (lambda document: document.update(shards=[3]), r"shards\[0\] is 3, not an object"),
+    (lambda document: document.update(shards=None), "shards is None, not a list"),
+    (lambda document: document.update(num_tokens="x"), "num_tokens is 'x', not an integer"),
+    (lambda document: document.update(source={}), "source has no bytes, files, text_field, uri"),
+    (lambda document: document.update(eos_id=-1), "cannot be negative"),
+    (lambda document: document.update(validation=[]), r"validation is \[\], not an object"),
+    # Mapped, it would end with a signal in the middle of training.
+    (
+        lambda document: document["shards"][0].update(tokens=60),
+        "100 bytes, and 60 tokens of uint16 take 120",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), WRONG, ids=[reason for _, reason in WRONG])
+def test_a_manifest_that_cannot_be_right_is_refused_before_a_byte_is_read(
+    tmp_path: Path, change: Change, reason: str
 ) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [])
     path = tmp_path / "source" / "manifest.json"
     document = json.loads(path.read_text())
-    document["shards"][0]["name"] = name
+    change(document)
     path.write_text(json.dumps(document))
 
-    with pytest.raises(DatasetError, match=r"is no manifest of a packed dataset: shards\[0\]: "):
+    with pytest.raises(DatasetError, match=reason):
         opened(tmp_path / "source", tmp_path / "cache")
 
     assert not (tmp_path / "cache").exists()
@@ -218,50 +221,3 @@ def test_a_shard_is_not_written_through_a_link(tmp_path: Path) -> None:
         opened(tmp_path / "source", tmp_path / "cache")
 
     assert (tmp_path / "outside").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "reason"),
-    [
-        ("dtype", "O", "dtype is 'O', not one of uint16, uint32"),
-        ("dtype", 3, "dtype is 3, not a string"),
-        ("shards", [3], r"shards\[0\] is 3, not an object"),
-        ("shards", None, "shards is None, not a list"),
-        ("num_tokens", "many", "num_tokens is 'many', not an integer"),
-        ("source", {}, "source has no bytes, files, text_field, uri"),
-        ("eos_id", -1, "cannot be negative"),
-        ("validation", [], r"validation is \[\], not an object"),
-    ],
-)
-def test_a_manifest_with_a_wrong_field_is_refused_with_its_name(
-    tmp_path: Path, field: str, value: object, reason: str
-) -> None:
-    write_dataset(tmp_path / "source", list(range(50)), [])
-    path = tmp_path / "source" / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-
-    with pytest.raises(DatasetError, match=reason):
-        opened(tmp_path / "source", tmp_path / "cache")
-
-
-def test_a_shard_that_is_shorter_than_its_tokens_is_refused(tmp_path: Path) -> None:
-    """Mapped, it would end with a signal in the middle of training."""
-    write_dataset(tmp_path / "source", list(range(50)), [])
-    path = tmp_path / "source" / "manifest.json"
-    document = json.loads(path.read_text())
-    document["shards"][0]["tokens"] = 60
-    path.write_text(json.dumps(document))
-
-    with pytest.raises(DatasetError, match="100 bytes, and 60 tokens of uint16 take 120"):
-        opened(tmp_path / "source", tmp_path / "cache")
-
-
-def test_a_manifest_without_a_schema_is_refused(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "source", list(range(50)), [])
-    path = tmp_path / "source" / "manifest.json"
-    document = json.loads(path.read_text())
-    del document["schema"]
-    path.write_text(json.dumps(document))
-
-    with pytest.raises(DatasetError, match="is no manifest of a packed dataset: it has no schema"):
-        opened(tmp_path / "source", tmp_path / "cache")

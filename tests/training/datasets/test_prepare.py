@@ -7,22 +7,18 @@ import hashlib
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.training.datasets.conftest import Tokenize
+from tests.training.datasets.site import Site, serve
 from training.datasets.manifest import DatasetError
 from training.datasets.prepared import corpora
-from training.datasets.prepared.corpora import RAW_ENGLISH
 from training.datasets.prepared.prepare import prepare
 from training.datasets.prepared.web import Archive, fetch
 from training.storage import StorageAccess
-from trainium_catalogue.parameters.data import CORPORA, DATASETS
 
 ARTICLES = {
     "englishText_0_10000": (
@@ -57,56 +53,22 @@ def archive_bytes() -> bytes:
     return data.getvalue()
 
 
-@dataclass
-class Publisher:
-    """A web server on loopback."""
-
-    data: bytes
-    url: str = ""
-    breaks: list[int] = field(default_factory=list)
-    """Bytes after which the next connections end."""
-    statuses: list[int] = field(default_factory=list)
-    """Statuses of the next answers."""
-    ranges: list[str | None] = field(default_factory=list)
-
-    @property
-    def archive(self) -> Archive:
-        return Archive(
-            url=f"{self.url}/raw.en.tgz",
-            bytes=len(self.data),
-            sha256=hashlib.sha256(self.data).hexdigest(),
-        )
+PATH = "/raw.en.tgz"
 
 
 @pytest.fixture
-def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
-    site = Publisher(archive_bytes())
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            site.ranges.append(self.headers["Range"])
-            if site.statuses:
-                self.send_error(site.statuses.pop(0))
-                return
-            start = int((self.headers["Range"] or "bytes=0-")[6:-1])
-            rest = site.data[start:]
-            self.send_response(206 if start else 200)
-            self.send_header("Content-Length", str(len(rest)))
-            self.end_headers()
-            self.wfile.write(rest[: site.breaks.pop(0)] if site.breaks else rest)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
-
+def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """The site of the archive."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    site.url = f"http://127.0.0.1:{server.server_port}"
-    yield site
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve({PATH: archive_bytes()}) as site:
+        yield site
+
+
+def archive_of(publisher: Site) -> Archive:
+    """What is known of the archive that is there now."""
+    data = publisher.files[PATH]
+    digest = hashlib.sha256(data).hexdigest()
+    return Archive(url=f"{publisher.url}{PATH}", bytes=len(data), sha256=digest)
 
 
 def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[dict[str, str]]:
@@ -124,54 +86,54 @@ def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[d
     return found
 
 
-def test_articles_come_out_as_they_were_written(tmp_path: Path, publisher: Publisher) -> None:
-    assert prepared(tmp_path, publisher.archive) == EXPECTED
+def test_articles_come_out_as_they_were_written(tmp_path: Path, publisher: Site) -> None:
+    assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
 
 
-def test_the_manifest_names_the_source_and_every_file(tmp_path: Path, publisher: Publisher) -> None:
-    prepared(tmp_path, publisher.archive)
+def test_the_manifest_names_the_source_and_every_file(tmp_path: Path, publisher: Site) -> None:
+    prepared(tmp_path, archive_of(publisher))
 
     folder = tmp_path / "corpora" / "wikicorpus"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["documents"] == 2
     assert manifest["source"] == {
-        "url": publisher.archive.url,
-        "sha256": publisher.archive.sha256,
+        "url": archive_of(publisher).url,
+        "sha256": archive_of(publisher).sha256,
     }
     for file in manifest["files"]:
         data = (folder / file["name"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
 
 
-def test_only_so_many_documents_as_wanted(tmp_path: Path, publisher: Publisher) -> None:
-    assert prepared(tmp_path, publisher.archive, max_documents=1) == EXPECTED[:1]
+def test_only_so_many_documents_as_wanted(tmp_path: Path, publisher: Site) -> None:
+    assert prepared(tmp_path, archive_of(publisher), max_documents=1) == EXPECTED[:1]
 
 
-def test_a_complete_corpus_is_not_fetched_again(tmp_path: Path, publisher: Publisher) -> None:
-    prepared(tmp_path, publisher.archive)
+def test_a_complete_corpus_is_not_fetched_again(tmp_path: Path, publisher: Site) -> None:
+    prepared(tmp_path, archive_of(publisher))
 
-    assert prepared(tmp_path, publisher.archive) == EXPECTED
+    assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
     assert len(publisher.ranges) == 1
 
 
 def test_a_corpus_that_lacks_a_file_is_made_again_with_the_same_bytes(
-    tmp_path: Path, publisher: Publisher
+    tmp_path: Path, publisher: Site
 ) -> None:
-    prepared(tmp_path, publisher.archive)
+    prepared(tmp_path, archive_of(publisher))
     folder = tmp_path / "corpora" / "wikicorpus"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     (folder / "part-00000.jsonl.gz").unlink()
     (folder / "part-00007.jsonl.gz").write_bytes(b"of an earlier, larger one")
 
-    prepared(tmp_path, publisher.archive)
+    prepared(tmp_path, archive_of(publisher))
 
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 def test_a_corpus_that_is_being_written_cannot_be_tokenised(
-    tmp_path: Path, publisher: Publisher, run_tokenize: Tokenize
+    tmp_path: Path, publisher: Site, run_tokenize: Tokenize
 ) -> None:
-    prepared(tmp_path / "bucket", publisher.archive)
+    prepared(tmp_path / "bucket", archive_of(publisher))
     assert run_tokenize(input="wikicorpus") is not None
     (tmp_path / "bucket" / "corpora" / "wikicorpus" / "manifest.json").unlink()
 
@@ -180,12 +142,12 @@ def test_a_corpus_that_is_being_written_cannot_be_tokenised(
 
 
 def test_another_file_than_the_expected_is_refused_and_nothing_is_kept(
-    tmp_path: Path, publisher: Publisher
+    tmp_path: Path, publisher: Site
 ) -> None:
-    archive = publisher.archive
-    data = bytearray(publisher.data)
+    archive = archive_of(publisher)
+    data = bytearray(publisher.files[PATH])
     data[len(data) // 2] ^= 1
-    publisher.data = bytes(data)
+    publisher.files[PATH] = bytes(data)
 
     with pytest.raises(DatasetError, match=r"publisher's file has changed, so nothing was kept"):
         prepared(tmp_path, archive)
@@ -193,40 +155,38 @@ def test_another_file_than_the_expected_is_refused_and_nothing_is_kept(
 
 
 def test_a_longer_file_than_the_expected_is_not_read_to_its_end(
-    tmp_path: Path, publisher: Publisher
+    tmp_path: Path, publisher: Site
 ) -> None:
-    archive = publisher.archive
-    publisher.data += b"\0" * 10
+    archive = archive_of(publisher)
+    publisher.files[PATH] += b"\0" * 10
 
     with pytest.raises(DatasetError, match=f"not the expected {archive.bytes} with"):
         prepared(tmp_path, archive)
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(
-    tmp_path: Path, publisher: Publisher
-) -> None:
+def test_a_broken_connection_is_taken_up_where_it_broke(tmp_path: Path, publisher: Site) -> None:
     publisher.breaks = [100, 50]
 
-    assert prepared(tmp_path, publisher.archive) == EXPECTED
+    assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
     assert publisher.ranges == [None, "bytes=100-", "bytes=150-"]
 
 
-def test_a_server_in_trouble_is_asked_again(tmp_path: Path, publisher: Publisher) -> None:
+def test_a_server_in_trouble_is_asked_again(tmp_path: Path, publisher: Site) -> None:
     publisher.statuses = [503, 500]
 
-    assert prepared(tmp_path, publisher.archive) == EXPECTED
+    assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
 
 
-def test_a_file_that_has_moved_is_said_at_once(tmp_path: Path, publisher: Publisher) -> None:
+def test_a_file_that_has_moved_is_said_at_once(tmp_path: Path, publisher: Site) -> None:
     publisher.statuses = [404] * 5
 
     with pytest.raises(DatasetError, match="answers 404 Not Found; if it has moved, download"):
-        prepared(tmp_path, publisher.archive)
+        prepared(tmp_path, archive_of(publisher))
     assert len(publisher.ranges) == 1
 
 
 def test_a_server_that_is_not_there_is_trouble_of_the_network(
-    tmp_path: Path, publisher: Publisher
+    tmp_path: Path, publisher: Site
 ) -> None:
     archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=10, sha256="0" * 64)
 
@@ -243,13 +203,6 @@ def test_a_disk_that_is_too_small_for_the_archive_is_said_first(tmp_path: Path) 
 
     with pytest.raises(DatasetError, match=r"give the instance a larger volume"):
         fetch(archive, tmp_path / "archive", lambda text: None)
-
-
-def test_the_pinned_archive_is_the_published_one() -> None:
-    """Compare with datasets/wikicorpus/dataset_infos.json of Hugging Face's datasets 1.x."""
-    assert RAW_ENGLISH.url == "https://www.cs.upc.edu/~nlp/wikicorpus/raw.en.tgz"
-    assert RAW_ENGLISH.bytes == 1_346_378_932
-    assert RAW_ENGLISH.sha256.startswith("cab102a59f7e5bfb4ac832c15210bd22")
 
 
 def test_api_documentation_is_words_without_markup(tmp_path: Path) -> None:
@@ -286,8 +239,3 @@ def test_api_documentation_comes_from_the_installed_package(
 
     assert total == 500
     assert manifest is not None and manifest.documents == 500
-
-
-def test_every_corpus_of_the_catalogue_is_known_here() -> None:
-    assert set(CORPORA) == {"wikicorpus", "aws-api-docs"}
-    assert set(DATASETS) == {"mnist", "digits", "bert-wikicorpus", "bert-tiny"}

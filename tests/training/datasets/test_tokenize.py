@@ -13,14 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 
 from tests.support.limits import scaled
-from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.datasets.conftest import Tokenize, dataset, opened, text_of
 from training.datasets.manifest import DatasetError, PackedManifest
-from training.datasets.samples.packed import PackedDataset, open_dataset
 from training.datasets.text import parts
 from training.datasets.text.encoders import PROBES, FastEncoder, Ids
 from training.datasets.text.tokenize import ProgressLine
@@ -30,24 +28,10 @@ from training.storage import LocalObjects
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def dataset(tmp_path: Path, name: str = "made") -> Path:
-    return tmp_path / "bucket" / "datasets" / name
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     """Read every object of a dataset; what a killed process was writing is none."""
     objects = LocalObjects(folder)
     return {info.key: objects.get(info.key) for info in objects.list()}
-
-
-def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
-    return open_dataset(
-        LocalObjects(dataset(tmp_path, name)),
-        tmp_path / f"cache-{name}",
-        is_leader=True,
-        wait=lambda: None,
-        report=lambda text: None,
-    )
 
 
 def complete(found: PackedManifest | None) -> PackedManifest:
@@ -86,17 +70,6 @@ def test_any_number_of_processes_and_jobs_gives_the_same_bytes(
     assert contents(dataset(tmp_path, "array")) == expected
     # Whoever comes last completes it.
     assert [share is not None for share in shares] == [False, False, True]
-
-
-def test_an_accelerated_dataset_has_the_same_bytes(
-    tmp_path: Path, run_tokenize: Tokenize, llama: Vocabulary
-) -> None:
-    (tmp_path / "tokenizer.json").write_text(llama.json)
-    order = {"tokenizer": str(tmp_path / "tokenizer.json")}
-    complete(run_tokenize(**order, dataset="plain"))
-    complete(run_tokenize(**order, dataset="fast", accelerate=True))
-
-    assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
 
 
 class Failing(FastEncoder):
@@ -139,18 +112,6 @@ def test_an_accelerator_that_fails_half_way_leaves_no_trace(
     assert "is made again by tokenizers, words remembered" in capsys.readouterr().out
 
 
-def test_the_tokenizer_travels_with_the_dataset(
-    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
-) -> None:
-    manifest = complete(run_tokenize())
-
-    kept = Tokenizer.from_file(str(dataset(tmp_path) / "tokenizer.json"))
-    assert kept.encode("every token").ids == (
-        Tokenizer.from_file(str(small_tokenizer)).encode("every token").ids
-    )
-    assert manifest.tokenizer == "tokenizer.json"
-
-
 def test_documents_without_text_are_counted_and_left_out(
     corpus: Path, run_tokenize: Tokenize
 ) -> None:
@@ -160,15 +121,6 @@ def test_documents_without_text_are_counted_and_left_out(
     manifest = complete(run_tokenize())
 
     assert (manifest.documents, manifest.empty_documents) == (120, 3)
-
-
-def test_a_complete_dataset_is_not_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
-    complete(run_tokenize())
-    inodes = {path: path.stat().st_ino for path in dataset(tmp_path).glob("shard-*")}
-
-    complete(run_tokenize())
-
-    assert {path: path.stat().st_ino for path in dataset(tmp_path).glob("shard-*")} == inodes
 
 
 def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
@@ -197,16 +149,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("processes", [1, 2])
 def test_a_killed_job_goes_on_with_what_it_had_finished(
-    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path, processes: int
+    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
     big = tmp_path / "big"
     big.mkdir()
     for file in range(30):
         lines = [json.dumps({"text": text_of(file * 300 + n)}) + "\n" for n in range(300)]
         (big / f"{file:02d}.jsonl").write_text("".join(lines))
-    changes = {"input": str(big), "shard_tokens": 8192, "processes": processes}
+    changes = {"input": str(big), "shard_tokens": 8192, "processes": 2}
     complete(run_tokenize(**changes, dataset="whole"))
     values = {
         **changes, "tokenizer": str(small_tokenizer), "dataset": "killed", "text_field": "text",
@@ -355,14 +306,6 @@ def test_input_without_a_word_is_refused_and_leaves_nothing(
         run_tokenize()
 
     assert contents(dataset(tmp_path)) == {}
-
-
-def test_shards_are_little_endian(tmp_path: Path, run_tokenize: Tokenize) -> None:
-    manifest = complete(run_tokenize())
-
-    raw = (dataset(tmp_path) / manifest.shards[0].name).read_bytes()
-    assert int.from_bytes(raw[:2], "little") == opened(tmp_path).sequence(0, 1)[0]
-    assert np.dtype(manifest.dtype).itemsize * manifest.shards[0].tokens == len(raw)
 
 
 def test_worker_processes_log_like_every_other_one(

@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tests.training.datasets.conftest import Tokenize, text_of
+from tests.training.datasets.conftest import Tokenize, dataset, opened, text_of
 from tests.training.datasets.test_packed_dataset import write_dataset
-from tests.training.datasets.test_tokenize import complete, contents, dataset, opened
+from tests.training.datasets.test_tokenize import complete, contents
 from training.datasets.manifest import DatasetError, PackedManifest
 from training.datasets.samples.packed import PackedDataset
 from training.datasets.text.parts import split_documents
-from training.datasets.text.vocabulary import Vocabulary
 
 FRACTION = 0.25
 
@@ -49,33 +48,6 @@ def test_every_document_is_in_one_split_and_the_fraction_is_about_right(
     assert len(train) == manifest.documents
     assert train | held_out == everything
     assert not train & held_out
-
-
-def test_any_number_of_processes_and_jobs_holds_the_same_out(
-    tmp_path: Path, run_tokenize: Tokenize
-) -> None:
-    order = {"validation_fraction": FRACTION}
-    complete(run_tokenize(**order, dataset="one"))
-    complete(run_tokenize(**order, dataset="two", processes=2))
-    for index in (2, 0, 1):
-        run_tokenize(**order, dataset="array", array_index=index, array_size=3)
-
-    expected = contents(dataset(tmp_path, "one"))
-    assert any(key.startswith("validation-") for key in expected)
-    assert contents(dataset(tmp_path, "two")) == expected
-    assert contents(dataset(tmp_path, "array")) == expected
-
-
-def test_an_accelerated_dataset_holds_the_same_out(
-    tmp_path: Path, run_tokenize: Tokenize, llama: Vocabulary
-) -> None:
-    (tmp_path / "tokenizer.json").write_text(llama.json)
-    order = {"tokenizer": str(tmp_path / "tokenizer.json"), "validation_fraction": FRACTION}
-    manifest = complete(run_tokenize(**order, dataset="plain"))
-    complete(run_tokenize(**order, dataset="fast", accelerate=True))
-
-    assert manifest.validation is not None
-    assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
 
 
 def test_a_document_stays_on_its_side_and_so_do_its_equals() -> None:

@@ -99,34 +99,9 @@ def test_every_way_gives_any_text_the_ids_of_the_plain_tokenizer(
         assert encoder.encode(texts).tolist() == expected, encoder.name
 
 
-def test_a_sample_of_real_text_has_the_same_ids_every_way(
-    ways: Ways,
-) -> None:
-    from training.datasets.prepared.corpora import api_documents
-
-    sample = [document["text"] for _, document in zip(range(2000), api_documents(), strict=False)]
-
-    plain, *faster = ways
-    expected = plain.encode(sample)
-    for encoder in faster:
-        assert np.array_equal(encoder.encode(sample), expected), encoder.name
-
-
-def test_each_document_ends_with_eos_and_none_begins_with_bos(
-    ways: Ways,
-) -> None:
-    for encoder in ways:
-        ids = encoder.encode(["one", "two words", "three"]).tolist()
-        assert ids.count(2) == 3 and ids[-1] == 2 and 1 not in ids
-
-
 def document_of(vocabulary: Vocabulary) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(vocabulary.json)
     return document
-
-
-def test_llamas_vocabulary_can_be_split_at_spaces(llama: Vocabulary) -> None:
-    assert splits_at_spaces(document_of(llama))
 
 
 @pytest.mark.parametrize(
@@ -233,19 +208,6 @@ def test_four_byte_ids_survive_every_way(tmp_path: Path, llama: Vocabulary) -> N
 
     for encoder in encoders(vocabulary, accelerate=True):
         assert encoder.encode(["two words"]).dtype == np.uint32
-
-
-def test_a_word_piece_tokenizer_falls_back_to_the_plain_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from tokenizers import Tokenizer, models
-
-    vocab = {"[UNK]": 0, "[SEP]": 1, "a": 2, "##b": 3}
-    Tokenizer(models.WordPiece(vocab, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
-    vocabulary = read_vocabulary(tmp_path / "tokenizer.json")
-
-    assert [encoder.name for encoder in encoders(vocabulary, accelerate=True)] == ["tokenizers"]
-    assert "fastokens is not used" in capsys.readouterr().out
 
 
 def write_sentencepiece(path: Path, **options: Any) -> Path:

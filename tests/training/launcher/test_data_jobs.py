@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import mistral_common
@@ -15,48 +13,32 @@ import pytest
 
 from rehearsal.deployment.server import wait_until
 from tests.support.limits import scaled
+from tests.training.conftest import ROOT, Cluster
 from training.datasets.text.vocabulary import read_vocabulary
 
-ROOT = Path(__file__).resolve().parents[3]
 TOKENIZER = Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
 
 
-def launch(folder: Path, *words: str, first: Path | None = None) -> subprocess.Popen[str]:
-    """Start a data job; modules in ``first`` are found before any other."""
-    path = [str(first)] if first is not None else []
-    return subprocess.Popen(
-        [sys.executable, "-m", "training.launch", *words],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([*path, str(ROOT)]),
-            "TRAINIUM_DEVICE": "cpu",
-            # A deployment's setting for its nodes; more processes would have nothing to do.
-            "TRAINIUM_PROCESSES_PER_NODE": "2",
-        },
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+def tokenize(job: Cluster, first: Path, *words: str, field: str = "text") -> None:
+    """Start a job that makes a dataset of one sentence with a SentencePiece model.
+
+    Modules in ``first`` are found before any other.
+    """
+    (job.folder / "text").mkdir()
+    line = json.dumps({field: "It reads the naïve café."})
+    (job.folder / "text" / "a.jsonl").write_text(line + "\n")
+    job.start(
+        *(f"--input={job.folder / 'text'}", f"--tokenizer={TOKENIZER}", "--dataset=made"),
+        *("--validation-fraction=0", *words),
+        workload="tokenize",
+        # A deployment's setting for its nodes; more processes would have nothing to do.
+        extra={"PYTHONPATH": f"{first}:{ROOT}", "TRAINIUM_PROCESSES_PER_NODE": "2"},
     )
 
 
-def started(job: subprocess.Popen[str]) -> psutil.Process:
-    """Return the worker, while it still imports what it needs."""
-    assert job.stdout is not None
-    while "launch: start:" not in job.stdout.readline():
-        assert job.poll() is None
-    found: list[psutil.Process] = []
-
-    def is_there() -> bool:
-        found.extend(
-            child
-            for child in psutil.Process(job.pid).children()
-            if "training.worker" in child.cmdline()
-        )
-        return bool(found)
-
-    assert wait_until(is_there, limit_s=scaled(20))
-    return found[0]
+def ended(job: Cluster) -> int:
+    """The exit code."""
+    return job.end(within_s=scaled(60))[0]
 
 
 @pytest.fixture
@@ -67,48 +49,24 @@ def no_torch(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_needs_no_torch(tmp_path: Path, no_torch: Path) -> None:
-    with launch(tmp_path, "prepare", "--dataset", "digits", first=no_torch) as job:
-        output = job.communicate()[0]
+def test_a_tokenizer_is_converted_without_torch_as_with_it(
+    lone_node: Cluster, no_torch: Path
+) -> None:
+    tokenize(lone_node, no_torch)
 
-    assert job.returncode == 0, output
-    assert output.count("digits is complete") == 1
-    assert "torch.distributed.run" not in output
-
-
-def tokenize(
-    folder: Path, *, first: Path, hang_limit_s: float = 600, field: str = "text"
-) -> subprocess.Popen[str]:
-    """Start a job that makes a dataset of one sentence with a SentencePiece model."""
-    line = json.dumps({field: "It reads the naïve café."})
-    (folder / "text").mkdir()
-    (folder / "text" / "a.jsonl").write_text(line + "\n")
-    return launch(
-        folder,
-        *("tokenize", "--input", str(folder / "text"), "--tokenizer", str(TOKENIZER)),
-        *("--dataset", "made", "--validation-fraction", "0", "--hang-limit-s", str(hang_limit_s)),
-        first=first,
-    )
-
-
-def test_a_tokenizer_is_converted_without_torch_as_with_it(tmp_path: Path, no_torch: Path) -> None:
-    with tokenize(tmp_path, first=no_torch) as job:
-        output = job.communicate()[0]
-
-    assert job.returncode == 0, output
-    assert "torch" not in output.partition("launch: start:")[2].lower()
-    (manifest,) = (tmp_path / "build").glob("**/made/manifest.json")
+    assert ended(lone_node) == 0, lone_node.all_logs()
+    assert "torch" not in lone_node.log(0).partition("launch: start:")[2].lower()
+    (manifest,) = (lone_node.folder / "build").glob("**/made/manifest.json")
     made = json.loads(manifest.read_text())["tokenizer_sha256"]
     assert made == read_vocabulary(TOKENIZER).sha256
 
 
-def test_wrong_text_is_explained_without_a_traceback(tmp_path: Path, no_torch: Path) -> None:
-    with tokenize(tmp_path, first=no_torch, field="body") as job:
-        output = job.communicate()[0]
+def test_wrong_text_is_explained_without_a_traceback(lone_node: Cluster, no_torch: Path) -> None:
+    tokenize(lone_node, no_torch, field="body")
 
-    assert job.returncode == 1, output
-    assert "line 1: no field 'text'; there are 'body'" in output
-    assert "Traceback" not in output
+    assert ended(lone_node) == 1, lone_node.all_logs()
+    assert "line 1: no field 'text'; there are 'body'" in lone_node.log(0)
+    assert "Traceback" not in lone_node.log(0)
 
 
 @pytest.fixture
@@ -123,49 +81,48 @@ def endless(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_request_to_stop_reaches_a_job_at_work(tmp_path: Path, endless: Path) -> None:
-    with tokenize(tmp_path, first=endless) as job:
-        assert job.stdout is not None
-        while "converting" not in job.stdout.readline():
-            assert job.poll() is None
-        job.send_signal(signal.SIGTERM)
-        output = job.communicate()[0]
+def test_a_request_to_stop_reaches_a_job_at_work(lone_node: Cluster, endless: Path) -> None:
+    tokenize(lone_node, endless)
+    lone_node.wait_for("converting", node=0)
 
-    assert job.returncode == 143, output
-    assert "rank 0: stopped on request" in output
+    os.kill(lone_node.launcher(0), signal.SIGTERM)
+
+    assert ended(lone_node) == 143, lone_node.all_logs()
+    assert "rank 0: stopped on request" in lone_node.log(0)
 
 
-def test_a_job_that_makes_no_progress_ends_for_a_retry(tmp_path: Path, endless: Path) -> None:
-    with tokenize(tmp_path, first=endless, hang_limit_s=10) as job:
-        output = job.communicate()[0]
+def test_a_job_that_makes_no_progress_ends_for_a_retry(lone_node: Cluster, endless: Path) -> None:
+    tokenize(lone_node, endless, "--hang-limit-s=8")
 
-    assert job.returncode == 75, output
-    assert "made no progress at: reading the tokenizer" in output.splitlines()[-1]
-
-
-# An export takes seconds to begin: it imports torch and transformers.
-def test_a_killed_process_is_a_lost_host(tmp_path: Path) -> None:
-    with launch(tmp_path, "export", "--run", "none") as job:
-        started(job).kill()
-        output = job.communicate()[0]
-
-    assert job.returncode == 75, output
-    assert "killed" in output.splitlines()[-1]
+    assert ended(lone_node) == 75, lone_node.all_logs()
+    assert "made no progress at: reading the tokenizer" in lone_node.log(0).splitlines()[-1]
 
 
-def test_a_request_to_stop_ends_it(tmp_path: Path) -> None:
-    with launch(tmp_path, "export", "--run", "none") as job:
-        worker = started(job)
-        job.send_signal(signal.SIGTERM)
-        output = job.communicate()[0]
+def exporting(job: Cluster) -> psutil.Process:
+    """Start an export, which takes seconds to import torch; returns its worker by then."""
+    job.start("--run=none", workload="export")
+    found: list[psutil.Process] = []
 
-    assert job.returncode == 143, output
+    def is_there() -> bool:
+        children = psutil.Process(job.launcher(0)).children()
+        found.extend(child for child in children if "training.worker" in child.cmdline())
+        return bool(found)
+
+    assert wait_until(is_there, limit_s=scaled(20))
+    return found[0]
+
+
+def test_a_killed_process_is_a_lost_host(lone_node: Cluster) -> None:
+    exporting(lone_node).kill()
+
+    assert ended(lone_node) == 75, lone_node.all_logs()
+    assert "killed" in lone_node.log(0).splitlines()[-1]
+
+
+def test_a_request_to_stop_ends_it(lone_node: Cluster) -> None:
+    worker = exporting(lone_node)
+
+    os.kill(lone_node.launcher(0), signal.SIGTERM)
+
+    assert ended(lone_node) == 143, lone_node.all_logs()
     assert not worker.is_running()
-
-
-def test_an_error_is_the_workloads(tmp_path: Path) -> None:
-    with launch(tmp_path, "export", "--run", "none") as job:
-        output = job.communicate()[0]
-
-    assert job.returncode == 1, output
-    assert "node 0: rank 0: ExportError: there is no run none" in output.splitlines()[-1]

@@ -12,13 +12,11 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.training.s3_server import bucket_environment
 from trainium_catalogue.contract import PEER_WATCH
 
 if TYPE_CHECKING:
@@ -152,13 +150,6 @@ def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cl
     )
 
 
-@pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with a bucket."""
-    with bucket_environment("joining") as environment:
-        yield environment
-
-
 def test_a_child_that_started_and_reaches_nobody_ends_the_wait_soon(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:
@@ -254,7 +245,8 @@ def test_bad_configuration_ends_before_anything_starts(cluster: Cluster) -> None
     cluster.start("--max-byte=4")
 
     assert cluster.end(within_s=BOUND_S) == {0: 64, 1: 64}
-    assert cluster.log(0) == "launch: unknown parameter --max-byte; did you mean '--max-bytes'?\n"
+    told = "launch: all-reduce has no parameter 'max-byte'; did you mean 'max-bytes'?\n"
+    assert cluster.log(0) == told
 
 
 @pytest.mark.full

@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.support.limits import scaled
 
 # A launcher that lives for `life` seconds, with one worker in a session of its own.
@@ -58,20 +56,6 @@ def first_line(launcher: subprocess.Popen[str]) -> str:
     line = launcher.stdout.readline()
     time.sleep(0.1)  # the worker has been executed by now, so it can be found
     return line
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_workers_do_not_outlive_a_killed_or_frozen_launcher(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    scratch = tmp_path / "scratch"
-    with start(scratch) as launcher:
-        first_line(launcher)
-        assert workers(scratch)
-        launcher.send_signal(number)
-
-    wait_until_ended(scratch)
-    assert launcher.returncode == -signal.SIGKILL
 
 
 def test_a_short_freeze_is_survived(tmp_path: Path) -> None:

@@ -10,8 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from training.launcher.addresses import reserve_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,28 +60,6 @@ def test_ctrl_c_stops_at_once(tmp_path: Path) -> None:
 
     assert process.returncode == 143, output
     assert time.monotonic() - started < 10
-
-
-@pytest.mark.parametrize(
-    ("words", "env", "message"),
-    [
-        (["all-reduce"], {}, "set TRAINIUM_DEVICE=cpu to run on this machine's CPU"),
-        (["al-reduce"], {"TRAINIUM_DEVICE": "cpu"}, "did you mean 'all-reduce'?"),
-        (
-            ["all-reduce", "--inject-error-rank=1"],
-            {"TRAINIUM_DEVICE": "cpu"},
-            "the job has ranks 0 to 0",
-        ),
-    ],
-)
-def test_what_cannot_run_is_refused_in_one_line(
-    words: list[str], env: dict[str, str], message: str, tmp_path: Path
-) -> None:
-    with launch(tmp_path, *words, **env) as process:
-        output = process.communicate()[0]
-
-    assert process.returncode == 64
-    assert message in output and output.count("\n") == 1
 
 
 def test_help_is_printed(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from tests.training.nodes import CPU_NODE
 from training.launcher import supervisor
-from training.launcher.supervisor import MainRole, StopRequest, Tools
+from training.launcher.node import WorkerNode
+from training.launcher.supervisor import LauncherContext, MainRole, StopRequest
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -20,12 +21,14 @@ CLOSING_S = 0.2
 STOPPED = Verdict(code=ExitCode.STOPPED, reason="told to stop", graceful=True)
 
 
-@dataclass
-class Workers:
+class Workers(WorkerNode):
     """They do not end by themselves."""
 
-    running: bool = True
-    asked: int = 0
+    running = True
+    asked = 0
+
+    def __init__(self) -> None:
+        """Nothing is started."""
 
     def send_sigterm(self) -> None:
         self.asked += 1
@@ -67,17 +70,16 @@ def test_workers_and_children_have_one_grace_and_not_one_after_the_other(
     """ECS kills the container 30 s after the launcher's grace, and with it the last word."""
     monkeypatch.setattr(supervisor, "_CLOSING_S", CLOSING_S)
     workers = Workers()
-    tools = Tools(
+    context = LauncherContext(
         node=CPU_NODE,
         parameters=cast(Any, Parameters()),
-        local=cast(Any, workers),
+        local=workers,
         guardian=cast(Any, Guardian()),
         stop=StopRequest(count=1),
-        start_workers=lambda port: None,
     )
 
     began_s = time.monotonic()
-    MainRole(tools)._finish(cast(Any, SilentChildren()), STOPPED)
+    MainRole(context)._finish(cast(Any, SilentChildren()), STOPPED)
     took_s = time.monotonic() - began_s
 
     assert workers.asked == 1 and not workers.running

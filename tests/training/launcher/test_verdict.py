@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.launcher.verdict import Board, Verdict, better
+from training.launcher.messages import parse_message
+from training.launcher.verdict import Board, Verdict
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.typed_json import typed
 
 CODES = [
     ExitCode.OK,
@@ -37,13 +42,17 @@ def board(num_nodes: int = 4) -> Board:
 
 @given(VERDICTS)
 def test_a_verdict_survives_the_link(given_verdict: Verdict) -> None:
-    assert Verdict.from_message(given_verdict.to_message()) == given_verdict
+    line = json.dumps({"type": "verdict", **asdict(given_verdict)})
+
+    assert typed(parse_message(line.encode()), Verdict) == given_verdict
 
 
-@pytest.mark.parametrize("message", [{}, {"code": 137}, {"code": "x"}, {"code": 75}])
+@pytest.mark.parametrize(
+    "message", [{}, {"code": 137, "reason": ""}, {"code": "x", "reason": ""}, {"code": 75}]
+)
 def test_what_is_no_verdict_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        Verdict.from_message(message)
+        parse_message(json.dumps({"type": "verdict", **message}).encode())
 
 
 @given(REPORTS)
@@ -133,11 +142,6 @@ def test_no_grace_where_a_node_is_already_lost() -> None:
     decision = collected.decision(10)
 
     assert decision is not None and not decision.graceful
-
-
-@given(VERDICTS, VERDICTS)
-def test_better_evidence_never_gets_worse(first: Verdict, second: Verdict) -> None:
-    assert better(first, second).strength == min(first.strength, second.strength)
 
 
 WEAK = Verdict(code=ExitCode.WORKLOAD, reason="ended with 1", weak=True)

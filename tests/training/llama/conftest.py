@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.datasets.packed import put_manifest, put_shard
+from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
-from training.core.contract import DeviceKind, NodeContract
+from training.core.contract import DeviceKind
 from training.core.job import Job, StopSwitch
-from training.core.progress import Progress
-from training.datasets.manifest import PackedManifest, Shard, Source, Validation
+from training.core.progress import WorkerProgress
+from training.datasets.manifest import Shard, Validation
 from training.storage import Objects, open_objects
 from training.storage.results import ResultFiles
 from training.workloads import IMPLEMENTATIONS
@@ -28,16 +29,7 @@ TINY = (
 )
 """Shape and batch of every run here, beside what a test says."""
 
-CONTEXT = NodeContract(
-    run="tiny",
-    deployment="default",
-    job_id="job",
-    attempt=1,
-    node_index=0,
-    num_nodes=1,
-    processes_per_node=1,
-    device=DeviceKind.CPU,
-)
+CONTEXT = replace(CPU_NODE, run="tiny")
 
 
 def write_dataset(
@@ -49,40 +41,22 @@ def write_dataset(
     tokenizer: str = "b" * 64,
     seed: int = 0,
 ) -> None:
-    """A dataset as tokenize leaves it: skewed random ids, so that there is something to learn."""
+    """A dataset of skewed random ids, so that there is something to learn."""
     random = np.random.default_rng(seed)
 
-    def put(name: str, num_tokens: int) -> Shard:
-        data = (random.zipf(1.5, num_tokens) % vocab_size).astype("<u2").tobytes()
-        objects.put(name, data)
-        sha256 = hashlib.sha256(data).hexdigest()
-        return Shard(name=name, tokens=num_tokens, bytes=len(data), sha256=sha256)
+    def put(name: str, count: int) -> Shard:
+        return put_shard(objects, name, (random.zipf(1.5, count) % vocab_size).astype("<u2"))
 
     shard = put("shard-00000.bin", num_tokens)
     validation = None
     if validation_tokens:
+        held_out = put("validation-00000.bin", validation_tokens)
         validation = Validation(
-            fraction=0.1,
-            num_tokens=validation_tokens,
-            documents=1,
-            shards=(put("validation-00000.bin", validation_tokens),),
+            fraction=0.1, num_tokens=validation_tokens, documents=1, shards=(held_out,)
         )
-    manifest = PackedManifest(
-        dtype="uint16",
-        vocab_size=vocab_size,
-        eos_id=2,
-        bos=False,
-        tokenizer="tokenizer.model",
-        tokenizer_file_sha256="a" * 64,
-        tokenizer_sha256=tokenizer,
-        num_tokens=num_tokens,
-        documents=1,
-        empty_documents=0,
-        source=Source(uri="none", files=1, bytes=1, text_field="text"),
-        shards=(shard,),
-        validation=validation,
+    put_manifest(
+        objects, shard, vocab_size=vocab_size, tokenizer_sha256=tokenizer, validation=validation
     )
-    objects.put("manifest.json", manifest.to_json())
 
 
 @dataclass
@@ -109,7 +83,7 @@ class LoneDevice:
         return
 
 
-class Watched(Progress):
+class Watched(WorkerProgress):
     """Calls back with every report."""
 
     def __init__(self, scratch: Path, on_report: Callable[[str], None]) -> None:

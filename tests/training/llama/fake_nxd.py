@@ -1,7 +1,7 @@
 """What training/backends/nxd.py uses of NxD and torch_xla, on one CPU rank, with real arithmetic.
 
-Parameters of every function are those of typings/ (a test compares them); what each does follows
-the sources that the stubs name, for a world of one. Calls are recorded in order.
+Functions take what is passed to them and nothing else; what each does follows the sources that the
+stubs in typings/ name, for a world of one. Calls are recorded in order.
 """
 
 from __future__ import annotations
@@ -34,17 +34,11 @@ REDUCE_SUM = "sum"
 REDUCE_MAX = "max"
 
 
-def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
+def xla_device() -> torch.device:
     return torch.device("cpu")
 
 
-def all_reduce(
-    reduce_type: str,
-    inputs: Any,
-    scale: float = 1.0,
-    groups: Any = None,
-    pin_layout: bool = True,
-) -> Any:
+def all_reduce(reduce_type: str, inputs: Any, groups: Any = None, pin_layout: bool = True) -> Any:
     _record("all_reduce", reduce_type=reduce_type, groups=groups)
     return inputs.clone() if isinstance(inputs, torch.Tensor) else inputs
 
@@ -61,16 +55,16 @@ def all_reduce_bucketized_gradients(
         gradient *= scale
 
 
-def set_rng_state(seed: int, device: str | None = None) -> None:
+def set_rng_state(seed: int) -> None:
     _record("set_rng_state", seed=seed)
     torch.manual_seed(seed)
 
 
-def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
+def mark_step(wait: bool = False) -> None:
     _record("mark_step")
 
 
-def wait_device_ops(devices: list[str] = []) -> None:  # noqa: B006 - the signature is torch_xla's
+def wait_device_ops() -> None:
     _record("wait_device_ops")
 
 
@@ -97,14 +91,12 @@ def nki_flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    lnc: int = 1,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = True,
-    mixed_precision: bool = True,
-    seed: torch.Tensor | None = None,
-    hardware_type: str | None = None,
-    transpose_nki_inputs: bool = True,
+    *,
+    lnc: int,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    transpose_nki_inputs: bool,
 ) -> torch.Tensor:
     assert transpose_nki_inputs, "[batch, heads, head, sequence]"
     assert q.shape == k.shape == v.shape, "heads of keys and values are repeated"
@@ -120,87 +112,49 @@ class ParallelEmbedding(nn.Embedding):
         self,
         num_embeddings: int,
         embedding_dim: int,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-        init_method: Callable[[Any], Any] = nn.init.normal_,
-        device: torch.device | None = None,
-        dtype: torch.dtype = torch.float32,
-        shard_across_embedding: bool = False,
-        pad: bool = False,
-        sequence_parallel_enabled: bool = False,
-        tensor_model_parallel_group: Any = None,
-        use_spmd_rank: bool = False,
-        sequence_dimension: int | None = None,
-        tile_cc: bool = False,
-        rank_ordering: list[int] | None = None,
-        collect_output: bool = True,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        sequence_parallel_enabled: bool,
     ) -> None:
         super().__init__(num_embeddings, embedding_dim, device=device, dtype=dtype)
         self.sequence_parallel = sequence_parallel_enabled
 
 
-class ColumnParallelLinear(nn.Linear):
+class _ParallelLinear(nn.Linear):
     def __init__(
         self,
         input_size: int,
         output_size: int,
-        bias: bool = True,
-        gather_output: bool = True,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-        stride: int = 1,
-        init_method: Callable[[Any], torch.Tensor] | None = None,
-        sequence_parallel_enabled: bool = False,
-        sequence_dimension: int | None = None,
-        keep_master_weight: bool = False,
-        skip_bias_add: bool = False,
-        pad: bool = False,
-        pad_alignment_size_per_rank: int = 1,
-        keep_padded_output: bool = False,
-        tensor_model_parallel_group: Any = None,
-        reduce_dtype: torch.dtype = torch.float32,
-        rank_ordering: list[int] | None = None,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        sequence_parallel_enabled: bool,
+        sequence_dimension: int | None,
+        reduce_dtype: torch.dtype,
     ) -> None:
         super().__init__(input_size, output_size, bias=bias, device=device, dtype=dtype)
-        self.gather_output = gather_output
         self.sequence_parallel = sequence_parallel_enabled
         self.reduce_dtype = reduce_dtype
-
-
-class RowParallelLinear(nn.Linear):
-    def __init__(
-        self,
-        input_size: int,
-        output_size: int,
-        bias: bool = True,
-        input_is_parallel: bool = False,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | None = None,
-        stride: int = 1,
-        init_method: Callable[..., Any] | None = None,
-        sequence_parallel_enabled: bool = False,
-        sequence_dimension: int | None = None,
-        keep_master_weight: bool = False,
-        skip_bias_add: bool = False,
-        pad: bool = False,
-        reduce_output: bool = True,
-        tensor_model_parallel_group: Any = None,
-        reduce_dtype: torch.dtype = torch.float32,
-        tile_cc: bool = False,
-        rank_ordering: list[int] | None = None,
-    ) -> None:
-        super().__init__(input_size, output_size, bias=bias, device=device, dtype=dtype)
-        self.input_is_parallel = input_is_parallel
-        self.sequence_parallel = sequence_parallel_enabled
         if sequence_parallel_enabled:
             assert sequence_dimension == 0, "the embedding exchanges sequence and batch"
 
 
+class ColumnParallelLinear(_ParallelLinear):
+    def __init__(self, *sizes: int, gather_output: bool, **settings: Any) -> None:
+        super().__init__(*sizes, **settings)
+        self.gather_output = gather_output
+
+
+class RowParallelLinear(_ParallelLinear):
+    def __init__(self, *sizes: int, input_is_parallel: bool, **settings: Any) -> None:
+        super().__init__(*sizes, **settings)
+        self.input_is_parallel = input_is_parallel
+
+
 def parallel_cross_entropy(
-    vocab_parallel_logits: torch.Tensor, target: torch.Tensor, label_smoothing: float = 0.0
+    vocab_parallel_logits: torch.Tensor, target: torch.Tensor
 ) -> torch.Tensor:
     assert vocab_parallel_logits.dtype == torch.float32, "the sum over the vocabulary is in fp32"
     losses = nn.functional.cross_entropy(
@@ -211,20 +165,14 @@ def parallel_cross_entropy(
 
 # --- neuronx_distributed: trainer.py --------------------------------------------------------------
 def neuronx_distributed_config(
-    tensor_parallel_size: int = 1,
-    pipeline_parallel_size: int = 1,
-    expert_parallel_size: int = 1,
-    context_parallel_size: int = 1,
-    pipeline_config: dict[str, Any] | None = None,
-    optimizer_config: dict[str, Any] | None = None,
-    activation_checkpoint_config: Any = None,
-    pad_model: bool = False,
-    sequence_parallel: bool = False,
-    model_init_config: dict[str, Any] | None = None,
-    lora_config: Any = None,
-    mixed_precision_config: dict[str, Any] | None = None,
-    sequential_move_factor: int = 11,
-    lnc_size: int = 1,
+    *,
+    tensor_parallel_size: int,
+    lnc_size: int,
+    optimizer_config: dict[str, Any],
+    mixed_precision_config: dict[str, Any],
+    activation_checkpoint_config: Any,
+    sequence_parallel: bool,
+    model_init_config: dict[str, Any],
 ) -> dict[str, Any]:
     config = dict(locals())
     _record("neuronx_distributed_config", **config)
@@ -232,13 +180,9 @@ def neuronx_distributed_config(
 
 
 def initialize_parallel_model(
-    nxd_config: dict[str, Any],
-    model_fn: Callable[..., nn.Module],
-    include_buffers: bool = False,
-    *model_args: Any,
-    **model_kwargs: Any,
+    nxd_config: dict[str, Any], model_fn: Callable[[], nn.Module]
 ) -> nn.Module:
-    model = model_fn(*model_args, **model_kwargs)
+    model = model_fn()
     assert all(parameter.is_meta for parameter in model.parameters()), "no memory before its turn"
     assert not any(buffer.is_meta for buffer in model.buffers()), "buffers are never filled"
     # model_utils.py, reinit_model: module by module, parameters as they are typed, on the host.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -97,11 +96,6 @@ def test_other_hardware_or_release_changes_the_key(changed: dict[str, Any]) -> N
 def test_what_does_not_change_the_graphs_keeps_the_key() -> None:
     other = replace(CONTEXT, run="another", job_id="another", attempt=2)
     assert cache_key(other, values(lr=0.5, seed=1, dataset="d")) == cache_key(CONTEXT, values())
-
-
-def test_other_weights_to_begin_with_are_other_inputs_of_the_same_graphs() -> None:
-    given = values(**{"init-from": "llama"})
-    assert cache_key(CONTEXT, given) == cache_key(CONTEXT, values())
 
 
 def test_that_a_run_evaluates_changes_the_key_and_how_often_does_not() -> None:
@@ -253,17 +247,6 @@ def test_the_worst_of_several_summaries_counts() -> None:
     assert (summary.graphs, summary.failed) == (4, 1)
 
 
-def test_a_summary_without_failures_is_no_problem() -> None:
-    assert Summary(graphs=2).problem is None
-
-
-def test_a_marker_says_who_compiled_what(scratch: Path) -> None:
-    compile_with(scratch, *printing("done"))
-    (path,) = scratch.glob("build/cache/compiled/*/node-0.json")
-    document = json.loads(path.read_text())
-    assert (document["run"], document["job_id"], document["num_nodes"]) == ("tiny", "job", 1)
-
-
 AWS = System(kernel="6.1", interface="eth0", has_cache=True)
 
 
@@ -277,11 +260,3 @@ def test_a_workload_that_may_not_write_the_cache_keeps_to_its_own_disk() -> None
     node = replace(node_on("trn1.32xlarge"), bucket="b")
     env, _ = worker_environment({}, node, replace(AWS, has_cache=False))
     assert "NEURON_COMPILE_CACHE_URL" not in env
-
-
-def test_training_on_xla_has_the_settings_of_the_reference() -> None:
-    env, _ = worker_environment({}, node_on("trn1.32xlarge"), AWS)
-    assert "--model-type transformer" in env["NEURON_CC_FLAGS"]
-    assert env["NEURON_FUSE_SOFTMAX"] == "1"
-    assert env["NEURON_RT_STOCHASTIC_ROUNDING_EN"] == "0"
-    assert env["GLOO_SOCKET_IFNAME"] == "eth0"

@@ -80,19 +80,6 @@ def test_a_document_in_a_sequence_has_the_logits_of_the_document_alone(attention
         assert place == 32
 
 
-@torch.no_grad()
-def test_without_masks_it_would_not() -> None:
-    first, second = documents(9, 23)
-    packed = np.append(np.concatenate([first, second]), 7)[None].astype(np.int64)
-    model = made("sdpa", seq_len=32)
-
-    inputs, _ = model_inputs(torch.from_numpy(packed), torch.float32)
-    found = model(**inputs, use_cache=False).logits[0, 9:]
-
-    alone = model(input_ids=torch.from_numpy(second)[None], use_cache=False).logits[0]
-    assert (found - alone).abs().max() > 0.1
-
-
 @given(st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=3))
 def test_the_token_that_ends_a_document_belongs_to_it(rows: list[list[int]]) -> None:
     found = with_documents(np.array(rows, np.int64), eos_id=EOS)[DOCUMENTS]
@@ -163,12 +150,6 @@ def test_masks_change_what_is_learnt_and_what_is_evaluated(
     assert abs(with_masks[-1] - without[-1]) > 1e-5
 
 
-def test_recomputed_activations_change_no_loss(laptop: Laptop, masked: list[float]) -> None:
-    laptop.train(MASKED, *RUN, "--activation-checkpointing=false", run="stored")
-
-    assert laptop.losses("stored") == pytest.approx(masked, abs=1e-5)
-
-
 def test_a_run_keeps_its_masks(laptop: Laptop, masked: list[float]) -> None:
     with pytest.raises(RunConfigError, match=r"document-masks=false \(the run has true\)"):
         laptop.train("--document-masks=false", run="masked", tiny=False)
@@ -176,10 +157,3 @@ def test_a_run_keeps_its_masks(laptop: Laptop, masked: list[float]) -> None:
     laptop.train(MASKED, *RUN, "--steps-this-run=2", run="pieces")
     laptop.train(run="pieces", tiny=False)
     assert laptop.losses("pieces") == masked
-
-
-def test_graphs_with_masks_are_compiled_without_a_dataset(laptop: Laptop) -> None:
-    heard: list[str] = []
-    laptop.train(MASKED, "--compile-only", "--eval-every=2", run="c", on_report=heard.append)
-
-    assert "compiling: evaluating after step 2: 1 of 2" in heard

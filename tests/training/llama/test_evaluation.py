@@ -9,7 +9,6 @@ import json
 import math
 import shutil
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +16,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.training.checks.test_allreduce import validator
-from tests.training.llama.conftest import TINY, write_dataset
-from tests.training.worker_ranks import run_on_ranks
+from tests.training.checkpoint.documents import assert_valid
+from tests.training.llama.conftest import write_dataset
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
 from training.core.job import Stopped, StopSwitch
@@ -30,7 +28,6 @@ from training.models.llama.huggingface import (
     meta_model,
     restore_buffers,
 )
-from training.storage import open_objects
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -71,7 +68,7 @@ def test_every_second_step_is_evaluated_and_the_last(
     assert {line["sequences"] for line in evaluated} == {SEQUENCES}
     for line in evaluated:
         assert line["perplexity"] == pytest.approx(math.exp(line["val_loss"]))
-        validator("train-metrics-line.schema.json").validate(line)
+        assert_valid(line, "train-metrics-line.schema.json")
 
 
 def test_it_is_told_wherever_the_loss_is(
@@ -80,7 +77,7 @@ def test_it_is_told_wherever_the_loss_is(
     last = evaluated[-1]["val_loss"]
 
     status = laptop.status("evaluated")
-    validator("run-status.schema.json").validate(status)
+    assert_valid(status, "run-status.schema.json")
     assert (status["val_loss"], status["val_step"]) == (last, STEPS)
     events = EventAccumulator(str(laptop.file("logs/tensorboard", "evaluated")))
     events.Reload()
@@ -123,7 +120,7 @@ def test_it_is_the_mean_that_the_models_own_authors_compute(laptop: Laptop) -> N
     assert line["val_loss"] == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+@pytest.mark.parametrize("micro_batch", [1, 8])
 def test_any_micro_batch_gives_the_same(
     laptop: Laptop, evaluated: list[dict[str, Any]], micro_batch: int
 ) -> None:
@@ -193,7 +190,7 @@ def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyP
     original = NativeBackend.losses_of
 
     def slow(self: NativeBackend, tokens: Any) -> torch.Tensor:
-        time.sleep(0.4)
+        time.sleep(0.15)
         return original(self, tokens)
 
     monkeypatch.setattr(NativeBackend, "losses_of", slow)
@@ -201,8 +198,8 @@ def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyP
 
     # A step is logged before it is evaluated: what it still computes is its own time.
     assert [line["step"] for line in laptop.lines("slow", "step")] == [1, 2, 4, STEPS]
-    assert all(line["evaluation_s"] > 1.6 for line in laptop.lines("slow", "evaluation"))
-    assert all(line["step_s"] < 1.6 for line in laptop.lines("slow", "step"))
+    assert all(line["evaluation_s"] > 0.6 for line in laptop.lines("slow", "evaluation"))
+    assert all(line["step_s"] < 0.6 for line in laptop.lines("slow", "step"))
 
 
 def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> None:
@@ -220,22 +217,3 @@ def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> No
 def test_a_dataset_that_holds_nothing_out_is_refused(laptop: Laptop) -> None:
     with pytest.raises(DatasetError, match=r"holds nothing out, .* larger --validation-fraction"):
         laptop.train("--eval-every=2", run="none")
-
-
-# Four ranks evaluate in test_four_ranks.py, and resume from their parts in test_lora.py.
-@pytest.mark.full
-def test_four_ranks_give_what_one_gives_and_save_their_own_part(
-    laptop: Laptop, evaluated: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    build = tmp_path / "build"
-    objects = open_objects(str(build), region=None, endpoint_url=None)
-    write_dataset(objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
-    words = (*TINY, *EVALUATED, "--tensor-parallel=2", "--save-every=2")
-    jobs = [(*words, f"--steps-this-run={steps}") for steps in (2, STEPS)]
-    output, *_ = run_on_ranks(tmp_path, "llama-tiny", *jobs, run="four")
-
-    four = type(laptop)(build)
-    assert "tensor parallel 2 x data parallel 2" in output
-    assert four.losses("four") == pytest.approx(laptop.losses("evaluated"), abs=1e-5)
-    found = val_losses(four.lines("four", "evaluation"))
-    assert found == pytest.approx(val_losses(evaluated), abs=1e-5)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
@@ -127,8 +126,8 @@ def test_only_adapters_are_trained_and_saved(based: Laptop, adapted: list[float]
 
 
 def test_a_run_in_pieces_has_the_losses_of_a_whole_one(based: Laptop, adapted: list[float]) -> None:
-    for _ in range(3):
-        based.train(*WORDS, f"--max-steps={STEPS}", "--steps-this-run=2", run="lora-pieces")
+    for _ in range(2):
+        based.train(*WORDS, f"--max-steps={STEPS}", "--steps-this-run=3", run="lora-pieces")
 
     assert based.losses("lora-pieces") == adapted
 
@@ -174,8 +173,7 @@ def test_ranks_that_share_a_model_train_the_same_adapters(
     write_dataset(open_objects(str(build / "datasets/words"), region=None, endpoint_url=None))
     save(released(), build / "models/base")
     words = (*TINY, "--tensor-parallel=2", "--dataset=words", *WORDS, f"--max-steps={STEPS}")
-    jobs = [(*words, f"--steps-this-run={steps}") for steps in (2, 9)]
-    run_on_ranks(tmp_path, "llama-tiny", *jobs, run="four")
+    run_on_ranks(tmp_path, "llama-tiny", words, run="four")
 
     four = type(based)(build)
     assert four.losses("four") == pytest.approx(adapted, abs=1e-5)
@@ -256,26 +254,6 @@ def test_peft_loads_the_export_and_computes_the_same(based: Laptop, adapted: lis
     # Five steps of peft's own, within rounding; and far from the base.
     assert torch.allclose(logits(loaded), logits(trained_by_peft(based)), atol=2e-4)
     assert not torch.allclose(logits(loaded), logits(released()), atol=1e-2)
-
-
-def test_peft_itself_writes_the_same_names_and_shapes(exported: Laptop, tmp_path: Path) -> None:
-    exported_run(exported)
-    peft_model().save_pretrained(tmp_path)
-    theirs, ours = (
-        {name: tensor.shape for name, tensor in load_file(f / "adapter_model.safetensors").items()}
-        for f in (tmp_path, exported.folder / "export/adapted")
-    )
-    assert ours == theirs
-    config, own = (
-        json.loads((f / "adapter_config.json").read_text())
-        for f in (tmp_path, exported.folder / "export/adapted")
-    )
-    own["target_modules"], config["target_modules"] = map(
-        sorted, (own["target_modules"], config["target_modules"])
-    )
-    assert {name: config[name] for name in own if name != "base_model_name_or_path"} == {
-        name: value for name, value in own.items() if name != "base_model_name_or_path"
-    }
 
 
 def test_a_merged_export_is_a_whole_model_that_computes_the_same(

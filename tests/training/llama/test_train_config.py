@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import pytest
 import torch
@@ -104,15 +103,6 @@ def test_the_first_weights_never_change() -> None:
     assert weight.flatten()[:4].tolist() == pytest.approx(FIRST_WEIGHTS, abs=1e-8)
 
 
-@pytest.mark.parametrize("name", LLAMA_PRESETS)
-def test_the_model_has_as_many_parameters_as_the_catalogue_says(name: str) -> None:
-    preset = LLAMA_PRESETS[name]
-    model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
-
-    assert sum(p.numel() for p in model.parameters()) == preset.shape.num_parameters
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-
-
 def test_the_plan_splits_every_matrix() -> None:
     preset = LLAMA_PRESETS["llama-tiny"]
     model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
@@ -140,12 +130,6 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert is_decayed("model.embed_tokens.weight")
 
 
-def test_a_trn1_node_has_the_peak_that_aws_divides_by() -> None:
-    node = INSTANCE_TYPES["trn1.32xlarge"]
-
-    assert node.peak_flops_per_process * node.processes_per_node == pytest.approx(3040e12)
-
-
 def test_aws_figure_for_llama2_gives_about_its_utilization() -> None:
     # 81 sequences a second on 16 nodes, printed as 30.8 % (AWS Neuron 2.15 benchmarks).
     found = TrainConfig.from_values(
@@ -157,7 +141,3 @@ def test_aws_figure_for_llama2_gives_about_its_utilization() -> None:
     )
 
     assert mfu == pytest.approx(0.308, abs=0.01)
-
-
-def test_a_config_is_a_value() -> None:
-    assert replace(config(), seed=1) == config(seed=1)

@@ -45,17 +45,6 @@ RECORD = StepRecord(
 )
 
 
-def test_a_step_is_one_line_of_the_log() -> None:
-    assert RECORD.line() == (
-        "training: step 12 of 100: loss 2.5000, lr 3.00e-04, grad-norm 0.750, 4.00 seq/s, "
-        "16384 tok/s, MFU 25.0%, 2.000 s"
-    )
-
-
-def test_without_a_known_peak_there_is_no_mfu() -> None:
-    assert "MFU" not in replace(RECORD, mfu=None).line()
-
-
 def test_the_log_line_is_read_by_parsers_of_the_reference() -> None:
     pattern = (
         r"LOG (.+) - \((\d+), (\d+)\) step_loss : (\S+) learning_rate : (\S+) "
@@ -283,20 +272,6 @@ def test_a_job_frozen_before_its_first_upload_replaces_nothing(
 
     assert uploads.close(within_s=5)
     assert objects.get("a") == b"another job's"
-
-
-def test_nothing_is_uploaded_once_another_job_holds_the_run(tmp_path: Path) -> None:
-    objects = LocalObjects(tmp_path)
-    uploads = Uploads.open(objects, every_s=0.0, holds=lambda: False)
-    uploads.claim("a")
-    objects.put("a", b"another job's")
-
-    uploads.offer("a", b"mine")
-    uploads.close(within_s=5)
-    uploads.offer("b", b"mine")
-
-    assert uploads.close(within_s=0)
-    assert [info.key for info in objects.list()] == ["a"]
 
 
 def test_a_file_is_uploaded_at_most_every_so_often(tmp_path: Path) -> None:

@@ -1,14 +1,19 @@
-"""An index of made-up packages, and the environment of pip without this machine's settings."""
+"""An index of made-up packages, and what pip makes of them without this machine's settings."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.training.program.package_index import PackageIndex, serve_index
+from training.program.wheels.collect import collect
+from training.storage import LocalObjects
+
+KEY = "0123456789abcdef" * 2
+Collect = Callable[..., LocalObjects]
 
 
 @pytest.fixture
@@ -22,10 +27,35 @@ def index(tmp_path: Path) -> Iterator[PackageIndex]:
 
 @pytest.fixture
 def pip_environment(tmp_path: Path) -> dict[str, str]:
-    """The variables that pip gets; its answers must not depend on who runs the tests."""
+    """The variables that pip gets."""
+    return environment_of_pip(tmp_path)
+
+
+def environment_of_pip(home: Path) -> dict[str, str]:
+    """What pip's answers follow, so that they do not depend on who runs the tests."""
     return {
         "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
+        "HOME": str(home),
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_RETRIES": "1",
     }
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> LocalObjects:
+    """Where nodes without a bucket look for the wheels of ``KEY``."""
+    return LocalObjects(tmp_path / "build" / "wheels" / KEY)
+
+
+@pytest.fixture
+def collected(
+    wheels: LocalObjects, index: PackageIndex, pip_environment: dict[str, str]
+) -> Collect:
+    """Collect requirements from the index."""
+
+    def run(*requirements: str) -> LocalObjects:
+        text = index.text(*requirements)
+        collect(wheels, key=KEY, text=text, environment=pip_environment, report=lambda step: None)
+        return wheels
+
+    return run

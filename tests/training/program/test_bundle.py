@@ -15,9 +15,15 @@ import pytest
 from tests.training.nodes import CPU_NODE
 from tests.training.program.bundles import bundle, leave
 from training.core.arguments import ArgumentError, parse
-from training.program import bundle as bundles
+from training.program import downloads
 from training.program.preparation import judged
-from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace, no_space
+from training.program.settings import (
+    NotPrepared,
+    ProgramFolders,
+    ProgramSettings,
+    Workspace,
+    no_space,
+)
 from training.storage import LocalObjects
 from training.workloads import refuse_unfit
 from trainium_catalogue.exit_codes import ExitCode
@@ -32,7 +38,7 @@ def workspace(folder: Path, digest: str, *, script: str = "train.py") -> Workspa
     return Workspace(
         node=node,
         settings=settings,
-        folders=Folders.of(scratch, settings, node),
+        folders=ProgramFolders.of(scratch, settings, node),
         bucket=LocalObjects(folder / "build"),
         open=lambda uri: LocalObjects(Path(uri)),
         report=lambda step: None,
@@ -42,7 +48,7 @@ def workspace(folder: Path, digest: str, *, script: str = "train.py") -> Workspa
 def refusal(folder: Path, data: bytes, *, script: str = "train.py") -> str:
     place = workspace(folder, leave(folder, data), script=script)
     with pytest.raises(NotPrepared) as refused:
-        bundles.unpack(place)
+        downloads.unpack_bundle(place)
     assert refused.value.code is ExitCode.CONFIGURATION
     return refused.value.reason
 
@@ -70,7 +76,7 @@ def with_another_checksum(data: bytes) -> bytes:
 def test_files_keep_their_content_and_mode(tmp_path: Path) -> None:
     place = workspace(tmp_path, leave(tmp_path, bundle({"train.py": "1", "a/b c.sh": b"\x00"})))
 
-    bundles.unpack(place)
+    downloads.unpack_bundle(place)
 
     assert (place.folders.code / "train.py").read_text() == "1"
     assert (place.folders.code / "a/b c.sh").read_bytes() == b"\x00"
@@ -111,14 +117,14 @@ def test_a_bundle_of_another_hash_is_refused(tmp_path: Path) -> None:
     path.write_bytes(bundle({"train.py": "2"}))
 
     with pytest.raises(NotPrepared, match="are not those that were submitted") as refused:
-        bundles.unpack(workspace(tmp_path, digest))
+        downloads.unpack_bundle(workspace(tmp_path, digest))
 
     assert hashlib.sha256(path.read_bytes()).hexdigest() in refused.value.reason
 
 
 def test_a_missing_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotPrepared, match=r"the program's files are missing: there is no .*gz; "):
-        bundles.unpack(workspace(tmp_path, "0" * 64))
+        downloads.unpack_bundle(workspace(tmp_path, "0" * 64))
 
 
 def test_a_script_that_is_not_in_the_bundle_is_refused(tmp_path: Path) -> None:

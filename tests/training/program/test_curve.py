@@ -8,25 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
-
 from tests.support.limits import scaled
-from training.program.curve import CURVE_FILE, Curve
-from training.program.output import Recorder
-
-SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
+from tests.training.checkpoint.documents import assert_valid
+from training.program.output import LossCurve, Recorder
+from training.program.reports import LOSSES_FILE
 
 
 def points(folder: Path) -> list[tuple[int, float]]:
-    schema = json.loads((SCHEMAS / "program-loss.schema.json").read_text())
-    found = [json.loads(line) for line in (folder / CURVE_FILE).read_text().splitlines()]
+    found = [json.loads(line) for line in (folder / LOSSES_FILE).read_text().splitlines()]
     for item in found:
-        jsonschema.validate(item, schema, cls=jsonschema.Draft202012Validator)
+        assert_valid(item, "program-loss.schema.json")
     return [(item["step"], item["loss"]) for item in found]
 
 
 def drawn(folder: Path, *losses: tuple[int | None, float]) -> list[tuple[int, float]]:
-    curve = Curve()
+    curve = LossCurve()
     for step, loss in losses:
         curve.add(step, loss)
     curve.write(folder)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
+from tests.training.program.conftest import KEY, Collect, environment_of_pip
+from tests.training.program.package_index import PackageIndex, serve_index
 from training.program.wheels import packages
 from training.program.wheels.collect import collect
 from training.program.wheels.install import DependenciesRefused, install_wheels
@@ -24,41 +27,49 @@ from training.storage import LocalObjects
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
-    from tests.training.program.package_index import PackageIndex
 
-KEY = "0123456789abcdef" * 2
-Collect = Callable[..., LocalObjects]
-
-
-@pytest.fixture
-def collected(tmp_path: Path, index: PackageIndex, pip_environment: dict[str, str]) -> Collect:
-    """Collect requirements from the index where nodes without a bucket look for them."""
-
-    def run(*requirements: str) -> LocalObjects:
-        wheels = LocalObjects(tmp_path / "build" / "wheels" / KEY)
-        collect(
-            wheels,
-            key=KEY,
-            text=index.text(*requirements),
-            environment=pip_environment,
-            report=lambda step: None,
-        )
-        return wheels
-
-    return run
+Install = Callable[[LocalObjects], Path]
+TOOL = {
+    "p4_tool/__init__.py": "def main(): print('from the command')\n",
+    "p4_tool/words.txt": "data\n",
+    "p4_space/tool.py": "NAME = 'tool'\n",
+    "p4_hook.pth": "import sys; sys.p4_hook = 'ran'\n",
+    "p4_tool-1.0.dist-info/entry_points.txt": (
+        "[console_scripts]\np4-tool = p4_tool:main\n[p4.plugins]\ntool = p4_tool:main\n"
+    ),
+}
 
 
-@pytest.fixture
-def install(tmp_path: Path, pip_environment: dict[str, str]) -> Callable[[LocalObjects], Path]:
+def install_at(folder: Path, wheels: LocalObjects) -> Path:
     """Install wheels on this node; whatever index its settings name does not exist."""
+    env = environment_of_pip(folder)
+    env |= {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_TARGET": "/nowhere"}
+    install_wheels(wheels, folder=folder / "fetched", target=folder / "site", env=env)
+    assert not (folder / "fetched").exists()
+    return folder / "site"
 
-    def run(wheels: LocalObjects) -> Path:
-        env = {**pip_environment, "PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_TARGET": "/nowhere"}
-        install_wheels(wheels, folder=tmp_path / "fetched", target=tmp_path / "site", env=env)
-        assert not (tmp_path / "fetched").exists()
-        return tmp_path / "site"
 
-    return run
+@pytest.fixture
+def install(tmp_path: Path) -> Install:
+    return partial(install_at, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a node has installed: packages with requirements, a version of its own, a tool."""
+    folder = tmp_path_factory.mktemp("node")
+    wheels = LocalObjects(folder / "wheels")
+    (folder / "index").mkdir()
+    with serve_index(folder / "index") as index:
+        index.add("p4-model", "1.0", ["p4-layers", "torch"])
+        index.add("p4-layers", "2.1")
+        index.add("safetensors", "0.4.2")
+        index.add("p4-tool", "1.0", files=TOOL)
+        index.add("p4-other", "1.0", files={"p4_space/other.py": "NAME = 'other'\n"})
+        text = index.text("p4-model", "safetensors==0.4.2", "p4-tool", "p4-other")
+        environment = environment_of_pip(folder)
+        collect(wheels, key=KEY, text=text, environment=environment, report=lambda step: None)
+    return install_at(folder, wheels)
 
 
 def python(site: Path, code: str) -> str:
@@ -72,45 +83,19 @@ def python(site: Path, code: str) -> str:
     return ended.stdout
 
 
-def test_a_program_sees_what_it_requires_and_the_images_own(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
-) -> None:
-    index.add("p4-model", "1.0", ["p4-layers", "torch"])
-    index.add("p4-layers", "2.1")
-    site = install(collected("p4-model"))
+def test_a_program_sees_what_it_requires_and_the_images_own(site: Path) -> None:
     code = "import p4_model, p4_layers, torch\n"
     code += "print(p4_model.VERSION, p4_layers.VERSION, torch.__version__)"
     assert python(site, code).split() == ["1.0", "2.1", version("torch")]
 
 
-def test_a_program_sees_its_own_version_of_a_package_of_the_image(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
-) -> None:
-    index.add("safetensors", "0.4.2")
-    site = install(collected("safetensors==0.4.2"))
+def test_a_program_sees_its_own_version_of_a_package_of_the_image(site: Path) -> None:
     code = "import safetensors, importlib.metadata as m\n"
     code += "print(safetensors.VERSION, m.version('safetensors'))"
     assert python(site, code).split() == ["0.4.2", "0.4.2"]
 
 
-def test_commands_data_namespaces_and_path_files_work_as_in_an_environment(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
-) -> None:
-    index.add(
-        "p4-tool",
-        "1.0",
-        files={
-            "p4_tool/__init__.py": "def main(): print('from the command')\n",
-            "p4_tool/words.txt": "data\n",
-            "p4_space/tool.py": "NAME = 'tool'\n",
-            "p4_hook.pth": "import sys; sys.p4_hook = 'ran'\n",
-            "p4_tool-1.0.dist-info/entry_points.txt": (
-                "[console_scripts]\np4-tool = p4_tool:main\n[p4.plugins]\ntool = p4_tool:main\n"
-            ),
-        },
-    )
-    index.add("p4-other", "1.0", files={"p4_space/other.py": "NAME = 'other'\n"})
-    site = install(collected("p4-tool", "p4-other"))
+def test_commands_data_namespaces_and_path_files_work_as_in_an_environment(site: Path) -> None:
     code = """
 import importlib.metadata, importlib.resources, subprocess
 import p4_space.other, p4_space.tool
@@ -120,31 +105,24 @@ print([entry.name for entry in importlib.metadata.entry_points(group="p4.plugins
 print(sys.p4_hook)
 print(subprocess.run(["p4-tool"], capture_output=True, text=True, check=True).stdout.strip())
 """
-    assert python(site, code).splitlines() == [
-        "data",
-        "tool other",
-        "['tool']",
-        "ran",
-        "from the command",
-    ]
+    found = python(site, code).splitlines()
+    assert found == ["data", "tool other", "['tool']", "ran", "from the command"]
 
 
 def test_nothing_is_installed_if_the_image_has_everything(
-    collected: Collect, install: Callable[[LocalObjects], Path]
+    collected: Collect, install: Install
 ) -> None:
     assert list(install(collected("torch")).iterdir()) == []
 
 
-def test_wheels_that_were_never_collected_are_refused(
-    tmp_path: Path, install: Callable[[LocalObjects], Path]
-) -> None:
+def test_wheels_that_were_never_collected_are_refused(tmp_path: Path, install: Install) -> None:
     with pytest.raises(DependenciesRefused, match="holds no complete set of wheels; submit the"):
         install(LocalObjects(tmp_path / "build" / "wheels" / KEY))
 
 
 @pytest.mark.parametrize("name", ["p4_model-1.0-py3-none-any.whl", "requirements.lock"])
 def test_a_changed_file_is_refused(
-    name: str, collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
+    name: str, collected: Collect, install: Install, index: PackageIndex
 ) -> None:
     index.add("p4-model", "1.0")
     wheels = collected("p4-model")
@@ -153,18 +131,8 @@ def test_a_changed_file_is_refused(
         install(wheels)
 
 
-def test_a_missing_wheel_is_refused(
-    collected: Collect, install: Callable[[LocalObjects], Path], index: PackageIndex
-) -> None:
-    index.add("p4-model", "1.0")
-    wheels = collected("p4-model")
-    wheels.delete(["p4_model-1.0-py3-none-any.whl"])
-    with pytest.raises(DependenciesRefused, match=r"\.whl is not what was collected; delete"):
-        install(wheels)
-
-
 def test_wheels_of_another_image_of_the_same_name_are_refused(
-    collected: Collect, install: Callable[[LocalObjects], Path]
+    collected: Collect, install: Install
 ) -> None:
     wheels = collected("torch")
     document: dict[str, Any] = json.loads(wheels.get("complete.json"))
@@ -236,9 +204,7 @@ def source_package(victim: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["evil-1.0.tar.gz", "evil-1.0-py3-none-any.whl"])
-def test_nothing_is_built_on_a_node(
-    tmp_path: Path, install: Callable[[LocalObjects], Path], name: str
-) -> None:
+def test_nothing_is_built_on_a_node(tmp_path: Path, install: Install, name: str) -> None:
     wheels, victim = LocalObjects(tmp_path / "wheels"), tmp_path / "victim"
     data = source_package(victim)
     digest = hashlib.sha256(data).hexdigest()
@@ -261,7 +227,7 @@ def test_nothing_is_built_on_a_node(
     ],
 )
 def test_a_lock_that_gives_pip_options_is_refused(
-    tmp_path: Path, install: Callable[[LocalObjects], Path], line: str
+    tmp_path: Path, install: Install, line: str
 ) -> None:
     wheels = LocalObjects(tmp_path / "wheels")
     marked(wheels, {"a.whl": b"x"}, f"{line}\n".encode())

@@ -62,11 +62,6 @@ def test_the_error_of_one_rank_ends_all_nodes_with_its_reason_and_its_own_traceb
     assert "last words" in log  # exit handlers still run
 
 
-def full(*case: object) -> object:
-    """A case of which the reason is in test_reasons.py, or whose neighbour takes the same way."""
-    return pytest.param(*case, marks=pytest.mark.full)
-
-
 @pytest.mark.parametrize(
     ("action", "code", "text"),
     [
@@ -77,11 +72,6 @@ def full(*case: object) -> object:
         ),
         ("os._exit(3)", 1, "rank 1 ended with exit code 3, without an exception"),
         ("os.abort()", 75, "rank 1 was killed by SIGABRT"),
-        full("os.kill(os.getpid(), 11)", 75, "rank 1 was killed by SIGSEGV"),
-        full("os.kill(os.getpid(), 9)", 75, "rank 1 was killed by SIGKILL"),
-        full("sys.exit('no data at all')", 1, "rank 1: sys.exit: no data at all"),
-        full("sys.exit(3)", 1, "rank 1: sys.exit(3)"),
-        full("raise ConnectionResetError('gone')", 75, "rank 1: ConnectionResetError: gone"),
     ],
 )
 def test_the_end_of_one_rank_ends_its_job_with_its_reason(
@@ -98,7 +88,7 @@ def test_the_end_of_one_rank_ends_its_job_with_its_reason(
 def test_every_way_to_end_with_0_is_a_success_however_long_one_rank_works_on_alone(
     cluster: Cluster,
 ) -> None:
-    ways = ["time.sleep(12); sys.exit(0)", "os._exit(0)", "sys.exit()", "pass"]
+    ways = ["time.sleep(7); sys.exit(0)", "os._exit(0)", "sys.exit()", "pass"]
     each = f"exec({ways!r}[int(os.environ['RANK'])])"
     start(cluster, each, each, flags=("--hang-limit-s=250",), processes_per_node=2)
 
@@ -107,7 +97,7 @@ def test_every_way_to_end_with_0_is_a_success_however_long_one_rank_works_on_alo
 
 def test_a_node_that_ends_at_once_is_named_when_the_others_wait_for_it(cluster: Cluster) -> None:
     start(
-        cluster, "pass", "print('waits', flush=True); time.sleep(600)", flags=("--hang-limit-s=20",)
+        cluster, "pass", "print('waits', flush=True); time.sleep(600)", flags=("--hang-limit-s=8",)
     )
 
     assert cluster.end(within_s=scaled(30)) == {0: 1, 1: 1}, cluster.all_logs()
@@ -125,11 +115,11 @@ def test_a_node_that_ends_at_once_is_the_cause_of_a_broken_connection(cluster: C
 
 
 def test_a_silent_program_hangs_and_is_told_what_counts(lone_node: Cluster) -> None:
-    start(lone_node, "time.sleep(600)", "time.sleep(600)", flags=("--hang-limit-s=10",))
+    start(lone_node, "time.sleep(600)", "time.sleep(600)", flags=("--hang-limit-s=6",))
 
     assert lone_node.end(within_s=scaled(30)) == {0: 75}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
-    assert "the program hangs: for 10 s (--hang-limit-s) no node printed anything" in last
+    assert "the program hangs: for 6 s (--hang-limit-s) no node printed anything" in last
     assert "TRAINIUM_PROGRESS_FILE" in last
 
 
@@ -139,8 +129,8 @@ def test_a_sign_of_life_on_one_node_is_enough_printed_or_in_its_file(cluster: Cl
         "open(os.environ['TRAINIUM_PROGRESS_FILE'], 'w').close()",
     )
     # Each for longer than the limit.
-    lively = "\n".join(f"[({sign}, time.sleep(1)) for _ in range(16)]" for sign in signs)
-    start(cluster, lively, "time.sleep(32)", flags=("--hang-limit-s=12",))
+    lively = "\n".join(f"[({sign}, time.sleep(1)) for _ in range(8)]" for sign in signs)
+    start(cluster, lively, "time.sleep(16)", flags=("--hang-limit-s=6",))
 
     assert cluster.end(within_s=scaled(50)) == {0: 0, 1: 0}, cluster.all_logs()
 
@@ -172,28 +162,11 @@ def test_a_program_may_handle_sigterm_itself(lone_node: Cluster) -> None:
     assert "saved" in lone_node.log(0)
 
 
-# With rank 0 ending as well, this is the next test; with other workers, test_failure_model.py.
-@pytest.mark.full
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_launcher_ends_a_program_for_a_retry(
-    cluster: Cluster, number: signal.Signals
-) -> None:
-    start(cluster, "work()")
-    cluster.wait_for("still works", node=1)
-
-    os.kill(cluster.launcher(1), number)
-
-    assert cluster.end(within_s=scaled(20)) == {0: 75, 1: 137}, cluster.all_logs()
-    assert "node 1 was lost: its launcher " in cluster.log(0)
-
-
 @pytest.mark.parametrize(
     ("number", "ending"),
     [
         (signal.SIGKILL, "os._exit(1)"),
         (signal.SIGSTOP, "sys.exit(1)"),
-        full(signal.SIGKILL, "sys.exit(1)"),
-        full(signal.SIGSTOP, "os._exit(1)"),
     ],
 )
 def test_a_survivor_that_hides_the_broken_connection_does_not_end_the_run(
@@ -235,7 +208,7 @@ with open({str(pipe)!r}, "w", buffering=1) as other:
         time.sleep(0.1)
 """
     receives = f"[print('RECEIVED'.lower(), flush=True) for step in open({str(pipe)!r})]"
-    start(cluster, sends, receives, flags=("--hang-limit-s=10",))
+    start(cluster, sends, receives, flags=("--hang-limit-s=6",))
     cluster.wait_for("received", node=0, within_s=scaled(30))
 
     os.kill(cluster.worker(1), signal.SIGSTOP)

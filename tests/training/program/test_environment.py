@@ -11,13 +11,13 @@ from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.program.environment import program_environment
-from training.program.settings import Folders, ProgramSettings, check
+from training.program.settings import ProgramFolders, ProgramSettings, check
 
 
 def environment(folder: Path, *flags: str, device: DeviceKind = DeviceKind.CPU) -> dict[str, str]:
     request = parse(["program", f"--code={'0' * 64}", "--script=train.py", *flags])
     settings = ProgramSettings.from_request(request)
-    folders = Folders.of(folder, settings, replace(CPU_NODE, device=device))
+    folders = ProgramFolders.of(folder, settings, replace(CPU_NODE, device=device))
     return program_environment({"PATH": "/bin"}, settings, folders, device)
 
 

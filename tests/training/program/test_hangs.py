@@ -5,37 +5,42 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests.training.nodes import CPU_NODE
 from training.core.progress import COMPILES_AT_MOST_S, ENV_SCRATCH
-from training.launcher.compiling import CacheWatch
-from training.launcher.hangs import AT_ONCE_S, LEFT_LIMIT_S, JobWatch, Left
+from training.launcher.evidence import CompileCacheWatch
+from training.launcher.hangs import LEFT_LIMIT_S, ProgramObserver
+from training.launcher.messages import AT_ONCE_S, Departure, Message, Movement
 from training.launcher.verdict import Verdict
 from training.program.snapshots.graphs import unlock
 from trainium_catalogue.exit_codes import ExitCode
 
 HANG_S = 1800.0
-SILENT = Left(after_s=2.0, lines=0)
+SILENT = Departure(after_s=2.0, lines=0)
 BROKEN = Verdict(code=ExitCode.HOST, reason="rank 0: gone", symptom=True)
 
 
-def watch(*left: tuple[int, Left], prepared: int = 2) -> JobWatch:
+def watch(*left: tuple[int, Departure], prepared: int = 2) -> ProgramObserver:
     """A job of two nodes, in which nothing has moved since second 0."""
-    job = JobWatch(replace(CPU_NODE, num_nodes=2), hang_limit_s=HANG_S, now_s=0.0)
+    job = ProgramObserver(replace(CPU_NODE, num_nodes=2), hang_limit_s=HANG_S, now_s=0.0)
     for node in range(prepared):
-        job.prepared(node, 0.0)
+        job.note(node, {"type": "prepared"}, 0.0)
     for node, how in left:
-        job.left(node, how, 0.0)
+        job.note(node, {"type": "left", **asdict(how)}, 0.0)
     return job
+
+
+def moved(doing: str = "", *, compiling: bool = False) -> Message:
+    return {"type": "moved", **asdict(Movement(doing=doing, compiling=compiling))}
 
 
 def test_any_node_keeps_the_job_alive() -> None:
     job = watch()
-    job.moved(1, "", 1000.0)
+    job.note(1, moved(), 1000.0)
 
     assert job.verdict(1000.0 + HANG_S) is None
     hang = job.verdict(1001.0 + HANG_S)
@@ -45,7 +50,7 @@ def test_any_node_keeps_the_job_alive() -> None:
 
 def test_the_wait_for_a_node_that_is_being_prepared_names_what_it_does() -> None:
     job = watch(prepared=1)
-    job.moved(1, "--dataset wiki: 3 of 9 MiB", 0.0)
+    job.note(1, moved("--dataset wiki: 3 of 9 MiB"), 0.0)
 
     hang = job.verdict(HANG_S + 1)
 
@@ -57,11 +62,11 @@ def test_the_wait_for_a_node_that_is_being_prepared_names_what_it_does() -> None
     ("left", "limit_s"),
     [
         (SILENT, LEFT_LIMIT_S),
-        (Left(after_s=2.0, lines=1), HANG_S),
-        (Left(after_s=AT_ONCE_S + 1, lines=0), HANG_S),
+        (Departure(after_s=2.0, lines=1), HANG_S),
+        (Departure(after_s=AT_ONCE_S + 1, lines=0), HANG_S),
     ],
 )
-def test_only_a_node_that_ended_at_once_shortens_the_wait(left: Left, limit_s: float) -> None:
+def test_only_a_node_that_ended_at_once_shortens_the_wait(left: Departure, limit_s: float) -> None:
     job = watch((1, left))
 
     assert job.verdict(limit_s) is None
@@ -80,7 +85,7 @@ def test_a_node_that_ended_at_once_is_the_cause_of_what_breaks_later() -> None:
 
 @pytest.mark.parametrize("left", [(), ((0, SILENT), (1, SILENT))])
 def test_without_a_node_that_left_the_others_nothing_is_added(
-    left: tuple[tuple[int, Left], ...],
+    left: tuple[tuple[int, Departure], ...],
 ) -> None:
     assert watch(*left).explained(BROKEN) == BROKEN
 
@@ -88,12 +93,12 @@ def test_without_a_node_that_left_the_others_nothing_is_added(
 def test_a_lost_node_stays_a_lost_node() -> None:
     lost = replace(BROKEN, reason="node 1 was lost", symptom=False)
 
-    assert watch((1, Left(after_s=2.0, lines=5))).explained(lost).code is ExitCode.HOST
+    assert watch((1, Departure(after_s=2.0, lines=5))).explained(lost).code is ExitCode.HOST
 
 
 def test_a_compilation_may_take_as_long_as_compilations_do() -> None:
     job = watch((1, SILENT))
-    job.compiling(0, True, 0.0)
+    job.note(0, moved(compiling=True), 0.0)
 
     assert job.verdict(float(COMPILES_AT_MOST_S)) is None
     hang = job.verdict(COMPILES_AT_MOST_S + 1.0)
@@ -105,15 +110,15 @@ def test_a_compilation_may_take_as_long_as_compilations_do() -> None:
 
 def test_after_a_compilation_the_hang_limit_counts_again() -> None:
     job = watch()
-    job.compiling(0, True, 0.0)
-    job.compiling(0, False, 3000.0)
+    job.note(0, moved(compiling=True), 0.0)
+    job.note(0, moved(), 3000.0)
 
     assert job.verdict(3000.0 + HANG_S) is None
     assert job.verdict(3001.0 + HANG_S) is not None
 
 
 def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
-    cache, now_s = CacheWatch(tmp_path / "cache", tmp_path), 0.0
+    cache, now_s = CompileCacheWatch(tmp_path / "cache", tmp_path), 0.0
     assert not cache.moved(now_s)  # there is none yet
     graph = tmp_path / "cache" / "neuronxcc-2.21" / "MODULE_1"
     graph.mkdir(parents=True)
@@ -136,7 +141,7 @@ def test_a_lock_whose_compiler_is_gone_is_no_compilation(tmp_path: Path) -> None
     compiler.write_text(f"#!{sys.executable} -s\nprint('compiles', flush=True); input()\n")
     compiler.chmod(0o755)
     (tmp_path / "model.hlo_module.pb.lock").touch()
-    cache = CacheWatch(tmp_path, tmp_path)
+    cache = CompileCacheWatch(tmp_path, tmp_path)
     cache.moved(0.0)
     assert cache.compiling  # nobody knows who compiles
 

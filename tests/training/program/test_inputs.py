@@ -11,8 +11,8 @@ import pytest
 
 from tests.training.nodes import CPU_NODE
 from training.core.arguments import parse
-from training.program.inputs import stage
-from training.program.settings import Folders, NotPrepared, ProgramSettings, Workspace
+from training.program.downloads import stage_inputs
+from training.program.settings import NotPrepared, ProgramFolders, ProgramSettings, Workspace
 from training.storage import LocalObjects, ObjectInfo
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -33,7 +33,7 @@ def workspace(folder: Path, *words: str, lustre: bool = False, node: int = 0) ->
     return Workspace(
         node=contract,
         settings=settings,
-        folders=Folders.of(scratch, settings, contract),
+        folders=ProgramFolders.of(scratch, settings, contract),
         bucket=LocalObjects(folder / "bucket"),
         open=lambda uri: LocalObjects(folder / uri.removeprefix("s3://")),
         report=lambda step: None,
@@ -51,7 +51,7 @@ def test_a_dataset_and_a_prefix_become_folders(tmp_path: Path) -> None:
     put(tmp_path / "other/some/prefix", "d.bin", "3")
     place = workspace(tmp_path, "--dataset=wiki", f"--input={OTHER}")
 
-    stage(place)
+    stage_inputs(place)
 
     names = [path.name for path in place.folders.dataset.rglob("*") if path.is_file()]
     assert sorted(names) == [".trainium-staged.json", "b.txt"]
@@ -66,13 +66,13 @@ def test_on_lustre_the_main_node_copies_for_all_and_only_what_has_changed(tmp_pa
     child = workspace(tmp_path, "--dataset=wiki", lustre=True, node=1)
     main = workspace(tmp_path, "--dataset=wiki", lustre=True)
 
-    stage(child)
+    stage_inputs(child)
     assert not child.folders.dataset.exists()
-    stage(main)
+    stage_inputs(main)
     kept = child.folders.dataset / "a.txt"
     before = kept.stat().st_ino
     put(tmp_path / "bucket/datasets/wiki", "b.txt", "2")
-    stage(main)
+    stage_inputs(main)
 
     assert kept.stat().st_ino == before
     assert (child.folders.dataset / "b.txt").read_text() == "2"
@@ -81,7 +81,7 @@ def test_on_lustre_the_main_node_copies_for_all_and_only_what_has_changed(tmp_pa
 @pytest.mark.parametrize("words", [["--dataset=none"], [f"--input={OTHER}"]])
 def test_what_is_not_there_is_refused(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(NotPrepared) as refused:
-        stage(workspace(tmp_path, *words))
+        stage_inputs(workspace(tmp_path, *words))
 
     assert refused.value.code is ExitCode.CONFIGURATION
     assert f"{words[0].replace('=', ' ')}: there are no objects at " in refused.value.reason
@@ -127,7 +127,7 @@ def test_keys_that_cannot_be_files_below_a_folder_are_refused(
     place = holding(tmp_path, *keys)
 
     with pytest.raises(NotPrepared) as refused:
-        stage(place)
+        stage_inputs(place)
 
     assert refused.value.code is ExitCode.CONFIGURATION
     assert reason in refused.value.reason
@@ -141,6 +141,6 @@ def test_nothing_is_copied_through_a_link(tmp_path: Path) -> None:
     (place.folders.input / "a").symlink_to(tmp_path / "outside")
 
     with pytest.raises(NotPrepared, match="symbolic link"):
-        stage(place)
+        stage_inputs(place)
 
     assert not list((tmp_path / "outside").iterdir())

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.limits import scaled
-from training.program.output import Progress, Thinning
-from training.program.reports import Noted
+from training.program.output import OutputProgress, Thinning
+from training.program.reports import OutputReport
 
 
-def passed_on(folder: Path, data: bytes, *words: str) -> tuple[bytes, Noted]:
+def passed_on(folder: Path, data: bytes, *words: str) -> tuple[bytes, OutputReport]:
     done = subprocess.run(
         [sys.executable, "-m", "training.program.output", str(folder), *words],
         input=data,
@@ -22,7 +22,7 @@ def passed_on(folder: Path, data: bytes, *words: str) -> tuple[bytes, Noted]:
         timeout=scaled(20),
     )
     assert done.returncode == 0
-    return done.stdout, Noted.read(folder)
+    return done.stdout, OutputReport.read(folder)
 
 
 def test_lines_are_passed_on_to_the_byte(tmp_path: Path) -> None:
@@ -46,10 +46,10 @@ def test_dots_without_a_line_are_counted(tmp_path: Path) -> None:
         program.stdin.write(b"...")
         program.stdin.flush()
         deadline = time.monotonic() + scaled(20)
-        while Noted.read(tmp_path).bytes != 3:
+        while OutputReport.read(tmp_path).bytes != 3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        assert Noted.read(tmp_path).lines == 0
+        assert OutputReport.read(tmp_path).lines == 0
     finally:
         program.communicate(timeout=scaled(20))
 
@@ -110,8 +110,8 @@ MEGATRON = [" iteration      120/  500 | consumed samples: 960 | lm loss: 6.5E-0
 def test_common_forms_of_progress_are_understood(
     lines: list[str], step: int | None, loss: float | None
 ) -> None:
-    noted = Noted()
-    progress = Progress(noted)
+    noted = OutputReport()
+    progress = OutputProgress(noted)
     for line in lines:
         progress.look(line, 0.0)
 
@@ -127,8 +127,8 @@ def test_a_pattern_of_ones_own_replaces_them(tmp_path: Path) -> None:
 
 
 def test_steps_have_a_rate() -> None:
-    noted = Noted()
-    progress = Progress(noted)
+    noted = OutputReport()
+    progress = OutputProgress(noted)
     for second in range(11):
         progress.look(f"iter {second * 3}: loss 1.0", float(second))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,9 @@ from tests.support.limits import scaled
 from tests.training.nodes import CPU_NODE
 from tests.training.program.bundles import program
 from training.core.progress import WorkerState
-from training.launcher.evidence import Evidence, collect
-from training.launcher.hangs import BEGINNING_S, JobWatch
+from training.launcher.evidence import collect
+from training.launcher.hangs import BEGINNING_S, ProgramObserver
+from training.launcher.messages import Evidence
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tests.training.conftest import Cluster
 
 HANG_S = 1800.0
-LIMIT = "--hang-limit-s=12"
+LIMIT = "--hang-limit-s=8"
 TWO_RANKS = {"TRAINIUM_PROCESSES_PER_NODE": "2"}
 SPAWNS = """
 import os
@@ -109,12 +110,12 @@ def evidence(**changes: object) -> Evidence:
 
 def hung(*seen: Evidence, moved_s: float = 1.0, processes_per_node: int = 2) -> Verdict:
     node = replace(CPU_NODE, num_nodes=len(seen), processes_per_node=processes_per_node)
-    job = JobWatch(node, hang_limit_s=HANG_S, now_s=0.0)
+    job = ProgramObserver(node, hang_limit_s=HANG_S, now_s=0.0)
     for index, each in enumerate(seen):
-        job.prepared(index, 0.0)
-        job.seen(index, Evidence.from_message(each.to_message()))
+        job.note(index, {"type": "prepared"}, 0.0)
+        job.note(index, {"type": "seen", **asdict(each)}, 0.0)
     job.went(0.0)
-    job.moved(0, "", moved_s)
+    job.note(0, {"type": "moved", "doing": "", "compiling": False}, moved_s)
     verdict = job.verdict(moved_s + HANG_S + 1)
     assert verdict is not None
     return verdict

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,25 +15,11 @@ import pytest
 from tests.support.limits import scaled
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import SAMPLE, bundle, leave, program, upload
-from tests.training.s3_server import bucket_environment
+from tests.training.program.snapshots.kept_nodes import wait_until
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + scaled(30)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-@pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with a bucket."""
-    with bucket_environment("programs") as environment:
-        yield environment
+    from collections.abc import Iterator
 
 
 def test_the_sample_trains_on_two_nodes_and_continues_after_a_lost_one(cluster: Cluster) -> None:
@@ -121,15 +106,6 @@ def test_files_come_from_the_bucket_and_credentials_stay_outside(
     line = next(line for line in lone_node.log(0).splitlines() if line.startswith(seen))
     assert "AWS_EC2_METADATA_DISABLED" in line
     assert "KEY" not in line
-
-
-def test_a_missing_bundle_ends_all_nodes_with_one_message(cluster: Cluster) -> None:
-    cluster.start(f"--code={'0' * 64}", "--script=train.py", workload="program")
-
-    assert cluster.end(within_s=scaled(20)) == {0: 64, 1: 64}, cluster.all_logs()
-    for node in (0, 1):
-        assert "the program's files are missing: there is no " in cluster.log(node).splitlines()[-1]
-    assert "Traceback" not in cluster.all_logs()
 
 
 def test_files_that_will_be_lost_are_told_at_the_end(lone_node: Cluster) -> None:

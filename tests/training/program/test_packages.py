@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from training.program.wheels.packages import (
     Package,
     broken_by,
     constraints,
-    fixed_versions,
     installed,
 )
 
@@ -26,21 +23,6 @@ def install(folder: Path, name: str, version: str, *requires: str) -> None:
 
 def image(folder: Path) -> dict[str, Package]:
     return installed([str(folder)])
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["torch", "torch-neuronx", "torch_xla", "libneuronxla", "neuronx-cc", "NumPy", "torchvision"],
-)
-def test_torch_numpy_and_neuron_packages_stay(tmp_path: Path, name: str) -> None:
-    install(tmp_path, name, "1.0")
-    assert len(fixed_versions(image(tmp_path))) == 1
-
-
-@pytest.mark.parametrize("name", ["torchmetrics", "transformers", "pytorch-lightning", "boto3"])
-def test_others_may_be_replaced(tmp_path: Path, name: str) -> None:
-    install(tmp_path, name, "1.0")
-    assert fixed_versions(image(tmp_path)) == {}
 
 
 def test_what_they_need_may_be_replaced_within_their_limits(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.program.restored_reads import RestoredReads
-from training.program.snapshots.folder import seen
+from training.program.remarks import RestoredReads
+from training.program.snapshots.folder import file_state
 from training.program.snapshots.restore import RECORD
 
 
@@ -27,7 +27,7 @@ def watched(model: Path) -> RestoredReads:
     kept = model.parents[1]
     entry = {
         "root": "checkpoints", "path": "epoch-1/model.pt", "sha256": "0", "own": True,
-        "seen": seen(model),
+        "seen": file_state(model),
     }  # fmt: skip
     (kept.parent / RECORD).write_text(json.dumps({"number": 1, "entries": [entry]}))
     folders: Any = SimpleNamespace(checkpoints=kept)

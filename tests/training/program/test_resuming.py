@@ -9,7 +9,8 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
-from training.program.resuming import resume_arguments, split
+from training.program.preparation import resume_arguments
+from training.program.settings import split_words
 
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
@@ -41,7 +42,7 @@ def working(tmp_path: Path) -> Path:
 def test_a_checkpoint_that_is_named_must_be_there(
     working: Path, words: str, added: list[str]
 ) -> None:
-    assert list(resume_arguments(split(words), working, working / "out")) == added
+    assert list(resume_arguments(split_words(words), working, working / "out")) == added
 
 
 def test_without_a_folder_of_its_own_only_wildcards_are_names(working: Path) -> None:
@@ -50,13 +51,13 @@ def test_without_a_folder_of_its_own_only_wildcards_are_names(working: Path) -> 
     assert resume_arguments(words, working, working)[-1] == "out/checkpoint-10"
 
 
-def test_an_open_quote_is_refused_with_its_place(cluster: Cluster) -> None:
-    flags = program(cluster.folder, script="")
+def test_an_open_quote_is_refused_with_its_place(lone_node: Cluster) -> None:
+    flags = program(lone_node.folder, script="")
 
-    cluster.start(*flags, "--resume-arguments=--from 'out", workload="program")
+    lone_node.start(*flags, "--resume-arguments=--from 'out", workload="program")
 
-    assert cluster.end(within_s=scaled(20)) == {0: 64, 1: 64}
-    assert "--resume-arguments --from 'out: no closing quotation" in cluster.log(0)
+    assert lone_node.end(within_s=scaled(20)) == {0: 64}
+    assert "--resume-arguments --from 'out: no closing quotation" in lone_node.log(0)
 
 
 def test_the_second_attempt_alone_is_told_to_resume(lone_node: Cluster) -> None:

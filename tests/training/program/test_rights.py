@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qs, unquote, urlsplit
 
-import pytest
-
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, Request, faulty_proxy
-from tests.training.conftest import Cluster
+from tests.training.conftest import BUCKET, Cluster
 from tests.training.program.bundles import bundle, upload
-from tests.training.s3_server import bucket_environment, s3_client
+from tests.training.s3_server import s3_client
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS
 
-BUCKET = "rights"
 SCRIPT = """
 import os, pathlib, time
 kept = pathlib.Path(os.environ["TRAINIUM_CHECKPOINT_DIR"])
 for step in range(4):
     print(f"step {step} loss {1 / (step + 1)}", flush=True)
     (kept / f"{step}.pt").write_text(str(step))
-    time.sleep(1.5)
+    time.sleep(1)
 """
 PROGRAM = WORKLOADS[contract.PROGRAM]
 WRITES = PROGRAM.writes
@@ -50,13 +46,6 @@ def refused(request: Request) -> Fault | None:
         case _:
             granted = (*WRITES, *RESULTS)
     return None if any(fnmatchcase(key, f"{one}*") for one in granted) else Fault.ACCESS_DENIED
-
-
-@pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with a bucket."""
-    with bucket_environment(BUCKET) as environment:
-        yield environment
 
 
 def ended(job: Cluster, bucket: dict[str, str], digest: str) -> None:

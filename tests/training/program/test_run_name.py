@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from tests.support.limits import scaled
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import bundle, upload
-from tests.training.s3_server import bucket_environment
 from training.storage import Objects, StorageAccess
 from training.storage.run_lock import Holder
 from trainium_catalogue.contract import RUN_LOCK, run_prefix
@@ -27,25 +23,18 @@ while not (kept.parent / "end").exists() and not pathlib.Path(os.environ["END"])
 """
 
 
-@pytest.fixture
-def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with a bucket."""
-    with bucket_environment("names") as environment:
-        yield environment
-
-
 def _lone(folder: Path) -> Cluster:
     folder.mkdir()
     return Cluster(folder, num_nodes=1)
 
 
 def _snapshots(bucket: dict[str, str]) -> Objects:
-    access = StorageAccess.of(
-        bucket["TRAINIUM_BUCKET"],
+    access = StorageAccess(
+        root=f"s3://{bucket['TRAINIUM_BUCKET']}",
         region=bucket["AWS_REGION"],
         endpoint_url=bucket["AWS_ENDPOINT_URL"],
     )
-    return access.open(access.root).at(run_prefix("test-run", "snapshots"))
+    return access.open_root().at(run_prefix("test-run", "snapshots"))
 
 
 def _start(job: Cluster, bucket: dict[str, str], digest: str, end: Path) -> None:

@@ -31,9 +31,7 @@ def run(job: Job) -> None:
     context = job.context
     if context.array_index:
         return  # one child is enough; two would write the same files
-    storage = StorageAccess.of(
-        context.bucket, region=context.region, endpoint_url=context.endpoint_url
-    )
+    storage = StorageAccess.of(context)
     make = prepare_dataset if job.values["dataset"] in DATASETS else prepare
     make(
         str(job.values["dataset"]),

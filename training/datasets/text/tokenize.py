@@ -209,9 +209,7 @@ def run(job: Job) -> None:
             response_seq_len=int(job.values["response-seq-len"]),
             processes=int(job.values["processes"]) or cores,
             accelerate=bool(job.values["accelerate"]),
-            storage=StorageAccess.of(
-                context.bucket, region=context.region, endpoint_url=context.endpoint_url
-            ),
+            storage=StorageAccess.of(context),
             array_index=context.array_index,
             array_size=context.array_size,
         ),

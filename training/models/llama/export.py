@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import torch
 
 from training.checkpoint import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
-from training.checkpoint.folders import Folders
+from training.checkpoint.folders import CheckpointFolders
 from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
 from training.datasets.manifest import TOKENIZER_FILE
@@ -75,9 +75,7 @@ def run(job: Job) -> None:
     if job.device.rank != 0:
         return
     context = job.context
-    storage = StorageAccess.of(
-        context.bucket, region=context.region, endpoint_url=context.endpoint_url
-    )
+    storage = StorageAccess.of(context)
     order = ExportOrder(
         run=str(job.values["run"]),
         step=int(job.values["step"]),
@@ -116,7 +114,7 @@ def export(
     order: ExportOrder, storage: StorageAccess, *, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Write the files; returns the receipt, written last."""
-    bucket = storage.open(storage.root)
+    bucket = storage.open_root()
     config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
     if config is None:
         raise ExportError(f"there is no run {order.run} in {bucket.uri}; see: jobs list")
@@ -134,7 +132,7 @@ def export(
     given = _given(config, storage, report) if order.merge else None
     checkpoints = checkpoint_root(storage, bucket, order.run, config)
     # Nothing is deleted here, so these numbers do not matter.
-    folders = Folders(checkpoints, keep_last=1, keep_every=0, say=_say)
+    folders = CheckpointFolders(checkpoints, keep_last=1, keep_every=0, say=_say)
     target = bucket.at(f"{EXPORT_PREFIX}{order.run}")
     refused: list[str] = []
     while True:
@@ -199,7 +197,7 @@ def _say(text: str) -> None:
     log.info("export: %s", text)
 
 
-def _chosen(folders: Folders, order: ExportOrder, refused: list[str]) -> CheckpointInfo:
+def _chosen(folders: CheckpointFolders, order: ExportOrder, refused: list[str]) -> CheckpointInfo:
     """Choose the checkpoint to export."""
     info = folders.newest(at_most=order.step or None)
     if info is not None and order.step in (0, info.step):

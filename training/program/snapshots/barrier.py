@@ -6,9 +6,14 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from training.program.snapshots.manifest import FORMAT, Entry, entries_document, read_entries
+from training.program.snapshots.manifest import (
+    FORMAT,
+    SnapshotEntry,
+    entries_document,
+    read_entries,
+)
 from training.storage import Objects
 from trainium_catalogue.typed_json import read_object, typed
 
@@ -24,19 +29,7 @@ class Digests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """The fields of a node's file that are not its entries."""
-
-    node: int
-    since: float
-    until: float
-    quiet_s: float
-    final: bool
-    missing: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class NodeListing:
     """One node's kept folders, as they were from ``since`` to ``until``."""
 
     node: int
@@ -46,7 +39,7 @@ class Listing:
     quiet_s: float
     """Seconds after ``since`` that it had to stay unchanged to count; 0 if it was caught between
     two changes."""
-    entries: tuple[Entry, ...]
+    entries: tuple[SnapshotEntry, ...]
     final: bool = False
     """True after the program's end: nothing changes any more."""
     missing: str = ""
@@ -63,7 +56,7 @@ class Listing:
         document = [entries_document(self.entries), self.final, self.missing, self.since]
         return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:32]
 
-    def held_until(self, until: float) -> Listing:
+    def held_until(self, until: float) -> NodeListing:
         """The same, known to have held for longer."""
         return replace(self, until=until)
 
@@ -82,11 +75,11 @@ class Listing:
         return json.dumps(document).encode()
 
     @staticmethod
-    def decode(data: bytes) -> Listing:
+    def decode(data: bytes) -> NodeListing:
         """Read a node's file; ``ValueError`` says what is wrong with it."""
         document = read_object(data)
-        head = typed(document, _Head)
-        return Listing(**asdict(head), entries=read_entries(document))
+        head = typed({**document, "entries": ()}, NodeListing)
+        return replace(head, entries=read_entries(document))
 
 
 HISTORY = 16
@@ -94,8 +87,8 @@ HISTORY = 16
 
 
 def common_instant(
-    histories: Sequence[Sequence[Listing]], skew_s: float, after: float = float("-inf")
-) -> tuple[float, list[Listing]] | None:
+    histories: Sequence[Sequence[NodeListing]], skew_s: float, after: float = float("-inf")
+) -> tuple[float, list[NodeListing]] | None:
     """Find the newest instant, not before ``after``, at which every node had a listed state.
 
     Clocks differ by up to ``skew_s``. One node's clock tells the instant; the listings of the
@@ -120,8 +113,8 @@ def common_instant(
 
 
 def _at(
-    instant: float, histories: Sequence[Sequence[Listing]], skew_s: float
-) -> list[Listing] | None:
+    instant: float, histories: Sequence[Sequence[NodeListing]], skew_s: float
+) -> list[NodeListing] | None:
     chosen, exact = [], 0
     for history in histories:
         found = _held(instant, history, skew_s)
@@ -133,7 +126,7 @@ def _at(
     return chosen
 
 
-def _held(instant: float, history: Sequence[Listing], skew_s: float) -> Listing | None:
+def _held(instant: float, history: Sequence[NodeListing], skew_s: float) -> NodeListing | None:
     """The newest state that a node had at an instant, and ``skew_s`` around it."""
     for listing in reversed(history):
         begin = listing.since + max(listing.quiet_s, skew_s)

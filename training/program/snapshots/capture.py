@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from training.program.snapshots.folder import Seen, State, same_content
-from training.program.snapshots.manifest import Entry, Kind, Root
+from training.program.snapshots.folder import FileState, FolderState, same_content
+from training.program.snapshots.manifest import EntryKind, Root, SnapshotEntry
 
 _BLOCK = 4 * 1024 * 1024
 _SPARE_BYTES = 256 * 1024 * 1024
@@ -34,12 +34,12 @@ class Changed(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldEntry:
     """An entry of a folder, and where its content can be read at leisure."""
 
-    entry: Entry
+    entry: SnapshotEntry
     """Without its checksum while that is unknown."""
-    seen: Seen
+    seen: FileState
     source: Path | None = None
     """None if there is no content, or if its checksum is known."""
     is_private: bool = False
@@ -68,7 +68,7 @@ class Held:
 class Restored:
     """What a restore has put into a folder, as long as the program leaves it alone."""
 
-    seen: Mapping[Place, Seen]
+    seen: Mapping[Place, FileState]
     digests: Mapping[Place, str]
     lent: frozenset[Place]
     """Entries that belong to other nodes: they go into no listing of this node.
@@ -87,14 +87,16 @@ class Capture:
     def __init__(self, staging: Path, restored: Restored = NOTHING) -> None:
         self._staging = staging
         self._restored = restored
-        self._known: dict[Place, tuple[Seen, str]] = {
+        self._known: dict[Place, tuple[FileState, str]] = {
             place: (restored.seen[place], digest) for place, digest in restored.digests.items()
         }
         self._rewritten: set[Place] = set()
         self._serial = 0
         self._warned = False
 
-    def hold(self, root: Root, folder: Path, state: State, logs: frozenset[str]) -> list[Held]:
+    def hold(
+        self, root: Root, folder: Path, state: FolderState, logs: frozenset[str]
+    ) -> list[HeldEntry]:
         """Take hold of every entry; ``Changed`` if one is no longer as ``state`` says.
 
         Of ``logs``, which grow all the time, the beginning that was there is taken.
@@ -108,40 +110,42 @@ class Capture:
         used = {
             parent
             for item in held
-            if item.entry.kind is not Kind.FOLDER
+            if item.entry.kind is not EntryKind.FOLDER
             for parent in _parents(item.entry.path)
         }
         return [
             item
             for item in held
-            if item.entry.kind is not Kind.FOLDER
+            if item.entry.kind is not EntryKind.FOLDER
             or item.place not in self._restored.lent
             or item.entry.path in used
         ]
 
-    def is_as_restored(self, root: Root, state: State) -> bool:
+    def is_as_restored(self, root: Root, state: FolderState) -> bool:
         """Tell if a folder holds what was restored, and nothing else."""
         return all(self._restored.seen.get((root, path)) == seen for path, seen in state.items())
 
-    def _is_lent(self, root: Root, path: str, seen: Seen) -> bool:
+    def _is_lent(self, root: Root, path: str, seen: FileState) -> bool:
         place = root, path
         return (
-            seen.kind is not Kind.FOLDER
+            seen.kind is not EntryKind.FOLDER
             and place in self._restored.lent
             and self._restored.seen[place] == seen
         )
 
-    def _hold(self, root: Root, folder: Path, path: str, seen: Seen, is_log: bool) -> Held:
-        entry = Entry(root=root, path=path, kind=seen.kind, mode=seen.mode)
-        if seen.kind is Kind.LINK:
+    def _hold(
+        self, root: Root, folder: Path, path: str, seen: FileState, is_log: bool
+    ) -> HeldEntry:
+        entry = SnapshotEntry(root=root, path=path, kind=seen.kind, mode=seen.mode)
+        if seen.kind is EntryKind.LINK:
             target = _inside(folder, path, seen.target)
-            return Held(entry=replace(entry, mode=0o777, target=target), seen=seen)
-        if seen.kind is Kind.FOLDER:
-            return Held(entry=entry, seen=seen)
+            return HeldEntry(entry=replace(entry, mode=0o777, target=target), seen=seen)
+        if seen.kind is EntryKind.FOLDER:
+            return HeldEntry(entry=entry, seen=seen)
         entry = replace(entry, bytes=seen.size, mtime_ns=seen.mtime_ns)
         known = self._known.get((root, path))
         if known is not None and known[0] == seen:
-            return Held(entry=replace(entry, sha256=known[1]), seen=seen)
+            return HeldEntry(entry=replace(entry, sha256=known[1]), seen=seen)
         self._serial += 1
         name = self._staging / f"{self._serial}"
         source = folder / path
@@ -155,7 +159,7 @@ class Capture:
         else:
             try:
                 os.link(source, name, follow_symlinks=False)
-                item = Held(entry=entry, seen=seen, source=name)
+                item = HeldEntry(entry=entry, seen=seen, source=name)
                 item.check()
                 return item
             except FileNotFoundError:
@@ -167,11 +171,13 @@ class Capture:
                     return self._copied(entry, seen, source, name, is_log=False)
                 except OSError as error:
                     self._warn(error, path)
-        item = Held(entry=entry, seen=seen, source=source, in_place=True)
+        item = HeldEntry(entry=entry, seen=seen, source=source, in_place=True)
         item.check()
         return item
 
-    def _copied(self, entry: Entry, seen: Seen, source: Path, name: Path, *, is_log: bool) -> Held:
+    def _copied(
+        self, entry: SnapshotEntry, seen: FileState, source: Path, name: Path, *, is_log: bool
+    ) -> HeldEntry:
         if shutil.disk_usage(self._staging).free < seen.size + _SPARE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
@@ -186,7 +192,7 @@ class Capture:
         grew = is_log and status.st_ino == seen.inode and status.st_size >= seen.size
         if not (grew or same_content(seen, status)) or name.stat().st_size != seen.size:
             raise Changed(entry.path)
-        return Held(entry=entry, seen=seen, source=name, is_private=True)
+        return HeldEntry(entry=entry, seen=seen, source=name, is_private=True)
 
     def _warn(self, error: OSError, path: str) -> None:
         """Say once that there is no room for copies; without one, files are read where they are."""
@@ -201,7 +207,7 @@ class Capture:
                 path,
             )
 
-    def checksum(self, item: Held, check: Callable[[], None] = lambda: None) -> Held:
+    def checksum(self, item: HeldEntry, check: Callable[[], None] = lambda: None) -> HeldEntry:
         """Compute an item's checksum; ``Changed`` if the program has written to it.
 
         ``check`` is called now and then, and may raise an exception to end it.
@@ -215,7 +221,7 @@ class Capture:
         item.check()
         return replace(item, entry=replace(item.entry, sha256=digest))
 
-    def remember(self, items: list[Held]) -> None:
+    def remember(self, items: list[HeldEntry]) -> None:
         """Note checksums of what has arrived in the bucket, so that it is not read again."""
         self._known = {
             item.place: (item.seen, item.entry.sha256) for item in items if item.entry.sha256

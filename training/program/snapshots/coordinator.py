@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from training.program.snapshots.barrier import Digests, Listing, Messages, common_instant
+from training.program.snapshots.barrier import Digests, Messages, NodeListing, common_instant
 from training.program.snapshots.manifest import (
     OBJECTS,
-    Snapshot,
+    JobSnapshot,
     at_text,
     clock_text,
     object_key,
@@ -69,7 +69,7 @@ class Coordinator:
         self._num_nodes, self._main, self._keep = num_nodes, main, keep
         self._confirm = confirm
         self._etags: dict[str, str] = {}
-        self._listings: dict[int, dict[str, Listing]] = {}
+        self._listings: dict[int, dict[str, NodeListing]] = {}
         """The latest ones of each node, by their names."""
         self._until: dict[int, dict[str, float]] = {}
         self._gathered: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class Coordinator:
         self._last_number = 0
         self._idle: set[str] = set()
         self._told_missing: set[str] = set()
-        self.snapshots: list[Snapshot] = []
+        self.snapshots: list[JobSnapshot] = []
         """Those in the bucket, oldest first, as far as they can be read."""
         self._unreadable: set[int] = set()
         self.is_gathered = False
@@ -100,7 +100,7 @@ class Coordinator:
                 continue
             self._last_number = max(self._last_number, number)
             try:
-                self.snapshots.append(Snapshot.decode(self._objects.get(snapshot_key(number))))
+                self.snapshots.append(JobSnapshot.decode(self._objects.get(snapshot_key(number))))
             except ObjectMissing:
                 continue
             except ValueError as error:
@@ -108,7 +108,7 @@ class Coordinator:
                 log.info("snapshots: %s is left alone: %s", snapshot_key(number), error)
         self.snapshots.sort(key=lambda snapshot: snapshot.number)
 
-    def gather(self, own: Sequence[Listing]) -> Snapshot | None:
+    def gather(self, own: Sequence[NodeListing]) -> JobSnapshot | None:
         """Complete a snapshot if all nodes have listed one instant; returns a new one.
 
         ``own`` are the latest listings of this node, oldest first.
@@ -136,7 +136,7 @@ class Coordinator:
         if entries == (self.snapshots[-1].entries if self.snapshots else ()):
             self._note(instant, states, newest_states)
             return None
-        snapshot = Snapshot(
+        snapshot = JobSnapshot(
             number=self._last_number + 1,
             at=at_text(instant),
             nodes=self._num_nodes,
@@ -167,12 +167,12 @@ class Coordinator:
         self._instant, self._gathered = instant, states
         self.is_gathered = states == newest_states
 
-    def _history(self, node: int) -> list[Listing]:
+    def _history(self, node: int) -> list[NodeListing]:
         """The latest listings of a node, oldest first."""
         listings = self._listings.get(node, {}).values()
         return sorted(listings, key=lambda listing: (listing.final, listing.since))
 
-    def _newest(self) -> dict[int, Listing]:
+    def _newest(self) -> dict[int, NodeListing]:
         return {node: self._history(node)[-1] for node in sorted(self._listings)}
 
     @property
@@ -212,7 +212,7 @@ class Coordinator:
         """
         self._confirm()
         self._read_new()
-        kept: list[Snapshot] = []
+        kept: list[JobSnapshot] = []
         for snapshot in reversed(self.snapshots):
             if kept and kept[-1].substance == snapshot.substance:
                 continue
@@ -250,7 +250,7 @@ class Coordinator:
             try:
                 data = self._objects.get(info.key)
                 if name:
-                    self._listings.setdefault(node, {})[name] = Listing.decode(data)
+                    self._listings.setdefault(node, {})[name] = NodeListing.decode(data)
                 else:
                     self._until[node] = typed(read_object(data), _TIMES)
             except (ObjectMissing, ValueError) as error:
@@ -268,7 +268,7 @@ class Coordinator:
                     listings[name] = listings[name].held_until(until)
         self._listings = {node: listings for node, listings in self._listings.items() if listings}
 
-    def _has_contents(self, snapshot: Snapshot) -> bool:
+    def _has_contents(self, snapshot: JobSnapshot) -> bool:
         """Check that every content is there and whole; tell the nodes of those that are not."""
         sizes = {info.key: info.size for info in self._objects.list(OBJECTS)}
         missing = {

@@ -15,16 +15,14 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from training.core.failures import describe
-from training.program.curve import CURVE_FILE
-from training.program.reports import Noted
+from training.program.reports import LOSSES_FILE, UNKEPT_FILE, OutputReport
 from training.program.snapshots.barrier import Digests, Messages
 from training.program.snapshots.coordinator import Coordinator, Patience
 from training.program.snapshots.folder import look
-from training.program.snapshots.manifest import Snapshot, SnapshotSummary, clock_text
+from training.program.snapshots.manifest import JobSnapshot, SnapshotSummary, clock_text
 from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
-from training.program.snapshots.selection import too_large
-from training.program.snapshots.uploader import Complaints, Refusal, Uploader
-from training.program.unkept import UNKEPT_FILE
+from training.program.snapshots.restore import too_large
+from training.program.snapshots.uploader import Complaints, RefusalTimer, Uploader
 from training.storage import (
     ObjectMissing,
     Objects,
@@ -111,7 +109,7 @@ class Exchange:
         self.lost: frozenset[str] = frozenset()
         """Contents that this node has listed and the bucket has lost; another object when more
         are."""
-        self.refusal = Refusal()
+        self.refusal = RefusalTimer()
         self.ended: str | None = None
         """Empty once the last snapshot is complete, or the reason why it cannot be."""
         self.snapshots: tuple[SnapshotSummary, ...] = ()
@@ -229,7 +227,7 @@ class Exchange:
             self._refused(coordinator.close)
             self.ended = ""
 
-    def _warn_of_size(self, made: Snapshot) -> None:
+    def _warn_of_size(self, made: JobSnapshot) -> None:
         """Say once that the files of all nodes do not fit on one of them."""
         if self._warned_of_size:
             return
@@ -269,18 +267,18 @@ class Exchange:
 
     def _write_status(self, state: str) -> None:
         """Write the run's status, with what is known of the program's output."""
-        noted = Noted.read(self._settings.scratch)
-        at = noted.last_line_at
-        loss = noted.loss
+        output = OutputReport.read(self._settings.scratch)
+        at = output.last_line_at
+        loss = output.loss
         is_number = loss is not None and math.isfinite(loss)
         status = ProgramStatus(
             state=state,
-            last_line=noted.last_line or None,
+            last_line=output.last_line or None,
             last_line_at=datetime.fromtimestamp(at, UTC).isoformat() if at else None,
-            step=noted.step,
+            step=output.step,
             loss=loss if is_number else None,
             loss_text=None if loss is None or is_number else str(loss),
-            steps_per_second=noted.steps_per_second,
+            steps_per_second=output.steps_per_second,
             snapshots=self.snapshots,
             unkept=self._unkept(),
             updated_at=now_utc(),
@@ -323,7 +321,7 @@ class Exchange:
     def _write_losses(self) -> None:
         """Write the losses of this attempt, from which `status --plot` draws a curve."""
         with contextlib.suppress(FileNotFoundError):
-            losses = (self._settings.scratch / CURVE_FILE).read_bytes()
+            losses = (self._settings.scratch / LOSSES_FILE).read_bytes()
             if losses != self._losses:
                 self._bucket.put(self._losses_key, losses)
                 self._losses = losses

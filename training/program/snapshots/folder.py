@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from training.program.snapshots.manifest import Kind, is_log
+from training.program.snapshots.manifest import EntryKind, is_log
 
 _IDLE_OPEN_S = 60.0
 """A file may stay open for writing for all of training; unchanged for so long, it counts."""
@@ -31,10 +31,10 @@ _ROUNDS = 3
 """Replacements of one file after which a program is taken to do so all the time."""
 
 
-class Seen(NamedTuple):
+class FileState(NamedTuple):
     """What the file system says of one entry; it changes with every write."""
 
-    kind: Kind
+    kind: EntryKind
     size: int
     mtime_ns: int
     inode: int
@@ -42,13 +42,13 @@ class Seen(NamedTuple):
     target: str
 
 
-State = Mapping[str, Seen]
+FolderState = Mapping[str, FileState]
 """Entries of a folder by their path below it."""
 
 
-def look(root: Path) -> dict[str, Seen]:
+def look(root: Path) -> dict[str, FileState]:
     """List everything below ``root``; what vanishes meanwhile is not there."""
-    found: dict[str, Seen] = {}
+    found: dict[str, FileState] = {}
     waiting = [""]
     while waiting:
         below = waiting.pop()
@@ -57,33 +57,35 @@ def look(root: Path) -> dict[str, Seen]:
                 for entry in entries:
                     path = f"{below}/{entry.name}" if below else entry.name
                     try:
-                        now = seen(entry)
+                        now = file_state(entry)
                     except FileNotFoundError:
                         continue
                     if now is not None:
                         found[path] = now
-                        if now.kind is Kind.FOLDER:
+                        if now.kind is EntryKind.FOLDER:
                             waiting.append(path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # deleted or replaced by the program
     return found
 
 
-def seen(entry: os.DirEntry[str] | Path) -> Seen | None:
+def file_state(entry: os.DirEntry[str] | Path) -> FileState | None:
     """Look at one entry; None for what is no file, folder or link."""
     status = entry.stat(follow_symlinks=False)
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
-        return Seen(Kind.LINK, 0, 0, status.st_ino, 0, str(Path(entry).readlink()))
+        return FileState(EntryKind.LINK, 0, 0, status.st_ino, 0, str(Path(entry).readlink()))
     if stat.S_ISDIR(status.st_mode):
         # Its times change with its entries, which are compared themselves.
-        return Seen(Kind.FOLDER, 0, 0, 0, mode, "")
+        return FileState(EntryKind.FOLDER, 0, 0, 0, mode, "")
     if stat.S_ISREG(status.st_mode):
-        return Seen(Kind.FILE, status.st_size, status.st_mtime_ns, status.st_ino, mode, "")
+        return FileState(
+            EntryKind.FILE, status.st_size, status.st_mtime_ns, status.st_ino, mode, ""
+        )
     return None
 
 
-def same_content(before: Seen, status: os.stat_result) -> bool:
+def same_content(before: FileState, status: os.stat_result) -> bool:
     """Tell if nobody has written to a file since it was seen."""
     return (status.st_size, status.st_mtime_ns, status.st_ino) == (
         before.size,
@@ -150,7 +152,7 @@ class Watch:
         """Time of the latest new file in each folder."""
         self._began_saving: dict[str, float] = {}
         """Time of the first new file in each kind of folder: names that differ in numbers only."""
-        self.state: State = {}
+        self.state: FolderState = {}
         self.since = 0.0
         """Time from which everything but logs has been as it is."""
         self.until = 0.0
@@ -165,7 +167,7 @@ class Watch:
         self._quiet_at = 0.0
         self._began = False
 
-    def look(self, clock: Clock) -> None:
+    def look(self, clock: SteadyClock) -> None:
         """Look once more; ``OSError`` if the folder cannot be read."""
         began = clock.now()
         state = look(self.root)
@@ -235,12 +237,12 @@ class Watch:
         """Size of all files."""
         return sum(seen.size for seen in self.state.values())
 
-    def _note_pause(self, changed: Iterable[str], state: State, now: float) -> None:
+    def _note_pause(self, changed: Iterable[str], state: FolderState, now: float) -> None:
         """Learn how long a program pauses between two files of a save: files that are new in a
         subfolder soon after others are of one save. Only a pause with no other change counts."""
         for path in changed:
             folder = path.rpartition("/")[0]
-            is_new = path in state and path not in self.state and state[path].kind is Kind.FILE
+            is_new = path in state and path not in self.state and state[path].kind is EntryKind.FILE
             if not is_new:
                 continue
             self._began_saving.setdefault(_DIGITS.sub("0", folder), now)
@@ -251,7 +253,7 @@ class Watch:
             self._grew[folder] = now
         self._grew = {name: at for name, at in self._grew.items() if now - at <= _ONE_SAVE_S}
 
-    def _note(self, path: str, now: Seen | None, at: float) -> bool:
+    def _note(self, path: str, now: FileState | None, at: float) -> bool:
         """Remember how a path has changed; returns True if that is a log's way."""
         before = self.state.get(path)
         if before is None or now is None or before.kind is not now.kind:
@@ -281,7 +283,7 @@ class Watch:
         return elapsed >= _SLOW_LOG_S and grown <= elapsed * _SLOW_LOG_BYTES_PER_S
 
 
-class Clock:
+class SteadyClock:
     """Wall-clock time that does not jump when the machine's clock is set."""
 
     def __init__(self) -> None:

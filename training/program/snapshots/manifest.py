@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import PurePosixPath
@@ -51,7 +51,7 @@ class Root(StrEnum):
     """Compiled graphs."""
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     """What may be in a folder that is kept; pipes and sockets hold nothing and are left out."""
 
     FILE = "file"
@@ -60,13 +60,13 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SnapshotEntry:
     """One file, symbolic link or folder of a snapshot."""
 
     root: Root
     path: str
     """Relative to the root, separated by ``/``."""
-    kind: Kind = Kind.FILE
+    kind: EntryKind = EntryKind.FILE
     mode: int = 0o644
     bytes: int = 0
     sha256: str = ""
@@ -83,13 +83,13 @@ class Entry:
         return self.kind, self.sha256, self.target
 
     @staticmethod
-    def read(kind: Kind, document: Mapping[str, Any]) -> Entry:
+    def read(kind: EntryKind, document: Mapping[str, Any]) -> SnapshotEntry:
         """Read ``document``; ``ValueError`` for what must not be written to a disk."""
-        entry = typed({**document, "kind": kind}, Entry)
+        entry = typed({**document, "kind": kind}, SnapshotEntry)
         path_parts(entry.path)
-        if kind is Kind.FILE and not _DIGEST.fullmatch(entry.sha256):
+        if kind is EntryKind.FILE and not _DIGEST.fullmatch(entry.sha256):
             raise ValueError(f"{entry.path!r} has no SHA-256")
-        if kind is Kind.LINK:
+        if kind is EntryKind.LINK:
             check_link_target(entry.target)
         if entry.bytes < 0 or abs(entry.mtime_ns) >= _MAX_TIME_NS:
             raise ValueError(f"{entry.path!r} has {entry.bytes} bytes of {entry.mtime_ns} ns")
@@ -133,7 +133,7 @@ class ManifestFolder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class SnapshotManifest:
     """A complete snapshot of a program's folder on all nodes, written after all that it names.
 
     The content of a file is objects/<its sha256>.
@@ -154,12 +154,12 @@ class Manifest:
     folders: tuple[ManifestFolder, ...] = field(default=(), metadata=OPTIONAL)
 
 
-_KINDS: Mapping[Kind, type[Any]] = {
-    Kind.FILE: ManifestFile,
-    Kind.LINK: ManifestLink,
-    Kind.FOLDER: ManifestFolder,
+_KINDS: Mapping[EntryKind, type[Any]] = {
+    EntryKind.FILE: ManifestFile,
+    EntryKind.LINK: ManifestLink,
+    EntryKind.FOLDER: ManifestFolder,
 }
-_LISTS = {Kind.FILE: "files", Kind.LINK: "links", Kind.FOLDER: "folders"}
+_LISTS = {EntryKind.FILE: "files", EntryKind.LINK: "links", EntryKind.FOLDER: "folders"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,24 +169,26 @@ class _Lists:
     folders: tuple[Mapping[str, Any], ...] = ()
 
 
-def _by_kind(entries: Iterable[Entry]) -> dict[str, Any]:
+def _by_kind(entries: Iterable[SnapshotEntry]) -> dict[str, Any]:
     lists: dict[str, list[Any]] = {name: [] for name in _LISTS.values()}
     for entry in entries:
         lists[_LISTS[entry.kind]].append(picked(_KINDS[entry.kind], entry))
     return {name: tuple(items) for name, items in lists.items()}
 
 
-def entries_document(entries: Iterable[Entry]) -> dict[str, list[dict[str, Any]]]:
+def entries_document(entries: Iterable[SnapshotEntry]) -> dict[str, list[dict[str, Any]]]:
     """One list for each kind, for JSON."""
     found: dict[str, list[dict[str, Any]]] = as_document(_by_kind(entries))
     return found
 
 
-def read_entries(document: Mapping[str, Any]) -> tuple[Entry, ...]:
+def read_entries(document: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:
     """Read the lists of ``entries_document``; ``ValueError`` says what is wrong with them."""
     lists = typed(document, _Lists)
     return tuple(
-        Entry.read(kind, item) for kind, name in _LISTS.items() for item in getattr(lists, name)
+        SnapshotEntry.read(kind, item)
+        for kind, name in _LISTS.items()
+        for item in getattr(lists, name)
     )
 
 
@@ -196,21 +198,6 @@ def is_log(path: str) -> bool:
     Such files are written to all the time, and a beginning of one is as good as the whole.
     """
     return _LOGS.fullmatch(path.rpartition("/")[2]) is not None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """The fields of a manifest that are not its entries."""
-
-    number: int
-    at: str
-    nodes: int
-    main: int
-    chosen: int | None = None
-
-    def __post_init__(self) -> None:
-        if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
-            raise ValueError("a number of it is negative")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +213,7 @@ class SnapshotSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class JobSnapshot:
     """A complete snapshot of the whole job at one instant."""
 
     number: int
@@ -235,10 +222,14 @@ class Snapshot:
     nodes: int
     main: int
     """The main node."""
-    entries: tuple[Entry, ...]
+    entries: tuple[SnapshotEntry, ...]
     chosen: int | None = None
     """The one that it repeats, because a submission went back to that (0: to none); those between
     the two are not restored."""
+
+    def __post_init__(self) -> None:
+        if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
+            raise ValueError("a number of it is negative")
 
     @property
     def key(self) -> str:
@@ -246,9 +237,9 @@ class Snapshot:
         return snapshot_key(self.number)
 
     @property
-    def files(self) -> list[Entry]:
+    def files(self) -> list[SnapshotEntry]:
         """The files, of every node."""
-        return [entry for entry in self.entries if entry.kind is Kind.FILE]
+        return [entry for entry in self.entries if entry.kind is EntryKind.FILE]
 
     @property
     def size(self) -> int:
@@ -273,39 +264,27 @@ class Snapshot:
     @property
     def summary(self) -> SnapshotSummary:
         """What status shows of it."""
-        return SnapshotSummary(
-            number=self.number,
-            at=self.at,
-            files=len(self.files),
-            bytes=self.size,
-            chosen=self.chosen,
-        )
+        return picked(SnapshotSummary, self, files=len(self.files), bytes=self.size)
 
     def encode(self) -> bytes:
         """The manifest."""
-        manifest = Manifest(
-            number=self.number,
-            at=self.at,
-            nodes=self.nodes,
-            main=self.main,
-            bytes=self.size,
-            **_by_kind(self.entries),
-        )
+        entries = _by_kind(self.entries)
+        manifest = picked(SnapshotManifest, self, format=FORMAT, bytes=self.size, **entries)
         return json.dumps(as_document(manifest)).encode()
 
     @staticmethod
-    def decode(data: bytes) -> Snapshot:
+    def decode(data: bytes) -> JobSnapshot:
         """Read a manifest; ``ValueError`` says what is wrong with it."""
         document = read_object(data)
         if document.get("format") != FORMAT:
             raise ValueError(f"it has format {document.get('format')}, not {FORMAT}")
-        head = typed(document, _Head)
-        return Snapshot(**asdict(head), entries=read_entries(document))
+        head = typed({**document, "entries": ()}, JobSnapshot)
+        return replace(head, entries=read_entries(document))
 
-    def for_node(self, node: int) -> list[Entry]:
+    def for_node(self, node: int) -> list[SnapshotEntry]:
         """Choose what ``node`` is given: of each path its own, or else the main node's, or else
         the one of the lowest node."""
-        chosen: dict[tuple[Root, str], Entry] = {}
+        chosen: dict[tuple[Root, str], SnapshotEntry] = {}
         for entry in self.entries:
             place = entry.root, entry.path
             known = chosen.get(place)
@@ -313,28 +292,28 @@ class Snapshot:
                 chosen[place] = entry
         return [entry for entry in chosen.values() if not _below_a_file(entry, chosen)]
 
-    def _claim(self, node: int, entry: Entry) -> tuple[bool, bool, int]:
+    def _claim(self, node: int, entry: SnapshotEntry) -> tuple[bool, bool, int]:
         """Order the entries of one path; the smallest is what ``node`` is given."""
         return node not in entry.nodes, self.main not in entry.nodes, min(entry.nodes, default=0)
 
 
-def _below_a_file(entry: Entry, chosen: Mapping[tuple[Root, str], Entry]) -> bool:
+def _below_a_file(entry: SnapshotEntry, chosen: Mapping[tuple[Root, str], SnapshotEntry]) -> bool:
     """Tell if one node has a file or link where another has a folder with this entry."""
     for parent in PurePosixPath(entry.path).parents:
         above = chosen.get((entry.root, str(parent)))
-        if above is not None and above.kind is not Kind.FOLDER:
+        if above is not None and above.kind is not EntryKind.FOLDER:
             return True
     return False
 
 
-def union(listings: Mapping[int, Iterable[Entry]], main: int) -> tuple[Entry, ...]:
+def union(listings: Mapping[int, Iterable[SnapshotEntry]], main: int) -> tuple[SnapshotEntry, ...]:
     """Unite the listings of all nodes.
 
     A path with the same content on several nodes is one entry. Where contents differ, there is an
     entry for each, with the nodes that have it. Of compiled graphs one is as good as another.
     """
     order = sorted(listings, key=lambda node: (node != main, node))
-    found: dict[tuple[Root, str], list[Entry]] = {}
+    found: dict[tuple[Root, str], list[SnapshotEntry]] = {}
     for node in order:
         for entry in listings[node]:
             variants = found.setdefault((entry.root, entry.path), [])
@@ -346,7 +325,7 @@ def union(listings: Mapping[int, Iterable[Entry]], main: int) -> tuple[Entry, ..
                 if entry.root is not Root.CACHE or not variants:
                     variants.append(replace(entry, nodes=(node,)))
     entries = [entry for variants in found.values() for entry in variants]
-    kinds = list(Kind)
+    kinds = list(EntryKind)
     entries.sort(key=lambda item: (kinds.index(item.kind), item.root, item.path, item.nodes))
     return tuple(entries)
 

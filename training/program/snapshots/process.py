@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from training.core.contract import NodeContract
 from training.core.files import write_whole
-from training.core.processes import die_with_parent
+from training.core.processes import start_process
 from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
-from training.program.settings import Folders, ProgramSettings
+from training.program.reports import ScratchDocument
+from training.program.settings import ProgramFolders, ProgramSettings
 from training.program.snapshots.manifest import Root, SnapshotSummary
 from training.storage import Objects, StorageAccess
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
-from trainium_catalogue.typed_json import read_json
 
 MODULE = "training.program.snapshots.writer"
 SETTINGS_FILE = "snapshots-settings.json"
-REPORT_FILE = "snapshots.json"
-FINAL_FILE = "snapshots-final"
+SNAPSHOTS_FILE = "snapshots.json"
 _BETWEEN_STARTS_S = 5.0
 
 
@@ -52,12 +50,12 @@ class SnapshotSettings:
     limit_gib: float
 
     @staticmethod
-    def of(node: NodeContract, settings: ProgramSettings, folders: Folders) -> SnapshotSettings:
+    def of(
+        node: NodeContract, settings: ProgramSettings, folders: ProgramFolders
+    ) -> SnapshotSettings:
         """Gather what a node's process is told."""
         return SnapshotSettings(
-            storage=StorageAccess.of(
-                node.bucket, region=node.region, endpoint_url=node.endpoint_url
-            ),
+            storage=StorageAccess.of(node),
             run=node.run,
             job_id=node.job_id,
             attempt=node.attempt,
@@ -118,8 +116,10 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotReport:
+class SnapshotReport(ScratchDocument):
     """What the process says in ``snapshots.json``, about once a second."""
+
+    FILE: ClassVar[str] = SNAPSHOTS_FILE
 
     last_change_at: float | None = None
     """Time of the last change in the folder, or of the last progress of the last snapshot, in
@@ -133,22 +133,17 @@ class SnapshotReport:
     failure: Problem | None = None
     """The reason why there is no last snapshot, and the code for a job that was a success."""
 
-    def write(self, scratch: Path) -> None:
-        """Write the report."""
-        write_whole(scratch / REPORT_FILE, json.dumps(asdict(self)).encode())
-
     @staticmethod
     def read(scratch: Path) -> SnapshotReport:
         """Read the newest report; an empty one before the first."""
-        try:
-            return read_json((scratch / REPORT_FILE).read_text(), SnapshotReport)
-        except FileNotFoundError:
-            return SnapshotReport()
+        return SnapshotReport.find(scratch) or SnapshotReport()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinalOrder:
+class FinalOrder(ScratchDocument):
     """The order to take the last snapshot and end, in the file ``snapshots-final``."""
+
+    FILE: ClassVar[str] = "snapshots-final"
 
     take: bool = True
     """False: only end; after the loss of a node files are torn."""
@@ -157,18 +152,6 @@ class FinalOrder:
     not writing when it was killed."""
     until_s: float | None = None
     """Time of ``CLOCK_MONOTONIC``, which all processes share, at which to give up; None: never."""
-
-    def write(self, scratch: Path) -> None:
-        """Give the order."""
-        write_whole(scratch / FINAL_FILE, json.dumps(asdict(self)).encode())
-
-    @staticmethod
-    def read(scratch: Path) -> FinalOrder | None:
-        """Read the order; None while there is none."""
-        try:
-            return FinalOrder(**json.loads((scratch / FINAL_FILE).read_text()))
-        except FileNotFoundError:
-            return None
 
 
 class SnapshotProcess:
@@ -184,15 +167,10 @@ class SnapshotProcess:
         self._start()
 
     def _start(self) -> None:
-        launcher = os.getpid()
         self._started_s = time.monotonic()
-        # This process has one thread, so code between fork and exec is safe.
-        self._process = subprocess.Popen(
+        self._process = start_process(
             [sys.executable, "-m", MODULE, str(self._scratch / SETTINGS_FILE)],
-            env={**self._env, ENV_SNAPSHOTS: str(self._scratch)},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: die_with_parent(launcher),
+            {**self._env, ENV_SNAPSHOTS: str(self._scratch)},
         )
 
     def look(self) -> SnapshotReport:

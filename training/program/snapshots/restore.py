@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,14 +19,14 @@ from training.core.files import write_whole
 from training.core.threads import in_threads
 from training.program.settings import NotPrepared, Workspace
 from training.program.snapshots.capture import NOTHING, Place, Restored, sha256_of
-from training.program.snapshots.folder import Seen, seen
+from training.program.snapshots.folder import FileState, file_state
 from training.program.snapshots.graphs import usable
 from training.program.snapshots.manifest import (
     OBJECTS,
-    Entry,
-    Kind,
+    EntryKind,
+    JobSnapshot,
     Root,
-    Snapshot,
+    SnapshotEntry,
     clock_text,
     object_key,
     size_text,
@@ -33,7 +34,6 @@ from training.program.snapshots.manifest import (
     snapshot_numbers,
 )
 from training.program.snapshots.process import SnapshotSettings, open_snapshots
-from training.program.snapshots.selection import select
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.safe_folder import SafeFolder, user_mode
@@ -41,7 +41,11 @@ from trainium_catalogue.safe_folder import SafeFolder, user_mode
 RECORD = "restored.json"
 _PART_BYTES = 16 * 1024 * 1024
 _AT_ONCE = 16
-_ORDER = (Kind.FOLDER, Kind.FILE, Kind.LINK)
+_SMALL_BYTES = 64 * 1024 * 1024
+_RESERVE = 0.1
+"""Part of the free disk that files of other nodes do not fill."""
+_SHOWN_NAMES = 3
+_ORDER = (EntryKind.FOLDER, EntryKind.FILE, EntryKind.LINK)
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +74,12 @@ def give_back(workspace: Workspace) -> bool:
     except NothingWhole as error:
         raise NotPrepared(ExitCode.CONFIGURATION, str(error)) from None
     entries = snapshot.for_node(settings.node) if snapshot is not None else ()
-    return any(e.root is Root.CHECKPOINTS and e.kind is Kind.FILE for e in entries)
+    return any(e.root is Root.CHECKPOINTS and e.kind is EntryKind.FILE for e in entries)
 
 
 def restore(
     objects: Objects, target: SnapshotSettings, *, report: Callable[[str], None] = lambda text: None
-) -> Snapshot | None:
+) -> JobSnapshot | None:
     """Restore the newest snapshot that is whole; None if the run has none, or is to have none.
 
     ``objects`` has its root at the run's ``snapshots/``. A snapshot of which a content is missing
@@ -89,7 +93,7 @@ def restore(
         if number >= below:
             continue  # a submission went back behind it
         try:
-            snapshot = Snapshot.decode(objects.get(snapshot_key(number)))
+            snapshot = JobSnapshot.decode(objects.get(snapshot_key(number)))
             below = number if snapshot.chosen is None else snapshot.chosen
             wanted = _without_unusable_graphs(snapshot.for_node(target.node))
             entries = _fetch(objects, target, snapshot, wanted, report)
@@ -99,7 +103,7 @@ def restore(
             log.info("launch: snapshot %d cannot be restored: %s", number, error)
             refused.append(number)
             continue
-        files = [entry for entry in entries if entry.kind is Kind.FILE]
+        files = [entry for entry in entries if entry.kind is EntryKind.FILE]
         log.info(
             "launch: snapshot %d of %s, %d files, %s, restored in %.1f s",
             *(number, clock_text(snapshot.at), len(files)),
@@ -118,9 +122,9 @@ def restore(
     return None
 
 
-def _without_unusable_graphs(entries: Sequence[Entry]) -> list[Entry]:
+def _without_unusable_graphs(entries: Sequence[SnapshotEntry]) -> list[SnapshotEntry]:
     # The compiler makes no links, and would write through one.
-    graphs = [e for e in entries if e.root is Root.CACHE and e.kind is not Kind.LINK]
+    graphs = [e for e in entries if e.root is Root.CACHE and e.kind is not EntryKind.LINK]
     wanted = usable(entry.path for entry in graphs)
     others = [entry for entry in entries if entry.root is not Root.CACHE]
     return [*others, *(entry for entry in graphs if entry.path in wanted)]
@@ -129,10 +133,10 @@ def _without_unusable_graphs(entries: Sequence[Entry]) -> list[Entry]:
 def _fetch(
     objects: Objects,
     target: SnapshotSettings,
-    snapshot: Snapshot,
-    entries: Sequence[Entry],
+    snapshot: JobSnapshot,
+    entries: Sequence[SnapshotEntry],
     report: Callable[[str], None],
-) -> Sequence[Entry]:
+) -> Sequence[SnapshotEntry]:
     """Download into a folder beside, then put everything into its place; returns what was
     restored."""
     arriving = target.scratch / "arriving"
@@ -158,7 +162,7 @@ def _fetch(
         if selection.left_out:
             log.info("launch: snapshot %d: %s", snapshot.number, selection.explain(free))
         entries = selection.entries
-        wanted = {entry.sha256: entry for entry in entries if entry.kind is Kind.FILE}
+        wanted = {entry.sha256: entry for entry in entries if entry.kind is EntryKind.FILE}
         _download(objects, arriving, list(wanted.values()), report)
         _place(arriving, target, snapshot, entries, report)
         return entries
@@ -166,18 +170,94 @@ def _fetch(
         shutil.rmtree(arriving, ignore_errors=True)
 
 
-def _check_sizes(objects: Objects, entries: Sequence[Entry]) -> None:
+def _check_sizes(objects: Objects, entries: Sequence[SnapshotEntry]) -> None:
     """Raise ``_Damaged`` if the manifest claims other sizes than the bucket has."""
     sizes = {info.key: info.size for info in objects.list(OBJECTS)}
     for entry in entries:
-        if entry.kind is Kind.FILE and sizes.get(object_key(entry.sha256)) != entry.bytes:
+        if entry.kind is EntryKind.FILE and sizes.get(object_key(entry.sha256)) != entry.bytes:
             raise _Damaged(f"{entry.path!r} has not {entry.bytes} bytes in the bucket")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreSelection:
+    """What a node is given."""
+
+    entries: Sequence[SnapshotEntry]
+    left_out: Sequence[SnapshotEntry] = ()
+    """Large files of other nodes."""
+
+    @property
+    def needed(self) -> int:
+        """Bytes that it needs on the disk."""
+        return sum(entry.bytes for entry in self.entries)
+
+    def explain(self, free: int) -> str:
+        """Say what is left out, why, and what to do if the program needs it."""
+        names = ", ".join(entry.path for entry in self.left_out[:_SHOWN_NAMES])
+        more = ", ..." if len(self.left_out) > _SHOWN_NAMES else ""
+        return (
+            f"{len(self.left_out)} large files of other nodes, "
+            f"{size_text(sum(entry.bytes for entry in self.left_out))}, are left out, as "
+            f"{size_text(free)} are free ({names}{more}); a program that reads the files of all "
+            "nodes on each of them needs a larger volume (context key root_volume_gib)"
+        )
+
+
+def select(
+    snapshot: JobSnapshot, entries: Sequence[SnapshotEntry], *, node: int, num_nodes: int, free: int
+) -> RestoreSelection:
+    """Choose among the entries for a node.
+
+    On the same number of nodes it needs its own files, the main node's, and small ones, such as
+    metadata; of the large files of other nodes it gets as many as fit, the newest first. On
+    another number of nodes it may need all.
+    """
+    if snapshot.nodes != num_nodes:
+        return RestoreSelection(entries=entries)
+    large = [entry for entry in entries if _is_optional(snapshot, entry, node)]
+    places = {(entry.root, entry.path) for entry in large}
+    room = free * (1 - _RESERVE) - sum(
+        entry.bytes for entry in entries if (entry.root, entry.path) not in places
+    )
+    left_out = []
+    for entry in sorted(large, key=lambda entry: -entry.mtime_ns):
+        if entry.bytes <= room:
+            room -= entry.bytes
+        else:
+            left_out.append(entry)
+    missing = {(entry.root, entry.path) for entry in left_out}
+    given = [entry for entry in entries if (entry.root, entry.path) not in missing]
+    return RestoreSelection(entries=given, left_out=left_out)
+
+
+def too_large(snapshot: JobSnapshot, node: int, room: int) -> str:
+    """Explain what it means that the files of all nodes do not fit into ``room``; empty if they
+    do."""
+    needed = sum(entry.bytes for entry in snapshot.for_node(node))
+    if needed <= room:
+        return ""
+    return (
+        f"the files of all nodes have {size_text(needed)}, and a node has room for "
+        f"{size_text(room)}: the next attempt on {snapshot.nodes} nodes gives each its own files, "
+        "and of the large ones of others what fits; on another number of nodes it cannot begin; "
+        "for that, give the nodes a larger volume (context key root_volume_gib)"
+    )
+
+
+def _is_optional(snapshot: JobSnapshot, entry: SnapshotEntry, node: int) -> bool:
+    return (
+        entry.root is Root.CHECKPOINTS
+        and entry.kind is EntryKind.FILE
+        and entry.bytes > _SMALL_BYTES
+        and node not in entry.nodes
+        and snapshot.main not in entry.nodes
+    )
 
 
 class _Arrival:
     """A file that arrives in parts."""
 
-    def __init__(self, folder: Path, entry: Entry) -> None:
+    def __init__(self, folder: Path, entry: SnapshotEntry) -> None:
         self.entry = entry
         self.path = folder / entry.sha256
         self._left = max(1, -(-entry.bytes // _PART_BYTES))
@@ -213,7 +293,7 @@ class _Arrival:
 
 
 def _download(
-    objects: Objects, folder: Path, entries: Sequence[Entry], report: Callable[[str], None]
+    objects: Objects, folder: Path, entries: Sequence[SnapshotEntry], report: Callable[[str], None]
 ) -> None:
     total, done = sum(entry.bytes for entry in entries), 0
     # The largest first, so that the last threads do not wait for one that began late.
@@ -230,8 +310,8 @@ def _download(
 def _place(
     arriving: Path,
     target: SnapshotSettings,
-    snapshot: Snapshot,
-    entries: Sequence[Entry],
+    snapshot: JobSnapshot,
+    entries: Sequence[SnapshotEntry],
     report: Callable[[str], None],
 ) -> None:
     """Make folders, then files, then links.
@@ -242,28 +322,30 @@ def _place(
     folders = {root: SafeFolder(folder, replace=True) for root, folder in target.folders.items()}
     for kept in target.folders.values():
         kept.mkdir(parents=True, exist_ok=True)
-    uses = Counter(entry.sha256 for entry in entries if entry.kind is Kind.FILE)
+    uses = Counter(entry.sha256 for entry in entries if entry.kind is EntryKind.FILE)
     for entry in sorted(entries, key=lambda entry: _ORDER.index(entry.kind)):
         folder, path = folders[entry.root], entry.path
         match entry.kind:
-            case Kind.FOLDER:
+            case EntryKind.FOLDER:
                 folder.make_folder(path)
-            case Kind.FILE:
+            case EntryKind.FILE:
                 uses[entry.sha256] -= 1
                 bring = folder.copy_in if uses[entry.sha256] else folder.move_in
                 mode = user_mode(entry.mode)
                 bring(arriving / entry.sha256, path, mode=mode, mtime_ns=entry.mtime_ns)
-            case Kind.LINK:
+            case EntryKind.LINK:
                 folder.link(path, entry.target)
         report("restoring: putting files into their places")
     # Last, because a folder may not be writable.
     for entry in sorted(entries, key=lambda entry: -entry.path.count("/")):
-        if entry.kind is Kind.FOLDER:
+        if entry.kind is EntryKind.FOLDER:
             folders[entry.root].set_folder_mode(entry.path, user_mode(entry.mode))
     _write_record(target, snapshot, entries)
 
 
-def _write_record(target: SnapshotSettings, snapshot: Snapshot, entries: Sequence[Entry]) -> None:
+def _write_record(
+    target: SnapshotSettings, snapshot: JobSnapshot, entries: Sequence[SnapshotEntry]
+) -> None:
     present = set(range(target.num_nodes))
     documents = []
     for entry in entries:
@@ -275,7 +357,7 @@ def _write_record(target: SnapshotSettings, snapshot: Snapshot, entries: Sequenc
                 "root": entry.root,
                 "path": entry.path,
                 "sha256": entry.sha256,
-                "seen": seen(target.folders[entry.root] / entry.path),
+                "seen": file_state(target.folders[entry.root] / entry.path),
                 "own": own or entry.root is Root.CACHE,
             }
         )
@@ -289,13 +371,13 @@ def read_record(scratch: Path) -> Restored:
         record = json.loads((scratch / RECORD).read_text())
     except FileNotFoundError:
         return NOTHING
-    found: dict[Place, Seen] = {}
+    found: dict[Place, FileState] = {}
     digests: dict[Place, str] = {}
     lent: set[Place] = set()
     for item in record["entries"]:
         place = Root(item["root"]), item["path"]
         kind, *rest = item["seen"]
-        found[place] = Seen(Kind(kind), *rest)
+        found[place] = FileState(EntryKind(kind), *rest)
         if item["sha256"]:
             digests[place] = item["sha256"]
         if not item["own"]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from training.core.failures import describe
 from training.core.threads import in_threads
-from training.program.snapshots.barrier import HISTORY, Listing, Messages
-from training.program.snapshots.capture import Capture, Changed, Held
+from training.program.snapshots.barrier import HISTORY, Messages, NodeListing
+from training.program.snapshots.capture import Capture, Changed, HeldEntry
 from training.program.snapshots.manifest import OBJECTS, object_key
 from training.program.snapshots.process import SnapshotSettings
 from training.storage import Objects, StorageError, StorageRefused
@@ -83,7 +83,7 @@ class Complaints:
             log.info("snapshots: %s", text)
 
 
-class Refusal:
+class RefusalTimer:
     """How long a bucket has refused what a thread asks of it, without a success in between."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Refusal:
 class Captured:
     """What a node held from ``since`` to ``until``."""
 
-    items: Sequence[Held]
+    items: Sequence[HeldEntry]
     since: float
     until: float
     quiet_s: float
@@ -131,7 +131,7 @@ class Contents:
         """Bytes that have ever been sent; falls when an upload fails in the middle of a file."""
         return self._before + self.sent
 
-    def upload(self, items: Sequence[Held]) -> None:
+    def upload(self, items: Sequence[HeldEntry]) -> None:
         """Upload every content that the bucket lacks; ``Changed``, ``Cancelled``, StorageError."""
         self._before += self.sent
         self.sent, self.total = 0, sum(item.entry.bytes for item in items)
@@ -158,7 +158,7 @@ class Contents:
         finally:
             self.sent = arrived
 
-    def _upload_small(self, item: Held) -> int:
+    def _upload_small(self, item: HeldEntry) -> int:
         with _opened(item) as file:
             data = file.read(item.entry.bytes)
         _check(item, hashlib.sha256(data))
@@ -166,7 +166,7 @@ class Contents:
         self._objects.put(object_key(item.entry.sha256), data)
         return len(data)
 
-    def _upload_large(self, item: Held) -> None:
+    def _upload_large(self, item: HeldEntry) -> None:
         digest, left = hashlib.sha256(), item.entry.bytes
         with (
             _opened(item) as file,
@@ -182,7 +182,7 @@ class Contents:
             _check(item, digest)
 
 
-def _opened(item: Held) -> Any:
+def _opened(item: HeldEntry) -> Any:
     assert item.source is not None
     try:
         return item.source.open("rb", buffering=0)
@@ -190,7 +190,7 @@ def _opened(item: Held) -> Any:
         raise Changed(item.entry.path) from None
 
 
-def _check(item: Held, digest: Any) -> None:
+def _check(item: HeldEntry, digest: Any) -> None:
     """An object is what its name says, or it does not come to be."""
     if digest.hexdigest() != item.entry.sha256:
         raise Changed(item.entry.path)
@@ -219,20 +219,20 @@ class Uploader:
         self._changed = threading.Condition()
         self._captured: Captured | None = None
         """The state that is under way."""
-        self._history: tuple[Listing, ...] = ()
+        self._history: tuple[NodeListing, ...] = ()
         self.error = ""
         """The reason why the latest state was not uploaded."""
-        self.refusal = Refusal()
+        self.refusal = RefusalTimer()
         threading.Thread(target=self._run, name="uploader", daemon=True).start()
 
     @property
-    def history(self) -> tuple[Listing, ...]:
+    def history(self) -> tuple[NodeListing, ...]:
         """The node's latest listings, whose contents are in the bucket, oldest first."""
         with self._changed:
             return self._history
 
     @property
-    def listing(self) -> Listing | None:
+    def listing(self) -> NodeListing | None:
         """The newest of them."""
         history = self.history
         return history[-1] if history else None
@@ -317,7 +317,7 @@ class Uploader:
         with self._changed:
             assert self._captured is not None
             until = self._captured.until
-        listing = Listing(
+        listing = NodeListing(
             node=self._settings.node,
             since=captured.since,
             until=until,
@@ -330,7 +330,7 @@ class Uploader:
         self._capture.remember(items)
         self._recent.append(digests)
 
-    def _publish(self, listing: Listing) -> None:
+    def _publish(self, listing: NodeListing) -> None:
         """Put the listing up for the main node, which hears of its own directly."""
         key, node = self._messages.listing, self._settings.node
         if not self._settings.is_main:

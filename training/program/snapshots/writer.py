@@ -24,9 +24,15 @@ from training.core.progress import ENV_SCRATCH, read_failures, read_states
 from training.program.snapshots.barrier import Messages
 from training.program.snapshots.capture import Capture, Changed
 from training.program.snapshots.exchange import Exchange
-from training.program.snapshots.folder import Clock, State, Watch, look, open_for_writing
+from training.program.snapshots.folder import (
+    FolderState,
+    SteadyClock,
+    Watch,
+    look,
+    open_for_writing,
+)
 from training.program.snapshots.graphs import usable
-from training.program.snapshots.manifest import Kind, Root, size_text
+from training.program.snapshots.manifest import EntryKind, Root, size_text
 from training.program.snapshots.process import (
     FinalOrder,
     Problem,
@@ -62,13 +68,13 @@ class SnapshotWriter:
 
     def __init__(self, settings: SnapshotSettings) -> None:
         self._settings = settings
-        self._clock = Clock()
+        self._clock = SteadyClock()
         self._watch = Watch(
             settings.checkpoints,
             quiet_s=settings.quiet_s,
             longest_quiet_s=min(60.0, settings.every_s / 2),
         )
-        bucket = settings.storage.open(settings.storage.root, retry_policy=_RETRIES)
+        bucket = settings.storage.open_root(retry_policy=_RETRIES)
         messages = Messages(settings.attempt, settings.job_id)
         restored = read_record(settings.scratch)
         self._complaints = Complaints()
@@ -103,7 +109,7 @@ class SnapshotWriter:
     def run(self) -> None:
         """Keep snapshots until the last one is ordered, and take that."""
         self._next_at = self._next_instant()
-        while (order := FinalOrder.read(self._settings.scratch)) is None:
+        while (order := FinalOrder.find(self._settings.scratch)) is None:
             began_s = time.monotonic()
             try:
                 self._turn()
@@ -222,7 +228,7 @@ class SnapshotWriter:
         self._next_at = self._next_instant()
         return True
 
-    def _cache(self, *, final: bool) -> State:
+    def _cache(self, *, final: bool) -> FolderState:
         """Compiled graphs that are complete: folders in which no file is being written."""
         root = self._settings.cache
         found = look(root)
@@ -237,7 +243,7 @@ class SnapshotWriter:
         return {
             path: seen
             for path, seen in state.items()
-            if seen.kind is Kind.FOLDER or Path(path).parent not in busy
+            if seen.kind is EntryKind.FOLDER or Path(path).parent not in busy
         }
 
     def _refuse_too_much(self) -> None:

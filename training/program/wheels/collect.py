@@ -8,13 +8,14 @@ import logging
 import platform
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.core.files import sha256_of
 from training.program.environment import CREDENTIALS
 from training.program.wheels import packages
+from training.program.wheels.packages import ImagePackages, WheelFile, WheelsMarker
 from training.program.wheels.resolution import Pip, RequirementsRefused, Resolved, build, resolve
 from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
 from trainium_catalogue.contract import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from training.core.job import Job
     from training.program.wheels.packages import Package
 
-FORMAT = 1
 _HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH", "USE_TORCH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"})
 """Variables that code of somebody else's package does not get; the last two are of this job."""
 
@@ -48,16 +48,20 @@ class Wheel:
         """Its line of the lock file."""
         return f"{self.package.name}=={self.package.version} --hash=sha256:{self.sha256}\n"
 
+    @property
+    def in_marker(self) -> WheelFile:
+        """What the marker says of it."""
+        size = self.path.stat().st_size
+        return WheelFile(name=self.path.name, bytes=size, sha256=self.sha256)
+
 
 def run(job: Job) -> None:
     """Run the workload; one rank is enough."""
     context = job.context
     if job.device.rank or context.array_index:
         return
-    access = StorageAccess.of(
-        context.bucket, region=context.region, endpoint_url=context.endpoint_url
-    )
-    bucket = access.open(access.root)
+    access = StorageAccess.of(context)
+    bucket = access.open_root()
     key = str(job.values["key"])
     place = requirements_key(str(job.values["for-run"]), key)
     try:
@@ -150,20 +154,15 @@ def _store(
         objects.put_file(wheel.path.name, wheel.path, on_bytes=sent)
     lock = "".join(wheel.lock_line for wheel in wheels).encode()
     objects.put(WHEELS_LOCK, lock)
-    document = {
-        "format": FORMAT,
-        "key": key,
-        "image": {
-            "python": platform.python_version(),
-            "packages": packages.fixed_versions(there),
-        },
-        "lock_sha256": hashlib.sha256(lock).hexdigest(),
-        "wheels": [
-            {"name": wheel.path.name, "bytes": wheel.path.stat().st_size, "sha256": wheel.sha256}
-            for wheel in wheels
-        ],
-    }
+    marker = WheelsMarker(
+        key=key,
+        image=ImagePackages(
+            python=platform.python_version(), packages=packages.fixed_versions(there)
+        ),
+        lock_sha256=hashlib.sha256(lock).hexdigest(),
+        wheels=tuple(wheel.in_marker for wheel in wheels),
+    )
     try:
-        objects.put(WHEELS_MARKER, json.dumps(document, indent=2).encode(), if_absent=True)
+        objects.put(WHEELS_MARKER, json.dumps(asdict(marker), indent=2).encode(), if_absent=True)
     except PreconditionFailed:
         log.info("wheels: another job has completed %s meanwhile", objects.uri)

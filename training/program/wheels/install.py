@@ -18,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from training.core.files import sha256_of
@@ -26,9 +25,10 @@ from training.core.heartbeat import heartbeat
 from training.core.threads import in_threads
 from training.program.settings import Workspace, refuse_if_full
 from training.program.wheels import packages
+from training.program.wheels.packages import ImagePackages, WheelFile, WheelsMarker
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import WHEELS_LOCK, WHEELS_MARKER, wheels_prefix
-from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 from trainium_catalogue.typed_json import read_json
 
 _DOWNLOADS = 4
@@ -41,38 +41,6 @@ _LOCKED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+ --hash=sha256:[0-9a-f]
 _AGAIN = "submit the program again with --requirements"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WheelFile:
-    """A wheel, in the marker of a set of wheels."""
-
-    name: str
-    bytes: int
-    sha256: str
-
-    def __post_init__(self) -> None:
-        if len(path_parts(self.name)) > 1 or not self.name.endswith(".whl") or self.bytes < 0:
-            raise ValueError(f"{self.name!r} of {self.bytes} bytes is no wheel")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Image:
-    """The image that wheels were collected in."""
-
-    python: str
-    packages: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WheelsMarker:
-    """A complete set of wheels."""
-
-    format: int
-    key: str
-    image: Image
-    lock_sha256: str
-    wheels: tuple[WheelFile, ...]
 
 
 class DependenciesRefused(ValueError):
@@ -134,7 +102,7 @@ def _read_marker(wheels: Objects) -> WheelsMarker:
         ) from None
 
 
-def _check_image(wheels: Objects, image: Image) -> None:
+def _check_image(wheels: Objects, image: ImagePackages) -> None:
     """Refuse wheels that were collected in another image, though of the same name."""
     before, now = image.packages, packages.fixed_versions(packages.installed())
     changed = [

@@ -16,6 +16,39 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from trainium_catalogue.image_packages import is_fixed
+from trainium_catalogue.safe_folder import path_parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelFile:
+    """A wheel, in the marker of a set of wheels."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if len(path_parts(self.name)) > 1 or not self.name.endswith(".whl") or self.bytes < 0:
+            raise ValueError(f"{self.name!r} of {self.bytes} bytes is no wheel")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImagePackages:
+    """What the image has that wheels were collected in."""
+
+    python: str
+    packages: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelsMarker:
+    """A complete set of wheels, whose ``wheels.json`` is written last."""
+
+    format: int = 1
+    key: str
+    image: ImagePackages
+    lock_sha256: str
+    wheels: tuple[WheelFile, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

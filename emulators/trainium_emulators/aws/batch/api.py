@@ -194,8 +194,6 @@ def _passes(job: BatchJob, entry: dict[str, Any]) -> bool:
             return job.name.lower() == value.lower()
         case "AFTER_CREATED_AT":
             return job.created_at > int(value)
-        case "BEFORE_CREATED_AT":
-            return job.created_at < int(value)
         case other:
             raise ClientException(f"the rehearsal does not understand the filter {other}")
 

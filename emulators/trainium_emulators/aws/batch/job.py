@@ -151,6 +151,9 @@ def _summary(detail: Json) -> Json:
     last = detail.get("container", {})
     if "exitCode" in last:
         entry["container"] = {key: last[key] for key in ("exitCode", "reason") if key in last}
+    array = detail.get("arrayProperties")
+    if array is not None:
+        entry["arrayProperties"] = {key: array[key] for key in ("index", "size") if key in array}
     return entry
 
 
@@ -185,12 +188,6 @@ class ContainerJob(BatchJob):
             detail["arrayProperties"] = {"index": self.array_index}
         return detail
 
-    def summary(self) -> Json:
-        entry = _summary(self.describe())
-        if self.array_index is not None:
-            entry["arrayProperties"] = {"index": self.array_index}
-        return entry
-
 
 @dataclass(slots=True, kw_only=True)
 class ArrayJob(BatchJob):
@@ -221,10 +218,6 @@ class ArrayJob(BatchJob):
             "container": first,
             "arrayProperties": self.array_properties(),
         }
-
-    def summary(self) -> Json:
-        entry = _summary(self.describe())
-        return {**entry, "arrayProperties": {"size": len(self.children)}}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -280,11 +273,13 @@ class MultiNodeJob(BatchJob):
             return "RUNNING"
         return "SUCCEEDED" if last.exit_code == 0 else "FAILED"
 
-    def node_summary(self, index: int | None = None) -> Json:
-        """Return an entry of ListJobs: the job, or one of its nodes."""
-        detail = self.describe() if index is None else self.describe_node(index)
-        node = {"numNodes": self.num_nodes, **detail.get("nodeDetails", {})}
-        return {**_summary(detail), "nodeProperties": node}
+    def node_summary(self, index: int) -> Json:
+        """Return an entry of ListJobs for one of the nodes."""
+        return self._with_nodes(self.describe_node(index))
 
     def summary(self) -> Json:
-        return self.node_summary()
+        return self._with_nodes(self.describe())
+
+    def _with_nodes(self, detail: Json) -> Json:
+        node = {"numNodes": self.num_nodes, **detail.get("nodeDetails", {})}
+        return {**_summary(detail), "nodeProperties": node}

@@ -147,19 +147,18 @@ class JobScheduler:
         for job in self.jobs():
             if job.queue_arn != queue_arn or job.status not in ("SUBMITTED", "PENDING"):
                 continue
-            if job.terminate_reason is not None and not isinstance(job, ArrayJob):
-                self._end(job, job.terminate_reason)
-                continue
             if isinstance(job, ArrayJob):
                 self._follow_children(job)
+                continue
+            if job.terminate_reason is not None:
+                self._end(job, job.terminate_reason)
                 continue
             waits = self._waits(job)
             if waits is None:
                 self._end(job, DEPENDENCY_FAILED)
-            elif waits:
-                self._show(job, "PENDING")
-            else:
-                self._show(job, "PENDING")
+                continue
+            self._show(job, "PENDING")
+            if not waits:
                 emit("job-status", job_id=job.job_id, status="RUNNABLE", reason="")
                 return job
         return None

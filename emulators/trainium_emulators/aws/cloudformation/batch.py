@@ -5,7 +5,6 @@ from typing import Any
 from moto.batch.models import JobDefinition, batch_backends
 from moto.batch.utils import lowercase_first_key
 from moto.cloudformation.exceptions import ValidationError
-from moto.core.common_models import CloudFormationModel
 from moto.ec2.models import ec2_backends
 from moto.iam.models import iam_backends
 
@@ -14,6 +13,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
+    ResourceModel,
 )
 
 SERVICE = "batch.amazonaws.com"
@@ -62,37 +62,19 @@ def _forget_template_groups(environment: Any, properties: Properties, _: Account
         del environment.compute_resources["securityGroupIds"]
 
 
-class AnyJobDefinition(CloudFormationModel):
+class AnyJobDefinition(ResourceModel):
     """AWS::Batch::JobDefinition: moto's registration, plus the type and timeout that it drops."""
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return "JobDefinitionName"
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        return "Rehearsal::Batch::JobDefinition"
-
     @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Any,
-        account_id: str,
-        region_name: str,
-        **kwargs: Any,
-    ) -> Any:
-        properties = cloudformation_json["Properties"]
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
         lowered = lowercase_first_key(
             {
                 key: properties.get(key, {})
                 for key in ("RetryStrategy", "Timeout", "NodeProperties", "ContainerProperties")
             }
         )
-        return _backend(
-            AccountRegion(account_id=account_id, region=region_name)
-        ).register_job_definition(
-            def_name=properties.get("JobDefinitionName", resource_name),
+        return _backend(place).register_job_definition(
+            def_name=properties.get("JobDefinitionName", name),
             parameters=properties.get("Parameters", {}),
             _type=properties["Type"],
             tags=properties.get("Tags", {}),
@@ -152,12 +134,7 @@ def _update_queue(queue: Any, change: PropertyChange, place: AccountRegion) -> A
 
 def _update_definition(definition: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Register a new revision and deregister the old one, as CloudFormation does."""
-    made = AnyJobDefinition.create_from_cloudformation_json(
-        definition.name,
-        {"Properties": change.properties},
-        account_id=place.account_id,
-        region_name=place.region,
-    )
+    made = AnyJobDefinition.create(definition.name, change.properties, place)
     _backend(place).deregister_job_definition(definition.arn)
     return made
 

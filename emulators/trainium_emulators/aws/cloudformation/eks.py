@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import base64
-from datetime import UTC, datetime, timedelta
-from functools import cache
+from importlib.resources import files
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from moto.cloudformation.exceptions import ValidationError
 from moto.ec2.models import ec2_backends
 from moto.eks.models import eks_backends
@@ -24,27 +20,9 @@ from trainium_emulators.aws.cloudformation.contributions import (
 )
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
-
-@cache
-def certificate_data() -> str:
-    """Base64-encoded PEM, as in DescribeCluster.
-
-    The API server speaks plain HTTP on loopback, so the certificate is never checked.
-    """
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "kubernetes")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now)
-        .not_valid_after(now + timedelta(days=1))
-        .sign(key, hashes.SHA256())
-    )
-    return base64.b64encode(made.public_bytes(serialization.Encoding.PEM)).decode()
+CERTIFICATE = base64.b64encode(files("moto.moto_proxy").joinpath("ca.crt").read_bytes()).decode()
+"""PEM in Base64, as in DescribeCluster: moto's own, since the API server speaks plain HTTP on
+loopback, so that it is never checked."""
 
 
 def _backend(place: AccountRegion) -> Any:
@@ -86,12 +64,12 @@ class EksCluster(ResourceModel):
             tags={tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])},
         )  # fmt: skip
         made.endpoint = CLUSTER.running.endpoint
-        made.certificate_authority = {"data": certificate_data()}
+        made.certificate_authority = {"data": CERTIFICATE}
         return cls(
             made.name,
             {
                 "Arn": made.arn,
-                "CertificateAuthorityData": certificate_data(),
+                "CertificateAuthorityData": CERTIFICATE,
                 "ClusterSecurityGroupId": group.id,
                 "Endpoint": made.endpoint,
                 "OpenIdConnectIssuerUrl": made.identity["oidc"]["issuer"],

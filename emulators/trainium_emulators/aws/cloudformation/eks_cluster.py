@@ -9,10 +9,8 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import kubernetes_validate
 from moto.cloudformation.exceptions import ValidationError
 from moto.eks.models import eks_backends
 
@@ -100,26 +98,21 @@ def describe(manifest: Any) -> str:
     return f"{manifest.get('kind')} {manifest.get('metadata', {}).get('name')}"
 
 
-def _check_cluster(properties: Properties, place: AccountRegion) -> str:
-    """Return the Kubernetes version as major.minor; moto raises if the cluster does not exist."""
-    backend = eks_backends[place.account_id][place.region]
-    cluster = backend.describe_cluster(properties["ClusterName"])
-    return ".".join(str(cluster.version).split(".")[:2])
+def _check_cluster(properties: Properties, place: AccountRegion) -> None:
+    """Let moto refuse a cluster that does not exist."""
+    eks_backends[place.account_id][place.region].describe_cluster(properties["ClusterName"])
 
 
 # --- manifests -----------------------------------------------------------------------------------
 
 
-class Manifest(ResourceModel):
-    """Custom::AWSCDK-EKS-KubernetesResource: validated, then applied to the API server."""
+class KubernetesManifest(ResourceModel):
+    """Custom::AWSCDK-EKS-KubernetesResource: applied to the API server, which validates it."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        version = _check_cluster(properties, place)
-        manifests = _parse(properties)
-        for manifest in manifests:
-            validate(manifest, version)
-        for manifest in manifests:
+        _check_cluster(properties, place)
+        for manifest in _parse(properties):
             CLUSTER.apply(manifest)
         return cls(name)
 
@@ -129,26 +122,10 @@ def _parse(properties: Properties) -> list[Properties]:
     return manifests
 
 
-# It would read two large files for each object.
-kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
-
-
-def validate(manifest: Properties, version: str) -> None:
-    """Refuse what Kubernetes' own schemas refuse; they do not cover kinds installed by charts."""
-    try:
-        kubernetes_validate.validate(manifest, version, strict=True)
-    except kubernetes_validate.SchemaNotFoundError:
-        for key in ("apiVersion", "kind"):
-            if key not in manifest:
-                raise ValidationError(message=f"{describe(manifest)} has no {key}") from None
-    except kubernetes_validate.ValidationError as error:
-        raise ValidationError(message=f"{describe(manifest)}: {error.message}") from error
-
-
 def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Apply again, then delete what the manifest no longer has, like ``kubectl apply --prune``."""
     change.refuse_others(MANIFEST, frozenset({"Manifest", "PruneLabel"}))
-    Manifest.create("", change.properties, place)
+    KubernetesManifest.create("", change.properties, place)
     kept = [_identity(manifest) for manifest in _parse(change.properties)]
     for manifest in reversed(_parse(resource.rehearsal_properties)):
         if _identity(manifest) not in kept:
@@ -215,7 +192,7 @@ def _update_chart(resource: Any, change: PropertyChange, _: AccountRegion) -> An
 
 
 CONTRIBUTION = Contribution(
-    models={MANIFEST: Manifest, HELM_CHART: HelmChart},
+    models={MANIFEST: KubernetesManifest, HELM_CHART: HelmChart},
     update={MANIFEST: _update_manifest, HELM_CHART: _update_chart},
     delete={
         MANIFEST: _delete_manifest,

@@ -54,16 +54,18 @@ _CONTRIBUTIONS: tuple[Contribution, ...] = (
     storage.CONTRIBUTION,
 )
 
-MODELS: Mapping[str, type[CloudFormationModel]] = {
-    name: model for c in _CONTRIBUTIONS for name, model in c.models.items()
-}
-BEFORE: Mapping[str, Before] = {name: f for c in _CONTRIBUTIONS for name, f in c.before.items()}
-AFTER: Mapping[str, After] = {name: f for c in _CONTRIBUTIONS for name, f in c.after.items()}
-UPDATE: Mapping[str, Update] = {name: f for c in _CONTRIBUTIONS for name, f in c.update.items()}
-DELETE: Mapping[str, Delete] = {name: f for c in _CONTRIBUTIONS for name, f in c.delete.items()}
-REPLACED_BY: Mapping[str, frozenset[str]] = {
-    name: keys for c in _CONTRIBUTIONS for name, keys in c.replaced_by.items()
-}
+
+def _merged(field: str) -> dict[str, Any]:
+    """Return one field of all contributions."""
+    return {kind: item for each in _CONTRIBUTIONS for kind, item in getattr(each, field).items()}
+
+
+MODELS: Mapping[str, type[CloudFormationModel]] = _merged("models")
+BEFORE: Mapping[str, Before] = _merged("before")
+AFTER: Mapping[str, After] = _merged("after")
+UPDATE: Mapping[str, Update] = _merged("update")
+DELETE: Mapping[str, Delete] = _merged("delete")
+REPLACED_BY: Mapping[str, frozenset[str]] = _merged("replaced_by")
 
 UNDERSTOOD: Mapping[str, frozenset[str]] = {
     name: frozenset(entry.get("honoured", []) + entry.get("accepted", []))

@@ -1,6 +1,7 @@
 """Models the parts of S3, ECR, CloudWatch Logs and FSx for Lustre that moto lacks."""
 
 import json
+import uuid
 from typing import Any
 
 from moto.cloudformation.exceptions import ValidationError
@@ -18,8 +19,6 @@ from trainium_emulators.aws.cloudformation.contributions import (
 )
 
 TLS_ONLY = {"Bool": {"aws:SecureTransport": "false"}}
-ASSOCIATIONS: dict[AccountRegion, dict[str, str]] = {}
-"""Bucket path of every association, by account, region and id; moto has no back-end for them."""
 
 
 def _s3(place: AccountRegion) -> Any:
@@ -133,25 +132,19 @@ class FileSystem(ResourceModel):
 
 
 class DataRepositoryAssociation(ResourceModel):
-    """AWS::FSx::DataRepositoryAssociation: recorded only; no files are copied."""
+    """AWS::FSx::DataRepositoryAssociation: checked only; no files are copied."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         file_system = properties["FileSystemId"]
         if not _fsx(place).describe_file_systems([file_system]):
             raise ValidationError(message=f"file system {file_system} does not exist")
-        existing = ASSOCIATIONS.setdefault(place, {})
-        identity = f"dra-{file_system.removeprefix('fs-')}{len(existing)}"
-        existing[identity] = properties["DataRepositoryPath"]
+        identity = f"dra-{uuid.uuid4().hex[:17]}"
         return cls(identity, {"AssociationId": identity})
 
 
 def _delete_file_system(file_system: Any, _: Properties, place: AccountRegion) -> None:
     _fsx(place).delete_file_system(file_system.physical_resource_id, "", None, None, None)
-
-
-def _delete_association(association: Any, _: Properties, place: AccountRegion) -> None:
-    del ASSOCIATIONS[place][association.physical_resource_id]
 
 
 def _grow_file_system(file_system: Any, change: PropertyChange, place: AccountRegion) -> Any:
@@ -182,6 +175,7 @@ CONTRIBUTION = Contribution(
         "Custom::S3AutoDeleteObjects": _empty_bucket,
         "AWS::ECR::Repository": _empty_repository,
         "AWS::FSx::FileSystem": _delete_file_system,
-        "AWS::FSx::DataRepositoryAssociation": _delete_association,
+        # Nothing is kept of it.
+        "AWS::FSx::DataRepositoryAssociation": lambda association, _, place: None,
     },
 )

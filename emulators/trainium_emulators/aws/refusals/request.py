@@ -15,14 +15,14 @@ Properties = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ResourceReference:
     """Another resource, or one of its attributes, in a template that is not deployed yet."""
 
     stack: str
     logical_id: str
 
 
-UNKNOWN: Final = Reference(stack="", logical_id="")
+UNKNOWN: Final = ResourceReference(stack="", logical_id="")
 """A value known only at deployment."""
 
 
@@ -94,7 +94,7 @@ class AwsRequest:
 def get(value: Any, path: str, default: Any = None) -> Any:
     """Return a value nested in ``value``; UNKNOWN below anything unknown."""
     for name in path.split("."):
-        if isinstance(value, Reference):
+        if isinstance(value, ResourceReference):
             return UNKNOWN
         if not isinstance(value, Mapping) or name not in value:
             return default

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainium_emulators.aws.refusals.request import UNKNOWN, AwsRequest, Properties, Reference
+from trainium_emulators.aws.refusals.request import (
+    UNKNOWN,
+    AwsRequest,
+    Properties,
+    ResourceReference,
+)
 
 _NOTHING = object()
 """Marks ``AWS::NoValue``: the property is left out."""
@@ -18,8 +23,8 @@ class TemplateAccount:
         self.region = region
         self._templates = templates
         """By stack name."""
-        self._resources: dict[Reference, tuple[str, Properties]] = {
-            Reference(stack, logical_id): (
+        self._resources: dict[ResourceReference, tuple[str, Properties]] = {
+            ResourceReference(stack, logical_id): (
                 resource["Type"],
                 self.resolve(resource.get("Properties", {}), stack),
             )
@@ -34,7 +39,7 @@ class TemplateAccount:
 
     def find(self, kind: str, value: Any) -> Properties | None:
         """Return the properties of the referenced resource, if it is of the type."""
-        if not isinstance(value, Reference):
+        if not isinstance(value, ResourceReference):
             return None
         own, properties = self._resources.get(value, ("", {}))
         return properties if own == kind else None
@@ -56,7 +61,7 @@ class TemplateAccount:
             case {"Ref": str(name)}:
                 return self._ref(name, stack)
             case {"Fn::GetAtt": [str(logical_id), str(_)]}:
-                return Reference(stack, logical_id)
+                return ResourceReference(stack, logical_id)
             case {"Fn::ImportValue": name}:
                 return self._import(self.resolve(name, stack))
             case {"Fn::Base64": inner}:
@@ -79,7 +84,11 @@ class TemplateAccount:
                 return self.region
             case "AWS::Partition":
                 return "aws"
-        return Reference(stack, name) if name in self._templates[stack]["Resources"] else UNKNOWN
+        return (
+            ResourceReference(stack, name)
+            if name in self._templates[stack]["Resources"]
+            else UNKNOWN
+        )
 
     def _import(self, name: Any) -> Any:
         for stack, template in self._templates.items():

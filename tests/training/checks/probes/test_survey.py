@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
+from tests.training.checkpoint.documents import assert_valid
 from tests.training.checks.probes.conftest import MakeNode
 from training.checks.probes.node import look, merged, record, waiting
 from trainium_catalogue.probing import (
@@ -20,8 +18,6 @@ from trainium_catalogue.probing import (
     State,
     is_intact,
 )
-
-SCHEMA = Path(__file__).resolve().parents[4] / "docs/schemas/verification-record.schema.json"
 
 
 def finding(state: State, seen: str = "", name: str = "claim", *needs: str) -> Finding:
@@ -102,7 +98,7 @@ def test_a_record_has_the_documented_form_and_a_checksum(make_node: MakeNode) ->
     reported: list[str] = []
     document: dict[str, Any] = record(node, look(node, reported.append, ["node-dns"]))
 
-    jsonschema.validate(json.loads(json.dumps(document)), json.loads(SCHEMA.read_text()))
+    assert_valid(document, "verification-record.schema.json")
     assert reported == ["probing: node-dns"]
     assert is_intact(document)
     document["findings"][0]["state"] = "green"

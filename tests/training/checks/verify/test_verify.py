@@ -16,7 +16,7 @@ from training.checks.allreduce.sweep import sum_pattern, tile
 from training.checks.probes import PROBES
 from training.checks.verify import checks, verification
 from training.checks.verify.reference import deviations
-from training.checks.verify.settings import BF16, FP32, STEPS
+from training.checks.verify.settings import STEPS
 from training.checks.verify.verification import Verification, VerificationFailed, run
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
@@ -68,12 +68,6 @@ def test_the_committed_losses_are_those_of_the_reference_and_of_this_code(passed
     # Else: python -m training.checks.verify.checks > training/checks/verify/golden.json
     assert len(found) == STEPS
     assert deviations(found, checks.golden()) == pytest.approx((0.0, 0.0), abs=1e-4)
-
-
-def test_the_loss_falls_far_more_than_the_tolerance() -> None:
-    losses = [loss for loss, _ in checks.golden()]
-    assert losses[-1] < losses[0] * (1 - 100 * BF16.loss)
-    assert FP32.loss < BF16.loss
 
 
 def test_a_resumed_cpu_repeats_its_steps_exactly(passed: Path) -> None:
@@ -148,14 +142,14 @@ def test_a_record_of_the_probes_is_left_beside_the_result(passed: Path) -> None:
     assert "crashed" not in {finding["state"] for finding in document["findings"]}
 
 
-def test_the_probes_before_a_check_that_breaks_off_are_kept(
+def test_a_check_that_breaks_off_is_named_and_the_probes_before_it_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*words: Any, **named: Any) -> None:
         raise RuntimeError("nrt_init failed")
 
     monkeypatch.setattr(verification, "open_model_parallel", fail)
-    with pytest.raises(VerificationFailed):
+    with pytest.raises(VerificationFailed, match=r"check parity broke off: .*nrt_init failed"):
         run(job(tmp_path, "--checks=parity"))
     findings = {finding["id"]: finding for finding in probed(tmp_path)["findings"]}
     assert findings["eager-attention-compiles"]["needs"] == ["neuron", "check parity"]
@@ -185,26 +179,14 @@ def test_ranks_that_cannot_share_the_batch_make_the_other_checks(tmp_path: Path)
     assert list(result(tmp_path)["checks"]) == ["sums", "cache"]
 
 
-def test_an_error_inside_a_check_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*words: Any, **named: Any) -> None:
-        raise RuntimeError("nrt_init failed")
-
-    monkeypatch.setattr(verification, "open_model_parallel", fail)
-    with pytest.raises(VerificationFailed, match=r"check parity broke off: .*nrt_init failed"):
-        run(job(tmp_path, "--checks=parity"))
-
-
 def test_numbers_that_are_none_are_infinitely_far() -> None:
     assert deviations([(float("nan"), 1.0)], [(1.0, 1.0)]) == (float("inf"), 0.0)
 
 
-# Losses of NxD's fake beside the native ones are in test_nxd.py as well.
-@pytest.mark.parametrize(
-    "names", ["gradients,resume,data-parallel", pytest.param("parity", marks=pytest.mark.full)]
-)
 def test_the_nxd_backend_passes_on_its_fake(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nxd.install(monkeypatch)
-    run(job(tmp_path, f"--checks={names}", device=LoneDevice(DeviceKind.XLA)))
+    names = "--checks=gradients,resume,data-parallel"
+    run(job(tmp_path, names, device=LoneDevice(DeviceKind.XLA)))
     assert {check["ok"] for check in result(tmp_path)["checks"].values()} == {True}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support.limits import scaled
 from training.core.progress import ENV_SCRATCH
-from training.program.snapshots.manifest import Root, Snapshot, snapshot_key, snapshot_numbers
+from training.program.snapshots.manifest import JobSnapshot, Root, snapshot_key, snapshot_numbers
 from training.program.snapshots.process import (
     SnapshotProcess,
     SnapshotReport,
@@ -62,7 +62,13 @@ class Node:
         self.programs.append(program)
         return program
 
-    def restore(self, snapshots: Objects) -> Snapshot | None:
+    def write(self, path: str, content: str | bytes) -> None:
+        """Save a file where a program keeps its checkpoints."""
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def restore(self, snapshots: Objects) -> JobSnapshot | None:
         return restore(snapshots, self.settings)
 
     def report(self) -> SnapshotReport:
@@ -101,11 +107,11 @@ class Job:
 
     @property
     def snapshots(self) -> Objects:
-        return open_snapshots(self.storage.open(self.storage.root), "run")
+        return open_snapshots(self.storage.open_root(), "run")
 
     @property
     def bucket(self) -> Objects:
-        return self.storage.open(self.storage.root)
+        return self.storage.open_root()
 
     def attempt(self, num_nodes: int = 1, **settings: float) -> list[Node]:
         """Prepare the nodes of another attempt; nothing is started."""
@@ -134,16 +140,38 @@ class Job:
         self.nodes += made
         return made
 
+    def restored(self, num_nodes: int = 1) -> list[Node]:
+        """Prepare the nodes of another attempt with what they are given back."""
+        nodes = self.attempt(num_nodes)
+        for node in nodes:
+            node.restore(self.snapshots)
+        return nodes
+
+    def run(self, *files: Mapping[str, str | bytes], **settings: float) -> list[Node]:
+        """Make an attempt of a node for each of ``files``, which end in its last snapshot."""
+        nodes = self.attempt(len(files), **{"every_s": 3600.0, **settings})
+        for node, own in zip(nodes, files, strict=True):
+            node.restore(self.snapshots)
+            node.start_snapshots()
+            for path, content in own.items():
+                node.write(path, content)
+            node.end()
+        for node in nodes:
+            assert node.wait().failure is None
+        return nodes
+
     def numbers(self) -> list[int]:
         return snapshot_numbers(self.snapshots)
 
-    def snapshot(self, number: int) -> Snapshot:
-        return Snapshot.decode(self.snapshots.get(snapshot_key(number)))
+    def snapshot(self, number: int) -> JobSnapshot:
+        return JobSnapshot.decode(self.snapshots.get(snapshot_key(number)))
 
-    def newest(self) -> Snapshot:
+    def newest(self) -> JobSnapshot:
         return self.snapshot(self.numbers()[-1])
 
-    def wait_for(self, condition: Callable[[Snapshot], object], within_s: float = 20) -> Snapshot:
+    def wait_for(
+        self, condition: Callable[[JobSnapshot], object], within_s: float = 20
+    ) -> JobSnapshot:
         """Wait for a complete snapshot of which ``condition`` holds."""
         deadline = time.monotonic() + scaled(within_s)
         while time.monotonic() < deadline:
@@ -162,7 +190,7 @@ class Job:
             node.kill()
 
 
-def paths(snapshot: Snapshot) -> set[str]:
+def paths(snapshot: JobSnapshot) -> set[str]:
     """Paths of a snapshot's files."""
     return {entry.path for entry in snapshot.files}
 

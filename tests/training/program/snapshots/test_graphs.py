@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.training.program.snapshots.kept_nodes import Job, paths, tree
 from training.program.snapshots.graphs import usable
-from training.program.snapshots.manifest import Entry, Root, Snapshot, object_key
+from training.program.snapshots.manifest import JobSnapshot, Root, SnapshotEntry, object_key
 
 _CACHE = "neuronxcc-2.21"
 _DONE = {
@@ -55,8 +55,10 @@ def test_unusable_graphs_of_an_older_snapshot_are_not_given_back(local_job: Job)
     entries = []
     for number, path in enumerate(sorted(_ALL)):
         digest = _put(local_job, f"{number}")
-        entries.append(Entry(root=Root.CACHE, path=path, bytes=len(str(number)), sha256=digest))
-    snapshot = Snapshot(number=1, at="", nodes=1, main=0, entries=tuple(entries))
+        entries.append(
+            SnapshotEntry(root=Root.CACHE, path=path, bytes=len(str(number)), sha256=digest)
+        )
+    snapshot = JobSnapshot(number=1, at="", nodes=1, main=0, entries=tuple(entries))
     local_job.snapshots.put(snapshot.key, snapshot.encode())
 
     (node,) = local_job.attempt()

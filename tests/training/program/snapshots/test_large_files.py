@@ -7,9 +7,9 @@ import hashlib
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job
-from training.program.snapshots.capture import Held
+from training.program.snapshots.capture import HeldEntry
 from training.program.snapshots.folder import look
-from training.program.snapshots.manifest import Entry, Root, object_key
+from training.program.snapshots.manifest import Root, SnapshotEntry, object_key
 from training.program.snapshots.uploader import Bandwidth, Contents
 from training.storage import s3
 
@@ -23,8 +23,10 @@ def test_parts_grow_with_the_file_so_that_s3_takes_all_of_them(
     path = node.folder / "model.bin"
     path.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    entry = Entry(root=Root.CHECKPOINTS, path="model.bin", bytes=len(content), sha256=digest)
-    held = Held(entry=entry, seen=look(node.folder)["model.bin"], source=path)
+    entry = SnapshotEntry(
+        root=Root.CHECKPOINTS, path="model.bin", bytes=len(content), sha256=digest
+    )
+    held = HeldEntry(entry=entry, seen=look(node.folder)["model.bin"], source=path)
     Contents(job.snapshots, Bandwidth(1e12), first_share=0).upload([held])
     job.snapshots.put_file("file", path)
 

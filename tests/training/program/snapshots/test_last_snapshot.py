@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -16,37 +15,10 @@ import pytest
 from tests.support.limits import scaled
 from tests.training.checkpoint.faulty import Fault, FaultyProxy
 from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_until
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.program.snapshots import process
-from training.program.snapshots.barrier import Messages
-from training.program.snapshots.manifest import object_key
 
 _MB = 1_000_000
-
-
-def test_a_content_that_is_lost_while_another_is_sent_is_sent_again(local_job: Job) -> None:
-    job = local_job
-    (node,) = job.attempt(mib_per_s=8.0)
-    node.start_snapshots()
-    (node.folder / "a").write_text("kept")
-    first = job.wait_for(lambda found: paths(found) == {"a"})
-    lost = first.files[0].sha256
-    content = os.urandom(60 * _MB)
-    (node.folder / "b").write_bytes(content)
-    messages = Messages(1, "job")
-    wait_until(lambda: len(_digests(job, messages.intent(0))) > 1)
-    job.snapshots.delete([object_key(lost)])
-    job.snapshots.put(messages.missing, json.dumps({"digests": [lost]}).encode())
-
-    job.wait_for(lambda found: paths(found) == {"a", "b"}, 60)
-    assert job.snapshots.get(object_key(lost)) == b"kept"
-
-
-def _digests(job: Job, key: str) -> list[str]:
-    try:
-        return list(json.loads(job.snapshots.get(key))["digests"])
-    except LookupError:
-        return []
 
 
 @pytest.mark.timeout(200)
@@ -107,8 +79,8 @@ def test_a_node_that_was_writing_says_so_once_the_bucket_answers(
     job, proxy = proxied
     node = job.attempt(2, every_s=3600)[1]
     node.start_snapshots()
-    Progress(node.settings.scratch, local_rank=0, rank=1).report("running")
-    wait_until((node.settings.scratch / process.REPORT_FILE).exists)
+    WorkerProgress(node.settings.scratch, local_rank=0, rank=1).report("running")
+    wait_until((node.settings.scratch / process.SNAPSHOTS_FILE).exists)
     (node.folder / "latest.pt").write_text("torn")
     wait_until(lambda: node.report().bytes)
     proxy.reset(lambda request: Fault.ACCESS_DENIED if request.method == "PUT" else None)

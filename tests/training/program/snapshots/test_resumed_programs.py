@@ -7,10 +7,8 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from tests.support.limits import scaled
-from tests.training.program.bundles import SAMPLE, program
+from tests.training.program.bundles import program
 from tests.training.program.snapshots.kept_nodes import wait_until
 from training.program.snapshots.manifest import snapshot_numbers
 from training.program.snapshots.process import open_snapshots
@@ -19,31 +17,9 @@ from training.storage import LocalObjects
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
 
-_FLAGS = ("--peer-timeout-s=3", "--snapshot-every-s=1")
-
 
 def _numbers(folder: Path) -> list[int]:
     return snapshot_numbers(open_snapshots(LocalObjects(folder / "build"), "test-run"))
-
-
-# The same in fewer steps is in test_own_program.py.
-@pytest.mark.full
-def test_a_program_whose_node_is_killed_goes_on_from_the_newest_snapshot(
-    cluster: Cluster,
-) -> None:
-    flags = program(cluster.folder, script=SAMPLE.read_text())
-    words = (*flags, *_FLAGS, "--", "--epochs", "100000", "--seconds", "0.05")
-    cluster.start(*words, workload="program")
-    wait_until(lambda: _numbers(cluster.folder), 60)
-    os.kill(cluster.launcher(1), signal.SIGKILL)
-    assert cluster.end(within_s=scaled(30))[0] == 75, cluster.all_logs()
-
-    words = (*flags, *_FLAGS, "--", "--epochs", "1")
-    cluster.start(*words, workload="program", extra={"AWS_BATCH_JOB_ATTEMPT": "2"})
-    assert cluster.end(within_s=scaled(30)) == {0: 0, 1: 0}, cluster.all_logs()
-    assert "restored in" in cluster.log(0) and "restored in" in cluster.log(1)
-    assert "continues after epoch " in cluster.log(0)
-    assert "program: reads what was restored: " in cluster.log(0)
 
 
 BEGINS_AGAIN = """

@@ -7,16 +7,15 @@ import shutil
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, checkpoints
-from training.program.snapshots import selection
-from training.program.snapshots.manifest import Entry, Root, Snapshot
-from training.program.snapshots.restore import NoRoom
-from training.program.snapshots.selection import select, too_large
+from training.program.snapshots import restore
+from training.program.snapshots.manifest import JobSnapshot, Root, SnapshotEntry
+from training.program.snapshots.restore import NoRoom, select, too_large
 
 _MIB = 1024**2
 
 
-def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> Entry:
-    return Entry(
+def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> SnapshotEntry:
+    return SnapshotEntry(
         root=Root.CHECKPOINTS,
         path=f"step-1/__{node}_{age}.distcp",
         bytes=size,
@@ -26,8 +25,8 @@ def _shard(node: int, size: int = 100 * _MIB, age: int = 0) -> Entry:
     )
 
 
-def _snapshot(*entries: Entry) -> Snapshot:
-    return Snapshot(number=1, at="", nodes=4, main=0, entries=entries)
+def _snapshot(*entries: SnapshotEntry) -> JobSnapshot:
+    return JobSnapshot(number=1, at="", nodes=4, main=0, entries=entries)
 
 
 def test_a_node_needs_its_own_files_the_main_nodes_and_small_ones() -> None:
@@ -62,36 +61,19 @@ def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
     local_job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = local_job
-    nodes = job.attempt(3, every_s=3600)
-    for node in nodes:
-        node.start_snapshots()
-        (node.folder / f"shard-{node.settings.node}").write_bytes(
-            bytes([node.settings.node]) * 1000
-        )
-        node.end()
-    for node in nodes:
-        assert node.wait().failure is None
+    job.run(*({f"shard-{node}": bytes([node]) * 1000} for node in range(3)))
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2500))
-    monkeypatch.setattr(selection, "_SMALL_BYTES", 10)
+    monkeypatch.setattr(restore, "_SMALL_BYTES", 10)
 
-    nodes = job.attempt(3, every_s=3600)
-    for node in nodes:
-        node.restore(job.snapshots)
-    given = [set(checkpoints(node)) for node in nodes]
+    given = [set(checkpoints(node)) for node in job.restored(3)]
     assert given[1] == {"shard-0", "shard-1"} and given[2] == {"shard-0", "shard-2"}
     assert "1 large files of other nodes, 1.0 kB, are left out" in capfd.readouterr().out
-    (alone,) = job.attempt(1)
     with pytest.raises(NoRoom, match=r"of 3 nodes, all of which are needed on 1, and 2\.5 kB are"):
-        alone.restore(job.snapshots)
+        job.restored()
 
     # What a node was not given is still the other node's in the next snapshot.
-    for node in nodes:
-        node.start_snapshots()
-        (node.folder / "latest").write_text("x")
-        node.end()
-    for node in nodes:
-        assert node.wait().failure is None
+    job.run(*[{"latest": "x"}] * 3)
     assert {e.path for e in job.newest().files} == {"shard-0", "shard-1", "shard-2", "latest"}
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, wait_until
-from training.program.snapshots.barrier import HISTORY, Listing, Messages
+from training.program.snapshots.barrier import HISTORY, Messages, NodeListing
 from training.program.snapshots.coordinator import Coordinator, Patience
 from training.program.snapshots.manifest import (
-    Entry,
     Root,
+    SnapshotEntry,
     object_key,
     snapshot_key,
 )
@@ -43,7 +43,7 @@ def test_a_node_that_sends_for_longer_than_others_go_without_a_change_stops_no_s
     nodes[0].settings = replace(nodes[0].settings, mib_per_s=4.0)
     meeting = job.folder / "meeting"
     meeting.mkdir()
-    for node, count in zip(nodes, (48 * 2**20, 800), strict=True):
+    for node, count in zip(nodes, (24 * 2**20, 800), strict=True):
         node.start_snapshots()
         node.run(_SAVE, meeting, node.settings.node, count)
 
@@ -79,8 +79,8 @@ def _gatherer(tmp_path: Path) -> tuple[Objects, Messages, Coordinator]:
     return objects, messages, gatherer
 
 
-def _listing(node: int, since: float, until: float) -> Listing:
-    return Listing(node=node, since=since, until=until, quiet_s=2.0, entries=())
+def _listing(node: int, since: float, until: float) -> NodeListing:
+    return NodeListing(node=node, since=since, until=until, quiet_s=2.0, entries=())
 
 
 def test_the_node_that_snapshots_wait_for_is_known(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_manifest_that_cannot_be_read_keeps_its_number(
     objects.put(snapshot_key(7), b"not a manifest")
     gatherer = Coordinator(objects, messages, num_nodes=1, main=0, keep=3)
     gatherer.open()
-    entry = Entry(path="a", root=Root.CHECKPOINTS, bytes=1, sha256="0" * 64)
+    entry = SnapshotEntry(path="a", root=Root.CHECKPOINTS, bytes=1, sha256="0" * 64)
     objects.put(object_key(entry.sha256), b"x")
     made = gatherer.gather([replace(_listing(0, 10, 30), entries=(entry,))])
 

@@ -21,7 +21,7 @@ from tests.training.program.snapshots.kept_nodes import (
     paths,
     wait_until,
 )
-from training.core.progress import Progress
+from training.core.progress import WorkerProgress
 from training.program.snapshots.manifest import object_key
 from training.program.snapshots.restore import NoRoom
 from training.storage import Objects, StorageUnavailable
@@ -47,8 +47,7 @@ def test_a_process_that_is_killed_while_it_sends_is_replaced_and_leaves_nothing_
     assert not list(job.snapshots.list("objects/"))
 
     wait_until(lambda: (snapshots.look(), job.numbers())[1], 60)
-    (other,) = job.attempt()
-    other.restore(job.snapshots)
+    (other,) = job.restored()
     assert checkpoints(other) == {"model.bin": content}
 
 
@@ -56,12 +55,7 @@ def test_a_damaged_or_missing_content_leads_to_the_snapshot_before(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(1, 4):
-        (node,) = job.attempt(every_s=3600)
-        node.restore(job.snapshots)
-        node.start_snapshots()
-        (node.folder / "latest.pt").write_text(f"{number}" * 100)
-        node.end()
-        node.wait()
+        job.run({"latest.pt": f"{number}" * 100})
     newest, before = ({e.path: e.sha256 for e in job.snapshot(n).files} for n in (3, 2))
     data = bytearray(job.snapshots.get(object_key(newest["latest.pt"])))
     data[50] ^= 1
@@ -257,28 +251,19 @@ def test_a_snapshot_that_does_not_fit_on_the_disk_is_refused(
     local_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = local_job
-    (node,) = job.attempt(every_s=3600)
-    node.start_snapshots()
-    (node.folder / "latest.pt").write_bytes(bytes(3_000_000))
-    node.end()
-    node.wait()
-    (other,) = job.attempt()
+    job.run({"latest.pt": bytes(3_000_000)})
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
 
     with pytest.raises(NoRoom, match=r"snapshot 1 has 3.0 MB, and 2.0 MB are free at .*volume_gib"):
-        other.restore(job.snapshots)
+        job.restored()
 
 
 def test_a_bucket_that_fails_during_a_restore_is_not_taken_for_damage(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
-    (node,) = job.attempt(every_s=3600)
-    node.start_snapshots()
-    (node.folder / "latest.pt").write_text("x")
-    node.end()
-    node.wait()
+    job.run({"latest.pt": "x"})
     (other,) = job.attempt()
     proxy.reset(lambda request: Fault.INTERNAL_ERROR if "objects/" in request.path else None)
 
@@ -346,7 +331,7 @@ def test_without_room_for_copies_files_are_sent_from_where_they_are_and_checked(
 
 def _report_worker(node: Node, *, done: bool, pid: int | None = None) -> None:
     """Report as a worker does."""
-    progress = Progress(node.settings.scratch, local_rank=0, rank=node.settings.node)
+    progress = WorkerProgress(node.settings.scratch, local_rank=0, rank=node.settings.node)
     progress.report("running")
     if done:
         progress.finish()

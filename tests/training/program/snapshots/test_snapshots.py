@@ -6,26 +6,18 @@ import json
 import os
 import signal
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import jsonschema
-
-from tests.training.program.snapshots.kept_nodes import ROOT, Job, checkpoints, paths, wait_until
-from training.program.curve import CURVE_FILE
-from training.program.reports import OUTPUT_FILE, Noted
+from tests.training.checkpoint.documents import assert_valid
+from tests.training.program.snapshots.kept_nodes import Job, checkpoints, paths, wait_until
+from training.program.reports import LOSSES_FILE, OUTPUT_FILE, OutputReport
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
-
-
-def _write(path: Path, text: str | bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text.encode() if isinstance(text, str) else text)
 
 
 def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> None:
     (node,) = local_job.attempt()
     curve = b'{"step": 1, "loss": 2.5}\n'
-    (node.settings.scratch / CURVE_FILE).write_bytes(curve)
+    (node.settings.scratch / LOSSES_FILE).write_bytes(curve)
 
     node.start_snapshots()
     node.end()
@@ -38,7 +30,7 @@ def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> N
 
 def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_job: Job) -> None:
     (node,) = local_job.attempt()
-    noted = Noted(step=3, loss=float("nan"))
+    noted = OutputReport(step=3, loss=float("nan"))
     (node.settings.scratch / OUTPUT_FILE).write_text(json.dumps(asdict(noted)))
 
     node.start_snapshots()
@@ -51,8 +43,7 @@ def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_
     text = local_job.bucket.get(run_key("run", RUN_STATUS))
     status = json.loads(text, parse_constant=refuse)
     assert (status["step"], status["loss"], status["loss_text"]) == (3, None, "nan")
-    schema = json.loads((ROOT / "docs" / "schemas" / "program-status.schema.json").read_text())
-    jsonschema.validate(status, schema)
+    assert_valid(status, "program-status.schema.json")
 
 
 def test_a_job_that_was_frozen_and_replaced_leaves_the_status_alone(local_job: Job) -> None:
@@ -64,11 +55,7 @@ def test_a_job_that_was_frozen_and_replaced_leaves_the_status_alone(local_job: J
     process = frozen.start_snapshots()
     wait_until(lambda: any(local_job.bucket.list(run_key("run", RUN_STATUS))))
     os.kill(process._process.pid, signal.SIGSTOP)
-    (successor,) = local_job.attempt()
-    _write(successor.folder / "final.pt", "done")
-    successor.start_snapshots()
-    successor.end()
-    successor.wait()
+    local_job.run({"final.pt": "done"})
     ended = status()
     assert ended["state"] == "ended" and ended["snapshots"]
 
@@ -85,9 +72,9 @@ def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folder
     (node,) = job.attempt()
     node.start_snapshots()
     folder = node.folder
-    _write(folder / "step-1" / "model.bin", os.urandom(20_000_000))
-    _write(folder / "step-1" / "state.json", "{}")
-    _write(folder / "run.sh", "#!/bin/sh\n")
+    node.write("step-1/model.bin", os.urandom(20_000_000))
+    node.write("step-1/state.json", "{}")
+    node.write("run.sh", "#!/bin/sh\n")
     (folder / "run.sh").chmod(0o750)
     os.utime(folder / "step-1" / "state.json", ns=(1_000_000_001, 1_000_000_001))
     (folder / "empty").mkdir()
@@ -110,23 +97,14 @@ def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folder
 
 
 def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
-    (node,) = job.attempt(every_s=3600)
-    node.start_snapshots()
-    _write(node.folder / "final.pt", "done")
+    job.run({"final.pt": "done"})
 
-    node.end()
-    report = node.wait()
-
-    assert report.failure is None
     assert paths(job.newest()) == {"final.pt"}
     status = json.loads(job.bucket.get(run_key("run", RUN_STATUS)))
     assert (status["kind"], status["state"]) == ("program", "ended")
-    for name, document in (
-        ("program-status", status),
-        ("snapshot", json.loads(job.snapshots.get(job.newest().key))),
-    ):
-        schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.schema.json").read_text())
-        jsonschema.validate(document, schema)
+    assert_valid(status, "program-status.schema.json")
+    manifest = json.loads(job.snapshots.get(job.newest().key))
+    assert_valid(manifest, "snapshot.schema.json")
     assert status["snapshots"] == [{"number": 1, "at": job.newest().at, "files": 1, "bytes": 4}]
 
 
@@ -134,26 +112,10 @@ def test_all_nodes_are_given_the_files_of_all_nodes(job: Job) -> None:
     nodes = job.attempt(2)
     for node in nodes:
         node.start_snapshots()
-        _write(node.folder / "step-1" / f"__{node.settings.node}_0.distcp", f"{node}")
-    _write(nodes[0].folder / "step-1" / ".metadata", "all")
+        node.write(f"step-1/__{node.settings.node}_0.distcp", f"{node}")
+    nodes[0].write("step-1/.metadata", "all")
     wanted = {f"step-1/{name}" for name in ("__0_0.distcp", "__1_0.distcp", ".metadata")}
     job.wait_for(lambda found: paths(found) == wanted)
 
-    for node in job.attempt(2):
-        node.restore(job.snapshots)
+    for node in job.restored(2):
         assert wanted <= set(checkpoints(node))
-
-
-def test_numbers_grow_over_attempts_and_old_snapshots_go(job: Job) -> None:
-    for attempt in range(1, 5):
-        (node,) = job.attempt(keep=2, every_s=3600)
-        node.restore(job.snapshots)
-        node.start_snapshots()
-        _write(node.folder / "latest.pt", f"attempt {attempt}")
-        node.end()
-        node.wait()
-
-    assert job.numbers() == [3, 4]
-    objects = [info.key for info in job.snapshots.list("objects/")]
-    assert len(objects) == 2
-    wait_until(lambda: not list(job.snapshots.list("attempt-")))

@@ -9,13 +9,19 @@ from typing import Any
 
 import pytest
 
-from training.program.snapshots.barrier import Listing, Messages
+from training.program.snapshots.barrier import Messages, NodeListing
 from training.program.snapshots.coordinator import Coordinator
-from training.program.snapshots.manifest import Entry, Root, Snapshot, object_key, snapshot_key
+from training.program.snapshots.manifest import (
+    JobSnapshot,
+    Root,
+    SnapshotEntry,
+    object_key,
+    snapshot_key,
+)
 from training.storage import Objects, StorageAccess
 from training.storage.run_lock import RunLost
 
-LISTING = Listing(node=0, since=0, until=0, quiet_s=2.0, entries=())
+LISTING = NodeListing(node=0, since=0, until=0, quiet_s=2.0, entries=())
 
 
 def _place(tmp_path: Path) -> tuple[Objects, Messages]:
@@ -23,8 +29,10 @@ def _place(tmp_path: Path) -> tuple[Objects, Messages]:
     return access.open(access.root), Messages(1, "job")
 
 
-def _made(objects: Objects, coordinator: Coordinator, name: str, since: float) -> Snapshot | None:
-    entry = Entry(
+def _made(
+    objects: Objects, coordinator: Coordinator, name: str, since: float
+) -> JobSnapshot | None:
+    entry = SnapshotEntry(
         path=name, root=Root.CHECKPOINTS, bytes=1, sha256=hashlib.sha256(name.encode()).hexdigest()
     )
     objects.put(object_key(entry.sha256), b"x")

@@ -1,0 +1,142 @@
+"""The table of causes (causes.toml): what shows each, what it means, and a line to paste."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from jobs.deployment import Deployment
+from jobs.diagnosis.evidence import Evidence, Fact, Source
+from jobs.eks.nodes import scale_command
+from jobs.job import Job
+from jobs.output.console import cli_command
+from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
+from trainium_catalogue.workloads import WORKLOADS, Hardware
+
+_TABLE = Path(__file__).with_name("causes.toml")
+SOURCES: Mapping[str, tuple[Source, ...]] = {
+    **{source.name.lower(): (source,) for source in Source},
+    "launch": (Source.ACTIVITY, Source.NODE_GROUP),
+    "pod": (Source.REASON, Source.EVENT),
+    "words": (Source.REASON, Source.LOG),
+    "anywhere": (Source.REASON, Source.EVENT, Source.LOG),
+}
+"""What the table calls one source or several."""
+
+
+class Rank(IntEnum):
+    """How close to the origin of the trouble a cause is: the smaller, the closer."""
+
+    DECISION = 0
+    """A person, or a limit that a person gave."""
+    ORIGIN = 1
+    SYMPTOM = 2
+    """What follows from something else, which may be known as well."""
+    EXIT_CODE = 3
+    """All that is known is the exit code."""
+    NORMAL = 4
+    """Nothing is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One entry of the table."""
+
+    name: str
+    """Stable word."""
+    says: str
+    texts: Mapping[str, str]
+    """By a name of ``SOURCES``: regular expression of a text that shows it."""
+    wrong: tuple[Source, ...]
+    """Sources of which a fact that is wrong shows it."""
+    rank: Rank
+    codes: tuple[int, ...]
+    """Exit codes that it fits; empty: any, and a job that has none."""
+    remedy: str
+    source: str
+
+    @property
+    def line(self) -> str:
+        """The cause in one line."""
+        return f"{self.name}: {self.says}"
+
+    def shown_by(self, evidence: Evidence) -> Iterator[tuple[int, Fact]]:
+        """Yield the facts that show it, each with its place in the evidence."""
+        if self.codes and evidence.exit_code not in self.codes:
+            return
+        for place, fact in enumerate(evidence.facts):
+            if (fact.wrong and fact.source in self.wrong) or any(
+                fact.source in SOURCES[where] and re.search(text, fact.text, re.IGNORECASE)
+                for where, text in self.texts.items()
+            ):
+                yield place, fact
+
+
+def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
+    """Read one entry; several expressions of one source are alternatives."""
+    texts = {where: entry[where] for where in SOURCES if where in entry}
+    return Cause(
+        name=name,
+        says=entry["says"],
+        texts={
+            where: "|".join([text] if isinstance(text, str) else text)
+            for where, text in texts.items()
+        },
+        wrong=tuple(source for where in entry.get("wrong", ()) for source in SOURCES[where]),
+        rank=Rank[entry.get("rank", "origin").upper()],
+        codes=tuple(entry.get("codes", ())),
+        remedy=entry["remedy"],
+        source=entry["source"],
+    )
+
+
+def _of_code(code: ExitCode) -> Cause:
+    """The cause of which nothing but the exit code is known."""
+    ending = EXIT_CODES[code]
+    entry = {
+        "says": ending.meaning,
+        "state": "^FAILED",
+        "rank": "exit_code",
+        "codes": [code.value],
+        "remedy": "{again}" if ending.retry else "{jobs} logs {run} --node 0",
+        "source": "trainium_catalogue/exit_codes.py",
+    }
+    return _cause(f"exit-code-{code.value}", entry)
+
+
+CAUSES: tuple[Cause, ...] = (
+    *(_cause(name, entry) for name, entry in tomllib.loads(_TABLE.read_text("utf-8")).items()),
+    *(_of_code(code) for code in EXIT_CODES if code is not ExitCode.OK),
+)
+
+
+def fields(target: Deployment, job: Job) -> dict[str, object]:
+    """Return what remedies name, of one run; ``PROGRAM`` is the user's own."""
+    jobs, known = cli_command(target), WORKLOADS.get(job.workload or "")
+    is_program = known is None or known.runs_program
+    what = ["PROGRAM" if is_program else str(job.workload)]
+    if known is None or known.hardware is not Hardware.CPU:
+        what += ["--nodes", str(job.num_nodes)]
+    if job.orchestrator is Orchestrator.EKS:
+        what += ["--on", "eks"]
+    return {
+        "jobs": jobs,
+        "run": job.run,
+        "again": f"{jobs} submit {' '.join(what)} --name {job.run}",
+        "nodes": job.num_nodes,
+        "vcpus": target.instance_type.vcpus_for(job.num_nodes),
+        # Of a deployment whose other settings are unknown, the rest of the text says so.
+        "redeploy": target.redeploy().split("`")[1],
+        "scale": scale_command(target, job.num_nodes),
+        "region": f"--region {target.region}",
+        "namespace": f"-n {target.eks.namespace}" if target.eks else "",
+        "queue": target.job_queue,
+        "environment": target.compute_environment,
+        "group": target.default_security_group,
+    }

@@ -1,0 +1,192 @@
+"""What is known of a run: facts, each with its source, and what could not be read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from jobs.errors import as_refusal, error_code, is_denied
+from jobs.job import LAUNCHERS_VERDICT, Job, NodeLog, RunSummary
+from jobs.orchestrators import JobService
+from jobs.output.console import duration
+from jobs.output.explain import is_news
+from trainium_catalogue.exit_codes import ExitCode
+
+_LOG_LINES = 100
+_LOG_STREAMS = 4
+"""Streams read at most: the main node's, and those of nodes that ended differently."""
+SILENCE_S = 1800.0
+"""The launcher's default limit of a program's silence (hang-limit-s)."""
+
+
+class Source(StrEnum):
+    """Where a fact comes from."""
+
+    STATE = "state of the job"
+    REASON = "reasons of the job and its nodes"
+    LOG = "last lines of the log"
+    SILENCE = "time since the last line"
+    DEPENDENCY = "jobs it waits for"
+    QUEUE = "job queue"
+    ENVIRONMENT = "compute environment"
+    LIMIT = "size limit of the deployment"
+    AHEAD = "runs that have the nodes"
+    QUOTA = "quota of the account"
+    RESERVATION = "capacity reservation"
+    ACTIVITY = "scaling activities"
+    ADDRESSES = "addresses of the subnet"
+    HOST = "instances and their consoles"
+    GROUP = "default security group"
+    NODE_GROUP = "node group"
+    NODES = "number of nodes"
+    NODE = "conditions of nodes"
+    SCALER = "node scaler"
+    EVENT = "events of the cluster"
+    LEAVING = "pods of the attempt before"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One thing that was read."""
+
+    source: Source
+    text: str
+    wrong: bool = False
+    """True if it is known to keep the job from running."""
+    past: bool = False
+    """True if it is about an earlier attempt."""
+
+
+@dataclass(slots=True)
+class Evidence:
+    """Facts about a run: the most direct first."""
+
+    run: RunSummary | Job
+    facts: list[Fact] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """What was not read, with the right that is missing or the error."""
+    exit_code: int | None = None
+    """Exit code that decided how the job, or its last attempt, ended."""
+
+    def read(self, what: str, right: str, facts: Callable[[], Iterable[Fact]]) -> None:
+        """Add facts; without the right to read them, or an answer, note that."""
+        try:
+            # In one step, so that half of a list does not pass for the whole.
+            self.facts += list(facts())
+        except Exception as error:
+            refusal = as_refusal(error, region=None)
+            if is_denied(error):
+                self.unread.append(f"{what}: needs {right}")
+            elif refusal is not None or hasattr(error, "status"):
+                reason = refusal.message if refusal else f"{error_code(error) or error}"
+                self.unread.append(f"{what}: {reason}")
+            else:
+                raise
+
+
+def of_summary(run: RunSummary) -> Evidence:
+    """Return what a list of runs shows of one."""
+    found = Evidence(run, exit_code=run.exit_code if run.ended else None)
+    if is_news(run.status_reason):
+        found.facts.append(Fact(source=Source.REASON, text=str(run.status_reason)))
+    found.facts.append(Fact(source=Source.STATE, text=run.status))
+    return found
+
+
+def of_job(job: Job) -> Evidence:
+    """Return what the description of a job shows: states, reasons and exit codes."""
+    found = Evidence(job, exit_code=_exit_code(job))
+    past: list[str] = []
+    present: list[str] = []
+    number = _number_of(job)
+    reasons = [job.status_reason, *(node.status_reason for node in job.nodes)]
+    present += [str(reason) for reason in reasons if is_news(reason)]
+    nodes = [attempt for node in job.nodes for attempt in node.attempts]
+    for attempt in (*job.attempts, *nodes):
+        said = [str(text) for text in (attempt.reason, attempt.status_reason) if is_news(text)]
+        (past if attempt.number < number else present).extend(said)
+    found.facts += [Fact(source=Source.REASON, text=text) for text in dict.fromkeys(present)]
+    found.facts += [
+        Fact(source=Source.REASON, text=text, past=True)
+        for text in dict.fromkeys(past)
+        if text not in present
+    ]
+    code = "" if found.exit_code is None else f", exit code {found.exit_code}"
+    again = "" if job.ended or number == 1 else f", attempt {number}"
+    found.facts.append(Fact(source=Source.STATE, text=f"{job.status}{code}{again}"))
+    return found
+
+
+def _number_of(job: Job) -> int:
+    """Return the number of the attempt that the job's state is about."""
+    if not job.ended:
+        return len(job.attempts) + 1
+    numbers = [attempt.number for attempt in job.attempts]
+    return max(numbers, default=job.ending.number if job.ending else 1)
+
+
+def _exit_code(job: Job) -> int | None:
+    """Return the exit code that counts; a node that was killed explains what others report."""
+    ending = job.ending if job.ended else None
+    if ending is None or job.succeeded:
+        return None
+    last = [node.last for node in job.nodes if node.last and node.last.number >= ending.number]
+    killed = any(attempt.exit_code == ExitCode.KILLED for attempt in last)
+    return ExitCode.KILLED if killed and ending.exit_code == ExitCode.HOST else ending.exit_code
+
+
+def read_logs(evidence: Evidence, service: JobService, job: Job) -> None:
+    """Add the last lines of the log, and of a running job the time since the last sign of life."""
+    newest: list[int] = []
+
+    def lines() -> Iterator[Fact]:
+        number = _number_of(job)
+        streams = _streams(service, job, number if job.status == "RUNNING" else None)
+        events: list[tuple[int, str, bool]] = []
+        for stream in streams:
+            page = service.logs().get_log_events(
+                logGroupName=service.log_group,
+                logStreamName=stream.name,
+                startFromHead=False,
+                limit=_LOG_LINES,
+            )
+            earlier = stream.attempt < number
+            events += [(int(e["timestamp"]), str(e["message"]), earlier) for e in page["events"]]
+        newest.extend(time for time, _, _ in events)
+        if job.status == "RUNNING" and not _is_silent(newest):
+            return  # what a run prints while it works is no cause of anything
+        said = [(text, earlier) for _, text, earlier in sorted(events, key=lambda each: each[0])]
+        verdicts = [each for each in said if LAUNCHERS_VERDICT.match(each[0])]
+        for text, earlier in (*verdicts, *(each for each in said if each not in verdicts)):
+            yield Fact(source=Source.LOG, text=text.rstrip(), past=earlier)
+
+    evidence.read("log", "logs:GetLogEvents", lines)
+    if job.status == "RUNNING":
+        evidence.facts += _silence(job, newest)
+
+
+def _streams(service: JobService, job: Job, number: int | None) -> list[NodeLog]:
+    """Choose the streams of the newest attempt, or of ``number``: the main node's first."""
+    found = list(job.node_logs) or list(service.find_logs(job))
+    chosen = max((stream.attempt for stream in found), default=1) if number is None else number
+    codes = {node.index: node.last.exit_code for node in job.nodes if node.last}
+    latest = [stream for stream in found if stream.attempt == chosen]
+    # A node that ended in another way than the main node has more to tell than the others.
+    latest.sort(key=lambda s: (s.node != 0, codes.get(s.node) == codes.get(0), s.node))
+    return latest[:_LOG_STREAMS]
+
+
+def _is_silent(times_ms: Iterable[int]) -> bool:
+    newest = max(times_ms, default=None)
+    return newest is not None and time.time() - newest / 1000 > SILENCE_S
+
+
+def _silence(job: Job, lines_ms: Iterable[int]) -> Iterator[Fact]:
+    """Yield how long a running job has printed nothing."""
+    newest = max((at for at in (*lines_ms, job.started_at_ms) if at), default=None)
+    if newest is not None:
+        quiet = max(0.0, time.time() - newest / 1000)
+        text = f"no line for {duration(quiet)}"
+        yield Fact(source=Source.SILENCE, text=text, wrong=quiet > SILENCE_S)

@@ -1,0 +1,121 @@
+"""Checks in a real headless browser that TensorBoard's page draws a run's curve."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rehearsal.deployment.state import ROOT
+from trainium_catalogue.contract import LOSS_SCALAR
+
+LIMIT_S = 60.0
+"""Time for a curve to appear once its page has loaded."""
+_START_S = 180.0
+"""Time for the browser to start and load pages on a busy machine."""
+LOOK = ROOT / "tools" / "browser" / "look.mjs"
+_CHROMIUM = LOOK.parent / "node_modules" / ".chromium"
+
+
+def is_installed() -> bool:
+    """Tell whether there is a browser: only the set-up for tests installs one."""
+    return _CHROMIUM.is_dir()
+
+
+class BrowserError(RuntimeError):
+    """Raised when the browser does not start, or cannot open the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarCurve:
+    """A run's curve in a scalar's card, as the page shows it."""
+
+    card: bool
+    """True if the page has a card for the scalar, whatever the run."""
+    value: float | None
+    """Value at the last step in the card's table, to three or four digits; None if absent."""
+    step: int | None
+    width: int
+    """Width of the chart in pixels."""
+    columns: int
+    """Number of pixel columns in which the run's colour appears."""
+    first_height: float | None = None
+    """Height of the curve above the chart's bottom in the curve's first column, in pixels."""
+    last_height: float | None = None
+
+    @property
+    def has_curve(self) -> bool:
+        """Tell whether a line in the run's colour spans most of the chart."""
+        return 2 * self.columns > self.width
+
+    @property
+    def falls(self) -> bool:
+        """Tell whether the curve ends lower than it begins."""
+        if self.first_height is None or self.last_height is None:
+            return False
+        return self.last_height < self.first_height
+
+    def __str__(self) -> str:
+        if not self.has_curve:
+            return "no curve"
+        way = "that falls" if self.falls else "that does not fall"
+        return f"a curve of {self.columns} pixels {way}, at {self.value} in step {self.step}"
+
+
+def look(
+    addresses: Sequence[str],
+    *,
+    runs: Sequence[str],
+    tag: str = LOSS_SCALAR,
+    limit_s: float = LIMIT_S,
+    picture: Path | None = None,
+    script: Path = LOOK,
+) -> list[dict[str, ScalarCurve]]:
+    """Read a scalar's card on each page, by run.
+
+    A page is done as soon as it shows the first run's curve, or after ``limit_s``.
+
+    Args:
+        addresses: Time-series pages of TensorBoards.
+        runs: Prefixes of the names that TensorBoard gives the runs' folders.
+        tag: Name of the scalar.
+        limit_s: Seconds to wait for the curve on a loaded page.
+        picture: PNG file for a screenshot of the first page.
+        script: Script that drives the browser installed beside it.
+
+    Raises:
+        BrowserError: With the browser's own message.
+    """
+    asked = {
+        "addresses": list(addresses),
+        "runs": list(runs),
+        "tag": tag,
+        "limit_s": limit_s,
+        "picture": None if picture is None else str(picture),
+    }
+    node = Path(sys.executable).parent / "node"
+    try:
+        done = subprocess.run(
+            [node, script, json.dumps(asked)],
+            capture_output=True,
+            text=True,
+            timeout=limit_s + _START_S,
+        )
+    except FileNotFoundError:
+        raise BrowserError(f"{node} is missing; make setup-tests installs it") from None
+    except subprocess.TimeoutExpired as error:
+        raise BrowserError(
+            f"the headless browser is not done after {error.timeout:.0f} s"
+        ) from None
+    if done.returncode:
+        raise BrowserError(
+            f"the headless browser cannot show {' and '.join(addresses)} (make setup-tests "
+            f"installs it, for x86-64 Linux): {done.stderr.strip()}"
+        )
+    return [
+        {run: ScalarCurve(**chart) for run, chart in json.loads(line).items()}
+        for line in done.stdout.splitlines()
+    ]

@@ -1,0 +1,282 @@
+"""Lists what is in the account and the cluster, to prove that destroy left nothing behind."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jmespath  # type: ignore[import-untyped]
+
+from rehearsal.deployment.aws import EmulatedAccount
+from trainium_catalogue.contract import TAG_DEPLOYMENT
+
+TOOLKIT_STACK = "CDKToolkit"
+BATCH_SERVICE_ROLE = "AWSServiceRoleForBatch"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AccountResource:
+    """One resource in the account."""
+
+    service: str
+    kind: str
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedResource(AccountResource):
+    """A resource that is meant to remain after destroy."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListCall:
+    """A call that lists all resources of one kind."""
+
+    service: str
+    kind: str
+    operation: str
+    ids: str
+    """JMESPath of the ids in the response."""
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+_LIVE_STACKS = "Stacks[?StackStatus!='DELETE_COMPLETE'].StackName"
+_LIVE_INSTANCES = "Reservations[].Instances[?State.Name!='terminated'][].InstanceId"
+_LIVE_NAT_GATEWAYS = "NatGateways[?State!='deleted'].NatGatewayId"
+_ACTIVE = (("status", "ACTIVE"),)
+_OURS = "Roles[?!starts_with(Path, '/aws-service-role/')].RoleName"
+_SERVICE_LINKED = "Roles[?starts_with(Path, '/aws-service-role/')].RoleName"
+# The emulator lists thousands of parameters published by AWS as if the account owned them.
+_OUR_PARAMETERS = {
+    "Key": "Name",
+    "Option": "BeginsWith",
+    "Values": ["/trainium/", "/rehearsal/", "/cdk-bootstrap/", "CFN-"],
+}
+
+LISTINGS = (
+    ListCall("cloudformation", "stack", "describe_stacks", _LIVE_STACKS),
+    ListCall("ec2", "VPC", "describe_vpcs", "Vpcs[].VpcId"),
+    ListCall("ec2", "subnet", "describe_subnets", "Subnets[].SubnetId"),
+    ListCall("ec2", "security group", "describe_security_groups", "SecurityGroups[].GroupId"),
+    ListCall(
+        *("ec2", "network interface", "describe_network_interfaces"),
+        "NetworkInterfaces[].NetworkInterfaceId",
+    ),
+    ListCall("ec2", "address", "describe_addresses", "Addresses[].AllocationId"),
+    ListCall("ec2", "NAT gateway", "describe_nat_gateways", _LIVE_NAT_GATEWAYS),
+    ListCall("ec2", "route table", "describe_route_tables", "RouteTables[].RouteTableId"),
+    ListCall(
+        *("ec2", "internet gateway", "describe_internet_gateways"),
+        "InternetGateways[].InternetGatewayId",
+    ),
+    ListCall(
+        *("ec2", "endpoint", "describe_vpc_endpoints"),
+        "VpcEndpoints[?State!='deleted'].VpcEndpointId",
+    ),
+    ListCall("ec2", "network ACL", "describe_network_acls", "NetworkAcls[].NetworkAclId"),
+    ListCall(
+        *("ec2", "launch template", "describe_launch_templates"),
+        "LaunchTemplates[].LaunchTemplateId",
+    ),
+    ListCall("ec2", "flow log", "describe_flow_logs", "FlowLogs[].FlowLogId"),
+    ListCall("ec2", "placement group", "describe_placement_groups", "PlacementGroups[].GroupName"),
+    ListCall("ec2", "instance", "describe_instances", _LIVE_INSTANCES),
+    ListCall("ec2", "volume", "describe_volumes", "Volumes[].VolumeId"),
+    ListCall("s3", "bucket", "list_buckets", "Buckets[].Name"),
+    ListCall("ecr", "repository", "describe_repositories", "repositories[].repositoryName"),
+    ListCall(
+        *("batch", "compute environment", "describe_compute_environments"),
+        "computeEnvironments[].computeEnvironmentName",
+    ),
+    ListCall("batch", "job queue", "describe_job_queues", "jobQueues[].jobQueueName"),
+    ListCall(
+        *("batch", "job definition", "describe_job_definitions"),
+        "jobDefinitions[].jobDefinitionArn",
+        _ACTIVE,
+    ),
+    ListCall("fsx", "file system", "describe_file_systems", "FileSystems[].FileSystemId"),
+    ListCall("iam", "role", "list_roles", _OURS),
+    ListCall("iam", "service-linked role", "list_roles", _SERVICE_LINKED),
+    ListCall("iam", "policy", "list_policies", "Policies[].Arn", (("Scope", "Local"),)),
+    ListCall(
+        *("iam", "instance profile", "list_instance_profiles"),
+        "InstanceProfiles[].InstanceProfileName",
+    ),
+    ListCall("lambda", "function", "list_functions", "Functions[].FunctionName"),
+    ListCall("lambda", "layer", "list_layers", "Layers[].LayerName"),
+    ListCall("eks", "cluster", "list_clusters", "clusters"),
+    ListCall(
+        *("iam", "identity provider", "list_open_id_connect_providers"),
+        "OpenIDConnectProviderList[].Arn",
+    ),
+    ListCall("kms", "key", "list_keys", "Keys[].KeyId"),
+    ListCall("kms", "alias", "list_aliases", "Aliases[?TargetKeyId].AliasName"),
+    ListCall("logs", "log group", "describe_log_groups", "logGroups[].logGroupName"),
+    ListCall(
+        *("ssm", "parameter", "describe_parameters", "Parameters[].Name"),
+        (("ParameterFilters", [_OUR_PARAMETERS]),),
+    ),
+)
+
+
+_IN_EVERY_CLUSTER = frozenset(
+    {
+        *(AccountResource("kubernetes", "namespace", name)
+          for name in ("default", "kube-system", "volcano-system")),
+        AccountResource("kubernetes", "queue", "default"),
+    }
+)  # fmt: skip
+
+
+def take_inventory(aws: EmulatedAccount) -> frozenset[AccountResource]:
+    """List everything in the services that are used, and everything that carries the tag."""
+    found = {item for listing in LISTINGS for item in _list(aws, listing)}
+    repositories = [item.id for item in found if item.kind == "repository"]
+    return frozenset(
+        {
+            *found,
+            *(
+                AccountResource("ecr", "image", image)
+                for name in repositories
+                for image in _images(aws, name)
+            ),
+            *(AccountResource("ecs", "cluster", arn) for arn in _clusters(aws)),
+            *(AccountResource("tag", TAG_DEPLOYMENT, arn) for arn in _tagged(aws)),
+        }
+    )
+
+
+def compare(
+    *, before: Iterable[AccountResource], after: Iterable[AccountResource], toolkit: Iterable[str]
+) -> tuple[list[ExpectedResource], list[AccountResource]]:
+    """Split new resources into expected ones and leftovers.
+
+    Args:
+        before: The account before anything was deployed.
+        after: The account after destroy.
+        toolkit: Physical ids of the bootstrap stack's resources.
+    """
+    bootstrap = frozenset(toolkit)
+    expected, leftovers = [], []
+    for item in sorted(set(after) - set(before)):
+        if why := _why_expected(item, bootstrap):
+            expected.append(ExpectedResource(item.service, item.kind, item.id, why))
+        else:
+            leftovers.append(item)
+    return expected, leftovers
+
+
+def toolkit_resources(aws: EmulatedAccount) -> frozenset[str]:
+    """Return the physical ids of what ``cdk bootstrap`` created, as listed by its stack."""
+    pages = aws.client("cloudformation").get_paginator("list_stack_resources")
+    return frozenset(
+        resource["PhysicalResourceId"]
+        for page in pages.paginate(StackName=TOOLKIT_STACK)
+        for resource in page["StackResourceSummaries"]
+        if "PhysicalResourceId" in resource
+    )
+
+
+def count_resources(aws: EmulatedAccount, stack: str) -> int:
+    """Count the resources of a stack."""
+    pages = aws.client("cloudformation").get_paginator("list_stack_resources")
+    return sum(len(page["StackResourceSummaries"]) for page in pages.paginate(StackName=stack))
+
+
+def _why_expected(item: AccountResource, bootstrap: frozenset[str]) -> str | None:
+    if item == AccountResource("cloudformation", "stack", TOOLKIT_STACK):
+        return "the stack of cdk bootstrap, which all apps of an account share"
+    # An image would be in the bootstrap's repository but not made by it: never expected.
+    if item.kind != "image" and item.id in bootstrap:
+        return "made by cdk bootstrap"
+    if item in _IN_EVERY_CLUSTER:
+        return "in every Kubernetes cluster with Volcano, and gone with this one"
+    if item.kind == "service-linked role" and item.id.lower() == BATCH_SERVICE_ROLE.lower():
+        return "service-linked role, which AWS makes once per account for Batch"
+    return None
+
+
+def _list(aws: EmulatedAccount, listing: ListCall) -> Iterable[AccountResource]:
+    client = aws.client(listing.service)
+    arguments = dict(listing.arguments)
+    if client.can_paginate(listing.operation):
+        pages = client.get_paginator(listing.operation).paginate(**arguments)
+    else:
+        pages = [getattr(client, listing.operation)(**arguments)]
+    expression = jmespath.compile(listing.ids)
+    for page in pages:
+        for found in expression.search(page) or ():
+            yield AccountResource(listing.service, listing.kind, found)
+
+
+def _images(aws: EmulatedAccount, repository: str) -> Iterable[str]:
+    pages = aws.client("ecr").get_paginator("list_images").paginate(repositoryName=repository)
+    for page in pages:
+        for image in page["imageIds"]:
+            yield f"{repository}:{image.get('imageTag') or image['imageDigest']}"
+
+
+def _clusters(aws: EmulatedAccount) -> Iterable[str]:
+    """ECS clusters that Batch created for its environments; deleted ones are INACTIVE."""
+    ecs = aws.client("ecs")
+    arns = [
+        arn for page in ecs.get_paginator("list_clusters").paginate() for arn in page["clusterArns"]
+    ]
+    clusters = ecs.describe_clusters(clusters=arns)["clusters"] if arns else []
+    return [cluster["clusterArn"] for cluster in clusters if cluster["status"] != "INACTIVE"]
+
+
+def _tagged(aws: EmulatedAccount) -> Iterable[str]:
+    pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
+    for page in pages.paginate(TagFilters=[{"Key": TAG_DEPLOYMENT}]):
+        for resource in page["ResourceTagMappingList"]:
+            yield resource["ResourceARN"]
+
+
+_KUBERNETES_KINDS = {
+    "namespace": "/api/v1/namespaces",
+    "node": "/api/v1/nodes",
+    "pod": "/api/v1/pods",
+    "service": "/api/v1/services",
+    "config map": "/api/v1/configmaps",
+    "secret": "/api/v1/secrets",
+    "service account": "/api/v1/serviceaccounts",
+    "volume": "/api/v1/persistentvolumes",
+    "volume claim": "/api/v1/persistentvolumeclaims",
+    "deployment": "/apis/apps/v1/deployments",
+    "daemon set": "/apis/apps/v1/daemonsets",
+    "Volcano job": "/apis/batch.volcano.sh/v1alpha1/jobs",
+    "pod group": "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    "queue": "/apis/scheduling.volcano.sh/v1beta1/queues",
+}
+_KUBERNETES = "kubernetes"
+_ANSWER_LIMIT_S = 30.0
+
+
+def take_cluster_inventory(endpoint: str | None) -> frozenset[AccountResource]:
+    """List all objects of these kinds; none where no cluster was created."""
+    if endpoint is None:
+        return frozenset()
+    return frozenset(
+        AccountResource(_KUBERNETES, kind, name)
+        for kind, path in _KUBERNETES_KINDS.items()
+        for name in _object_names(endpoint, path)
+    )
+
+
+def _object_names(endpoint: str, path: str) -> list[str]:
+    # Loopback: never go through the user's proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(endpoint + path, timeout=_ANSWER_LIMIT_S) as answer:
+        items = json.load(answer)["items"]
+    names = []
+    for item in items:
+        metadata = item["metadata"]
+        place = f"{metadata['namespace']}/" if metadata.get("namespace") else ""
+        names.append(place + metadata["name"])
+    return names

@@ -1,0 +1,51 @@
+"""Conditional writes to the emulated storage, with boto3."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import boto3
+import botocore.exceptions
+import pytest
+from botocore.config import Config
+
+
+def client(endpoint: str) -> Any:
+    return boto3.client(
+        "s3", endpoint_url=endpoint, region_name="us-west-2",
+        aws_access_key_id="x", aws_secret_access_key="x",
+        config=Config(retries={"total_max_attempts": 1}),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def s3(endpoint: str) -> Any:
+    made = client(endpoint)
+    made.create_bucket(
+        Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
+    )
+    return made
+
+
+def test_of_many_that_create_the_same_key_one_wins(s3: Any) -> None:
+    def create(number: int) -> int:
+        try:
+            s3.put_object(Bucket="bucket", Key="once", Body=str(number), IfNoneMatch="*")
+        except botocore.exceptions.ClientError as error:
+            return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+        return 200
+
+    with ThreadPoolExecutor(8) as pool:
+        codes = sorted(pool.map(create, range(8)))
+
+    assert codes[0] == 200
+    assert set(codes[1:]) <= {409, 412}
+
+
+def test_an_object_is_only_replaced_while_it_is_as_it_was(s3: Any) -> None:
+    etag = s3.put_object(Bucket="bucket", Key="lock", Body=b"1")["ETag"]
+    s3.put_object(Bucket="bucket", Key="lock", Body=b"2", IfMatch=etag)
+
+    with pytest.raises(botocore.exceptions.ClientError) as error:
+        s3.put_object(Bucket="bucket", Key="lock", Body=b"3", IfMatch=etag)
+
+    assert error.value.response["ResponseMetadata"]["HTTPStatusCode"] == 412

@@ -1,0 +1,187 @@
+"""What a node downloads for a program: its files, by their hash, and data from any prefix."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import stat
+import tarfile
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from training.core.files import sha256_of, write_whole
+from training.core.threads import in_threads
+from training.program.settings import NotPrepared, Workspace, is_full, no_space, refuse_if_full
+from training.storage import ObjectInfo, ObjectMissing, Objects
+from trainium_catalogue.contract import DATASETS_PREFIX, bundle_key
+from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
+
+_UNREADABLE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, UnsafeName)
+"""What a damaged archive raises; ``BadGzipFile`` is an ``OSError``, as a full disk's is."""
+_AGAIN = "submit the program again, which uploads its files again"
+_AT_ONCE = 8
+"""Files that are copied at once, each with a few threads of its own if it is large."""
+_MIB = 1024 * 1024
+_RECORD = ".trainium-staged.json"
+"""What was copied: the etag of each object, so that a file on Lustre is not copied twice."""
+
+
+def unpack_bundle(workspace: Workspace) -> None:
+    """Bring the program's files to ``code/``; ``NotPrepared`` says what is wrong with them."""
+    settings, folders = workspace.settings, workspace.folders
+    key = bundle_key(workspace.node.run, settings.code)
+    shown = f"{workspace.bucket.uri}/{key}"
+    archive = folders.scratch / "bundle.tar.gz"
+    workspace.report(f"fetching the program's files, {key}")
+    try:
+        with SafeFolder(folders.scratch).create(archive.name) as file:
+            workspace.bucket.get_file(key, file)
+    except ObjectMissing:
+        raise _refused(f"the program's files are missing: there is no {shown}; {_AGAIN}") from None
+    except OSError as error:
+        if is_full(error):
+            raise no_space(folders.scratch, f"the bundle {key}") from None
+        raise
+    found = sha256_of(archive)
+    if found != settings.code:
+        raise _refused(
+            f"the program's files are not those that were submitted: {shown} has the SHA-256 "
+            f"{found}; {_AGAIN}"
+        )
+    workspace.report("unpacking the program's files")
+    try:
+        _extract(archive, folders.code)
+    except _UNREADABLE as error:
+        raise _refused(f"{shown} is not an archive that can be unpacked: {error}; {_AGAIN}") from (
+            None
+        )
+    except OSError as error:
+        if is_full(error):
+            raise no_space(folders.code, "the program's folder") from None
+        raise
+    archive.unlink()
+    if settings.script and not (folders.code / settings.script).is_file():
+        raise _refused(
+            f"--script {settings.script}: the bundle has no such file; submit the program again "
+            "with the path of a file that is not left out of the bundle"
+        )
+
+
+def _extract(archive: Path, target: Path) -> None:
+    """Unpack the files; ``submit`` packs nothing else, and follows links itself."""
+    target.mkdir(parents=True, exist_ok=True)
+    folder = SafeFolder(target)
+    with tarfile.open(archive, "r:gz") as tar:
+        members = tar.getmembers()
+        refuse_if_full(target, "the program's folder", sum(member.size for member in members))
+        for member in members:
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise tarfile.TarError(f"{member.name!r} is not a regular file")
+            mode = 0o755 if member.mode & stat.S_IXUSR else 0o644
+            with content, folder.create(member.name, mode=mode) as file:
+                shutil.copyfileobj(content, file)
+
+
+def _refused(reason: str) -> NotPrepared:
+    return NotPrepared(ExitCode.CONFIGURATION, reason)
+
+
+def stage_inputs(workspace: Workspace) -> None:
+    """Copy what ``--dataset`` and ``--input`` name; ``NotPrepared`` if there is nothing there."""
+    if workspace.node.lustre and not workspace.node.is_main:
+        return  # all nodes see what the main node copies, and start when it has
+    settings, folders = workspace.settings, workspace.folders
+    if settings.dataset:
+        prefix = f"{DATASETS_PREFIX}{settings.dataset}"
+        _copy(
+            workspace,
+            workspace.bucket.at(prefix),
+            folders.dataset,
+            what=f"--dataset {settings.dataset}",
+            remedy="give the name of a folder below datasets/ of the bucket",
+        )
+    if settings.input:
+        _copy(
+            workspace,
+            workspace.open(settings.input),
+            folders.input,
+            what=f"--input {settings.input}",
+            remedy="give the prefix of objects that exist",
+        )
+
+
+def _copy(workspace: Workspace, objects: Objects, folder: Path, *, what: str, remedy: str) -> None:
+    """Bring ``folder`` to the state of ``objects``."""
+    workspace.report(f"{what}: listing {objects.uri}")
+    # S3's consoles make an empty object for a folder, whose key ends with a slash.
+    found = [info for info in objects.list() if not info.key.endswith("/") and info.key]
+    if not found:
+        raise NotPrepared(
+            ExitCode.CONFIGURATION, f"{what}: there are no objects at {objects.uri}; {remedy}"
+        )
+    staged = SafeFolder(folder)
+    try:
+        for info in found:
+            if path_parts(info.key)[0] == _RECORD:
+                raise UnsafeName(f"{info.key!r} is the name of the record of what was copied")
+        folder.mkdir(parents=True, exist_ok=True)
+        known = _recorded(folder)
+        missing = [info for info in found if not _is_there(staged, info, known)]
+        refuse_if_full(folder, what, sum(info.size for info in missing))
+        _fetch(objects, staged, missing, _counter(workspace.report, what, missing))
+        write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in found}).encode())
+    except UnsafeName as error:
+        raise NotPrepared(
+            ExitCode.CONFIGURATION,
+            f"{what}: an object at {objects.uri} cannot become a file below a folder: {error}; "
+            "rename it",
+        ) from None
+    except ObjectMissing as error:
+        raise NotPrepared(
+            ExitCode.HOST, f"{what}: an object went away while it was copied: {error}"
+        ) from None
+    except OSError as error:
+        if is_full(error):
+            raise no_space(folder, what) from None
+        raise
+
+
+def _counter(
+    report: Callable[[str], None], what: str, files: Iterable[ObjectInfo]
+) -> Callable[[int], None]:
+    moved, needed = 0, sum(info.size for info in files)
+
+    def count(size: int) -> None:
+        nonlocal moved
+        moved += size
+        report(f"{what}: {moved // _MIB} of {needed // _MIB} MiB")
+
+    return count
+
+
+def _fetch(
+    objects: Objects, folder: SafeFolder, files: Iterable[ObjectInfo], count: Callable[[int], None]
+) -> None:
+    def fetch(info: ObjectInfo) -> None:
+        with folder.create(info.key) as file:
+            objects.get_file(info.key, file, on_bytes=count)
+
+    for _ in in_threads(fetch, files, at_once=_AT_ONCE, name="inputs"):
+        pass
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    try:
+        document = json.loads((folder / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _is_there(folder: SafeFolder, info: ObjectInfo, known: dict[str, str]) -> bool:
+    path = folder.path(info.key)
+    return known.get(info.key) == info.etag and path.is_file() and path.stat().st_size == info.size

@@ -6,7 +6,7 @@ import pytest
 
 from jobs.verify.claims import Claim, read_claims
 from jobs.verify.probes import PROBES as DESK
-from training.checks.probes import PROBES as NODE
+from training.diagnostics.probes import PROBES as NODE
 from trainium_catalogue.parameters.verify import CHECKS
 
 CLAIMS = read_claims()

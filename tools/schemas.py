@@ -34,7 +34,7 @@ from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
 from rehearsal.receipt import Receipt, ReceiptVerdict
 from training.checkpoint.marker import Marker
-from training.checks.allreduce import allreduce
+from training.diagnostics.allreduce import allreduce
 from training.launcher.signs import AttemptEnding
 from training.models.llama.export import ExportReceipt
 from training.program.output import LossPoint

@@ -52,7 +52,7 @@ _LLAMA, _BERT = "training.models.llama.task:run", "training.models.bert.task:run
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
     {
-        "all-reduce": Implementation("training.checks.allreduce.allreduce:run", check_sweep),
+        "all-reduce": Implementation("training.diagnostics.allreduce.allreduce:run", check_sweep),
         **{
             name: Implementation(
                 _LLAMA if name in LLAMA_PRESETS else _BERT, TrainingPlan.from_values
@@ -61,7 +61,7 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
         },
         PRETRAIN: Implementation(_LLAMA, _check_model),
         "mnist": Implementation("training.models.mnist.task:run"),
-        "verify": Implementation("training.checks.verify.verification:run", check_verify),
+        "verify": Implementation("training.diagnostics.verify.verification:run", check_verify),
         "program": Implementation("training.program.worker:main", check_program),
         "wheels": Implementation("training.program.wheels.collect:run", needs_torch=False),
         "prepare": Implementation("training.datasets.prepared.prepare:run", needs_torch=False),

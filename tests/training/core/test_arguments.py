@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checks.allreduce.sweep import Sweep
 from training.core.arguments import ArgumentError, help_text, parse
+from training.diagnostics.allreduce.sweep import Sweep
 from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from training.checks.verify.reference import distance
-from training.checks.verify.settings import images, sentences, tokens
+from training.diagnostics.verify.reference import distance
+from training.diagnostics.verify.settings import images, sentences, tokens
 
 
 @pytest.mark.parametrize("make", [tokens, sentences, images])

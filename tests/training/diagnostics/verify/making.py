@@ -18,11 +18,11 @@ from training.backends import native, open_data_parallel, open_model_parallel
 from training.backends.base import WeightPart
 from training.backends.native import NativeBackend
 from training.backends.optimizers import clip as clip_right
-from training.checks.verify import checks
-from training.checks.verify.checks import LlamaChecks
-from training.checks.verify.run import TrialRun
-from training.checks.verify.settings import Tolerance, config_for, family_config_for, tokens
 from training.core.ranks import Ranks
+from training.diagnostics.verify import checks
+from training.diagnostics.verify.checks import LlamaChecks
+from training.diagnostics.verify.run import TrialRun
+from training.diagnostics.verify.settings import Tolerance, config_for, family_config_for, tokens
 from training.models.bert.network import BertNetwork
 from training.models.llama import network, parallel
 from training.models.llama.huggingface import llama_config

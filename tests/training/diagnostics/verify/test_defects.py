@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.checks.verify import making
+from tests.training.diagnostics.verify import making
 from tests.training.llama.conftest import LoneDevice
-from training.checks.verify.checks import LlamaChecks
-from training.checks.verify.settings import BF16
+from training.diagnostics.verify.checks import LlamaChecks
+from training.diagnostics.verify.settings import BF16
 from training.storage import LocalObjects
 
 Defect = Callable[[pytest.MonkeyPatch], None]

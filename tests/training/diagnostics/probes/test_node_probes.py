@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.training.checks.probes.conftest import MakeNode, write
-from training.checks.probes import PROBES, ProbedNode, VerifyResult, container
+from tests.training.diagnostics.probes.conftest import MakeNode, write
 from training.core.contract import DeviceKind
 from training.core.host import Host
+from training.diagnostics.probes import PROBES, ProbedNode, VerifyResult, container
 from training.storage import StorageRefused
 from trainium_catalogue.contract import RESERVED_PORTS
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -391,7 +391,7 @@ def test_the_last_words_of_the_health_check_are_kept(
     program: str, found: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "training/__init__.py")
-    write(tmp_path, "training/checks/health.py", program)
+    write(tmp_path, "training/diagnostics/health.py", program)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 

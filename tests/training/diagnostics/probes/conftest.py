@@ -12,9 +12,9 @@ import pytest
 
 from tests.training.llama.conftest import CONTEXT
 from tests.training.s3_server import REGION, s3_client, s3_server
-from training.checks.probes import ProbedNode, VerifyResult
 from training.core.contract import DeviceKind
 from training.core.host import Host
+from training.diagnostics.probes import ProbedNode, VerifyResult
 from training.storage import LocalObjects, open_objects
 
 BUCKET = "probed"

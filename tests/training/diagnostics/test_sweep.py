@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.checks.allreduce.sweep import (
+from training.core.arguments import parse
+from training.diagnostics.allreduce.sweep import (
     BarStatus,
     Sweep,
     algorithm_bandwidth_gib_per_s,
@@ -21,7 +22,6 @@ from training.checks.allreduce.sweep import (
     rank_pattern,
     sum_pattern,
 )
-from training.core.arguments import parse
 
 
 def sweep(*words: str) -> Sweep:

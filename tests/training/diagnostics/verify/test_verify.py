@@ -12,16 +12,16 @@ import torch
 
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import CONTEXT, LoneDevice, Watched
-from training.checks.allreduce.sweep import sum_pattern, tile
-from training.checks.probes import PROBES
-from training.checks.verify import checks, verification
-from training.checks.verify.reference import deviations
-from training.checks.verify.settings import STEPS
-from training.checks.verify.verification import Verification, VerificationFailed, run
 from training.core.arguments import parse
 from training.core.contract import DeviceKind
 from training.core.job import Job
 from training.core.ranks import Ranks
+from training.diagnostics.allreduce.sweep import sum_pattern, tile
+from training.diagnostics.probes import PROBES
+from training.diagnostics.verify import checks, verification
+from training.diagnostics.verify.reference import deviations
+from training.diagnostics.verify.settings import STEPS
+from training.diagnostics.verify.verification import Verification, VerificationFailed, run
 from training.storage.results import ResultFiles
 from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.parameters.verify import CHECKS
@@ -65,7 +65,7 @@ def test_a_cpu_passes_every_check(passed: Path) -> None:
 
 def test_the_committed_losses_are_those_of_the_reference_and_of_this_code(passed: Path) -> None:
     found = [(step["loss"], step["grad_norm"]) for step in result(passed)["steps"]]
-    # Else: python -m training.checks.verify.checks > training/checks/verify/golden.json
+    # Else: python -m training.diagnostics.verify.checks > training/diagnostics/verify/golden.json
     assert len(found) == STEPS
     assert deviations(found, checks.golden()) == pytest.approx((0.0, 0.0), abs=1e-4)
 
@@ -164,7 +164,7 @@ def test_a_red_or_crashed_probe_fails_no_check(
     made: Probes[Any] = Probes(ProbeSite.NODE)
     made.probe("crashes")(crash)
     made.probe("differs")(lambda node: Seen(ok=False, seen="3", expected="2"))
-    monkeypatch.setattr("training.checks.probes.node.PROBES", made)
+    monkeypatch.setattr("training.diagnostics.probes.node.PROBES", made)
     monkeypatch.setattr(verification, "PROBES", made)
     run(job(tmp_path, "--checks=cache"))
     assert result(tmp_path)["status"] == "passed"

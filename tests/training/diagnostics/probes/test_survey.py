@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.training.checkpoint.documents import assert_valid
-from tests.training.checks.probes.conftest import MakeNode
-from training.checks.probes.node import look, merged, record, waiting
+from tests.training.diagnostics.probes.conftest import MakeNode
+from training.diagnostics.probes.node import look, merged, record, waiting
 from trainium_catalogue.probing import (
     Finding,
     Missing,

@@ -19,13 +19,13 @@ from tests.training.checkpoint.documents import assert_valid
 from tests.training.llama.conftest import LoneDevice
 from tests.training.nodes import CPU_NODE
 from tests.training.s3_server import s3_client, s3_server
-from training.checks.allreduce.allreduce import BelowBar, WrongSum, run
-from training.checks.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
 from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
 from training.core.device import Device
 from training.core.job import Job
 from training.core.progress import WorkerProgress
+from training.diagnostics.allreduce.allreduce import BelowBar, WrongSum, run
+from training.diagnostics.allreduce.sweep import BARS, compare, rank_pattern, sum_pattern, tile
 from training.storage.results import ResultFiles
 from trainium_catalogue.contract import run_prefix
 
@@ -180,7 +180,7 @@ def test_low_bandwidth_fails_the_job_only_on_request(
 ) -> None:
     # The published bar is at 1 GiB; the same rule at a size that a test can afford.
     low = replace(BARS[0], num_bytes=4096, busbw_gib_per_s=1e9)
-    monkeypatch.setattr("training.checks.allreduce.sweep.BARS", (low,))
+    monkeypatch.setattr("training.diagnostics.allreduce.sweep.BARS", (low,))
     device = AllReduceDevice(num_ranks=64, spoil=hand_out_sums_of_64)
     context = replace(
         ALONE,

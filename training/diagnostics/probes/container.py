@@ -11,8 +11,6 @@ import sys
 import urllib.error
 import urllib.request
 
-from training.checks.health import failed_imports
-from training.checks.probes.node import PROBES, ProbedNode
 from training.core.orchestrators import (
     BATCH_ATTEMPT,
     BATCH_JOB_ID,
@@ -21,6 +19,8 @@ from training.core.orchestrators import (
     BATCH_NODE_INDEX,
     BATCH_NUM_NODES,
 )
+from training.diagnostics.health import failed_imports
+from training.diagnostics.probes.node import PROBES, ProbedNode
 from trainium_catalogue.contract import ENV_MAIN_HOST_FROM, RESERVED_PORTS
 from trainium_catalogue.probing import Missing, Seen
 
@@ -212,11 +212,11 @@ def image_contents(node: ProbedNode) -> Seen:
 
 
 def check_health() -> tuple[int, str]:
-    """Run ``training.checks.health``; returns its exit code and last line.
+    """Run ``training.diagnostics.health``; returns its exit code and last line.
 
     Uses a separate process: its imports must not change how this one rank compiles its graphs.
     """
-    command = [sys.executable, "-m", "training.checks.health"]
+    command = [sys.executable, "-m", "training.diagnostics.health"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_HEALTH_TIMEOUT_S, check=False
     )

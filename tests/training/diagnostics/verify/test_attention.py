@@ -11,11 +11,11 @@ import pytest
 
 from tests.training.llama import fake_nxd
 from tests.training.llama.conftest import LoneDevice
-from training.checks.verify import checks
-from training.checks.verify.attention import NAMES
-from training.checks.verify.settings import BF16
 from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
+from training.diagnostics.verify import checks
+from training.diagnostics.verify.attention import NAMES
+from training.diagnostics.verify.settings import BF16
 
 RIGHT = fake_nxd.nki_flash_attn_func
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import CheckpointInfo, Checkpoints
-from training.checks.verify.reference import Step
 from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
+from training.diagnostics.verify.reference import Step
 from training.storage import Objects
 
 if TYPE_CHECKING:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.checks.allreduce.sweep import compare, rank_pattern, sum_pattern, tile
-from training.checks.verify import reference
-from training.checks.verify.reference import ReferenceModel, Step, deviations
-from training.checks.verify.run import TrialRun
-from training.checks.verify.saved import examine, read_whole
-from training.checks.verify.settings import (
+from training.core.ranks import Ranks
+from training.diagnostics.allreduce.sweep import compare, rank_pattern, sum_pattern, tile
+from training.diagnostics.verify import reference
+from training.diagnostics.verify.reference import ReferenceModel, Step, deviations
+from training.diagnostics.verify.run import TrialRun
+from training.diagnostics.verify.saved import examine, read_whole
+from training.diagnostics.verify.settings import (
     DATA_PARALLEL_STEPS,
     LATE_STEP,
     LATE_STEPS,
@@ -31,7 +32,6 @@ from training.checks.verify.settings import (
     sentences,
     tokens,
 )
-from training.core.ranks import Ranks
 from training.models.bert.network import BertNetwork
 from training.models.mnist.network import MlpNetwork
 from trainium_catalogue.contract import CACHE_PREFIX
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _ELEMENTS = 2**18
 GOLDEN = Path(__file__).with_name("golden.json")
 """Losses and norms of the reference; to be renewed after a change of model or data:
-``python -m training.checks.verify.checks > training/checks/verify/golden.json``."""
+``python -m training.diagnostics.verify.checks > training/diagnostics/verify/golden.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> CheckResult:
 
 def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> CheckResult:
     """Check Neuron's flash-attention kernel, which the models here are too short for."""
-    from training.checks.verify.attention import distances
+    from training.diagnostics.verify.attention import distances
 
     every = ranks.gather(distances(device))
     worst = {name: max((found[name] for found in every), key=_with_nan_last) for name in every[0]}

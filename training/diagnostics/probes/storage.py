@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from training.checks.probes.node import PROBES, ProbedNode
+from training.diagnostics.probes.node import PROBES, ProbedNode
 from training.storage import ObjectMissing, PreconditionFailed, StorageRefused
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, run_prefix
 from trainium_catalogue.probing import Seen

@@ -21,15 +21,15 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from training.checkpoint import CheckpointInfo
 from training.checkpoint.dcp import Reader
 from training.checkpoint.metadata import read_metadata
-from training.checks.verify.reference import (
+from training.core.config import Optimizer
+from training.diagnostics.verify.reference import (
     Distance,
     ReferenceModel,
     Tensors,
     clip_factor,
     distance,
 )
-from training.checks.verify.settings import UPDATE
-from training.core.config import Optimizer
+from training.diagnostics.verify.settings import UPDATE
 from training.storage import Objects
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.checks.verify import making
-from training.checks.verify.settings import BF16, FP32, Tolerance
+from tests.training.diagnostics.verify import making
 from training.core.contract import DeviceKind
 from training.core.device import open_device
+from training.diagnostics.verify.settings import BF16, FP32, Tolerance
 from training.storage import LocalObjects
 
 LLAMA = {

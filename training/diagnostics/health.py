@@ -1,4 +1,4 @@
-"""Checks that this image holds what the workloads import: ``python -m training.checks.health``.
+"""Checks that an image holds what workloads import: ``python -m training.diagnostics.health``.
 
 The image's build runs it without a Neuron device: modules that look for one on import are then only
 located, and are imported where there is a device.
@@ -60,7 +60,7 @@ DATA = (
 """Data files that ``training`` reads."""
 _DEVICE = Path("/dev/neuron0")
 
-log = logging.getLogger("training.checks.health")
+log = logging.getLogger("training.diagnostics.health")
 
 Import = Callable[[str], object]
 

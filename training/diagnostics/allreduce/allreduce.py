@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 import torch
 
-from training.checks.allreduce.sweep import (
+from training.core.job import Job
+from training.diagnostics.allreduce.sweep import (
     BANDWIDTH_DEFINITION,
     TIME_DEFINITION,
     BarResult,
@@ -27,7 +28,6 @@ from training.checks.allreduce.sweep import (
     sum_pattern,
     tile,
 )
-from training.core.job import Job
 from training.storage.results import MetricsLine, now_utc
 from trainium_catalogue.documents import (
     Amount,

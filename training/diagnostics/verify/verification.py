@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from training.backends import open_data_parallel, open_model_parallel
-from training.checks.probes import PROBES, ProbedNode, VerifyResult
-from training.checks.probes.node import look, merged, record, waiting
-from training.checks.verify import checks
-from training.checks.verify.checks import CheckResult, LlamaChecks
-from training.checks.verify.reference import Step
-from training.checks.verify.run import TrialRun, num_compiled_graphs
-from training.checks.verify.settings import (
+from training.core.contract import DeviceKind
+from training.core.failures import describe
+from training.core.ranks import Ranks
+from training.diagnostics.probes import PROBES, ProbedNode, VerifyResult
+from training.diagnostics.probes.node import look, merged, record, waiting
+from training.diagnostics.verify import checks
+from training.diagnostics.verify.checks import CheckResult, LlamaChecks
+from training.diagnostics.verify.reference import Step
+from training.diagnostics.verify.run import TrialRun, num_compiled_graphs
+from training.diagnostics.verify.settings import (
     BF16,
     FP32,
     config_for,
     family_config_for,
     tokens,
 )
-from training.core.contract import DeviceKind
-from training.core.failures import describe
-from training.core.ranks import Ranks
 from training.models.llama.network import LlamaNetwork
 from training.storage import open_objects
 from training.storage.s3 import SharedClient

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from training.checks import health
+from training.diagnostics import health
 from trainium_catalogue.models.presets import Family
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -81,7 +81,7 @@ def test_an_image_without_a_file_is_refused(
 
 def test_this_machine_is_healthy_and_says_its_versions() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "training.checks.health"],
+        [sys.executable, "-m", "training.diagnostics.health"],
         cwd=ROOT,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"},
         capture_output=True,

@@ -10,8 +10,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from training.checks.probes.node import PROBES, ProbedNode
 from training.core.host import gib
+from training.diagnostics.probes.node import PROBES, ProbedNode
 from trainium_catalogue.probing import Missing, Seen
 
 _NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"

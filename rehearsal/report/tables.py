@@ -39,7 +39,7 @@ def _proof(receipt: Receipt) -> Iterator[Table]:
     if any(run.fault for run in receipt.runs):
         yield _runs(receipt)
     if receipt.training is not None:
-        yield _checks(receipt.training.diagnostics, "Proven on Batch")
+        yield _checks(receipt.training.checks, "Proven on Batch")
     if receipt.cluster is not None:
         yield _checks(receipt.cluster.checks, "Proven on the cluster")
     for program in receipt.programs:
@@ -164,7 +164,7 @@ def _training(receipt: Receipt, console: Console) -> Iterator[Table]:
     if (training := receipt.training) is not None:
         yield _steps("On Batch", training.steps)
         _curve(training.run, training, console)
-        yield from (_ends(training.run), _checks(training.diagnostics))
+        yield from (_ends(training.run), _checks(training.checks))
     if (cluster := receipt.cluster) is not None:
         yield _steps("On the cluster", cluster.steps)
         if cluster.runs:

@@ -42,7 +42,7 @@ _GB_PER_GIB = GIB / 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class RankMemory:
     """Memory of one rank, in bytes."""
 
     state: Natural
@@ -59,7 +59,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class RunEstimate:
     """A run on a number of nodes of one type."""
 
     instance_type: str
@@ -70,7 +70,7 @@ class Estimate:
     """Reason and remedy if the run cannot work; what is derived from the parallelism is null."""
     tensor_parallel: int | None
     data_parallel: int | None
-    memory: Memory | None
+    memory: RankMemory | None
     checkpoint_bytes: int | None
     checkpoint_seconds: float | None
     """At 1 GB/s for each node, an assumption."""
@@ -100,7 +100,7 @@ def estimate(
     time_limit_hours: float,
     utilization: float,
     region: str | None,
-) -> Estimate:
+) -> RunEstimate:
     """Compute what a run takes; what stands against it is its ``obstacle``."""
     ranks = num_nodes * kind.processes_per_node
     obstacle = _obstacle(kind, num_nodes, region)
@@ -119,7 +119,7 @@ def estimate(
     hourly = num_nodes * kind.usd_per_hour_estimate + standing_usd_per_hour(orchestrator)
     hours = None if plan is None else _training_hours(values, plan, kind, utilization)
     checkpoint = None if plan is None else plan.checkpoint_bytes
-    return Estimate(
+    return RunEstimate(
         instance_type=kind.name,
         nodes=num_nodes,
         ranks=ranks,
@@ -159,12 +159,12 @@ def _obstacle(kind: InstanceType, num_nodes: int, region: str | None) -> str | N
     return None
 
 
-def _memory(values: ParameterValues, plan: TrainingPlan, kind: InstanceType) -> Memory:
+def _memory(values: ParameterValues, plan: TrainingPlan, kind: InstanceType) -> RankMemory:
     activations = None
     if isinstance(plan.shape, ModelShape):
         activations = activation_bytes(plan, Layout.choose(values.own, plan))
     chips = kind.num_neuron_devices * kind.hbm_gib_per_device
-    return Memory(
+    return RankMemory(
         state=plan.state_bytes_per_rank,
         activations=activations,
         available=GIB * chips // kind.num_logical_cores,
@@ -204,6 +204,6 @@ def _deploy_command(
     return "cdk deploy --all " + " ".join(f"-c trainium:{key}={keys[key]}" for key in keys)
 
 
-def fills_memory(memory: Memory) -> bool:
+def fills_memory(memory: RankMemory) -> bool:
     """Tell whether less is left than the compiler may need for its copies and collectives."""
     return memory.needed > FILLED * memory.available

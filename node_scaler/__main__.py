@@ -14,8 +14,8 @@ from pathlib import Path
 import boto3
 from botocore.config import Config
 
-from node_scaler.cluster import Cluster
-from node_scaler.group import NodeGroup
+from node_scaler.cluster import ClusterClient
+from node_scaler.group import ManagedNodeGroup
 from node_scaler.plan import Rules
 from node_scaler.rounds import Scaler
 from trainium_catalogue.contract import ENV_IDLE_CLOCK, ENV_REGION
@@ -65,8 +65,8 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         retries={"mode": "standard", "total_max_attempts": 3},
     )
     scaler = Scaler(
-        cluster=Cluster(given.api, given.credentials),
-        node_group=NodeGroup(
+        cluster=ClusterClient(given.api, given.credentials),
+        node_group=ManagedNodeGroup(
             cluster=given.cluster,
             name=given.node_group,
             eks=boto3.client("eks", config=config),

@@ -28,7 +28,7 @@ class ClusterError(RuntimeError):
         self.status = status
 
 
-class Cluster:
+class ClusterClient:
     """Lists, patches and creates objects."""
 
     def __init__(self, url: str, credentials: Path) -> None:

@@ -53,7 +53,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Observation:
     """All that a round has read."""
 
     nodes: Sequence[Json]
@@ -197,7 +197,7 @@ class _Claim:
     """True if the nodes that it lacks are bought."""
 
 
-def plan(seen: Seen, rules: Rules, *, now: datetime) -> ScalingPlan:
+def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
     """Decide what to do; the same objects at the same time give the same plan."""
     group = seen.group
     nodes = _in_service(seen, rules, now)
@@ -259,7 +259,7 @@ def strangers(
         now: The time.
 
     Nobody else terminates them: EC2 finds them healthy, and EKS does not look again
-    (aws/containers-roadmap issue 764). The Cluster Autoscaler does the same (its FAQ,
+    (aws/containers-roadmap issue 764). The ClusterClient Autoscaler does the same (its FAQ,
     ``max-node-provision-time``).
     """
     known = {instance_of(node) for node in nodes}
@@ -277,7 +277,7 @@ def _num_closed_for_long(closed: Sequence[Json], rules: Rules, now: datetime) ->
 
 
 # --- what there is -------------------------------------------------------------------------------
-def _in_service(seen: Seen, rules: Rules, now: datetime) -> _Nodes:
+def _in_service(seen: Observation, rules: Rules, now: datetime) -> _Nodes:
     by_name = {_name(node): node for node in seen.nodes if _is_there(node, seen.group, now)}
     pods = pods_of_nodes(seen.pods, now=now)
     busy, free, closed, unusable = list[Json](), list[Json](), list[Json](), dict[str, str]()
@@ -309,7 +309,7 @@ def _is_there(node: Json, group: Group, now: datetime) -> bool:
     return group.instances.get(instance_of(node) or "") == IN_SERVICE
 
 
-def _failures(seen: Seen, nodes: _Nodes, rules: Rules, now: datetime) -> Iterator[_Failure]:
+def _failures(seen: Observation, nodes: _Nodes, rules: Rules, now: datetime) -> Iterator[_Failure]:
     """Yield the nodes and instances whose time to become usable is over.
 
     A node that broke after it had been usable is none: it was not bought in vain.
@@ -444,7 +444,7 @@ def _merged(notes: Iterable[Note]) -> list[Note]:
 
 # --- the size of the group -----------------------------------------------------------------------
 def _resize(
-    seen: Seen,
+    seen: Observation,
     request: NodeRequest | None,
     wanted: int,
     rules: Rules,
@@ -581,7 +581,7 @@ def _name(entry: Json) -> str:
 
 
 def _summary(
-    seen: Seen, nodes: _Nodes, num_needed: int, spare: Sequence[Json], rules: Rules
+    seen: Observation, nodes: _Nodes, num_needed: int, spare: Sequence[Json], rules: Rules
 ) -> str:
     group, idle = seen.group, (*nodes.closed, *spare)
     times = [marked_since(node, kubernetes.IDLE_SINCE) for node in idle]

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from node_scaler.cluster import Cluster
-from node_scaler.group import NodeGroup
+from node_scaler.cluster import ClusterClient
+from node_scaler.group import ManagedNodeGroup
 from node_scaler.plan import (
     Answer,
     Discard,
     Lower,
     Mark,
     Note,
+    Observation,
     Raise,
     Remove,
     Rules,
     ScalingStep,
-    Seen,
     plan,
     strangers,
 )
@@ -42,8 +42,8 @@ _OF_NODES = "default"
 class Scaler:
     """Scales one node group of one cluster."""
 
-    cluster: Cluster
-    node_group: NodeGroup
+    cluster: ClusterClient
+    node_group: ManagedNodeGroup
     namespace: str
     """Namespace of the jobs."""
     rules: Rules
@@ -63,7 +63,7 @@ class Scaler:
         group = self.node_group.read()
         asked = self.cluster.find(REQUEST.format(namespace=self.namespace))
         self._strangers = strangers(nodes, group, self._strangers, self._discarded, now=now)
-        seen = Seen(
+        seen = Observation(
             nodes=nodes,
             pods=pods,
             jobs=jobs,
@@ -79,7 +79,7 @@ class Scaler:
             self._said = decided.summary
         return sum(not self._done(step, seen, now) for step in decided.steps)
 
-    def _done(self, step: ScalingStep, seen: Seen, now: datetime) -> bool:
+    def _done(self, step: ScalingStep, seen: Observation, now: datetime) -> bool:
         """Take a step; a failed one does not block the others, and is repeated next round."""
         try:
             match step:
@@ -106,7 +106,7 @@ class Scaler:
             return False
         return True
 
-    def _raise(self, step: Raise, seen: Seen, now: datetime) -> None:
+    def _raise(self, step: Raise, seen: Observation, now: datetime) -> None:
         self.node_group.resize(seen.group, step.number)
         for_whom = ", ".join(step.jobs) or "a user's request"
         text = f"{seen.group.desired} -> {step.number} nodes, for {for_whom}"
@@ -115,7 +115,7 @@ class Scaler:
             if job["metadata"]["name"] in step.jobs:
                 self._tell(dict(job), "NodesRequested", text, now)
 
-    def _note(self, step: Note, seen: Seen, now: datetime) -> None:
+    def _note(self, step: Note, seen: Observation, now: datetime) -> None:
         path = f"{JOBS.format(namespace=self.namespace)}/{step.job}"
         self.cluster.patch(path, {"metadata": {"annotations": dict(step.annotations)}})
         dropped = step.annotations.get(kubernetes.DROPPED)

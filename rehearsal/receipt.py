@@ -212,7 +212,7 @@ class PhaseRecord:
 
 
 @dataclass(slots=True, kw_only=True)
-class DeployedStack:
+class ReceiptStack:
     """A stack as deployed."""
 
     name: str
@@ -281,7 +281,7 @@ class Receipt:
     endpoint: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
     phases: list[PhaseRecord] = field(default_factory=list)
-    stacks: list[DeployedStack] = field(default_factory=list)
+    stacks: list[ReceiptStack] = field(default_factory=list)
     image: PushedImage | None = None
     seeded: list[dict[str, str]] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)

@@ -33,11 +33,11 @@ from rehearsal.deployment.state import EXAMPLE, RehearsalFolder, RehearsalState,
 from rehearsal.proofs import leftovers
 from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_CLOCK
 from rehearsal.receipt import (
-    DeployedStack,
     FirstResult,
     HelmRelease,
     PhaseRecord,
     Receipt,
+    ReceiptStack,
     recorded_image,
 )
 from rehearsal.report.progress import ProgressDisplay
@@ -141,7 +141,7 @@ class Rehearsal:
             )
             self._cdk(command, "deploy" if only is None else "deploy-first")
             self.receipt.stacks = [
-                DeployedStack(name=name, resources=leftovers.count_resources(self._aws, name))
+                ReceiptStack(name=name, resources=leftovers.count_resources(self._aws, name))
                 for name in (only or self._assembly.stacks)
             ]
             self.receipt.image = recorded_image(

@@ -15,7 +15,7 @@ from jobs.output.console import print_document, printable
 from jobs.planning import (
     ASSUMED_UTILIZATION,
     MAX_JOB_TIME_LIMIT_HOURS,
-    Estimate,
+    RunEstimate,
     estimate,
     fills_memory,
 )
@@ -42,7 +42,7 @@ class PlanDocument:
     """Model FLOPs utilization that the hours are computed with."""
     prices_of: str
     """Month of the prices of what is not a node."""
-    estimates: tuple[Estimate, ...]
+    estimates: tuple[RunEstimate, ...]
 
 
 @command
@@ -226,7 +226,7 @@ def _order(
     )
 
 
-def _lines(document: PlanDocument, plan: Estimate) -> Iterator[str]:
+def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
     """Describe one plan."""
     yield (
         f"{document.workload} on {counted(plan.nodes, 'node')} of {plan.instance_type}, "

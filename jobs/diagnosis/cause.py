@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.deployment import Deployment
-from jobs.diagnosis.evidence import Evidence, Fact, Source
+from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence
 from jobs.eks.nodes import scale_command
 from jobs.job import Job
 from jobs.output.console import cli_command
@@ -20,12 +20,12 @@ from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 _TABLE = Path(__file__).with_name("causes.toml")
-SOURCES: Mapping[str, tuple[Source, ...]] = {
-    **{source.name.lower(): (source,) for source in Source},
-    "launch": (Source.ACTIVITY, Source.NODE_GROUP),
-    "pod": (Source.REASON, Source.EVENT),
-    "words": (Source.REASON, Source.LOG),
-    "anywhere": (Source.REASON, Source.EVENT, Source.LOG),
+SOURCES: Mapping[str, tuple[EvidenceSource, ...]] = {
+    **{source.name.lower(): (source,) for source in EvidenceSource},
+    "launch": (EvidenceSource.ACTIVITY, EvidenceSource.NODE_GROUP),
+    "pod": (EvidenceSource.REASON, EvidenceSource.EVENT),
+    "words": (EvidenceSource.REASON, EvidenceSource.LOG),
+    "anywhere": (EvidenceSource.REASON, EvidenceSource.EVENT, EvidenceSource.LOG),
 }
 """What the table calls one source or several."""
 
@@ -53,7 +53,7 @@ class Cause:
     says: str
     texts: Mapping[str, str]
     """By a name of ``SOURCES``: regular expression of a text that shows it."""
-    wrong: tuple[Source, ...]
+    wrong: tuple[EvidenceSource, ...]
     """Sources of which a fact that is wrong shows it."""
     rank: Rank
     codes: tuple[int, ...]
@@ -66,7 +66,7 @@ class Cause:
         """The cause in one line."""
         return f"{self.name}: {self.says}"
 
-    def shown_by(self, evidence: Evidence) -> Iterator[tuple[int, Fact]]:
+    def shown_by(self, evidence: RunEvidence) -> Iterator[tuple[int, Fact]]:
         """Yield the facts that show it, each with its place in the evidence."""
         if self.codes and evidence.exit_code not in self.codes:
             return

@@ -21,7 +21,7 @@ SILENCE_S = 1800.0
 """The launcher's default limit of a program's silence (hang-limit-s)."""
 
 
-class Source(StrEnum):
+class EvidenceSource(StrEnum):
     """Where a fact comes from."""
 
     STATE = "state of the job"
@@ -51,7 +51,7 @@ class Source(StrEnum):
 class Fact:
     """One thing that was read."""
 
-    source: Source
+    source: EvidenceSource
     text: str
     wrong: bool = False
     """True if it is known to keep the job from running."""
@@ -60,7 +60,7 @@ class Fact:
 
 
 @dataclass(slots=True)
-class Evidence:
+class RunEvidence:
     """Facts about a run: the most direct first."""
 
     run: RunSummary | Job
@@ -86,18 +86,18 @@ class Evidence:
                 raise
 
 
-def of_summary(run: RunSummary) -> Evidence:
+def of_summary(run: RunSummary) -> RunEvidence:
     """Return what a list of runs shows of one."""
-    found = Evidence(run, exit_code=run.exit_code if run.ended else None)
+    found = RunEvidence(run, exit_code=run.exit_code if run.ended else None)
     if is_news(run.status_reason):
-        found.facts.append(Fact(source=Source.REASON, text=str(run.status_reason)))
-    found.facts.append(Fact(source=Source.STATE, text=run.status))
+        found.facts.append(Fact(source=EvidenceSource.REASON, text=str(run.status_reason)))
+    found.facts.append(Fact(source=EvidenceSource.STATE, text=run.status))
     return found
 
 
-def of_job(job: Job) -> Evidence:
+def of_job(job: Job) -> RunEvidence:
     """Return what the description of a job shows: states, reasons and exit codes."""
-    found = Evidence(job, exit_code=_exit_code(job))
+    found = RunEvidence(job, exit_code=_exit_code(job))
     past: list[str] = []
     present: list[str] = []
     number = _number_of(job)
@@ -107,15 +107,17 @@ def of_job(job: Job) -> Evidence:
     for attempt in (*job.attempts, *nodes):
         said = [str(text) for text in (attempt.reason, attempt.status_reason) if is_news(text)]
         (past if attempt.number < number else present).extend(said)
-    found.facts += [Fact(source=Source.REASON, text=text) for text in dict.fromkeys(present)]
     found.facts += [
-        Fact(source=Source.REASON, text=text, past=True)
+        Fact(source=EvidenceSource.REASON, text=text) for text in dict.fromkeys(present)
+    ]
+    found.facts += [
+        Fact(source=EvidenceSource.REASON, text=text, past=True)
         for text in dict.fromkeys(past)
         if text not in present
     ]
     code = "" if found.exit_code is None else f", exit code {found.exit_code}"
     again = "" if job.ended or number == 1 else f", attempt {number}"
-    found.facts.append(Fact(source=Source.STATE, text=f"{job.status}{code}{again}"))
+    found.facts.append(Fact(source=EvidenceSource.STATE, text=f"{job.status}{code}{again}"))
     return found
 
 
@@ -137,7 +139,7 @@ def _exit_code(job: Job) -> int | None:
     return ExitCode.KILLED if killed and ending.exit_code == ExitCode.HOST else ending.exit_code
 
 
-def read_logs(evidence: Evidence, service: JobService, job: Job) -> None:
+def read_logs(evidence: RunEvidence, service: JobService, job: Job) -> None:
     """Add the last lines of the log, and of a running job the time since the last sign of life."""
     newest: list[int] = []
 
@@ -160,7 +162,7 @@ def read_logs(evidence: Evidence, service: JobService, job: Job) -> None:
         said = [(text, earlier) for _, text, earlier in sorted(events, key=lambda each: each[0])]
         verdicts = [each for each in said if LAUNCHERS_VERDICT.match(each[0])]
         for text, earlier in (*verdicts, *(each for each in said if each not in verdicts)):
-            yield Fact(source=Source.LOG, text=text.rstrip(), past=earlier)
+            yield Fact(source=EvidenceSource.LOG, text=text.rstrip(), past=earlier)
 
     evidence.read("log", "logs:GetLogEvents", lines)
     if job.status == "RUNNING":
@@ -189,4 +191,4 @@ def _silence(job: Job, lines_ms: Iterable[int]) -> Iterator[Fact]:
     if newest is not None:
         quiet = max(0.0, time.time() - newest / 1000)
         text = f"no line for {duration(quiet)}"
-        yield Fact(source=Source.SILENCE, text=text, wrong=quiet > SILENCE_S)
+        yield Fact(source=EvidenceSource.SILENCE, text=text, wrong=quiet > SILENCE_S)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from jobs.deployment import Deployment, OfRun, where
 from jobs.diagnosis.cause import CAUSES, Cause, Rank, fields
-from jobs.diagnosis.evidence import Evidence, Fact, Source, of_job, of_summary
+from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence, of_job, of_summary
 from jobs.job import Job, JobStatus, RunSummary
 from trainium_catalogue.contract import Orchestrator
 
@@ -18,7 +18,7 @@ _FACTS_SHOWN = 3
 class FactShown:
     """One fact that shows a cause."""
 
-    source: Source
+    source: EvidenceSource
     text: str
 
 
@@ -55,7 +55,7 @@ class ExplainDocument(OfRun):
     """What could not be read, with the right that is missing or the reason."""
 
 
-def ranked(evidence: Evidence) -> list[tuple[Cause, list[Fact]]]:
+def ranked(evidence: RunEvidence) -> list[tuple[Cause, list[Fact]]]:
     """Return the causes that the evidence shows, most likely first.
 
     What an earlier attempt shows comes last. Of causes of the same rank, the most direct evidence
@@ -80,11 +80,11 @@ def first_cause(run: RunSummary | Job) -> Cause:
     return ranked(of_job(run) if isinstance(run, Job) else of_summary(run))[0][0]
 
 
-def explanation(target: Deployment, job: Job, evidence: Evidence) -> ExplainDocument:
+def explanation(target: Deployment, job: Job, evidence: RunEvidence) -> ExplainDocument:
     """Make the document of `explain`."""
     known = fields(target, job)
     causes = ranked(evidence)
-    lines = [fact.text for fact in evidence.facts if fact.source is Source.LOG]
+    lines = [fact.text for fact in evidence.facts if fact.source is EvidenceSource.LOG]
     return ExplainDocument(
         **where(target, job.run),
         job_id=job.job_id,

@@ -12,7 +12,7 @@ from jobs.aws import Aws
 from jobs.batch.request import check_rules, find_group
 from jobs.capacity import ENDED_RESERVATIONS, needed_quota, utc
 from jobs.deployment import Deployment
-from jobs.diagnosis.evidence import Evidence, Fact, Source, of_job, read_logs
+from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence, of_job, read_logs
 from jobs.eks.cluster import JOBS
 from jobs.eks.nodes import NodeGroup, look_at_nodes, read_node_group
 from jobs.eks.service import EksService
@@ -47,7 +47,7 @@ class _Surroundings:
     target: Deployment
     service: JobService
     job: Job
-    evidence: Evidence
+    evidence: RunEvidence
 
     @property
     def hardware(self) -> Hardware:
@@ -61,7 +61,7 @@ class _Surroundings:
             other = self.service.describe(job_id)
             if other is not None and not other.succeeded:
                 text = f"it begins when run {other.run} ({other.status}) has succeeded"
-                yield Fact(source=Source.DEPENDENCY, text=text, wrong=True)
+                yield Fact(source=EvidenceSource.DEPENDENCY, text=text, wrong=True)
 
     def ahead(self) -> Iterator[Fact]:
         """Yield the runs that have the nodes, or came first, if the others are too few."""
@@ -73,7 +73,7 @@ class _Surroundings:
             names = ", ".join(f"{each.run} ({each.status}, {each.num_nodes})" for each in others)
             text = f"{names}: {taken} of at most {counted(self.target.max_nodes, 'node')}"
             wrong = taken + self.job.num_nodes > self.target.max_nodes
-            yield Fact(source=Source.AHEAD, text=text, wrong=wrong)
+            yield Fact(source=EvidenceSource.AHEAD, text=text, wrong=wrong)
 
     def _is_ahead(self, other: RunSummary) -> bool:
         if other.ended or other.job_id == self.job.job_id or other.hardware is Hardware.CPU:
@@ -89,7 +89,7 @@ class _Surroundings:
             found = self.aws.quotas().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
             value = float(found["Quota"]["Value"])
             text = f"{quota.code} ({quota.name}) is {value:g} vCPUs, the job needs {vcpus}"
-            yield Fact(source=Source.QUOTA, text=text, wrong=value < vcpus)
+            yield Fact(source=EvidenceSource.QUOTA, text=text, wrong=value < vcpus)
 
     def reservation(self) -> Iterator[Fact]:
         """Yield the state of the deployment's reservation or Capacity Block."""
@@ -109,7 +109,7 @@ class _Surroundings:
         else:
             text = f"{name} has {free} of {found.get('TotalInstanceCount')} instances free"
             wrong = free < self.job.num_nodes and self.job.status == "RUNNABLE"
-        yield Fact(source=Source.RESERVATION, text=text, wrong=wrong)
+        yield Fact(source=EvidenceSource.RESERVATION, text=text, wrong=wrong)
 
     def activities(self, groups: Iterable[str]) -> Iterator[Fact]:
         """Yield why launches failed, newest first, until one that did not."""
@@ -132,7 +132,7 @@ class _Surroundings:
                     and not old
                 ):
                     said = message
-                    yield Fact(source=Source.ACTIVITY, text=said)
+                    yield Fact(source=EvidenceSource.ACTIVITY, text=said)
 
     def addresses(self, subnets: Iterable[str], needed: int) -> Iterator[Fact]:
         """Yield the free addresses of the subnets, and how many the missing nodes take."""
@@ -142,7 +142,7 @@ class _Surroundings:
         found = self.aws.ec2().describe_subnets(SubnetIds=ids)["Subnets"]
         free = sum(int(each["AvailableIpAddressCount"]) for each in found)
         text = f"{', '.join(ids)}: {free} free, the job's nodes need {needed}"
-        yield Fact(source=Source.ADDRESSES, text=text, wrong=free < needed)
+        yield Fact(source=EvidenceSource.ADDRESSES, text=text, wrong=free < needed)
 
     def consoles(self) -> Iterator[Fact]:
         """Yield what hosts that did not become ready say of themselves."""
@@ -158,7 +158,7 @@ class _Surroundings:
             name = host["InstanceId"]
             said = str(self.aws.ec2().get_console_output(InstanceId=name).get("Output", ""))
             for line in _HOST_LINE.findall(said):
-                yield Fact(source=Source.HOST, text=f"{name}: {line}", wrong=True)
+                yield Fact(source=EvidenceSource.HOST, text=f"{name}: {line}", wrong=True)
 
     def lost_hosts(self) -> Iterator[Fact]:
         """Yield why EC2 ended the hosts that a reason names."""
@@ -168,7 +168,7 @@ class _Surroundings:
                 for host in page["Instances"]:
                     why = host.get("StateReason") or {}
                     text = f"{host['InstanceId']}: {why.get('Code')}: {why.get('Message')}"
-                    yield Fact(source=Source.HOST, text=text)
+                    yield Fact(source=EvidenceSource.HOST, text=text)
 
     # --- Batch -----------------------------------------------------------------------------------
     def batch(self) -> None:
@@ -196,7 +196,7 @@ class _Surroundings:
         on_nodes = self.hardware is Hardware.TRAINIUM
         name = self.target.job_queue if on_nodes else self.target.cpu_job_queue
         for queue in self.aws.batch().describe_job_queues(jobQueues=[name])["jobQueues"]:
-            yield _state_of(Source.QUEUE, queue)
+            yield _state_of(EvidenceSource.QUEUE, queue)
 
     def _environment(self, found: list[Mapping[str, Any]]) -> Iterator[Fact]:
         if self.hardware is Hardware.CPU or self.target.compute_environment is None:
@@ -205,11 +205,11 @@ class _Surroundings:
         found += self.aws.batch().describe_compute_environments(**asked)["computeEnvironments"]
         needed = self.target.instance_type.vcpus_for(self.job.num_nodes)
         for environment in found:
-            yield _state_of(Source.ENVIRONMENT, environment)
+            yield _state_of(EvidenceSource.ENVIRONMENT, environment)
             most = (environment.get("computeResources") or {}).get("maxvCpus")
             if most is not None:
                 text = f"the compute environment may have {most} vCPUs, the job needs {needed}"
-                yield Fact(source=Source.LIMIT, text=text, wrong=most < needed)
+                yield Fact(source=EvidenceSource.LIMIT, text=text, wrong=most < needed)
 
     def _groups(self, environments: Iterable[Mapping[str, Any]]) -> list[str]:
         """Find the groups that Batch made: it puts the environment's name into theirs."""
@@ -240,7 +240,7 @@ class _Surroundings:
                 if group is not None:
                     check_rules(self.target, group, lambda text: None)
             except Refusal as refusal:
-                yield Fact(source=Source.GROUP, text=refusal.message, wrong=True)
+                yield Fact(source=EvidenceSource.GROUP, text=refusal.message, wrong=True)
 
     # --- the cluster -----------------------------------------------------------------------------
     def cluster(self, service: EksService) -> None:
@@ -267,11 +267,11 @@ class _Surroundings:
         """Yield the nodes that cannot be used, and how many can."""
         nodes = look_at_nodes(service.cluster(), self.target)
         for remark in nodes.remarks:
-            yield Fact(source=Source.NODE, text=remark, wrong=True)
+            yield Fact(source=EvidenceSource.NODE, text=remark, wrong=True)
         needs = counted(self.job.num_nodes, "node")
         text = f"the job needs {needs}, the cluster has {nodes.usable} that are ready"
         wrong = nodes.usable < self.job.num_nodes and not self.job.ended
-        yield Fact(source=Source.NODES, text=text, wrong=wrong)
+        yield Fact(source=EvidenceSource.NODES, text=text, wrong=wrong)
 
     def _free_addresses(self, service: EksService, groups: Iterable[NodeGroup]) -> Iterator[Fact]:
         usable = look_at_nodes(service.cluster(), self.target).usable
@@ -281,10 +281,10 @@ class _Surroundings:
     def _node_group(self, groups: list[NodeGroup]) -> Iterator[Fact]:
         groups.append(group := read_node_group(self.aws, self.target))
         for trouble in group.troubles:
-            yield Fact(source=Source.NODE_GROUP, text=trouble)
+            yield Fact(source=EvidenceSource.NODE_GROUP, text=trouble)
         if group.most < self.job.num_nodes:
             text = f"the node group may have {group.most}, the job needs {self.job.num_nodes}"
-            yield Fact(source=Source.LIMIT, text=text, wrong=True)
+            yield Fact(source=EvidenceSource.LIMIT, text=text, wrong=True)
 
     def _events(self, service: EksService) -> Iterator[Fact]:
         cluster = service.cluster()
@@ -292,41 +292,41 @@ class _Surroundings:
         pods = [node.name for node in self.job.nodes if node.name]
         names = [self.job.job_id, *([gang["metadata"]["name"]] if gang else []), *pods]
         if gang is not None and (said := unschedulable(gang)):
-            yield Fact(source=Source.EVENT, text=f"Unschedulable: {said}")
+            yield Fact(source=EvidenceSource.EVENT, text=f"Unschedulable: {said}")
         for event in sorted(events_of(cluster, names), key=time_of, reverse=True):
             kind = (event.get("type"), event.get("reason"))
             if any(word in kind for word in _PROBLEM_EVENTS) and NO_NEWS not in str(
                 event.get("message")
             ):
                 text = " ".join(f"{event.get('reason')}: {event.get('message')}".split())
-                yield Fact(source=Source.EVENT, text=text)
+                yield Fact(source=EvidenceSource.EVENT, text=text)
 
     def _leaving(self, service: EksService) -> Iterator[Fact]:
         found = leaving(service.view(), self.job) if self.job.status == "RUNNABLE" else None
         if found is not None:
-            yield Fact(source=Source.LEAVING, text=found.meaning, wrong=True)
+            yield Fact(source=EvidenceSource.LEAVING, text=found.meaning, wrong=True)
 
     def _scaler(self, service: EksService) -> Iterator[Fact]:
         job = service.cluster().get(f"{JOBS}/{self.job.job_id}")
         notes = job["metadata"].get("annotations") or {}
         if (dropped := notes.get(kubernetes.DROPPED)) is not None:
-            yield Fact(source=Source.SCALER, text=f"given up: {dropped}", wrong=True)
+            yield Fact(source=EvidenceSource.SCALER, text=f"given up: {dropped}", wrong=True)
         elif notes.get(kubernetes.SCALE) == "true":
-            yield Fact(source=Source.SCALER, text="asked for the missing nodes")
+            yield Fact(source=EvidenceSource.SCALER, text="asked for the missing nodes")
         age_s = datetime.now(UTC).timestamp() - (self.job.created_at_ms or 0) / 1000
         if self.job.status == "SUBMITTED" and age_s > _UNSEEN_S:
             text = f"Volcano has not looked at the job for {age_s:.0f} s"
-            yield Fact(source=Source.STATE, text=text, wrong=True)
+            yield Fact(source=EvidenceSource.STATE, text=text, wrong=True)
 
 
-def _state_of(source: Source, item: Mapping[str, Any]) -> Fact:
+def _state_of(source: EvidenceSource, item: Mapping[str, Any]) -> Fact:
     """Describe a queue or an environment of Batch."""
     text = f"{item.get('state')} and {item.get('status')}: {item.get('statusReason', '')}"
     wrong = item.get("state") != "ENABLED" or item.get("status") == "INVALID"
     return Fact(source=source, text=text.rstrip(": "), wrong=wrong)
 
 
-def gather(aws: Aws, target: Deployment, service: JobService, job: Job) -> Evidence:
+def gather(aws: Aws, target: Deployment, service: JobService, job: Job) -> RunEvidence:
     """Read what a job's state asks for: what it waits for, or how it ended."""
     evidence = of_job(job)
     around = _Surroundings(aws, target, service, job, evidence)

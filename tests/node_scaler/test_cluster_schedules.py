@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from node_scaler.cluster import Cluster
+from node_scaler.cluster import ClusterClient
 from node_scaler.plan import Group, Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
@@ -93,7 +93,7 @@ class IdleTime:
 
 
 @dataclass(slots=True)
-class NodeGroup:
+class ManagedNodeGroup:
     """What the scaler sees of the Auto Scaling group, and does to it."""
 
     world: Disturbed
@@ -154,8 +154,8 @@ class Disturbed:
     def start_scaler(self) -> None:
         """Replace the scaler's process by a new one, which knows nothing."""
         self._scaler = Scaler(
-            cluster=Cluster(self.cluster.endpoint, self.credentials),
-            node_group=NodeGroup(self),  # type: ignore[arg-type]
+            cluster=ClusterClient(self.cluster.endpoint, self.credentials),
+            node_group=ManagedNodeGroup(self),  # type: ignore[arg-type]
             namespace=NAMESPACE,
             rules=RULES,
             say=lambda text: self._say(f"scaler: {text}"),

@@ -17,12 +17,12 @@ from node_scaler.plan import (
     Lower,
     Mark,
     Note,
+    Observation,
     Raise,
     Remove,
     Rules,
     ScalingPlan,
     ScalingStep,
-    Seen,
     plan,
 )
 from trainium_catalogue import kubernetes
@@ -125,7 +125,7 @@ def decided(
     states |= {f"i-{name}": "Terminating:Wait" for name in leaving}
     wanted = len(nodes) if desired is None else desired
     group = Group(name="eks-1", desired=wanted, most=4, instances=states, changing=changing)
-    seen = Seen(
+    seen = Observation(
         nodes=nodes,
         pods=list(pods),
         jobs=list(jobs),

@@ -12,8 +12,8 @@ import pytest
 from moto import mock_aws
 
 from node_scaler import __main__ as program
-from node_scaler.cluster import Cluster, ClusterError
-from node_scaler.group import NodeGroup
+from node_scaler.cluster import ClusterClient, ClusterError
+from node_scaler.group import ManagedNodeGroup
 from node_scaler.plan import IN_SERVICE, Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import job, serving
@@ -54,12 +54,14 @@ def credentials(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def cluster(emulator: ClusterEmulator, credentials: Path) -> Cluster:
-    return Cluster(emulator.endpoint, credentials)
+def cluster(emulator: ClusterEmulator, credentials: Path) -> ClusterClient:
+    return ClusterClient(emulator.endpoint, credentials)
 
 
 @pytest.fixture
-def node_group(emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeGroup]:
+def node_group(
+    emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ManagedNodeGroup]:
     """A group of two nodes, of at most four."""
     monkeypatch.setattr(CLUSTER, "_cluster", emulator)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
@@ -77,7 +79,7 @@ def node_group(emulator: ClusterEmulator, monkeypatch: pytest.MonkeyPatch) -> It
         type_ = find_instance_type("trn1.32xlarge")
         emulator.scale(GROUP, type_, 2)
         autoscaling = boto3.client("autoscaling", region_name="us-west-2")
-        yield NodeGroup(cluster="training", name=GROUP, eks=eks, autoscaling=autoscaling)
+        yield ManagedNodeGroup(cluster="training", name=GROUP, eks=eks, autoscaling=autoscaling)
         emulator.scale(GROUP, type_, 0)
 
 
@@ -86,7 +88,7 @@ def marks(emulator: ClusterEmulator, name: str) -> dict[str, str]:
     return found
 
 
-def scaler_of(cluster: Cluster, node_group: NodeGroup, said: list[str]) -> Scaler:
+def scaler_of(cluster: ClusterClient, node_group: ManagedNodeGroup, said: list[str]) -> Scaler:
     return Scaler(
         cluster=cluster,
         node_group=node_group,
@@ -97,7 +99,7 @@ def scaler_of(cluster: Cluster, node_group: NodeGroup, said: list[str]) -> Scale
 
 
 def test_a_patch_changes_what_it_names_and_null_removes_it(
-    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+    emulator: ClusterEmulator, cluster: ClusterClient, node_group: ManagedNodeGroup
 ) -> None:
     """The API server tells a patch by its content type, and takes application/json for none."""
     name = emulator.store.list(NODE)[0]["metadata"]["name"]
@@ -114,11 +116,11 @@ def test_a_proxy_of_the_environment_is_not_asked(
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
 
-    assert Cluster(emulator.endpoint, credentials).items("/api/v1/namespaces")
+    assert ClusterClient(emulator.endpoint, credentials).items("/api/v1/namespaces")
 
 
 def test_the_token_is_read_again_because_the_kubelet_renews_it(
-    cluster: Cluster, credentials: Path
+    cluster: ClusterClient, credentials: Path
 ) -> None:
     (credentials / "token").write_text("outdated")
     with pytest.raises(ClusterError, match=r"GET /api/v1/nodes: 401 .*Unauthorized"):
@@ -129,7 +131,7 @@ def test_the_token_is_read_again_because_the_kubelet_renews_it(
 
 
 def test_an_instance_that_is_terminated_is_not_replaced(
-    emulator: ClusterEmulator, node_group: NodeGroup
+    emulator: ClusterEmulator, node_group: ManagedNodeGroup
 ) -> None:
     first, second = node_group.read().instances
     node_group.terminate(first)
@@ -139,7 +141,9 @@ def test_an_instance_that_is_terminated_is_not_replaced(
     assert len(emulator.store.list(NODE)) == 1
 
 
-def test_a_group_is_raised_to_the_number(emulator: ClusterEmulator, node_group: NodeGroup) -> None:
+def test_a_group_is_raised_to_the_number(
+    emulator: ClusterEmulator, node_group: ManagedNodeGroup
+) -> None:
     before = node_group.read()
     node_group.resize(before, 3)
 
@@ -148,7 +152,7 @@ def test_a_group_is_raised_to_the_number(emulator: ClusterEmulator, node_group: 
 
 
 def test_a_group_that_is_lowered_keeps_what_ec2_has_delivered(
-    emulator: ClusterEmulator, node_group: NodeGroup
+    emulator: ClusterEmulator, node_group: ManagedNodeGroup
 ) -> None:
     type_ = find_instance_type("trn1.32xlarge")
     behind = emulator.scaling_group(trainium_group(GROUP, type_))
@@ -164,7 +168,7 @@ def test_a_group_that_is_lowered_keeps_what_ec2_has_delivered(
 
 
 def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
-    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+    emulator: ClusterEmulator, cluster: ClusterClient, node_group: ManagedNodeGroup
 ) -> None:
     gang = job("asks", ["true"], nodes=3)
     gang["metadata"]["annotations"] = {kubernetes.SCALE: "true"}
@@ -185,7 +189,7 @@ def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
 
 
 def test_a_node_that_a_person_has_cordoned_stays_so_when_a_pod_comes(
-    emulator: ClusterEmulator, cluster: Cluster, node_group: NodeGroup
+    emulator: ClusterEmulator, cluster: ClusterClient, node_group: ManagedNodeGroup
 ) -> None:
     name = emulator.store.list(NODE)[0]["metadata"]["name"]
     idle = {"metadata": {"annotations": {kubernetes.IDLE_SINCE: stamp(NOW)}}}

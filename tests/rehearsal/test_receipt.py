@@ -14,13 +14,13 @@ from rehearsal.deployment.state import RehearsalFolder, RehearsalState, Settings
 from rehearsal.proofs.leftovers import AccountResource, ExpectedResource
 from rehearsal.receipt import (
     CommandRecord,
-    DeployedStack,
     NodeAttempt,
     PhaseRecord,
     ProgramRun,
     PushedImage,
     Receipt,
     ReceiptCheck,
+    ReceiptStack,
     RunRecord,
     Size,
 )
@@ -51,7 +51,7 @@ def finished(**changes: object) -> Receipt:
         region="us-west-2",
         endpoint="http://localhost:1",
         phases=[PhaseRecord(name="deploy", seconds=1.5, outcome="ok")],
-        stacks=[DeployedStack(name="trainium-default-network", resources=20)],
+        stacks=[ReceiptStack(name="trainium-default-network", resources=20)],
         image=PushedImage(
             name="repository:tag",
             digest="sha256:0",

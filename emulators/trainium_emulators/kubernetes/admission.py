@@ -231,7 +231,7 @@ def _event(store: Store, entry: Json) -> Json:
     """
     namespace = entry["involvedObject"].get("namespace", "")
     if entry["metadata"]["namespace"] != (namespace or "default"):
-        cause = errors.Cause(
+        cause = errors.StatusCause(
             field="involvedObject.namespace",
             reason="FieldValueInvalid",
             message=f'Invalid value: "{namespace}": does not match event.namespace',

@@ -53,7 +53,7 @@ def conflict(kind: ApiResource, name: str) -> ApiError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
+class StatusCause:
     """One fault of an object."""
 
     field: str
@@ -62,7 +62,7 @@ class Cause:
     message: str
 
 
-def invalid(kind: ApiResource, name: str, *causes: Cause) -> ApiError:
+def invalid(kind: ApiResource, name: str, *causes: StatusCause) -> ApiError:
     """Build the error for an invalid object (apimachinery, errors.NewInvalid)."""
     details = {
         "name": name,

@@ -263,26 +263,26 @@ def _go_type(wanted: str | list[str]) -> str:
     return {"integer": "int32", "boolean": "bool", "array": "[]", "object": "map"}.get(name, name)
 
 
-def _cause(mistake: Any) -> errors.Cause:
+def _cause(mistake: Any) -> errors.StatusCause:
     path, value, limit = _path(mistake), json.dumps(mistake.instance), mistake.validator_value
     body = f"{path} in body"
     match mistake.validator:
         case "required":
             missing = next(name for name in limit if name not in mistake.instance)
-            return errors.Cause(
+            return errors.StatusCause(
                 field=_path(mistake, missing), reason="FieldValueRequired", message="Required value"
             )
         case "type":
             shown = f'"{_json_type(mistake.instance)}"'
             message = f"Invalid value: {shown}: {body} must be of type {limit}: {shown}"
-            return errors.Cause(field=path, reason="FieldValueTypeInvalid", message=message)
+            return errors.StatusCause(field=path, reason="FieldValueTypeInvalid", message=message)
         case "enum":
             known = ", ".join(json.dumps(each) for each in sorted(limit))
             message = f"Unsupported value: {value}: supported values: {known}"
-            return errors.Cause(field=path, reason="FieldValueNotSupported", message=message)
+            return errors.StatusCause(field=path, reason="FieldValueNotSupported", message=message)
         case "maxLength":
             message = f"Too long: may not be more than {limit} bytes"
-            return errors.Cause(field=path, reason="FieldValueTooLong", message=message)
+            return errors.StatusCause(field=path, reason="FieldValueTooLong", message=message)
         case "minimum":
             why = f"{body} should be greater than or equal to {limit}"
         case "maximum":
@@ -296,13 +296,13 @@ def _cause(mistake: Any) -> errors.Cause:
     return _wrong(path, value, why)
 
 
-def _wrong(field: str, value: str, why: str) -> errors.Cause:
-    return errors.Cause(
+def _wrong(field: str, value: str, why: str) -> errors.StatusCause:
+    return errors.StatusCause(
         field=field, reason="FieldValueInvalid", message=f"Invalid value: {value}: {why}"
     )
 
 
-def _of_metadata(kind: ApiResource, metadata: Json) -> Iterator[errors.Cause]:
+def _of_metadata(kind: ApiResource, metadata: Json) -> Iterator[errors.StatusCause]:
     """Check names and labels, whose form no schema defines."""
     name = str(metadata.get("name") or "")
     shown = json.dumps(name)

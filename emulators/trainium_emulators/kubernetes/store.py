@@ -151,7 +151,7 @@ class Store:
         if "name" not in metadata and "generateName" in metadata:
             metadata["name"] = metadata["generateName"] + secrets.token_hex(3)[:5]
         if not metadata.get("name"):
-            cause = errors.Cause(
+            cause = errors.StatusCause(
                 field="metadata.name",
                 reason="FieldValueRequired",
                 message="Required value: name or generateName is required",

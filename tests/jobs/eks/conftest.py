@@ -17,8 +17,8 @@ from moto.eks.models import eks_backends
 from typer.testing import Result
 
 from jobs.eks import nodes
-from node_scaler.cluster import Cluster
-from node_scaler.group import NodeGroup
+from node_scaler.cluster import ClusterClient
+from node_scaler.group import ManagedNodeGroup
 from node_scaler.plan import Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
@@ -257,8 +257,8 @@ def scaler(eks: EksDesk, tmp_path: Path) -> Iterator[list[str]]:
     (tmp_path / "token").write_text("scaler")
     log: list[str] = []
     running = Scaler(
-        cluster=Cluster(eks.cluster.endpoint, tmp_path),
-        node_group=NodeGroup(
+        cluster=ClusterClient(eks.cluster.endpoint, tmp_path),
+        node_group=ManagedNodeGroup(
             cluster="cluster",
             name=NODE_GROUP,
             eks=eks.desk.client("eks"),

@@ -103,7 +103,7 @@ class ShardOrder:
         return shards, rows
 
 
-class Shards:
+class PhaseShards:
     """Shards in memory: those last used, and those a thread reads ahead."""
 
     def __init__(self, paths: list[Path], *, sizes: Sequence[int], capacity: int) -> None:
@@ -141,7 +141,7 @@ def shard_batches(
     """Return a pure function of positions; ``positions_of_a_step`` counts those of one rank."""
     # This step's shards and the next one's, which are read while this one is computed.
     capacity = 2 * order.shards_at_once(positions_of_a_step)
-    shards = Shards(paths, sizes=order.sizes, capacity=capacity)
+    shards = PhaseShards(paths, sizes=order.sizes, capacity=capacity)
 
     def batch(positions: range) -> Batch:
         found, rows = order.find(np.array(positions))

@@ -44,7 +44,7 @@ class DoesNotFit(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shards:
+class RankShards:
     """One rank's parameters as sharded by PyTorch."""
 
     tensor_parallel: int
@@ -115,7 +115,7 @@ class Memory:
         return "lower micro-batch or seq-len, or raise tensor-parallel"
 
 
-def measure_shards(plan: TrainingPlan) -> Shards:
+def measure_shards(plan: TrainingPlan) -> RankShards:
     """Build and shard the model as rank 0 of ``plan.num_ranks``; creates its own process group."""
     assert not dist.is_initialized()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_ranks)
@@ -139,7 +139,7 @@ def measure_shards(plan: TrainingPlan) -> Shards:
         sharded = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
     finally:
         dist.destroy_process_group()
-    return Shards(
+    return RankShards(
         tensor_parallel=sum(shape.numel() for shape in shapes.values()),
         trained=learnt,
         data_parallel=sharded,
@@ -153,7 +153,7 @@ def _local(parameter: torch.Tensor) -> torch.Tensor:
 
 def rank_memory(
     plan: TrainingPlan,
-    shards: Shards,
+    shards: RankShards,
     instance_type: InstanceType,
     layout: Layout,
 ) -> Memory:
@@ -178,7 +178,7 @@ class DryRun:
     plan: TrainingPlan
     layout: Layout
     """As NxD would compute it."""
-    shards: Shards
+    shards: RankShards
     memory: Memory
     seconds: float
 

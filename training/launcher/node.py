@@ -195,13 +195,16 @@ class WorkerNode(LocalNode):
             python=sys.executable,
             rendezvous_port=rendezvous_port,
             log_folder=self._scratch,
-            worker=worker_argv(self._request.argv),
+            worker=self._worker(),
         )
         if self._request.values.get("compile-only"):
             return compile_command(
                 self._node, command, python=sys.executable, argv=self._request.argv
             )
         return command
+
+    def _worker(self) -> list[str]:
+        return worker_argv(self._request.argv)
 
     def _environment(self) -> dict[str, str]:
         workload = self._request.workload

@@ -31,7 +31,6 @@ from training.launcher.node import (
     WorkerNode,
     kill_launch,
     reap,
-    torchrun_command,
 )
 from training.launcher.verdict import Verdict
 from training.program.environment import OWN_ROOTS, program_environment
@@ -131,14 +130,8 @@ class ProgramNode(WorkerNode):
         report = Preparation.find(self._scratch)
         return report.step if report is not None else "starting the preparation"
 
-    def _command(self, rendezvous_port: int) -> list[str]:
-        return torchrun_command(
-            self._node,
-            python=sys.executable,
-            rendezvous_port=rendezvous_port,
-            log_folder=self._scratch,
-            worker=[_WORKER],  # a file, which leaves no trace on Python's path
-        )
+    def _worker(self) -> list[str]:
+        return [_WORKER]  # a file, which leaves no trace on Python's path
 
     def _environment(self) -> dict[str, str]:
         env = super()._environment()

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 from tests.jobs.conftest import Desk
 from tests.jobs.programs import (
     command_of,
@@ -21,18 +19,16 @@ from tests.jobs.programs import (
     record,
     submitted,
 )
+from tests.support.schemas import conforms
 from training.core import arguments
 from trainium_catalogue import contract
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_dry_run_prints_the_job_and_sends_nothing(desk: Desk, program: Path) -> None:
     words = ("./train.py", "--nodes", "2", "--name", "x", "--", "--epochs", "3")
     document = dry_run(desk, *words)
 
-    schema = json.loads((ROOT / "docs" / "schemas" / "jobs-submit.schema.json").read_text())
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    conforms("jobs-submit", document)
     command = command_of(document)
     code = command[command.index("--code") + 1]
     assert command == [

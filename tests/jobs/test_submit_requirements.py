@@ -11,9 +11,9 @@ import pytest
 from jobs.program.requirements import read_requirements
 from jobs.submit.wheels import wheels_run
 from tests.jobs.conftest import Desk
-from tests.jobs.eks.conftest import conforms
 from tests.jobs.programs import command_of, record, submitted
 from tests.jobs.test_refusals import assert_refused
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 from trainium_emulators.aws import quotas
 

@@ -1,7 +1,7 @@
 """The Auto Scaling group of the node group.
 
 Its size is changed there, not with EKS's UpdateNodegroupConfig, where the group would choose which
-instances go. The ClusterClient Autoscaler does the same with managed node groups, and EKS adopts the
+instances go. The Cluster Autoscaler does the same with managed node groups, and EKS adopts the
 new size (Amazon EKS API reference, NodegroupScalingConfig).
 """
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -14,9 +13,7 @@ from typer.testing import CliRunner
 from benchmarks import __main__ as bench
 from benchmarks import graph
 from benchmarks.pairs import Comparison, MissingRequirement
-
-ROOT = Path(__file__).resolve().parent.parent
-SCHEMA = json.loads((ROOT / "docs" / "schemas" / "bench.schema.json").read_text())
+from tests.support.schemas import conforms
 
 
 def comparison(name: str, *, fails: bool = False) -> Comparison:
@@ -71,7 +68,7 @@ def run(
 
 def written(result: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads(result.read_text())
-    jsonschema.validate(document, SCHEMA)
+    conforms("bench", document)
     return document
 
 

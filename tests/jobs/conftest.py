@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -309,17 +309,6 @@ def _definition(workload: Workload) -> str:
         propagate_tags=True,
     )
     return str(registered.arn)
-
-
-@pytest.fixture
-def document() -> Callable[[Result], dict[str, Any]]:
-    """Read the one JSON document that a command printed."""
-
-    def read(result: Result) -> dict[str, Any]:
-        parsed: dict[str, Any] = json.loads(result.stdout)
-        return parsed
-
-    return read
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs.conftest import Desk
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 
 
@@ -15,7 +16,22 @@ def dry_run(desk: Desk, *words: str) -> dict[str, Any]:
     result = desk.run("submit", "--dry-run", "--json", *words)
     assert result.exit_code == 0, result.stderr
     document: dict[str, Any] = json.loads(result.stdout)
+    conforms("jobs-submit", document)
     return document
+
+
+def on_cluster(desk: Desk, *, image: str = "image") -> None:
+    """Have a cluster beside Batch, as far as a dry run looks."""
+    for name, value in {
+        contract.SSM_ORCHESTRATORS: "batch,eks",
+        contract.SSM_EKS_CLUSTER: "cluster",
+        contract.SSM_EKS_NAMESPACE: "jobs",
+        contract.SSM_EKS_QUEUE: "trainium",
+        contract.SSM_EKS_NODE_GROUP: "nodes",
+        contract.SSM_EKS_IMAGE: image,
+        contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "24",
+    }.items():
+        desk.parameter(name, value)
 
 
 def command_of(document: dict[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from moto.cloudformation.models import cloudformation_backends
 from moto.core import DEFAULT_ACCOUNT_ID
@@ -15,8 +14,8 @@ from moto.core import DEFAULT_ACCOUNT_ID
 from jobs.deploy_check.assembly import newer_source
 from tests.jobs.conftest import Desk
 from tests.jobs.test_refusals import assert_refused
+from tests.support.schemas import conforms
 
-SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "jobs-check-deploy.schema.json"
 STACK = "trainium-default-data"
 Json = dict[str, Any]
 
@@ -47,7 +46,7 @@ def check(desk: Desk, folder: Path, *arguments: str) -> Any:
 
 def document(desk: Desk, folder: Path) -> Json:
     found: Json = json.loads(check(desk, folder, "--json").stdout)
-    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    conforms("jobs-check-deploy", found)
     return found
 
 

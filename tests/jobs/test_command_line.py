@@ -7,11 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from tests.jobs.conftest import Desk
 from tests.support.limits import scaled
+from tests.support.schemas import conforms
 from tools import setup
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,9 +28,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_wrong_command_line_has_a_document_too(words: tuple[str, ...], says: str) -> None:
     result = Desk("").run(*words)
     document = json.loads(result.stdout)
-    schema = json.loads((ROOT / "docs" / "schemas" / "jobs-scale.schema.json").read_text())
 
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    conforms("jobs-scale", document)
     assert document["refused"] == "usage"
     assert says in document["message"]
     assert result.exit_code == 2

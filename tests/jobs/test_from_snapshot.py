@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from tests.jobs.conftest import Desk
 from tests.jobs.programs import dry_run, ended, record, running, snapshot, submitted
 from tests.jobs.test_refusals import assert_refused
-
-SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
+from tests.support.schemas import conforms
 
 
 @pytest.fixture
@@ -33,8 +31,7 @@ def manifest_key(number: int) -> str:
 def manifest(desk: Desk, number: int) -> dict[str, Any]:
     body = desk.client("s3").get_object(Bucket="bucket", Key=manifest_key(number))["Body"].read()
     found: dict[str, Any] = json.loads(body)
-    schema = json.loads((SCHEMAS / "snapshot.schema.json").read_text())
-    jsonschema.validate(found, schema, cls=jsonschema.Draft202012Validator)
+    conforms("snapshot", found)
     return found
 
 
@@ -45,9 +42,7 @@ def test_the_chosen_snapshot_becomes_the_newest(run: Desk) -> None:
     assert "1 file, 1 kB; not from 8 and 9\n" in said
     assert manifest(run, 10) == {**manifest(run, 7), "number": 10, "chosen": 7}
     assert [item.get("from_snapshot") for item in record(run)] == [None, "7"]
-    schema = json.loads((SCHEMAS / "program.schema.json").read_text())
-    document = {"format": 1, "submissions": record(run)}
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    conforms("program", {"format": 1, "submissions": record(run)})
 
     shown = run.run("code", "x").stdout.splitlines()
     assert ", from snapshot 7: train.py" in shown[1]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from jobs.program.requirements import read_requirements
 from jobs.submit.choose import wheels_run
 from tests.jobs.conftest import Desk
-from tests.jobs.eks.conftest import conforms
-from tests.jobs.programs import command_of, record, submitted
+from tests.jobs.programs import command_of, dry_run, on_cluster, record, submitted
 from tests.jobs.test_refusals import assert_refused
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 from trainium_emulators.aws import quotas
 
@@ -40,14 +39,6 @@ def key(program: Path) -> str:
 
 def collected(desk: Desk, key: str) -> None:
     desk.put(f"wheels/{key}/complete.json", {"format": 1})
-
-
-def dry_run(desk: Desk, *words: str) -> dict[str, Any]:
-    result = desk.run("submit", "--dry-run", "--json", *words)
-    assert result.exit_code == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    conforms("jobs-submit", found)
-    return found
 
 
 def test_a_job_collects_the_wheels_and_the_programs_job_depends_on_it(
@@ -250,20 +241,6 @@ def test_on_a_cluster_nothing_depends_on_the_job_that_collects(
     assert found["payload"]["kind"] == "Job"
     assert contract.ENV_AFTER_JOB not in json.dumps(found["payload"])
     assert found["wheels"]["payload"]["jobName"] == wheels_run(key)
-
-
-def on_cluster(desk: Desk, *, image: str) -> None:
-    """Have a cluster beside Batch, as far as a dry run looks."""
-    for name, value in {
-        contract.SSM_ORCHESTRATORS: "batch,eks",
-        contract.SSM_EKS_CLUSTER: "cluster",
-        contract.SSM_EKS_NAMESPACE: "jobs",
-        contract.SSM_EKS_QUEUE: "trainium",
-        contract.SSM_EKS_NODE_GROUP: "nodes",
-        contract.SSM_EKS_IMAGE: image,
-        contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: "24",
-    }.items():
-        desk.parameter(name, value)
 
 
 def test_a_run_that_goes_on_already_collects_nothing(desk: Desk, program: Path, key: str) -> None:

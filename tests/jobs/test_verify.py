@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from jobs.bucket.objects import Bucket
@@ -20,10 +19,10 @@ from jobs.verify.verification import Row, counts, is_good, joined, parse_record,
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import client_error
 from tests.jobs.probes.world import TARGET
+from tests.support.schemas import conforms
 from trainium_catalogue.documents import as_document
 from trainium_catalogue.probing import Finding, Probes, ProbeSite, Seen, State, is_intact, sealed
 
-SCHEMA = Path(__file__).resolve().parents[2] / "docs/schemas/verification-record.schema.json"
 CLAIMS = (
     Claim(id="memory", subject="node", claim="memory | fits", evidence="", open="x",
           probe=(ProbeSite.NODE,)),
@@ -78,7 +77,7 @@ def test_nodes_and_desk_make_one_intact_record() -> None:
 
     record = join(finding("quota", ProbeSite.DESK, State.RED, "1"), nodes=nodes)
 
-    jsonschema.validate(record, json.loads(SCHEMA.read_text()))
+    conforms("verification-record", record)
     assert is_intact(record)
     assert record["device"] == "xla"
     assert states(record) == {"memory": "green", "quota": "red", "destroy": "no probe"}
@@ -87,7 +86,7 @@ def test_nodes_and_desk_make_one_intact_record() -> None:
 def test_without_a_run_of_verify_the_nodes_rows_say_what_they_need() -> None:
     record = join(finding("quota", ProbeSite.DESK, State.GREEN, "2"))
 
-    jsonschema.validate(record, json.loads(SCHEMA.read_text()))
+    conforms("verification-record", record)
     (row,) = [row for row in rows_of(record, CLAIMS) if row.claim.id == "memory"]
     assert (row.state, row.seen) == ("not run", "needs a run of verify")
 
@@ -249,7 +248,7 @@ def test_a_record_is_shown_from_wherever_it_is(desk: Desk, place: str, tmp_path:
 
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout) == written
-    jsonschema.validate(written, json.loads(SCHEMA.read_text()))
+    conforms("verification-record", written)
 
 
 @pytest.mark.usefixtures("few_probes")

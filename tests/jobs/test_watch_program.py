@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
@@ -20,15 +19,10 @@ from jobs.program.losses import joined
 from tests.jobs.conftest import Desk
 from tests.jobs.fakes import client_error
 from tests.jobs.test_refusals import assert_refused
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 
-SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schemas"
 NOW = datetime(2026, 11, 22, 14, 0, tzinfo=UTC)
-
-
-def check_schema(name: str, document: Any) -> None:
-    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
 
 
 def read(desk: Desk, key: str) -> bytes:
@@ -66,7 +60,7 @@ def status_document(**more: Any) -> dict[str, Any]:
         ],
         "updated_at": (NOW - timedelta(seconds=2)).isoformat(),
     }  # fmt: skip
-    check_schema("program-status", document)
+    conforms("program-status", document)
     return {**document, **more}
 
 
@@ -98,7 +92,7 @@ def test_status_shows_it_under_the_job(desk: Desk, run: Path) -> None:
     assert "step 70: loss 2.5" in result.stdout
     assert "newest snapshot: 4" in result.stdout
     document = json.loads(desk.run("status", "x", "--json").stdout)
-    check_schema("jobs-status", document)
+    conforms("jobs-status", document)
     assert document["training"]["snapshots"][1]["number"] == 4
 
 
@@ -141,10 +135,10 @@ def test_without_losses_it_is_said_what_a_pattern_needs(desk: Desk, run: Path) -
 def test_what_the_desk_writes_is_what_the_schemas_say(desk: Desk, run: Path) -> None:
     record = json.loads(read(desk, "runs/x/program.json"))
 
-    check_schema("program", record)
+    conforms("program", record)
     assert len(record["submissions"]) == 2
     for item in record["submissions"]:
-        check_schema("bundle", json.loads(read(desk, f"runs/x/code/{item['code']}.json")))
+        conforms("bundle", json.loads(read(desk, f"runs/x/code/{item['code']}.json")))
 
 
 def test_code_lists_every_submission_and_the_files_of_one(desk: Desk, run: Path) -> None:
@@ -156,7 +150,7 @@ def test_code_lists_every_submission_and_the_files_of_one(desk: Desk, run: Path)
     assert lines[0].endswith(": train.py --lines 9")
     assert lines[2] == "files of submission 2 of run x:"
     assert [line.split()[-1] for line in lines[3:]] == ["run.sh", "train.py"]
-    check_schema("jobs-code", json.loads(desk.run("code", "x", "--json").stdout))
+    conforms("jobs-code", json.loads(desk.run("code", "x", "--json").stdout))
 
 
 def test_code_gives_the_files_back_as_they_were(desk: Desk, run: Path, tmp_path: Path) -> None:
@@ -241,7 +235,7 @@ def snapshot(desk: Desk, number: int, *files: tuple[str, bytes, list[int]]) -> N
         "format": 1, "number": number, "at": NOW.isoformat(), "nodes": 2, "main": 0,
         "bytes": sum(entry["bytes"] for entry in entries), "files": [*entries, cache],
     }  # fmt: skip
-    check_schema("snapshot", document)
+    conforms("snapshot", document)
     desk.put(f"runs/x/snapshots/{number:08d}.json", document)
 
 
@@ -253,7 +247,7 @@ def test_the_newest_snapshot_can_be_downloaded(desk: Desk, run: Path, tmp_path: 
     result = desk.run("download", "x", "--to", str(to), "--json")
 
     assert result.exit_code == 0, result.stderr
-    check_schema("jobs-download", json.loads(result.stdout))
+    conforms("jobs-download", json.loads(result.stdout))
     assert (to / "latest.pt").read_bytes() == b"new"
     assert (to / "node-0" / "shard" / "a").read_bytes() == b"0"
     assert (to / "node-1" / "shard" / "a").read_bytes() == b"1"

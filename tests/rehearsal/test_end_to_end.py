@@ -8,17 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from rehearsal.proofs.endings import FAULTS
+from tests.support.schemas import conforms
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
 # `make test` has each fault without a deployment, in tests/training/launcher.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
 SHORT = ("max-bytes=65536", "iterations=5", "seconds-per-size=1", "stop-grace-s=3")
 
 
@@ -61,7 +60,7 @@ def test_the_rehearsal_passes(receipt: dict[str, Any]) -> None:
 def test_the_receipt_fits_its_schema(receipt: dict[str, Any]) -> None:
     document = {key: value for key, value in receipt.items() if key != "exit_code"}
 
-    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    conforms("rehearsal-receipt", document)
 
 
 def test_every_stack_is_deployed(receipt: dict[str, Any]) -> None:

@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from rehearsal.deployment.state import RehearsalFolder
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS
 
@@ -22,7 +22,6 @@ from trainium_catalogue.workloads import WORKLOADS
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
-SCHEMA = ROOT / "docs" / "schemas" / "rehearsal-receipt.schema.json"
 SAMPLE = ROOT / "tests" / "programs" / "sample" / "train.py"
 ODD = Path(__file__).with_name("odd")
 ORCHESTRATORS = ("batch", "eks")
@@ -70,7 +69,7 @@ def test_it_passes_and_leaves_nothing(receipt: dict[str, Any]) -> None:
 
 
 def test_the_receipt_fits_its_schema(receipt: dict[str, Any]) -> None:
-    jsonschema.validate(receipt, json.loads(SCHEMA.read_text()))
+    conforms("rehearsal-receipt", receipt)
 
 
 @pytest.mark.parametrize("orchestrator", ORCHESTRATORS)

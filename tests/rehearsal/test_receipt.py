@@ -6,7 +6,6 @@ import io
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 from rich.console import Console
 
@@ -25,10 +24,8 @@ from rehearsal.receipt import (
     Size,
 )
 from rehearsal.report import tables as report
+from tests.support.schemas import conforms
 
-SCHEMA = json.loads(
-    (Path(__file__).resolve().parents[2] / "docs/schemas/rehearsal-receipt.schema.json").read_text()
-)
 SIZE = Size(bytes=1024, correct=True, p50_us=90, p99_us=120, algbw_gib_per_s=1, busbw_gib_per_s=2)
 
 
@@ -157,7 +154,7 @@ def test_the_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     receipt.write(path)
 
-    jsonschema.validate(json.loads(path.read_text()), SCHEMA)
+    conforms("rehearsal-receipt", json.loads(path.read_text()))
 
 
 def test_a_program_that_was_over_too_soon_proves_less_and_says_so() -> None:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from moto.eks.models import eks_backends
 from typer.testing import Result
@@ -196,12 +195,6 @@ class EksDesk:
                 return
             time.sleep(0.05)
         raise AssertionError(f"{run} is {found}, not {phases}")
-
-
-def conforms(schema: str, document: dict[str, Any]) -> None:
-    """Check a document against its published schema."""
-    text = (ROOT / "docs" / "schemas" / f"{schema}.schema.json").read_text()
-    jsonschema.validate(document, json.loads(text), cls=jsonschema.Draft202012Validator)
 
 
 @pytest.fixture

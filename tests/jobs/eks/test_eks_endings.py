@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jobs.eks.describe import node_of
-from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.jobs.eks.conftest import EksDesk
+from tests.support.schemas import conforms
 from trainium_catalogue.contract import attempts_prefix
 from trainium_catalogue.kubernetes import NAMESPACE
 from trainium_emulators.kubernetes.resources import POD

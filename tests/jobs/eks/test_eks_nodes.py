@@ -19,8 +19,9 @@ from jobs import torchx_components
 from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
 from jobs.errors import Refusal
 from rehearsal.deployment import binaries
-from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
+from tests.jobs.eks.conftest import ROOT, EksDesk
 from tests.support.limits import scaled
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 
 GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())

@@ -8,7 +8,8 @@ import pytest
 
 from jobs.program.requirements import read_requirements
 from jobs.submit.choose import wheels_run
-from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.jobs.eks.conftest import EksDesk
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 from trainium_emulators.kubernetes.resources import VOLCANO_JOB
 

@@ -6,7 +6,8 @@ import time
 
 from jobs.eks.describe import summarize
 from tests.emulators.volcano_jobs import job
-from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.jobs.eks.conftest import EksDesk
+from tests.support.schemas import conforms
 
 
 def test_runs_of_both_are_in_one_list(eks: EksDesk) -> None:

@@ -12,8 +12,9 @@ import pytest
 from jobs.deployment import read_deployment
 from jobs.eks import nodes
 from jobs.eks.nodes import read_node_group
-from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.jobs.eks.conftest import EksDesk
 from tests.support.limits import scaled
+from tests.support.schemas import conforms
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.kubernetes import NAMESPACE, NODE_REQUEST
 from trainium_catalogue.node_use import marked_since, stamp

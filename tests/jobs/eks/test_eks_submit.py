@@ -7,8 +7,9 @@ import time
 import pytest
 
 from jobs.eks.request import LaunchSpec
-from tests.jobs.eks.conftest import EksDesk, conforms
+from tests.jobs.eks.conftest import EksDesk
 from tests.support.limits import scaled
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
 from trainium_emulators.aws import quotas

@@ -11,8 +11,9 @@ import urllib.request
 import pytest
 
 from jobs.eks.pod_streams import parse_status
-from tests.jobs.eks.conftest import ROOT, EksDesk, conforms
+from tests.jobs.eks.conftest import ROOT, EksDesk
 from tests.support.limits import scaled
+from tests.support.schemas import conforms
 
 
 @pytest.fixture

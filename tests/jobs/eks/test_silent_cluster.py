@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.eks.conftest import EKS_PARAMETERS, EksDesk, conforms
+from tests.jobs.eks.conftest import EKS_PARAMETERS, EksDesk
 from tests.jobs.fakes import client_error
+from tests.support.schemas import conforms
 from trainium_catalogue import contract
 
 STATUS = {"version": 1, "workload": "llama-tiny", "run": "old", "state": "finished", "step": 20}

@@ -17,7 +17,7 @@ import os, pathlib, subprocess, sys, time
 from training.launcher.guardian import Guardian
 scratch, silence, life = pathlib.Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
 guardian = Guardian.open(scratch=scratch, silence_s=silence)
-subprocess.Popen(["sleep", "60"], env={**os.environ, "TRAINIUM_SCRATCH": str(scratch)},
+subprocess.Popen(["sleep", "600"], env={**os.environ, "TRAINIUM_SCRATCH": str(scratch)},
                  start_new_session=True, stdout=subprocess.DEVNULL)
 print(guardian._pid, flush=True)
 end = time.monotonic() + life

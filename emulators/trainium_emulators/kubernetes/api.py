@@ -147,8 +147,12 @@ def application(
             caller = identify(given) if token in (None, given) else None
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
-            if "Impersonate-User" in request.headers or "dryRun" in request.query:
-                raise errors.bad_request("the rehearsal neither impersonates nor runs dry")
+            # TorchX makes a dry run of what it creates.
+            is_dry = "dryRun" in request.query and request.method != "POST"
+            if is_dry or "Impersonate-User" in request.headers:
+                raise errors.bad_request(
+                    "the rehearsal impersonates no one, and makes dry runs of creations alone"
+                )
             request[_CALLER] = caller
             return await handler(request)
         except errors.ApiError as error:
@@ -264,7 +268,9 @@ class Api:
         body = await read_body(request, target.kind)
         check_place(target, body)
         schemas.check(target.kind, body)
-        entry = self._store.create(target.kind, target.namespace, body)
+        entry = self._store.create(
+            target.kind, target.namespace, body, dry_run=request.query.get("dryRun") == "All"
+        )
         return web.json_response(entry, status=201)
 
     async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:

@@ -147,13 +147,11 @@ def application(
             caller = identify(given) if token in (None, given) else None
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
+            groups = request.headers.getall("Impersonate-Group", [])
+            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
             # TorchX makes a dry run of what it creates.
-            is_dry = "dryRun" in request.query and request.method != "POST"
-            if is_dry or "Impersonate-User" in request.headers:
-                raise errors.bad_request(
-                    "the rehearsal impersonates no one, and makes dry runs of creations alone"
-                )
-            request[_CALLER] = caller
+            if "dryRun" in request.query and request.method != "POST":
+                raise errors.bad_request("the rehearsal makes dry runs of creations alone")
             return await handler(request)
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)

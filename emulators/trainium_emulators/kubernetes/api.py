@@ -147,9 +147,11 @@ def application(
             caller = identify(given) if token in (None, given) else None
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
-            if "Impersonate-User" in request.headers or "dryRun" in request.query:
-                raise errors.bad_request("the rehearsal neither impersonates nor runs dry")
-            request[_CALLER] = caller
+            groups = request.headers.getall("Impersonate-Group", [])
+            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
+            # TorchX makes a dry run of what it creates.
+            if "dryRun" in request.query and request.method != "POST":
+                raise errors.bad_request("the rehearsal makes dry runs of creations alone")
             return await handler(request)
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
@@ -264,7 +266,9 @@ class Api:
         body = await read_body(request, target.kind)
         check_place(target, body)
         schemas.check(target.kind, body)
-        entry = self._store.create(target.kind, target.namespace, body)
+        entry = self._store.create(
+            target.kind, target.namespace, body, dry_run=request.query.get("dryRun") == "All"
+        )
         return web.json_response(entry, status=201)
 
     async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:

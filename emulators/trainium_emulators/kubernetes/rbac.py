@@ -1,6 +1,6 @@
 """Authenticates callers, and authorises them by the roles in the store, like Kubernetes' RBAC.
 
-From kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC) and,
+From kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC, user impersonation) and,
 for connections to pods, pkg/registry/core/pod/rest of 1.35, where a websocket's GET needs the
 right to create as well (feature gate AuthorizePodWebsocketUpgradeCreatePermission).
 """
@@ -8,7 +8,7 @@ right to create as well (feature gate AuthorizePodWebsocketUpgradeCreatePermissi
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trainium_emulators.kubernetes import errors
@@ -96,6 +96,18 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
     if target.part == "exec" and method == "GET":
         return access("get"), access("create")
     return (access(verb),)
+
+
+def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[str]) -> Caller:
+    """Return the user that an administrator impersonates, as with ``kubectl --as``."""
+    name = headers.get("Impersonate-User")
+    if name is None:
+        return caller
+    if MASTERS not in caller.groups:
+        raise errors.ApiError(
+            403, "Forbidden", f'User "{caller.name}" cannot impersonate resource "users"'
+        )
+    return Caller(name=name, groups=frozenset(groups))
 
 
 class Authorizer:

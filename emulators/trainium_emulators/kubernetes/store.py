@@ -144,7 +144,9 @@ class Store:
             # Copies take most of the time of a list, so what is not asked for is not copied.
             return [copy.deepcopy(found[place]) for place in sorted(found)]
 
-    def create(self, kind: ApiResource, namespace: str, entry: Json) -> Json:
+    def create(
+        self, kind: ApiResource, namespace: str, entry: Json, *, dry_run: bool = False
+    ) -> Json:
         """Add an object; return it as stored."""
         entry = copy.deepcopy(entry)
         metadata = entry.setdefault("metadata", {})
@@ -165,6 +167,8 @@ class Store:
             self._refuse_create(kind, namespace, metadata)
             if kind in self._admissions:
                 entry = self._admissions[kind](self, entry)
+            if dry_run:
+                return entry
             if kind == DEFINITION:
                 self.kinds += [new for new in defined_kinds(entry) if new not in self.kinds]
             return self._keep("ADDED", kind, entry)

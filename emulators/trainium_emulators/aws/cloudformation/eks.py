@@ -20,7 +20,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
 )
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
-CERTIFICATE = base64.b64encode(files("moto.moto_proxy").joinpath("ca.crt").read_bytes()).decode()
+CERTIFICATE = base64.b64encode((files("moto") / "moto_proxy" / "ca.crt").read_bytes()).decode()
 """PEM in Base64, as in DescribeCluster: moto's own, since the API server speaks plain HTTP on
 loopback, so that it is never checked."""
 

@@ -561,7 +561,7 @@ PLANTINGS: tuple[Planting, ...] = (
         cause="cluster-gets-nodes",
         what="nodes on their way",
         status="RUNNABLE",
-        nodes=2,
+        nodes=0,
         annotations={"trainium/scale": "true"},
     ),
     OnBatch(cause="running", what="a run that works", status="RUNNING", log=["step 7 loss 2.1"]),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from jobs.errors import as_refusal, error_code, is_denied
 from jobs.job import LAUNCHERS_VERDICT, Job, NodeLog, RunSummary
@@ -145,14 +146,9 @@ def read_logs(evidence: Evidence, service: JobService, job: Job) -> None:
         streams = _streams(service, job, number if job.status == "RUNNING" else None)
         events: list[tuple[int, str, bool]] = []
         for stream in streams:
-            page = service.logs().get_log_events(
-                logGroupName=service.log_group,
-                logStreamName=stream.name,
-                startFromHead=False,
-                limit=_LOG_LINES,
-            )
             earlier = stream.attempt < number
-            events += [(int(e["timestamp"]), str(e["message"]), earlier) for e in page["events"]]
+            page = _last_page(service, stream.name)
+            events += [(int(e["timestamp"]), str(e["message"]), earlier) for e in page]
         newest.extend(time for time, _, _ in events)
         if job.status == "RUNNING" and not _is_silent(newest):
             return  # what a run prints while it works is no cause of anything
@@ -164,6 +160,22 @@ def read_logs(evidence: Evidence, service: JobService, job: Job) -> None:
     evidence.read("log", "logs:GetLogEvents", lines)
     if job.status == "RUNNING":
         evidence.facts += _silence(job, newest)
+
+
+def _last_page(service: JobService, stream: str) -> list[Mapping[str, Any]]:
+    """Read the end of a stream; none of a node that has printed nothing, which has no stream."""
+    try:
+        page = service.logs().get_log_events(
+            logGroupName=service.log_group,
+            logStreamName=stream,
+            startFromHead=False,
+            limit=_LOG_LINES,
+        )
+    except Exception as error:
+        if error_code(error) != "ResourceNotFoundException":
+            raise
+        return []
+    return list(page["events"])
 
 
 def _streams(service: JobService, job: Job, number: int | None) -> list[NodeLog]:

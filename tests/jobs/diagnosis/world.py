@@ -45,16 +45,16 @@ def answer(patch: pytest.MonkeyPatch, service: type, operation: str, found: Json
 
 def plant(planting: Planting, desk: Desk, eks: EksDesk | None, patch: pytest.MonkeyPatch) -> None:
     """Make the account, and the cluster, as the planting says."""
-    _account(planting, desk, patch)
     if isinstance(planting, OnBatch):
         _batch(planting, desk, patch)
     else:
         assert isinstance(planting, OnCluster) and eks is not None
         _cluster(planting, eks)
+    # Last, as a submission would be refused for what is planted here.
+    _account(planting, desk, patch)
 
 
 def _account(planting: Planting, desk: Desk, patch: pytest.MonkeyPatch) -> None:
-    # Never patched by name alone: a submission before the planting must not be refused.
     activities = [
         {
             "ActivityId": str(number),
@@ -114,7 +114,10 @@ def _log(planting: Planting, desk: Desk, stream: str) -> None:
 # --- Batch -----------------------------------------------------------------------------------
 def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
     for run, size in planting.others.items():
-        desk.submitted(run, num_nodes=size)
+        other = desk.backend_job(desk.submitted(run, num_nodes=size))
+        # As ListJobs shows it (Batch API reference, JobSummary); moto leaves it out.
+        short = {**other.describe_short(), "nodeProperties": {"numNodes": size}}
+        patch.setattr(other, "describe_short", lambda shown=short: shown)
     job_id = desk.submitted(RUN)
     _log(planting, desk, STREAM)
     stopped = _milliseconds(timedelta(minutes=1)) if planting.codes else None

@@ -21,6 +21,7 @@ from tests.jobs.eks.conftest import INSTANCE_TYPE, NODE_GROUP, EksDesk
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.kubernetes import EFA_RESOURCE, NAMESPACE, NEURON_RESOURCE, pod_resources
 from trainium_emulators.aws import quotas
+from trainium_emulators.kubernetes import store
 from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
 from trainium_emulators.kubernetes.volcano_objects import record_event
 
@@ -178,20 +179,20 @@ def _amend(patch: pytest.MonkeyPatch, operation: str, changes: Mapping[str, Any]
 
 # --- the cluster -----------------------------------------------------------------------------
 def _cluster(planting: OnCluster, eks: EksDesk) -> None:
-    store = eks.cluster.store
+    objects = eks.cluster.store
     for run, size in planting.others.items():
         _job(eks, run, size, "Running", {})
     eks.cluster.scale(NODE_GROUP, INSTANCE_TYPE, planting.nodes)
     phase = _PHASES.get(planting.status, "") if planting.phase is None else planting.phase
     made = _job(eks, RUN, 2, phase, dict(planting.annotations), len(planting.earlier))
     if planting.node:
-        store.update(NODE, "", eks.node_names()[0], lambda node: _harm(node, planting.node))
+        objects.update(NODE, "", eks.node_names()[0], lambda node: _harm(node, planting.node))
     for index in range(2):
         if _has_pods(planting):
             _pod(planting, eks, index)
     for reason, message in planting.events:
-        about = store.get(POD, NAMESPACE, _name(0)) if planting.status == "STARTING" else made
-        record_event(store, about, reason=reason, message=message, type_="Warning")
+        about = objects.get(POD, NAMESPACE, _name(0)) if planting.status == "STARTING" else made
+        record_event(objects, about, reason=reason, message=message, type_="Warning")
     attempts = contract.attempts_prefix(RUN, RUN)
     if planting.ending is not None:
         code, why = planting.ending
@@ -216,7 +217,10 @@ def _job(
     resources = {"limits": pod_resources(INSTANCE_TYPE)}
     manifest = job(run, ["true"], nodes=size, resources=resources)
     manifest["metadata"] |= {"annotations": annotations}
-    eks.cluster.apply(manifest)
+    with pytest.MonkeyPatch.context() as clock:
+        # Old enough for Volcano to have seen it.
+        clock.setattr(store, "now", lambda: _time(timedelta(minutes=5)))
+        eks.cluster.apply(manifest)
     state = {"phase": phase, "lastTransitionTime": _time()}
     status: Json = {"state": state, "retryCount": restarts} if phase else {}
     if phase == "Running":
@@ -226,14 +230,12 @@ def _job(
 
     def show(entry: Json) -> None:
         entry["status"] = status
-        created = datetime.now(UTC) - timedelta(minutes=5)
-        entry["metadata"]["creationTimestamp"] = f"{created:%Y-%m-%dT%H:%M:%SZ}"
 
     return eks.cluster.store.update(VOLCANO_JOB, NAMESPACE, run, show)
 
 
-def _time() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _time(ago: timedelta = timedelta(0)) -> str:
+    return f"{datetime.now(UTC) - ago:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _harm(node: Json, how: str) -> None:

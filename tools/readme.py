@@ -56,7 +56,7 @@ def causes_table() -> str:
                 cause.says,
                 ", ".join(
                     dict.fromkeys(
-                        source.value
+                        source.title
                         for source in (*sum((SOURCES[w] for w in cause.texts), ()), *cause.wrong)
                     )
                 ),

@@ -21,7 +21,7 @@ from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 _TABLE = Path(__file__).with_name("causes.toml")
 SOURCES: Mapping[str, tuple[Source, ...]] = {
-    **{source.name.lower(): (source,) for source in Source},
+    **{source.value: (source,) for source in Source},
     "launch": (Source.ACTIVITY, Source.NODE_GROUP),
     "pod": (Source.REASON, Source.EVENT),
     "words": (Source.REASON, Source.LOG),

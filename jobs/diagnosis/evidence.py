@@ -23,29 +23,59 @@ SILENCE_S = 1800.0
 
 
 class Source(StrEnum):
-    """Where a fact comes from."""
+    """Where a fact comes from: its word in documents."""
 
-    STATE = "state of the job"
-    REASON = "reasons of the job and its nodes"
-    LOG = "last lines of the log"
-    SILENCE = "time since the last line"
-    DEPENDENCY = "jobs it waits for"
-    QUEUE = "job queue"
-    ENVIRONMENT = "compute environment"
-    LIMIT = "size limit of the deployment"
-    AHEAD = "runs that have the nodes"
-    QUOTA = "quota of the account"
-    RESERVATION = "capacity reservation"
-    ACTIVITY = "scaling activities"
-    ADDRESSES = "addresses of the subnet"
-    HOST = "instances and their consoles"
-    GROUP = "default security group"
-    NODE_GROUP = "node group"
-    NODES = "number of nodes"
-    NODE = "conditions of nodes"
-    SCALER = "node scaler"
-    EVENT = "events of the cluster"
-    LEAVING = "pods of the attempt before"
+    STATE = "state"
+    REASON = "reason"
+    LOG = "log"
+    SILENCE = "silence"
+    DEPENDENCY = "dependency"
+    QUEUE = "queue"
+    ENVIRONMENT = "environment"
+    LIMIT = "limit"
+    AHEAD = "ahead"
+    QUOTA = "quota"
+    RESERVATION = "reservation"
+    ACTIVITY = "activity"
+    ADDRESSES = "addresses"
+    HOST = "host"
+    GROUP = "group"
+    NODE_GROUP = "node-group"
+    NODES = "nodes"
+    NODE = "node"
+    SCALER = "scaler"
+    EVENT = "event"
+    LEAVING = "leaving"
+
+    @property
+    def title(self) -> str:
+        """The source in words."""
+        return _TITLES[self]
+
+
+_TITLES: Mapping[Source, str] = {
+    Source.STATE: "state of the job",
+    Source.REASON: "reasons of the job and its nodes",
+    Source.LOG: "last lines of the log",
+    Source.SILENCE: "time since the last line",
+    Source.DEPENDENCY: "jobs it waits for",
+    Source.QUEUE: "job queue",
+    Source.ENVIRONMENT: "compute environment",
+    Source.LIMIT: "size limit of the deployment",
+    Source.AHEAD: "runs that have the nodes",
+    Source.QUOTA: "quota of the account",
+    Source.RESERVATION: "capacity reservation",
+    Source.ACTIVITY: "scaling activities",
+    Source.ADDRESSES: "addresses of the subnet",
+    Source.HOST: "instances and their consoles",
+    Source.GROUP: "default security group",
+    Source.NODE_GROUP: "node group",
+    Source.NODES: "number of nodes",
+    Source.NODE: "conditions of nodes",
+    Source.SCALER: "node scaler",
+    Source.EVENT: "events of the cluster",
+    Source.LEAVING: "pods of the attempt before",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

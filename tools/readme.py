@@ -45,9 +45,9 @@ def causes_table() -> str:
         "jobs": "python -m jobs",
         "scale": "python -m jobs scale",
     }
-    names |= {"again": "python -m jobs submit PROGRAM --name RUN", "namespace": "-n NAMESPACE"}
+    names |= {"again": "python -m jobs submit ./train.py --name RUN", "namespace": "-n NAMESPACE"}
     fields = ("run", "nodes", "vcpus", "queue", "environment", "group")
-    names |= {name: name.upper() for name in fields} | {"region": "--region REGION"}
+    names |= {name: name.upper() for name in fields} | {"region": "--region REGION", "hours": "24"}
     return table(
         ("cause", "meaning", "shown by", "line to paste", "source"),
         *(

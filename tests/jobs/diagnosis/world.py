@@ -135,6 +135,10 @@ def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
         startedAt=started,
         **({} if stopped is None else {"stoppedAt": stopped}),
     )
+    planted = desk.backend_job(job_id)
+    short = {"status": planting.status, "statusReason": planting.reason or ""}
+    listed = {**planted.describe_short(), **short}
+    patch.setattr(planted, "describe_short", lambda: listed)
     name = {"AutoScalingGroupName": "AWSBatch-environment-asg-640012bd"}
     group = {**name, "MinSize": 0, "MaxSize": 4, "DesiredCapacity": 2}
     answer(

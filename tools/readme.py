@@ -57,7 +57,8 @@ def causes_table() -> str:
                 ", ".join(
                     dict.fromkeys(
                         source.title
-                        for source in (*sum((SOURCES[w] for w in cause.texts), ()), *cause.wrong)
+                        for sources in (*(SOURCES[where] for where in cause.texts), cause.wrong)
+                        for source in sources
                     )
                 ),
                 f"`{cause.remedy.format(**names)}`",

@@ -94,7 +94,6 @@ class Fact:
 class Evidence:
     """Facts about a run: the most direct first."""
 
-    run: RunSummary | Job
     facts: list[Fact] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """What was not read, with the right that is missing or the error."""
@@ -119,7 +118,7 @@ class Evidence:
 
 def of_summary(run: RunSummary) -> Evidence:
     """Return what a list of runs shows of one."""
-    found = Evidence(run, exit_code=run.exit_code if run.ended else None)
+    found = Evidence(exit_code=run.exit_code if run.ended else None)
     if is_news(run.status_reason):
         found.facts.append(Fact(source=Source.REASON, text=str(run.status_reason)))
     found.facts.append(Fact(source=Source.STATE, text=run.status))
@@ -128,7 +127,7 @@ def of_summary(run: RunSummary) -> Evidence:
 
 def of_job(job: Job) -> Evidence:
     """Return what the description of a job shows: states, reasons and exit codes."""
-    found = Evidence(job, exit_code=_exit_code(job))
+    found = Evidence(exit_code=_exit_code(job))
     past, present = [], []
     number = _number_of(job)
     reasons = [job.status_reason, *(node.status_reason for node in job.nodes)]

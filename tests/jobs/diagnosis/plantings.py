@@ -161,6 +161,18 @@ PLANTINGS: tuple[Planting, ...] = (
         status="RUNNABLE",
         reservation={"State": "active", "starts": -1, "AvailableInstanceCount": 1},
     ),
+    OnBatch(
+        cause="no-spot-capacity",
+        what="no Spot capacity",
+        status="RUNNABLE",
+        activities=["UnfulfillableCapacity: There is no Spot capacity available."],
+    ),
+    OnBatch(
+        cause="spot-quota",
+        what="launches beyond the quota of Spot",
+        status="RUNNABLE",
+        activities=["Max spot instance count exceeded. Launching EC2 instance failed."],
+    ),
     # --- it waits in a queue ---------------------------------------------------------------------
     OnBatch(
         cause="no-capacity",

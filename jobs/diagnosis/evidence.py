@@ -128,7 +128,8 @@ def of_summary(run: RunSummary) -> Evidence:
 def of_job(job: Job) -> Evidence:
     """Return what the description of a job shows: states, reasons and exit codes."""
     found = Evidence(exit_code=_exit_code(job))
-    past, present = [], []
+    past: list[str] = []
+    present: list[str] = []
     number = _number_of(job)
     reasons = [job.status_reason, *(node.status_reason for node in job.nodes)]
     present += [str(reason) for reason in reasons if is_news(reason)]

@@ -259,7 +259,7 @@ def strangers(
         now: The time.
 
     Nobody else terminates them: EC2 finds them healthy, and EKS does not look again
-    (aws/containers-roadmap issue 764). The ClusterClient Autoscaler does the same (its FAQ,
+    (aws/containers-roadmap issue 764). The Cluster Autoscaler does the same (its FAQ,
     ``max-node-provision-time``).
     """
     known = {instance_of(node) for node in nodes}

@@ -47,9 +47,9 @@ def causes_table() -> str:
         "jobs": "python -m jobs",
         "scale": "python -m jobs scale",
     }
-    names |= {"again": "python -m jobs submit PROGRAM --name RUN", "namespace": "-n NAMESPACE"}
+    names |= {"again": "python -m jobs submit ./train.py --name RUN", "namespace": "-n NAMESPACE"}
     fields = ("run", "nodes", "vcpus", "queue", "environment", "group")
-    names |= {name: name.upper() for name in fields} | {"region": "--region REGION"}
+    names |= {name: name.upper() for name in fields} | {"region": "--region REGION", "hours": "24"}
     return table(
         ("cause", "meaning", "shown by", "line to paste", "source"),
         *(
@@ -58,8 +58,9 @@ def causes_table() -> str:
                 cause.says,
                 ", ".join(
                     dict.fromkeys(
-                        source.value
-                        for source in (*sum((SOURCES[w] for w in cause.texts), ()), *cause.wrong)
+                        source.title
+                        for sources in (*(SOURCES[where] for where in cause.texts), cause.wrong)
+                        for source in sources
                     )
                 ),
                 f"`{cause.remedy.format(**names)}`",

@@ -21,7 +21,7 @@ from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 _TABLE = Path(__file__).with_name("causes.toml")
 SOURCES: Mapping[str, tuple[EvidenceSource, ...]] = {
-    **{source.name.lower(): (source,) for source in EvidenceSource},
+    **{source.value: (source,) for source in EvidenceSource},
     "launch": (EvidenceSource.ACTIVITY, EvidenceSource.NODE_GROUP),
     "pod": (EvidenceSource.REASON, EvidenceSource.EVENT),
     "words": (EvidenceSource.REASON, EvidenceSource.LOG),
@@ -117,10 +117,10 @@ CAUSES: tuple[Cause, ...] = (
 
 
 def fields(target: Deployment, job: Job) -> dict[str, object]:
-    """Return what remedies name, of one run; ``PROGRAM`` is the user's own."""
+    """Return what remedies name, of one run; ``./train.py`` is the user's program."""
     jobs, known = cli_command(target), WORKLOADS.get(job.workload or "")
     is_program = known is None or known.runs_program
-    what = ["PROGRAM" if is_program else str(job.workload)]
+    what = ["./train.py" if is_program else str(job.workload)]
     if known is None or known.hardware is not Hardware.CPU:
         what += ["--nodes", str(job.num_nodes)]
     if job.orchestrator is Orchestrator.EKS:
@@ -130,6 +130,7 @@ def fields(target: Deployment, job: Job) -> dict[str, object]:
         "run": job.run,
         "again": f"{jobs} submit {' '.join(what)} --name {job.run}",
         "nodes": job.num_nodes,
+        "hours": f"{target.cap_hours(job.orchestrator):g}",
         "vcpus": target.instance_type.vcpus_for(job.num_nodes),
         # Of a deployment whose other settings are unknown, the rest of the text says so.
         "redeploy": target.redeploy().split("`")[1],

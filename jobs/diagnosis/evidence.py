@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from jobs.errors import as_refusal, error_code, is_denied
 from jobs.job import LAUNCHERS_VERDICT, Job, NodeLog, RunSummary
@@ -22,29 +23,59 @@ SILENCE_S = 1800.0
 
 
 class EvidenceSource(StrEnum):
-    """Where a fact comes from."""
+    """Where a fact comes from: its word in documents."""
 
-    STATE = "state of the job"
-    REASON = "reasons of the job and its nodes"
-    LOG = "last lines of the log"
-    SILENCE = "time since the last line"
-    DEPENDENCY = "jobs it waits for"
-    QUEUE = "job queue"
-    ENVIRONMENT = "compute environment"
-    LIMIT = "size limit of the deployment"
-    AHEAD = "runs that have the nodes"
-    QUOTA = "quota of the account"
-    RESERVATION = "capacity reservation"
-    ACTIVITY = "scaling activities"
-    ADDRESSES = "addresses of the subnet"
-    HOST = "instances and their consoles"
-    GROUP = "default security group"
-    NODE_GROUP = "node group"
-    NODES = "number of nodes"
-    NODE = "conditions of nodes"
-    SCALER = "node scaler"
-    EVENT = "events of the cluster"
-    LEAVING = "pods of the attempt before"
+    STATE = "state"
+    REASON = "reason"
+    LOG = "log"
+    SILENCE = "silence"
+    DEPENDENCY = "dependency"
+    QUEUE = "queue"
+    ENVIRONMENT = "environment"
+    LIMIT = "limit"
+    AHEAD = "ahead"
+    QUOTA = "quota"
+    RESERVATION = "reservation"
+    ACTIVITY = "activity"
+    ADDRESSES = "addresses"
+    HOST = "host"
+    GROUP = "group"
+    NODE_GROUP = "node-group"
+    NODES = "nodes"
+    NODE = "node"
+    SCALER = "scaler"
+    EVENT = "event"
+    LEAVING = "leaving"
+
+    @property
+    def title(self) -> str:
+        """The source in words."""
+        return _TITLES[self]
+
+
+_TITLES: Mapping[EvidenceSource, str] = {
+    EvidenceSource.STATE: "state of the job",
+    EvidenceSource.REASON: "reasons of the job and its nodes",
+    EvidenceSource.LOG: "last lines of the log",
+    EvidenceSource.SILENCE: "time since the last line",
+    EvidenceSource.DEPENDENCY: "jobs it waits for",
+    EvidenceSource.QUEUE: "job queue",
+    EvidenceSource.ENVIRONMENT: "compute environment",
+    EvidenceSource.LIMIT: "size limit of the deployment",
+    EvidenceSource.AHEAD: "runs that have the nodes",
+    EvidenceSource.QUOTA: "quota of the account",
+    EvidenceSource.RESERVATION: "capacity reservation",
+    EvidenceSource.ACTIVITY: "scaling activities",
+    EvidenceSource.ADDRESSES: "addresses of the subnet",
+    EvidenceSource.HOST: "instances and their consoles",
+    EvidenceSource.GROUP: "default security group",
+    EvidenceSource.NODE_GROUP: "node group",
+    EvidenceSource.NODES: "number of nodes",
+    EvidenceSource.NODE: "conditions of nodes",
+    EvidenceSource.SCALER: "node scaler",
+    EvidenceSource.EVENT: "events of the cluster",
+    EvidenceSource.LEAVING: "pods of the attempt before",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +94,6 @@ class Fact:
 class RunEvidence:
     """Facts about a run: the most direct first."""
 
-    run: RunSummary | Job
     facts: list[Fact] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     """What was not read, with the right that is missing or the error."""
@@ -88,7 +118,7 @@ class RunEvidence:
 
 def of_summary(run: RunSummary) -> RunEvidence:
     """Return what a list of runs shows of one."""
-    found = RunEvidence(run, exit_code=run.exit_code if run.ended else None)
+    found = RunEvidence(exit_code=run.exit_code if run.ended else None)
     if is_news(run.status_reason):
         found.facts.append(Fact(source=EvidenceSource.REASON, text=str(run.status_reason)))
     found.facts.append(Fact(source=EvidenceSource.STATE, text=run.status))
@@ -97,7 +127,7 @@ def of_summary(run: RunSummary) -> RunEvidence:
 
 def of_job(job: Job) -> RunEvidence:
     """Return what the description of a job shows: states, reasons and exit codes."""
-    found = RunEvidence(job, exit_code=_exit_code(job))
+    found = RunEvidence(exit_code=_exit_code(job))
     past: list[str] = []
     present: list[str] = []
     number = _number_of(job)
@@ -148,14 +178,9 @@ def read_logs(evidence: RunEvidence, service: JobService, job: Job) -> None:
         streams = _streams(service, job, number if job.status == "RUNNING" else None)
         events: list[tuple[int, str, bool]] = []
         for stream in streams:
-            page = service.logs().get_log_events(
-                logGroupName=service.log_group,
-                logStreamName=stream.name,
-                startFromHead=False,
-                limit=_LOG_LINES,
-            )
             earlier = stream.attempt < number
-            events += [(int(e["timestamp"]), str(e["message"]), earlier) for e in page["events"]]
+            page = _last_page(service, stream.name)
+            events += [(int(e["timestamp"]), str(e["message"]), earlier) for e in page]
         newest.extend(time for time, _, _ in events)
         if job.status == "RUNNING" and not _is_silent(newest):
             return  # what a run prints while it works is no cause of anything
@@ -167,6 +192,22 @@ def read_logs(evidence: RunEvidence, service: JobService, job: Job) -> None:
     evidence.read("log", "logs:GetLogEvents", lines)
     if job.status == "RUNNING":
         evidence.facts += _silence(job, newest)
+
+
+def _last_page(service: JobService, stream: str) -> list[Mapping[str, Any]]:
+    """Read the end of a stream; none of a node that has printed nothing, which has no stream."""
+    try:
+        page = service.logs().get_log_events(
+            logGroupName=service.log_group,
+            logStreamName=stream,
+            startFromHead=False,
+            limit=_LOG_LINES,
+        )
+    except Exception as error:
+        if error_code(error) != "ResourceNotFoundException":
+            raise
+        return []
+    return list(page["events"])
 
 
 def _streams(service: JobService, job: Job, number: int | None) -> list[NodeLog]:

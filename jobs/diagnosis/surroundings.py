@@ -173,13 +173,14 @@ class _Surroundings:
     # --- Batch -----------------------------------------------------------------------------------
     def batch(self) -> None:
         """Read queue, compute environment and what its hosts need."""
+        names: list[str] = []
         environments: list[Mapping[str, Any]] = []
         read = self.evidence.read
-        read("queue", "batch:DescribeJobQueues", self._queue)
+        read("queue", "batch:DescribeJobQueues", lambda: self._queue(names))
         read(
             "compute environment",
             "batch:DescribeComputeEnvironments",
-            lambda: self._environment(environments),
+            lambda: self._environment(names, environments),
         )
         read("runs ahead", "batch:ListJobs", self.ahead)
         read("quota", "servicequotas:GetServiceQuota", self.quota)
@@ -192,22 +193,23 @@ class _Surroundings:
         read("hosts", "ec2:DescribeInstances and ec2:GetConsoleOutput", self.consoles)
         read("subnet", "ec2:DescribeSubnets", lambda: self._subnets(environments))
 
-    def _queue(self) -> Iterator[Fact]:
+    def _queue(self, names: list[str]) -> Iterator[Fact]:
         on_nodes = self.hardware is Hardware.TRAINIUM
         name = self.target.job_queue if on_nodes else self.target.cpu_job_queue
         for queue in self.aws.batch().describe_job_queues(jobQueues=[name])["jobQueues"]:
+            names += [each["computeEnvironment"] for each in queue["computeEnvironmentOrder"]]
             yield _state_of(EvidenceSource.QUEUE, queue)
 
-    def _environment(self, found: list[Mapping[str, Any]]) -> Iterator[Fact]:
-        if self.hardware is Hardware.CPU or self.target.compute_environment is None:
-            return
-        asked = {"computeEnvironments": [self.target.compute_environment]}
+    def _environment(self, names: list[str], found: list[Mapping[str, Any]]) -> Iterator[Fact]:
+        if not names:
+            return  # every one of the account would be described
+        asked = {"computeEnvironments": names}
         found += self.aws.batch().describe_compute_environments(**asked)["computeEnvironments"]
         needed = self.target.instance_type.vcpus_for(self.job.num_nodes)
         for environment in found:
             yield _state_of(EvidenceSource.ENVIRONMENT, environment)
             most = (environment.get("computeResources") or {}).get("maxvCpus")
-            if most is not None:
+            if most is not None and self.hardware is Hardware.TRAINIUM:
                 text = f"the compute environment may have {most} vCPUs, the job needs {needed}"
                 yield Fact(source=EvidenceSource.LIMIT, text=text, wrong=most < needed)
 
@@ -227,7 +229,8 @@ class _Surroundings:
 
     def _subnets(self, environments: Iterable[Mapping[str, Any]]) -> Iterator[Fact]:
         layout = EfaLayout((self.target.settings or {}).get("efa_layout", EfaLayout.EFA))
-        needed = self.job.num_nodes * self.target.instance_type.addresses_per_node(layout)
+        of_node = self.target.instance_type.addresses_per_node(layout)
+        needed = self.job.num_nodes * (of_node if self.hardware is Hardware.TRAINIUM else 1)
         for environment in environments:
             subnets = (environment.get("computeResources") or {}).get("subnets") or ()
             yield from self.addresses(subnets, needed)

@@ -161,6 +161,18 @@ PLANTINGS: tuple[Planting, ...] = (
         status="RUNNABLE",
         reservation={"State": "active", "starts": -1, "AvailableInstanceCount": 1},
     ),
+    OnBatch(
+        cause="no-spot-capacity",
+        what="no Spot capacity",
+        status="RUNNABLE",
+        activities=["UnfulfillableCapacity: There is no Spot capacity available."],
+    ),
+    OnBatch(
+        cause="spot-quota",
+        what="launches beyond the quota of Spot",
+        status="RUNNABLE",
+        activities=["Max spot instance count exceeded. Launching EC2 instance failed."],
+    ),
     # --- it waits in a queue ---------------------------------------------------------------------
     OnBatch(
         cause="no-capacity",
@@ -561,7 +573,7 @@ PLANTINGS: tuple[Planting, ...] = (
         cause="cluster-gets-nodes",
         what="nodes on their way",
         status="RUNNABLE",
-        nodes=2,
+        nodes=0,
         annotations={"trainium/scale": "true"},
     ),
     OnBatch(cause="running", what="a run that works", status="RUNNING", log=["step 7 loss 2.1"]),

@@ -21,6 +21,7 @@ from tests.jobs.eks.conftest import INSTANCE_TYPE, NODE_GROUP, EksDesk
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.kubernetes import EFA_RESOURCE, NAMESPACE, NEURON_RESOURCE, pod_resources
 from trainium_emulators.aws import quotas
+from trainium_emulators.kubernetes import store
 from trainium_emulators.kubernetes.resources import NODE, POD, VOLCANO_JOB
 from trainium_emulators.kubernetes.volcano_objects import record_event
 
@@ -45,16 +46,16 @@ def answer(patch: pytest.MonkeyPatch, service: type, operation: str, found: Json
 
 def plant(planting: Planting, desk: Desk, eks: EksDesk | None, patch: pytest.MonkeyPatch) -> None:
     """Make the account, and the cluster, as the planting says."""
-    _account(planting, desk, patch)
     if isinstance(planting, OnBatch):
         _batch(planting, desk, patch)
     else:
         assert isinstance(planting, OnCluster) and eks is not None
         _cluster(planting, eks)
+    # Last, as a submission would be refused for what is planted here.
+    _account(planting, desk, patch)
 
 
 def _account(planting: Planting, desk: Desk, patch: pytest.MonkeyPatch) -> None:
-    # Never patched by name alone: a submission before the planting must not be refused.
     activities = [
         {
             "ActivityId": str(number),
@@ -114,7 +115,10 @@ def _log(planting: Planting, desk: Desk, stream: str) -> None:
 # --- Batch -----------------------------------------------------------------------------------
 def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
     for run, size in planting.others.items():
-        desk.submitted(run, num_nodes=size)
+        other = desk.backend_job(desk.submitted(run, num_nodes=size))
+        # As ListJobs shows it (Batch API reference, JobSummary); moto leaves it out.
+        short = {**other.describe_short(), "nodeProperties": {"numNodes": size}}
+        patch.setattr(other, "describe_short", lambda shown=short: shown)
     job_id = desk.submitted(RUN)
     _log(planting, desk, STREAM)
     stopped = _milliseconds(timedelta(minutes=1)) if planting.codes else None
@@ -131,6 +135,10 @@ def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
         startedAt=started,
         **({} if stopped is None else {"stoppedAt": stopped}),
     )
+    planted = desk.backend_job(job_id)
+    short = {"status": planting.status, "statusReason": planting.reason or ""}
+    listed = {**planted.describe_short(), **short}
+    patch.setattr(planted, "describe_short", lambda: listed)
     name = {"AutoScalingGroupName": "AWSBatch-environment-asg-640012bd"}
     group = {**name, "MinSize": 0, "MaxSize": 4, "DesiredCapacity": 2}
     answer(
@@ -175,20 +183,20 @@ def _amend(patch: pytest.MonkeyPatch, operation: str, changes: Mapping[str, Any]
 
 # --- the cluster -----------------------------------------------------------------------------
 def _cluster(planting: OnCluster, eks: EksDesk) -> None:
-    store = eks.cluster.store
+    objects = eks.cluster.store
     for run, size in planting.others.items():
         _job(eks, run, size, "Running", {})
     eks.cluster.scale(NODE_GROUP, INSTANCE_TYPE, planting.nodes)
     phase = _PHASES.get(planting.status, "") if planting.phase is None else planting.phase
     made = _job(eks, RUN, 2, phase, dict(planting.annotations), len(planting.earlier))
     if planting.node:
-        store.update(NODE, "", eks.node_names()[0], lambda node: _harm(node, planting.node))
+        objects.update(NODE, "", eks.node_names()[0], lambda node: _harm(node, planting.node))
     for index in range(2):
         if _has_pods(planting):
             _pod(planting, eks, index)
     for reason, message in planting.events:
-        about = store.get(POD, NAMESPACE, _name(0)) if planting.status == "STARTING" else made
-        record_event(store, about, reason=reason, message=message, type_="Warning")
+        about = objects.get(POD, NAMESPACE, _name(0)) if planting.status == "STARTING" else made
+        record_event(objects, about, reason=reason, message=message, type_="Warning")
     attempts = contract.attempts_prefix(RUN, RUN)
     if planting.ending is not None:
         code, why = planting.ending
@@ -213,7 +221,10 @@ def _job(
     resources = {"limits": pod_resources(INSTANCE_TYPE)}
     manifest = job(run, ["true"], nodes=size, resources=resources)
     manifest["metadata"] |= {"annotations": annotations}
-    eks.cluster.apply(manifest)
+    with pytest.MonkeyPatch.context() as clock:
+        # Old enough for Volcano to have seen it.
+        clock.setattr(store, "now", lambda: _time(timedelta(minutes=5)))
+        eks.cluster.apply(manifest)
     state = {"phase": phase, "lastTransitionTime": _time()}
     status: Json = {"state": state, "retryCount": restarts} if phase else {}
     if phase == "Running":
@@ -223,14 +234,12 @@ def _job(
 
     def show(entry: Json) -> None:
         entry["status"] = status
-        created = datetime.now(UTC) - timedelta(minutes=5)
-        entry["metadata"]["creationTimestamp"] = f"{created:%Y-%m-%dT%H:%M:%SZ}"
 
     return eks.cluster.store.update(VOLCANO_JOB, NAMESPACE, run, show)
 
 
-def _time() -> str:
-    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+def _time(ago: timedelta = timedelta(0)) -> str:
+    return f"{datetime.now(UTC) - ago:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _harm(node: Json, how: str) -> None:

@@ -82,7 +82,7 @@ def test_what_may_not_be_read_is_named_with_the_right(
     from moto.core.exceptions import AccessDeniedError
 
     def denied(_: Any) -> None:
-        raise AccessDeniedError(user_arn="me")
+        raise AccessDeniedError(user_arn="me", action="any")
 
     plant(OnBatch(cause="", what="", status="RUNNABLE"), desk, None, monkeypatch)
     monkeypatch.setattr(AutoScalingResponse, "describe_scaling_activities", denied)

@@ -102,6 +102,9 @@ class NativeBackend:
         network.restore(model, self._device)
         for name, parameter in model.named_parameters():
             _fill(parameter, name, network.initial_part)
+        if self._device.type == "neuron" and self._degree == 1:
+            for layer in network.layers(model):
+                layer.compile(backend="neuron", dynamic=False, fullgraph=True)
         if self._shards:
             self._shard(model)
         self._model: nn.Module = model

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ class Counts:
     """Counts of one process since its start, or since ``reset``."""
 
     def __init__(self) -> None:
+        self._is_paused = False
         self.signatures: set[Hashable] = set()
         """Operators with shapes, types and numbers, each of which the device compiles once."""
         self.reset()
@@ -34,8 +36,19 @@ class Counts:
         self.graphs: list[int] = []
         """Operations of each compiled graph."""
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing: what a compiled graph does is not the program's."""
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+
     def operation(self, name: str, signature: Hashable) -> None:
         """Count an operator that runs on the device."""
+        if self._is_paused:
+            return
         self.operations[name] += 1
         if signature not in self.signatures:
             self.signatures.add(signature)
@@ -43,11 +56,13 @@ class Counts:
 
     def copy(self, direction: str) -> None:
         """Count a copy between host and device."""
-        self.copies[f"{direction} at {program_line()}"] += 1
+        if not self._is_paused:
+            self.copies[f"{direction} at {program_line()}"] += 1
 
     def host_sync(self, what: str) -> None:
         """Count a wait of the host for the device."""
-        self.host_syncs[f"{what} at {program_line()}"] += 1
+        if not self._is_paused:
+            self.host_syncs[f"{what} at {program_line()}"] += 1
 
     @property
     def graph_breaks(self) -> Counter[str]:

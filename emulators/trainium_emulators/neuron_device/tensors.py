@@ -38,8 +38,24 @@ _KERNELS_BY_NAME = (
     "randperm",
     "randperm.generator",
 )
+_PLAIN = {"Tensor", "Parameter", "FakeTensor", "FunctionalTensor"}
+"""Types of tensors that have no operators of their own, or, in a trace, no elements."""
 _KERNELS: list[torch.library.Library] = []
 """Registrations with the dispatcher, which end with their object."""
+
+
+class Memory:
+    """A tensor's storage: of its own for what traces it, of the host for what resizes it.
+
+    FSDP2 frees gathered weights, and allocates them again, by resizing.
+    """
+
+    def __init__(self, own: Any, host: Any) -> None:
+        self._own = own
+        self.size, self.resize_ = host.size, host.resize_
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
 
 
 class NeuronTensor(torch.Tensor):
@@ -67,14 +83,13 @@ class NeuronTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, op: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if not all(issubclass(kind, NeuronTensor) or kind in _PLAIN for kind in types):
+        if not all(issubclass(kind, NeuronTensor) or kind.__name__ in _PLAIN for kind in types):
             # A DTensor, say, which comes back with its part.
             return NotImplemented
         return _run(op, args, kwargs or {})
 
     def untyped_storage(self) -> Any:
-        # FSDP2 frees and allocates gathered weights by it.
-        return self.raw.untyped_storage()
+        return Memory(super().untyped_storage(), self.raw.untyped_storage())
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -102,7 +117,6 @@ class NeuronTensor(torch.Tensor):
         return NeuronTensor(inner["raw"])
 
 
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 class Unwrapped:
@@ -118,6 +132,9 @@ class Unwrapped:
         if isinstance(value, NeuronTensor):
             self.device[id(value.raw)] = value
             return value.raw
+        if isinstance(value, torch.Tensor) and value.device.type == DEVICE:
+            # Made in a trace, which then has no elements for it.
+            return value.to("cpu")
         if isinstance(value, torch.Tensor):
             self.host[id(value)] = value
         elif isinstance(value, (list, tuple)):
@@ -156,16 +173,23 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if direction is None:
         # A tensor without dimensions is a number that PyTorch has wrapped.
         rules.check_same_device([t for t in call.host.values() if t.dim()], name)
-        if not op.is_view:
-            COUNTS.operation(name, (op, _signature([raw_args, *sorted(raw_kwargs.items())])))
-    else:
-        COUNTS.copy(direction)
-        if direction == _TO_HOST and not kwargs.get("non_blocking"):
-            COUNTS.host_sync("copy to the host")
-    if name in _HOST_SYNCS:
-        COUNTS.host_sync(name.removeprefix("aten::"))
+    # A graph's operators do not run while it is traced.
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+        _count(op, direction, [raw_args, *sorted(raw_kwargs.items())])
     found = op(*raw_args, **raw_kwargs)
     return found if to_host else call.wrap(found)
+
+
+def _count(op: Any, direction: str | None, arguments: list[Any]) -> None:
+    name = op._schema.name
+    if direction is not None:
+        COUNTS.copy(direction)
+    elif not op.is_view:
+        COUNTS.operation(name, (op, _signature(arguments)))
+    if name in _HOST_SYNCS:
+        COUNTS.host_sync(name.removeprefix("aten::"))
+    if direction == _TO_HOST and ("non_blocking", True) not in arguments:
+        COUNTS.host_sync("copy to the host")
 
 
 def _signature(value: Any) -> Hashable:

@@ -251,9 +251,7 @@ class TracedOptimizer:
         if config.optimizer is Optimizer.SGD:
             self._optimizer = TracedSgd([p for _, p in named], lr=config.learning_rate)
         elif is_eager:
-            self._optimizer = ForeachAdamW(
-                groups_by_decay(named, config), **adamw_settings(config)
-            )
+            self._optimizer = ForeachAdamW(groups_by_decay(named, config), **adamw_settings(config))
         else:
             self._optimizer = traced_adamw(named, config)
 

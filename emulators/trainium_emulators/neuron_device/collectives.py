@@ -13,7 +13,7 @@ from torch.futures import Future
 from trainium_emulators.neuron_device import rules
 from trainium_emulators.neuron_device.counts import COUNTS
 from trainium_emulators.neuron_device.device import DEVICE, RUNTIME
-from trainium_emulators.neuron_device.tensors import NeuronTensor, Unwrapped
+from trainium_emulators.neuron_device.tensors import Unwrapped
 
 _EAGER_GROUP = "process_group"
 """What eager collectives call their group; functional ones have a ``group_name``."""

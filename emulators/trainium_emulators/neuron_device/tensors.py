@@ -117,8 +117,6 @@ class NeuronTensor(torch.Tensor):
         return NeuronTensor(inner["raw"])
 
 
-
-
 class Unwrapped:
     """Arguments of an operator with elements in place of device tensors, and the way back."""
 

@@ -73,12 +73,13 @@ class Counts:
     def lines(self) -> list[str]:
         """Format everything for a person."""
         found = [
-            f"{self.operations.total()} operations, {len(self.signatures)} operator signatures "
-            f"({self.new_signatures.total()} of them new), {self.collectives.total()} collectives",
+            f"{self.operations.total()} operations, {len(self.signatures)} operator signatures, "
+            f"{self.collectives.total()} collectives",
             f"{len(self.graphs)} compiled graphs of {sum(self.graphs)} operations, "
             f"{self.graph_breaks.total()} graph breaks",
         ]
         for title, counter in (
+            ("new signatures", self.new_signatures),
             ("copies", self.copies),
             ("host syncs", self.host_syncs),
             ("graph breaks", self.graph_breaks),

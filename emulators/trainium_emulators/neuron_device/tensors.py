@@ -26,6 +26,7 @@ _HOST_SYNCS = {
         "bincount",
     )
 }
+_ALLOCATIONS = {f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty")}
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 _KERNELS_BY_NAME = (
     "_local_scalar_dense",
@@ -182,7 +183,7 @@ def _count(op: Any, direction: str | None, arguments: list[Any]) -> None:
     name = op._schema.name
     if direction is not None:
         COUNTS.copy(direction)
-    elif not op.is_view:
+    elif not op.is_view and name not in _ALLOCATIONS:
         COUNTS.operation(name, (op, _signature(arguments)))
     if name in _HOST_SYNCS:
         COUNTS.host_sync(name.removeprefix("aten::"))

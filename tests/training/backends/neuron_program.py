@@ -65,10 +65,13 @@ class Trained:
             yield self.backend.fetch(norm)
 
 
-def counted_steps(trained: Trained) -> Iterator[dict[str, int]]:
-    """What each step asks of the device."""
+def counted_steps(config: TrainConfig) -> Iterator[dict[str, int]]:
+    """What each step asks of the device, in a process that has compiled nothing yet."""
     from trainium_emulators.neuron_device.counts import COUNTS
 
+    torch._dynamo.reset()
+    COUNTS.signatures.clear()
+    trained = Trained(DeviceKind.TORCH_NEURON, config)
     for number in range(1, STEPS + 1):
         COUNTS.reset()
         trained.step(number)
@@ -113,7 +116,7 @@ def main(folder: str, *degrees: str) -> None:
                 "cpu": list(Trained(DeviceKind.CPU, config).losses(1)),
                 "neuron": list(Trained(DeviceKind.TORCH_NEURON, config).losses(1)),
                 "resumed": resumed(config, Path(folder) / case),
-                "counts": list(counted_steps(Trained(DeviceKind.TORCH_NEURON, config))),
+                "counts": list(counted_steps(config)),
             }
     print(json.dumps(found))
 

@@ -6,8 +6,10 @@ parameter (2.9, csrc/tensor.cpp, ``IsSpecialScalar``; csrc/xla_graph_executor.cp
 ``GetDeviceData``). torch's AdamW passes the learning rate and the bias corrections as numbers. So
 whenever one of them becomes 1.0 in fp32, or equal to another, the update is a new graph in the
 middle of a run: in step 9,903 of Llama-2-7B's schedule. The traced optimizers pass whatever changes
-between steps to the device as a one-dimensional tensor, which is always data. TorchNeuron compiles
-each eager operator once for its shapes and, for some operators, its numbers: it gets the same.
+between steps to the device as a one-dimensional tensor, which is always data. So they do for
+TorchNeuron, which compiles each eager operator for its shapes, and with its numbers unless it turns
+them into tensors itself (github.com/parmoham-aws/test-repo-parmoham, 98154b8,
+python_ops/torch_mlir/README.md).
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     raw[where] = group.boxed() if where == _EAGER_GROUP else group
     COUNTS.collectives[name] += 1
     COUNTS.operation(name, (op, group.size(), *((t.dtype, t.shape) for t in _flat(raw))))
-    _check(name, raw, call, group)
+    _check(name, raw, group)
     if _is_average(raw):
         return call.wrap(_average(op, raw, group))
     return call.wrap(op(**raw))
@@ -85,7 +85,7 @@ def _flat(value: Any) -> list[torch.Tensor]:
     return [tensor for inner in value for tensor in _flat(inner)]
 
 
-def _check(name: str, raw: dict[str, Any], call: Unwrapped, group: dist.ProcessGroup) -> None:
+def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
     """Refuse what the device's own back-end cannot do."""
     tensors = _flat(raw)
     if name == "c10d::barrier":

@@ -13,7 +13,7 @@ from torch.futures import Future
 from trainium_emulators.neuron_device import rules
 from trainium_emulators.neuron_device.counts import COUNTS
 from trainium_emulators.neuron_device.device import DEVICE, RUNTIME
-from trainium_emulators.neuron_device.tensors import Unwrapped
+from trainium_emulators.neuron_device.tensors import OperatorCall
 
 _EAGER_GROUP = "process_group"
 """What eager collectives call their group; functional ones have a ``group_name``."""
@@ -43,7 +43,7 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run a collective of torch.distributed's, eager or functional, on the host's memory."""
     name = op._schema.name
-    call = Unwrapped()
+    call = OperatorCall()
     given = {
         argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)
     } | kwargs

@@ -118,7 +118,7 @@ class NeuronTensor(torch.Tensor):
         return NeuronTensor(inner["raw"])
 
 
-class Unwrapped:
+class OperatorCall:
     """Arguments of an operator with elements in place of device tensors, and the way back."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
         return collectives.run(op, args, kwargs)
     name = op._schema.name
-    call = Unwrapped()
+    call = OperatorCall()
     wanted = kwargs.get("device")
     to_host = wanted is not None and torch.device(wanted).type == "cpu"
     raw_args, raw_kwargs = call.unwrap(args), {k: call.unwrap(v) for k, v in kwargs.items()}

@@ -34,7 +34,7 @@ TINY = (
 STEPS, SAVED = 5, 3
 
 
-class Trained:
+class TinyRun:
     """A model on one kind of device, and what its steps have given."""
 
     def __init__(self, kind: DeviceKind, config: TrainConfig) -> None:
@@ -71,7 +71,7 @@ def counted_steps(config: TrainConfig) -> Iterator[dict[str, int]]:
 
     torch._dynamo.reset()
     COUNTS.signatures.clear()
-    trained = Trained(DeviceKind.TORCH_NEURON, config)
+    trained = TinyRun(DeviceKind.TORCH_NEURON, config)
     for number in range(1, STEPS + 1):
         COUNTS.reset()
         trained.step(number)
@@ -88,13 +88,13 @@ def resumed(config: TrainConfig, folder: Path) -> list[float]:
     """Losses after a checkpoint that was written while training went on."""
     objects = open_objects(str(folder), region=None, endpoint_url=None)
     checkpoints = Checkpoints(objects, Ranks.open(), keep_last=2, keep_every=0)
-    first = Trained(DeviceKind.TORCH_NEURON, config)
+    first = TinyRun(DeviceKind.TORCH_NEURON, config)
     for number in range(1, STEPS + 1):
         first.step(number)
         if number == SAVED:
             first.backend.save(checkpoints, SAVED, {}, asynchronous=True)
     checkpoints.wait()
-    second = Trained(DeviceKind.TORCH_NEURON, config)
+    second = TinyRun(DeviceKind.TORCH_NEURON, config)
     info = checkpoints.latest()
     assert info is not None
     assert second.backend.load(checkpoints, info).step == SAVED
@@ -113,8 +113,8 @@ def main(folder: str, *degrees: str) -> None:
             config = dataclasses.replace(config, mixed=mixed, max_steps=STEPS)
             case = f"tp{degree}-{'bf16' if mixed else 'fp32'}"
             found[case] = {
-                "cpu": list(Trained(DeviceKind.CPU, config).losses(1)),
-                "neuron": list(Trained(DeviceKind.TORCH_NEURON, config).losses(1)),
+                "cpu": list(TinyRun(DeviceKind.CPU, config).losses(1)),
+                "neuron": list(TinyRun(DeviceKind.TORCH_NEURON, config).losses(1)),
                 "resumed": resumed(config, Path(folder) / case),
                 "counts": list(counted_steps(config)),
             }

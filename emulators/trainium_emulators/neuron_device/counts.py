@@ -14,7 +14,7 @@ _NOT_THE_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parent)
 _MOST_LINES = 10
 
 
-class Counts:
+class DeviceCounts:
     """Counts of one process since its start, or since ``reset``."""
 
     def __init__(self) -> None:
@@ -100,4 +100,4 @@ def program_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-COUNTS = Counts()
+COUNTS = DeviceCounts()

@@ -61,7 +61,7 @@ class Runtime:
 RUNTIME = Runtime()
 
 
-class Stream:
+class NeuronStream:
     """A queue of the device; everything is done when a call returns."""
 
     device_index = stream_id = 0
@@ -69,38 +69,38 @@ class Stream:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.device = torch.device(DEVICE, 0)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> NeuronStream:
         return self
 
     def __exit__(self, *error: object) -> None:
         pass
 
-    def record_event(self, event: Event | None = None) -> Event:
-        return event or Event()
+    def record_event(self, event: NeuronEvent | None = None) -> NeuronEvent:
+        return event or NeuronEvent()
 
     def query(self) -> bool:
         return True
 
-    def wait_stream(self, stream: Stream) -> None:
+    def wait_stream(self, stream: NeuronStream) -> None:
         pass
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: NeuronEvent) -> None:
         pass
 
     def synchronize(self) -> None:
         COUNTS.host_sync("Stream.synchronize")
 
 
-class Event:
+class NeuronEvent:
     """A point in a queue."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: NeuronStream | None = None) -> None:
         pass
 
-    def wait(self, stream: Stream | None = None) -> None:
+    def wait(self, stream: NeuronStream | None = None) -> None:
         pass
 
     def query(self) -> bool:
@@ -140,11 +140,11 @@ def _torch_neuron() -> ModuleType:
         "device": _unchanged,
         "get_device_name": lambda device=0: LABEL,
         "synchronize": _synchronize,
-        "Stream": Stream,
-        "Event": Event,
+        "Stream": NeuronStream,
+        "Event": NeuronEvent,
         "stream": _unchanged,
-        "current_stream": lambda device=None: Stream(),
-        "default_stream": lambda device=None: Stream(),
+        "current_stream": lambda device=None: NeuronStream(),
+        "default_stream": lambda device=None: NeuronStream(),
         "set_stream": lambda stream: None,
         "manual_seed": lambda seed: None,  # torch.manual_seed has seeded the CPU's generator
         "manual_seed_all": lambda seed: None,

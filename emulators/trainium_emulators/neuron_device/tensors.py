@@ -45,7 +45,7 @@ _KERNELS: list[torch.library.Library] = []
 """Registrations with the dispatcher, which end with their object."""
 
 
-class Memory:
+class TensorStorage:
     """A tensor's storage: of its own for what traces it, of the host for what resizes it.
 
     FSDP2 frees gathered weights, and allocates them again, by resizing.
@@ -90,7 +90,7 @@ class NeuronTensor(torch.Tensor):
         return _run(op, args, kwargs or {})
 
     def untyped_storage(self) -> Any:
-        return Memory(super().untyped_storage(), self.raw.untyped_storage())
+        return TensorStorage(super().untyped_storage(), self.raw.untyped_storage())
 
     def tolist(self) -> Any:
         return self.cpu().tolist()

@@ -34,7 +34,7 @@ def open_model_parallel(
         )
     from training.backends.native import NativeBackend
 
-    return NativeBackend(config, device, network, peak_flops=peak_flops)
+    return NativeBackend(config, device, network, peak_flops=peak_flops, report=report)
 
 
 def open_data_parallel(
@@ -55,4 +55,4 @@ def open_data_parallel(
         )
     from training.backends.native import NativeBackend
 
-    return NativeBackend(config, device, network, peak_flops=peak_flops)
+    return NativeBackend(config, device, network, peak_flops=peak_flops, report=report)

@@ -27,6 +27,7 @@ from training.backends.base import (
     place,
     trained,
 )
+from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.optimizers import checkpoint_state, clip, eager_optimizer
 from training.core.contract import DeviceKind
 
@@ -49,10 +50,19 @@ class NativeBackend:
     tracing_only = False
 
     def __init__(
-        self, config: TrainConfig, device: Device, network: Network, *, peak_flops: float | None
+        self,
+        config: TrainConfig,
+        device: Device,
+        network: Network,
+        *,
+        peak_flops: float | None,
+        report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._config, self._network = config, network
         self._device = torch.device("cpu" if device.kind is DeviceKind.CPU else "neuron")
+        # TorchNeuron does not tell when it compiles, which it does in the first steps.
+        self._heartbeat = DeviceHeartbeat(report, is_compiling=lambda: False)
+        self._has_evaluated = False
         # bf16 arithmetic on CPUs without AMX is 75 times slower than fp32.
         self._mixed = device.kind is not DeviceKind.CPU and config.mixed
         self.rank, self.num_ranks = device.rank, device.num_ranks
@@ -72,12 +82,32 @@ class NativeBackend:
         """Create the sharded model with its initial weights, and the optimizer."""
         if self._device.type == "cpu":
             _keep_freed_memory()
+        with self._waiting():
+            self._build()
+
+    def _waiting(self, *, is_first: bool = False) -> AbstractContextManager[None]:
+        """Report during a call in which the device may compile; a CPU does not."""
+        if self._device.type == "cpu":
+            return nullcontext()
+        return self._heartbeat.waiting(is_first=is_first)
+
+    def _evaluating(self) -> AbstractContextManager[None]:
+        is_first, self._has_evaluated = not self._has_evaluated, True
+        return self._waiting(is_first=is_first)
+
+    def _build(self) -> None:
         network = self._network
         model = network.build(self._part("tensor") if self._degree > 1 else None)
         model.to_empty(device=self._device)
         network.restore(model, self._device)
         for name, parameter in model.named_parameters():
             _fill(parameter, name, network.initial_part)
+        if self._device.type == "neuron" and self._degree == 1:
+            # Eager operators cost 55 to 65 us each. Equal layers share a graph; one for the whole
+            # model would be broken by FSDP2. Guards on DTensors copy their mesh, which fails on
+            # its process group (torch 2.13), so split layers stay eager.
+            for layer in network.layers(model):
+                layer.compile(backend="neuron", dynamic=False, fullgraph=True)
         if self._shards:
             self._shard(model)
         self._model: nn.Module = model
@@ -114,8 +144,8 @@ class NativeBackend:
             sharded.set_requires_gradient_sync(is_last)
             # Otherwise every micro-batch would gather the same weights again.
             sharded.set_reshard_after_backward(is_last)
-        placed = place(tokens, self._device)
-        with self._loss_context():
+        with self._waiting(), self._loss_context():
+            placed = place(tokens, self._device)
             loss = self._network.loss(self._model, placed)
             loss = loss / self._config.plan.accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
@@ -129,8 +159,10 @@ class NativeBackend:
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
         """Clip, update the weights and drop the gradients; returns the norm before clipping."""
-        norm = clip(trained(self._model).values(), self._config.max_grad_norm)
-        self._optimizer.step(learning_rate)
+        with self._waiting():
+            norm = clip(trained(self._model).values(), self._config.max_grad_norm)
+            self._optimizer.step(learning_rate)
+        self._heartbeat.step_made()
         self._loss = None
         return norm
 
@@ -151,8 +183,8 @@ class NativeBackend:
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:
         """Compute the mean loss of each sequence of a micro-batch, without gradients."""
-        placed = place(tokens, self._device)
-        with self._loss_context():
+        with self._evaluating(), self._loss_context():
+            placed = place(tokens, self._device)
             losses = cast(SequenceNetwork, self._network).losses(self._model, placed)
         # There is no backward pass to do it.
         self._reshard()
@@ -162,7 +194,8 @@ class NativeBackend:
     def evaluate(self, batch: Batch, score: Score) -> float:
         """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank."""
         self._model.eval()
-        found = score(self._model, place(batch, self._device))
+        with self._evaluating():
+            found = score(self._model, place(batch, self._device))
         self._model.train()
         return self.mean_over_data(found) * self._parts
 
@@ -176,7 +209,8 @@ class NativeBackend:
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """Fetch a device scalar as a number."""
-        return float(scalar.item())
+        with self._waiting():
+            return float(scalar.item())
 
     def barrier(self) -> None:
         """Wait for every rank."""

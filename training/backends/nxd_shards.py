@@ -135,7 +135,7 @@ class Shards:
 
     def copy(self) -> dict[str, Any]:
         """Copy the state to the host for a checkpoint."""
-        return self._state(lambda tensor: tensor.detach().cpu())
+        return self._state(lambda tensor: tensor.detach().to("cpu", copy=True))
 
     def empty(self) -> dict[str, Any]:
         """Allocate a state to be filled and passed to ``restore``."""

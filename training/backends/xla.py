@@ -191,7 +191,7 @@ class XlaBackend:
                 if number % self.num_ranks == self.rank
             },
             self._optimizer,
-            lambda tensor: tensor.detach().cpu(),
+            lambda tensor: tensor.detach().to("cpu", copy=True),
         )
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 

@@ -1,0 +1,31 @@
+"""``torch.compile(backend="neuron")``: graphs as the device would get them, run on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+
+from trainium_emulators.neuron_device import rules
+from trainium_emulators.neuron_device.counts import COUNTS
+
+
+def neuron(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+    """Trace forward and backward pass into a graph each, as TorchNeuron's back-end does."""
+    rules.check_static(inputs)
+    return aot_autograd(fw_compiler=_compile, bw_compiler=_compile)(graph, inputs)
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+    COUNTS.graphs.append(sum(node.op == "call_function" for node in graph.graph.nodes))
+    run = make_boxed_func(graph.forward)
+
+    def run_uncounted(arguments: list[Any]) -> Any:
+        with COUNTS.paused():
+            return run(arguments)
+
+    run_uncounted._boxed_call = True  # type: ignore[attr-defined]
+    return run_uncounted

@@ -230,7 +230,7 @@ def deploy(desk: Desk) -> None:
         compute_environment_name="environment",
         _type="UNMANAGED",
         state="ENABLED",
-        compute_resources=None,  # type: ignore[arg-type]
+        compute_resources=None,
         service_role=role.arn,
     ).arn
     queue, cpu_queue = (

@@ -19,7 +19,12 @@ WORLDS = {1: ("1",), 2: ("1", "2"), 4: ("2",)}
 """Degrees of tensor parallelism by ranks: one rank, dp2 and tp2, and tp2 x dp2."""
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda count: f"{count}-ranks")
+@pytest.fixture(
+    scope="module",
+    # The smaller worlds have each kind of parallelism by itself.
+    params=[1, 2, pytest.param(4, marks=pytest.mark.full)],
+    ids=lambda count: f"{count}-ranks",
+)
 def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What every rank of a world has found, by degree and precision."""
     folder = tmp_path_factory.mktemp("neuron")

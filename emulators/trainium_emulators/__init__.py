@@ -1,1 +1,1 @@
-"""Emulators of AWS and Kubernetes for a rehearsal; they depend only on its catalogue."""
+"""Emulators of AWS, Kubernetes and TorchNeuron's device; but for the last they need no torch."""

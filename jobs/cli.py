@@ -14,6 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 from jobs.commands.catalogue import catalogue
 from jobs.commands.check_deploy import check_deploy
 from jobs.commands.code import code
+from jobs.commands.down import down
 from jobs.commands.download import download
 from jobs.commands.kubeconfig import kubeconfig, token
 from jobs.commands.list_runs import list_runs
@@ -284,6 +285,13 @@ app.command("catalogue")(catalogue)
 
 
 app.command("check-deploy")(check_deploy)
+
+
+app.command(
+    "down",
+    # What follows -- is for `cdk synth`.
+    context_settings={"allow_extra_args": True},
+)(down)
 
 
 app.command("kubeconfig")(kubeconfig)

@@ -31,6 +31,7 @@ from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
 from jobs.submit.send import SubmitDocument
+from jobs.teardown.receipt import DownDocument
 from rehearsal.receipt import Receipt, Verdict
 from training.checkpoint.marker import Marker
 from training.checks.allreduce import allreduce
@@ -187,6 +188,7 @@ DOCUMENTS: Mapping[str, Document] = {
             _command("stop", documents.StopDocument),
             _command("catalogue", CatalogueDocument),
             _command("check-deploy", DeployDocument),
+            _command("down", DownDocument),
             _command("kubeconfig", KubeconfigDocument),
             _command("scale", ScaleDocument),
             _command("port", PortDocument),

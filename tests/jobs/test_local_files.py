@@ -67,6 +67,8 @@ def test_every_option_for_a_path_is_known_here() -> None:
         ("submit", "--workdir"),
         ("submit", "--requirements"),
         ("check-deploy", "--assembly"),
+        ("down", "--assembly"),
+        ("down", "--receipt"),
         ("kubeconfig", "--kubeconfig"),
         ("port", "--workdir"),
     }

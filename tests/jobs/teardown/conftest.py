@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.ec2.responses import EC2Response
+from moto.ssm.models import ssm_backends
 from typer.testing import Result
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.jobs.test_check_deploy import assemble
 from trainium_catalogue import contract
+from trainium_emulators.aws.cloudformation import ec2
 
 Json = dict[str, Any]
 STORAGE, DATA = "trainium-default-storage", "trainium-default-data"
@@ -34,20 +38,29 @@ def storage(*, kept: bool, bucket: str = DATA_BUCKET) -> Json:
     return {"Resources": {"Bucket": resource}}
 
 
-def data(settings: Json | None = SETTINGS) -> Json:
-    """The template that states the settings."""
-    properties = {
-        "Name": contract.ssm_parameter("default", contract.SSM_SETTINGS),
-        "Type": "String",
-        "Value": json.dumps(settings),
-    }
+def data(published: Mapping[str, str]) -> Json:
+    """The template that publishes the deployment."""
     group = {"LogGroupName": "/trainium/default/jobs"}
-    return {
-        "Resources": {
-            "Settings": {"Type": "AWS::SSM::Parameter", "Properties": properties},
-            "Logs": {"Type": "AWS::Logs::LogGroup", "Properties": group},
+    parameters = {
+        f"Parameter{number}": {
+            "Type": "AWS::SSM::Parameter",
+            "Properties": {"Name": name, "Type": "String", "Value": value},
         }
+        for number, (name, value) in enumerate(published.items())
     }
+    logs = {"Type": "AWS::Logs::LogGroup", "Properties": group}
+    return {"Resources": {"Logs": logs, **parameters}}
+
+
+def published(settings: Json | None = SETTINGS) -> dict[str, str]:
+    """Take over the parameters of the fixture `desk`, for a stack to have them."""
+    backend = ssm_backends[ACCOUNT][REGION]
+    found = backend.get_parameters_by_path("/trainium/default", recursive=True)[0]
+    values = {parameter.name: str(parameter.value) for parameter in found}
+    for name in values:
+        backend.delete_parameter(name)
+    stated = contract.ssm_parameter("default", contract.SSM_SETTINGS)
+    return {**values, stated: json.dumps(settings)}
 
 
 @dataclass(slots=True)
@@ -99,7 +112,7 @@ class Deployed:
 
 def deploy(desk: Desk, folder: Path, *, kept: bool, settings: Json | None = SETTINGS) -> Deployed:
     """Deploy both stacks, and write their assembly."""
-    templates = {STORAGE: storage(kept=kept), DATA: data(settings)}
+    templates = {STORAGE: storage(kept=kept), DATA: data(published(settings))}
     made = Deployed(desk, folder, folder / "cdk.out")
     for name, template in templates.items():
         made.create(name, template)
@@ -111,8 +124,17 @@ def deploy(desk: Desk, folder: Path, *, kept: bool, settings: Json | None = SETT
     del manifest["artifacts"]["Tree"]
     manifest["artifacts"][DATA]["dependencies"] = [STORAGE]
     (made.assembly / "manifest.json").write_text(json.dumps(manifest))
-    desk.parameter(contract.SSM_BUCKET, DATA_BUCKET)
     return made
+
+
+@pytest.fixture(autouse=True)
+def _placement_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Placement groups of the emulator, because moto has none."""
+    monkeypatch.setattr(
+        EC2Response, "describe_placement_groups", ec2.describe_placement_groups, raising=False
+    )
+    yield
+    ec2.PLACEMENT_GROUPS.clear()
 
 
 @pytest.fixture

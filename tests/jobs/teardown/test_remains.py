@@ -13,10 +13,12 @@ from botocore.exceptions import ClientError
 from jobs.aws import Aws
 from jobs.teardown.receipt import sorted_out
 from jobs.teardown.remains import Ownership, RemainingResource, look
-from tests.jobs.conftest import REGION, Desk
+from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from trainium_catalogue.account_listings import LISTINGS
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES, PRICES_OF
+from trainium_emulators.aws.cloudformation.contributions import AccountRegion
+from trainium_emulators.aws.cloudformation.ec2 import PLACEMENT_GROUPS
 
 NAME = "trainium-default-batch-left"
 TAG = {"Key": TAG_DEPLOYMENT, "Value": "default"}
@@ -93,7 +95,7 @@ def _template(desk: Desk) -> str:
 
 
 def _placement_group(desk: Desk) -> str:
-    desk.client("ec2").create_placement_group(GroupName=NAME, Strategy="cluster")
+    PLACEMENT_GROUPS[AccountRegion(account_id=ACCOUNT, region=REGION)] = {NAME: "cluster"}
     return NAME
 
 

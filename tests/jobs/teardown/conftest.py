@@ -52,11 +52,15 @@ def data(published: Mapping[str, str]) -> Json:
     return {"Resources": {"Logs": logs, **parameters}}
 
 
-def published(settings: Json | None = SETTINGS) -> dict[str, str]:
+def published(desk: Desk, settings: Json | None = SETTINGS) -> dict[str, str]:
     """Take over the parameters of the fixture `desk`, for a stack to have them."""
     backend = ssm_backends[ACCOUNT][REGION]
-    found = backend.get_parameters_by_path("/trainium/default", recursive=True)[0]
-    values = {parameter.name: str(parameter.value) for parameter in found}
+    pages = desk.client("ssm").get_paginator("get_parameters_by_path")
+    values = {
+        parameter["Name"]: parameter["Value"]
+        for page in pages.paginate(Path=contract.ssm_root("default"), Recursive=True)
+        for parameter in page["Parameters"]
+    }
     for name in values:
         backend.delete_parameter(name)
     stated = contract.ssm_parameter("default", contract.SSM_SETTINGS)
@@ -112,7 +116,7 @@ class Deployed:
 
 def deploy(desk: Desk, folder: Path, *, kept: bool, settings: Json | None = SETTINGS) -> Deployed:
     """Deploy both stacks, and write their assembly."""
-    templates = {STORAGE: storage(kept=kept), DATA: data(published(settings))}
+    templates = {STORAGE: storage(kept=kept), DATA: data(published(desk, settings))}
     made = Deployed(desk, folder, folder / "cdk.out")
     for name, template in templates.items():
         made.create(name, template)

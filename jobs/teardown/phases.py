@@ -179,7 +179,7 @@ class CarefulDestroy:
                 kind="bucket",
                 id=id,
                 seen_by="service",
-                why="asked to stay (retain_data)",
+                why=receipt.ASKED_TO_STAY,
                 state=None,
                 usd_per_month=None if size is None else size / 1e9 * PRICES["s3"].usd,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,7 @@ from trainium_catalogue.prices import PRICES_OF
 if TYPE_CHECKING:
     from jobs.output.terminal import Terminal
 
+ASKED_TO_STAY = "asked to stay (retain_data)"
 DownOutcome = Literal["planned", "interrupted", "empty", "left", "unproven"]
 
 
@@ -77,10 +78,15 @@ def sorted_out(
 ) -> tuple[tuple[RemainingResource, ...], ...]:
     """Split what was found into what was asked to stay, what is left, and what AWS deletes."""
     names = set(kept)
-    everything = tuple(found)
-    stay = tuple(item for item in everything if item.id in names)
-    going = tuple(item for item in everything if item not in stay and goes_by_itself(item.state))
-    return stay, tuple(it for it in everything if it not in stay and it not in going), going
+    stay: list[RemainingResource] = []
+    left: list[RemainingResource] = []
+    going: list[RemainingResource] = []
+    for item in found:
+        if item.id in names:
+            stay.append(replace(item, why=ASKED_TO_STAY))
+        else:
+            (going if goes_by_itself(item.state) else left).append(item)
+    return tuple(stay), tuple(left), tuple(going)
 
 
 def total(items: Iterable[RemainingResource]) -> float:

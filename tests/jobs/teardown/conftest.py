@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.cloudformation.parsing import ResourceMap
 from moto.ec2.responses import EC2Response
 from moto.ssm.models import ssm_backends
 from typer.testing import Result
@@ -139,6 +140,22 @@ def _placement_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     yield
     ec2.PLACEMENT_GROUPS.clear()
+
+
+@pytest.fixture(autouse=True)
+def _deleted_stacks_stay_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep what moto knows of a deleted stack's resources: to list them, it would make them again.
+
+    The emulator does the same (``_delete_stack_resources``).
+    """
+    delete = ResourceMap.delete
+
+    def keeping(resources: Any) -> None:
+        known = dict(resources._parsed_resources)
+        delete(resources)
+        resources._parsed_resources.update(known)
+
+    monkeypatch.setattr(ResourceMap, "delete", keeping)
 
 
 @pytest.fixture

@@ -168,10 +168,13 @@ def synthesize(folder: Path, settings: Mapping[str, str], more: Sequence[str]) -
     said: list[str] = []
     code = run_cdk(["synth", "--quiet", "--output", str(folder), *pairs, *more], said.append)
     if code:
+        # The app's own refusal is not the CLI's last line.
+        last = said[-1] if said else "it said nothing"
+        reason = next((line for line in said if line.startswith("refused: ")), last)
         raise Refusal(
             "no-synth",
-            f"cdk synth ended with {code} ({said[-1] if said else 'it said nothing'}), so which "
-            "stacks there are to destroy is not known; give the -c settings that it was deployed "
+            f"cdk synth ended with {code} ({reason.removeprefix('refused: ')}), so which stacks "
+            "there are to destroy is not known; give the -c settings that it was deployed "
             "with after --, use the checkout that deployed it, or name an assembly with --assembly",
         )
 

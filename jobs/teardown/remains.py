@@ -231,7 +231,7 @@ def _usd(aws: Aws, kind: str, id: str, item: Item) -> float | None:
         case "file system":
             speed = item.get("LustreConfiguration", {}).get("PerUnitStorageThroughput")
             price = PRICES.get(f"lustre-{speed}")
-            return None if price is None else item["StorageCapacity"] * price.usd
+            return None if price is None else float(item["StorageCapacity"]) * price.usd
         case "bucket":
             return (
                 None if (size := bucket_bytes(aws, id)) is None else size / 1e9 * PRICES["s3"].usd
@@ -239,8 +239,8 @@ def _usd(aws: Aws, kind: str, id: str, item: Item) -> float | None:
         case "repository":
             pages = aws.reading("ecr").get_paginator("describe_images").paginate(repositoryName=id)
             images = [image for page in pages for image in page["imageDetails"]]
-            size = sum(image.get("imageSizeInBytes", 0) for image in images)
-            return size / 1e9 * PRICES["ecr"].usd
+            stored = sum(int(image.get("imageSizeInBytes", 0)) for image in images)
+            return stored / 1e9 * PRICES["ecr"].usd
         case "endpoint":
             # A gateway is in no subnet, and costs nothing.
             return len(item.get("SubnetIds") or ()) * PRICES["interface-endpoint"].usd

@@ -210,6 +210,10 @@ class Aws:
         """Client of any service, for probes, which only read."""
         return self._client(service, mode="standard", attempts=4)
 
+    def destroying(self, service: str) -> Any:
+        """Client of any service, for `jobs down`, whose caller may destroy the deployment."""
+        return self._client(service, mode="standard", attempts=5)
+
     @property
     def is_emulated(self) -> bool:
         """True if calls go to an endpoint other than AWS (AWS_ENDPOINT_URL)."""

@@ -36,6 +36,7 @@ COMMANDS = {
     "verify": "verify.verify",
     "catalogue": "catalogue.catalogue",
     "check-deploy": "check_deploy.check_deploy",
+    "down": "down.down",
     "kubeconfig": "kubeconfig.kubeconfig",
     "token": "kubeconfig.token",
     "scale": "scale.scale",
@@ -166,6 +167,7 @@ _ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 _SETTINGS: Mapping[str, dict[str, Any]] = {
     "submit": {"cls": SubmitCommand, "context_settings": _ANY_OPTION},
     "plan": {"cls": WorkloadCommand, "context_settings": _ANY_OPTION},
+    "down": {"context_settings": {"allow_extra_args": True}},  # what follows -- is for `cdk synth`
     "token": {"hidden": True},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ LAUNCHERS_VERDICT = re.compile(r"^launch: exit [1-9]\d* \([^)]*\): ")
 LAUNCHERS_LAST_LINE = re.compile(r"^launch: exit \d+ \(")
 """Start of the last log line of a node whose launcher came to its end."""
 
-STOPPED = re.compile(r"stopped by (?P<user>.*) with jobs stop")
-"""Reason that `jobs stop` records on a job."""
+STOPPED = re.compile(r"stopped by (?P<user>.*) with jobs (stop|down)")
+"""Reason that `jobs stop` and `jobs down` record on a job."""
 COMPILE_TIME_LIMIT_HOURS = 6.0
 """Time limit of a compile job, unless the training job's is shorter."""
 ESTIMATE_NOTE = "estimate, list price; check your account"
@@ -289,6 +290,15 @@ class JobRequest:
 def counted(number: int, noun: str) -> str:
     """Spell a number of things: 1 node, 2 nodes."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def stop_reason(command: str) -> str:
+    """Build the reason that a command records on a job that it stops."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the user id has no name, as in some containers
+        user = "somebody"
+    return f"stopped by {user} with jobs {command}"
 
 
 def valid_run_name(run: str) -> str:

@@ -32,6 +32,7 @@ from jobs.output import documents
 from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
+from jobs.teardown.receipt import DownDocument
 from rehearsal.receipt import Receipt, ReceiptVerdict
 from training.checkpoint.marker import Marker
 from training.diagnostics.allreduce import allreduce
@@ -189,6 +190,7 @@ DOCUMENTS: Mapping[str, Document] = {
             _command("stop", documents.StopDocument),
             _command("catalogue", CatalogueDocument),
             _command("check-deploy", DeployDocument),
+            _command("down", DownDocument),
             _command("kubeconfig", KubeconfigDocument),
             _command("scale", ScaleDocument),
             _command("plan", PlanDocument),

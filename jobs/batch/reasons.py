@@ -71,7 +71,7 @@ REASONS: tuple[Explanation, ...] = (
         remedy="submit again with a larger --time-limit; a run with checkpoints continues",
     ),
     Explanation(
-        pattern="stopped by * with jobs stop*",
+        pattern="stopped by * with jobs *",
         meaning="somebody stopped the run",
         remedy="submit the run again to go on",
     ),

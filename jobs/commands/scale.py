@@ -14,12 +14,11 @@ from jobs.commands.options import (
     command,
     eks_service,
 )
-from jobs.errors import EXIT_OK, Refusal
+from jobs.errors import EXIT_OK
 from jobs.job import ESTIMATE_NOTE, counted
 from jobs.output.console import confirm, echo, note, print_document
 
 if TYPE_CHECKING:
-    from jobs.eks.nodes import Progress
     from jobs.eks.service import EksService
 
 
@@ -58,7 +57,13 @@ def scale(
     """
     from jobs.eks.cluster import refusing
     from jobs.eks.node_users import check_fewer
-    from jobs.eks.nodes import check_scale, read_node_group, request_nodes, wait_for_nodes
+    from jobs.eks.nodes import (
+        check_scale,
+        read_node_group,
+        read_progress,
+        request_nodes,
+        wait_for_nodes,
+    )
 
     service = eks_service(chosen(context, deployment, region), "scale")
     target = service.target
@@ -81,7 +86,7 @@ def scale(
             confirm("adding nodes", question="add them?", declined="nothing was changed")
         request = request_nodes(service.cluster(), nodes)
         for progress in wait_for_nodes(
-            lambda: _progress(service, request, fewer=fewer),
+            lambda: read_progress(service.aws, service.cluster(), target, request, fewer=fewer),
             nodes,
             limit_s=wait,
             now=time.monotonic,
@@ -91,29 +96,6 @@ def scale(
     if as_json:
         print_document(_document(service, before=before.wanted, nodes=nodes, ready=nodes))
     return EXIT_OK
-
-
-def _progress(service: "EksService", request: str, *, fewer: bool) -> "Progress":
-    """Read how far the node scaler and the group have come."""
-    from jobs.eks.nodes import Progress, look_at_nodes, read_node_group, read_request
-
-    cluster, target = service.cluster(), service.target
-    asked = read_request(cluster)
-    if asked is not None and asked.id != request:
-        raise Refusal(
-            "nodes-asked-again",
-            f"somebody else has asked for {counted(asked.nodes, 'node')} meanwhile; look with "
-            "`python -m jobs scale`",
-        )
-    found = look_at_nodes(cluster, target)
-    return Progress(
-        ready=found.usable,
-        group=read_node_group(service.aws, target),
-        fewer=fewer,
-        answered=asked is not None and asked.since is not None,
-        dropped=None if asked is None else asked.dropped,
-        remarks=found.remarks,
-    )
 
 
 def _show(service: "EksService", *, as_json: bool) -> int:

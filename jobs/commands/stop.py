@@ -1,6 +1,5 @@
 """`jobs stop`: end a run."""
 
-import getpass
 import time
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
 from jobs.errors import EXIT_OK
-from jobs.job import ON_HOSTS, Job, RunSummary
+from jobs.job import ON_HOSTS, Job, RunSummary, stop_reason
 from jobs.orchestrators import JobService, found_summary, services_of
 from jobs.output import documents
 from jobs.output.console import note, print_document
@@ -47,7 +46,7 @@ def stop(
     if summary.ended:
         note(f"run {run} has ended already ({summary.status}); nothing to stop")
     else:
-        reason = f"stopped by {_user()} with jobs stop"
+        reason = stop_reason("stop")
         service.stop(summary, reason)
         note(_announcement(summary))
         if summary.status == "PENDING":
@@ -105,10 +104,3 @@ def _report(job: Job, grace_s: float, *, bucket: str) -> str:
     from jobs.output.screen import verdict
 
     return verdict(job, bucket=bucket)
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # the user id has no name, as in some containers
-        return "somebody"

@@ -69,15 +69,19 @@ def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[s
         for stack in page["Stacks"]
         if pattern.fullmatch(stack["StackName"]) and stack["StackStatus"] not in _NOT_THERE
     }
-    return {
-        name: DeployedStack(
-            name=name,
-            status=status,
-            template=_template(cloudformation, name),
-            physical_ids=_physical_ids(cloudformation, name),
-        )
-        for name, status in there.items()
-    }
+    return {name: read_stack(cloudformation, name, name, status) for name, status in there.items()}
+
+
+def read_stack(
+    cloudformation: CloudFormationClient, name: str, stack_id: str, status: str
+) -> DeployedStack:
+    """Read a stack; a deleted one is known by its id, for 90 days (API reference, GetTemplate)."""
+    return DeployedStack(
+        name=name,
+        status=status,
+        template=_template(cloudformation, stack_id),
+        physical_ids=_physical_ids(cloudformation, stack_id),
+    )
 
 
 def _template(cloudformation: CloudFormationClient, stack: str) -> Template:

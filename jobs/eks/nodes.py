@@ -187,6 +187,28 @@ class Progress:
         return "; ".join((said, *unanswered, *self.group.troubles, *self.remarks))
 
 
+def read_progress(
+    aws: Aws, cluster: Cluster, deployment: Deployment, request: str, *, fewer: bool
+) -> Progress:
+    """Read how far the node scaler and the group have come."""
+    asked = read_request(cluster)
+    if asked is not None and asked.id != request:
+        raise Refusal(
+            "nodes-asked-again",
+            f"somebody else has asked for {counted(asked.nodes, 'node')} meanwhile; look with "
+            "`python -m jobs scale`",
+        )
+    found = look_at_nodes(cluster, deployment)
+    return Progress(
+        ready=found.usable,
+        group=read_node_group(aws, deployment),
+        fewer=fewer,
+        answered=asked is not None and asked.since is not None,
+        dropped=None if asked is None else asked.dropped,
+        remarks=found.remarks,
+    )
+
+
 def wait_for_nodes(
     read: Callable[[], Progress],
     num_nodes: int,

@@ -6,11 +6,12 @@ import json
 import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import jmespath  # type: ignore[import-untyped]
 
 from rehearsal.deployment.aws import EmulatedAccount
+from trainium_catalogue import account_listings
+from trainium_catalogue.account_listings import Listing
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 
 TOOLKIT_STACK = "CDKToolkit"
@@ -33,94 +34,11 @@ class ExpectedResource(AccountResource):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListCall:
-    """A call that lists all resources of one kind."""
-
-    service: str
-    kind: str
-    operation: str
-    ids: str
-    """JMESPath of the ids in the response."""
-    arguments: tuple[tuple[str, Any], ...] = ()
-
-
-_LIVE_STACKS = "Stacks[?StackStatus!='DELETE_COMPLETE'].StackName"
-_LIVE_INSTANCES = "Reservations[].Instances[?State.Name!='terminated'][].InstanceId"
-_LIVE_NAT_GATEWAYS = "NatGateways[?State!='deleted'].NatGatewayId"
-_ACTIVE = (("status", "ACTIVE"),)
-_OURS = "Roles[?!starts_with(Path, '/aws-service-role/')].RoleName"
-_SERVICE_LINKED = "Roles[?starts_with(Path, '/aws-service-role/')].RoleName"
-# The emulator lists thousands of parameters published by AWS as if the account owned them.
-_OUR_PARAMETERS = {
-    "Key": "Name",
-    "Option": "BeginsWith",
-    "Values": ["/trainium/", "/rehearsal/", "/cdk-bootstrap/", "CFN-"],
-}
-
+_SERVICE_LINKED = "Roles[?starts_with(Path, '/aws-service-role/')]"
 LISTINGS = (
-    ListCall("cloudformation", "stack", "describe_stacks", _LIVE_STACKS),
-    ListCall("ec2", "VPC", "describe_vpcs", "Vpcs[].VpcId"),
-    ListCall("ec2", "subnet", "describe_subnets", "Subnets[].SubnetId"),
-    ListCall("ec2", "security group", "describe_security_groups", "SecurityGroups[].GroupId"),
-    ListCall(
-        *("ec2", "network interface", "describe_network_interfaces"),
-        "NetworkInterfaces[].NetworkInterfaceId",
-    ),
-    ListCall("ec2", "address", "describe_addresses", "Addresses[].AllocationId"),
-    ListCall("ec2", "NAT gateway", "describe_nat_gateways", _LIVE_NAT_GATEWAYS),
-    ListCall("ec2", "route table", "describe_route_tables", "RouteTables[].RouteTableId"),
-    ListCall(
-        *("ec2", "internet gateway", "describe_internet_gateways"),
-        "InternetGateways[].InternetGatewayId",
-    ),
-    ListCall(
-        *("ec2", "endpoint", "describe_vpc_endpoints"),
-        "VpcEndpoints[?State!='deleted'].VpcEndpointId",
-    ),
-    ListCall("ec2", "network ACL", "describe_network_acls", "NetworkAcls[].NetworkAclId"),
-    ListCall(
-        *("ec2", "launch template", "describe_launch_templates"),
-        "LaunchTemplates[].LaunchTemplateId",
-    ),
-    ListCall("ec2", "flow log", "describe_flow_logs", "FlowLogs[].FlowLogId"),
-    ListCall("ec2", "placement group", "describe_placement_groups", "PlacementGroups[].GroupName"),
-    ListCall("ec2", "instance", "describe_instances", _LIVE_INSTANCES),
-    ListCall("ec2", "volume", "describe_volumes", "Volumes[].VolumeId"),
-    ListCall("s3", "bucket", "list_buckets", "Buckets[].Name"),
-    ListCall("ecr", "repository", "describe_repositories", "repositories[].repositoryName"),
-    ListCall(
-        *("batch", "compute environment", "describe_compute_environments"),
-        "computeEnvironments[].computeEnvironmentName",
-    ),
-    ListCall("batch", "job queue", "describe_job_queues", "jobQueues[].jobQueueName"),
-    ListCall(
-        *("batch", "job definition", "describe_job_definitions"),
-        "jobDefinitions[].jobDefinitionArn",
-        _ACTIVE,
-    ),
-    ListCall("fsx", "file system", "describe_file_systems", "FileSystems[].FileSystemId"),
-    ListCall("iam", "role", "list_roles", _OURS),
-    ListCall("iam", "service-linked role", "list_roles", _SERVICE_LINKED),
-    ListCall("iam", "policy", "list_policies", "Policies[].Arn", (("Scope", "Local"),)),
-    ListCall(
-        *("iam", "instance profile", "list_instance_profiles"),
-        "InstanceProfiles[].InstanceProfileName",
-    ),
-    ListCall("lambda", "function", "list_functions", "Functions[].FunctionName"),
-    ListCall("lambda", "layer", "list_layers", "Layers[].LayerName"),
-    ListCall("eks", "cluster", "list_clusters", "clusters"),
-    ListCall(
-        *("iam", "identity provider", "list_open_id_connect_providers"),
-        "OpenIDConnectProviderList[].Arn",
-    ),
-    ListCall("kms", "key", "list_keys", "Keys[].KeyId"),
-    ListCall("kms", "alias", "list_aliases", "Aliases[?TargetKeyId].AliasName"),
-    ListCall("logs", "log group", "describe_log_groups", "logGroups[].logGroupName"),
-    ListCall(
-        *("ssm", "parameter", "describe_parameters", "Parameters[].Name"),
-        (("ParameterFilters", [_OUR_PARAMETERS]),),
-    ),
+    *account_listings.LISTINGS,
+    # AWS keeps these, and so does `jobs down`.
+    Listing("iam", "service-linked role", "list_roles", _SERVICE_LINKED, "RoleName"),
 )
 
 
@@ -208,10 +126,12 @@ def _list(aws: EmulatedAccount, listing: ListCall) -> Iterable[AccountResource]:
         pages = client.get_paginator(listing.operation).paginate(**arguments)
     else:
         pages = [getattr(client, listing.operation)(**arguments)]
-    expression = jmespath.compile(listing.ids)
+    expression = jmespath.compile(listing.items)
     for page in pages:
         for found in expression.search(page) or ():
-            yield AccountResource(listing.service, listing.kind, found)
+            yield AccountResource(
+                listing.service, listing.kind, found[listing.id] if listing.id else found
+            )
 
 
 def _images(aws: EmulatedAccount, repository: str) -> Iterable[str]:

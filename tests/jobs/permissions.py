@@ -43,7 +43,8 @@ def calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Note every call of a command; fail on one that the policy does not allow.
 
     Clients of probes (``Aws.reading``) are no submitter's: `jobs verify` says what it may not see.
-    Nor are those of who deploys: `jobs check-deploy` reads stacks.
+    Nor are those of who deploys and destroys: `jobs check-deploy` reads stacks, and `jobs down`
+    deletes them (``Aws.destroying``).
     """
     used: set[str] = set()
     make = Aws._client
@@ -63,6 +64,7 @@ def calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     monkeypatch.setattr(Aws, "_client", watched)
     monkeypatch.setattr(Aws, "reading", reading)
+    monkeypatch.setattr(Aws, "destroying", reading)
     yield
     missing = sorted(used - allowed())
     assert not missing, f"{POLICY.name} does not allow {', '.join(missing)}: add it there"

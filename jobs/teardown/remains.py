@@ -1,0 +1,288 @@
+"""What is left of a deployment in its account: looked for by its tag, and in every service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from jobs.aws import Aws
+from jobs.errors import as_refusal, is_denied
+from trainium_catalogue.account_listings import LISTINGS, Listing
+from trainium_catalogue.contract import TAG_DEPLOYMENT
+from trainium_catalogue.documents import Amount
+from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES
+
+_STATES = ("StackStatus", "State", "Status", "status", "Lifecycle")
+_GOES_BY_ITSELF = frozenset({"shutting-down", "deleting", "PendingDeletion", "DELETING"})
+_TAGGING = "resourcegroupstaggingapi"
+_MAX_PAGES = 100
+"""Pages of 1,000 versions that are read for the size of a bucket."""
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemainingResource:
+    """A resource of the deployment that is still in the account."""
+
+    service: str
+    kind: str
+    id: str
+    seen_by: Literal["tag", "service", "tag and service"]
+    why: str
+    """Why it belongs to the deployment, or why it stays."""
+    state: str | None
+    usd_per_month: Amount | None
+    """Estimate from list prices; null where its size is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UncheckedKind:
+    """A kind of resource that could not be looked for."""
+
+    service: str
+    kind: str
+    right: str
+    """IAM action that the look needs."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ownership:
+    """Tells a deployment's resources from others."""
+
+    deployment: str
+    other_deployments: frozenset[str]
+    physical_ids: frozenset[str]
+    """Of everything that its stacks have or had."""
+
+    def reason(self, id: str, item: Item) -> str | None:
+        """Give the reason why a resource belongs to the deployment; None if it does not."""
+        tags = _tags(item)
+        if (tagged := tags.get(TAG_DEPLOYMENT)) is not None:
+            return f"tag {TAG_DEPLOYMENT}" if tagged == self.deployment else None
+        texts = [id, *(value for value in item.values() if isinstance(value, str))]
+        for text in texts:
+            if text in self.physical_ids:
+                return f"stack resource {text}"
+        for text in (*texts, *tags.values()):
+            if self.is_named_in(text):
+                return f"named {text}"
+        return None
+
+    def is_named_in(self, text: str) -> bool:
+        """Tell whether a name is one that this deployment's stacks give."""
+        longer = (name for name in self.other_deployments if name.startswith(f"{self.deployment}-"))
+        return _mentions(text, self.deployment) and not any(_mentions(text, it) for it in longer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remains:
+    """Result of a look at the account."""
+
+    found: tuple[RemainingResource, ...]
+    unchecked: tuple[UncheckedKind, ...]
+
+
+def look(aws: Aws, owner: Ownership) -> Remains:
+    """List what is there of a deployment: first by its tag, then service by service.
+
+    The tagging API knows deleted resources for a while, and some kinds not at all: where the
+    service could be asked, its answer decides.
+    """
+    unchecked: list[UncheckedKind] = []
+    try:
+        arns = _tagged(aws, owner.deployment)
+    except Exception as error:
+        arns = []
+        unchecked.append(_unchecked(_TAGGING, "tagged resource", "tag:GetResources", error, aws))
+    found: list[RemainingResource] = []
+    for listing in LISTINGS:
+        own = [arn for arn in arns if _rest(arn, listing) is not None]
+        try:
+            items = list(_listed(aws, listing))
+            found += _found(aws, owner, listing, items, own)
+        except Exception as error:
+            right = _right(aws, listing)
+            unchecked.append(_unchecked(listing.service, listing.kind, right, error, aws))
+            found += [_by_tag(arn, listing.kind) for arn in own]
+    known = {arn for arn in arns for listing in LISTINGS if _rest(arn, listing) is not None}
+    found += [_by_tag(arn, _kind_of(arn)) for arn in arns if arn not in known]
+    return Remains(found=tuple(found), unchecked=tuple(unchecked))
+
+
+def _tagged(aws: Aws, deployment: str) -> list[str]:
+    pages = aws.reading(_TAGGING).get_paginator("get_resources")
+    tag = {"Key": TAG_DEPLOYMENT, "Values": [deployment]}
+    return [
+        resource["ResourceARN"]
+        for page in pages.paginate(TagFilters=[tag])
+        for resource in page["ResourceTagMappingList"]
+    ]
+
+
+def _listed(aws: Aws, listing: Listing) -> Iterator[tuple[str, Item]]:
+    import jmespath  # type: ignore[import-untyped]  # boto3 needs it too
+
+    client, arguments = aws.reading(listing.service), dict(listing.arguments)
+    if client.can_paginate(listing.operation):
+        pages: Iterable[Any] = client.get_paginator(listing.operation).paginate(**arguments)
+    else:
+        pages = [getattr(client, listing.operation)(**arguments)]
+    for page in pages:
+        for item in jmespath.search(listing.items, page) or ():
+            yield (str(item[listing.id]), item) if listing.id else (str(item), {})
+
+
+def _found(
+    aws: Aws, owner: Ownership, listing: Listing, items: list[tuple[str, Item]], arns: list[str]
+) -> Iterator[RemainingResource]:
+    """Yield what belongs to the deployment, by itself or because of its tag."""
+    for id, item in items:
+        tagged = any(_is_of(arn, listing, id) for arn in arns)
+        reason = owner.reason(id, item)
+        if reason is None and not tagged:
+            continue
+        state, usd = _details(aws, listing, id, item)
+        yield RemainingResource(
+            service=listing.service,
+            kind=listing.kind,
+            id=id,
+            seen_by="service" if not tagged else "tag" if reason is None else "tag and service",
+            why=reason or f"tag {TAG_DEPLOYMENT}",
+            state=state,
+            usd_per_month=usd,
+        )
+
+
+def goes_by_itself(state: str | None) -> bool:
+    """Tell whether AWS is deleting a resource already."""
+    return state in _GOES_BY_ITSELF
+
+
+def _by_tag(arn: str, kind: str) -> RemainingResource:
+    return RemainingResource(
+        service=arn.split(":")[2],
+        kind=kind,
+        id=arn,
+        seen_by="tag",
+        why=f"tag {TAG_DEPLOYMENT}; the tagging API also lists what was deleted a moment ago",
+        state=None,
+        usd_per_month=None,
+    )
+
+
+def _rest(arn: str, listing: Listing) -> str | None:
+    """Return what follows the kind in an ARN; None if it is of another kind."""
+    parts = arn.split(":", 5)
+    if len(parts) < 6 or parts[2] != listing.service:
+        return None
+    for start in listing.arns:
+        if parts[5].startswith(start):
+            return parts[5].removeprefix(start)
+    return None
+
+
+def _is_of(arn: str, listing: Listing, id: str) -> bool:
+    rest = _rest(arn, listing)
+    # arn:aws:eks:...:nodegroup/<cluster>/..., arn:aws:logs:...:log-group:<name>:*
+    return id == arn or rest == id or (rest or "").startswith((f"{id}/", f"{id}:"))
+
+
+def _kind_of(arn: str) -> str:
+    return re.split("[:/]", arn.split(":", 5)[-1])[0]
+
+
+def _mentions(text: str, deployment: str) -> bool:
+    name = re.escape(deployment)
+    return bool(re.search(rf"(?<![a-z0-9])trainium[-/]{name}(?![a-z0-9])", text.lower()))
+
+
+def _tags(item: Item) -> dict[str, str]:
+    """Read the tags of a listed resource, as EC2, or as Batch and EKS write them."""
+    tags = item.get("Tags") or item.get("TagSet") or item.get("tags") or {}
+    if isinstance(tags, Mapping):
+        return {str(key): str(value) for key, value in tags.items()}
+    return {str(tag.get("Key")): str(tag.get("Value")) for tag in tags}
+
+
+def _details(aws: Aws, listing: Listing, id: str, item: Item) -> tuple[str | None, float | None]:
+    """Read the state and the price of a resource; None where a right for that is missing."""
+    state = next((item[name] for name in _STATES if item.get(name)), None)
+    state = str(state["Name"]) if isinstance(state, Mapping) else state
+    try:
+        if listing.kind == "key":
+            state = str(aws.reading("kms").describe_key(KeyId=id)["KeyMetadata"]["KeyState"])
+        return state, 0.0 if goes_by_itself(state) else _usd(aws, listing.kind, id, item)
+    except Exception as error:
+        if as_refusal(error, region=aws.region) is None:
+            raise
+        return state, None
+
+
+def _usd(aws: Aws, kind: str, id: str, item: Item) -> float | None:
+    """Estimate the price of a month; None if it depends on what is not known."""
+    match kind:
+        case "instance":
+            known = INSTANCE_TYPES.get(item["InstanceType"])
+            return None if known is None else known.usd_per_hour_estimate * HOURS_PER_MONTH
+        case "file system":
+            speed = item.get("LustreConfiguration", {}).get("PerUnitStorageThroughput")
+            price = PRICES.get(f"lustre-{speed}")
+            return None if price is None else float(item["StorageCapacity"]) * price.usd
+        case "bucket":
+            return (
+                None if (size := bucket_bytes(aws, id)) is None else size / 1e9 * PRICES["s3"].usd
+            )
+        case "repository":
+            pages = aws.reading("ecr").get_paginator("describe_images").paginate(repositoryName=id)
+            images = [image for page in pages for image in page["imageDetails"]]
+            stored = sum(int(image.get("imageSizeInBytes", 0)) for image in images)
+            return stored / 1e9 * PRICES["ecr"].usd
+        case "endpoint":
+            # A gateway is in no subnet, and costs nothing.
+            return len(item.get("SubnetIds") or ()) * PRICES["interface-endpoint"].usd
+        case "volume":
+            return float(item["Size"] * PRICES["gp3"].usd)
+        case "log group":
+            return float(item.get("storedBytes", 0) / 1e9 * PRICES["logs"].usd)
+    price = PRICES.get(_PRICED.get(kind, ""))
+    return 0.0 if price is None else price.usd
+
+
+_PRICED = {
+    "address": "address",
+    "NAT gateway": "nat-gateway",
+    "cluster": "eks",
+    "key": "kms",
+    "secret": "secret",
+}
+
+
+def bucket_bytes(aws: Aws, bucket: str) -> int | None:
+    """Sum up the versions in a bucket; None if there are too many to list."""
+    pages = aws.reading("s3").get_paginator("list_object_versions").paginate(Bucket=bucket)
+    size = 0
+    for number, page in enumerate(pages):
+        if number == _MAX_PAGES:
+            return None
+        size += sum(int(item["Size"]) for item in page.get("Versions", ()))
+    return size
+
+
+def _right(aws: Aws, listing: Listing) -> str:
+    """Name the IAM action of a listing."""
+    # That of ListBuckets has another name (Service Authorization Reference, Amazon S3).
+    operation = aws.reading(listing.service).meta.method_to_api_mapping[listing.operation]
+    return f"{listing.service}:{'ListAllMyBuckets' if listing.service == 's3' else operation}"
+
+
+def _unchecked(service: str, kind: str, right: str, error: Exception, aws: Aws) -> UncheckedKind:
+    """Note that a kind was not looked for; raise what is a defect of ours."""
+    refusal = as_refusal(error, region=aws.region)
+    if refusal is None:
+        raise error
+    reason = "the right is missing" if is_denied(error) else refusal.message
+    return UncheckedKind(service=service, kind=kind, right=right, reason=reason)

@@ -67,8 +67,9 @@ def _group(given: dict[str, Any]) -> tuple[str, dist.ProcessGroup]:
     """Find the argument that is the process group, and the group of the same ranks on the host."""
     where = _EAGER_GROUP if _EAGER_GROUP in given else "group_name"
     group = given[where]
+    c10d: Any = torch._C._distributed_c10d
     if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)
+        group = c10d._resolve_process_group(group)
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
     return where, _ON_HOST[group._get_backend(torch.device(DEVICE))]
@@ -103,10 +104,11 @@ def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
 
 
 def _is_average(raw: dict[str, Any]) -> bool:
-    reduction = raw.get("reduce_op")
-    if isinstance(reduction, torch.ScriptObject):
-        return bool(reduction.op() == int(dist.ReduceOp.AVG))
-    return reduction == "avg"
+    reduction: Any = raw.get("reduce_op")
+    average: Any = dist.ReduceOp.AVG
+    if reduction is None or isinstance(reduction, str):
+        return reduction == "avg"
+    return bool(reduction.op() == int(average))
 
 
 def _average(op: Any, raw: dict[str, Any], group: dist.ProcessGroup) -> Any:
@@ -125,5 +127,6 @@ def _average(op: Any, raw: dict[str, Any], group: dist.ProcessGroup) -> Any:
     # Gloo's own would write the sum again when it is waited for again.
     done: Future[None] = Future()
     done.set_result(None)
-    divided = torch._C._distributed_c10d._create_work_from_future(done).boxed()
+    c10d: Any = torch._C._distributed_c10d
+    divided = c10d._create_work_from_future(done).boxed()
     return (*found[:-1], divided) if isinstance(found, tuple) else divided

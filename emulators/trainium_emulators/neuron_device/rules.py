@@ -136,7 +136,7 @@ def check_no_objects(tensor: torch.Tensor) -> None:
 def check_static(inputs: Sequence[Any]) -> None:
     """Refuse a graph for several shapes."""
     # April, neuron_dynamo_backend/fx/passes/dynamic_shape_analysis.py.
-    symbols = [value for value in inputs if isinstance(value, torch.SymInt)]
+    symbols: list[Any] = [value for value in inputs if isinstance(value, torch.SymInt)]
     symbols += [
         size
         for value in inputs

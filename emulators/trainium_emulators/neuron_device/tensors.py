@@ -78,10 +78,10 @@ class NeuronTensor(torch.Tensor):
         made.raw = raw
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, op: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         if not all(issubclass(kind, NeuronTensor) or kind.__name__ in _PLAIN for kind in types):
@@ -95,7 +95,7 @@ class NeuronTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:
         return f"NeuronTensor({self.raw})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -220,9 +220,10 @@ def _direction(name: str, args: Any, *, to_host: bool) -> str | None:
 
 def register() -> None:
     """Register what PyTorch calls without a tensor of the device, such as ``torch.empty``."""
-    fallback = torch.library.Library("_", "IMPL")
+    library: Any = torch.library.Library
+    fallback = library("_", "IMPL")
     fallback.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")
-    aten = torch.library.Library("aten", "IMPL")
+    aten = library("aten", "IMPL")
     for name in _KERNELS_BY_NAME:
         # PyTorch would make them of an empty tensor that it gives another shape.
         packet, _, overload = name.partition(".")

@@ -30,10 +30,7 @@ def storage(*, kept: bool, bucket: str = DATA_BUCKET) -> Json:
     policy = "Retain" if kept else "Delete"
     resource = {
         "Type": "AWS::S3::Bucket",
-        "Properties": {
-            "BucketName": bucket,
-            "VersioningConfiguration": {"Status": "Enabled"},
-        },
+        "Properties": {"BucketName": bucket},
         "DeletionPolicy": policy,
     }
     return {"Resources": {"Bucket": resource}}
@@ -110,6 +107,7 @@ class Deployed:
     def fill(self, bucket: str = DATA_BUCKET) -> None:
         """Put two versions of an object, and a delete marker, into the bucket."""
         s3 = self.desk.client("s3")
+        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
         for body in (b"1", b"22"):
             s3.put_object(Bucket=bucket, Key="runs/a/x", Body=body)
         s3.delete_object(Bucket=bucket, Key="runs/a/x")

@@ -38,6 +38,17 @@ def command(index: int, main: int, num_nodes: int) -> list[str]:
     )
 
 
+def test_a_child_of_four_nodes() -> None:
+    assert command(index=2, main=0, num_nodes=4) == [
+        "python", "-m", "torch.distributed.run",
+        "--nnodes=4", "--nproc-per-node=32", "--node-rank=2",
+        "--rdzv-backend=static", "--rdzv-id=job-2",
+        "--master-addr=10.0.0.1", "--master-port=41000", "--local-addr=10.0.0.2",
+        "--max-restarts=0", "--log-dir=/tmp/scratch", "-m", "--", "training.worker",
+        "all-reduce", "--iterations=3",
+    ]  # fmt: skip
+
+
 @given(st.data(), st.integers(1, 32))
 def test_the_node_at_the_masters_address_has_rank_0(data: st.DataObject, num_nodes: int) -> None:
     main = data.draw(st.integers(0, num_nodes - 1))

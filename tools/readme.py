@@ -58,7 +58,7 @@ def causes_table() -> str:
                 cause.says,
                 ", ".join(
                     dict.fromkeys(
-                        source.title
+                        source.heading
                         for sources in (*(SOURCES[where] for where in cause.texts), cause.wrong)
                         for source in sources
                     )

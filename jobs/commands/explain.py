@@ -50,7 +50,7 @@ def _described(document: ExplainDocument) -> Any:
     for number, cause in enumerate(document.causes, start=1):
         when = ", in an earlier attempt" if cause.earlier else ""
         lines.append(f"{number}. {cause.cause}{when}: {cause.says}")
-        lines += [f"   {fact.source.title}: {fact.text}" for fact in cause.evidence]
+        lines += [f"   {fact.source.heading}: {fact.text}" for fact in cause.evidence]
         lines.append(f"   $ {cause.remedy}")
     lines += [f"not read: {what}" for what in document.unread]
     return Text("\n".join(lines))

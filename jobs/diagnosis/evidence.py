@@ -48,7 +48,7 @@ class EvidenceSource(StrEnum):
     LEAVING = "leaving"
 
     @property
-    def title(self) -> str:
+    def heading(self) -> str:
         """The source in words."""
         return _TITLES[self]
 

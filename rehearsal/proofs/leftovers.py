@@ -119,7 +119,7 @@ def _why_expected(item: AccountResource, bootstrap: frozenset[str]) -> str | Non
     return None
 
 
-def _list(aws: EmulatedAccount, listing: ListCall) -> Iterable[AccountResource]:
+def _list(aws: EmulatedAccount, listing: Listing) -> Iterable[AccountResource]:
     client = aws.client(listing.service)
     arguments = dict(listing.arguments)
     if client.can_paginate(listing.operation):

@@ -95,7 +95,7 @@ class NeuronTensor(torch.Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
+    def __repr__(self, *, tensor_contents: Any = None) -> Any:  # type: ignore[override]
         return f"NeuronTensor({self.raw})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:

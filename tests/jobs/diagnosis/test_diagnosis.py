@@ -15,7 +15,8 @@ from jobs.job import RunSummary
 from tests.jobs.conftest import Desk
 from tests.jobs.diagnosis.plantings import NO_CAPACITY, PLANTINGS, OnBatch, OnCluster, Planting
 from tests.jobs.diagnosis.world import RUN, plant
-from tests.jobs.eks.conftest import ROOT, conforms
+from tests.jobs.eks.conftest import ROOT
+from tests.support.schemas import conforms
 from trainium_catalogue.workloads import Hardware
 
 TOOLS = ("python -m jobs ", "cdk deploy ", "aws ", "kubectl ")

@@ -120,7 +120,8 @@ def deploy(desk: Desk, folder: Path, *, kept: bool, settings: Json | None = SETT
     for name, template in templates.items():
         made.create(name, template)
     made.assembly.mkdir()
-    assemble(made.assembly, **{k.replace("-", "_"): v for k, v in templates.items()})
+    named = {stack.replace("-", "_"): template for stack, template in templates.items()}
+    assemble(made.assembly, region="us-west-2", **named)
     manifest = json.loads((made.assembly / "manifest.json").read_text())
     # What the CLI demands of an assembly.
     manifest["version"] = "36.0.0"

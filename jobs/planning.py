@@ -147,7 +147,7 @@ def standing_usd_per_hour(orchestrator: Orchestrator) -> float:
     network = PRICES["nat-gateway"].usd + INTERFACE_ENDPOINTS * PRICES["interface-endpoint"].usd
     if orchestrator is Orchestrator.BATCH:
         return network / HOURS_PER_MONTH
-    lustre = LUSTRE_GIB * _GB_PER_GIB * PRICES["lustre-125"].usd
+    lustre = LUSTRE_GIB * _GB_PER_GIB * PRICES["lustre-250"].usd
     return (network + lustre) / HOURS_PER_MONTH + USD_PER_HOUR_ESTIMATE
 
 

@@ -72,7 +72,7 @@ def test_its_figures_of_a_deployment_are_those_of_the_stacks() -> None:
 
     assert len(DEFAULT_INTERFACE_ENDPOINTS) == planning.INTERFACE_ENDPOINTS
     assert config.lustre_gib == planning.LUSTRE_GIB
-    assert config.lustre_mbps_per_tib == 125  # as priced
+    assert config.lustre_mbps_per_tib == 250  # as priced
     assert config.job_time_limit_hours == planning.DEFAULT_JOB_TIME_LIMIT_HOURS
 
 

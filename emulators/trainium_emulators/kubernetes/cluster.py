@@ -102,6 +102,10 @@ class ClusterEmulator:
         while self._pods(JOB_NAME) and time.monotonic() < deadline:
             time.sleep(0.05)
 
+    def stop_controller(self) -> None:
+        """Stop Volcano's controller: jobs keep the status that a client gives them."""
+        self._volcano.stop()
+
     def stop(self) -> None:
         """Stop every pod, then the server."""
         self._deployments.stop()

@@ -266,7 +266,8 @@ class Store:
 
         def stop() -> None:
             with self._lock:
-                self._listeners.remove(listener)
+                if listener in self._listeners:
+                    self._listeners.remove(listener)
 
         return stop
 

@@ -19,7 +19,7 @@ def api_server() -> Iterator[ClusterEmulator]:
     running = serve(EmulatorSettings(addresses="127.0.95"))
     for manifest in (*BASE, *BELONGINGS):
         running.apply(manifest)
-    running._volcano.stop()
+    running.stop_controller()
     yield running
     running.stop()
 

@@ -59,7 +59,7 @@ format: setup-tests ## rewrite to the house format
 	ruff format .
 	ruff check --fix .
 
-test: check ## all tests but the slow ones, in twelve minutes on two cores; CI runs both
+test: check ## all tests but the slow ones; CI runs both
 	$(PYTEST) -m "not full and not programs"
 
 test-slow: setup-programs ## what test leaves out: whole rehearsals, public programs, slow matrices

@@ -202,7 +202,7 @@ def check_node_index(node: int | None, shape: Shape) -> None:
 
 
 def unknown_run(run: str, others: Sequence[str], deployment: Deployment) -> Refusal:
-    """Make the refusal for a run that Batch does not know."""
+    """Make the refusal for a run that no service knows."""
     hint = f"; {did_you_mean(run, others)}" if others else ""
     return Refusal(
         "unknown-run",

@@ -9,7 +9,7 @@ Queue and namespace are in ``.torchxconfig``, which TorchX reads in the folder i
 Image, bucket and instance type are read from the deployment; ``python -m jobs kubeconfig`` gives
 TorchX the cluster. What `python -m jobs submit` does beyond that (the policies of the whole job,
 which know exit codes, and the checks before anything is spent) TorchX cannot: ``--max_retries``
-restarts after a lost pod and after a mistake alike, so it is 0 unless given.
+retries lost pods and user errors alike, so it defaults to 0.
 """
 
 # No `from __future__ import annotations`: TorchX evaluates the annotations as types.

@@ -303,7 +303,7 @@ def _is_there(node: Json, group: Group, now: datetime) -> bool:
     An instance may still be described as in service after its termination; terminating it twice
     would shrink the group twice, the second time by a node of the group's choice.
     """
-    ends = marked_since(node, kubernetes.ENDS_SINCE)
+    ends = marked_since(node, kubernetes.TERMINATING_SINCE)
     if ends is not None and now - ends < _ENDS_WITHIN:
         return False
     return group.instances.get(instance_of(node) or "") == IN_SERVICE

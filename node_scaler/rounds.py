@@ -146,7 +146,7 @@ class Scaler:
 
     def _remove(self, step: Remove, now: datetime) -> None:
         # Marked first: whatever fails afterwards, no instance is terminated twice.
-        marks = {kubernetes.ENDS_SINCE: stamp(now)}
+        marks = {kubernetes.TERMINATING_SINCE: stamp(now)}
         self.cluster.patch(f"{NODES}/{step.node}", {"metadata": {"annotations": marks}})
         self.node_group.terminate(step.instance)
         text = f"terminated {step.instance}: {step.why}"

@@ -53,7 +53,7 @@ UNUSABLE_SINCE: Final = "trainium/unusable-since"
 """Annotation of a node on which no pod of a job could run, such as one that is not ready."""
 CORDONED_SINCE: Final = "trainium/cordoned-since"
 """Annotation of a node that the node scaler has cordoned before removing it."""
-ENDS_SINCE: Final = "trainium/ends-since"
+TERMINATING_SINCE: Final = "trainium/ends-since"
 """Annotation of a node whose instance the node scaler is terminating."""
 
 RETRY_COUNT_FIELD: Final = "metadata.annotations['volcano.sh/job-retry-count']"

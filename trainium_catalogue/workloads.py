@@ -160,7 +160,7 @@ _WORKLOADS = (
     ),
     Workload(
         name="verify",
-        summary="is this device, with this release, right? gradients, losses, resume; then probes",
+        summary="check gradients, losses and resume on this device and release; run the probes",
         max_nodes=4,
         time_limit_hours=2.0,
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),

@@ -59,7 +59,7 @@ class BatchService:
         return self.aws.logs()
 
     def find_logs(self, job: Job) -> Sequence[NodeLog]:
-        """Find none: Batch names those of every attempt."""
+        """Return none: the job's description lists the streams of every attempt."""
         return ()
 
     def check(self, request: JobRequest) -> None:

@@ -309,7 +309,7 @@ class ContextKeys:
         help="throughput of that file system in MB/s for each TiB",
     )
     data_uris: tuple[str, ...] = key(
-        kinds.maybe_words(data_uri, noun="list"),
+        kinds.possibly_empty_list(data_uri, noun="list"),
         default=(),
         help="`s3://bucket/prefix` outside the deployment that jobs may use: tokenize reads "
         "there, `--checkpoint-uri` may point there",

@@ -34,19 +34,19 @@ class EksKeys(ContextKeys):
         help="Kubernetes version of the EKS cluster",
     )
     eks_admin_arns: tuple[str, ...] = key(
-        kinds.maybe_words(principal_arn, noun="list"),
+        kinds.possibly_empty_list(principal_arn, noun="list"),
         default=(),
         help="ARNs of the IAM roles and users that may do everything in the cluster; EKS needs "
         "one at least",
     )
     eks_submitter_arns: tuple[str, ...] = key(
-        kinds.maybe_words(principal_arn, noun="list"),
+        kinds.possibly_empty_list(principal_arn, noun="list"),
         default=(),
         help="ARNs of the IAM roles and users that may submit, watch, enter and stop jobs in the "
         "cluster, and nothing else there",
     )
     eks_endpoint_cidrs: tuple[str, ...] = key(
-        kinds.maybe_words(endpoint_cidr, noun="list"),
+        kinds.possibly_empty_list(endpoint_cidr, noun="list"),
         default=(),
         help="public address ranges that may call the cluster's API, say `203.0.113.7/32`; EKS "
         "needs one at least, or `eks_private`, and with that private ranges (default: the VPC)",
@@ -66,11 +66,11 @@ class EksKeys(ContextKeys):
     eks_idle_minutes: int = key(
         kinds.whole_number(0, 1440),
         default=DEFAULT_IDLE_MINUTES,
-        help="minutes after which a Trainium node of the cluster goes that no job uses or waits "
-        "for; 0: nodes stay, and are billed, until `python -m jobs scale --nodes 0`",
+        help="minutes after which a Trainium node that no job uses or waits for is removed from "
+        "the cluster; 0: nodes stay, and are billed, until `python -m jobs scale --nodes 0`",
     )
     eks_subnet_ids: tuple[str, ...] = key(
-        kinds.maybe_words(kinds.resource_id("subnet").read, noun="list"),
+        kinds.possibly_empty_list(kinds.resource_id("subnet").read, noun="list"),
         default=(),
         help="existing private subnets of `vpc_id` in other zones than `subnet_id`, with a route "
         "to the internet: EKS puts its control plane's interfaces into two zones",
@@ -92,7 +92,7 @@ class EksKeys(ContextKeys):
         help="release version of the host image of the add-ons' nodes, instead of the pinned one",
     )
     eks_add_on_versions: tuple[str, ...] = key(
-        kinds.maybe_words(add_on_version, noun="list"),
+        kinds.possibly_empty_list(add_on_version, noun="list"),
         default=(),
         help="other versions of EKS's own add-ons than the pinned ones, say "
         "`vpc-cni=v1.22.4-eksbuild.3`",
@@ -105,7 +105,7 @@ class EksKeys(ContextKeys):
         "`111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub`",
     )
     eks_chart_versions: tuple[str, ...] = key(
-        kinds.maybe_words(chart_version, noun="list"),
+        kinds.possibly_empty_list(chart_version, noun="list"),
         default=(),
         help="other versions of Helm charts than the pinned ones, say `efa=v0.5.29`",
     )

@@ -183,7 +183,9 @@ def comma_separated(read_each: Callable[[str], str], *, noun: str) -> ValueKind[
     return ValueKind(noun=noun, read=read)
 
 
-def maybe_words(read_each: Callable[[str], str], *, noun: str) -> ValueKind[tuple[str, ...]]:
+def possibly_empty_list(
+    read_each: Callable[[str], str], *, noun: str
+) -> ValueKind[tuple[str, ...]]:
     """A list in the form of ``comma_separated`` that may be empty."""
     filled = comma_separated(read_each, noun=noun)
 

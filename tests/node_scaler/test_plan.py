@@ -197,8 +197,8 @@ class TestAnIdleNode:
 
     def test_is_not_ended_twice_while_its_instance_is_described_as_it_was(self) -> None:
         ended, long_ago = due("n"), due("m")
-        ended["metadata"]["annotations"][kubernetes.ENDS_SINCE] = ago(seconds=10)
-        long_ago["metadata"]["annotations"][kubernetes.ENDS_SINCE] = ago(minutes=11)
+        ended["metadata"]["annotations"][kubernetes.TERMINATING_SINCE] = ago(seconds=10)
+        long_ago["metadata"]["annotations"][kubernetes.TERMINATING_SINCE] = ago(minutes=11)
 
         assert removed([ended, long_ago]) == ["m"]
 

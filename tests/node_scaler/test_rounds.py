@@ -149,7 +149,7 @@ def test_a_cordoned_node_ends_with_its_instance() -> None:
     (changes,) = run.cluster.asked_to("patch")
 
     assert run.group.done == ["i-due"]
-    assert changes == {"metadata": {"annotations": {kubernetes.ENDS_SINCE: stamp(NOW)}}}
+    assert changes == {"metadata": {"annotations": {kubernetes.TERMINATING_SINCE: stamp(NOW)}}}
 
 
 def test_an_instance_whose_node_cannot_be_marked_is_not_ended() -> None:

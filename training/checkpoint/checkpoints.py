@@ -152,8 +152,8 @@ class Checkpoints:
 
         Asynchronous: returns once the state is copied and may change again. A state that is already
         ``copied`` must not be changed by anyone else, and is not copied again. Waits for a save
-        still in progress. Never raises for storage: ``on_failed`` receives the step and the reason,
-        and whatever was written is removed.
+        still in progress. Never raises for storage: ``on_failed`` receives the step and the reason.
+        Without its marker, what was written does not count.
         """
         self.wait()
         if asynchronous and not copied:

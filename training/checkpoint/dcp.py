@@ -229,7 +229,7 @@ class _Folder(FileSystemBase):
         return False
 
     def exists(self, path: Path) -> bool:
-        """Return False: the folder was emptied before the save began."""
+        """Return False: a file of an earlier save is replaced, never kept."""
         return False
 
     def rm_file(self, path: Path) -> None:

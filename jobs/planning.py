@@ -7,12 +7,13 @@ compare these figures with it.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from jobs.capacity import TRAINIUM
 from trainium_catalogue.contract import ATTEMPTS, Orchestrator
 from trainium_catalogue.documents import Amount, Natural, Positive
-from trainium_catalogue.eks import POD_ADDRESSES, USD_PER_HOUR_ESTIMATE
+from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES, POD_ADDRESSES, USD_PER_HOUR_ESTIMATE
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_catalogue.models.presets import ModelShape
 from trainium_catalogue.parameters.command_line import ParameterValues
@@ -38,6 +39,7 @@ EKS_ACCESS = {
     "eks_endpoint_cidrs": "ADDRESS/32",
 }
 """Who administers a cluster and from where; the capitals are for the user to replace."""
+_PARAMETER = re.compile(r"[a-z][a-z-]*=")
 _GB_PER_GIB = GIB / 1e9
 
 
@@ -70,6 +72,8 @@ class RunEstimate:
     """Reason and remedy if the run cannot work; what is derived from the parallelism is null."""
     tensor_parallel: int | None
     data_parallel: int | None
+    spans_nodes: bool
+    """True if the ranks that share a layer are on several nodes: much slower than was assumed."""
     memory: RankMemory | None
     checkpoint_bytes: int | None
     checkpoint_seconds: float | None
@@ -86,7 +90,8 @@ class RunEstimate:
     usd_per_hour: Amount
     """Nodes and what the deployment has beside them: NAT gateway, endpoints, cluster, Lustre."""
     usd_at_most: Amount
-    """All attempts to their time limit, with what the deployment has beside the nodes."""
+    """All attempts to their time limit, the nodes' idle time after each on EKS, and what the
+    deployment has beside the nodes; without hosts that wait for others, and without traffic."""
     deploy: str
     """Command that deploys for it."""
 
@@ -110,7 +115,8 @@ def estimate(
             plan = TrainingPlan.from_values(values.own, ranks)
             memory = _memory(values, plan, kind)
         except ValueError as error:
-            plan, obstacle = None, f"--{error}"
+            # Most begin with the parameter that is wrong.
+            plan, obstacle = None, f"--{error}" if _PARAMETER.match(str(error)) else str(error)
     if memory is not None and memory.needed > memory.available:
         obstacle = (
             f"a rank needs {memory.needed / GIB:.1f} GiB and has {memory.available / GIB:g}; raise "
@@ -127,6 +133,7 @@ def estimate(
         obstacle=obstacle,
         tensor_parallel=None if plan is None else plan.tensor_parallel,
         data_parallel=None if plan is None else plan.data_parallel,
+        spans_nodes=plan is not None and plan.tensor_parallel > kind.processes_per_node,
         memory=memory,
         checkpoint_bytes=checkpoint,
         checkpoint_seconds=None if checkpoint is None else checkpoint / num_nodes / ASSUMED_UPLOAD,
@@ -137,18 +144,24 @@ def estimate(
         quota_vcpus=kind.vcpus_for(num_nodes),
         addresses=num_nodes * _addresses_per_node(kind, orchestrator),
         usd_per_hour=hourly,
-        usd_at_most=ATTEMPTS * time_limit_hours * hourly,
+        usd_at_most=ATTEMPTS * hourly * (time_limit_hours + _idle_hours(orchestrator)),
         deploy=_deploy_command(kind, num_nodes, orchestrator, time_limit_hours, region),
     )
 
 
 def standing_usd_per_hour(orchestrator: Orchestrator) -> float:
     """Add up what a deployment costs without nodes, but for what passes through it by the GB."""
-    network = PRICES["nat-gateway"].usd + INTERFACE_ENDPOINTS * PRICES["interface-endpoint"].usd
+    endpoints = INTERFACE_ENDPOINTS * PRICES["interface-endpoint"].usd
+    network = PRICES["nat-gateway"].usd + PRICES["address"].usd + endpoints
     if orchestrator is Orchestrator.BATCH:
         return network / HOURS_PER_MONTH
     lustre = LUSTRE_GIB * _GB_PER_GIB * PRICES["lustre-250"].usd
     return (network + lustre) / HOURS_PER_MONTH + USD_PER_HOUR_ESTIMATE
+
+
+def _idle_hours(orchestrator: Orchestrator) -> float:
+    """Hours that the nodes of a cluster may be up after a job; Batch removes its own."""
+    return DEFAULT_IDLE_MINUTES / 60 if orchestrator is Orchestrator.EKS else 0.0
 
 
 def _obstacle(kind: InstanceType, num_nodes: int, region: str | None) -> str | None:

@@ -1,5 +1,6 @@
 """`jobs plan`: what a run takes before anything is deployed, for one or several instance types."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,12 @@ from trainium_catalogue.contract import ATTEMPTS, Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.parameters.plan import GIB
 from trainium_catalogue.prices import PRICES_OF
+from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.workloads import Hardware
+from trainium_catalogue.zones import ZONES
 
 _DEFAULT_TYPE = "trn1.32xlarge"
+_PRICES = f"us-east-1 prices, {ESTIMATE_NOTE}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,17 @@ def plan(
         --nodes 1,4,16
       python -m jobs plan ./train.py --nodes 2 --time-limit 6
     """
+    for option, number in (("--mfu", utilization), ("--time-limit", time_limit)):
+        if number is not None and not math.isfinite(number):
+            raise Refusal(
+                "not-a-number", f"{option} {number} is no number; give one, or leave it out"
+            )
+    if region is not None and region not in ZONES:
+        raise Refusal(
+            "region",
+            f"--region {region!r} sells no Trainium that is known here; "
+            f"{did_you_mean(region, ZONES)}",
+        )
     sizes = list(_sizes(nodes)) if nodes is not None else [None]
     orders = [
         _order(context, what, size, on, time_limit, workdir, assignments or (), as_json=as_json)
@@ -238,6 +253,11 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
         yield (
             f"ranks: tensor parallel {plan.tensor_parallel} x data parallel {plan.data_parallel}"
         )
+    if plan.spans_nodes:
+        yield (
+            f"the {plan.tensor_parallel} ranks that share a layer are on several nodes, which "
+            "takes longer than is computed here; lower --tensor-parallel"
+        )
     if (memory := plan.memory) is not None:
         activations = "activations not estimated"
         if memory.activations is not None:
@@ -271,10 +291,12 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
     standing = "NAT gateway and endpoints"
     if plan.orchestrator is Orchestrator.EKS:
         standing = "NAT gateway, endpoints, cluster and Lustre"
-    yield f"price: ${plan.usd_per_hour:,.2f} an hour with {standing}; {ESTIMATE_NOTE}"
+    yield f"price: ${plan.usd_per_hour:,.2f} an hour with {standing}; {_PRICES}"
+    idle = " and the idle time of its nodes" if plan.orchestrator is Orchestrator.EKS else ""
     yield (
         f"one submission costs at most ${plan.usd_at_most:,.2f}: {document.max_attempts} attempts "
-        f"of {document.time_limit_hours:g} h"
+        f"of {document.time_limit_hours:g} h{idle}; not counted: traffic, and nodes that wait for "
+        "others to start"
     )
     if plan.obstacle is None:
         eks = plan.orchestrator is Orchestrator.EKS
@@ -300,6 +322,13 @@ def _print_table(document: PlanDocument) -> None:
         if not works:
             notes.append(f"{plan.instance_type} x {plan.nodes}: {plan.obstacle}")
         memory, hours = plan.memory, plan.training_hours
+        if works and hours is not None and hours > document.time_limit_hours:
+            notes.append(
+                f"{plan.instance_type} x {plan.nodes}: continues after each limit, if its name is "
+                "submitted again"
+            )
+        if plan.spans_nodes:
+            notes.append(f"{plan.instance_type} x {plan.nodes}: a layer's ranks span nodes")
         table.add_row(
             plan.instance_type,
             str(plan.nodes),
@@ -313,7 +342,7 @@ def _print_table(document: PlanDocument) -> None:
     table.caption = "\n".join(
         [
             f"GiB: of a rank's memory; time: training at {document.utilization:.0%} of peak FLOPs; "
-            f"at most: USD of {document.max_attempts} attempts to their limit; {ESTIMATE_NOTE}",
+            f"at most: USD of {document.max_attempts} attempts to their limit; {_PRICES}",
             *notes,
         ]
     )

@@ -82,7 +82,7 @@ def test_one_submission_costs_at_most_all_its_attempts() -> None:
     standing = planning.standing_usd_per_hour(Orchestrator.BATCH)
     price = 2 * INSTANCE_TYPES["trn1.32xlarge"].usd_per_hour_estimate
     assert found["usd_at_most"] == pytest.approx(3 * 6 * (price + standing))
-    assert standing == pytest.approx(0.045 + 6 * 0.01)
+    assert standing == pytest.approx(0.045 + 0.005 + 6 * 0.01)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +127,10 @@ def test_a_comparison_works_if_one_of_its_plans_does() -> None:
         (("mnist", "--compare", "trn9.large"), "'trn9.large' is not in the catalogue"),
         (("prepare", "--dataset", "wikicorpus"), "runs on ordinary instances"),
         (("lama2-7b",), "did you mean"),
+        (("mnist", "--mfu", "nan"), "--mfu nan is no number"),
+        (("mnist", "--time-limit", "nan"), "--time-limit nan is no number"),
+        (("mnist", "--region", "us-east-1x"), "sells no Trainium that is known here; did you mean"),
+        (("mnist", "--region", ""), "sells no Trainium that is known here"),
         (("mnist", "--max-stepz", "3"), "has no parameter 'max-stepz'"),
     ],
 )
@@ -135,6 +139,24 @@ def test_what_cannot_be_planned_is_refused(words: tuple[str, ...], message: str)
 
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
+
+
+def test_idle_nodes_of_a_cluster_count() -> None:
+    (found,) = plan("mnist", "--on", "eks", "--time-limit", "6")["estimates"]
+
+    assert found["usd_at_most"] == pytest.approx(3 * 6.5 * found["usd_per_hour"])
+
+
+def test_layers_that_span_nodes_are_remarked() -> None:
+    words = ("plan", "llama2-7b", "--compare", "trn2.3xlarge", "--nodes", "2")
+
+    assert "8 ranks that share a layer are on several nodes" in Desk("").run(*words).stdout
+
+
+def test_what_a_plan_lacks_is_named_as_it_is() -> None:
+    (found,) = json.loads(Desk("").run("plan", "pretrain", "--json").stdout)["estimates"]
+
+    assert found["obstacle"].startswith("pretrain needs --model")
 
 
 def test_a_program_of_ones_own_is_planned_by_its_time_limit() -> None:

@@ -54,7 +54,7 @@ NEURON_MODULES = ("torch_xla", "torch_neuronx", "neuronx_distributed", "libneuro
 """Only in a Neuron image; ``training`` imports them only on a Neuron device."""
 _FOLDER = Path(training.__path__[0])
 DATA = (
-    _FOLDER / "checks" / "verify" / "golden.json",
+    _FOLDER / "diagnostics" / "verify" / "golden.json",
     _FOLDER / "datasets" / "prepared" / "digits.csv.gz",
 )
 """Data files that ``training`` reads."""

@@ -10,6 +10,14 @@ MODULES = sorted(TRAINING.rglob("*.py"))
 
 # Each one looked up in the sources of the torch 2.9.1 wheel. Add a name only after doing the same.
 IN_TORCH_2_9 = {
+    "torch._foreach_add_",
+    "torch._foreach_addcmul_",
+    "torch._foreach_div",
+    "torch._foreach_div_",
+    "torch._foreach_lerp_",
+    "torch._foreach_mul_",
+    "torch._foreach_sqrt",
+    "torch._foreach_sub_",
     "torch.Generator",
     "torch.Size",
     "torch.Tensor",

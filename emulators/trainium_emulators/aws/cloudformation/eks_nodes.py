@@ -96,7 +96,7 @@ def _groups(response: AutoScalingResponse) -> Iterator[tuple[str, Any]]:
 
 
 def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
-    """DescribeAutoScalingGroups, by name."""
+    """DescribeAutoScalingGroups, by name: moto's own, and those of node groups."""
     wanted = response._get_param("AutoScalingGroupNames", [])
     found = [
         {
@@ -118,7 +118,8 @@ def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
         for name, group in _groups(response)
         if not wanted or name in wanted
     ]
-    return ActionResult({"AutoScalingGroups": found})
+    others = response.autoscaling_backend.describe_auto_scaling_groups(wanted)
+    return ActionResult({"AutoScalingGroups": [*others, *found]})
 
 
 def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:

@@ -391,7 +391,12 @@ def test_a_job_submitted_while_buckets_are_emptied_is_ended_too(
         if not jobs:
             job = desk.backend_job(desk.submitted("late"))
             jobs.append(job)
-            job.terminate = lambda reason: (deployed.fill(), setattr(job, "status", "FAILED"))
+
+            def terminate(reason: str) -> None:
+                deployed.fill()
+                job.status = "FAILED"
+
+            job.terminate = terminate
         return count
 
     monkeypatch.setattr("jobs.teardown.stacks.empty_bucket", emptied)

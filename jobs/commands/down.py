@@ -44,7 +44,7 @@ def down(
             "--receipt",
             parser=given_path,
             metavar="FILE",
-            help="Where the receipt goes, its table beside it as .txt.",
+            help="Where the receipt goes, its table beside it as .txt; a dry run needs it for one.",
             show_default="build/down/<deployment>.json of this checkout",
         ),
     ] = None,
@@ -84,6 +84,7 @@ def down(
         deployment=given.deployment,
         aws=Aws(given.region),
         path=receipt or REPOSITORY / "build" / "down" / f"{given.deployment}.json",
+        writes=not dry_run or receipt is not None,
         wait_s=wait,
         as_json=as_json,
     )

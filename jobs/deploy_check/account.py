@@ -27,14 +27,19 @@ class DeployedStack:
     status: str
     template: Template
     physical_ids: Mapping[str, str]
-    """By logical id."""
+    """By logical id; also of what was deleted."""
+    deleted: frozenset[str] = frozenset()
+    """Logical ids of resources that are gone already, as after an interrupted destroy."""
 
     def physical_ids_of(self, resource_type: str) -> list[str]:
-        """List the physical ids of its resources of a type; one that was never made has none."""
+        """List the physical ids of its resources of a type that are there."""
         return [
             self.physical_ids[name]
             for name, entry in self.template.get("Resources", {}).items()
-            if entry["Type"] == resource_type and self.physical_ids.get(name)
+            if entry["Type"] == resource_type
+            # One that was never made has no id.
+            and self.physical_ids.get(name)
+            and name not in self.deleted
         ]
 
 
@@ -76,11 +81,20 @@ def read_stack(
     cloudformation: CloudFormationClient, name: str, stack_id: str, status: str
 ) -> DeployedStack:
     """Read a stack; a deleted one is known by its id, for 90 days (API reference, GetTemplate)."""
+    pages = cloudformation.get_paginator("list_stack_resources").paginate(StackName=stack_id)
+    resources = [item for page in pages for item in page["StackResourceSummaries"]]
     return DeployedStack(
         name=name,
         status=status,
         template=_template(cloudformation, stack_id),
-        physical_ids=_physical_ids(cloudformation, stack_id),
+        physical_ids={
+            item["LogicalResourceId"]: item.get("PhysicalResourceId", "") for item in resources
+        },
+        deleted=frozenset(
+            item["LogicalResourceId"]
+            for item in resources
+            if item["ResourceStatus"] == "DELETE_COMPLETE"
+        ),
     )
 
 
@@ -97,15 +111,6 @@ def _template(cloudformation: CloudFormationClient, stack: str) -> Template:
         # BaseLoader leaves scalars as text; otherwise a template's version would become a date.
         found = yaml.load(body, Loader=yaml.BaseLoader)
     return found
-
-
-def _physical_ids(cloudformation: CloudFormationClient, stack: str) -> dict[str, str]:
-    pages = cloudformation.get_paginator("list_stack_resources").paginate(StackName=stack)
-    return {
-        item["LogicalResourceId"]: item.get("PhysicalResourceId", "")
-        for page in pages
-        for item in page["StackResourceSummaries"]
-    }
 
 
 def jobs_of_queues(batch: BatchClient, queues: list[str]) -> list[ActiveJob]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from jobs.aws import Aws
 from jobs.bucket.objects import Bucket
 from jobs.deploy_check.assembly import read_assembly
-from jobs.deploy_check.meaning import QUEUE
+from jobs.deploy_check.meaning import CLUSTER, QUEUE
 from jobs.deployment import Deployment, missing_deployment, read_deployment
 from jobs.errors import Refusal, as_refusal
 from jobs.job import counted, stop_reason
@@ -21,6 +21,7 @@ from jobs.teardown import receipt, stacks
 from jobs.teardown.receipt import DownDocument, DownOutcome, EmptiedBucket, JobToEnd
 from jobs.teardown.remains import Ownership, RemainingResource, Remains, bucket_bytes, look
 from jobs.teardown.work import UnfinishedJobs, unsaved_work
+from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.node_use import stamp
 from trainium_catalogue.prices import PRICES, PRICES_OF
 
@@ -35,6 +36,8 @@ class CarefulDestroy:
     aws: Aws
     path: Path
     """Of the receipt."""
+    writes: bool
+    """Whether a receipt is written."""
     wait_s: float
     as_json: bool
     phase: str = "reading"
@@ -43,8 +46,11 @@ class CarefulDestroy:
     jobs: tuple[JobToEnd, ...] = ()
     order: tuple[str, ...] = ()
     """Stacks to destroy, first to go first."""
-    emptied: list[EmptiedBucket] = field(default_factory=list)
+    emptied: dict[str, int] = field(default_factory=dict)
+    """Deleted versions by bucket."""
     _assembly: Path | None = None
+    _planned: frozenset[str] = frozenset()
+    """Stacks of the assembly, which `cdk destroy` deletes."""
     _work: UnfinishedJobs | None = None
 
     def plan(self, assembly: Path | None, synth_words: Sequence[str]) -> None:
@@ -55,6 +61,8 @@ class CarefulDestroy:
                 f"{synth_words[0]!r} is no setting: the words after -- go to `cdk synth`, such as "
                 "-c trainium:max_nodes=4; to end one run, use `python -m jobs stop`",
             )
+        if self.writes:
+            receipt.check_path(self.path)
         self.history = history = self._read_stacks()
         self.order = tuple(stacks.destroy_order(history.live))
         if not history.every and not self._look().found:
@@ -70,9 +78,7 @@ class CarefulDestroy:
             stacks.synthesize(self._assembly, settings, synth_words)
         planned = read_assembly(self._assembly, deployment=self.deployment, region=self.aws.region)
         stacks.check_kept(history.live, planned)
-        # Before anything is changed: a receipt that cannot be written is refused now.
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.touch()
+        self._planned = frozenset(planned.templates)
         self._read_jobs(history)
         self._show_plan(history)
 
@@ -82,18 +88,14 @@ class CarefulDestroy:
         if self.order:
             assert self._work is not None
             self._begin("stopping jobs and waiting for their end")
-            self._work.end_all(
-                reason=stop_reason("down"),
-                limit_s=self.wait_s,
-                now=time.monotonic,
-                sleep=time.sleep,
-            )
+            self._end_jobs()
             self._begin("removing nodes of the cluster")
             self._work.remove_nodes(limit_s=self.wait_s, now=time.monotonic, sleep=time.sleep)
             self._begin("emptying buckets that go")
-            for bucket in self.history.buckets_to_empty:
-                count = stacks.empty_bucket(self.aws.destroying("s3"), bucket)
-                self.emptied.append(EmptiedBucket(bucket=bucket, versions=count))
+            self._empty_buckets()
+            self._begin("looking for jobs that were submitted meanwhile")
+            if self._end_jobs():
+                self._empty_buckets()  # of what they have saved
             self._begin("destroying stacks")
             self._destroy_stacks()
         self._begin("looking for what is left")
@@ -102,12 +104,14 @@ class CarefulDestroy:
     def end(self, outcome: DownOutcome | None) -> DownOutcome:
         """Write the receipt and show it; without an outcome, look for what is left first."""
         document = self._document(outcome)
-        receipt.write_receipt(self.path, document)
+        if self.writes:
+            receipt.write_receipt(self.path, document)
+            table = self.path.with_suffix(".txt").name
+            note(f"receipt: {self.path}, and its table as {table}")
         if self.as_json:
             print_document(document)
         else:
             receipt.show(document, Terminal())
-        note(f"receipt: {self.path}, and its table as {self.path.with_suffix('.txt').name}")
         return document.outcome
 
     def _begin(self, phase: str) -> None:
@@ -117,15 +121,31 @@ class CarefulDestroy:
     def _read_stacks(self) -> stacks.StackHistory:
         return stacks.read_history(self.aws.cloudformation(), self.deployment)
 
-    def _read_target(self) -> Deployment | None:
+    def _end_jobs(self) -> bool:
+        assert self._work is not None
+        return self._work.end_all(
+            reason=stop_reason("down"), limit_s=self.wait_s, now=time.monotonic, sleep=time.sleep
+        )
+
+    def _empty_buckets(self) -> None:
+        assert self.history is not None
+        for bucket in self.history.buckets_to_empty:
+            count = stacks.empty_bucket(self.aws.destroying("s3"), bucket)
+            self.emptied[bucket] = self.emptied.get(bucket, 0) + count
+
+    def _read_target(self, history: stacks.StackHistory) -> Deployment | None:
         """Read what the stacks publish; None where that is gone or of another version."""
         try:
-            return read_deployment(self.aws.ssm(), self.deployment, region=self.aws.region)
-        except Refusal:
+            target = read_deployment(self.aws.ssm(), self.deployment, region=self.aws.region)
+        except Refusal as refusal:
+            _check_clusters(history, refusal)
             return None
+        if (unusable := target.unusable.get(Orchestrator.EKS)) is not None:
+            _check_clusters(history, unusable)
+        return target
 
     def _read_jobs(self, history: stacks.StackHistory) -> None:
-        target = self._read_target()
+        target = self._read_target(history)
         queues = {arn for stack in history.live.values() for arn in stack.physical_ids_of(QUEUE)}
         self._work = UnfinishedJobs(
             aws=self.aws,
@@ -194,7 +214,7 @@ class CarefulDestroy:
             name: stack
             for name, stack in self._read_stacks().live.items()
             # One that `cdk destroy` could not delete needs somebody to look first.
-            if not stack.status.startswith("DELETE")
+            if name not in self._planned and not stack.status.startswith("DELETE")
         }
         names = stacks.destroy_order(unknown)
         stacks.delete_stacks(self.aws.destroying("cloudformation"), names, note)
@@ -228,7 +248,10 @@ class CarefulDestroy:
             ended_at=stamp(datetime.now(UTC)),
             jobs=self.jobs,
             stacks=self.order,
-            emptied=tuple(self.emptied),
+            emptied=tuple(
+                EmptiedBucket(bucket=bucket, versions=count)
+                for bucket, count in self.emptied.items()
+            ),
             kept=kept,
             left=left,
             going=going,
@@ -237,6 +260,21 @@ class CarefulDestroy:
             left_usd_per_month=receipt.total(left),
             prices_of=PRICES_OF,
         )
+
+
+def _check_clusters(history: stacks.StackHistory, why: Refusal) -> None:
+    """Refuse if there is a cluster, as its jobs cannot be found."""
+    for stack in history.live.values():
+        # A stack that is being deleted stops publishing before its cluster is gone.
+        if stack.status.startswith("DELETE") and why.code in ("missing-parameter", "no-deployment"):
+            continue
+        for cluster in stack.physical_ids_of(CLUSTER):
+            raise Refusal(
+                "unknown-cluster",
+                f"the jobs on cluster {cluster} cannot be found, and would be lost with stack "
+                f"{stack.name}: {why}; use the checkout that deployed it, or delete that stack "
+                "first if its jobs may be lost",
+            )
 
 
 def _size(size: int | None) -> str:

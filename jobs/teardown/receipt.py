@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 
 from jobs.deployment import OfDeployment
+from jobs.errors import Refusal
 from jobs.job import JobStatus
 from jobs.teardown.remains import RemainingResource, UncheckedKind, goes_by_itself
 from trainium_catalogue.contract import Orchestrator
@@ -92,6 +93,26 @@ def sorted_out(
 def total(items: Iterable[RemainingResource]) -> float:
     """Add up the known prices."""
     return round(sum(item.usd_per_month or 0.0 for item in items), 2)
+
+
+def check_path(path: Path) -> None:
+    """Refuse a receipt that could not be written, while nothing is changed."""
+    if path.suffix.lower() == ".txt":
+        raise Refusal(
+            "not-a-receipt",
+            f"receipt {path}: its table goes to the file that ends with .txt; name the receipt "
+            f"itself {path.with_suffix('.json')}",
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_writable(path)
+    _check_writable(path.with_suffix(".txt"))
+
+
+def _check_writable(path: Path) -> None:
+    existed = path.exists()
+    path.open("a").close()
+    if not existed:
+        path.unlink()
 
 
 def write_receipt(path: Path, document: DownDocument) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from jobs.aws import Aws
-from jobs.errors import as_refusal, is_denied
+from jobs.errors import as_refusal, error_code, is_denied
 from trainium_catalogue.account_listings import LISTINGS, Listing
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 from trainium_catalogue.documents import Amount
@@ -263,13 +263,21 @@ _PRICED = {
 
 def bucket_bytes(aws: Aws, bucket: str) -> int | None:
     """Sum up the versions in a bucket; None if there are too many to list."""
-    pages = aws.reading("s3").get_paginator("list_object_versions").paginate(Bucket=bucket)
     size = 0
-    for number, page in enumerate(pages):
+    for number, page in enumerate(version_pages(aws.reading("s3"), bucket)):
         if number == _MAX_PAGES:
             return None
         size += sum(int(item["Size"]) for item in page.get("Versions", ()))
     return size
+
+
+def version_pages(s3: Any, bucket: str) -> Iterator[Item]:
+    """List the versions in a bucket by page; one that is gone has none."""
+    try:
+        yield from s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
+    except Exception as error:
+        if error_code(error) != "NoSuchBucket":
+            raise
 
 
 def _right(aws: Aws, listing: Listing) -> str:

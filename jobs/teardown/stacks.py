@@ -16,6 +16,7 @@ from jobs.aws import CloudFormationClient
 from jobs.deploy_check.account import DeployedStack, read_stack
 from jobs.deploy_check.assembly import REPOSITORY, SynthesizedStacks, Template, stack_pattern
 from jobs.errors import Refusal
+from jobs.teardown.remains import version_pages
 from trainium_catalogue import contract
 
 BUCKET = "AWS::S3::Bucket"
@@ -225,7 +226,7 @@ def delete_stacks(client: Any, names: Iterable[str], note: Callable[[str], None]
 def empty_bucket(s3: Any, bucket: str) -> int:
     """Delete every version in a bucket; return their number."""
     count = 0
-    for page in s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
+    for page in version_pages(s3, bucket):
         versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
         keys = [{"Key": item["Key"], "VersionId": item["VersionId"]} for item in versions]
         if keys:

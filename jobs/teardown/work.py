@@ -19,6 +19,8 @@ from trainium_catalogue.workloads import Hardware
 
 Note = Callable[[str], None]
 POLL_S = 2.0
+_WITHOUT_JOBS = ("no-cluster", "no-volcano")
+"""Codes of refusals after which no job can be on the cluster: it, or what runs jobs, is gone."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,10 +33,11 @@ class UnfinishedJobs:
     queues: Sequence[str]
     """Queues that exist or existed."""
     note: Note
-    _cluster_is_silent: bool = False
+    _silence: Refusal | None = None
+    """Why the cluster did not answer when it was last asked."""
 
     def unfinished(self) -> list[RunSummary]:
-        """List them; a cluster that does not answer is reported once and not asked again."""
+        """List them, without those of a cluster that does not answer this time."""
         batch = self.aws.batch()
         there = batch.describe_job_queues(jobQueues=list(self.queues)) if self.queues else {}
         queues = [queue["jobQueueArn"] for queue in there.get("jobQueues", ())]
@@ -43,16 +46,22 @@ class UnfinishedJobs:
         if (cluster := self._cluster()) is not None:
             try:
                 runs += cluster.runs()
+                self._silence = None
             except Exception as error:
-                self._report(error)
+                self._keep_silence(error)
         return [run for run in runs if not run.ended]
 
-    def stop(self, run: RunSummary, reason: str) -> None:
-        """End a job as `jobs stop` does: it gets the time to save."""
+    def stop(self, run: RunSummary, reason: str) -> bool:
+        """End a job as `jobs stop` does: it gets the time to save. False if it was not heard."""
         if run.orchestrator is Orchestrator.BATCH:
             self.aws.batch().terminate_job(jobId=run.job_id, reason=reason)
         elif (cluster := self._cluster()) is not None:
-            cluster.stop(run, reason)
+            try:
+                cluster.stop(run, reason)
+            except Exception as error:
+                self._keep_silence(error)
+                return False
+        return True
 
     def end_all(
         self,
@@ -61,24 +70,22 @@ class UnfinishedJobs:
         limit_s: float,
         now: Callable[[], float],
         sleep: Callable[[float], None],
-    ) -> None:
-        """Stop every job, and wait until none is left; refuse if that takes too long."""
+    ) -> bool:
+        """Stop every job, and wait until none is left; refuse if that takes too long.
+
+        Returns whether there was one. A cluster that does not answer is asked until the end of
+        the time, because its jobs may be running.
+        """
         deadline = now() + limit_s
         stopped: set[str] = set()
-        while active := self.unfinished():
+        while (active := self.unfinished()) or self._silence is not None:
             for run in active:
-                if run.job_id not in stopped:
+                if run.job_id not in stopped and self.stop(run, reason):
                     stopped.add(run.job_id)
-                    self.stop(run, reason)
             if now() >= deadline:
-                left = ", ".join(f"{run.run} ({run.status})" for run in active)
-                raise Refusal(
-                    "jobs-remain",
-                    f"after {limit_s:g} s these jobs have not ended: {left}; what they have not "
-                    "saved would be lost, so nothing was destroyed: run this again with a longer "
-                    "--wait",
-                )
+                raise self._jobs_remain(active, limit_s)
             sleep(POLL_S)
+        return bool(stopped)
 
     def remove_nodes(
         self, *, limit_s: float, now: Callable[[], float], sleep: Callable[[float], None]
@@ -107,21 +114,44 @@ class UnfinishedJobs:
                 ):
                     self.note(progress.text(0))
         except Exception as error:
-            self._report(error)
+            refusal = self._refusal(error)
+            self.note(f"the nodes are left to the cluster's stack: {refusal}")
 
     def _cluster(self) -> JobService | None:
-        if self._cluster_is_silent or self.target is None:
-            return None
-        if Orchestrator.EKS not in self.target.usable:
+        if self.target is None or Orchestrator.EKS not in self.target.usable:
             return None
         return service_for(self.aws, self.target, Orchestrator.EKS)
 
-    def _report(self, error: Exception) -> None:
+    def _keep_silence(self, error: Exception) -> None:
+        """Note once that the cluster does not answer; one that is gone has no jobs."""
+        refusal = self._refusal(error)
+        if refusal.code in _WITHOUT_JOBS:
+            self._silence = None
+            return
+        if self._silence is None:
+            self.note(f"jobs on the cluster are not known: {refusal}")
+        self._silence = refusal
+
+    def _refusal(self, error: Exception) -> Refusal:
         refusal = as_refusal(error, region=self.aws.region)
         if refusal is None:
             raise error
-        self._cluster_is_silent = True
-        self.note(f"the cluster is left to its stack, and jobs on it are not known: {refusal}")
+        return refusal
+
+    def _jobs_remain(self, active: Sequence[RunSummary], limit_s: float) -> Refusal:
+        if self._silence is not None:
+            return Refusal(
+                "jobs-remain",
+                f"after {limit_s:g} s it is not known which jobs run on the cluster, so no stack "
+                f"was destroyed: {self._silence}; see to that and run this again, or delete the "
+                "cluster's stack first if its jobs may be lost",
+            )
+        left = ", ".join(f"{run.run} ({run.status})" for run in active)
+        return Refusal(
+            "jobs-remain",
+            f"after {limit_s:g} s these jobs have not ended: {left}; what they have not saved "
+            "would be lost, so no stack was destroyed: run this again with a longer --wait",
+        )
 
 
 def unsaved_work(bucket: Bucket, run: str) -> str | None:

@@ -8,14 +8,15 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
 from moto.cloudformation.models import cloudformation_backends
 
-from jobs.deploy_check.account import DeployedStack
+from jobs.deploy_check.account import DeployedStack, read_stack
 from jobs.errors import Refusal
-from jobs.teardown.stacks import destroy_order
+from jobs.teardown.stacks import destroy_order, empty_bucket
 from jobs.teardown.work import unsaved_work
 from tests.jobs.conftest import ACCOUNT, REGION, Desk
 from tests.jobs.teardown.conftest import (
@@ -268,8 +269,6 @@ def test_a_missing_cli_is_refused(
 
 
 def test_an_object_that_cannot_be_deleted_is_refused(desk: Desk) -> None:
-    from jobs.teardown.stacks import empty_bucket
-
     class Locked:
         """S3's answers about a bucket with an object under legal hold."""
 
@@ -297,3 +296,112 @@ def test_settings_are_read_from_a_deleted_stack_too(deployed: Deployed) -> None:
     stated = "/trainium/default/settings"
     deployed.create(DATA, data({stated: "null"}))
     assert read_history(deployed.desk.client("cloudformation"), "default").settings is None
+
+
+def test_a_run_after_the_bucket_is_gone_finishes(desk: Desk, tmp_path: Path) -> None:
+    deployed = deploy(desk, tmp_path, kept=False)
+    deployed.desk.client("s3").delete_bucket(Bucket=DATA_BUCKET)
+    result = deployed.down("--dry-run")
+
+    assert result.exit_code == 0, result.stderr
+    assert f"bucket {DATA_BUCKET} is emptied and goes (0 bytes)" in result.stderr
+    assert empty_bucket(desk.client("s3"), DATA_BUCKET) == 0
+
+
+def test_a_resource_that_was_deleted_is_not_there() -> None:
+    class Answers:
+        """CloudFormation's, about a stack whose deletion was interrupted."""
+
+        def get_paginator(self, operation: str) -> Answers:
+            return self
+
+        def paginate(self, **_: object) -> list[dict[str, object]]:
+            statuses = {"Gone": "DELETE_COMPLETE", "There": "DELETE_FAILED"}
+            summaries = [
+                {"LogicalResourceId": id, "PhysicalResourceId": id, "ResourceStatus": status}
+                for id, status in statuses.items()
+            ]
+            return [{"StackResourceSummaries": summaries}]
+
+        def get_template(self, **_: object) -> dict[str, object]:
+            kind = {"Type": "AWS::S3::Bucket"}
+            return {"TemplateBody": {"Resources": {"Gone": kind, "There": kind}}}
+
+    stack = read_stack(Answers(), STORAGE, "id", "DELETE_FAILED")
+
+    assert stack.physical_ids_of("AWS::S3::Bucket") == ["There"]
+
+
+def test_a_receipt_that_could_not_be_written_is_refused_first(
+    deployed: Deployed, tmp_path: Path
+) -> None:
+    (tmp_path / "x.txt").mkdir()
+    for name, fragments in {
+        ".": ["is a directory", "name another"],
+        "x.json": ["x.txt: is a directory", "name another"],
+        "r.txt": ["its table goes to the file", "name the receipt itself", "r.json"],
+    }.items():
+        assert_refused(deployed.down("--receipt", str(tmp_path / name)), *fragments)
+    assert deployed.stacks() == {STORAGE, DATA}
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_refusal_leaves_no_receipt(deployed: Deployed) -> None:
+    assert deployed.desk.run(*deployed.words()).exit_code == 2
+    assert not deployed.receipt.exists()
+
+
+def test_a_dry_run_leaves_the_receipt_of_a_real_one(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.deploy_check.assembly.REPOSITORY", tmp_path)
+    receipt = tmp_path / "build" / "down" / "default.json"
+    receipt.parent.mkdir(parents=True)
+    receipt.write_text("of a real one")
+    result = deployed.desk.run("down", "--dry-run", "--assembly", str(deployed.assembly))
+
+    assert result.exit_code == 0, result.stderr
+    assert [file.name for file in receipt.parent.iterdir()] == ["default.json"]
+    assert receipt.read_text() == "of a real one"
+
+
+def test_stacks_stay_if_the_cli_fails(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+    cdk = deployed.folder / "cdk"
+    cdk.write_text("#!/bin/sh\nexit 1\n")
+    cdk.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(deployed.folder / "python"))
+    result = deployed.down()
+
+    assert (result.exit_code, deployed.stacks()) == (1, {STORAGE, DATA}), result.stderr
+    assert "cdk destroy ended with 1" in result.stderr
+    assert "which the app does not have" not in result.stderr
+    left = {item["id"] for item in deployed.document()["left"] if item["kind"] == "stack"}
+    assert left == {STORAGE, DATA}
+
+
+def test_a_job_submitted_while_buckets_are_emptied_is_ended_too(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed = deploy(desk, tmp_path, kept=False)
+    deployed.fill()
+    jobs: list[Any] = []
+
+    def emptied(s3: Any, bucket: str) -> int:
+        count = empty_bucket(s3, bucket)
+        if not jobs:
+            job = desk.backend_job(desk.submitted("late"))
+            jobs.append(job)
+
+            def terminate(reason: str) -> None:
+                deployed.fill()
+                job.status = "FAILED"
+
+            job.terminate = terminate
+        return count
+
+    monkeypatch.setattr("jobs.teardown.stacks.empty_bucket", emptied)
+    result = deployed.down()
+
+    assert result.exit_code == 0, result.stderr
+    assert [job.status for job in jobs] == ["FAILED"]
+    assert deployed.document()["emptied"] == [{"bucket": DATA_BUCKET, "versions": 6}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _NAMES_OF_EKS = (
     contract.SSM_EKS_LUSTRE_CLAIM,
     contract.SSM_EKS_IDLE_MINUTES,
 )
+_URI = re.compile(r"s3://[^\s,\"'\]]+")
 _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
 
@@ -99,6 +101,12 @@ class Deployment:
         nodes = {} if self.job_queue is None else {self.job_queue: Hardware.TRAINIUM}
         return {**nodes, self.cpu_job_queue: Hardware.CPU}
 
+    @property
+    def data_uris(self) -> list[str]:
+        """The storage outside its bucket that its jobs may use, if its settings are known."""
+        # As it was given to `cdk deploy`: words with commas, or a JSON list.
+        return _URI.findall((self.settings or {}).get("data_uris", ""))
+
     def cap_hours(self, orchestrator: Orchestrator) -> float:
         """Return the longest time limit of an attempt."""
         eks = self.eks if orchestrator is Orchestrator.EKS else None
@@ -108,6 +116,8 @@ class Deployment:
         """Build the command that deploys this again with ``changes``, in backticks."""
         # Always explicit: the cdk.json of whoever pastes the line may differ.
         known = {**_named(self.name), "instance_type": self.instance_type.name}
+        if self.region:
+            known["region"] = self.region
         if self.settings is not None:
             return f"`{cdk_deploy({**known, **self.settings, **changes})}`"
         # An earlier checkout kept no settings, or there are too many to keep.

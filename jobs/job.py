@@ -220,6 +220,11 @@ class Job:
         return self.shape.size
 
     @property
+    def hardware(self) -> Hardware:
+        """What it runs on."""
+        return Hardware.TRAINIUM if self.shape.kind is JobKind.NODES else Hardware.CPU
+
+    @property
     def ending(self) -> Attempt | None:
         """The attempt that decided how the job ended, if known."""
         if self.attempts:

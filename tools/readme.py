@@ -47,9 +47,22 @@ def causes_table() -> str:
         "jobs": "python -m jobs",
         "scale": "python -m jobs scale",
     }
-    names |= {"again": "python -m jobs submit ./train.py --name RUN", "namespace": "-n NAMESPACE"}
-    fields = ("run", "nodes", "vcpus", "queue", "environment", "group")
-    names |= {name: name.upper() for name in fields} | {"region": "--region REGION", "hours": "24"}
+    again = "python -m jobs submit ./train.py --name RUN"
+    names |= dict.fromkeys(("again", "less_memory", "smaller_rate"), again)
+    names |= {
+        "with_module": f"{again} --requirements requirements.txt",
+        "zone": "cdk deploy --all -c trainium:availability_zone_id=ANOTHER",
+        "grown": "cdk deploy --all -c trainium:max_nodes=NODES",
+        "room": "python -m jobs list",
+        "quota": "--quota-code CODE --desired-value VCPUS",
+        "spot_quota": "--quota-code L-34B43A08 --desired-value VCPUS",
+        "volume": "GIB",
+        "data_uris": "",
+        "namespace": "-n NAMESPACE",
+        "region": "--region REGION",
+        "hours": "24",
+    }
+    names |= {name: name.upper() for name in ("run", "queue", "environment", "group")}
     return table(
         ("cause", "meaning", "shown by", "line to paste", "source"),
         *(

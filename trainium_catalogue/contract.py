@@ -45,6 +45,8 @@ SSM_ORCHESTRATORS: Final = "orchestrators"
 SSM_SETTINGS: Final = "settings"
 """The keys that the last deployment was given, as JSON; ``null`` where they are too long."""
 MAX_SETTINGS_CHARACTERS: Final = 4096
+ROOT_VOLUME_GIB: Final = 200  # unless root_volume_gib says otherwise
+MAX_ROOT_VOLUME_GIB: Final = 16_384
 """Limit of a value in the standard tier (Systems Manager user guide, parameter tiers)."""
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"

@@ -7,19 +7,25 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from jobs.capacity import ON_DEMAND, SPOT, TRAINIUM, Quota, needed_quota
 from jobs.deployment import Deployment
 from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence
 from jobs.eks.nodes import scale_command
 from jobs.job import Job
 from jobs.output.console import cli_command
+from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
-from trainium_catalogue.workloads import WORKLOADS, Hardware
+from trainium_catalogue.instances import JOB_VCPUS
+from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
 _TABLE = Path(__file__).with_name("causes.toml")
+_UNKNOWN_SETTINGS = "-c trainium:SETTINGS=IT-WAS-DEPLOYED-WITH"
+"""Takes the place of settings that are not known: a key that the app refuses."""
 SOURCES: Mapping[str, tuple[EvidenceSource, ...]] = {
     **{source.value: (source,) for source in EvidenceSource},
     "launch": (EvidenceSource.ACTIVITY, EvidenceSource.NODE_GROUP),
@@ -116,28 +122,73 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def fields(target: Deployment, job: Job) -> dict[str, object]:
+def fields(target: Deployment, job: Job, evidence: RunEvidence) -> dict[str, object]:
     """Return what remedies name, of one run; ``./train.py`` is the user's program."""
-    jobs, known = cli_command(target), WORKLOADS.get(job.workload or "")
-    is_program = known is None or known.runs_program
-    what = ["./train.py" if is_program else str(job.workload)]
+    jobs, workload = cli_command(target), WORKLOADS.get(job.workload or "")
+    known = None if workload is None or workload.runs_program else workload
+    what = ["./train.py" if known is None else known.name]
     if known is None or known.hardware is not Hardware.CPU:
         what += ["--nodes", str(job.num_nodes)]
     if job.orchestrator is Orchestrator.EKS:
         what += ["--on", "eks"]
+    again = f"{jobs} submit {' '.join(what)} --name {job.run}"
+    logs = f"{jobs} logs {job.run} --node 0"
+    on_cpu, settings = job.hardware is Hardware.CPU, target.settings or {}
+    trainium = (TRAINIUM, target.instance_type.vcpus_for(job.num_nodes))
+    quota = needed_quota(target, job.hardware, job.num_nodes)
+    redeploy = target.redeploy().split("`")[1]
+    if target.settings is None:
+        redeploy += f" {_UNKNOWN_SETTINGS}"
+    grown = f"{redeploy} -c trainium:max_nodes={max(job.num_nodes, target.max_nodes)}"
+    zone = f"{redeploy} -c trainium:availability_zone_id=ANOTHER"
+    if Orchestrator.EKS in target.orchestrators:
+        # It replaces the node group, whose nodes end: only look.
+        synth = zone.replace("cdk deploy --all", "cdk synth --quiet", 1)
+        zone = f"{synth} && {jobs} check-deploy"
+    gib = int(settings.get("root_volume_gib", contract.ROOT_VOLUME_GIB))
     return {
         "jobs": jobs,
         "run": job.run,
-        "again": f"{jobs} submit {' '.join(what)} --name {job.run}",
-        "nodes": job.num_nodes,
+        "again": again,
+        "less_memory": again if known is None else _less_memory(known, job, again) or logs,
+        "smaller_rate": again if known is None else _changed(known, again, "lr", "SMALLER") or logs,
+        "with_module": (f"{again} --requirements requirements.txt" if known is None else redeploy),
         "hours": f"{target.cap_hours(job.orchestrator):g}",
-        "vcpus": target.instance_type.vcpus_for(job.num_nodes),
-        # Of a deployment whose other settings are unknown, the rest of the text says so.
-        "redeploy": target.redeploy().split("`")[1],
+        "quota": _increase(evidence, *(quota or ((ON_DEMAND, JOB_VCPUS) if on_cpu else trainium))),
+        "spot_quota": _increase(evidence, SPOT, JOB_VCPUS),
+        "redeploy": redeploy,
+        "grown": grown,
+        "room": grown if job.num_nodes > target.max_nodes else f"{jobs} list",
+        "zone": zone,
+        "volume": "GIB" if target.settings is None else min(2 * gib, contract.MAX_ROOT_VOLUME_GIB),
+        "data_uris": "".join(f"{uri}," for uri in target.data_uris),
         "scale": scale_command(target, job.num_nodes),
         "region": f"--region {target.region}",
         "namespace": f"-n {target.eks.namespace}" if target.eks else "",
-        "queue": target.job_queue,
-        "environment": target.compute_environment,
-        "group": target.default_security_group,
+        "queue": (target.cpu_job_queue if on_cpu else target.job_queue) or "QUEUE",
+        "environment": (None if on_cpu else target.compute_environment) or "ENVIRONMENT",
+        "group": target.default_security_group or "GROUP",
+        **evidence.names,
     }
+
+
+def _increase(evidence: RunEvidence, quota: Quota, vcpus: int) -> str:
+    """Options that ask for more of a quota: of one that holds the job, others use some."""
+    current = evidence.quotas.get(quota.code, 0)
+    desired = current + vcpus if current >= vcpus else vcpus
+    return f"--quota-code {quota.code} --desired-value {desired}"
+
+
+def _changed(known: Workload, again: str, name: str, value: str) -> str | None:
+    """The same submission with another value; None if the workload has no such parameter."""
+    has = any(item.name == name for item in known.parameters)
+    return f"{again} --{name} {value}" if has else None
+
+
+def _less_memory(known: Workload, job: Job, again: str) -> str | None:
+    """The same submission with less at once on a device."""
+    defaults = {f"--{item.name}": str(item.default) for item in known.parameters}
+    given = {**defaults, **dict(pairwise(job.command))}
+    if given.get("--micro-batch") == "1":
+        return _changed(known, again, "tensor-parallel", "LARGER")
+    return _changed(known, again, "micro-batch", "SMALLER")

@@ -99,6 +99,10 @@ class RunEvidence:
     """What was not read, with the right that is missing or the error."""
     exit_code: int | None = None
     """Exit code that decided how the job, or its last attempt, ended."""
+    quotas: dict[str, int] = field(default_factory=dict)
+    """vCPUs of the account's quotas that were read, by code."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Names for remedies that the deployment does not publish, see ``fields`` in cause.py."""
 
     def read(self, what: str, right: str, facts: Callable[[], Iterable[Fact]]) -> None:
         """Add facts; without the right to read them, or an answer, note that."""

@@ -82,7 +82,7 @@ def first_cause(run: RunSummary | Job) -> Cause:
 
 def explanation(target: Deployment, job: Job, evidence: RunEvidence) -> ExplainDocument:
     """Make the document of `explain`."""
-    known = fields(target, job)
+    known = fields(target, job, evidence)
     causes = ranked(evidence)
     lines = [fact.text for fact in evidence.facts if fact.source is EvidenceSource.LOG]
     return ExplainDocument(

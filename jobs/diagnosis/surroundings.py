@@ -18,7 +18,7 @@ from jobs.eks.nodes import NodeGroup, look_at_nodes, read_node_group
 from jobs.eks.service import EksService
 from jobs.eks.waiting import NO_NEWS, events_of, gang_of, leaving, time_of, unschedulable
 from jobs.errors import Refusal
-from jobs.job import ENDED, Job, JobKind, RunSummary, counted
+from jobs.job import ENDED, Job, RunSummary, counted
 from jobs.orchestrators import JobService
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import TAG_DEPLOYMENT, Orchestrator
@@ -49,11 +49,6 @@ class _Surroundings:
     job: Job
     evidence: RunEvidence
 
-    @property
-    def hardware(self) -> Hardware:
-        """What the job runs on."""
-        return Hardware.TRAINIUM if self.job.shape.kind is JobKind.NODES else Hardware.CPU
-
     # --- either orchestrator ---------------------------------------------------------------------
     def dependencies(self) -> Iterator[Fact]:
         """Yield the jobs that have to succeed first."""
@@ -65,7 +60,7 @@ class _Surroundings:
 
     def ahead(self) -> Iterator[Fact]:
         """Yield the runs that have the nodes, or came first, if the others are too few."""
-        if self.hardware is Hardware.CPU:
+        if self.job.hardware is Hardware.CPU:
             return
         others = [each for each in self.service.runs() if self._is_ahead(each)]
         taken = sum(each.num_nodes or 0 for each in others)
@@ -83,11 +78,12 @@ class _Surroundings:
 
     def quota(self) -> Iterator[Fact]:
         """Yield the account's quota and what the job needs of it."""
-        needed = needed_quota(self.target, self.hardware, self.job.num_nodes)
+        needed = needed_quota(self.target, self.job.hardware, self.job.num_nodes)
         if needed is not None:
             quota, vcpus = needed
             found = self.aws.quotas().get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
             value = float(found["Quota"]["Value"])
+            self.evidence.quotas[quota.code] = int(value)
             text = f"{quota.code} ({quota.name}) is {value:g} vCPUs, the job needs {vcpus}"
             yield Fact(source=EvidenceSource.QUOTA, text=text, wrong=value < vcpus)
 
@@ -95,7 +91,7 @@ class _Surroundings:
         """Yield the state of the deployment's reservation or Capacity Block."""
         settings = self.target.settings or {}
         name = settings.get("capacity_block_id") or settings.get("capacity_reservation_id")
-        if name is None or self.hardware is Hardware.CPU:
+        if name is None or self.job.hardware is Hardware.CPU:
             return
         (found,) = self.aws.ec2().describe_capacity_reservations(CapacityReservationIds=[name])[
             "CapacityReservations"
@@ -194,7 +190,7 @@ class _Surroundings:
         read("subnet", "ec2:DescribeSubnets", lambda: self._subnets(environments))
 
     def _queue(self, names: list[str]) -> Iterator[Fact]:
-        on_nodes = self.hardware is Hardware.TRAINIUM
+        on_nodes = self.job.hardware is Hardware.TRAINIUM
         name = self.target.job_queue if on_nodes else self.target.cpu_job_queue
         for queue in self.aws.batch().describe_job_queues(jobQueues=[name])["jobQueues"]:
             names += [each["computeEnvironment"] for each in queue["computeEnvironmentOrder"]]
@@ -207,9 +203,11 @@ class _Surroundings:
         found += self.aws.batch().describe_compute_environments(**asked)["computeEnvironments"]
         needed = self.target.instance_type.vcpus_for(self.job.num_nodes)
         for environment in found:
-            yield _state_of(EvidenceSource.ENVIRONMENT, environment)
+            yield (state := _state_of(EvidenceSource.ENVIRONMENT, environment))
+            if state.wrong or len(found) == 1:
+                self.evidence.names["environment"] = environment["computeEnvironmentName"]
             most = (environment.get("computeResources") or {}).get("maxvCpus")
-            if most is not None and self.hardware is Hardware.TRAINIUM:
+            if most is not None and self.job.hardware is Hardware.TRAINIUM:
                 text = f"the compute environment may have {most} vCPUs, the job needs {needed}"
                 yield Fact(source=EvidenceSource.LIMIT, text=text, wrong=most < needed)
 
@@ -230,7 +228,7 @@ class _Surroundings:
     def _subnets(self, environments: Iterable[Mapping[str, Any]]) -> Iterator[Fact]:
         layout = EfaLayout((self.target.settings or {}).get("efa_layout", EfaLayout.EFA))
         of_node = self.target.instance_type.addresses_per_node(layout)
-        needed = self.job.num_nodes * (of_node if self.hardware is Hardware.TRAINIUM else 1)
+        needed = self.job.num_nodes * (of_node if self.job.hardware is Hardware.TRAINIUM else 1)
         for environment in environments:
             subnets = (environment.get("computeResources") or {}).get("subnets") or ()
             yield from self.addresses(subnets, needed)
@@ -241,6 +239,7 @@ class _Surroundings:
             group = find_group(self.aws.ec2(), self.target.vpc)
             try:
                 if group is not None:
+                    self.evidence.names["group"] = group["GroupId"]
                     check_rules(self.target, group, lambda text: None)
             except Refusal as refusal:
                 yield Fact(source=EvidenceSource.GROUP, text=refusal.message, wrong=True)

@@ -122,8 +122,10 @@ def look_at_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
 
 def _remark(node: Json, devices: Mapping[str, int]) -> str | None:
     """Explain why a node cannot be used; None if it can."""
-    why = "is cordoned" if is_cordoned(node) else why_unusable(node, devices)
-    return None if why is None else f"node {node['metadata']['name']} {why}"
+    # The node scaler cordons a node with a fault: the fault is what to read first.
+    found = (why_unusable(node, devices), "is cordoned" if is_cordoned(node) else None)
+    why = " and ".join(each for each in found if each is not None)
+    return f"node {node['metadata']['name']} {why}" if why else None
 
 
 def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> None:

@@ -40,7 +40,6 @@ _MEANT_FOR_SUBMIT = frozenset(
 """Options of submit that are remarked among a program's arguments."""
 _MAX_NAMED = 10
 """Files of a bundle that the plan names."""
-_URI = re.compile(r"s3://[^\s,\"'\]]+")
 
 
 def check_syntax(order: ProgramOrder, release: str) -> None:
@@ -299,8 +298,7 @@ def _check_allowed(target: Deployment, uri: str) -> None:
     """Refuse storage outside the deployment that its nodes may not read, if that is known."""
     if target.settings is None:
         return
-    # As it was given to `cdk deploy`: words with commas, or a JSON list.
-    allowed = _URI.findall(target.settings.get("data_uris", ""))
+    allowed = target.data_uris
     if any(uri.startswith(known) for known in allowed):
         return
     again = target.redeploy(data_uris=",".join([*allowed, uri]))

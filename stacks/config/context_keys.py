@@ -24,6 +24,7 @@ from stacks.config.names import (
     region_name,
     zone,
 )
+from trainium_catalogue import contract
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 from trainium_catalogue.instances import DEFAULT_CPU_INSTANCE_TYPES, INSTANCE_TYPES, EfaLayout
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TRAINING_RELEASES
@@ -205,8 +206,8 @@ class ContextKeys:
         "[what it must hold](operating.md#a-host-image-of-your-own)",
     )
     root_volume_gib: int = key(
-        kinds.whole_number(100, 16_384),
-        default=200,
+        kinds.whole_number(100, contract.MAX_ROOT_VOLUME_GIB),
+        default=contract.ROOT_VOLUME_GIB,
         help="size of each node's root volume; the container image lies on it",
     )
     capacity_reservation_id: str | None = key(

@@ -59,7 +59,8 @@ def assert_refused(result: Result, *fragments: str) -> None:
             (*NIGHTLY, "--nodes", "8"),
             [
                 "--nodes 8 is more than deployment 'default' can hold (4)",
-                "cdk deploy --all -c trainium:instance_type=trn1.32xlarge -c trainium:max_nodes=8",
+                "cdk deploy --all -c trainium:instance_type=trn1.32xlarge "
+                "-c trainium:region=us-west-2 -c trainium:max_nodes=8",
             ],
         ),
         (
@@ -141,8 +142,8 @@ def test_a_refusal_prints_the_whole_line_of_the_next_deployment(desk: Desk) -> N
     result = desk.run(*NIGHTLY, "--nodes", "8")
 
     line = (
-        "cdk deploy --all -c trainium:instance_type=trn1.32xlarge -c trainium:bucket_name=ours "
-        "-c trainium:max_nodes=8 -c 'trainium:eks_admin_arns=a, b'"
+        "cdk deploy --all -c trainium:instance_type=trn1.32xlarge -c trainium:region=us-west-2 "
+        "-c trainium:bucket_name=ours -c trainium:max_nodes=8 -c 'trainium:eks_admin_arns=a, b'"
     )
     assert_refused(result, f"deploy again with `{line}`\n")
 

@@ -51,6 +51,7 @@ TO_FILL_IN = MappingProxyType(
         "availability_zone_id=ANOTHER": "availability_zone_id=usw2-az4",
         "capacity_block_id=NEXT": "capacity_block_id=cr-0123456789abcdef0",
         "max_nodes=NODES": "max_nodes=8",
+        "root_volume_gib=GIB": "root_volume_gib=400",
         "neuron_release=RELEASE": "neuron_release=2.29.1",
         "data_uris=URI": "data_uris=s3://bucket/data",
     }

@@ -262,6 +262,12 @@ PLANTINGS: tuple[Planting, ...] = (
         cause="node-fault", what="a fault of the accelerator", status="RUNNABLE", node="fault"
     ),
     OnCluster(
+        cause="node-fault",
+        what="a fault, and the cordon that the node scaler gives it",
+        status="RUNNABLE",
+        node="fault and cordon",
+    ),
+    OnCluster(
         cause="untolerated-taint",
         what="a taint of somebody's",
         status="RUNNABLE",
@@ -366,6 +372,7 @@ PLANTINGS: tuple[Planting, ...] = (
         phase="Terminated",
         annotations={"trainium/stopped-by": "stopped by ann with jobs stop"},
     ),
+    OnBatch(cause="stopped", what="jobs down", reason="stopped by ann with jobs down"),
     OnBatch(
         cause="time-limit",
         what="a limit that was reached",

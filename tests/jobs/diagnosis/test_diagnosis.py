@@ -19,7 +19,7 @@ from tests.jobs.eks.conftest import ROOT
 from tests.support.schemas import conforms
 from trainium_catalogue.workloads import Hardware
 
-TOOLS = ("python -m jobs ", "cdk deploy ", "aws ", "kubectl ")
+TOOLS = ("python -m jobs ", "cdk deploy ", "cdk synth ", "aws ", "kubectl ")
 
 
 def explained(desk: Desk) -> dict[str, Any]:
@@ -50,6 +50,7 @@ def test_the_planted_cause_comes_first(
     for cause in document["causes"]:
         assert cause["remedy"].startswith(TOOLS)
         assert "{" not in cause["remedy"] and shlex.split(cause["remedy"])
+        assert "None" not in cause["remedy"]
 
 
 def test_there_are_enough_plantings_on_both() -> None:

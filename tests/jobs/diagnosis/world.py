@@ -253,7 +253,8 @@ def _harm(node: Json, how: str) -> None:
             offers[NEURON_RESOURCE] = "0"
         case "no EFA":
             offers[EFA_RESOURCE] = "0"
-        case "fault":
+        case "fault" | "fault and cordon":
+            node["spec"]["unschedulable"] = how != "fault"
             fault = {"type": "AcceleratedHardwareReady", "status": "False", "reason": "NeuronHBM"}
             status["conditions"] = [*status["conditions"], fault]
 

@@ -289,8 +289,13 @@ def _right(aws: Aws, listing: Listing) -> str:
 
 def _unchecked(service: str, kind: str, right: str, error: Exception, aws: Aws) -> UncheckedKind:
     """Note that a kind was not looked for; raise what is a defect of ours."""
+    from botocore.parsers import ResponseParserError
+
     refusal = as_refusal(error, region=aws.region)
-    if refusal is None:
+    if isinstance(error, ResponseParserError):
+        reason = "the answer cannot be read"  # of an endpoint that does not know the operation
+    elif refusal is None:
         raise error
-    reason = "the right is missing" if is_denied(error) else refusal.message
+    else:
+        reason = "the right is missing" if is_denied(error) else refusal.message
     return UncheckedKind(service=service, kind=kind, right=right, reason=reason)

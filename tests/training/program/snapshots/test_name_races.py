@@ -100,6 +100,9 @@ class GatedAccess:
     def root(self) -> str:
         return self.access.root
 
+    def open_root(self, **named: Any) -> Any:
+        return self.open(self.root, **named)
+
     def open(self, uri: str, **named: Any) -> Any:
         return Gated(self.access.open(uri, **named), self.gate)
 

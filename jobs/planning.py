@@ -11,9 +11,19 @@ import re
 from dataclasses import dataclass
 
 from jobs.capacity import TRAINIUM
-from trainium_catalogue.contract import ATTEMPTS, Orchestrator
+from trainium_catalogue.contract import (
+    ATTEMPTS,
+    CLUSTER_LUSTRE_GIB,
+    JOB_TIME_LIMIT_HOURS,
+    LUSTRE_MBPS_PER_TIB,
+    Orchestrator,
+)
 from trainium_catalogue.documents import Amount, Natural, Positive
-from trainium_catalogue.eks import DEFAULT_IDLE_MINUTES, POD_ADDRESSES, USD_PER_HOUR_ESTIMATE
+from trainium_catalogue.eks import (
+    DEFAULT_IDLE_MINUTES,
+    USD_PER_HOUR_ESTIMATE,
+    cluster_addresses_per_node,
+)
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_catalogue.models.presets import ModelShape
 from trainium_catalogue.parameters.command_line import ParameterValues
@@ -29,11 +39,6 @@ ASSUMED_UPLOAD = 1e9
 """Bytes a second that a node writes to S3; not measured on these instances."""
 INTERFACE_ENDPOINTS = 6
 """Of a VPC that the deployment makes (constructs/trainium_constructs/network.py)."""
-LUSTRE_GIB = 1200
-"""Of a cluster that was given no file system (`lustre_gib`)."""
-DEFAULT_JOB_TIME_LIMIT_HOURS = 168
-"""Longest time limit of a deployment that sets none (`job_time_limit_hours`)."""
-MAX_JOB_TIME_LIMIT_HOURS = 720
 EKS_ACCESS = {
     "eks_admin_arns": "arn:aws:iam::ACCOUNT:role/ROLE",
     "eks_endpoint_cidrs": "ADDRESS/32",
@@ -155,7 +160,7 @@ def standing_usd_per_hour(orchestrator: Orchestrator) -> float:
     network = PRICES["nat-gateway"].usd + PRICES["address"].usd + endpoints
     if orchestrator is Orchestrator.BATCH:
         return network / HOURS_PER_MONTH
-    lustre = LUSTRE_GIB * _GB_PER_GIB * PRICES["lustre-250"].usd
+    lustre = CLUSTER_LUSTRE_GIB * _GB_PER_GIB * PRICES[f"lustre-{LUSTRE_MBPS_PER_TIB}"].usd
     return (network + lustre) / HOURS_PER_MONTH + USD_PER_HOUR_ESTIMATE
 
 
@@ -195,8 +200,7 @@ def _training_hours(
 def _addresses_per_node(kind: InstanceType, orchestrator: Orchestrator) -> int:
     if orchestrator is Orchestrator.BATCH:
         return kind.addresses_per_node(EfaLayout.EFA)
-    interfaces = kind.network_interfaces(EfaLayout.EFA)
-    return sum(interface.takes_address for interface in interfaces) + POD_ADDRESSES
+    return cluster_addresses_per_node(kind, EfaLayout.EFA)
 
 
 def _deploy_command(
@@ -212,7 +216,7 @@ def _deploy_command(
         keys |= {"orchestrators": orchestrator.value, **EKS_ACCESS}
     if region is not None:
         keys["region"] = region
-    if time_limit_hours > DEFAULT_JOB_TIME_LIMIT_HOURS:
+    if time_limit_hours > JOB_TIME_LIMIT_HOURS:
         keys["job_time_limit_hours"] = math.ceil(time_limit_hours)
     return "cdk deploy --all " + " ".join(f"-c trainium:{key}={keys[key]}" for key in keys)
 

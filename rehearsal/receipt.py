@@ -250,7 +250,7 @@ class FirstResult:
         left = ", ".join(item.id for item in self.leftovers)
         return (
             f"{self.stacks} stacks deployed, all-reduce on {len(nodes)} nodes "
-            f"{'as it must be' if len(good) == len(runs) else 'WRONG'}, destroyed, "
+            f"{'passed' if len(good) == len(runs) else 'WRONG'}, destroyed, "
             f"{f'LEFT OVER: {left}' if left else 'nothing left'}, after {self.seconds:.0f} s"
         )
 

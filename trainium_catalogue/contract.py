@@ -47,6 +47,10 @@ SSM_SETTINGS: Final = "settings"
 MAX_SETTINGS_CHARACTERS: Final = 4096
 ROOT_VOLUME_GIB: Final = 200  # unless root_volume_gib says otherwise
 MAX_ROOT_VOLUME_GIB: Final = 16_384
+JOB_TIME_LIMIT_HOURS: Final = 168  # unless job_time_limit_hours says otherwise
+MAX_JOB_TIME_LIMIT_HOURS: Final = 720
+CLUSTER_LUSTRE_GIB: Final = 1200  # of a cluster, unless lustre_gib says otherwise
+LUSTRE_MBPS_PER_TIB: Final = 250  # unless lustre_mbps_per_tib says otherwise
 """Limit of a value in the standard tier (Systems Manager user guide, parameter tiers)."""
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from datetime import date
 from types import MappingProxyType
 
+from trainium_catalogue.instances import EfaLayout, InstanceType
+
 DEFAULT_KUBERNETES_VERSION = "1.35"
 
 KUBERNETES_VERSIONS: Mapping[str, str] = MappingProxyType(
@@ -93,3 +95,9 @@ CLUSTER_ADDRESSES = 8
 def host_image_version(kubernetes_version: str, ami_date: str) -> str:
     """Release version of a host image, as pinned by a node group."""
     return f"{KUBERNETES_VERSIONS[kubernetes_version]}-{ami_date}"
+
+
+def cluster_addresses_per_node(instance: InstanceType, layout: EfaLayout) -> int:
+    """Count the addresses of a Trainium node in a cluster: its interfaces' and its pods'."""
+    interfaces = instance.network_interfaces(layout)
+    return sum(interface.takes_address for interface in interfaces) + POD_ADDRESSES

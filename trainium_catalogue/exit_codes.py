@@ -83,7 +83,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
         ),
         ExitCode.STOPPED: Ending(
             meaning="stopped on request",
-            remedy="submit the run again to go on",
+            remedy="submit the run again to resume it",
             retry=False,
         ),
     }

@@ -73,7 +73,7 @@ REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="stopped by * with jobs *",
         meaning="somebody stopped the run",
-        remedy="submit the run again to go on",
+        remedy="submit the run again to resume it",
     ),
     Explanation(
         pattern="OutOfMemoryError*",

@@ -44,7 +44,8 @@ def down(
             "--receipt",
             parser=given_path,
             metavar="FILE",
-            help="Where the receipt goes, its table beside it as .txt; a dry run needs it for one.",
+            help="Path of the receipt; its table is written next to it as .txt. A dry run "
+            "writes one only if it is given.",
             show_default="build/down/<deployment>.json of this checkout",
         ),
     ] = None,

@@ -15,14 +15,13 @@ from jobs.job import ESTIMATE_NOTE, counted
 from jobs.output.console import print_document, printable
 from jobs.planning import (
     ASSUMED_UTILIZATION,
-    MAX_JOB_TIME_LIMIT_HOURS,
     RunEstimate,
     estimate,
     fills_memory,
 )
 from jobs.program.entry import ProgramOptions
 from jobs.submit.read import SubmitOptions, SubmitOrder, read_order
-from trainium_catalogue.contract import ATTEMPTS, Orchestrator
+from trainium_catalogue.contract import ATTEMPTS, MAX_JOB_TIME_LIMIT_HOURS, Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.parameters.plan import GIB
 from trainium_catalogue.prices import PRICES_OF

@@ -22,7 +22,7 @@ from jobs.job import ENDED, Job, RunSummary, counted
 from jobs.orchestrators import JobService
 from trainium_catalogue import kubernetes
 from trainium_catalogue.contract import TAG_DEPLOYMENT, Orchestrator
-from trainium_catalogue.eks import POD_ADDRESSES
+from trainium_catalogue.eks import cluster_addresses_per_node
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.instances import EfaLayout
 from trainium_catalogue.workloads import Hardware
@@ -48,6 +48,10 @@ class _Surroundings:
     service: JobService
     job: Job
     evidence: RunEvidence
+
+    @property
+    def _layout(self) -> EfaLayout:
+        return EfaLayout((self.target.settings or {}).get("efa_layout", EfaLayout.EFA))
 
     # --- either orchestrator ---------------------------------------------------------------------
     def dependencies(self) -> Iterator[Fact]:
@@ -226,8 +230,7 @@ class _Surroundings:
         return found
 
     def _subnets(self, environments: Iterable[Mapping[str, Any]]) -> Iterator[Fact]:
-        layout = EfaLayout((self.target.settings or {}).get("efa_layout", EfaLayout.EFA))
-        of_node = self.target.instance_type.addresses_per_node(layout)
+        of_node = self.target.instance_type.addresses_per_node(self._layout)
         needed = self.job.num_nodes * (of_node if self.job.hardware is Hardware.TRAINIUM else 1)
         for environment in environments:
             subnets = (environment.get("computeResources") or {}).get("subnets") or ()
@@ -277,7 +280,8 @@ class _Surroundings:
 
     def _free_addresses(self, service: EksService, groups: Iterable[NodeGroup]) -> Iterator[Fact]:
         usable = look_at_nodes(service.cluster(), self.target).usable
-        needed = (self.job.num_nodes - usable) * (1 + POD_ADDRESSES)
+        of_node = cluster_addresses_per_node(self.target.instance_type, self._layout)
+        needed = (self.job.num_nodes - usable) * of_node
         yield from self.addresses((subnet for each in groups for subnet in each.subnets), needed)
 
     def _node_group(self, groups: list[NodeGroup]) -> Iterator[Fact]:

@@ -109,6 +109,6 @@ CLUSTER_REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="Aborted:*",
         meaning="somebody ended the job without `jobs stop`",
-        remedy="submit the run again to go on",
+        remedy="submit the run again to resume it",
     ),
 )

@@ -142,7 +142,7 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     if found and code in RETRIED and found == explain_exit(code):
         # The table says of such a code that another attempt follows, but none will any more.
         said += [] if cause else [found.meaning]
-        said.append("no attempt is left; when the cause is gone, submit the run again to go on")
+        said.append("no attempt is left; when the cause is gone, submit the run again to resume it")
     elif found:
         said += [found.meaning, found.remedy]
     if job.was_stopped:

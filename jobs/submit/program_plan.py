@@ -287,7 +287,7 @@ def _check_input(bucket: Bucket, target: Deployment, uri: str) -> None:
     try:
         is_there = Bucket(client=bucket.client, name=name).has(prefix)
     except Exception as error:
-        # Whoever submits need not have the rights that the nodes have.
+        # A user who submits may lack the rights that the nodes have.
         note(f"--input {uri} was not looked at ({error_code(error) or type(error).__name__})")
         return
     if not is_there:

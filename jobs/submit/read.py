@@ -224,8 +224,8 @@ def _check_compile(order: SubmitOrder) -> None:
     if order.program is not None:
         raise Refusal(
             "nothing-to-compile",
-            "--compile: nobody but the program itself knows its graphs; leave --compile out, they "
-            "are kept with the run once they are compiled",
+            "--compile: only the program itself knows its graphs; leave --compile out, they are "
+            "kept with the run once they are compiled",
         )
     if order.workload.preset is None:
         raise Refusal(

@@ -154,7 +154,7 @@ def show(document: DownDocument, console: Terminal) -> None:
         verdict = "nothing was changed"
     elif document.left:
         verdict = (
-            f"{len(document.left)} left that nobody asked to stay, about "
+            f"{len(document.left)} left over, about "
             f"${document.left_usd_per_month:,.2f} a month; delete them, then run this again"
         )
     elif document.unchecked:

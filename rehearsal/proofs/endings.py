@@ -77,12 +77,12 @@ _FAULTS = (
     ),
     Fault(
         kind="reclaim-child",
-        summary="node 1's host is taken back",
+        summary="node 1's host is reclaimed",
         ending=_retried(ExitCode.HOST),
     ),
     Fault(
         kind="reclaim-main",
-        summary="the main node's host is taken back",
+        summary="the main node's host is reclaimed",
         # Not the code is retried, but the reason, which names the host.
         ending=_retried(ExitCode.STOPPED),
     ),

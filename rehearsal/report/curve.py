@@ -79,7 +79,7 @@ def write_svg(
         yield f'<path class="killed" d="M{x:.1f},{_TOP}V{_HEIGHT - _BOTTOM}"/>'
         notes = [f"a node is killed after step {killed_after};"]
         if resumed_from is not None:
-            notes.append(f"attempt 2 goes on from the checkpoint of step {resumed_from}")
+            notes.append(f"attempt 2 resumes from the checkpoint of step {resumed_from}")
         for line, note in enumerate(notes):
             yield f'<text class="note" x="{x + 8:.1f}" y="{_TOP + 16 + 18 * line}">{note}</text>'
         for number, (attempt, curve) in enumerate(zip(attempts, curves, strict=True)):

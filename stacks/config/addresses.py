@@ -5,7 +5,6 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 
 from trainium_catalogue.eks import CLUSTER_ADDRESSES, POD_ADDRESSES, SYSTEM_NODES
-from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_constructs.network import (
     DEFAULT_INTERFACE_ENDPOINTS,
     QUARTER_BITS,
@@ -25,12 +24,6 @@ NUM_ENDPOINTS = len(DEFAULT_INTERFACE_ENDPOINTS)
 
 NUM_CLUSTER_ADDRESSES = CLUSTER_ADDRESSES + SYSTEM_NODES * (1 + POD_ADDRESSES)
 """Number of addresses that an EKS cluster takes in addition to its Trainium nodes."""
-
-
-def num_addresses_per_eks_node(instance: InstanceType, layout: EfaLayout) -> int:
-    """Count the addresses of a Trainium node in a cluster: its interfaces' and its pods'."""
-    nics = instance.network_interfaces(layout)
-    return sum(nic.takes_address for nic in nics) + POD_ADDRESSES
 
 
 def num_available_addresses(*, subnet_cidr: str | None, vpc_cidr: str | None) -> int:

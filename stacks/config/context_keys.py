@@ -31,7 +31,6 @@ from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TRAINI
 from trainium_catalogue.zones import ZONES
 
 DEFAULT_NUM_NODES = 4
-SMALLEST_LUSTRE_GIB = 1200
 HOME_REGION = "us-west-2"
 
 
@@ -62,7 +61,7 @@ def _num_nodes(earlier: Mapping[str, Any]) -> int:
 
 def _lustre_gib(earlier: Mapping[str, Any]) -> int:
     wanted = Orchestrator.EKS in earlier["orchestrators"] and earlier["lustre_dns_name"] is None
-    return SMALLEST_LUSTRE_GIB if wanted else 0
+    return contract.CLUSTER_LUSTRE_GIB if wanted else 0
 
 
 def _max_vcpus(earlier: Mapping[str, Any]) -> int:
@@ -246,8 +245,8 @@ class ContextKeys:
         "Batch allows. On EKS: minutes for which idle nodes are held for a job that waits for more",
     )
     job_time_limit_hours: int = key(
-        kinds.whole_number(1, 720),
-        default=168,
+        kinds.whole_number(1, contract.MAX_JOB_TIME_LIMIT_HOURS),
+        default=contract.JOB_TIME_LIMIT_HOURS,
         help="longest time limit that a job may ask for; each workload has a default of its own",
     )
     log_retention_days: int = key(
@@ -263,7 +262,7 @@ class ContextKeys:
     cpu_spot: bool = key(
         kinds.boolean(),
         default=True,
-        help="run data and export jobs on Spot instances; a job whose instance is taken back is "
+        help="run data and export jobs on Spot instances; a job whose instance is reclaimed is "
         "retried and goes on",
     )
     cpu_max_vcpus: int = key(
@@ -306,7 +305,7 @@ class ContextKeys:
     )
     lustre_mbps_per_tib: int = key(
         kinds.one_number_of({125, 250, 500, 1000}, whose="the throughputs of PERSISTENT_2"),
-        default=250,
+        default=contract.LUSTRE_MBPS_PER_TIB,
         help="throughput of that file system in MB/s for each TiB",
     )
     data_uris: tuple[str, ...] = key(

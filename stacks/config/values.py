@@ -8,7 +8,7 @@ from stacks.config import addresses
 from stacks.config.eks_keys import EksKeys
 from stacks.config.names import is_zone_name
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.eks import SYSTEM_IMAGES, host_image_version
+from trainium_catalogue.eks import SYSTEM_IMAGES, cluster_addresses_per_node, host_image_version
 from trainium_catalogue.instances import JOB_VCPUS, EfaLayout, InstanceType, find_instance_type
 from trainium_catalogue.releases import NeuronRelease, find_release
 from trainium_catalogue.zones import subnet_zones
@@ -138,9 +138,7 @@ class ConfigValues(EksKeys):
     def addresses_per_node(self, layout: EfaLayout) -> int:
         """Number of addresses per node, over all orchestrators: each may run all nodes at once."""
         on_batch = self.instance.addresses_per_node(layout) if self.runs_on_batch else 0
-        on_eks = (
-            addresses.num_addresses_per_eks_node(self.instance, layout) if self.runs_on_eks else 0
-        )
+        on_eks = cluster_addresses_per_node(self.instance, layout) if self.runs_on_eks else 0
         return on_batch + on_eks
 
     def addresses_needed(self, layout: EfaLayout) -> int:

@@ -63,17 +63,12 @@ def test_the_deployment_it_names_takes_the_run(kind: str, orchestrator: str) -> 
     assert (config.instance_type, config.max_nodes) == (kind, 3)
     assert [*config.orchestrators] == [orchestrator]
     assert config.job_time_limit_hours >= 200.5
+    assert found["addresses"] == 3 * config.addresses_per_node(config.efa_layout)
     assert found["addresses"] <= config.usable_addresses
 
 
-def test_its_figures_of_a_deployment_are_those_of_the_stacks() -> None:
-    (found,) = plan("mnist", "--on", "eks")["estimates"]
-    config = configuration(found["deploy"])
-
+def test_it_prices_the_endpoints_that_a_deployment_has() -> None:
     assert len(DEFAULT_INTERFACE_ENDPOINTS) == planning.INTERFACE_ENDPOINTS
-    assert config.lustre_gib == planning.LUSTRE_GIB
-    assert config.lustre_mbps_per_tib == 250  # as priced
-    assert config.job_time_limit_hours == planning.DEFAULT_JOB_TIME_LIMIT_HOURS
 
 
 def test_one_submission_costs_at_most_all_its_attempts() -> None:

@@ -38,7 +38,7 @@ from trainium_catalogue import contract
         (("-m", "pkg"), ["-m pkg is a package without a __main__.py", "pkg.model"]),
         (("-m", "pkg/model.py"), ["written with dots and without .py", "instead: ./train.py"]),
         (("./train.py", "-m", "pkg.model"), ["./train.py and -m pkg.model name two programs"]),
-        (("./train.py", "--compile"), ["nobody but the program itself knows its graphs"]),
+        (("./train.py", "--compile"), ["only the program itself knows its graphs"]),
         (
             ("all-reduce", "--", "--epochs", "3"),
             ["-- --epochs 3: all-reduce is no program of your own", "without the --"],

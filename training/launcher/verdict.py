@@ -72,8 +72,8 @@ def launcher_failed(error: Exception) -> Verdict:
 def told_to_stop(node: NodeContract) -> Verdict:
     """Verdict of a node that has been told to stop.
 
-    The main node is told when the job is stopped, and also when its own host is taken back. A child
-    alone is told when its host is taken back, which is worth another attempt; when the job is
+    The main node is told when the job is stopped, and also when its own host is reclaimed. A child
+    alone is told when its host is reclaimed, which is worth another attempt; when the job is
     stopped the main node's verdict wins.
     """
     code = ExitCode.STOPPED if node.is_main else ExitCode.HOST

@@ -28,7 +28,7 @@ _SIGNALS = {
 _OF_MAIN = ("kill-main", "lose-host", "reclaim-main")
 _RECLAIMED = ("reclaim-child", "reclaim-main")
 STOP_TIMEOUT_S = 120.0
-"""Time between SIGTERM and SIGKILL on a host that is taken back: ECS_CONTAINER_STOP_TIMEOUT of
+"""Time between SIGTERM and SIGKILL on a host that is reclaimed: ECS_CONTAINER_STOP_TIMEOUT of
 Batch's hosts, and the notice of a Spot interruption."""
 
 KINDS = (*_SIGNALS, "preflight-failure", NO_CAPACITY)
@@ -119,7 +119,7 @@ class NodeFault:
             stop.start()
         else:
             take_back(victim)
-        return f"node {victim}, process {node.pid}, is taken back: SIGTERM, SIGKILL later"
+        return f"node {victim}, process {node.pid}, is reclaimed: SIGTERM, SIGKILL later"
 
     def _is_due(self, main: NodeProcess) -> bool:
         if self.after_key:

@@ -96,7 +96,7 @@ def _access(config: ConfigValues) -> Refusals:
     if config.runs_on_eks and not config.eks_admin_arns:
         yield (
             "orchestrators",
-            f"makes an EKS cluster, and without {PREFIX}eks_admin_arns nobody could use it",
+            f"makes an EKS cluster, and without {PREFIX}eks_admin_arns no one could use it",
             f"add {PREFIX}eks_admin_arns=<ARN of your IAM role>, for one; "
             "aws sts get-caller-identity shows who you are",
         )
@@ -111,7 +111,7 @@ def _access(config: ConfigValues) -> Refusals:
     if config.runs_on_eks and not (config.eks_private or cidrs):
         yield (
             "orchestrators",
-            f"makes an EKS cluster, and without {PREFIX}eks_endpoint_cidrs nobody could call its "
+            f"makes an EKS cluster, and without {PREFIX}eks_endpoint_cidrs no one could call its "
             "API",
             f"add {PREFIX}eks_endpoint_cidrs=<your public address>/32, or {PREFIX}eks_private=true "
             "for an API that answers inside the VPC only",

@@ -401,7 +401,7 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnBatch(
         cause="spot-reclaimed",
-        what="a Spot instance taken back",
+        what="a Spot instance that is reclaimed",
         node_reasons=[HOST_LOST],
         reason="Task failed",
         codes=(None,),

@@ -26,6 +26,8 @@ from trainium_catalogue.node_use import stamp
 from trainium_catalogue.prices import PRICES, PRICES_OF
 
 LUSTRE = "AWS::FSx::FileSystem"
+_UNPUBLISHED = ("missing-parameter", "no-deployment", "not-deployed")
+"""Codes of what is not published, as by stacks that are being deleted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,6 +144,10 @@ class CarefulDestroy:
             return None
         if (unusable := target.unusable.get(Orchestrator.EKS)) is not None:
             _check_clusters(history, unusable)
+        elif Orchestrator.EKS not in target.orchestrators:
+            # Taken out of the settings while its stack still stands.
+            reason = f"deployment {self.deployment!r} has {', '.join(target.orchestrators)} only"
+            _check_clusters(history, Refusal("not-deployed", reason))
         return target
 
     def _read_jobs(self, history: stacks.StackHistory) -> None:
@@ -266,7 +272,7 @@ def _check_clusters(history: stacks.StackHistory, why: Refusal) -> None:
     """Refuse if there is a cluster, as its jobs cannot be found."""
     for stack in history.live.values():
         # A stack that is being deleted stops publishing before its cluster is gone.
-        if stack.status.startswith("DELETE") and why.code in ("missing-parameter", "no-deployment"):
+        if stack.status.startswith("DELETE") and why.code in _UNPUBLISHED:
             continue
         for cluster in stack.physical_ids_of(CLUSTER):
             raise Refusal(

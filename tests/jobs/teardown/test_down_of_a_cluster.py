@@ -80,6 +80,7 @@ def _with_cluster(desk: Desk, folder: Path, parameters: dict[str, str]) -> tuple
 
 OTHER_VERSION = {contract.SSM_CONTRACT_VERSION: "0"}
 UNPUBLISHED = {contract.SSM_ORCHESTRATORS: "batch,eks"}
+TAKEN_OUT = {contract.SSM_ORCHESTRATORS: "batch"}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ UNPUBLISHED = {contract.SSM_ORCHESTRATORS: "batch,eks"}
         (OTHER_VERSION, "CREATE_COMPLETE", "speaks contract version 0"),
         (OTHER_VERSION, "DELETE_FAILED", "speaks contract version 0"),
         (UNPUBLISHED, "CREATE_COMPLETE", "does not publish /trainium/default/eks/cluster"),
+        (TAKEN_OUT, "CREATE_COMPLETE", "deployment 'default' has batch only"),
     ],
 )
 def test_a_cluster_whose_jobs_cannot_be_found_is_refused(

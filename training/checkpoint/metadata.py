@@ -26,6 +26,8 @@ from torch.distributed.checkpoint.metadata import (
 from training.checkpoint.marker import CheckpointDamaged, FileSum
 
 _METADATA = "torch.distributed.checkpoint.metadata"
+_ENCODING = (_METADATA, "_MEM_FORMAT_ENCODING")
+_GETATTR = ("builtins", "getattr")
 _CLASSES = frozenset(
     {
         *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
@@ -36,6 +38,10 @@ _CLASSES = frozenset(
         ("torch", "Size"),
         # The folder that was saved to; 3.13 has it in another module. Not used.
         *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
+        # Early versions of Python 3.11, such as Debian 12's 3.11.2, pickle a member of an
+        # enumeration as getattr(class, name), later ones as class(value) (CPython pull request
+        # 26658, issue 105332). Not used either.
+        _GETATTR,
     }
 )
 """What torch 2.9 and 2.13 write for tensors. ``BytesStorageMetadata`` is not among them: no state
@@ -48,6 +54,9 @@ class _Class:
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
+
+    def names(self, full_name: tuple[str, str]) -> bool:
+        return (self.module, self.name) == full_name
 
 
 class _Record:
@@ -122,6 +131,8 @@ def _parse(data: bytes) -> Any:
                 arguments, kind = stack.pop(), stack.pop()
                 if type(kind) is not _Class or type(arguments) is not tuple:
                     raise ValueError("it calls something that is not a class")
+                if kind.names(_GETATTR) and not _is_encoding(arguments):
+                    raise ValueError("it asks for an attribute of something else than an encoding")
                 stack.append(_Record(kind, arguments))
             case "BUILD":
                 state = stack.pop()
@@ -136,6 +147,12 @@ def _parse(data: bytes) -> Any:
             case other:
                 raise ValueError(f"it has the operation {other}, which torch does not write")
     raise ValueError("it does not end")
+
+
+def _is_encoding(arguments: tuple[Any, ...]) -> bool:
+    """Tell whether arguments of getattr name a memory format."""
+    holder = arguments[0] if arguments else None
+    return type(holder) is _Class and holder.names(_ENCODING)
 
 
 def _since(stack: list[Any], mark: int) -> list[Any]:

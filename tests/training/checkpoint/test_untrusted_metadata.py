@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     BytesStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -213,6 +214,37 @@ def test_what_torch_2_9_has_written_is_read() -> None:
     tensors = {name: entry.size for name, entry in found.state_dict_metadata.items()}  # type: ignore[union-attr]
     assert tensors == {"model.w": torch.Size([5, 3]), "model.b": torch.Size([7])}
     assert [place.offset for place in found.storage_data.values()] == [0, 1577]
+
+
+def with_encoding(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> bytes:
+    """Pickle a checkpoint's metadata with its memory format as an attribute of something."""
+    metadata = pickle.loads((folder / ".metadata").read_bytes())
+    monkeypatch.setattr(
+        _MEM_FORMAT_ENCODING, "__reduce_ex__", lambda member, protocol: (getattr, arguments)
+    )
+    return pickle.dumps(metadata)
+
+
+def test_what_early_versions_of_python_3_11_write_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path) / "step-00000020"
+    data = with_encoding(folder, monkeypatch, _MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+    assert b"getattr" in data
+
+    assert read_metadata(data, known(folder)).state_dict_metadata.keys() == {
+        "model.w", "model.b", "optimizer.exp_avg.w"
+    }  # fmt: skip
+
+
+def test_an_attribute_of_anything_else_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = saved(tmp_path) / "step-00000020"
+    data = with_encoding(folder, monkeypatch, MetadataIndex, "__init__")
+
+    with pytest.raises(CheckpointDamaged, match="an attribute of something else"):
+        read_metadata(data, known(folder))
 
 
 def places(metadata: Metadata) -> Any:

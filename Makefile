@@ -1,34 +1,38 @@
-# `make rehearse` and `make test` set themselves up; everything else builds on .venv.
+# Each target first installs what it needs; CONTRIBUTING.md describes the layers.
 
 PYTHON ?= python3
 WORKERS ?= 4
-# Which halves `make rehearse` rehearses: batch, eks or both; empty: both.
+# Orchestrators that `make rehearse` rehearses: batch, eks or both. Default: both.
 ORCHESTRATORS ?=
 comma := ,
 ifneq ($(filter-out batch eks both batch$(comma)eks eks$(comma)batch,$(ORCHESTRATORS)),)
-$(error ORCHESTRATORS=$(ORCHESTRATORS) is unknown; give batch, eks or both)
+$(error ORCHESTRATORS=$(ORCHESTRATORS) is unknown; set it to batch, eks or both)
 endif
-# A file's tests share what it made, a deployment for example, so one worker runs them all.
+# PyTorch/XLA and TorchNeuron need separate deployments, as on AWS.
+TORCHNEURON := python -m rehearsal run --instance-type trn2.48xlarge --neuron-release 2.33.0 \
+  --workload llama-tiny --nodes 2 --folder build/rehearsal-torchneuron
+RECEIPT := build/rehearsal-torchneuron/receipt.json
+# Tests in one file share fixtures, such as a deployment, so one worker runs all of them.
 PYTEST := python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
-# No command of this project reports usage to anyone.
+# No command of this project may report usage.
 export CDK_DISABLE_CLI_TELEMETRY := true
-# Where a shell turns byte code off, each of the hundreds of processes of a test run or a rehearsal
+# If the shell turned bytecode off, each of the hundreds of processes of a test run or a rehearsal
 # would compile this project again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tests setup-programs setup-benchmarks check format test test-slow test-nxd rehearse synth bench bench-smoke diagram readme clean lock
+.PHONY: help setup setup-tests setup-programs setup-benchmarks check format test test-slow test-nxd rehearse rehearse-torchneuron synth bench bench-smoke diagram readme clean lock
 
 help:
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 LOCKED := requirements.txt requirements-rehearsal.txt constraints.txt constructs/pyproject.toml \
   emulators/pyproject.toml tools/cdk/package-lock.json tools/setup.py
 
-setup: .venv/.rehearsal ## what deploying, submitting and the rehearsal need, into .venv (at once if nothing changed)
-setup-tests: .venv/.tests ## and what tests and checks need beside it
-setup-programs: setup-tests build/programs/.done ## and the public programs that test-slow runs, into build/programs
-setup-benchmarks: setup build/baselines/.done ## and what benchmarks compare with, into build/baselines
+setup: .venv/.rehearsal ## install what deploying, submitting and the rehearsal need, into .venv
+setup-tests: .venv/.tests ## also install what tests and checks need
+setup-programs: setup-tests build/programs/.done ## also install the public programs that test-slow runs, into build/programs
+setup-benchmarks: setup build/baselines/.done ## also install the baselines of the benchmarks, into build/baselines
 setup setup-tests setup-programs setup-benchmarks: ; @:
 
 .venv/.rehearsal: $(LOCKED)
@@ -47,7 +51,7 @@ build/baselines/.done: .venv/.rehearsal benchmarks/requirements.txt
 	@$(PYTHON) tools/setup.py benchmarks
 	@touch $@
 
-check: setup-tests ## format, lint, types, import contracts, shell scripts, Dockerfiles
+check: setup-tests ## check format, lint, types, import contracts, shell scripts and Dockerfiles
 	ruff format --check .
 	ruff check .
 	mypy --num-workers 2
@@ -55,44 +59,52 @@ check: setup-tests ## format, lint, types, import contracts, shell scripts, Dock
 	git ls-files '*.sh' .ci/run | xargs shellcheck
 	git ls-files 'docker/**Dockerfile' | xargs hadolint
 
-format: setup-tests ## rewrite to the house format
+format: setup-tests ## format the code, and fix what the linter can fix
 	ruff format .
 	ruff check --fix .
 
-test: check ## all tests but the slow ones; CI runs both
+test: check ## run the checks and all tests except the slow ones
 	$(PYTEST) -m "not full and not programs"
 
-test-slow: setup-programs ## what test leaves out: whole rehearsals, public programs, slow matrices
+test-slow: setup-programs $(RECEIPT) ## run the slow tests: whole rehearsals, public programs, wide matrices
 	$(PYTEST) -m full
 
-test-nxd: ## the NxD back-end on the real, public package: NXD_SOURCE=<folder that holds it>
+# Some slow tests read the receipts of `make rehearse`, whose last part writes this one.
+$(RECEIPT): $(wildcard $(shell git ls-files '*.py' '*.sh' '*.json' ':!tests'))
+	@$(MAKE) rehearse
+
+test-nxd: ## test the NxD backend with AWS's public package: NXD_SOURCE=<folder that contains it>
 	@$(PYTHON) tools/test_nxd.py
 
-rehearse: setup ## deploy, run on local nodes, destroy, prove it; no AWS account (QUICK=1: one minute)
+rehearse: setup ## deploy, run jobs, inject faults and destroy, without an AWS account (QUICK=1: one minute)
 	python -m rehearsal run $(if $(QUICK),--quick) $(if $(ORCHESTRATORS),--orchestrators $(ORCHESTRATORS))
+	$(if $(QUICK)$(ORCHESTRATORS),,$(TORCHNEURON) --set checks=sums,cache)
+
+rehearse-torchneuron: setup ## rehearse only TorchNeuron on trn2, on an emulated device, with a kill and a resume
+	$(TORCHNEURON)
 
 synth: setup ## write the templates to cdk.out without touching AWS
 	cdk synth --quiet
 
-bench: setup-benchmarks ## side-by-side benchmarks, into build/bench.json
+bench: setup-benchmarks ## run the side-by-side benchmarks, into build/bench.json
 	python -m benchmarks
 
-bench-smoke: setup-benchmarks ## every benchmark once, to see that it runs
+bench-smoke: setup-benchmarks ## run every benchmark once, to check that it runs
 	python -m benchmarks --smoke
 
-diagram: setup ## draw docs/architecture.svg from the synthesised templates, of both orchestrators
+diagram: setup ## draw docs/architecture.svg from the synthesized templates of both orchestrators
 	cdk synth --quiet --output build/diagram -c trainium:orchestrators=both \
 	  -c trainium:eks_private=true -c trainium:eks_admin_arns=arn:aws:iam::111122223333:role/admin
 	cd tools/diagram && node "$$(dirname "$$(readlink -f "$$(command -v node)")")/../lib/node_modules/npm/bin/npm-cli.js" ci --no-audit --no-fund --loglevel=error
 	python tools/diagram/draw.py
 
-readme: setup-tests ## renew the generated tables and schemas below docs
+readme: setup-tests ## regenerate the tables and schemas in docs
 	PYTHONPATH=.:constructs python tools/readme.py
 
-clean: ## remove what was built, keep .venv
+clean: ## remove everything that was built, except .venv
 	rm -rf build cdk.out
 
-lock: setup-programs setup-benchmarks ## write constraints.txt from what is installed, after a version was raised
+lock: setup-programs setup-benchmarks ## write the installed versions to constraints.txt, after an upgrade
 	{ echo "# Every transitive version; regenerate with: make lock"; \
 	  { for folder in .venv build/baselines; do \
 	      python -m pip --python $$folder/bin/python freeze --all --exclude-editable; \

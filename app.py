@@ -1,4 +1,4 @@
-"""The CDK app: reads the context once, builds the stacks, checks them, synthesises."""
+"""The CDK app: reads the context, builds and checks the stacks, and synthesizes them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ REFUSED = 2
 
 
 def build(app: cdk.App, config: AppConfig) -> None:
-    """Add the stacks of one deployment; each passes its objects on to the next."""
+    """Add the stacks of one deployment; each receives the earlier stacks that it uses."""
     name = config.stack_name
-    # No account: a template does not depend on who synthesises it, and there are no look-ups.
+    # No account: templates must be the same for every account, and nothing is looked up.
     env = cdk.Environment(region=config.region)
     network = NetworkStack(app, name("network"), config=config, env=env)
     storage = StorageStack(app, name("storage"), config=config, env=env)
@@ -35,9 +35,9 @@ def build(app: cdk.App, config: AppConfig) -> None:
     data = DataJobsStack(
         app, name("data"), config=config, network=network, storage=storage, image=image, env=env
     )
-    nodes: list[cdk.Stack] = []
+    node_stacks: list[cdk.Stack] = []
     if config.runs_on_batch:
-        nodes.append(
+        node_stacks.append(
             BatchStack(
                 app,
                 name("batch"),
@@ -53,7 +53,7 @@ def build(app: cdk.App, config: AppConfig) -> None:
         # Imported here: its CDK modules load slowly, and only deployments with EKS need them.
         from stacks.eks_stack import EksStack
 
-        nodes.append(
+        node_stacks.append(
             EksStack(
                 app,
                 name("eks"),
@@ -66,42 +66,42 @@ def build(app: cdk.App, config: AppConfig) -> None:
             )
         )
     if not config.lustre_gib:
-        lustre.goes_after(nodes)
+        lustre.deploy_after(node_stacks)
     for warning in config.warnings:
         cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
     cdk.Tags.of(app).add(TAG_DEPLOYMENT, config.deployment)
 
 
-def warn_of_dates(app: cdk.App, config: AppConfig, today: date) -> None:
-    """Warn about versions whose time is running out; templates do not depend on the date."""
+def warn_about_dates(app: cdk.App, config: AppConfig, today: date) -> None:
+    """Warn about old versions and images; unlike these warnings, templates ignore the date."""
     network = app.node.find_child(config.stack_name("network"))
     for warning in config.dated_warnings(today):
         cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)
 
 
-def warn_who_builds(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
-    """Tell the machine that will build the image what to expect, while it can still stop."""
+def warn_about_build_host(app: cdk.App, config: AppConfig, host: BuildHost) -> None:
+    """Warn about the machine that is about to build the image."""
     if config.builds_image:
         image = app.node.find_child(config.stack_name("image"))
         for warning_id, text in build_warnings(host):
             cdk.Annotations.of(image).add_warning_v2(warning_id, text)
 
 
-def add_judges(app: cdk.App, *, cdk_preflight: bool) -> None:
-    """Make synthesis fail on findings of cdk-nag, and of cdk-preflight if wanted.
+def add_validations(app: cdk.App, *, cdk_preflight: bool) -> None:
+    """Fail synthesis on findings of cdk-nag and, optionally, of cdk-preflight.
 
-    cdk-nag judges security; cdk-preflight has what AWS was seen to refuse during deployments.
+    cdk-nag checks security; cdk-preflight checks for known causes of failed deployments.
     """
     cdk.Validations.of(app).add_plugins(cdk_nag.AwsSolutionsChecks(app, verbose=True))
     if cdk_preflight:
-        # Imported here: loading its rules takes a second that a synthesis without them saves.
+        # Imported here because loading its rules takes a second.
         from cdk_preflight import Preflight
 
         Preflight.apply(app)
 
 
 def main() -> int:
-    """Synthesise; refuse a configuration that cannot work, in one line."""
+    """Synthesize, or refuse an invalid configuration with a one-line message."""
     app = cdk.App()
     try:
         config = AppConfig.from_context(app.node)
@@ -109,9 +109,9 @@ def main() -> int:
         print(f"refused: {refusal}", file=sys.stderr)
         return REFUSED
     build(app, config)
-    warn_of_dates(app, config, date.today())
-    warn_who_builds(app, config, BuildHost.here())
-    add_judges(app, cdk_preflight=config.cdk_preflight)
+    warn_about_dates(app, config, date.today())
+    warn_about_build_host(app, config, BuildHost.here())
+    add_validations(app, cdk_preflight=config.cdk_preflight)
     app.synth()
     return 0
 

@@ -1,1 +1,1 @@
-"""Side-by-side benchmarks: ratios of the product to a baseline, measured in one run."""
+"""Side-by-side benchmarks: ratios of this project to baselines, measured in one run."""

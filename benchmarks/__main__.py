@@ -14,18 +14,19 @@ from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks import (
-    bert,
     checkpoint,
     first_result,
     graph,
+    neuron,
     node,
     own_program,
+    peers,
     snapshots,
     submit,
     submit_eks,
-    submit_program,
     synth,
     tokenize,
+    traffic,
     train,
 )
 from benchmarks.pairs import (
@@ -40,6 +41,7 @@ from benchmarks.pairs import (
 )
 from benchmarks.processes import ROOT
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.wording import counted
 
 MIN_PAIRS = 10
 RESULT = ROOT / "build" / "bench.json"
@@ -48,7 +50,7 @@ RECEIPT = ROOT / "build" / "rehearsal" / "receipt.json"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonGroup:
-    """Comparisons prepared together, when the first of them is measured."""
+    """Comparisons with a shared set-up, which happens when the first is measured."""
 
     names: tuple[str, ...]
     make: Callable[[], list[Comparison]]
@@ -57,9 +59,9 @@ class ComparisonGroup:
 def groups(
     stack: ExitStack, environment: dict[str, str], console: Console, *, small: bool = False
 ) -> list[ComparisonGroup]:
-    """List all comparisons; ``stack`` closes what several of them share.
+    """List all comparisons; ``stack`` closes shared resources.
 
-    ``small``: with less work, where that can be, because nothing is measured.
+    ``small`` reduces the work where possible, because times do not matter.
     """
 
     @cache
@@ -77,8 +79,14 @@ def groups(
         ComparisonGroup(("first-result",), lambda: [first_result.first_result(environment)]),
         ComparisonGroup(("submit",), lambda: [submit.submit(*deployed(), submit.aws_cli(console))]),
         ComparisonGroup(("submit-eks",), lambda: [submit_eks.submit_eks(*deployed())]),
-        ComparisonGroup(("submit-program",), lambda: [submit_program.submit_program(*deployed())]),
         ComparisonGroup(("launch",), lambda: [node.launch(environment)]),
+        ComparisonGroup(
+            peers.NAMES, lambda: peers.comparisons(environment, console.print, small=small)
+        ),
+        ComparisonGroup(
+            traffic.NAMES,
+            lambda: traffic.comparisons(stack, environment, console.print, small=small),
+        ),
         ComparisonGroup(("own-program-start",), lambda: [own_program.start(environment)]),
         ComparisonGroup(("all-reduce",), lambda: [node.all_reduce(environment)]),
         ComparisonGroup(
@@ -94,46 +102,46 @@ def groups(
                 snapshots.restoring(bucket(False), lambda: submit.aws_cli(console), small=small)
             ],
         ),
-        ComparisonGroup(("bert",), lambda: [bert.step(environment)]),
+        ComparisonGroup(neuron.NAMES, lambda: neuron.comparisons(environment)),
         ComparisonGroup(graph.NAMES, lambda: graph.comparisons(environment, console.print)),
     ]
 
 
 def measured(comparison: Comparison, num_pairs: int, progress: Progress) -> Measurement:
-    """Measure one comparison into an entry of the result."""
+    """Measure one comparison; return its entry in the result."""
     task = progress.add_task(comparison.name, total=num_pairs)
     ratios = []
-    for ratio in interleave(comparison, num_pairs):
-        ratios.append(ratio)
+    for each in interleave(comparison, num_pairs):
+        ratios.append(each)
         progress.advance(task)
-    found = median_ratio(ratios)
+    ratio = median_ratio(ratios)
     return Measurement(
         name=comparison.name,
         product=comparison.product,
         baseline=comparison.baseline,
         pairs=num_pairs,
-        ratio=round(found.median, 3),
-        ratio_low=round(found.low, 3),
-        ratio_high=round(found.high, 3),
+        ratio=round(ratio.median, 3),
+        ratio_low=round(ratio.low, 3),
+        ratio_high=round(ratio.high, 3),
         target=comparison.target,
-        met=None if comparison.target is None else found.median <= comparison.target,
+        met=None if comparison.target is None else ratio.median <= comparison.target,
     )
 
 
-def attempts(
+def measure_all(
     chosen: list[ComparisonGroup], only: list[str], measure: Callable[[Comparison], Measurement]
 ) -> Iterator[tuple[str, Measurement | Exception]]:
-    """Measure one after the other; a failure does not stop the rest."""
+    """Measure the comparisons in sequence; continue after a failure."""
     for group in chosen:
-        wanted = [name for name in group.names if not only or name in only]
-        if not wanted:
+        selected = [name for name in group.names if not only or name in only]
+        if not selected:
             continue
         try:
             comparisons = {item.name: item for item in group.make()}
         except Exception as error:
-            yield from ((name, error) for name in wanted)
+            yield from ((name, error) for name in selected)
             continue
-        for name in wanted:
+        for name in selected:
             try:
                 yield name, measure(comparisons[name])
             except Exception as error:
@@ -141,47 +149,51 @@ def attempts(
 
 
 def table(entries: Iterable[Measurement]) -> Table:
-    """Render the result for people."""
-    shown = Table(title="product / baseline, median of interleaved pairs")
-    for column in ("benchmark", "product", "baseline", "ratio", "95 % interval", "target", "met"):
-        shown.add_column(column)
+    """Render the result as a table."""
+    rendered = Table(title="product / baseline, median of interleaved pairs")
+    for column in ("benchmark", "product", "baseline", "ratio", "95% interval", "target", "met"):
+        rendered.add_column(column)
     for entry in entries:
-        shown.add_row(
+        rendered.add_row(
             *(entry.name, entry.product, entry.baseline, str(entry.ratio)),
             f"{entry.ratio_low} to {entry.ratio_high}",
-            *("-" if found is None else str(found) for found in (entry.target, entry.met)),
+            *("-" if value is None else str(value) for value in (entry.target, entry.met)),
         )
-    return shown
+    return rendered
 
 
 def report(console: Console, result: BenchResult) -> None:
-    """Write and show the result."""
+    """Write and print the result."""
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(asdict(result), indent=2) + "\n")
     console.print(table(result.benchmarks))
     receipt = json.loads(RECEIPT.read_text()) if RECEIPT.exists() else {}
-    # `rehearsal up` has none.
+    # `rehearsal up` has no first result.
     if (first := receipt.get("first_result")) is not None:
         console.print(
-            f"the last rehearsal told its first result after {first['seconds']:.0f} s on this "
-            f"machine (aim: 60 on 2 cores), and took {receipt['seconds']:.0f} s (aim: 150)"
+            f"the last rehearsal printed its first result after {first['seconds']:.0f} s on this "
+            f"machine (target: 60 on 2 cores), and took {receipt['seconds']:.0f} s (target: 150)"
         )
     console.print(f"written: {RESULT.relative_to(ROOT)}")
 
 
 def main(
-    pairs: Annotated[int, typer.Option(min=MIN_PAIRS, help="interleaved pairs each")] = MIN_PAIRS,
-    only: Annotated[list[str] | None, typer.Option(help="names; all when left out")] = None,
+    pairs: Annotated[
+        int, typer.Option(min=MIN_PAIRS, help="Interleaved pairs per comparison.")
+    ] = MIN_PAIRS,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Comparison to run; repeatable. All by default.")
+    ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="one pair each, to see that it runs; writes nothing")
+        bool, typer.Option("--smoke", help="Run one pair each as a smoke test; write nothing.")
     ] = False,
 ) -> None:
-    """Compare the product with what one would use instead, side by side.
+    """Compare this project with its alternatives, side by side.
 
-    A comparison that fails is named, and the others go on; the exit code is 1 then.
+    If a comparison fails, the others continue, and the exit code is 1.
     """
     console = Console()
-    # Python settings of this shell, such as not writing byte code, must not affect the result.
+    # Python settings from the shell, such as not writing bytecode, must not affect the result.
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     entries: list[Measurement] = []
     failed: list[FailedComparison] = []
@@ -192,21 +204,24 @@ def main(
         for name in set(only or ()) - known:
             raise typer.BadParameter(f"{name}: {did_you_mean(name, known)}", param_hint="--only")
         with Progress(console=console) as progress:
-            for name, found in attempts(
+            for name, outcome in measure_all(
                 chosen, only or [], lambda item: measured(item, 1 if smoke else pairs, progress)
             ):
-                if isinstance(found, MissingRequirement):
-                    skipped.append(SkippedComparison(name=name, reason=str(found)))
-                    console.print(f"{name} skipped: {found}", markup=False, highlight=False)
-                elif isinstance(found, Exception):
+                if isinstance(outcome, MissingRequirement):
+                    skipped.append(SkippedComparison(name=name, reason=str(outcome)))
+                    console.print(f"{name} skipped: {outcome}", markup=False, highlight=False)
+                elif isinstance(outcome, Exception):
                     failed.append(
-                        FailedComparison(name=name, error=f"{type(found).__name__}: {found}")
+                        FailedComparison(name=name, error=f"{type(outcome).__name__}: {outcome}")
                     )
-                    console.print(f"{name} failed: {found}", markup=False, highlight=False)
+                    console.print(f"{name} failed: {outcome}", markup=False, highlight=False)
                 else:
-                    entries.append(found)
+                    entries.append(outcome)
     if smoke:
-        console.print(f"{len(entries)} comparisons ran once, {len(failed)} failed; measured: none")
+        console.print(
+            f"{counted(len(entries), 'comparison')} ran once, {len(failed)} failed; "
+            "no result was written"
+        )
     else:
         report(
             console,
@@ -214,7 +229,7 @@ def main(
         )
     if failed:
         names = ", ".join(entry.name for entry in failed)
-        console.print(f"failed: {names}; what they printed is above", style="bold red")
+        console.print(f"failed: {names}; their errors are above", style="bold red")
         raise typer.Exit(1)
 
 

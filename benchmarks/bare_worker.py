@@ -1,7 +1,7 @@
 """A bare torchrun job, the baseline of the launch and all-reduce benchmarks.
 
 Usage: torchrun ... --module benchmarks.bare_worker BYTES WARM-UP-ITERATIONS TIMED-ITERATIONS
-Rank 0 prints `first collective`, then the median seconds of one all-reduce.
+Rank 0 prints `first collective`, then the median time of an all-reduce in seconds.
 """
 
 import statistics
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 def main() -> None:
     """Run the first collective, then time the loop."""
-    num_bytes, warmup, timed = (int(word) for word in sys.argv[1:])
+    num_bytes, warmup, timed = (int(argument) for argument in sys.argv[1:])
     dist.init_process_group("gloo")
     dist.all_reduce(torch.ones(1))
     if dist.get_rank() == 0:

@@ -1,9 +1,9 @@
-"""Time that training stands still for a checkpoint: asynchronous against synchronous saving.
+"""Training stall caused by a checkpoint: asynchronous versus synchronous saving.
 
-Same code, same state, same folder; the measure is how long `save` blocks the caller. The state
-has 29.5 million parameters with AdamW's moments, 354 MB: about half of what each of 128 ranks saves
-of Llama-2-7B. It goes to this machine's disk, the fastest storage and so the hardest case: the
-slower the storage, the longer a synchronous save.
+Measures how long `save` blocks the caller, with the same code, state and folder. The state has 29.5
+million parameters with AdamW's moments, 354 MB: about half of the share that each of 128 ranks
+saves of Llama-2-7B. It is written to the local disk, the fastest storage and therefore the hardest
+case: the slower the storage, the longer a synchronous save.
 """
 
 import atexit
@@ -24,18 +24,18 @@ _TENSORS = 40
 
 
 def stall(environment: Mapping[str, str]) -> Comparison:
-    """Compare both ways of saving, in one process that lives as long as this one."""
+    """Compare both ways of saving, in one long-lived process."""
     saver: list[subprocess.Popen[str]] = []
 
     def seconds(how: str) -> float:
         if not saver:
             saver.append(_start(environment))
-            ask(saver[0], "synchronous")  # the first save also allocates memory and makes folders
+            ask(saver[0], "synchronous")  # the first save also allocates memory and creates folders
         return ask(saver[0], how)
 
     return Comparison(
         name="checkpoint",
-        product="training stands still for an asynchronous save of 354 MB",
+        product="training stalled by an asynchronous save of 354 MB",
         baseline="the same, synchronous",
         target=0.15,
         measure_product=lambda: seconds("asynchronous"),
@@ -49,7 +49,7 @@ def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
         env={
             **environment,
             "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
+            "OMP_NUM_THREADS": "1",  # as set by torchrun for several workers
         },
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -66,19 +66,19 @@ def _start(environment: Mapping[str, str]) -> subprocess.Popen[str]:
     return process
 
 
-def ask(process: subprocess.Popen[str], how: str) -> float:
-    """Have ``process`` save once; return the seconds that the save blocked its caller."""
+def ask(process: subprocess.Popen[str], request: str) -> float:
+    """Send a line to a measuring ``process``; return the seconds that it prints in reply."""
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(f"{how}\n")
+    process.stdin.write(f"{request}\n")
     process.stdin.flush()
     answer = process.stdout.readline()
     if not answer:
-        raise RuntimeError(f"{process.args!r} ended with {process.wait()}; its output is above")
+        raise RuntimeError(f"{process.args!r} exited with {process.wait()}; its output is above")
     return float(answer)
 
 
 def serve(folder: Path) -> None:
-    """Save as each line of standard input says, and print the seconds."""
+    """For each line of standard input, save as it specifies and print the seconds of the stall."""
     import torch
 
     from training.checkpoint import Checkpoints

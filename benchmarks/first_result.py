@@ -1,4 +1,4 @@
-"""Time that a newcomer waits for the first result: `make rehearse QUICK=1`, after set-up."""
+"""Time to a new user's first result: `make rehearse QUICK=1`, after set-up."""
 
 import sys
 import tempfile
@@ -8,11 +8,11 @@ from benchmarks.pairs import Comparison
 from benchmarks.processes import seconds_of
 
 PROMISED_S = 60.0
-"""The README promises a minute, on two idle cores."""
+"""The README states one minute, on two idle cores."""
 
 
 def first_result(environment: Mapping[str, str]) -> Comparison:
-    """Time the whole process, against a promise instead of another program."""
+    """Compare the whole process's time with the promised time."""
 
     def run() -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""The graph that the compiler is given for a step of Llama-2-7B, beside that of AWS's example.
+"""The compiler's input graph for a step of Llama-2-7B, compared with AWS's example.
 
-Not a time: what one rank multiplies, sends, writes in large results and has alive at once, counted
-in the HLO of both by the same code (``tests/nxd/lowering.py``, ``tests/nxd/hlo.py``). Needs the
-public source of neuronx-distributed, whose repository holds the example too, and the environment
-of ``make test-nxd``; neither is installed for this.
+Compares counts, not times: one rank's FLOPs, bytes sent, bytes of large results and peak live bytes
+in both HLO graphs, with the same code (``tests/nxd/lowering.py``, ``tests/nxd/hlo.py``). Needs the
+public source of neuronx-distributed, whose repository contains the example, and the environment of
+``make test-nxd``; this module installs neither.
 """
 
 import importlib.util
@@ -29,12 +29,12 @@ _MIB = 1 << 20
 
 
 Parts = dict[str, Cost]
-"""Of a step: a micro-batch and the update, which are graphs of their own."""
+"""Costs of a step's graphs: a micro-batch and the update."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Figure:
-    """One number of both graphs, and what its ratio may be."""
+    """A figure to compare between the two graphs, with its target ratio."""
 
     name: str
     target: float
@@ -55,30 +55,31 @@ NAMES = tuple(figure.name for figure in _FIGURES)
 
 
 def comparisons(
-    environment: Mapping[str, str], say: Callable[[str], None] = lambda text: None
+    environment: Mapping[str, str], note: Callable[[str], None] = lambda text: None
 ) -> list[Comparison]:
-    """Compare each figure; the graphs are lowered once."""
+    """Compare each figure, lowering the graphs only once."""
 
     @cache
-    def ours() -> Parts:
-        return _lowered(environment, "llama2-7b", f"--num-layers={LAYERS}", say=say)
+    def product() -> Parts:
+        return _lowered(environment, "llama2-7b", f"--num-layers={LAYERS}", note=note)
 
     @cache
-    def theirs() -> Parts:
+    def baseline() -> Parts:
         example = _source(environment).parent / _EXAMPLE
         if not (example / "modeling_llama_nxd.py").is_file():
-            raise MissingRequirement(f"{example} holds no example to compare with")
-        words = ("--aws", str(example), f"--num_hidden_layers={LAYERS}")
-        return _lowered(environment, *words, say=say)
+            raise MissingRequirement(f"{example} does not contain AWS's example")
+        arguments = ("--aws", str(example), f"--num_hidden_layers={LAYERS}")
+        return _lowered(environment, *arguments, note=note)
 
     def comparison(figure: _Figure) -> Comparison:
         return Comparison(
             name=figure.name,
             product=f"a micro-batch and the update of {LAYERS} layers of llama2-7b",
-            baseline="the same of AWS's example: sequence parallel, fused, flash, selective",
+            baseline="the same in AWS's example: sequence parallelism, fused QKV, flash attention, "
+            "selective recomputation",
             target=figure.target,
-            measure_product=lambda: figure.of(ours()),
-            measure_baseline=lambda: figure.of(theirs()),
+            measure_product=lambda: figure.of(product()),
+            measure_baseline=lambda: figure.of(baseline()),
         )
 
     return [comparison(figure) for figure in _FIGURES]
@@ -88,8 +89,8 @@ def _source(environment: Mapping[str, str]) -> Path:
     source = environment.get(on_cpu.ENV_SOURCE)
     if not source:
         raise MissingRequirement(
-            f"{on_cpu.ENV_SOURCE} does not say where the source of neuronx-distributed is; "
-            "make test-nxd says how to get it"
+            f"{on_cpu.ENV_SOURCE} is not set to the source of neuronx-distributed; "
+            "make test-nxd explains how to get it"
         )
     return Path(source)
 
@@ -99,35 +100,35 @@ def _python() -> str:
         return str(_NXD_PYTHON)
     if importlib.util.find_spec("torch_xla") is not None:
         return sys.executable
-    raise MissingRequirement("torch_xla is not installed; make test-nxd sets its environment up")
+    raise MissingRequirement("torch_xla is not installed; make test-nxd sets up its environment")
 
 
-def _lowered(environment: Mapping[str, str], *words: str, say: Callable[[str], None]) -> Parts:
-    """Lower in a process of its own, and count."""
+def _lowered(environment: Mapping[str, str], *arguments: str, note: Callable[[str], None]) -> Parts:
+    """Lower the step's graphs in a separate process, and count their costs."""
     source = _source(environment)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         done = subprocess.run(
-            [_python(), "-m", "tests.nxd.lowering", name, *words],
+            [_python(), "-m", "tests.nxd.lowering", name, *arguments],
             cwd=ROOT,
             env={
-                **on_cpu.environment_of_a_process(folder, lazy=True),
+                **on_cpu.process_environment(folder, lazy=True),
                 on_cpu.ENV_SOURCE: str(source),
-                # Left where it is: those of another user's packages stay as they are.
+                # The packages may belong to another user.
                 "PYTHONDONTWRITEBYTECODE": "1",
             },
             capture_output=True,
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(words)} was not lowered:\n{done.stderr[-4000:]}")
-        found = {part: cost((folder / f"{part}.hlo").read_text()) for part in _PARTS}
-        found["micro-batch"].flops += flops_within(folder)
-    for part, figures in found.items():
-        say(
-            f"{words[0].removeprefix('--')}, {part}: {figures.flops / 1e9:,.0f} GFLOP, "
+            raise RuntimeError(f"{' '.join(arguments)} was not lowered:\n{done.stderr[-4000:]}")
+        parts = {part: cost((folder / f"{part}.hlo").read_text()) for part in _PARTS}
+        parts["micro-batch"].flops += flops_within(folder)
+    for part, figures in parts.items():
+        note(
+            f"{arguments[0].removeprefix('--')}, {part}: {figures.flops / 1e9:,.0f} GFLOP, "
             f"{figures.sent_bytes / _MIB:,.0f} MiB sent by {sum(figures.counts.values())} "
             f"collectives, {figures.large_bytes / _MIB:,.0f} MiB of large results, "
-            f"{figures.peak_bytes / _MIB:,.0f} MiB alive at most"
+            f"{figures.peak_bytes / _MIB:,.0f} MiB live at the peak"
         )
-    return found
+    return parts

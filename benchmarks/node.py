@@ -1,4 +1,4 @@
-"""The launcher and the all-reduce workload against a bare torchrun of a bare gloo loop."""
+"""The launcher and the all-reduce workload, compared with a gloo loop under a bare torchrun."""
 
 import json
 import socket
@@ -23,7 +23,7 @@ FIRST = "first "
 
 
 def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Add what both sides of a comparison need."""
+    """Add the variables that both sides of a comparison need."""
     return {
         **environment,
         "OMP_NUM_THREADS": "1",
@@ -36,16 +36,16 @@ def full_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Find a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def _bare(num_bytes: int, warmup: int, timed: int) -> list[str]:
-    """Build a torchrun command as a careful user would write it."""
-    # As a module: a script's folder comes first on Python's path, and the tokenize.py of this
-    # one would hide the standard library's.
+    """Build the command of the baseline: torchrun with a bare worker."""
+    # As a module, because a script's folder comes first on Python's path, and this folder's
+    # tokenize.py would shadow the standard library's.
     worker = ("--module", "benchmarks.bare_worker")
     return [
         *(sys.executable, "-m", "torch.distributed.run", "--nnodes=1"),
@@ -65,7 +65,7 @@ def _product(num_bytes: int, warmup: int, timed: int) -> list[str]:
 
 
 def seconds_to_first(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> float:
-    """Measure the seconds from the start of the process to its first collective."""
+    """Return the seconds from the start of the process to its first collective."""
     start = time.perf_counter()
     process = subprocess.Popen(
         command, cwd=folder, env=dict(environment), text=True,
@@ -88,7 +88,7 @@ def _seconds_to_first(command: Sequence[str], environment: Mapping[str, str]) ->
 
 
 def launch(environment: Mapping[str, str]) -> Comparison:
-    """Compare the time to the first collective: the cost of launcher and preflight."""
+    """Compare the time to the first collective: the overhead of launcher and preflight."""
     full = full_environment(environment)
     return Comparison(
         name="launch",
@@ -101,7 +101,7 @@ def launch(environment: Mapping[str, str]) -> Comparison:
 
 
 def all_reduce(environment: Mapping[str, str]) -> Comparison:
-    """Compare the median time of an all-reduce of 64 MiB."""
+    """Compare the median time of a 64 MiB all-reduce."""
     full = full_environment(environment)
 
     def run(command: Sequence[str], read: Callable[[Path, str], float]) -> float:

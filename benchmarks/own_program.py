@@ -1,4 +1,4 @@
-"""A user's program under the launcher, against the same file under a bare torchrun."""
+"""A user's program under the launcher, compared with the same file under a bare torchrun."""
 
 import hashlib
 import io
@@ -47,8 +47,8 @@ def start(environment: Mapping[str, str]) -> Comparison:
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
             command = [sys.executable, "-m", "training.launch", "program"]
-            words = ["--code", digest, "--script", "train.py"]
-            return seconds_to_first([*command, *words], full, Path(folder))
+            arguments = ["--code", digest, "--script", "train.py"]
+            return seconds_to_first([*command, *arguments], full, Path(folder))
 
     def bare() -> float:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Interleaved pairs, and a confidence interval of their median ratio."""
+"""Interleaved pairs, and the confidence interval of their median ratio."""
 
 import math
 import statistics
@@ -10,16 +10,16 @@ from trainium_catalogue.documents import Keywords, Positive
 
 Seconds = float
 Measure = Callable[[], Seconds]
-"""Runs once and returns the seconds; the clock is inside, so set-up need not count."""
+"""Runs once and returns the seconds, excluding set-up, or a count to compare instead."""
 
 
 class MissingRequirement(Exception):
-    """What a comparison needs is not on this machine; the reason says what and how to get it."""
+    """Raised if this machine lacks a requirement, which the message names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One benchmark: the product beside its baseline."""
+    """A benchmark: this project and its baseline."""
 
     name: str
     product: str
@@ -31,28 +31,28 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """The ratio of product to baseline, measured as interleaved pairs in one run."""
+    """The ratio of this project to a baseline, from interleaved pairs in one run."""
 
     name: str
     product: str
-    """What was measured."""
+    """Measured operation."""
     baseline: str
-    """What it was compared with, in the same run."""
+    """Operation that it was compared with, in the same run."""
     pairs: Positive
     ratio: Annotated[float, Keywords(exclusiveMinimum=0)]
     """Median over the pairs of product / baseline."""
     ratio_low: float
-    """Lower end of the 95 % interval of the median."""
+    """Lower end of the 95% interval of the median."""
     ratio_high: float
-    """Upper end of the 95 % interval of the median."""
+    """Upper end of the 95% interval of the median."""
     target: float | None
-    """Largest ratio that is good enough; null where none is set."""
+    """Largest acceptable ratio; null if there is none."""
     met: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedComparison:
-    """A comparison that could not be measured; the command exits with 1 then."""
+    """A comparison that failed; the command then exits with 1."""
 
     name: str
     error: str
@@ -60,7 +60,7 @@ class FailedComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedComparison:
-    """A comparison that needs what this machine does not have; no failure."""
+    """A comparison that was skipped because this machine lacks a requirement."""
 
     name: str
     reason: str
@@ -68,7 +68,7 @@ class SkippedComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """Ratios of product to baseline; no absolute time is a result."""
+    """Ratios to a baseline, never absolute times."""
 
     version: Literal[1] = 1
     benchmarks: tuple[Measurement, ...]
@@ -78,7 +78,7 @@ class BenchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """Median of product / baseline over all pairs, with a 95 % interval."""
+    """Median ratio over all pairs, with its 95% interval."""
 
     median: float
     low: float
@@ -88,9 +88,9 @@ class Ratio:
 def median_ratio(ratios: list[float]) -> Ratio:
     """Compute the median and its distribution-free interval.
 
-    The interval runs between two order statistics. With n pairs the number of ratios below the
-    true median is binomial(n, 1/2), so the interval from the k-th smallest to the k-th largest
-    covers it with probability 1 - 2 P(X < k); k is the largest that keeps 95 %.
+    The interval is between two order statistics. With n pairs the number of ratios below the true
+    median is binomial(n, 1/2), so the interval from the k-th smallest to the k-th largest covers it
+    with probability 1 - 2 P(X < k); k is the largest for which that is at least 95%.
     """
     ordered = sorted(ratios)
     n = len(ordered)
@@ -105,9 +105,9 @@ def median_ratio(ratios: list[float]) -> Ratio:
 
 
 def interleave(comparison: Comparison, num_pairs: int) -> Iterator[float]:
-    """Measure pairs, alternating which side goes first; yields each pair's ratio.
+    """Measure pairs, alternating the order, and yield each pair's ratio.
 
-    If there are several, an extra first pair warms caches and is discarded.
+    With several pairs, an extra first pair warms caches and is discarded.
     """
     if num_pairs > 1:
         comparison.measure_product(), comparison.measure_baseline()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BASELINE_PYTHON = ROOT / "build" / "baselines" / "bin" / "python"
-"""Python of the environment that `make bench` keeps for its baselines."""
+"""Python of the environment for the baselines in `make bench`."""
 
 
 def seconds_of(command: Sequence[str], env: Mapping[str, str]) -> float:
-    """Measure the wall-clock seconds of ``command``; a failure shows its output."""
+    """Return the wall-clock seconds of ``command``; raise with its output if it fails."""
     start = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, env=dict(env), capture_output=True, text=True)
     elapsed = time.perf_counter() - start

@@ -1,9 +1,9 @@
-"""What keeping a program's folder in the bucket costs training, and how fast it comes back.
+"""The overhead of snapshots for training, and the speed of a restore.
 
-``snapshots-on``: the same training, which writes 350 MB anew within 30 seconds, with snapshots and
-without; the measure is its time. ``restore``: the restore of a snapshot of 1 GB into an empty
-folder against ``aws s3 cp --recursive`` of the same bytes; both are whole processes. The bucket is
-an emulator on this machine.
+``snapshots-on``: the time of a training run that rewrites 350 MB within 30 seconds, with and
+without snapshots. ``restore``: the restore of a 1 GB snapshot into an empty folder, compared with
+``aws s3 cp --recursive`` of the same bytes; both are whole processes. The bucket is emulated on
+this machine.
 """
 
 import os
@@ -28,18 +28,18 @@ _BUCKET = "snapshots"
 _REGION = "us-east-1"
 _MB = 1_000_000
 _STEPS, _SMALL_STEPS = 600, 40
-"""About 30 seconds, or 2, on one core."""
-_WRITTEN, _LITTLE = 350 * _MB, 20 * _MB
+"""Steps that take about 30 seconds, or 2, on one core."""
+_WRITTEN, _SMALL_WRITTEN = 350 * _MB, 20 * _MB
 _EVERY_S, _SMALL_EVERY_S = 10.0, 1.0
 _RESTORED = (600, 150, 100, 50, 50, 30, 10, *(1 for _ in range(10)))
-"""Sizes of a snapshot's files in MB."""
+"""Sizes of the snapshot's files in MB."""
 
 
 @contextmanager
 def bucket(environment: Mapping[str, str], *, yields: bool) -> Iterator[dict[str, str]]:
-    """Serve an emulated bucket from a process of its own; yields the environment to reach it.
+    """Serve an emulated bucket from a separate process; yield the environment for using it.
 
-    ``yields``: give way to others, because S3 would be elsewhere.
+    ``yields`` lowers its priority, because S3 would not use this machine's processors.
     """
     env = {
         **environment,
@@ -47,14 +47,14 @@ def bucket(environment: Mapping[str, str], *, yields: bool) -> Iterator[dict[str
         "AWS_ACCESS_KEY_ID": "testing",
         "AWS_SECRET_ACCESS_KEY": "testing",
         "AWS_DEFAULT_REGION": _REGION,
-        "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
+        "OMP_NUM_THREADS": "1",  # as set by torchrun for several workers
     }
     server = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.snapshots", "serve", "15" if yields else "0"],
         env=env,
         cwd=ROOT,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,  # a line for each request
+        stderr=subprocess.DEVNULL,  # one line per request
         text=True,
     )
     try:
@@ -69,19 +69,19 @@ def bucket(environment: Mapping[str, str], *, yields: bool) -> Iterator[dict[str
 def training(env: Mapping[str, str], *, small: bool) -> Comparison:
     """Compare training with snapshots to training without."""
 
-    def seconds(keeps: bool) -> float:
+    def seconds(with_snapshots: bool) -> float:
         shutil.rmtree(_FOLDER, ignore_errors=True)
         _FOLDER.mkdir(parents=True)
-        words = ["train", "kept" if keeps else "alone", "small" if small else "full"]
+        arguments = ["train", "with" if with_snapshots else "without", "small" if small else "full"]
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.snapshots", *words],
+            [sys.executable, "-m", "benchmarks.snapshots", *arguments],
             env=dict(env),
             cwd=ROOT,
             capture_output=True,
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"{words} failed:\n{done.stdout}\n{done.stderr}")
+            raise RuntimeError(f"{arguments} failed:\n{done.stdout}\n{done.stderr}")
         return float(done.stdout.splitlines()[-1])
 
     return Comparison(
@@ -95,18 +95,18 @@ def training(env: Mapping[str, str], *, small: bool) -> Comparison:
 
 
 def restoring(env: Mapping[str, str], aws: Callable[[], Path], *, small: bool) -> Comparison:
-    """Compare a restore to a copy with the AWS CLI."""
+    """Compare a restore with a copy by the AWS CLI."""
     into = _FOLDER / "restored"
-    words = [sys.executable, "-m", "benchmarks.snapshots"]
-    made: list[Path] = []
+    arguments = [sys.executable, "-m", "benchmarks.snapshots"]
+    aws_programs: list[Path] = []
 
     def seconds(command: list[str]) -> float:
-        if not made:
+        if not aws_programs:
             _FOLDER.mkdir(parents=True, exist_ok=True)
-            seconds_of([*words, "keep", "small" if small else "full"], env)
-            made.append(aws())
+            seconds_of([*arguments, "create", "small" if small else "full"], env)
+            aws_programs.append(aws())
         shutil.rmtree(into, ignore_errors=True)
-        return seconds_of([part.format(aws=made[0]) for part in command], env)
+        return seconds_of([part.format(aws=aws_programs[0]) for part in command], env)
 
     copy = ["{aws}", "s3", "cp", "--recursive", "--only-show-errors", f"s3://{_BUCKET}/plain/"]
     return Comparison(
@@ -114,7 +114,7 @@ def restoring(env: Mapping[str, str], aws: Callable[[], Path], *, small: bool) -
         product="restore of a snapshot of 1 GB, verified",
         baseline="aws s3 cp --recursive of the same files",
         target=1.0,
-        measure_product=lambda: seconds([*words, "restore"]),
+        measure_product=lambda: seconds([*arguments, "restore"]),
         measure_baseline=lambda: seconds([*copy, str(into)]),
     )
 
@@ -138,20 +138,20 @@ def _serve(niceness: int) -> None:
 
 
 def _with_ranges(application: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
-    """Answer for ranges without reading the whole object, as moto does for each of them.
+    """Serve ranges without reading the whole object for each, unlike moto.
 
-    Both sides ask for ranges; with moto alone, the one that asks for fewer would win.
+    Both sides request ranges; with moto alone, the side that requests fewer would win.
     """
     from moto.core import DEFAULT_ACCOUNT_ID
     from moto.s3.models import s3_backends
 
     def respond(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", environ.get("HTTP_RANGE", ""))
-        if environ["REQUEST_METHOD"] != "GET" or asked is None:
+        requested = re.fullmatch(r"bytes=(\d+)-(\d+)", environ.get("HTTP_RANGE", ""))
+        if environ["REQUEST_METHOD"] != "GET" or requested is None:
             return application(environ, start_response)
         bucket_name, _, name = environ["PATH_INFO"].lstrip("/").partition("/")
         key = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket_name, name)
-        start, end = int(asked[1]), min(int(asked[2]), key.contentsize - 1)
+        start, end = int(requested[1]), min(int(requested[2]), key.contentsize - 1)
         if start > end:
             return application(environ, start_response)
         with key.lock:
@@ -192,11 +192,11 @@ def _settings(scratch: Path, every_s: float) -> SnapshotSettings:
     )
 
 
-def _train(keeps: bool, small: bool) -> None:
-    """Train for a fixed number of steps; prints the seconds, and checks that there is a snapshot.
+def _train(with_snapshots: bool, small: bool) -> None:
+    """Train for a fixed number of steps, print the seconds, and check that a snapshot was taken.
 
-    The folder is written right after the first steps, so that all of a snapshot's work falls into
-    the time that is measured.
+    The checkpoint is written after the first steps, so that the measured time includes all of the
+    snapshot's work.
     """
     import torch
 
@@ -204,12 +204,12 @@ def _train(keeps: bool, small: bool) -> None:
     scratch = _FOLDER
     (scratch / "checkpoints").mkdir(exist_ok=True)
     settings = _settings(scratch, _SMALL_EVERY_S if small else _EVERY_S)
-    snapshots = SnapshotProcess(settings, os.environ) if keeps else None
+    snapshots = SnapshotProcess(settings, os.environ) if with_snapshots else None
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.rand(512, 768)
-    state = torch.rand((_LITTLE if small else _WRITTEN) // 4)
+    state = torch.rand((_SMALL_WRITTEN if small else _WRITTEN) // 4)
     steps = _SMALL_STEPS if small else _STEPS
     began_s = 0.0
     for step in range(-3, steps):
@@ -223,15 +223,15 @@ def _train(keeps: bool, small: bool) -> None:
     seconds = time.perf_counter() - began_s
     if snapshots is not None:
         deadline = time.monotonic() + 120
-        while not any(item.bytes for item in snapshots.look().snapshots):
-            assert time.monotonic() < deadline, "no snapshot was made"
+        while not any(item.bytes for item in snapshots.poll().snapshots):
+            assert time.monotonic() < deadline, "no snapshot was taken"
             time.sleep(0.1)
         snapshots.kill()
     print(seconds)
 
 
-def _keep(small: bool) -> None:
-    """Make the snapshot that is restored, and the same files under their names."""
+def _create_snapshot(small: bool) -> None:
+    """Create the snapshot to restore, and upload the same files under their own names."""
     import boto3
 
     scratch = _FOLDER / "source"
@@ -256,8 +256,8 @@ def _restore() -> None:
     into = _FOLDER / "restored"
     settings = _settings(into, 3600.0)
     storage = settings.storage.open_root()
-    found = restore(open_snapshots(storage, settings.run), settings)
-    assert found is not None and len(found.files) == len(_RESTORED)
+    manifest = restore(open_snapshots(storage, settings.run), settings)
+    assert manifest is not None and len(manifest.files) == len(_RESTORED)
 
 
 if __name__ == "__main__":
@@ -265,8 +265,8 @@ if __name__ == "__main__":
         case ["serve", niceness]:
             _serve(int(niceness))
         case ["train", how, size]:
-            _train(how == "kept", size == "small")
-        case ["keep", size]:
-            _keep(size == "small")
+            _train(how == "with", size == "small")
+        case ["create", size]:
+            _create_snapshot(size == "small")
         case ["restore"]:
             _restore()

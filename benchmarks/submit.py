@@ -1,4 +1,4 @@
-"""`jobs submit` against `aws batch submit-job`: whole processes, on the same emulated account."""
+"""`jobs submit` compared with `aws batch submit-job`: whole processes, same emulated account."""
 
 import itertools
 import json
@@ -20,11 +20,11 @@ from rehearsal.scenario import Rehearsal
 from trainium_catalogue import contract
 
 AWS_CLI = "awscli==1.46.2"
-"""Installed in its own environment: it pins a different botocore."""
+"""The AWS CLI, installed in its own environment because it pins a different botocore."""
 
 
 def aws_cli(console: Console) -> Path:
-    """Install the AWS CLI once; return the path of its program."""
+    """Install the AWS CLI if needed; return its path."""
     folder = ROOT / "build" / "bench" / AWS_CLI
     program = folder / "bin" / "aws"
     if not program.exists():
@@ -72,7 +72,7 @@ def deployed(environment: Mapping[str, str]) -> Iterator[Deployed]:
 
 
 def submit(aws: EmulatedAccount, environment: Mapping[str, str], program: Path) -> Comparison:
-    """Compare sending the same request; ours also finds the deployment and checks the request."""
+    """Compare sending the same request; `jobs submit` also reads the deployment and runs checks."""
     numbers = itertools.count()
 
     def parameter(name: str) -> str:
@@ -82,21 +82,21 @@ def submit(aws: EmulatedAccount, environment: Mapping[str, str], program: Path) 
     queue = parameter(contract.SSM_JOB_QUEUE)
     definition = parameter(contract.ssm_job_definition("all-reduce"))
 
-    def ours() -> float:
-        words = ["--nodes", "4", "--yes", "--name", f"ours-{next(numbers)}"]
-        return seconds_of([sys.executable, "-m", "jobs", "submit", "all-reduce", *words],
+    def product() -> float:
+        arguments = ["--nodes", "4", "--yes", "--name", f"ours-{next(numbers)}"]
+        return seconds_of([sys.executable, "-m", "jobs", "submit", "all-reduce", *arguments],
                           environment)  # fmt: skip
 
-    def theirs() -> float:
-        words = ["--job-name", f"theirs-{next(numbers)}", "--job-queue", queue]
-        words += ["--job-definition", definition, "--node-overrides", "numNodes=4"]
-        return seconds_of([str(program), "batch", "submit-job", *words], environment)
+    def baseline() -> float:
+        arguments = ["--job-name", f"theirs-{next(numbers)}", "--job-queue", queue]
+        arguments += ["--job-definition", definition, "--node-overrides", "numNodes=4"]
+        return seconds_of([str(program), "batch", "submit-job", *arguments], environment)
 
     return Comparison(
         name="submit",
         product="python -m jobs submit, whole process",
         baseline=f"aws batch submit-job, whole process ({AWS_CLI})",
         target=1.0,
-        measure_product=ours,
-        measure_baseline=theirs,
+        measure_product=product,
+        measure_baseline=baseline,
     )

@@ -1,4 +1,4 @@
-"""`jobs submit --on eks --dry-run` against `torchx run --dryrun`: the same Volcano job, printed."""
+"""`jobs submit --on eks --dry-run` compared with `torchx run --dryrun` of the same Volcano job."""
 
 import sys
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rehearsal.deployment.state import DEPLOYMENT
 from trainium_catalogue import contract, kubernetes
 
 _DEPLOYMENT = "bench-eks"
-"""A deployment of its own: commands for the other must not find a cluster that does not exist."""
+"""A separate deployment: the rehearsed one must not seem to have a cluster."""
 _PARAMETERS = {
     contract.SSM_ORCHESTRATORS: "batch,eks",
     contract.SSM_EKS_CLUSTER: "cluster",
@@ -24,38 +24,38 @@ _PARAMETERS = {
 
 
 def submit_eks(aws: EmulatedAccount, environment: Mapping[str, str]) -> Comparison:
-    """Compare without asking a cluster; ours also reads the bucket and checks more."""
+    """Compare without a cluster; `jobs submit` also reads the bucket and runs more checks."""
     for name, value in (_published(aws) | _PARAMETERS).items():
         aws.client("ssm").put_parameter(
             Name=contract.ssm_parameter(_DEPLOYMENT, name), Type="String", Value=value,
         )  # fmt: skip
-    # The component reads the deployment's name from here.
+    # The TorchX component reads the deployment's name from this variable.
     environment = {**environment, "TRAINIUM_DEPLOYMENT": _DEPLOYMENT}
 
-    def ours() -> float:
-        words = ["submit", "all-reduce", "--on", "eks", "--nodes", "4", "--dry-run"]
-        return seconds_of([sys.executable, "-m", "jobs", *words], environment)
+    def product() -> float:
+        arguments = ["submit", "all-reduce", "--on", "eks", "--nodes", "4", "--dry-run"]
+        return seconds_of([sys.executable, "-m", "jobs", *arguments], environment)
 
-    def theirs() -> float:
+    def baseline() -> float:
         options = f"queue={kubernetes.QUEUE},namespace={kubernetes.NAMESPACE},validate_spec=False"
         component = f"{ROOT / 'jobs' / 'torchx_components.py'}:all_reduce"
-        words = ["run", "--dryrun", "-s", "kubernetes", "--workspace", "", "-cfg", options]
+        arguments = ["run", "--dryrun", "-s", "kubernetes", "--workspace", "", "-cfg", options]
         program = str(Path(sys.executable).parent / "torchx")
-        return seconds_of([program, *words, component, "--nnodes", "4"], environment)
+        return seconds_of([program, *arguments, component, "--nnodes", "4"], environment)
 
     return Comparison(
         name="submit-eks",
         product="python -m jobs submit --on eks --dry-run, whole process",
         baseline="torchx run --dryrun of the same workload, whole process",
         target=1.2,
-        measure_product=ours,
-        measure_baseline=theirs,
+        measure_product=product,
+        measure_baseline=baseline,
     )
 
 
 def _published(aws: EmulatedAccount) -> dict[str, str]:
-    """Read what the deployment without a cluster publishes, by name below its root."""
+    """Read the rehearsed deployment's parameters, by name relative to its path."""
     root = contract.ssm_root(DEPLOYMENT)
     pages = aws.client("ssm").get_paginator("get_parameters_by_path")
-    found = pages.paginate(Path=root, Recursive=True).search("Parameters[]")
-    return {item["Name"].removeprefix(f"{root}/"): item["Value"] for item in found}
+    parameters = pages.paginate(Path=root, Recursive=True).search("Parameters[]")
+    return {item["Name"].removeprefix(f"{root}/"): item["Value"] for item in parameters}

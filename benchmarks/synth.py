@@ -1,4 +1,4 @@
-"""Synthesis of the whole app against that of an app with one empty stack."""
+"""Synthesis of the whole app, compared with an app that has one empty stack."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ app.synth()
 """
 
 
-# Keys that a cluster requires; the rest are defaults.
+# Keys that a cluster requires; the rest have defaults.
 EKS_CONTEXT = {
     "trainium:orchestrators": "eks",
     "trainium:eks_admin_arns": "arn:aws:iam::111122223333:role/admin",
@@ -26,18 +26,18 @@ EKS_CONTEXT = {
 
 
 def synth(environment: Mapping[str, str]) -> Comparison:
-    """Compare the app with its defaults, on AWS Batch."""
-    return _against_the_empty_app("synth", "python app.py", environment, {}, target=1.8)
+    """Benchmark synthesis with default settings, on AWS Batch."""
+    return _compare_with_empty_app("synth", "python app.py", environment, {}, target=1.8)
 
 
 def synth_eks(environment: Mapping[str, str]) -> Comparison:
-    """Compare the app with an EKS cluster instead of Batch's nodes."""
-    return _against_the_empty_app(
+    """Benchmark synthesis with an EKS cluster instead of Batch nodes."""
+    return _compare_with_empty_app(
         "synth-eks", "python app.py, on EKS", environment, EKS_CONTEXT, target=2.0
     )
 
 
-def _against_the_empty_app(
+def _compare_with_empty_app(
     name: str,
     product: str,
     environment: Mapping[str, str],
@@ -45,14 +45,14 @@ def _against_the_empty_app(
     *,
     target: float,
 ) -> Comparison:
-    """Compare one Python process each, without the CLI, which would add the same to both."""
+    """Time one Python process per app, without the CLI, which costs both the same."""
 
     def run(*arguments: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
-            # The time of its rules is cdk-preflight's, and does not depend on the app.
+            # cdk-preflight's time does not depend on the app.
             keys = {"trainium:cdk_preflight": "false", **context}
-            added = {"CDK_OUTDIR": folder, "CDK_CONTEXT_JSON": json.dumps(keys)}
-            return seconds_of([sys.executable, *arguments], {**environment, **added})
+            variables = {"CDK_OUTDIR": folder, "CDK_CONTEXT_JSON": json.dumps(keys)}
+            return seconds_of([sys.executable, *arguments], {**environment, **variables})
 
     return Comparison(
         name=name,

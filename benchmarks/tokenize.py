@@ -1,9 +1,9 @@
-"""Tokenising a corpus, against the recipe of the sample that this replaces and against the disk.
+"""Tokenizing a corpus, compared with the recipe in AWS's sample and with reading the text.
 
-Both sides begin with a tokenizer in memory and text on disk, and end with a dataset on disk;
-starting Python, importing, and converting tokenizer.model happen once a job and do not count. The
-recipe's text is already in Arrow, as its loader would cache it; ours is JSONL. Every document's ids
-are compared before anything is timed.
+Both sides start with a tokenizer in memory and text on disk, and end with a dataset on disk.
+Starting Python, importing modules and converting tokenizer.model happen once per job and are not
+timed. The recipe's text is already in Arrow, as cached by its loader; ours is JSONL. The token ids
+of all documents are compared before the timing starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from benchmarks.processes import BASELINE_PYTHON, ROOT
 from training.datasets.manifest import PackedManifest
 from training.datasets.prepared import corpora
 from training.datasets.samples.packed import PackedDataset
-from training.datasets.text.tokenize import TokenizeOrder, make_dataset
+from training.datasets.text.tokenize import TokenizeRequest, make_dataset
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 from training.storage import StorageAccess
 
@@ -41,7 +41,7 @@ FAST_TARGET, PLAIN_TARGET = 1 / 5, 1 / 2.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerInput:
-    """The input that both sides work on."""
+    """The input of both sides."""
 
     folder: Path
     corpus: Path
@@ -49,12 +49,12 @@ class TokenizerInput:
     """Hugging Face's fast tokenizer."""
     ours: Vocabulary
     recipe: subprocess.Popen[str]
-    """Process that runs the sample's steps on the same corpus, with its own packages."""
+    """Process that runs the sample's steps on the same corpus in the baselines' environment."""
 
 
 @contextlib.contextmanager
 def prepared() -> Iterator[TokenizerInput]:
-    """Write the corpus: AWS's API documentation from the installed botocore."""
+    """Write the corpus (AWS's API documentation, from botocore) and start the recipe's process."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -72,7 +72,7 @@ def prepared() -> Iterator[TokenizerInput]:
             file.writelines(json.dumps({"text": t}, ensure_ascii=False) + "\n" for t in texts)
         model = folder / "model"
         model.mkdir()
-        # A substitute for Llama 2's tokenizer, free to use: same kind, same size.
+        # A freely usable substitute for Llama 2's tokenizer, of the same kind and size.
         spec = find_spec("mistral_common")
         assert spec is not None and spec.origin is not None  # make setup installs it
         source = Path(spec.origin).parent / "data" / "tokenizer.model.v1"
@@ -87,45 +87,45 @@ def prepared() -> Iterator[TokenizerInput]:
             text=True,
         )
         try:
-            setting = TokenizerInput(
+            inputs = TokenizerInput(
                 folder=folder,
                 corpus=corpus,
                 theirs=transformers.AutoTokenizer.from_pretrained(model, local_files_only=True),
                 ours=read_vocabulary(model / "tokenizer.model"),
                 recipe=recipe,
             )
-            refuse_different_ids(setting, texts)
-            yield setting
+            refuse_different_ids(inputs, texts)
+            yield inputs
         finally:
             recipe.kill()
             recipe.wait()
 
 
-def refuse_different_ids(setting: TokenizerInput, texts: list[str]) -> None:
-    """Compare every document of both datasets with the plain Hugging Face tokenizer."""
+def refuse_different_ids(inputs: TokenizerInput, texts: list[str]) -> None:
+    """Raise if a document of either dataset differs from the Hugging Face tokenizer's output."""
     for accelerate in (True, False):
-        manifest, folder = _tokenize(setting, accelerate=accelerate)
-        found = PackedDataset(folder, manifest).sequence(0, manifest.num_tokens - 1)
-        place = 0
+        manifest, folder = _tokenize(inputs, accelerate=accelerate)
+        tokens = PackedDataset(folder, manifest).sequence(0, manifest.num_tokens - 1)
+        position = 0
         for start in range(0, len(texts), 1000):
             batch = texts[start : start + 1000]
-            for ids in setting.theirs(batch, add_special_tokens=False).input_ids:
-                end = place + len(ids)
-                if not np.array_equal(found[place:end], ids) or found[end] != manifest.eos_id:
-                    raise RuntimeError(f"the ids of a document at token {place} differ")
-                place = end + 1
-        assert place == manifest.num_tokens, place
+            for ids in inputs.theirs(batch, add_special_tokens=False).input_ids:
+                end = position + len(ids)
+                if not np.array_equal(tokens[position:end], ids) or tokens[end] != manifest.eos_id:
+                    raise RuntimeError(f"the ids of a document at token {position} differ")
+                position = end + 1
+        assert position == manifest.num_tokens, position
         shutil.rmtree(folder)
 
 
-def _tokenize(setting: TokenizerInput, *, accelerate: bool) -> tuple[PackedManifest, Path]:
-    root = Path(tempfile.mkdtemp(dir=setting.folder))
-    order = TokenizeOrder(
-        input=str(setting.corpus.parent),
+def _tokenize(inputs: TokenizerInput, *, accelerate: bool) -> tuple[PackedManifest, Path]:
+    root = Path(tempfile.mkdtemp(dir=inputs.folder))
+    request = TokenizeRequest(
+        input=str(inputs.corpus.parent),
         tokenizer="",
         dataset="made",
         text_field="text",
-        # As on a machine with two cores: one part for each.
+        # Without the faster tokenizer, about one part per process.
         shard_tokens=TEXT_BYTES // 6 if not accelerate else 2**26,
         validation_fraction=0.0,
         processes=2,
@@ -135,43 +135,43 @@ def _tokenize(setting: TokenizerInput, *, accelerate: bool) -> tuple[PackedManif
         array_size=1,
     )
     with contextlib.redirect_stdout(io.StringIO()):
-        manifest = make_dataset(order, setting.ours, root, report=lambda text: None)
+        manifest = make_dataset(request, inputs.ours, root, report=lambda text: None)
     assert manifest is not None
     return manifest, root / "datasets" / "made"
 
 
-def ours(setting: TokenizerInput, *, accelerate: bool) -> float:
-    """Time the product."""
+def ours(inputs: TokenizerInput, *, accelerate: bool) -> float:
+    """Time our tokenization."""
     start = time.perf_counter()
-    _, folder = _tokenize(setting, accelerate=accelerate)
+    _, folder = _tokenize(inputs, accelerate=accelerate)
     elapsed = time.perf_counter() - start
     shutil.rmtree(folder.parents[1])
     return elapsed
 
 
-def touch(setting: TokenizerInput) -> float:
-    """Time the unavoidable work: reading the text and looking at every byte."""
+def touch(inputs: TokenizerInput) -> float:
+    """Time the minimum work: reading the text and touching every byte."""
     start = time.perf_counter()
-    data = np.frombuffer(setting.corpus.read_bytes(), np.uint8)
+    data = np.frombuffer(inputs.corpus.read_bytes(), np.uint8)
     int(data.sum(dtype=np.int64))
     return time.perf_counter() - start
 
 
 def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
-    """List ours with and without the accelerator, and the distance to the limit.
+    """Compare ours, with and without the faster tokenizer, with the recipe and the minimum work.
 
-    The corpus is created when the first is measured; ``stack`` removes it.
+    The first measurement creates the corpus; ``stack`` removes it.
     """
 
     @cache
-    def setting() -> TokenizerInput:
+    def inputs() -> TokenizerInput:
         return stack.enter_context(prepared())
 
     def fast() -> float:
-        return ours(setting(), accelerate=True)
+        return ours(inputs(), accelerate=True)
 
     def baseline() -> float:
-        return ask(setting().recipe, "recipe")
+        return ask(inputs().recipe, "recipe")
 
     steps = "fast tokenizer, datasets.map, group to 4096, save_to_disk"
     return [
@@ -188,7 +188,7 @@ def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
             product="tokenize --accelerate false",
             baseline=steps,
             target=PLAIN_TARGET,
-            measure_product=lambda: ours(setting(), accelerate=False),
+            measure_product=lambda: ours(inputs(), accelerate=False),
             measure_baseline=baseline,
         ),
         Comparison(
@@ -197,6 +197,6 @@ def comparisons(stack: contextlib.ExitStack) -> list[Comparison]:
             baseline="reading the text and touching every byte",
             target=None,
             measure_product=fast,
-            measure_baseline=lambda: touch(setting()),
+            measure_baseline=lambda: touch(inputs()),
         ),
     ]

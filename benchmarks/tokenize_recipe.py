@@ -1,7 +1,7 @@
-"""The sample's way of tokenising, run in the environment of the baselines.
+"""The sample's tokenization, run in the baselines' environment.
 
-The argument is the folder of ``benchmarks.tokenize``. For each line on standard input it makes a
-dataset and prints the seconds taken.
+The argument is the folder of ``benchmarks.tokenize``. Each line on standard input makes it create a
+dataset and print the seconds.
 """
 
 import json
@@ -20,7 +20,7 @@ BLOCK_TOKENS = 4096
 
 
 def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
-    """Join documents and cut them into blocks, as the sample does."""
+    """Join documents and split them into blocks, like the sample."""
     joined = {key: list(chain(*values)) for key, values in examples.items()}
     total = len(joined["input_ids"]) // BLOCK_TOKENS * BLOCK_TOKENS
     result = {
@@ -32,10 +32,10 @@ def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
 
 
 def main(folder: Path) -> None:
-    """Serve the sample's steps (aws-neuron-samples, get_dataset.py), with its fast tokenizer."""
+    """Run the sample's steps (aws-neuron-samples, get_dataset.py), with its fast tokenizer."""
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    # A second run must not find the first one's result.
+    # A later run must not use the first run's result.
     datasets.disable_caching()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "model", local_files_only=True)
     with (folder / "corpus" / "part-00000.jsonl").open() as file:

@@ -1,8 +1,8 @@
-"""Training beside Hugging Face's Trainer and litgpt, and the time until a killed job trains again.
+"""Training compared with Hugging Face's Trainer and litgpt, and the time to recover.
 
-All trainers have the same model (llama-tiny's preset with its 4 million parameters), batch,
-sequences, optimizer, schedule, clipping and dtype, write a log record per step and save nothing;
-each has a process of its own, and waits while another is measured.
+All trainers have the same model (llama-tiny, 4 million parameters), batch, sequences, optimizer,
+schedule, clipping and dtype, log a record per step and save nothing. Each runs in a separate
+process, and waits while another is measured.
 """
 
 import atexit
@@ -29,7 +29,7 @@ _SETTINGS = (
     *(f"--global-batch={_BATCH}", f"--micro-batch={_BATCH}", f"--seq-len={_SEQ_LEN}"),
     *("--tensor-parallel=1", "--activation-checkpointing=false", "--dataset=words"),
 )
-_TRAINS = "training: step "
+_STEP_PREFIX = "training: step "
 _RESTART = (
     *("--global-batch=8", "--micro-batch=4", "--seq-len=32", "--dataset=words"),
     *("--max-steps=100000", "--save-every=5", "--tensor-parallel=2"),
@@ -41,14 +41,14 @@ def _environment(environment: Mapping[str, str]) -> dict[str, str]:
         **environment,
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": "1",  # as torchrun sets it for each of several workers
+        "OMP_NUM_THREADS": "1",  # as set by torchrun for several workers
         "HF_HUB_OFFLINE": "1",
         contract.ENV_DEVICE: "cpu",
     }
 
 
 def step(environment: Mapping[str, str]) -> list[Comparison]:
-    """Compare the seconds that the same steps take, with each of the two others."""
+    """Compare the time of the same steps with each of the other two trainers."""
     servers: dict[str, subprocess.Popen[str]] = {}
 
     def seconds(trainer: str) -> float:
@@ -56,7 +56,7 @@ def step(environment: Mapping[str, str]) -> list[Comparison]:
             servers[trainer] = _start(trainer, _environment(environment))
         return ask(servers[trainer], str(STEPS))
 
-    def beside(name: str, baseline: str, trainer: str) -> Comparison:
+    def versus(name: str, baseline: str, trainer: str) -> Comparison:
         return Comparison(
             name=name,
             product=f"{STEPS} steps of llama-tiny, batch {_BATCH} x {_SEQ_LEN}, by our loop",
@@ -67,8 +67,8 @@ def step(environment: Mapping[str, str]) -> list[Comparison]:
         )
 
     return [
-        beside("train", "the same by transformers.Trainer", "trainer"),
-        beside("train-litgpt", "the same by litgpt's loop, its model not compiled", "litgpt"),
+        versus("train", "the same by transformers.Trainer", "trainer"),
+        versus("train-litgpt", "the same by litgpt's loop, its model not compiled", "litgpt"),
     ]
 
 
@@ -108,7 +108,7 @@ class _Job:
         self._process: subprocess.Popen[str] | None = None
 
     def start(self, *, until: int) -> float:
-        """Start an attempt and wait for ``until`` steps; return the time of the first."""
+        """Start an attempt and wait for ``until`` steps; return the time of the first step."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "training.launch", "llama-tiny", *_RESTART],
             cwd=self._folder,
@@ -120,7 +120,7 @@ class _Job:
         first, seen, output = 0.0, 0, []
         for line in _lines(self._process):
             output.append(line)
-            if line.startswith(_TRAINS):
+            if line.startswith(_STEP_PREFIX):
                 first = first or time.perf_counter()
                 seen += 1
                 if seen == until:
@@ -128,7 +128,7 @@ class _Job:
         raise RuntimeError("".join(output))
 
     def kill_a_worker(self) -> float:
-        """Send SIGKILL and wait until the node has ended; return the time of sending."""
+        """Send SIGKILL and wait for the node to end; return the time of the signal."""
         assert self._process is not None
         (victim, *_) = _workers(self._process.pid)
         killed = time.perf_counter()
@@ -145,11 +145,11 @@ def _lines(process: subprocess.Popen[str]) -> IO[str]:
 
 
 def _workers(launcher: int) -> list[int]:
-    """Find a launcher's workers: the processes that torchrun, its child, has started."""
+    """Find a launcher's workers: the children of its torchrun."""
 
     def children(parent: int) -> list[int]:
         text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-        return [int(word) for word in text.split()]
+        return [int(pid) for pid in text.split()]
 
     return [
         pid
@@ -167,41 +167,41 @@ def restart(environment: Mapping[str, str]) -> Comparison:
             folder = _prepared(Path(name), environment)
             job = _Job(environment, folder)
             began = time.perf_counter()
-            trains = job.start(until=1)
+            first_step = job.start(until=1)
             job.kill_a_worker()
-            return trains - began
+            return first_step - began
 
-    def again() -> float:
+    def after_kill() -> float:
         with tempfile.TemporaryDirectory() as name:
             job = _Job(environment, _prepared(Path(name), environment))
             job.start(until=12)  # two checkpoints
             killed = job.kill_a_worker()
-            trains = job.start(until=1)
+            first_step = job.start(until=1)
             job.kill_a_worker()
-            return trains - killed
+            return first_step - killed
 
     return Comparison(
         name="restart",
-        product="a worker is killed until the next attempt has made a step, 2 processes",
-        baseline="start of a new job until it has made a step",
+        product="from killing a worker to the first step of the next attempt, 2 processes",
+        baseline="from the start of a new job to its first step",
         target=1.5,
-        measure_product=again,
+        measure_product=after_kill,
         measure_baseline=cold,
     )
 
 
 def _prepared(folder: Path, environment: Mapping[str, str]) -> Path:
-    """Put a dataset into the folder."""
+    """Create a dataset in the folder."""
     command = [sys.executable, "-m", "benchmarks.train_worker", "dataset"]
     subprocess.run(command, cwd=folder, env=_environment(environment), check=True)
     return folder
 
 
 def settings() -> tuple[str, ...]:
-    """Flags of the workload on which both trainers are measured."""
+    """Return the workload's options, the same for all trainers."""
     return _SETTINGS
 
 
 def sizes() -> dict[str, Any]:
-    """Batch, sequence and vocabulary of both trainers."""
+    """Return all trainers' batch size, sequence length and vocabulary size."""
     return {"batch": _BATCH, "seq_len": _SEQ_LEN, "vocabulary": _VOCABULARY}

@@ -1,7 +1,7 @@
 """Worker of the training benchmarks: ``python -m benchmarks.train_worker WHAT``.
 
 For each line on standard input, ``loop``, ``trainer`` and ``litgpt`` run that many steps and print
-the seconds they took; ``dataset`` writes build/datasets/words below the working folder.
+the seconds; ``dataset`` writes build/datasets/words in the working folder.
 """
 
 import contextlib
@@ -17,32 +17,32 @@ from benchmarks.train import settings, sizes
 from training.core.logs import set_up_logging
 
 _LEARNING_RATE = 3e-3
-_NEVER = 10**6
-"""Steps of the run, more than are ever measured."""
+_MANY_STEPS = 10**6
+"""Steps of the run and evaluation interval, more than are ever measured."""
 
 
 def main(what: str) -> None:
-    """Serve one of the three, or write the dataset."""
+    """Run one of the trainers, or write the dataset."""
     if what == "dataset":
         write_dataset()
         return
     answers = sys.stdout
     set_up_logging()
     with contextlib.redirect_stdout(sys.stderr):
-        make = {"loop": loop, "trainer": trainer, "litgpt": litgpt}[what]()
-        make(2)  # memory is allocated, code is warm
+        run_steps = {"loop": loop, "trainer": trainer, "litgpt": litgpt}[what]()
+        run_steps(2)  # warms up: memory is allocated, code is loaded
         for line in sys.stdin:
-            answers.write(f"{make(int(line))}\n")
+            answers.write(f"{run_steps(int(line))}\n")
             answers.flush()
 
 
 def tokens() -> Any:
-    """Random token ids as uint16."""
+    """Return random token ids as uint16."""
     return np.random.default_rng(0).integers(sizes()["vocabulary"], size=2**20).astype("<u2")
 
 
 def write_dataset() -> None:
-    """Write a dataset in the form that tokenize leaves."""
+    """Write a dataset in tokenize's format."""
     from training.datasets.manifest import PackedManifest, Shard, Source
 
     folder = Path("build/datasets/words")
@@ -79,7 +79,7 @@ class _Device:
 
 
 def loop() -> Any:
-    """The product's loop, with its data order and its metrics files."""
+    """Build our loop, with its data order and its metrics files."""
     import dataclasses
 
     from training.backends.native import NativeBackend
@@ -97,7 +97,9 @@ def loop() -> Any:
     from training.trainer.run_files import RunFiles
 
     write_dataset()
-    request = parse(["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_NEVER}"])
+    request = parse(
+        ["llama-tiny", *settings(), f"--lr={_LEARNING_RATE}", f"--max-steps={_MANY_STEPS}"]
+    )
     config = TrainConfig.from_values(request.values, 1)
     device: Any = _Device()
     backend = NativeBackend(config, device, LlamaNetwork(config), peak_flops=None)
@@ -123,7 +125,7 @@ def loop() -> Any:
     ranks = Ranks.open()
     done = 0
 
-    def make(steps: int) -> float:
+    def run_steps(steps: int) -> float:
         nonlocal done
         loop = Loop(
             config=dataclasses.replace(config, steps_this_run=steps),
@@ -139,11 +141,11 @@ def loop() -> Any:
         done += steps
         return time.perf_counter() - began
 
-    return make
+    return run_steps
 
 
 def trainer() -> Any:
-    """transformers.Trainer on the same model and batches."""
+    """Build transformers.Trainer with the same model and batches."""
     import dataclasses
 
     import torch
@@ -152,10 +154,10 @@ def trainer() -> Any:
 
     from training.core.arguments import parse
     from training.core.config import TrainConfig
-    from training.models.llama.huggingface import llama_config
+    from training.models.llama.huggingface import decoder_config
 
     config = TrainConfig.from_values(parse(["llama-tiny", *settings()]).values, 1)
-    model = transformers.LlamaForCausalLM(llama_config(config.shape, seq_len=config.plan.seq_len))
+    model = transformers.LlamaForCausalLM(decoder_config(config.shape, seq_len=config.plan.seq_len))
     batch, seq_len = sizes()["batch"], sizes()["seq_len"]
     ids = torch.from_numpy(tokens().astype(np.int64))
 
@@ -167,9 +169,11 @@ def trainer() -> Any:
             row = ids[index * seq_len : (index + 1) * seq_len]
             return {"input_ids": row, "labels": row}
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        """Time from the first batch to the end of the last step, without ``train``'s work
-        before and after."""
+    class TimingCallback(TrainerCallback):  # type: ignore[misc]
+        """Times the steps, from the first batch to the end of the last step.
+
+        Excludes the set-up and teardown of ``train``.
+        """
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 0:
@@ -178,8 +182,8 @@ def trainer() -> Any:
         def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.ended = time.perf_counter()
 
-    def make(steps: int) -> float:
-        clock = Clock()
+    def run_steps(steps: int) -> float:
+        clock = TimingCallback()
         timed = Trainer(
             model=model,
             args=dataclasses.replace(arguments, max_steps=steps, warmup_steps=0),
@@ -195,11 +199,11 @@ def trainer() -> Any:
         weight_decay=config.weight_decay, max_grad_norm=config.max_grad_norm, logging_steps=1,
         save_strategy="no", report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
     )  # fmt: skip
-    return make
+    return run_steps
 
 
 def litgpt() -> Any:
-    """litgpt's pretraining loop, on its own model of the same shape, not compiled."""
+    """Build litgpt's pretraining loop, with its own model of the same shape, not compiled."""
     import lightning
     import torch
     from lightning.fabric.loggers.logger import Logger
@@ -217,8 +221,8 @@ def litgpt() -> Any:
     ids = torch.from_numpy(tokens().astype(np.int64))
     rows = [ids[i : i + seq_len + 1] for i in range(0, len(ids) - seq_len, seq_len)]
 
-    class Clock(Logger):  # type: ignore[misc]
-        """Notes when each step was logged, which the loop does last."""
+    class TimingLogger(Logger):  # type: ignore[misc]
+        """Records the time of each step's log record, which is the step's last action."""
 
         name, version = "clock", 0
 
@@ -228,7 +232,7 @@ def litgpt() -> Any:
         def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
             return
 
-    clock = Clock()
+    clock = TimingLogger()
     fabric = lightning.Fabric(accelerator="cpu", devices=1, loggers=[clock])
     model = GPT(
         Config(
@@ -260,7 +264,7 @@ def litgpt() -> Any:
         torch.utils.data.DataLoader(rows, batch_size=batch, shuffle=True)  # type: ignore[arg-type]
     )
 
-    def make(steps: int) -> float:
+    def run_steps(steps: int) -> float:
         clock.ends = []
         fit(
             fabric=fabric,
@@ -285,14 +289,14 @@ def litgpt() -> Any:
                 max_tokens=(steps + 1) * batch * seq_len,
                 max_norm=config.max_grad_norm,
             ),
-            eval=EvalArgs(interval=_NEVER, max_iters=1, final_validation=False),
+            eval=EvalArgs(interval=_MANY_STEPS, max_iters=1, final_validation=False),
         )
-        # The first step comes after the loop's own preparation, and is not counted.
+        # The first step includes the loop's own set-up and does not count.
         assert len(clock.ends) == steps + 1, clock.ends
-        took: float = clock.ends[-1] - clock.ends[0]
-        return took
+        elapsed_s: float = clock.ends[-1] - clock.ends[0]
+        return elapsed_s
 
-    return make
+    return run_steps
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Command-line client that submits multi-node jobs to a deployment, watches and stops them."""
+"""Command-line client that submits, watches and stops multi-node jobs."""

@@ -5,26 +5,26 @@ import os
 import sys
 from pathlib import Path
 
-_REFUSED = 2
-"""Exit code of ``jobs.errors``, which is not imported on every start."""
-
 
 def main(prog_name: str = "python -m jobs") -> None:
     """Run the command line; print a single line if a package is not installed."""
-    # While boto3 reads its service models the collector would run dozens of times for nothing, a
-    # quarter of a submission's processor time. Following a job takes long and turns it on again.
+    # While boto3 loads its service models, the garbage collector would free nothing, but use a
+    # quarter of a submission's CPU time. Commands that follow a job enable it again.
     gc.disable()
     try:
         from jobs.cli import app
         from jobs.output.console import Output
     except ModuleNotFoundError as error:
+        from jobs.errors import EXIT_REFUSED
+
         print(
             f"refused: module {error.name} is not installed for {sys.executable}; run `make setup` "
             "once, then `. .venv/bin/activate`",
             file=sys.stderr,
         )
-        sys.exit(_REFUSED)
-    # A descriptor that was closed (`<&-`) would be given to the next file that is opened.
+        sys.exit(EXIT_REFUSED)
+    # A standard stream that the shell closed (`<&-`) is None here. Unless it is replaced, the next
+    # file to be opened gets its descriptor.
     nothing = Path(os.devnull)
     sys.stdin = sys.stdin or nothing.open()
     sys.stdout = Output.of(sys.stdout) if sys.stdout else nothing.open("w")

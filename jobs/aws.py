@@ -1,7 +1,7 @@
-"""Access to AWS: boto3's clients, created on first use.
+"""Access to AWS: boto3 clients, created on first use.
 
-The protocols list what the rest of the CLI uses of each client, so that tests can pass small
-objects instead.
+The protocols list the operations of each client that the CLI uses, so that tests can pass small
+fakes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Response = Mapping[str, Any]
 
 
 class SsmClient(Protocol):
-    """The part of the boto3 SSM client that is used here."""
+    """Subset of the boto3 SSM client."""
 
     def get_parameters(self, **kwargs: Any) -> Response: ...
 
@@ -25,13 +25,13 @@ class SsmClient(Protocol):
 
 
 class ManagedInstancesClient(Protocol):
-    """The part of the boto3 SSM client that knows which instances take sessions."""
+    """Subset of the boto3 SSM client that lists instances accepting sessions."""
 
     def describe_instance_information(self, **kwargs: Any) -> Response: ...
 
 
 class BatchClient(Protocol):
-    """The part of the boto3 Batch client that is used here."""
+    """Subset of the boto3 Batch client."""
 
     def submit_job(self, **kwargs: Any) -> Response: ...
 
@@ -41,6 +41,8 @@ class BatchClient(Protocol):
 
     def terminate_job(self, **kwargs: Any) -> Response: ...
 
+    def cancel_job(self, **kwargs: Any) -> Response: ...
+
     def describe_job_queues(self, **kwargs: Any) -> Response: ...
 
     def describe_compute_environments(self, **kwargs: Any) -> Response: ...
@@ -49,7 +51,7 @@ class BatchClient(Protocol):
 
 
 class CloudFormationClient(Protocol):
-    """The part of the boto3 CloudFormation client that is used here."""
+    """Subset of the boto3 CloudFormation client."""
 
     def get_paginator(self, operation: str) -> Any: ...
 
@@ -57,7 +59,7 @@ class CloudFormationClient(Protocol):
 
 
 class S3Client(Protocol):
-    """The part of the boto3 S3 client that is used here, beside what transfers use."""
+    """Subset of the boto3 S3 client, without the operations used by transfers."""
 
     def put_object(self, **kwargs: Any) -> Response: ...
 
@@ -69,19 +71,19 @@ class S3Client(Protocol):
 
 
 class LogsClient(Protocol):
-    """The part of the boto3 CloudWatch Logs client that is used here."""
+    """Subset of the boto3 CloudWatch Logs client."""
 
     def get_log_events(self, **kwargs: Any) -> Response: ...
 
 
 class LogStreamsClient(LogsClient, Protocol):
-    """The part of the same client that finds the streams of pods."""
+    """Subset of the same client that finds the log streams of pods."""
 
     def describe_log_streams(self, **kwargs: Any) -> Response: ...
 
 
 class EksClient(Protocol):
-    """The part of the boto3 EKS client that is used here."""
+    """Subset of the boto3 EKS client."""
 
     def describe_cluster(self, **kwargs: Any) -> Response: ...
 
@@ -89,7 +91,7 @@ class EksClient(Protocol):
 
 
 class AutoScalingClient(Protocol):
-    """The part of the boto3 Auto Scaling client that is used here."""
+    """Subset of the boto3 Auto Scaling client."""
 
     def describe_auto_scaling_groups(self, **kwargs: Any) -> Response: ...
 
@@ -97,13 +99,13 @@ class AutoScalingClient(Protocol):
 
 
 class EcsClient(Protocol):
-    """The part of the boto3 ECS client that is used here."""
+    """Subset of the boto3 ECS client."""
 
     def describe_container_instances(self, **kwargs: Any) -> Response: ...
 
 
 class Ec2Client(Protocol):
-    """The part of the boto3 EC2 client that is used here."""
+    """Subset of the boto3 EC2 client."""
 
     def describe_security_groups(self, **kwargs: Any) -> Response: ...
 
@@ -115,20 +117,37 @@ class Ec2Client(Protocol):
 
     def get_console_output(self, **kwargs: Any) -> Response: ...
 
+    def describe_images(self, **kwargs: Any) -> Response: ...
+
+    def describe_instance_type_offerings(self, **kwargs: Any) -> Response: ...
+
+    def describe_vpc_endpoints(self, **kwargs: Any) -> Response: ...
+
+
+class EcrClient(Protocol):
+    """Subset of the boto3 ECR client."""
+
+    def batch_get_image(self, **kwargs: Any) -> Response: ...
+
+
+class KmsClient(Protocol):
+    """Subset of the boto3 KMS client."""
+
+    def describe_key(self, **kwargs: Any) -> Response: ...
+
 
 class QuotasClient(Protocol):
-    """The part of the boto3 Service Quotas client that is used here."""
+    """Subset of the boto3 Service Quotas client."""
 
     def get_service_quota(self, **kwargs: Any) -> Response: ...
 
 
 class Aws:
-    """Clients of one session and region."""
+    """Clients for one session and region."""
 
     def __init__(self, region: str | None) -> None:
-        # Imported only when a command needs it, so that `--help` and `catalogue` stay fast. boto3's
-        # own layer (resources, S3 transfers) only delegates to this session, and takes as long to
-        # import as everything else.
+        # Imported here to keep `--help` and `catalogue` fast. boto3's own layer (resources, S3
+        # transfers) only delegates to this session, and would double the import time.
         from botocore.session import Session
 
         self._session = Session()
@@ -138,7 +157,7 @@ class Aws:
 
     @property
     def region(self) -> str | None:
-        """The region in force: --region, AWS_REGION or the profile's."""
+        """The effective region: --region, AWS_REGION or the profile's."""
         name = self._session.get_config_variable("region")
         return str(name) if name else None
 
@@ -148,20 +167,20 @@ class Aws:
         return client
 
     def managed_instances(self) -> ManagedInstancesClient:
-        """Client that tells whether an instance takes sessions."""
+        """Client that reports whether an instance accepts sessions."""
         client: ManagedInstancesClient = self._client("ssm", mode="standard", attempts=3)
         return client
 
     def batch(self) -> BatchClient:
-        """Client for reading jobs and stopping them."""
+        """Client for reading and stopping jobs."""
         client: BatchClient = self._client("batch", mode="standard", attempts=3)
         return client
 
     def batch_once(self) -> BatchClient:
-        """Client that never retries by itself.
+        """Client without automatic retries.
 
-        SubmitJob has no client token (API reference), so a retry after a lost answer would start a
-        second job; ``jobs.batch.service`` looks for the first one before it retries.
+        SubmitJob has no client token (API reference), so a retry after a lost response would start
+        a second job; ``jobs.batch.service`` checks for the first one before retrying.
         """
         client: BatchClient = self._client("batch", mode="standard", attempts=1)
         return client
@@ -172,22 +191,22 @@ class Aws:
         return client
 
     def s3(self) -> S3Client:
-        """Client for the bucket; its pauses between attempts suit large transfers."""
+        """Client for the bucket, with retries suited to large transfers."""
         client: S3Client = self._client("s3", mode="standard", attempts=6, connections=32)
         return client
 
     def logs(self) -> LogStreamsClient:
-        """Client for log events; adaptive because GetLogEvents has a low rate limit."""
+        """Client for logs, with adaptive retries because GetLogEvents has a low rate limit."""
         client: LogStreamsClient = self._client("logs", mode="adaptive", attempts=8)
         return client
 
     def eks(self) -> EksClient:
-        """Client for the cluster and its node group."""
+        """Client for the cluster and its node groups."""
         client: EksClient = self._client("eks", mode="standard", attempts=3)
         return client
 
     def autoscaling(self) -> AutoScalingClient:
-        """Client for the group of instances behind the node group."""
+        """Client for the Auto Scaling groups of the node groups."""
         client: AutoScalingClient = self._client("autoscaling", mode="standard", attempts=3)
         return client
 
@@ -197,27 +216,37 @@ class Aws:
         return client
 
     def ec2(self) -> Ec2Client:
-        """Client that reads security groups, reservations, instances and subnets."""
+        """Client for reading networks, reservations, instances and images."""
         client: Ec2Client = self._client("ec2", mode="standard", attempts=3)
         return client
 
+    def ecr(self, region: str) -> EcrClient:
+        """Client for a region's registry; jobs may pull images from another region."""
+        client: EcrClient = self._client("ecr", mode="standard", attempts=3, region=region)
+        return client
+
+    def kms(self) -> KmsClient:
+        """Client for the state of keys."""
+        client: KmsClient = self._client("kms", mode="standard", attempts=3)
+        return client
+
     def quotas(self) -> QuotasClient:
-        """Client that reads the account's quotas."""
+        """Client for the account's quotas."""
         client: QuotasClient = self._client("service-quotas", mode="standard", attempts=3)
         return client
 
-    def reading(self, service: str) -> Any:
-        """Client of any service, for probes, which only read."""
+    def client(self, service: str) -> Any:
+        """Client for reading from any service."""
         return self._client(service, mode="standard", attempts=4)
 
-    def destroying(self, service: str) -> Any:
-        """Client of any service, for `jobs down`, whose caller may destroy the deployment."""
+    def teardown_client(self, service: str) -> Any:
+        """Client for any service, for `jobs down`, which changes and destroys the deployment."""
         return self._client(service, mode="standard", attempts=5)
 
     @property
     def is_emulated(self) -> bool:
-        """True if calls go to an endpoint other than AWS (AWS_ENDPOINT_URL)."""
-        host = urlsplit(self.reading("sts").meta.endpoint_url).hostname or ""
+        """True if calls go to an endpoint other than AWS's (AWS_ENDPOINT_URL)."""
+        host = urlsplit(self.client("sts").meta.endpoint_url).hostname or ""
         return not host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws"))
 
     def sts(self) -> Any:
@@ -226,12 +255,12 @@ class Aws:
 
     @property
     def profile(self) -> str | None:
-        """The named profile in force, if any."""
+        """The effective named profile, if any."""
         name = self._session.get_config_variable("profile")
         return str(name) if name else None
 
     def _check_region(self, region: str) -> None:
-        """Refuse a region unknown to botocore: its address could be anybody's."""
+        """Refuse a region unknown to botocore: its hostname could belong to someone else."""
         known: set[str] = set()
         for partition in self._session.get_available_partitions():
             known.update(self._session.get_available_regions("batch", partition_name=partition))
@@ -239,13 +268,21 @@ class Aws:
                 return
         hint = did_you_mean(region, known)
         if not hint.startswith("did you mean"):
-            hint = "a region looks like us-west-2"
+            hint = "specify a region such as us-west-2"
         raise Refusal(
             "unknown-region",
-            f"--region {region} (or AWS_REGION) names no region that this boto3 knows; {hint}",
+            f"--region {region} (or AWS_REGION) is not a region known to boto3; {hint}",
         )
 
-    def _client(self, service: str, *, mode: str, attempts: int, connections: int = 10) -> Any:
+    def _client(
+        self,
+        service: str,
+        *,
+        mode: str,
+        attempts: int,
+        connections: int = 10,
+        region: str | None = None,
+    ) -> Any:
         from botocore.config import Config
 
         config = Config(
@@ -255,21 +292,21 @@ class Aws:
             retries={"mode": mode, "total_max_attempts": attempts},
         )
         try:
-            client = self._session.create_client(service, config=config)
+            client = self._session.create_client(service, region_name=region, config=config)
             address = urlsplit(client.meta.endpoint_url)
-            is_one = bool(
+            is_valid = bool(
                 address.scheme in ("http", "https") and address.hostname and address.port != 0
             )
-        except ValueError as error:  # of botocore, or of a port that is none
-            raise _wrong_endpoint(str(error)) from None
-        if not is_one:
-            raise _wrong_endpoint(f"{client.meta.endpoint_url!r} is no address of a server")
+        except ValueError as error:  # from botocore, or for an invalid port
+            raise _invalid_endpoint(str(error)) from None
+        if not is_valid:
+            raise _invalid_endpoint(f"{client.meta.endpoint_url!r} is not a valid endpoint URL")
         return client
 
 
-def _wrong_endpoint(reason: str) -> Refusal:
+def _invalid_endpoint(reason: str) -> Refusal:
     return Refusal(
         "invalid-endpoint",
-        f"AWS_ENDPOINT_URL, or endpoint_url of the profile: {reason[:1].lower()}{reason[1:]}; give "
-        "one like http://127.0.0.1:5000, or unset it for AWS itself",
+        f"AWS_ENDPOINT_URL, or the profile's endpoint_url: {reason[:1].lower()}{reason[1:]}; set a "
+        "URL such as http://127.0.0.1:5000, or unset it to use AWS itself",
     )

@@ -24,6 +24,7 @@ from trainium_catalogue.workloads import WORKLOADS, Parameter, Workload
 COMMANDS = {
     "submit": "submit.submit",
     "plan": "plan.plan",
+    "doctor": "doctor.doctor",
     "port": "port.port",
     "upload": "upload.upload",
     "download": "download.download",
@@ -31,6 +32,7 @@ COMMANDS = {
     "list": "list_runs.list_runs",
     "status": "status.status",
     "explain": "explain.explain",
+    "report": "report.report",
     "logs": "logs.logs",
     "stop": "stop.stop",
     "verify": "verify.verify",
@@ -44,13 +46,13 @@ COMMANDS = {
     "top": "top.top",
     "tensorboard": "tensorboard.tensorboard",
 }
-"""Each command, and its module and function below ``jobs.commands``."""
+"""Module and function of each command, relative to ``jobs.commands``."""
 _ARGV = "jobs.argv"
 _SUBMIT_ARGV = "jobs.submit.argv"
 
 
 class LazyCommands(UserDict[str, Any]):
-    """The commands as Typer calls them; each is imported when it is asked for."""
+    """Commands for Typer, each imported on first access."""
 
     def __getitem__(self, key: str) -> Any:
         if self.data[key] is None:
@@ -63,22 +65,19 @@ class LazyCommands(UserDict[str, Any]):
 
 
 class JobsGroup(TyperGroup):
-    """Prints a refusal's JSON document before Typer prints the error, and exits with 2.
-
-    Ends with a code of its own where the command's output cannot be written.
-    """
+    """Group that also prints usage errors as JSON, and has a separate exit code for lost output."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = LazyCommands(dict.fromkeys(COMMANDS))
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
-        """Parse the options before the command; prints help."""
+        """Parse the options before the command, and print help."""
         with _output_may_fail():
             return super().make_context(*args, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep argv: the parsed options are lost when a command refuses."""
+        """Keep argv, because the parsed options are lost when a command refuses."""
         ctx.meta[_ARGV] = tuple(args)
         with _usage_errors_shown(args):
             return super().parse_args(ctx, args)
@@ -91,25 +90,25 @@ class JobsGroup(TyperGroup):
 
 @contextmanager
 def _usage_errors_shown(argv: Sequence[str]) -> Iterator[None]:
-    """Make usage errors, which repeat the command line, printable; print their JSON document."""
+    """Escape usage errors, which quote the command line; print them as JSON if requested."""
     try:
         yield
     except Exception as error:
-        # Recognised by attributes only they have: Typer keeps their class private
-        said = getattr(error, "format_message", None)
-        if said is not None:
-            message = said()
+        # Typer keeps the class of usage errors private; only they have this attribute.
+        format_message = getattr(error, "format_message", None)
+        if format_message is not None:
+            message = format_message()
             error.format_message = lambda: printable(message)  # type: ignore[attr-defined]
             if "--json" in argv:
-                from jobs.output.documents import Refused
+                from jobs.output.documents import RefusalDocument
 
-                print_document(Refused(refused="usage", message=message))
+                print_document(RefusalDocument(refused="usage", message=message))
         raise
 
 
 @contextmanager
 def _output_may_fail() -> Iterator[None]:
-    """End the program where its output cannot be written: quietly if its reader is gone."""
+    """Exit if output cannot be written; silently if its reader has closed the pipe."""
     try:
         yield
     except OSError as error:
@@ -117,41 +116,41 @@ def _output_may_fail() -> Iterator[None]:
             raise
         for stream in (sys.stdout, sys.stderr):
             if stream.name == error.filename:
-                # Python flushes it once more at its end.
+                # Python flushes the stream again on exit.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(EXIT_PIPE_CLOSED) from None
         reason = (error.strerror or str(error)).lower()
         with suppress(OSError):
             note(
-                f"{error.filename} cannot be written: {reason}; anything that the command "
-                "has changed stays changed"
+                f"{error.filename} cannot be written: {reason}; changes already made by the "
+                "command remain"
             )
         raise typer.Exit(EXIT_OUTPUT_LOST) from None
     except SystemExit as error:
-        # Of the console that prints Typer's help: Rich ends with 1 then.
+        # Raised by the console that prints Typer's help; Rich then exits with 1.
         if not isinstance(error.__context__, BrokenPipeError):
             raise
         raise typer.Exit(EXIT_PIPE_CLOSED) from None
 
 
 class WorkloadCommand(TyperCommand):
-    """Takes a workload's parameters as options, and a program's arguments after ``--``."""
+    """Command with a workload's parameters as options, and a program's arguments after ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep argv, since ``--help`` ends parsing before it is read."""
+        """Keep argv, since ``--help`` ends parsing before the workload is read."""
         own = args[: args.index(ARGV_MARK)] if ARGV_MARK in args else args
         ctx.meta[_SUBMIT_ARGV] = tuple(own)
-        # Click drops the mark; the words after it are the program's, whatever they look like.
+        # Click drops the ``--``; everything after it belongs to the program.
         ctx.meta[PROGRAM_ARGV] = None if own is args else tuple(args[len(own) + 1 :])
         return super().parse_args(ctx, own)
 
 
 class SubmitCommand(WorkloadCommand):
-    """Shows a workload's own help if one is named before ``--help``."""
+    """Command that shows a workload's own help if one is named before ``--help``."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the workload's help, or that of ``submit``."""
+        """Print the help of the workload or of ``submit``."""
         words = ctx.meta.get(_SUBMIT_ARGV, ())
         named = next((word for word in words if word in WORKLOADS or is_path(word)), None)
         if named is None:
@@ -162,25 +161,26 @@ class SubmitCommand(WorkloadCommand):
             _print_program(named)
 
 
-# A workload's parameters are options too, but only the catalogue knows them.
+# A workload's parameters are options too, but are defined only in the catalogue.
 _ANY_OPTION = {"ignore_unknown_options": True, "allow_extra_args": True}
 _SETTINGS: Mapping[str, dict[str, Any]] = {
     "submit": {"cls": SubmitCommand, "context_settings": _ANY_OPTION},
     "plan": {"cls": WorkloadCommand, "context_settings": _ANY_OPTION},
-    "down": {"context_settings": {"allow_extra_args": True}},  # what follows -- is for `cdk synth`
+    "doctor": {"cls": WorkloadCommand, "context_settings": _ANY_OPTION},
+    "down": {"context_settings": {"allow_extra_args": True}},  # arguments of `cdk synth`, after --
     "token": {"hidden": True},
 }
 
 
 def _named_model(words: Sequence[str]) -> str:
-    """Return the model that ``--model`` names, if there is one of that name."""
+    """Return the model named by ``--model``, or "" if there is none of that name."""
     text = " ".join(words).replace("=", " ").partition("--model ")[2]
     name = text.partition(" ")[0]
     return name if name in MODELS else ""
 
 
 def _print_program(path: str) -> None:
-    """Print the help of a program of the user's own: of its workload.toml, if it has one."""
+    """Print the help of a user's program, with the parameters of its workload.toml, if any."""
     from jobs.submit.program import named_program
     from jobs.submit.read import OWN_OPTIONS
 
@@ -217,15 +217,15 @@ def _print_workload(named: str, workload: Workload, of_program: Set[str] = froze
         console.print(parameters_table(f"Parameters of {workload.name}", own_parameters))
     title = f"Parameters of {workload.name}" if named in WORKLOADS else "Parameters of any program"
     console.print(parameters_table(title, tuple(common)))
-    console.print(parameters_table("Advanced: seldom needed", tuple(advanced)))
+    console.print(parameters_table("Advanced: rarely needed", tuple(advanced)))
     own = "--nodes, --name, --follow, --verbose, --time-limit, --yes, --dry-run, --json"
     if workload.preset is not None:
         own = f"--compile, {own}"
     if named not in WORKLOADS:
         own = f"--workdir, --include, --exclude, --requirements, --from-snapshot, {own}"
     console.print(
-        f"A boolean may stand alone and is then true. Options of submit itself ({own}):\n"
-        "python -m jobs submit --help",
+        f"A boolean without a value is true. Options of submit itself ({own}):\npython -m jobs "
+        "submit --help",
     )
 
 
@@ -248,7 +248,7 @@ def main(
     deployment: Annotated[
         str,
         typer.Option(
-            "--deployment", envvar="TRAINIUM_DEPLOYMENT", help="Deployment to use, by its name."
+            "--deployment", envvar="TRAINIUM_DEPLOYMENT", help="Name of the deployment to use."
         ),
     ] = DEFAULT_DEPLOYMENT,
     region: Annotated[
@@ -263,14 +263,15 @@ def main(
     ] = None,
     processes_per_node: Annotated[
         int | None,
-        # A rehearsal's nodes run fewer processes than the instance type; plans have to match.
+        # A rehearsal runs fewer processes per node than the instance type would, and its plans must
+        # match.
         typer.Option("--processes-per-node", envvar=ENV_PROCESSES_PER_NODE, min=1, hidden=True),
     ] = None,
 ) -> None:
     """Run multi-node Trainium jobs on a deployment of this project.
 
-    Nothing but the deployment's name is needed: `cdk deploy` has published the rest. Credentials
-    and region come from the usual AWS settings.
+    Needs only the deployment's name: `cdk deploy` publishes the rest. Credentials and region
+    come from the usual AWS settings.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""A deployment as the CLI sees it: the SSM parameters published by its stacks."""
+"""A deployment as read from the SSM parameters that its stacks publish."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.suggest import nearest
+from trainium_catalogue.typed_json import read_json
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 T = TypeVar("T")
@@ -27,8 +28,10 @@ _NAMES = (
     contract.SSM_JOB_QUEUE,
     contract.SSM_CPU_JOB_QUEUE,
     contract.SSM_COMPUTE_ENVIRONMENT,
+    contract.SSM_BATCH_ZONES,
     contract.SSM_LOG_GROUP,
     contract.SSM_JOB_TIME_LIMIT_HOURS,
+    contract.SSM_MAX_COST_PER_JOB_USD,
     contract.SSM_ORCHESTRATORS,
     contract.SSM_VPC,
     contract.SSM_DEFAULT_SECURITY_GROUP,
@@ -45,24 +48,52 @@ _NAMES_PER_CALL = 10  # of GetParameters (Systems Manager API reference)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EksTarget:
-    """The cluster of a deployment, and the facts its jobs need."""
+    """The cluster of a deployment, and the settings its jobs need."""
 
     cluster: str
     namespace: str
     queue: str
-    """Name of Volcano's queue."""
+    """Name of the Volcano queue."""
     node_group: str
+    """Name of the node group; with several, ``<zone id>=<name>`` each, in the zones' order."""
     image: str
     job_time_limit_hours: float
     lustre_claim: str | None
-    """Claim of the file system; None if there is none."""
+    """PersistentVolumeClaim of the file system; None if there is none."""
     idle_minutes: int | None = None
-    """Idle time after which the node scaler removes a node; None if nothing removes them."""
+    """Idle timeout of the node scaler; None if nothing removes idle nodes."""
+
+    @property
+    def node_groups(self) -> dict[str, str]:
+        """Names of the node groups by zone id, which is empty for a single group."""
+        pairs = (each.rpartition("=") for each in self.node_group.split(","))
+        return {zone: name for zone, _, name in pairs}
+
+    @property
+    def has_zones(self) -> bool:
+        """True if the nodes can be in several zones."""
+        return len(self.node_groups) > 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchZone:
+    """One of several zones where Batch launches nodes."""
+
+    zone: str
+    job_queue: str
+    compute_environment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchZones:
+    """The zones of a deployment, in the order that jobs try them."""
+
+    zones: tuple[BatchZone, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """A deployment: its names, limits and queues."""
+    """Names, limits and queues of a deployment."""
 
     name: str
     region: str
@@ -71,9 +102,9 @@ class Deployment:
     neuron_release: str
     bucket: str
     orchestrators: tuple[Orchestrator, ...]
-    """The orchestrators that run jobs on nodes."""
+    """Orchestrators that run jobs on nodes."""
     job_queue: str | None
-    """Queue of the nodes; None if Batch starts none, or its stack does not exist."""
+    """Queue of the nodes; None if Batch launches none, or its stack does not exist."""
     cpu_job_queue: str
     compute_environment: str | None
     log_group: str
@@ -82,78 +113,98 @@ class Deployment:
     """ARN of the requested workload's job definition, if a workload was requested."""
     eks: EksTarget | None = None
     unusable: Mapping[Orchestrator, Refusal] = field(default_factory=dict)
-    """Orchestrators whose stack publishes nothing, because it was destroyed or never came up."""
+    """Orchestrators with a missing or invalid parameter, for example of a destroyed stack."""
     vpc: str | None = None
     """VPC of the nodes; None if deployed by an earlier checkout, which did not publish it."""
     default_security_group: str | None = None
-    """Default security group of that VPC, if the deployment knows it."""
+    """Default security group of that VPC, if published."""
     settings: Mapping[str, str] | None = None
     """The ``-c`` settings it was deployed with; None if unknown."""
+    max_cost_per_job_usd: float | None = None
+    """Cost cap of a submission; None if there is none."""
+    zones: tuple[BatchZone, ...] = ()
+    """Zones where Batch launches nodes, in order; empty if there is only one."""
 
     @property
     def usable(self) -> tuple[Orchestrator, ...]:
-        """The orchestrators whose stacks exist."""
+        """The orchestrators without missing or invalid parameters."""
         return tuple(item for item in self.orchestrators if item not in self.unusable)
 
     @property
     def queues(self) -> Mapping[str, Hardware]:
         """The job queues and the hardware behind each."""
-        nodes = {} if self.job_queue is None else {self.job_queue: Hardware.TRAINIUM}
+        nodes = dict.fromkeys(self.node_queues, Hardware.TRAINIUM)
         return {**nodes, self.cpu_job_queue: Hardware.CPU}
 
     @property
+    def node_queues(self) -> tuple[str, ...]:
+        """The queues of the nodes, one per zone."""
+        first = () if self.job_queue is None else (self.job_queue,)
+        return tuple(each.job_queue for each in self.zones) or first
+
+    def zone_of(self, job_queue: str | None) -> BatchZone | None:
+        """Return the zone of a queue; None with a single zone."""
+        return next((each for each in self.zones if each.job_queue == job_queue), None)
+
+    def next_zone(self, job_queue: str | None) -> BatchZone | None:
+        """Return the zone that a job of this queue moves to; None if there is none."""
+        here = self.zone_of(job_queue)
+        later = self.zones[self.zones.index(here) + 1 :] if here is not None else ()
+        return next(iter(later), None)
+
+    @property
     def data_uris(self) -> list[str]:
-        """The storage outside its bucket that its jobs may use, if its settings are known."""
-        # As it was given to `cdk deploy`: words with commas, or a JSON list.
+        """S3 URIs outside its bucket that its jobs may access, if its settings are known."""
+        # As passed to `cdk deploy`: separated by commas, or a JSON list.
         return _URI.findall((self.settings or {}).get("data_uris", ""))
 
     def cap_hours(self, orchestrator: Orchestrator) -> float:
-        """Return the longest time limit of an attempt."""
+        """Return the maximum time limit of an attempt."""
         eks = self.eks if orchestrator is Orchestrator.EKS else None
         return self.job_time_limit_hours if eks is None else eks.job_time_limit_hours
 
     def redeploy(self, **changes: object) -> str:
-        """Build the command that deploys this again with ``changes``, in backticks."""
-        # Always explicit: the cdk.json of whoever pastes the line may differ.
+        """Build the command, in backticks, that redeploys this deployment with ``changes``."""
+        # Always explicit: the user's cdk.json may differ.
         known = {**_named(self.name), "instance_type": self.instance_type.name}
         if self.region:
             known["region"] = self.region
         if self.settings is not None:
             return f"`{cdk_deploy({**known, **self.settings, **changes})}`"
-        # An earlier checkout kept no settings, or there are too many to keep.
+        # An earlier checkout saved no settings, or they were too long to save.
         return (
             f"`{cdk_deploy({**known, **changes})}` and the other -c settings it was deployed with"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfDeployment:
-    """What every document of a deployment begins with."""
+class DeploymentFields:
+    """Common fields of documents about a deployment."""
 
     deployment: str
     region: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfRun(OfDeployment):
-    """What every document of a run begins with."""
+class RunFields(DeploymentFields):
+    """Common fields of documents about a run."""
 
     run: str
 
 
 def where(deployment: Deployment, run: str) -> dict[str, Any]:
-    """The fields of ``OfRun``."""
+    """Return the fields of ``RunFields``."""
     return {"deployment": deployment.name, "region": deployment.region, "run": run}
 
 
 def read_deployment(
     ssm: SsmClient, name: str, *, region: str | None, workload: str | None = None
 ) -> Deployment:
-    """Read the parameters of ``name``; refuse what cannot be used."""
-    wanted = list(_NAMES)
+    """Read the parameters of ``name``; refuse a deployment that this checkout cannot use."""
+    parameters = list(_NAMES)
     if workload is not None:
-        wanted.append(contract.ssm_job_definition(workload))
-    values = _published(ssm, name, wanted)
+        parameters.append(contract.ssm_job_definition(workload))
+    values = _published(ssm, name, parameters)
     if Orchestrator.EKS in values.get(contract.SSM_ORCHESTRATORS, ""):
         values |= _published(ssm, name, _NAMES_OF_EKS)
     where = f" in {region}" if region else ""
@@ -164,21 +215,21 @@ def read_deployment(
     if version != contract.CONTRACT_VERSION:
         raise Refusal(
             "contract-version",
-            f"deployment {name!r}{where} speaks contract version {version}, this checkout "
+            f"deployment {name!r}{where} has contract version {version}, but this checkout has "
             f"{contract.CONTRACT_VERSION}; use the checkout that deployed it, or deploy it again "
             f"from this one with `{deploy_command(name)}`",
         )
     return _parse(name, values, region=region or "", where=where, workload=workload)
 
 
-def _published(ssm: SsmClient, name: str, wanted: Sequence[str]) -> dict[str, str]:
-    """Read those of the wanted parameters that there are."""
-    full = {contract.ssm_parameter(name, short): short for short in wanted}
+def _published(ssm: SsmClient, name: str, parameters: Sequence[str]) -> dict[str, str]:
+    """Read those of a deployment's parameters that exist, by their short names."""
+    full = {contract.ssm_parameter(name, short): short for short in parameters}
     names = list(full)
     values: dict[str, str] = {}
     for start in range(0, len(names), _NAMES_PER_CALL):
-        found = ssm.get_parameters(Names=names[start : start + _NAMES_PER_CALL])["Parameters"]
-        values |= {full[item["Name"]]: str(item["Value"]) for item in found}
+        published = ssm.get_parameters(Names=names[start : start + _NAMES_PER_CALL])["Parameters"]
+        values |= {full[item["Name"]]: str(item["Value"]) for item in published}
     return values
 
 
@@ -188,11 +239,7 @@ def _parse(
     settings = _settings(values)
     line = deploy_command(name) if settings is None else cdk_deploy({**_named(name), **settings})
     again = f"`{line}`"
-    more = (
-        " and the -c settings that are to be from now on"
-        if settings is None
-        else ", changed where you want something else from now on"
-    )
+    more = " and all -c settings that should apply" if settings is None else ", with any changes"
 
     def value(short: str, convert: Callable[[str], T]) -> T:
         parameter = contract.ssm_parameter(name, short)
@@ -208,7 +255,7 @@ def _parse(
         except ValueError as error:
             raise Refusal(
                 "invalid-parameter",
-                f"{parameter}{where} holds {values[short]!r}, which this checkout cannot use "
+                f"{parameter}{where} is {values[short]!r}, which this checkout cannot use "
                 f"({error}); use the checkout that deployed it, or deploy it again with {again}",
             ) from None
 
@@ -219,7 +266,7 @@ def _parse(
     unusable: dict[Orchestrator, Refusal] = {}
 
     def part(orchestrator: Orchestrator, read: Callable[[], T]) -> T | None:
-        """Read what one orchestrator's stack publishes; a refusal waits until it is needed."""
+        """Read the parameters of one orchestrator's stack; defer a refusal until it is used."""
         if orchestrator not in orchestrators:
             return None
         try:
@@ -241,6 +288,7 @@ def _parse(
         ),
     )
     job_queue, compute_environment, job_definition = nodes or (None, None, None)
+    has_zones = nodes is not None and contract.SSM_BATCH_ZONES in values
     eks = part(
         Orchestrator.EKS,
         lambda: EksTarget(
@@ -277,20 +325,32 @@ def _parse(
         vpc=values.get(contract.SSM_VPC),
         default_security_group=values.get(contract.SSM_DEFAULT_SECURITY_GROUP),
         settings=settings,
+        max_cost_per_job_usd=(
+            value(contract.SSM_MAX_COST_PER_JOB_USD, float)
+            if contract.SSM_MAX_COST_PER_JOB_USD in values
+            else None
+        ),
+        zones=value(contract.SSM_BATCH_ZONES, _zones) if has_zones else (),
     )
+
+
+def _zones(text: str) -> tuple[BatchZone, ...]:
+    return read_json(text, BatchZones).zones
 
 
 def _settings(values: Mapping[str, str]) -> dict[str, str] | None:
     """Read the saved settings; None if they are unknown."""
     try:
-        kept = json.loads(values.get(contract.SSM_SETTINGS, "null"))
+        settings = json.loads(values.get(contract.SSM_SETTINGS, "null"))
     except ValueError:
         return None
-    return {str(key): str(value) for key, value in kept.items()} if isinstance(kept, dict) else None
+    if not isinstance(settings, dict):
+        return None
+    return {str(key): str(value) for key, value in settings.items()}
 
 
 def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
-    """Make the refusal for a deployment that does not exist."""
+    """Build the refusal for a deployment that does not exist."""
     parameter = contract.ssm_parameter(name, contract.SSM_CONTRACT_VERSION)
     others = _other_deployments(ssm)
     near = nearest(name, others)
@@ -298,14 +358,13 @@ def missing_deployment(ssm: SsmClient, name: str, where: str) -> Refusal:
     hint = f"; {meant}" if others else ""
     return Refusal(
         "no-deployment",
-        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; give the "
-        "--region it is in, another --deployment or AWS_PROFILE, or deploy it with "
-        f"`{deploy_command(name)}`{hint}",
+        f"no deployment {name!r}{where}: there is no SSM parameter {parameter}; pass its --region, "
+        f"another --deployment or AWS_PROFILE, or deploy it with `{deploy_command(name)}`{hint}",
     )
 
 
 def _other_deployments(ssm: SsmClient) -> set[str]:
-    """List the names of existing deployments; only a hint, so errors are ignored."""
+    """List the names of existing deployments, best effort, for a hint."""
     root = contract.ssm_root("").rstrip("/")
     names: set[str] = set()
     token: dict[str, str] = {}
@@ -319,13 +378,13 @@ def _other_deployments(ssm: SsmClient) -> set[str]:
             if not page.get("NextToken"):
                 break
             token = {"NextToken": page["NextToken"]}
-    except Exception:  # a hint must not hide the refusal it belongs to
+    except Exception:  # a failed hint must not hide the refusal
         return names
     return names
 
 
 def deploy_command(name: str) -> str:
-    """Build the command that deploys under a name."""
+    """Build the command that deploys under this name."""
     return cdk_deploy(_named(name))
 
 

@@ -1,4 +1,4 @@
-"""Refusals: the CLI's own, and AWS's errors as one readable message each."""
+"""Refusals: the CLI's own, and AWS errors turned into one readable message each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ EXIT_OK = 0
 EXIT_JOB_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_OUTPUT_LOST = 74
-"""As EX_IOERR of sysexits.h."""
+"""EX_IOERR of sysexits.h."""
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
-"""As a shell shows the end of a program by SIGPIPE."""
-# Error codes differ from service to service; the lists are those of botocore's retry handler and
-# of the services' "common errors" pages.
+"""A shell's exit code for a program killed by SIGPIPE."""
+# Error codes differ between services; these are from botocore's retry handler and the services'
+# "common errors" pages.
 _THROTTLED = frozenset(
     {
         "LimitExceededException",
@@ -30,7 +30,7 @@ _THROTTLED = frozenset(
     }
 )
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
-_UNKNOWN_CREDENTIALS = frozenset(
+_INVALID_CREDENTIALS = frozenset(
     {
         "AuthFailure",
         "IncompleteSignature",
@@ -45,18 +45,18 @@ _DENIED = frozenset(
 )
 
 OUTPUTS = ("<stdout>", "<stderr>")
-"""Names of the streams that a command writes to, as in an error of theirs."""
+"""File names in errors of the output streams."""
 _FILE_REMEDIES = {
-    errno.EACCES: "set its permissions, or those of its folders, or name another",
-    errno.EPERM: "set its permissions, or those of its folders, or name another",
-    errno.ENOSPC: "make room on its file system, or name another",
-    errno.ENAMETOOLONG: "give a shorter name",
+    errno.EACCES: "fix its permissions, or those of its parent folders, or specify another file",
+    errno.EPERM: "fix its permissions, or those of its parent folders, or specify another file",
+    errno.ENOSPC: "free some space on its file system, or specify another file",
+    errno.ENAMETOOLONG: "use a shorter name",
 }
-_OTHER = "name another"
+_OTHER = "specify another file"
 
 
 class Refusal(ValueError):
-    """Something that cannot be done: value, reason and remedy in one message, and a stable code."""
+    """Error for something that cannot be done: value, reason and remedy, with a stable code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -82,17 +82,17 @@ def http_status(error: BaseException) -> int:
 
 
 def is_throttled(error: BaseException) -> bool:
-    """True if the call was throttled: it had no effect and may be repeated."""
+    """Return whether the call was throttled: it had no effect and may be repeated."""
     return error_code(error) in _THROTTLED or _status(error) == 429
 
 
 def is_denied(error: BaseException) -> bool:
-    """True if the caller may not make the call, on AWS or on the cluster."""
+    """Return whether the caller may not make the call, on AWS or on the cluster."""
     return error_code(error) in _DENIED or _status(error) == 403
 
 
 def is_ambiguous(error: BaseException) -> bool:
-    """True if ``error`` leaves open whether AWS carried out the call."""
+    """Return whether AWS may have carried out the call despite the error."""
     from botocore import exceptions as aws
 
     if isinstance(error, aws.EndpointConnectionError | aws.ConnectTimeoutError):
@@ -102,7 +102,7 @@ def is_ambiguous(error: BaseException) -> bool:
 
 
 def is_transient(error: BaseException) -> bool:
-    """True if the same call may well succeed in a moment."""
+    """Return whether the same call is likely to succeed when retried."""
     from botocore import exceptions as aws
     from urllib3.exceptions import HTTPError  # raised by the Kubernetes client
 
@@ -112,7 +112,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int:
-    """Return the HTTP status of an answer from AWS or the Kubernetes API."""
+    """Return the HTTP status of a response from AWS or the Kubernetes API."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else http_status(error)
 
@@ -123,7 +123,7 @@ def as_refusal(error: BaseException, *, region: str | None) -> Refusal | None:
 
 
 def from_system(error: OSError) -> Refusal | None:
-    """Turn an error about a file into a refusal; None if it names no file."""
+    """Turn an error about a file into a refusal; None if it names no file or an output stream."""
     if error.filename is None or error.filename in OUTPUTS:
         return None
     reason = (error.strerror or str(error)).lower()
@@ -142,7 +142,8 @@ def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:
     if isinstance(error, aws.ProfileNotFound):
         return Refusal(
             "unknown-profile",
-            f"{_lower(error)}; name one of `aws configure list-profiles`, or unset AWS_PROFILE",
+            f"{_lower(error)}; select one that `aws configure list-profiles` lists, or unset "
+            "AWS_PROFILE",
         )
     if isinstance(error, aws.NoCredentialsError | aws.PartialCredentialsError):
         return Refusal(
@@ -154,26 +155,26 @@ def from_aws(error: BaseException, *, region: str | None) -> Refusal | None:
     if isinstance(error, (*sso, aws.CredentialRetrievalError)):
         return Refusal(
             "expired-credentials",
-            f"AWS credentials could not be refreshed: {_lower(error)}; run `aws sso login` (or "
-            "renew them the way your organisation does)",
+            f"AWS credentials could not be refreshed: {_lower(error)}; run `aws sso login`, or "
+            "renew them as your organization requires",
         )
     if isinstance(error, aws.NoRegionError):
         return Refusal(
             "no-region",
-            "no AWS region is set; give --region (for example --region us-west-2), or set "
+            "no AWS region is set; pass --region (for example --region us-west-2), or set "
             "AWS_REGION or the region of your profile",
         )
     if isinstance(error, aws.InvalidRegionError):
-        return Refusal("invalid-region", f"{_lower(error)}; a region looks like us-west-2")
+        return Refusal("invalid-region", f"{_lower(error)}; specify a region such as us-west-2")
     connection = aws.EndpointConnectionError | aws.ConnectionError | aws.HTTPClientError
     if isinstance(error, connection):
         return Refusal(
             "unreachable",
-            f"AWS does not answer{where}: {_lower(error)}; check the network, the region's name "
+            f"AWS did not respond{where}: {_lower(error)}; check the network, the region's name "
             "and AWS_ENDPOINT_URL",
         )
     if isinstance(error, aws.BotoCoreError):
-        return Refusal("aws", f"the call to AWS{where} was not possible: {_lower(error)}")
+        return Refusal("aws", f"the call to AWS{where} failed: {_lower(error)}")
     return None
 
 
@@ -187,32 +188,32 @@ def _from_response(error: Any, where: str) -> Refusal:
             f"AWS credentials have expired ({operation}: {detail}); renew them, for example with "
             "`aws sso login`",
         )
-    if code in _UNKNOWN_CREDENTIALS:
+    if code in _INVALID_CREDENTIALS:
         return Refusal(
             "invalid-credentials",
-            f"AWS does not accept the credentials ({operation}: {detail}); check AWS_PROFILE, the "
-            "access key and the clock of this machine",
+            f"AWS rejected the credentials ({operation}: {detail}); check AWS_PROFILE, the access "
+            "key and this machine's clock",
         )
     if code in _DENIED:
         return Refusal(
             "access-denied",
-            f"access denied to {operation}{where}: {detail}; ask for that permission, or choose "
+            f"access denied to {operation}{where}: {detail}; request that permission, or select "
             "the right account with AWS_PROFILE",
         )
     if is_throttled(error):
         return Refusal(
             "throttled",
-            f"AWS throttles {operation}{where} and several attempts did not help: {detail}; try "
-            "again in a minute",
+            f"AWS throttled {operation}{where}, even after retries: {detail}; try again in "
+            "a minute",
         )
-    said = f"{detail} ({code})" if not code.lstrip().startswith("<") else detail
-    return Refusal("aws", f"AWS refused {operation}{where}: {said}")
+    shown = f"{detail} ({code})" if not code.lstrip().startswith("<") else detail
+    return Refusal("aws", f"AWS refused {operation}{where}: {shown}")
 
 
 def _first_line(message: str) -> str:
-    """Return the first line of AWS's message, or say that a web page came instead."""
+    """Return the first line of an AWS message, or a note if AWS sent a web page instead."""
     if message.lstrip().startswith("<"):
-        return "the answer is a web page, so not AWS's; check --region and AWS_ENDPOINT_URL"
+        return "the response is a web page, not from AWS; check --region and AWS_ENDPOINT_URL"
     return message.strip().partition("\n")[0].strip()
 
 

@@ -1,7 +1,6 @@
-"""What a run takes on an instance type, computed from the catalogue alone: memory, quota, USD.
+"""Memory, quota and cost of a run on an instance type, computed from the catalogue alone.
 
-No account is asked, so nothing here depends on what the account has: `verify` and a submission
-compare these figures with it.
+No account is needed: `verify` and submissions compare these figures with the account.
 """
 
 from __future__ import annotations
@@ -11,39 +10,44 @@ import re
 from dataclasses import dataclass
 
 from jobs.capacity import TRAINIUM
+from jobs.cost import (
+    BilledHours,
+    CostCap,
+    billed_hours,
+    endless_wait,
+    unknown_price,
+    why_over,
+    why_unbounded,
+)
+from trainium_catalogue import torus
 from trainium_catalogue.contract import (
-    ATTEMPTS,
     CLUSTER_LUSTRE_GIB,
     JOB_TIME_LIMIT_HOURS,
     LUSTRE_MBPS_PER_TIB,
     Orchestrator,
 )
 from trainium_catalogue.documents import Amount, Natural, Positive
-from trainium_catalogue.eks import (
-    DEFAULT_IDLE_MINUTES,
-    USD_PER_HOUR_ESTIMATE,
-    cluster_addresses_per_node,
-)
+from trainium_catalogue.eks import USD_PER_HOUR_ESTIMATE, cluster_addresses_per_node
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_catalogue.models.presets import ModelShape
 from trainium_catalogue.parameters.command_line import ParameterValues
 from trainium_catalogue.parameters.layout import FILLED, Layout, activation_bytes
-from trainium_catalogue.parameters.plan import GIB, TrainingPlan
+from trainium_catalogue.parameters.plan import GIB, TrainingPlan, refuse_shared_heads
 from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES
+from trainium_catalogue.releases import NEURON_RELEASES, TORCH_NEURON_RELEASE
+from trainium_catalogue.zones import INTERFACE_ENDPOINTS
 
 ASSUMED_UTILIZATION = 0.2
-"""Model FLOPs utilization where none is given, below the 0.31 that AWS published for Llama 2 7B on
+"""Default model FLOPs utilization, below the 0.31 that AWS published for Llama 2 7B on
 16 trn1.32xlarge with Neuron 2.15 (aws-neuron-sdk, benchmarks/trn1). Not measured by this project.
 """
 ASSUMED_UPLOAD = 1e9
-"""Bytes a second that a node writes to S3; not measured on these instances."""
-INTERFACE_ENDPOINTS = 6
-"""Of a VPC that the deployment makes (constructs/trainium_constructs/network.py)."""
+"""Bytes per second that a node writes to S3; not measured on these instances."""
 EKS_ACCESS = {
     "eks_admin_arns": "arn:aws:iam::ACCOUNT:role/ROLE",
     "eks_endpoint_cidrs": "ADDRESS/32",
 }
-"""Who administers a cluster and from where; the capitals are for the user to replace."""
+"""Administrators of a cluster and their addresses; users replace the uppercase parts."""
 _PARAMETER = re.compile(r"[a-z][a-z-]*=")
 _GB_PER_GIB = GIB / 1e9
 
@@ -53,52 +57,57 @@ class RankMemory:
     """Memory of one rank, in bytes."""
 
     state: Natural
-    """Weights, gradients and the rank's share of the optimizer's state."""
+    """Weights, gradients and the rank's share of the optimizer state."""
     activations: int | None
-    """Upper bound for one micro-batch; null where the model's layers are not known in parts."""
+    """Upper bound for one micro-batch; null if the model's layers are not known in detail."""
     available: Natural
-    """HBM of the rank."""
+    """HBM per rank."""
 
     @property
     def needed(self) -> int:
-        """State and activations."""
+        """Sum of state and activations."""
         return self.state + (self.activations or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
-    """A run on a number of nodes of one type."""
+    """Requirements of a run on a number of nodes of one type."""
 
     instance_type: str
     nodes: Positive
     ranks: Positive
     orchestrator: Orchestrator
     obstacle: str | None
-    """Reason and remedy if the run cannot work; what is derived from the parallelism is null."""
+    """Reason and remedy if the run is not feasible; fields derived from parallelism are null."""
     tensor_parallel: int | None
     data_parallel: int | None
     spans_nodes: bool
-    """True if the ranks that share a layer are on several nodes: much slower than was assumed."""
+    """True if the ranks that share a layer span several nodes: much slower than assumed."""
     memory: RankMemory | None
     checkpoint_bytes: int | None
     checkpoint_seconds: float | None
-    """At 1 GB/s for each node, an assumption."""
+    """At an assumed 1 GB/s per node."""
     training_hours: float | None
-    """At the utilization that was given or assumed; without compilation and waiting."""
+    """At the given or assumed utilization; without compilation and waiting."""
     training_usd: float | None
     quota_code: str
-    """EC2's On-Demand quota of vCPUs in the region. Capacity Blocks do not count against it."""
+    """EC2 On-Demand vCPU quota in the region. Capacity Blocks do not count against it."""
     quota_name: str
     quota_vcpus: Natural
     addresses: Natural
-    """Addresses of the subnet that the nodes take."""
+    """Subnet addresses taken by the nodes."""
     usd_per_hour: Amount
-    """Nodes and what the deployment has beside them: NAT gateway, endpoints, cluster, Lustre."""
+    """Nodes and the rest of the deployment: NAT gateway, endpoints, cluster, Lustre."""
     usd_at_most: Amount
-    """All attempts to their time limit, the nodes' idle time after each on EKS, and what the
-    deployment has beside the nodes; without hosts that wait for others, and without traffic."""
+    """Upper bound of one submission's instance cost in a deployment with default settings; a later
+    submission that resumes the run has its own bound."""
+    usd_at_most_unsure: str | None
+    """Why the bound may be exceeded, such as an unknown list price, or hosts on Batch that may wait
+    for each other indefinitely; null if it holds."""
+    billed_hours: BilledHours
+    """Billed hours of each node, from which the bound is computed."""
     deploy: str
-    """Command that deploys for it."""
+    """Command that deploys for this run."""
 
 
 def estimate(
@@ -110,8 +119,9 @@ def estimate(
     time_limit_hours: float,
     utilization: float,
     region: str | None,
+    cap: CostCap | None = None,
 ) -> RunEstimate:
-    """Compute what a run takes; what stands against it is its ``obstacle``."""
+    """Compute the requirements of a run; if it is not feasible, ``obstacle`` explains why."""
     ranks = num_nodes * kind.processes_per_node
     obstacle = _obstacle(kind, num_nodes, region)
     plan = memory = None
@@ -119,14 +129,37 @@ def estimate(
         try:
             plan = TrainingPlan.from_values(values.own, ranks)
             memory = _memory(values, plan, kind)
+            if kind.family not in NEURON_RELEASES[TORCH_NEURON_RELEASE].families:
+                refuse_shared_heads(plan.tensor_parallel, plan.shape.num_key_value_heads)
+            elif plan.shares_heads:
+                torus.check_mesh(kind, plan.tensor_parallel)
         except ValueError as error:
-            # Most begin with the parameter that is wrong.
+            # Most messages begin with the invalid parameter.
             plan, obstacle = None, f"--{error}" if _PARAMETER.match(str(error)) else str(error)
     if memory is not None and memory.needed > memory.available:
         obstacle = (
-            f"a rank needs {memory.needed / GIB:.1f} GiB and has {memory.available / GIB:g}; raise "
+            f"a rank needs {memory.needed / GIB:.1f} GiB but has {memory.available / GIB:g}; raise "
             "--tensor-parallel, lower --micro-batch, or use more nodes"
         )
+
+    def billed(hours: float) -> BilledHours:
+        return billed_hours(orchestrator, hours, parameters=values.given, settings={})
+
+    def usd_at_most(nodes: int, hours: float) -> float:
+        return nodes * kind.usd_per_hour_estimate * billed(hours).total
+
+    unknown = unknown_price(kind, region)
+    if obstacle is None and cap is not None:
+        obstacle = why_over(
+            cap,
+            usd_at_most,
+            num_nodes=num_nodes,
+            fewest=max(1, values.workload.min_nodes),
+            time_limit_hours=time_limit_hours,
+            breakdown=billed(time_limit_hours).text(),
+        )
+        if unknown is not None:
+            obstacle = why_unbounded(cap, unknown)
     hourly = num_nodes * kind.usd_per_hour_estimate + standing_usd_per_hour(orchestrator)
     hours = None if plan is None else _training_hours(values, plan, kind, utilization)
     checkpoint = None if plan is None else plan.checkpoint_bytes
@@ -149,14 +182,23 @@ def estimate(
         quota_vcpus=kind.vcpus_for(num_nodes),
         addresses=num_nodes * _addresses_per_node(kind, orchestrator),
         usd_per_hour=hourly,
-        usd_at_most=ATTEMPTS * hourly * (time_limit_hours + _idle_hours(orchestrator)),
-        deploy=_deploy_command(kind, num_nodes, orchestrator, time_limit_hours, region),
+        usd_at_most=usd_at_most(num_nodes, time_limit_hours),
+        usd_at_most_unsure=unknown or endless_wait(orchestrator, num_nodes),
+        billed_hours=billed(time_limit_hours),
+        deploy=_deploy_command(
+            kind,
+            num_nodes,
+            orchestrator,
+            time_limit_hours,
+            region,
+            needs_torch_neuron=plan is not None and plan.shares_heads,
+        ),
     )
 
 
 def standing_usd_per_hour(orchestrator: Orchestrator) -> float:
-    """Add up what a deployment costs without nodes, but for what passes through it by the GB."""
-    endpoints = INTERFACE_ENDPOINTS * PRICES["interface-endpoint"].usd
+    """Return a deployment's hourly cost without nodes and without charges per GB."""
+    endpoints = len(INTERFACE_ENDPOINTS) * PRICES["interface-endpoint"].usd
     network = PRICES["nat-gateway"].usd + PRICES["address"].usd + endpoints
     if orchestrator is Orchestrator.BATCH:
         return network / HOURS_PER_MONTH
@@ -164,16 +206,11 @@ def standing_usd_per_hour(orchestrator: Orchestrator) -> float:
     return (network + lustre) / HOURS_PER_MONTH + USD_PER_HOUR_ESTIMATE
 
 
-def _idle_hours(orchestrator: Orchestrator) -> float:
-    """Hours that the nodes of a cluster may be up after a job; Batch removes its own."""
-    return DEFAULT_IDLE_MINUTES / 60 if orchestrator is Orchestrator.EKS else 0.0
-
-
 def _obstacle(kind: InstanceType, num_nodes: int, region: str | None) -> str | None:
     if num_nodes > 1 and not kind.supports_multi_node:
-        return f"{kind.name} has no EFA, which more than one node needs; plan with --nodes 1"
+        return f"{kind.name} has no EFA, which multi-node jobs need; plan with --nodes 1"
     if region is not None and region not in kind.zone_ids:
-        return f"{kind.name} is not offered in {region}; it is in {', '.join(kind.zone_ids)}"
+        return f"{kind.name} is not offered in {region}; use one of {', '.join(kind.zone_ids)}"
     return None
 
 
@@ -181,11 +218,11 @@ def _memory(values: ParameterValues, plan: TrainingPlan, kind: InstanceType) -> 
     activations = None
     if isinstance(plan.shape, ModelShape):
         activations = activation_bytes(plan, Layout.choose(values.own, plan))
-    chips = kind.num_neuron_devices * kind.hbm_gib_per_device
+    hbm_gib = kind.num_neuron_devices * kind.hbm_gib_per_device
     return RankMemory(
         state=plan.state_bytes_per_rank,
         activations=activations,
-        available=GIB * chips // kind.num_logical_cores,
+        available=GIB * hbm_gib // kind.num_logical_cores,
     )
 
 
@@ -209,9 +246,13 @@ def _deploy_command(
     orchestrator: Orchestrator,
     time_limit_hours: float,
     region: str | None,
+    *,
+    needs_torch_neuron: bool,
 ) -> str:
-    """Write the command whose deployment takes the run; without a region it chooses one itself."""
+    """Build the command that deploys for the run; without a region, deploying chooses one."""
     keys: dict[str, object] = {"instance_type": kind.name, "max_nodes": num_nodes}
+    if needs_torch_neuron:
+        keys["neuron_release"] = TORCH_NEURON_RELEASE
     if orchestrator is Orchestrator.EKS:
         keys |= {"orchestrators": orchestrator.value, **EKS_ACCESS}
     if region is not None:
@@ -222,5 +263,5 @@ def _deploy_command(
 
 
 def fills_memory(memory: RankMemory) -> bool:
-    """Tell whether less is left than the compiler may need for its copies and collectives."""
+    """Return whether the compiler's copies and collectives may exceed the remaining memory."""
     return memory.needed > FILLED * memory.available

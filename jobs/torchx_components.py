@@ -1,15 +1,15 @@
-"""TorchX components, one per workload that runs on nodes: `torchx run` without the CLI.
+"""TorchX components, one per workload that runs on nodes, for `torchx run` instead of the CLI.
 
     torchx run -s kubernetes --workspace "" -cfg queue=trainium \\
         jobs/torchx_components.py:llama2_7b --nnodes 4 -- --dataset wiki --lr 1e-4
     torchx run -s kubernetes --workspace "" -cfg queue=trainium \\
         jobs/torchx_components.py:program --nnodes 2 --name mine -- ./train.py --epochs 3
 
-Queue and namespace are in ``.torchxconfig``, which TorchX reads in the folder it is called in.
-Image, bucket and instance type are read from the deployment; ``python -m jobs kubeconfig`` gives
-TorchX the cluster. What `python -m jobs submit` does beyond that (the policies of the whole job,
-which know exit codes, and the checks before anything is spent) TorchX cannot: ``--max_retries``
-retries lost pods and user errors alike, so it defaults to 0.
+Queue and namespace are in ``.torchxconfig``, which TorchX reads from the current folder. Image,
+bucket and instance type come from the deployment; ``python -m jobs kubeconfig`` gives TorchX access
+to the cluster. TorchX lacks two features of `python -m jobs submit`: job policies by exit code, and
+most checks before anything is spent. Its ``--max_retries`` retries lost pods and user errors alike,
+so it defaults to 0.
 """
 
 # No `from __future__ import annotations`: TorchX evaluates the annotations as types.
@@ -27,10 +27,10 @@ from jobs.program.bundle import upload
 from jobs.program.entry import ProgramOptions
 from jobs.program.parameters import PLATFORM_PARAMETERS
 from jobs.program.record import add_record
-from jobs.submit.check import check_request
-from jobs.submit.choose import chosen_orchestrator, request_for
+from jobs.submit.check import check_backend, check_request
+from jobs.submit.choose import choose_orchestrator, request_for
 from jobs.submit.program import named_program, packed, program_request
-from jobs.submit.read import OWN_OPTIONS, known_workload, read_parameters, run_name
+from jobs.submit.read import OWN_OPTIONS, read_parameters, resolve_workload, run_name
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 from trainium_catalogue.parameters.command_line import ParameterValues
 
@@ -41,11 +41,11 @@ def all_reduce(
     """Correctness, latency and bandwidth of all-reduce over all nodes.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("all-reduce", parameters, nnodes, name, deployment, max_retries)
 
@@ -56,11 +56,11 @@ def llama2_7b(
     """Pre-training of Llama-2-7B.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("llama2-7b", parameters, nnodes, name, deployment, max_retries)
 
@@ -71,11 +71,11 @@ def llama_small(
     """Pre-training of a small Llama.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("llama-small", parameters, nnodes, name, deployment, max_retries)
 
@@ -86,11 +86,11 @@ def llama_tiny(
     """Pre-training of a tiny Llama, to try everything out.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("llama-tiny", parameters, nnodes, name, deployment, max_retries)
 
@@ -98,14 +98,14 @@ def llama_tiny(
 def pretrain(
     *parameters: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
 ) -> specs.AppDef:
-    """Pre-training of a Llama 3 or a Qwen3, which --model names.
+    """Pre-training of a Llama 3 or Qwen3 model, selected with --model.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("pretrain", parameters, nnodes, name, deployment, max_retries)
 
@@ -113,14 +113,14 @@ def pretrain(
 def verify(
     *parameters: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
 ) -> specs.AppDef:
-    """Is this device, with this release, right?
+    """Checks of the deployment's device and Neuron release.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("verify", parameters, nnodes, name, deployment, max_retries)
 
@@ -131,11 +131,11 @@ def mnist(
     """A small classifier of handwritten digits.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("mnist", parameters, nnodes, name, deployment, max_retries)
 
@@ -146,11 +146,11 @@ def bert(
     """Pre-training of BERT-large, phase 1.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("bert", parameters, nnodes, name, deployment, max_retries)
 
@@ -161,11 +161,11 @@ def bert_tiny(
     """Pre-training of a tiny BERT, to try everything out.
 
     Args:
-        parameters: the workload's own, after --
+        parameters: parameters of the workload, after --
         nnodes: number of nodes
         name: run name; default: workload and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     return _app("bert-tiny", parameters, nnodes, name, deployment, max_retries)
 
@@ -173,20 +173,23 @@ def bert_tiny(
 def program(
     *words: str, nnodes: int = 1, name: str = "", deployment: str = "", max_retries: int = 0
 ) -> specs.AppDef:
-    """A program of your own, whose files go into the bucket as `jobs submit` puts them there.
+    """A program of your own; its files are uploaded as by `jobs submit`.
 
     Args:
         words: parameters of the job, FILE or -m MODULE, and the program's own arguments; after --
         nnodes: number of nodes
         name: run name; default: the program and time
-        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT or default
-        max_retries: restarts by TorchX, after whatever failed
+        deployment: deployment to use; default: TRAINIUM_DEPLOYMENT, else "default"
+        max_retries: maximum number of restarts by TorchX, after any failure
     """
     given, what, module, arguments = _as_torchrun(words)
     own = named_program(what, module, None, reserved=OWN_OPTIONS)
     if own is None:
-        known_workload(what)
-        raise Refusal("no-program", f"{what} is a component of its own; name a file: ./train.py")
+        resolve_workload(what)
+        raise Refusal(
+            "no-program",
+            f"{what} is a separate component, not a program; specify a file: ./train.py",
+        )
     values = read_parameters(own.workload, given)
     order, values = packed(own, values, ProgramOptions(arguments=arguments))
     aws, target = _deployment(deployment)
@@ -204,19 +207,19 @@ def program(
 def _as_torchrun(
     words: tuple[str, ...],
 ) -> tuple[list[str], str | None, str | None, tuple[str, ...]]:
-    """Split words as torchrun does: the first that belongs to no option names the program.
+    """Split arguments as torchrun does: the first that belongs to no option is the program.
 
     Return the parameters, a file, a module, and the program's arguments.
     """
-    left, given = list(words), []
+    remaining, given = list(words), []
     switches = {f"--{item.name}" for item in PLATFORM_PARAMETERS if isinstance(item.default, bool)}
-    while left and left[0].startswith("--"):
-        given.append(left.pop(0))
-        if "=" not in given[-1] and given[-1] not in switches and left:
-            given.append(left.pop(0))
-    if left[:1] == ["-m"]:
-        return given, None, left[1] if len(left) > 1 else "", tuple(left[2:])
-    return given, left[0] if left else None, None, tuple(left[1:])
+    while remaining and remaining[0].startswith("--"):
+        given.append(remaining.pop(0))
+        if "=" not in given[-1] and given[-1] not in switches and remaining:
+            given.append(remaining.pop(0))
+    if remaining[:1] == ["-m"]:
+        return given, None, remaining[1] if len(remaining) > 1 else "", tuple(remaining[2:])
+    return given, remaining[0] if remaining else None, None, tuple(remaining[1:])
 
 
 def _app(
@@ -227,13 +230,15 @@ def _app(
     deployment: str,
     max_retries: int,
 ) -> specs.AppDef:
-    """Build the application; refuse what `jobs submit` would refuse without the bucket."""
-    wanted = known_workload(workload)
+    """Build the application, with the refusals of `jobs submit` that do not need the bucket."""
+    resolved = resolve_workload(workload)
     run = _run_name(name, workload)
     _, target = _deployment(deployment)
-    values = read_parameters(wanted, parameters)
+    values = read_parameters(resolved, parameters)
     request = _request(target, values, run, nnodes)
     check_request(target, values.workload, request)
+    # An existing run of that name may have a degree other than the default.
+    check_backend(target, values.given if name else values.own)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 
 
@@ -257,5 +262,5 @@ def _request(target: Deployment, values: ParameterValues, run: str, nnodes: int)
         num_nodes=nnodes,
         time_limit_hours=None,
         parameters=dict(values.given),
-        orchestrator=chosen_orchestrator(target, values.workload, Orchestrator.EKS),
+        orchestrator=choose_orchestrator(target, values.workload, Orchestrator.EKS),
     )

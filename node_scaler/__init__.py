@@ -1,1 +1,1 @@
-"""A program in the cluster that removes idle Trainium nodes and adds missing ones."""
+"""In-cluster autoscaler that removes idle Trainium nodes and adds missing ones."""

@@ -1,4 +1,4 @@
-"""A client of the Kubernetes API for a pod with a service account: plain HTTPS, no packages.
+"""Minimal client of the Kubernetes API for a pod with a service account, without dependencies.
 
 Source: Kubernetes documentation, Accessing the Kubernetes API from a Pod, without using a proxy.
 """
@@ -20,19 +20,19 @@ _MERGE = "application/merge-patch+json"
 
 
 class ClusterError(RuntimeError):
-    """The API server refused a request, or does not answer."""
+    """The API server rejected a request, or did not respond."""
 
     def __init__(self, message: str, status: int = 0) -> None:
-        """Take the HTTP status of the answer, if there was one."""
+        """Keep the HTTP status of the response; 0 if there was no response."""
         super().__init__(message)
         self.status = status
 
 
 class ClusterClient:
-    """Lists, patches and creates objects."""
+    """Client that lists, patches and creates objects."""
 
     def __init__(self, url: str, credentials: Path) -> None:
-        """Take the folder that the kubelet mounts: ``token`` and ``ca.crt``."""
+        """Use ``token`` and ``ca.crt`` in the folder mounted by the kubelet."""
         self._url = url.rstrip("/")
         self._token = credentials / "token"
         handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
@@ -42,7 +42,7 @@ class ClusterClient:
         self._opener = urllib.request.build_opener(*handlers)
 
     def items(self, path: str, **query: str) -> list[Json]:
-        """Current objects of a list: without a version, the API does not answer from its cache."""
+        """List current objects: without a resourceVersion, the API's answer is consistent."""
         suffix = f"?{urllib.parse.urlencode(query)}" if query else ""
         return list(self._call("GET", path + suffix)["items"])
 
@@ -56,11 +56,11 @@ class ClusterClient:
             raise
 
     def patch(self, path: str, changes: Json) -> None:
-        """Change parts of an object; null removes one."""
+        """Merge-patch an object; null removes a field."""
         self._call("PATCH", path, changes, content_type=_MERGE)
 
     def create(self, path: str, entry: Json) -> None:
-        """Add an object."""
+        """Create an object."""
         self._call("POST", path, entry)
 
     def _call(
@@ -71,7 +71,7 @@ class ClusterClient:
         *,
         content_type: str = "application/json",
     ) -> Json:
-        # Read for each call, because the kubelet renews it.
+        # Read for each call, because the kubelet rotates it.
         token = self._token.read_text(encoding="utf-8").strip()
         request = urllib.request.Request(
             self._url + path,
@@ -80,11 +80,11 @@ class ClusterClient:
             headers={"Authorization": f"Bearer {token}", "Content-Type": content_type},
         )
         try:
-            with self._opener.open(request, timeout=_LIMIT_S) as answer:
-                found: Json = json.load(answer)
+            with self._opener.open(request, timeout=_LIMIT_S) as response:
+                found: Json = json.load(response)
         except urllib.error.HTTPError as error:
-            said = error.read(2000).decode(errors="replace")
-            raise ClusterError(f"{method} {path}: {error.code} {said}", error.code) from None
+            detail = error.read(2000).decode(errors="replace")
+            raise ClusterError(f"{method} {path}: {error.code} {detail}", error.code) from None
         except OSError as error:
             raise ClusterError(f"{method} {path}: {error}") from error
         return found

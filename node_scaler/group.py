@@ -1,8 +1,8 @@
-"""The Auto Scaling group of the node group.
+"""Managed node groups, scaled through their Auto Scaling group.
 
-Its size is changed there, not with EKS's UpdateNodegroupConfig, where the group would choose which
-instances go. The Cluster Autoscaler does the same with managed node groups, and EKS adopts the
-new size (Amazon EKS API reference, NodegroupScalingConfig).
+With EKS's UpdateNodegroupConfig, the group would choose which instances to terminate. The Cluster
+Autoscaler also scales managed node groups this way, and EKS adopts the new size (Amazon EKS API
+reference, NodegroupScalingConfig).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from node_scaler.plan import Group
+from node_scaler.model import Group
 
 _CHANGING = frozenset({"UPDATING", "DELETING"})
 """States in which EKS itself adds and removes nodes (Amazon EKS API reference, Nodegroup)."""
@@ -26,34 +26,34 @@ class ManagedNodeGroup:
     autoscaling: Any
 
     def read(self) -> Group:
-        """Ask EKS for the Auto Scaling group's name, and that group for the rest."""
+        """Read the Auto Scaling group's name from EKS, and the rest from the group."""
         found = self.eks.describe_nodegroup(clusterName=self.cluster, nodegroupName=self.name)
         described = found["nodegroup"]
-        (behind,) = described["resources"]["autoScalingGroups"]
+        (asg,) = described["resources"]["autoScalingGroups"]
         (group,) = self.autoscaling.describe_auto_scaling_groups(
-            AutoScalingGroupNames=[behind["name"]]
+            AutoScalingGroupNames=[asg["name"]]
         )["AutoScalingGroups"]
         return Group(
-            name=behind["name"],
+            name=asg["name"],
             desired=group["DesiredCapacity"],
-            most=group["MaxSize"],
+            max_size=group["MaxSize"],
             instances={each["InstanceId"]: each["LifecycleState"] for each in group["Instances"]},
             changing=described["status"] in _CHANGING,
         )
 
     def resize(self, group: Group, number: int) -> None:
-        """Raise the group to ``number`` nodes."""
-        assert number > group.desired, "which nodes go is not for the group to choose"
+        """Raise the group's desired capacity to ``number``."""
+        assert number > group.desired, "the group must not choose which nodes to terminate"
         self.autoscaling.set_desired_capacity(
             AutoScalingGroupName=group.name, DesiredCapacity=number
         )
 
     def lower(self, group: Group, number: int) -> int:
-        """Give up instances that EC2 has not delivered; returns the new size.
+        """Cancel the request for instances that EC2 has not launched; return the new size.
 
-        The group is read again: below the number of instances that it has got meanwhile, it would
-        choose which of them to terminate, even a busy node (as in kubernetes/autoscaler issue
-        10147).
+        The group is read again: with a desired capacity below its current number of instances, it
+        would choose which ones to terminate, possibly a busy node (as in kubernetes/autoscaler
+        issue 10147).
         """
         size = max(number, len(self.read().instances))
         if size < group.desired:
@@ -62,8 +62,8 @@ class ManagedNodeGroup:
             )
         return size
 
-    def terminate(self, instance: str) -> None:
-        """Terminate one instance and shrink the group by one."""
+    def terminate(self, instance: str, *, is_replaced: bool = False) -> None:
+        """Terminate an instance; the group launches a replacement or shrinks by one."""
         self.autoscaling.terminate_instance_in_auto_scaling_group(
-            InstanceId=instance, ShouldDecrementDesiredCapacity=True
+            InstanceId=instance, ShouldDecrementDesiredCapacity=not is_replaced
         )

@@ -1,186 +1,82 @@
-"""The decisions of one round, made from what that round has read.
+"""The decisions of a round, from its observations.
 
-State is kept in annotations on nodes and jobs, so that a new process continues where the last one
-stopped, and everybody can read it. What has no object to annotate, an instance that is not a node
-for example, is remembered by the process.
+State is kept in annotations on nodes and jobs, so that a restarted process resumes, and users can
+read it. State without an object to annotate, such as an instance that has not joined, is kept in
+memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any
 
+from node_scaler.model import (
+    IN_SERVICE,
+    Answer,
+    Discard,
+    Group,
+    Json,
+    Mark,
+    NodesInService,
+    Note,
+    Observation,
+    Rules,
+    ScaleDown,
+    ScaleUp,
+    ScalingStep,
+    name_of,
+)
+from node_scaler.scale_in import (
+    clear_marks,
+    is_cordoned_by_others,
+    num_missing,
+    removal_key,
+    scale_in_steps,
+    with_unfit,
+)
 from trainium_catalogue import kubernetes
 from trainium_catalogue.node_use import (
+    MAX_FAILED_NODES,
+    UNFIT,
     NodeRequest,
     PodsOfNode,
-    Wait,
+    WaitingJob,
     created_at,
     instance_of,
-    is_cordoned,
+    is_unfit,
     marked_since,
     pods_of_nodes,
-    reported_fault,
     stamp,
-    waits_of,
+    unfit_nodes,
+    waiting_jobs,
     why_unusable,
 )
 
-Json = Mapping[str, Any]
-
 _ENDS_WITHIN = timedelta(minutes=10)
-"""Time after which an instance that should be gone, but is not, is terminated again."""
-IN_SERVICE = "InService"
-"""The only state in which an instance counts and may be terminated."""
-MAX_FAILED_NODES = 2
-"""Number of rounds of failed nodes after which a request for nodes is dropped."""
-_MARKS = (kubernetes.IDLE_SINCE, kubernetes.UNUSABLE_SINCE, kubernetes.CORDONED_SINCE)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """The Auto Scaling group of the node group."""
-
-    name: str
-    desired: int
-    most: int
-    instances: Mapping[str, str]
-    """Lifecycle state of each instance, by id."""
-    changing: bool = False
-    """True while EKS is replacing the nodes or deleting the group."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Observation:
-    """All that a round has read."""
-
-    nodes: Sequence[Json]
-    """Nodes of the whole cluster."""
-    pods: Sequence[Json]
-    """Pods of all namespaces."""
-    jobs: Sequence[Json]
-    """Volcano jobs."""
-    group: Group
-    request: NodeRequest | None = None
-    """The last number of nodes that a user has asked for."""
-    strangers: Mapping[str, datetime] = field(default_factory=dict)
-    """Instances in service that are not nodes, with the time since when."""
-    surplus_since: datetime | None = None
-    """Since when the group has wanted instances that it has not got and that no job needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
-    """The time limits of the scaler, and what it takes for a usable node."""
-
-    idle: timedelta | None
-    """Time after which an unused node is removed; None: only a user's request removes one."""
-    hold: timedelta
-    """Time for which idle nodes are kept for a job that waits."""
-    unusable: timedelta
-    """Time after which a node on which no job could run is removed."""
-    join: timedelta
-    """Time after which an instance that has not become a node is terminated."""
-    cordon_time: timedelta
-    """Time between cordoning and removing a node: a scheduler may act on what it saw before."""
-    devices: Mapping[str, int]
-    """Devices of a usable node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Raise:
-    """Buy more nodes."""
-
-    number: int
-    jobs: tuple[str, ...]
-    """Jobs that asked for nodes; none if a user did."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lower:
-    """Want fewer instances than the group does, but not fewer than it has."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Change a node's annotations, and open or close it to pods."""
-
-    node: str
-    annotations: Mapping[str, str | None]
-    unschedulable: bool | None = None
-    """Cordon or uncordon the node; None leaves it unchanged."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remove:
-    """Terminate a node's instance and shrink the group by one."""
-
-    node: str
-    instance: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discard:
-    """Terminate an instance that is not a node and shrink the group by one."""
-
-    instance: str
-    since: datetime
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Change the annotations of a job."""
-
-    job: str
-    annotations: Mapping[str, str | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Answer a user's request for nodes."""
-
-    request: NodeRequest
-
-
-ScalingStep = Raise | Lower | Mark | Remove | Discard | Note | Answer
+"""Time after which an instance that still exists is terminated again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingPlan:
-    """Steps in order, and the state of the group in a sentence."""
+    """Steps in order, and a summary of the group's state."""
 
     steps: tuple[ScalingStep, ...]
     summary: str
     surplus: int
-    """Instances that the group wants, has not got, and no job or user needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Nodes:
-    """The nodes in service."""
-
-    busy: Sequence[Json]
-    """Used by pods, whatever their condition."""
-    free: Sequence[Json]
-    """Unused, and a job could run there; the first to go comes first."""
-    closed: Sequence[Json]
-    """Unused, and cordoned by a person or another program."""
-    unusable: Mapping[str, str]
-    """Why no job could run on the others, by name."""
-    by_name: Mapping[str, Json]
-
-    def __len__(self) -> int:
-        return len(self.by_name)
+    """Pending instances that no job or user needs."""
+    nodes: NodesInService
+    num_needed: int
+    """Number of nodes reserved for waiting jobs, at the end of ``nodes.free``."""
+    short: frozenset[str]
+    """Jobs for which EC2 has not launched all requested nodes."""
+    at_maximum: bool
+    """True if nodes are not added for a job because all zones together are at their maximum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """A node or instance that is removed because no job could run on it."""
+    """A node or instance removed because it was unusable."""
 
     since: datetime
     what: str
@@ -188,60 +84,98 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claim:
-    """What a waiting job is granted."""
+    """Nodes granted to a waiting job."""
 
-    wait: Wait
+    wait: WaitingJob
     held: int
-    """Idle nodes kept for it."""
-    bought: bool
-    """True if the nodes that it lacks are bought."""
+    """Number of idle nodes held for it."""
+    adds_nodes: bool
+    """True if its missing nodes are added."""
 
 
 def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
-    """Decide what to do; the same objects at the same time give the same plan."""
+    """Decide the steps of a round; this is a pure function."""
     group = seen.group
     nodes = _in_service(seen, rules, now)
     failures = [] if group.changing else list(_failures(seen, nodes, rules, now))
     request, answers = _answered(seen.request, failures, rules, now)
-    # A gang larger than the group's maximum never starts.
-    waits = [wait for wait in waits_of(seen.jobs, seen.pods, now=now) if wait.size <= group.most]
-    waits, notes = _noted(waits, seen.jobs, failures, rules, now)
-    claims = _claims(waits, nodes, group.most, request)
-    notes += [note for wait in waits if (note := _hold_note(wait, nodes, group.most, now))]
+    # Skip gangs larger than the group's maximum, and those whose reservation has not started.
+    waits = [
+        wait
+        for wait in waiting_jobs(seen.jobs, seen.pods, now=now)
+        if wait.job not in seen.elsewhere
+        and wait.size <= group.max_size
+        and (wait.not_before is None or wait.not_before <= now)
+    ]
+    jobs_here = [job for job in seen.jobs if name_of(job) not in seen.elsewhere]
+    waits, notes = _noted(waits, jobs_here, failures, rules, now)
+    claims = _claims(waits, nodes, group.max_desired, request)
+    notes += [note for wait in waits if (note := _hold_note(wait, nodes, group.max_desired, now))]
     held = sum(claim.held for claim in claims)
     needed, spare = nodes.free[len(nodes.free) - held :], nodes.free[: len(nodes.free) - held]
-    jobs = tuple(claim.wait.job for claim in claims if claim.bought)
-    lacking = sum(claim.wait.missing if claim.bought else claim.held for claim in claims)
+    jobs = tuple(claim.wait.job for claim in claims if claim.adds_nodes)
+    lacking = sum(claim.wait.missing if claim.adds_nodes else claim.held for claim in claims)
     number = len(nodes.busy) + lacking
     if jobs:
-        # Nodes that a person has cordoned cannot serve, and are for that person to give back.
-        # Those that EKS repairs are cordoned too, and soon replaced.
-        number = min(group.most, number + _num_closed_for_long(nodes.closed, rules, now))
-    wanted = max(number, min(group.most, request.nodes) if request else 0)
+        # Nodes cordoned by a user are unavailable until the user uncordons them. Nodes under EKS
+        # repair are cordoned too, but soon replaced.
+        number = min(group.max_desired, number + _num_cordoned_for_long(nodes.cordoned, rules, now))
+    wanted = max(number, min(group.max_desired, request.nodes) if request else 0)
     steps: list[ScalingStep] = [
         *answers,
         *_merged(notes),
         *_resize(seen, request, wanted, rules, now, jobs=jobs),
-        *(step for node in (*nodes.busy, *needed) for step in _give_back(node)),
-        *_leaving(nodes, spare, len(needed), request, rules, now),
+        *(
+            step
+            for node in (*nodes.busy, *needed)
+            if not is_unfit(node)
+            for step in clear_marks(node)
+        ),
+        *with_unfit(
+            scale_in_steps(
+                nodes, spare, len(needed), request, rules, now, releases_idle=seen.releases_idle
+            ),
+            nodes,
+            num_replaced=num_missing(waits, nodes, group, request, number),
+            now=now,
+        ),
         *(
             Discard(instance=instance, since=since)
-            for instance, since in seen.strangers.items()
+            for instance, since in seen.unregistered.items()
             if now - since >= rules.join
         ),
     ]
     if group.changing:
-        # An update fails if others remove or add nodes meanwhile (aws/containers-roadmap issue
-        # 916), and the nodes that it has cordoned look like nodes that need a replacement.
+        # An update fails if nodes are added or removed concurrently (aws/containers-roadmap issue
+        # 916), and the nodes it cordons look like nodes that need replacement.
         steps = [step for step in steps if isinstance(step, Mark | Note | Answer)]
     return ScalingPlan(
         steps=tuple(steps),
         summary=_summary(seen, nodes, len(needed), spare, rules),
         surplus=max(0, group.desired - max(wanted, len(group.instances))),
+        nodes=nodes,
+        num_needed=len(needed),
+        short=frozenset(_short(claims, nodes, group)),
+        at_maximum=any(
+            each.wait.scales and each.wait.dropped is None and not each.adds_nodes
+            for each in claims
+        ),
     )
 
 
-def strangers(
+def _short(claims: Iterable[_Claim], nodes: NodesInService, group: Group) -> Iterator[str]:
+    """Yield the jobs whose instances EC2 has not launched."""
+    present = sum(state.startswith(("Pending", IN_SERVICE)) for state in group.instances.values())
+    if group.desired <= present:
+        return
+    coming = present - len(nodes.busy) - len(nodes.cordoned) - len(nodes.unusable)
+    for claim in claims:
+        coming -= claim.wait.missing if claim.adds_nodes else claim.held
+        if claim.adds_nodes and coming < 0:
+            yield claim.wait.job
+
+
+def unregistered_instances(
     nodes: Sequence[Json],
     group: Group,
     before: Mapping[str, datetime],
@@ -249,18 +183,18 @@ def strangers(
     *,
     now: datetime,
 ) -> dict[str, datetime]:
-    """Instances in service that are not nodes, and since when.
+    """Return instances in service that have not joined the cluster, and when each was first seen.
+
+    Nothing else terminates them: EC2 considers them healthy, and EKS does not check again
+    (aws/containers-roadmap issue 764). The Cluster Autoscaler terminates them too (its FAQ,
+    ``max-node-provision-time``).
 
     Args:
         nodes: Nodes of the cluster.
         group: The Auto Scaling group.
-        before: The last round's answer.
-        discarded: When instances were terminated, which may be described as in service for a while.
-        now: The time.
-
-    Nobody else terminates them: EC2 finds them healthy, and EKS does not look again
-    (aws/containers-roadmap issue 764). The Cluster Autoscaler does the same (its FAQ,
-    ``max-node-provision-time``).
+        before: The last round's result.
+        discarded: Termination times of instances that may still be listed as in service.
+        now: The current time.
     """
     known = {instance_of(node) for node in nodes}
     known |= {instance for instance, at in discarded.items() if now - at < _ENDS_WITHIN}
@@ -271,37 +205,42 @@ def strangers(
     }
 
 
-def _num_closed_for_long(closed: Sequence[Json], rules: Rules, now: datetime) -> int:
-    times = [marked_since(node, kubernetes.IDLE_SINCE) for node in closed]
+def _num_cordoned_for_long(cordoned: Sequence[Json], rules: Rules, now: datetime) -> int:
+    times = [marked_since(node, kubernetes.IDLE_SINCE) for node in cordoned]
     return sum(since is not None and now - since >= rules.unusable for since in times)
 
 
-# --- what there is -------------------------------------------------------------------------------
-def _in_service(seen: Observation, rules: Rules, now: datetime) -> _Nodes:
-    by_name = {_name(node): node for node in seen.nodes if _is_there(node, seen.group, now)}
+# --- nodes and instances -------------------------------------------------------------------------
+def _in_service(seen: Observation, rules: Rules, now: datetime) -> NodesInService:
+    by_name = {name_of(node): node for node in seen.nodes if _is_there(node, seen.group, now)}
     pods = pods_of_nodes(seen.pods, now=now)
-    busy, free, closed, unusable = list[Json](), list[Json](), list[Json](), dict[str, str]()
+    unfit = unfit_nodes(by_name.values(), seen.pods)
+    busy, free, cordoned, unusable = list[Json](), list[Json](), list[Json](), dict[str, str]()
     for name, node in by_name.items():
         on_it = pods.get(name, PodsOfNode())
         if on_it.users:
             busy.append(node)
         elif on_it.stuck:
-            unusable[name] = f"cannot end pod {on_it.stuck[0]}"
+            unusable[name] = f"cannot terminate pod {on_it.stuck[0]}"
+        elif name in unfit:
+            unusable[name] = UNFIT
         elif (why := why_unusable(node, rules.devices)) is not None:
             unusable[name] = why
-        elif _is_closed_by_others(node):
-            closed.append(node)
+        elif is_cordoned_by_others(node):
+            cordoned.append(node)
         else:
             free.append(node)
-    free.sort(key=_first_to_go)
-    return _Nodes(busy=busy, free=free, closed=closed, unusable=unusable, by_name=by_name)
+    free.sort(key=removal_key)
+    return NodesInService(
+        busy=busy, free=free, cordoned=cordoned, unusable=unusable, by_name=by_name
+    )
 
 
 def _is_there(node: Json, group: Group, now: datetime) -> bool:
-    """Tell whether a node's instance is in service: its object outlives it for minutes.
+    """Return whether a node's instance is in service; the Node object outlives it by minutes.
 
-    An instance may still be described as in service after its termination; terminating it twice
-    would shrink the group twice, the second time by a node of the group's choice.
+    An instance may still be listed as in service after its termination; terminating it twice would
+    shrink the group twice, the second time by a node that the group chooses.
     """
     ends = marked_since(node, kubernetes.TERMINATING_SINCE)
     if ends is not None and now - ends < _ENDS_WITHIN:
@@ -309,15 +248,17 @@ def _is_there(node: Json, group: Group, now: datetime) -> bool:
     return group.instances.get(instance_of(node) or "") == IN_SERVICE
 
 
-def _failures(seen: Observation, nodes: _Nodes, rules: Rules, now: datetime) -> Iterator[_Failure]:
-    """Yield the nodes and instances whose time to become usable is over.
+def _failures(
+    seen: Observation, nodes: NodesInService, rules: Rules, now: datetime
+) -> Iterator[_Failure]:
+    """Yield new nodes and instances that did not become usable in time.
 
-    A node that broke after it had been usable is none: it was not bought in vain.
+    A node that fails after it was usable does not count as a failed launch.
     """
     minutes = f"{rules.join / timedelta(minutes=1):g}"
-    for instance, since in seen.strangers.items():
+    for instance, since in seen.unregistered.items():
         if now - since >= rules.join:
-            what = f"instance {instance} has not joined the cluster within {minutes} minutes"
+            what = f"instance {instance} did not join the cluster within {minutes} minutes"
             yield _Failure(since=since, what=what)
     for name, why in nodes.unusable.items():
         unusable = marked_since(nodes.by_name[name], kubernetes.UNUSABLE_SINCE)
@@ -327,16 +268,17 @@ def _failures(seen: Observation, nodes: _Nodes, rules: Rules, now: datetime) -> 
             yield _Failure(since=unusable, what=f"node {name} {why}")
 
 
-# --- what is asked for ---------------------------------------------------------------------------
+# --- requests and waiting jobs -------------------------------------------------------------------
 def _answered(
     request: NodeRequest | None, failures: Sequence[_Failure], rules: Rules, now: datetime
 ) -> tuple[NodeRequest | None, list[Answer]]:
-    """Return the request if it is still in force, and the answer if there is something new."""
+    """Return the request if it is still active, and its new status if that has changed."""
     if request is None:
         return None, []
     since = request.since or now
     answered = replace(request, since=since)
-    if answered.dropped is None:
+    # A request for 0 nodes, as in all zones except the first, adds none.
+    if answered.dropped is None and request.nodes:
         times = _with_failure(answered.failed_nodes, since, failures, now)
         dropped = _reason(failures) if len(times) >= MAX_FAILED_NODES else None
         answered = replace(answered, failed_nodes=times, dropped=dropped)
@@ -346,14 +288,14 @@ def _answered(
 
 
 def _noted(
-    waits: Sequence[Wait],
+    waits: Sequence[WaitingJob],
     jobs: Iterable[Json],
     failures: Sequence[_Failure],
     rules: Rules,
     now: datetime,
-) -> tuple[list[Wait], list[Note]]:
-    """Drop the waits that have cost enough, and clear the notes of jobs that wait no more."""
-    found, notes = list[Wait](), list[Note]()
+) -> tuple[list[WaitingJob], list[Note]]:
+    """Drop jobs after too many failed nodes, and clear annotations of jobs no longer waiting."""
+    found, notes = list[WaitingJob](), list[Note]()
     for wait in waits:
         times, dropped = wait.failed_nodes, wait.dropped
         if wait.scales and dropped is None:
@@ -362,7 +304,7 @@ def _noted(
             dropped = _reason(failures)
         if dropped is None and wait.held_since and now - wait.held_since >= rules.hold:
             minutes = f"{rules.hold / timedelta(minutes=1):g}"
-            dropped = f"nodes were held for it for {minutes} minutes, and it has not started"
+            dropped = f"nodes were held for it for {minutes} minutes, but it did not start"
         if (times, dropped) != (wait.failed_nodes, wait.dropped):
             changes: dict[str, str | None] = {
                 kubernetes.FAILED_NODES: ",".join(map(stamp, times)) or None,
@@ -371,11 +313,16 @@ def _noted(
             notes.append(Note(job=wait.job, annotations=changes))
         found.append(replace(wait, failed_nodes=times, dropped=dropped))
     waiting = {wait.job for wait in waits}
-    ours = (kubernetes.HELD_SINCE, kubernetes.FAILED_NODES, kubernetes.DROPPED)
+    ours = (
+        kubernetes.HELD_SINCE,
+        kubernetes.FAILED_NODES,
+        kubernetes.DROPPED,
+        kubernetes.SHORT_SINCE,
+    )
     for job in jobs:
         kept = [name for name in ours if name in (job["metadata"].get("annotations") or {})]
-        if kept and _name(job) not in waiting:
-            notes.append(Note(job=_name(job), annotations=dict.fromkeys(kept)))
+        if kept and name_of(job) not in waiting:
+            notes.append(Note(job=name_of(job), annotations=dict.fromkeys(kept)))
     return found, notes
 
 
@@ -385,7 +332,7 @@ def _with_failure(
     failures: Sequence[_Failure],
     now: datetime,
 ) -> tuple[datetime, ...]:
-    """Count a failure of what was bought after the request and after the failure before it."""
+    """Count a failure of nodes added after the request and after the previous failure."""
     last = times[-1] if times else asked
     if any(last is None or failure.since >= last for failure in failures):
         return (*times, now)
@@ -393,40 +340,40 @@ def _with_failure(
 
 
 def _reason(failures: Sequence[_Failure]) -> str:
-    return f"nodes have failed {MAX_FAILED_NODES} times, the last: {failures[-1].what}"
+    return f"nodes failed {MAX_FAILED_NODES} times, last: {failures[-1].what}"
 
 
 def _claims(
-    waits: Sequence[Wait], nodes: _Nodes, most: int, request: NodeRequest | None
+    waits: Sequence[WaitingJob], nodes: NodesInService, limit: int, request: NodeRequest | None
 ) -> list[_Claim]:
-    """Grant nodes to the jobs that wait, oldest first, without those in use.
+    """Grant nodes that are not in use to waiting jobs, oldest first.
 
-    A job that must wait for another job's nodes gets none until then: it could not use them.
+    A job that needs another job's nodes gets none until those are free, because it could not start.
     """
     claims = list[_Claim]()
     reserved, free = len(nodes.busy), len(nodes.free)
-    # A user's smaller number counts more than a job that takes what there is.
-    at_most = most if request is None else max(request.nodes, reserved)
+    # A user's smaller request takes precedence over a job that only uses existing nodes.
+    at_most = limit if request is None else max(request.nodes, reserved)
     for wait in waits:
-        granted = wait.dropped is None and reserved + wait.missing <= most
+        granted = wait.dropped is None and reserved + wait.missing <= limit
         held = min(wait.missing, free) if granted else 0
         if not wait.scales:
             held = min(held, max(0, at_most - reserved))
-        bought = granted and wait.scales
-        claims.append(_Claim(wait=wait, held=held, bought=bought))
+        adds_nodes = granted and wait.scales
+        claims.append(_Claim(wait=wait, held=held, adds_nodes=adds_nodes))
         free -= held
-        reserved += wait.missing if bought else held
+        reserved += wait.missing if adds_nodes else held
     return claims
 
 
-def _hold_note(wait: Wait, nodes: _Nodes, most: int, now: datetime) -> Note | None:
-    """Note since when nodes have been idle while the job waits.
+def _hold_note(wait: WaitingJob, nodes: NodesInService, limit: int, now: datetime) -> Note | None:
+    """Annotate a waiting job with the time from which idle nodes are held for it.
 
-    The clocks of several jobs run at the same time: Volcano gives idle nodes to any job for which
-    they are enough, so none of these could start on them. A job that has to wait for nodes in use
-    has time.
+    The timeouts of several jobs run concurrently: Volcano gives idle nodes to any job for which
+    they suffice, so none of the waiting jobs could start on them. There is no timeout for a job
+    that waits for nodes in use.
     """
-    fits = wait.dropped is None and len(nodes.busy) + wait.missing <= most
+    fits = wait.dropped is None and len(nodes.busy) + wait.missing <= limit
     is_held = fits and len(nodes.free) > 0
     if is_held == (wait.held_since is not None):
         return None
@@ -435,7 +382,7 @@ def _hold_note(wait: Wait, nodes: _Nodes, most: int, now: datetime) -> Note | No
 
 
 def _merged(notes: Iterable[Note]) -> list[Note]:
-    """Make one note of those about a job: a clock must not restart while a reason gets lost."""
+    """Merge the notes about each job into one, so that they are applied atomically."""
     found: dict[str, dict[str, str | None]] = {}
     for note in notes:
         found.setdefault(note.job, {}).update(note.annotations)
@@ -451,149 +398,32 @@ def _resize(
     now: datetime,
     *,
     jobs: tuple[str, ...],
-) -> tuple[Raise | Lower, ...]:
+) -> tuple[ScaleUp | ScaleDown, ...]:
     group = seen.group
     if wanted > group.desired and (jobs or request):
-        return (Raise(number=wanted, jobs=jobs),)
+        return (ScaleUp(number=wanted, jobs=jobs),)
     fewest = max(wanted, len(group.instances))
     since = seen.surplus_since
     over = rules.idle is not None and since is not None and now - since >= rules.idle
-    if fewest < group.desired and (request or over):
-        return (Lower(number=fewest),)
+    if fewest < group.desired and (request or over or seen.releases_idle):
+        return (ScaleDown(number=fewest),)
     return ()
 
 
-# --- nodes that stay or go -----------------------------------------------------------------------
-def _give_back(node: Json) -> tuple[Mark, ...]:
-    """Clear a node's marks; uncordon it if it was cordoned by us."""
-    annotations = node["metadata"].get("annotations") or {}
-    ours = [mark for mark in _MARKS if mark in annotations]
-    if not ours:
-        return ()
-    opened = False if kubernetes.CORDONED_SINCE in ours else None
-    return (Mark(node=_name(node), annotations=dict.fromkeys(ours), unschedulable=opened),)
-
-
-def _leaving(
-    nodes: _Nodes,
-    spare: Sequence[Json],
-    num_needed: int,
-    request: NodeRequest | None,
-    rules: Rules,
-    now: datetime,
-) -> Iterator[ScalingStep]:
-    """Take the nodes that serve no job a step further: marked, cordoned, removed."""
-    asked = None if request is None or not request.since else request.since + rules.cordon_time
-    since = None if request is None else request.since
-    fewer = asked if request and len(nodes) > request.nodes else None
-    room = len(spare)
-    if request is not None:
-        room = max(0, request.nodes - len(nodes.busy) - num_needed)
-    going, staying = spare[: max(0, len(spare) - room)], spare[max(0, len(spare) - room) :]
-
-    def let_go(node: Json, mark: str, why: str, *, at_once: bool) -> tuple[ScalingStep, ...]:
-        limit = rules.unusable if mark == kubernetes.UNUSABLE_SINCE else rules.idle
-        return _let_go(node, mark, why, timedelta(0) if at_once else limit, rules, now)
-
-    for name, why in nodes.unusable.items():
-        node = nodes.by_name[name]
-        yield from let_go(
-            node, kubernetes.UNUSABLE_SINCE, why, at_once=_is_before(node, fewer, now)
-        )
-    for node in nodes.closed:
-        why = "cordoned and idle"
-        yield from let_go(node, kubernetes.IDLE_SINCE, why, at_once=_is_before(node, fewer, now))
-    for node in going:
-        yield from let_go(node, kubernetes.IDLE_SINCE, "idle", at_once=_is_before(node, asked, now))
-    for node in staying:
-        mark, limit = kubernetes.IDLE_SINCE, rules.idle
-        yield from _let_go(node, mark, "idle", limit, rules, now, not_before=since)
-
-
-def _is_before(node: Json, asked: datetime | None, now: datetime) -> bool:
-    """Tell whether the node was idle or unusable already when a user asked for fewer."""
-    marks = (kubernetes.IDLE_SINCE, kubernetes.UNUSABLE_SINCE)
-    since = next((moment for mark in marks if (moment := marked_since(node, mark))), now)
-    return asked is not None and since <= asked
-
-
-def _let_go(
-    node: Json,
-    mark: str,
-    why: str,
-    limit: timedelta | None,
-    rules: Rules,
-    now: datetime,
-    *,
-    not_before: datetime | None = None,
-) -> tuple[ScalingStep, ...]:
-    """Take a node one step further.
-
-    Args:
-        node: The node.
-        mark: The annotation that holds the time since when.
-        why: Why it goes.
-        limit: Time since then after which it is cordoned; None: never.
-        rules: Time limits.
-        now: The time.
-        not_before: Earliest time at which that time starts: a user asked for the node then.
-    """
-    since = marked_since(node, mark)
-    cordoned = marked_since(node, kubernetes.CORDONED_SINCE)
-    opened_by_others = cordoned is not None and not is_cordoned(node)
-    if since is None or opened_by_others or (not_before is not None and since < not_before):
-        # Also restarts the clock of a node whose mark somebody has removed to keep it longer.
-        start = now if since is None or not_before is None else max(not_before, since)
-        start = now if opened_by_others else start
-        marks = {**dict.fromkeys(_MARKS), mark: stamp(start)}
-        closed = None if cordoned is None else False
-        if (limit == timedelta(0) or reported_fault(node)) and not is_cordoned(node):
-            # With a reported fault a pod could still be placed there.
-            marks[kubernetes.CORDONED_SINCE], closed = stamp(now), True
-        return (Mark(node=_name(node), annotations=marks, unschedulable=closed),)
-    if limit is None or now - since < limit:
-        return ()
-    if _is_closed_by_others(node):
-        cordoned = since + limit
-    elif cordoned is None:
-        marks = {kubernetes.CORDONED_SINCE: stamp(now)}
-        return (Mark(node=_name(node), annotations=marks, unschedulable=True),)
-    if now - cordoned < rules.cordon_time:
-        return ()
-    instance = instance_of(node)
-    assert instance is not None  # it is in service
-    return (Remove(node=_name(node), instance=instance, why=f"{why} since {stamp(since)}"),)
-
-
-def _is_closed_by_others(node: Json) -> bool:
-    """Tell whether somebody else has cordoned the node: it stays closed to pods."""
-    return is_cordoned(node) and marked_since(node, kubernetes.CORDONED_SINCE) is None
-
-
-def _first_to_go(node: Json) -> tuple[str, str]:
-    """Sort key: nodes idle longest first."""
-    since = marked_since(node, kubernetes.IDLE_SINCE)
-    return "~" if since is None else stamp(since), _name(node)
-
-
-def _name(entry: Json) -> str:
-    return str(entry["metadata"]["name"])
-
-
 def _summary(
-    seen: Observation, nodes: _Nodes, num_needed: int, spare: Sequence[Json], rules: Rules
+    seen: Observation, nodes: NodesInService, num_needed: int, spare: Sequence[Json], rules: Rules
 ) -> str:
-    group, idle = seen.group, (*nodes.closed, *spare)
+    group, idle = seen.group, (*nodes.cordoned, *spare)
     times = [marked_since(node, kubernetes.IDLE_SINCE) for node in idle]
     first = min((moment for moment in times if moment is not None), default=None)
     goes = ""
     if first is not None and rules.idle is not None:
-        goes = f", the first goes at {stamp(first + rules.idle)}"
+        goes = f", the first will be removed at {stamp(first + rules.idle)}"
     unusable = "".join(f"; node {name} {why}" for name, why in nodes.unusable.items())
-    missing = f", {len(seen.strangers)} have not joined" if seen.strangers else ""
-    left_alone = "; EKS changes the group, which is left alone" if group.changing else ""
+    missing = f", {len(seen.unregistered)} not joined" if seen.unregistered else ""
+    paused = "; paused while EKS updates the group" if group.changing else ""
     return (
-        f"{group.desired} of at most {group.most} nodes are wanted: {len(nodes.busy)} in use, "
-        f"{num_needed} kept for jobs that wait, {len(idle)} idle{goes}{missing}{unusable}"
-        f"{left_alone}"
+        f"{group.desired} of at most {group.max_desired} nodes are desired: "
+        f"{len(nodes.busy)} in use, {num_needed} held for waiting jobs, {len(idle)} idle"
+        f"{goes}{missing}{unusable}{paused}"
     )

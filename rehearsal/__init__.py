@@ -1,1 +1,1 @@
-"""Deploys, runs and destroys everything on this machine, without an AWS account."""
+"""Rehearses deployment, jobs and teardown on this machine, without an AWS account."""

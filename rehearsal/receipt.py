@@ -1,4 +1,4 @@
-"""The receipt of a rehearsal; docs/schemas/rehearsal-receipt.schema.json describes the file."""
+"""The receipt of a rehearsal (docs/schemas/rehearsal-receipt.schema.json)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rehearsal.deployment.state import Settings
 from rehearsal.proofs.leftovers import AccountResource, ExpectedResource
 from rehearsal.proofs.tensorboard import DRAWN
 from trainium_catalogue.documents import Amount, Keywords, Natural, Positive, Sha256, Timestamp
+from trainium_catalogue.wording import counted
 from trainium_emulators.docker_cli import Entry
 
 VERSION: Literal[5] = 5
@@ -19,17 +20,17 @@ Outcome = Literal["passed", "failed", "interrupted"]
 
 ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
-    "quotas, capacity and prices: the emulator has room for everything",
-    "that IAM allows nodes and functions what they need: only a submitter's policy is evaluated",
+    "quotas, capacity and prices: the emulator has no limits",
+    "that nodes and functions have enough permissions: only the submitter's policy is evaluated",
     "the machine's boot script and AMI: no instance is started",
     "that AWS accepts every value: the emulator checks fewer than AWS does",
 )
 NO_IMAGE_BUILT = (
     "that the image builds and its nodes start in it: needs podman and --containers",
-    "the real base image: a fake docker recorded the build and pushed a small manifest",
+    "the real base image: the docker emulator recorded the build and pushed a small manifest",
 )
 ON_CLUSTER = (
-    "Helm charts: they are recorded, not rendered, so no plug-in, driver or monitor runs",
+    "Helm charts: they are recorded, not rendered, so no plugin, driver or monitor runs",
     "pods' networks, volumes and Pod Identity: pods are processes with the rehearsal's credentials",
     "Volcano and Kubernetes themselves: an emulator follows their source",
 )
@@ -39,7 +40,7 @@ SUBSTITUTE_BASE = "the real base image: the Dockerfile was built on Debian packa
 
 @dataclass(slots=True, kw_only=True)
 class NodeAttempt:
-    """One node of one attempt, as DescribeJobs reports it."""
+    """A node of an attempt, as reported by DescribeJobs."""
 
     node: Natural
     attempt: Positive
@@ -50,7 +51,7 @@ class NodeAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class Size:
-    """One line of the sweep."""
+    """One size of the all-reduce sweep."""
 
     bytes: int
     correct: bool
@@ -62,7 +63,7 @@ class Size:
 
 @dataclass(slots=True, kw_only=True)
 class RunRecord:
-    """One submitted job."""
+    """A submitted job."""
 
     run: str
     fault: str | None
@@ -70,7 +71,7 @@ class RunRecord:
     expected: str
     seen: str
     differences: list[str]
-    """Everything that ended differently from what the failure model says; empty is good."""
+    """Differences from the ending expected by the failure model; empty if there are none."""
     job_id: str | None
     status: str
     status_reason: str | None
@@ -84,7 +85,7 @@ class RunRecord:
 
 @dataclass(slots=True, kw_only=True)
 class CommandRecord:
-    """A command that was run."""
+    """An executed command."""
 
     name: str
     command: str
@@ -97,12 +98,12 @@ class CommandRecord:
         """Difference between the actual and the expected exit code, if any."""
         if self.exit_code == self.expected_exit_code:
             return None
-        return f"{self.command}: ended with {self.exit_code} instead of {self.expected_exit_code}"
+        return f"{self.command}: exited with {self.exit_code} instead of {self.expected_exit_code}"
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingAttempt:
-    """The optimizer steps of one attempt that count; lost ones belong to the next attempt."""
+    """The steps of an attempt that count; repeated ones belong to the next attempt."""
 
     attempt: Positive
     steps: list[Positive]
@@ -111,7 +112,7 @@ class TrainingAttempt:
 
 @dataclass(slots=True, kw_only=True)
 class ReceiptCheck:
-    """Something that must be true after training."""
+    """A check of the results."""
 
     name: str
     ok: bool
@@ -124,13 +125,13 @@ def _problems(
     return [
         *(step.problem for step in steps if step.problem),
         *(f"{run.run}: {text}" for run in runs for text in run.differences),
-        *(f"not so: {check.name} ({check.detail})" for check in checks if not check.ok),
+        *(f"failed: {check.name} ({check.detail})" for check in checks if not check.ok),
     ]
 
 
 @dataclass(slots=True, kw_only=True)
 class BatchTraining:
-    """Training on Batch: from text to an exported model, surviving the loss of a node."""
+    """Training on Batch: from text to an exported model, with a lost node."""
 
     steps: list[CommandRecord]
     run: RunRecord
@@ -152,7 +153,7 @@ class BatchTraining:
 
 @dataclass(slots=True, kw_only=True)
 class HelmRelease:
-    """A Helm release that the deployment asked for."""
+    """A Helm release requested by the deployment."""
 
     release: str
     chart: str
@@ -160,12 +161,12 @@ class HelmRelease:
     version: str
     namespace: str
     uninstalled: bool = False
-    """True if destroy asked for its removal."""
+    """True if destroy requested its removal."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ClusterTraining:
-    """Training on the cluster: on one node, and on two nodes, surviving the loss of a pod."""
+    """Training on the cluster: on one node, and on two nodes with a lost pod."""
 
     steps: list[CommandRecord] = field(default_factory=list)
     runs: list[RunRecord] = field(default_factory=list)
@@ -186,7 +187,7 @@ class ClusterTraining:
 
 @dataclass(slots=True, kw_only=True)
 class ProgramRun:
-    """A user's own program on one orchestrator, surviving the loss of a node."""
+    """A user's own program on one orchestrator, with a lost node."""
 
     orchestrator: Annotated[str, Keywords(enum=["batch", "eks"])]
     steps: list[CommandRecord]
@@ -194,7 +195,7 @@ class ProgramRun:
     """None if no job was submitted."""
     checks: list[ReceiptCheck]
     unproven: list[str]
-    """What this program did not show, and what would make it do so."""
+    """What this program did not show, and the remedy."""
 
     @property
     def problems(self) -> list[str]:
@@ -221,7 +222,7 @@ class ReceiptStack:
 
 @dataclass(slots=True, kw_only=True)
 class PushedImage:
-    """The image that the CDK CLI asked docker to build and push."""
+    """The image that the CDK CLI built and pushed with docker."""
 
     name: str
     digest: str
@@ -231,7 +232,7 @@ class PushedImage:
     dockerfile_sha256: Sha256
     context_files: list[str]
     built: bool
-    """True if it was really built, though on a substitute base image."""
+    """True if it was actually built, on a substitute base image."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -249,15 +250,16 @@ class FirstResult:
         nodes = {end.node for run in runs for end in run.nodes}
         left = ", ".join(item.id for item in self.leftovers)
         return (
-            f"{self.stacks} stacks deployed, all-reduce on {len(nodes)} nodes "
-            f"{'passed' if len(good) == len(runs) else 'WRONG'}, destroyed, "
-            f"{f'LEFT OVER: {left}' if left else 'nothing left'}, after {self.seconds:.0f} s"
+            f"{counted(self.stacks, 'stack')} deployed, all-reduce on "
+            f"{counted(len(nodes), 'node')} {'passed' if len(good) == len(runs) else 'WRONG'}, "
+            f"destroyed, {f'LEFT OVER: {left}' if left else 'nothing left'}, after "
+            f"{self.seconds:.0f} s"
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class ReceiptVerdict:
-    """What follows from the findings."""
+    """The conclusions from the findings."""
 
     version: Literal[5] = VERSION
     outcome: Outcome
@@ -269,7 +271,7 @@ class ReceiptVerdict:
 
 @dataclass(slots=True, kw_only=True)
 class Receipt:
-    """All findings, in the order in which they are made."""
+    """All findings, in chronological order."""
 
     settings: Settings
     started_at: Timestamp = field(
@@ -292,7 +294,7 @@ class Receipt:
     programs: list[ProgramRun] = field(default_factory=list)
     charts: list[HelmRelease] = field(default_factory=list)
     proven_empty: bool = False
-    """True if the account was checked after destroy; otherwise an empty list proves nothing."""
+    """True if the account was checked after destroy; otherwise no leftovers proves nothing."""
     expected_left: list[ExpectedResource] = field(default_factory=list)
     leftovers: list[AccountResource] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -300,20 +302,24 @@ class Receipt:
     @property
     def problems(self) -> list[str]:
         """Every reason why this rehearsal did not pass."""
-        found = [*self.errors, *_problems([], self.runs, [])]
+        problems = [*self.errors, *_problems([], self.runs, [])]
         if self.first_result is not None:
-            found += [f"left over at first: {i.service} {i.kind} {i.id}"
-                      for i in self.first_result.leftovers if i not in self.leftovers]  # fmt: skip
-        found += self.training.problems if self.training is not None else []
-        found += self.cluster.problems if self.cluster is not None else []
-        found += [problem for program in self.programs for problem in program.problems]
+            problems += [
+                f"left over after the first part: {i.service} {i.kind} {i.id}"
+                for i in self.first_result.leftovers
+                if i not in self.leftovers
+            ]
+        problems += self.training.problems if self.training is not None else []
+        problems += self.cluster.problems if self.cluster is not None else []
+        problems += [problem for program in self.programs for problem in program.problems]
         if self.proven_empty:
-            found += [f"left over: Helm release {c.release}" for c in self.charts
-                      if not c.uninstalled]  # fmt: skip
-            found += [f"left over: {i.service} {i.kind} {i.id}" for i in self.leftovers]
+            problems += [
+                f"left over: Helm release {c.release}" for c in self.charts if not c.uninstalled
+            ]
+            problems += [f"left over: {i.service} {i.kind} {i.id}" for i in self.leftovers]
         elif not self.errors and not self.interrupted:
-            found.append("nothing proved that destroy left nothing")
-        return found
+            problems.append("whether destroy left anything behind was not checked")
+        return problems
 
     @property
     def outcome(self) -> Outcome:
@@ -335,7 +341,7 @@ class Receipt:
         ]
 
     def to_document(self) -> dict[str, Any]:
-        """Return the document that is written to the file and printed with ``--json``."""
+        """Return the document for the file and ``--json``."""
         verdict = ReceiptVerdict(
             outcome=self.outcome, problems=self.problems, unproven=self.unproven
         )
@@ -346,7 +352,7 @@ class Receipt:
 
 
 def recorded_image(entries: list[Entry], *, built: bool) -> PushedImage | None:
-    """Read the pushed image and the build behind it from the emulated docker's record."""
+    """Read the pushed image and its build from the docker emulator's record."""
     builds = [entry for entry in entries if entry["command"] == "build"]
     pushes = [entry for entry in entries if entry["command"] == "push"]
     if not builds or not pushes:

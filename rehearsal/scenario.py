@@ -1,8 +1,8 @@
 """The scenario of a rehearsal: a first result within a minute, then both halves.
 
-First, what every job on Batch needs is deployed, runs an all-reduce and is destroyed. Then
-everything is deployed, trains on Batch and on the cluster at the same time, and is destroyed.
-Each part proves that nothing is left.
+The first part deploys only the stacks for Batch, runs an all-reduce and destroys them. The second
+deploys all stacks, trains on Batch and on the cluster concurrently, and destroys them. Each part
+proves that nothing is left.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from rehearsal.deployment import cdk, containers
 from rehearsal.deployment.aws import (
     EmulatedAccount,
     allow_submitter,
+    client_environment,
     create_submitter,
-    desk_environment,
     endpoint_environment,
 )
 from rehearsal.deployment.binaries import kubectl
@@ -43,14 +43,15 @@ from rehearsal.receipt import (
 from rehearsal.report.progress import ProgressDisplay
 from rehearsal.steps import batch, cluster, program
 from rehearsal.steps.jobs import ALL_REDUCE, submit
-from rehearsal.steps.runner import Interrupted, Runner
+from rehearsal.steps.notifications import subscribed
+from rehearsal.steps.runner import RehearsalInterrupted, Runner
 from trainium_catalogue.contract import ENV_PROCESSES_PER_NODE, Orchestrator
 from trainium_emulators import docker_cli
 
 
 @dataclass(slots=True, kw_only=True)
 class Rehearsal:
-    """A rehearsal on one server with one deployment; ``receipt`` grows with every phase."""
+    """A rehearsal on one server with one deployment; every phase adds to ``receipt``."""
 
     settings: Settings
     folder: RehearsalFolder
@@ -58,7 +59,7 @@ class Rehearsal:
     progress: ProgressDisplay
     receipt: Receipt
     nodes: containers.ContainerNodes | None = None
-    """Image that the nodes run in; without one, nodes are processes."""
+    """Image of the nodes; None if nodes are processes."""
     _server: ServerProcess | None = None
     _aws: EmulatedAccount | None = None
     _assembly: cdk.CloudAssembly | None = None
@@ -67,23 +68,24 @@ class Rehearsal:
     _before: frozenset[leftovers.AccountResource] = frozenset()
     _turns: cluster.NodeTurns = field(default_factory=cluster.NodeTurns)
     _environment: dict[str, str] = field(default_factory=dict)
-    """The variables of who deploys."""
+    """Environment of the user who deploys."""
     _submitter: dict[str, str] = field(default_factory=dict)
-    """The variables of who submits, and may do no more than the published policy allows."""
+    """Environment of the user who submits, limited by the published policy."""
     _bin: Path = field(default_factory=lambda: Path(sys.executable).parent)
 
-    def go(self, *, jobs: bool, stay: Callable[[], None] | None) -> None:
+    def run(self, *, jobs: bool, stay: Callable[[], None] | None) -> None:
         """Run the whole scenario; without jobs, only deploy and destroy.
 
         Args:
-            jobs: True to run what the settings ask for.
+            jobs: True to run the workloads of the settings.
             stay: Called once everything is deployed; destroy follows when it returns.
         """
         self.start()
         workloads = set(self.settings.workloads) if jobs else set()
         rest = workloads - {ALL_REDUCE}
         if ALL_REDUCE in workloads:
-            # Alone, but with all settings: what is deployed next is added to it.
+            # Deploy only some stacks, but with all settings, so that the next deployment only adds
+            # stacks.
             only = self._before_cluster() if rest else None
             with self._destroyed(only):
                 self.deploy(only)
@@ -92,7 +94,7 @@ class Rehearsal:
                     stay()
             if self.receipt.errors:
                 return
-            self._tell_first(only)
+            self._report_first(only)
             if not rest:
                 return
         with self._destroyed(None):
@@ -104,14 +106,14 @@ class Rehearsal:
     def start(self) -> None:
         """Start the server, and prepare the deployment."""
         executable = cdk.executable(self._bin)
-        self._environment = self._desk(aws=None)
+        self._environment = self._client_environment(aws=None)
         if self.settings.containers:
             with self._phase("image (the first one takes minutes)"):
-                # Keep the user's settings for pip: it may need a mirror.
+                # With the user's pip settings, because the build may need a mirror of PyPI.
                 self.nodes = containers.build(self.folder, self._environment, self.progress.detail)
         with self._phase("server and synth"):
             self._server = self._start_server()
-            cdk.write_fake_docker(self.folder.docker, record=self.folder.docker_record)
+            cdk.write_docker_emulator(self.folder.docker, record=self.folder.docker_record)
             command = cdk.synth_command(
                 executable, assembly=self.folder.assembly, context=cdk.context(self.settings)
             )
@@ -119,7 +121,7 @@ class Rehearsal:
             self._assembly = cdk.read_assembly(self.folder.assembly)
             endpoint = self._server.wait_ready(self.folder)
             self._aws = EmulatedAccount(endpoint=endpoint, region=self._assembly.region)
-            self._environment = self._desk(aws=self._aws)
+            self._environment = self._client_environment(aws=self._aws)
             self._submitter = {**self._environment, **create_submitter(self._aws)}
             RehearsalState.here(endpoint).save(self.folder)
             self.receipt.endpoint, self.receipt.region = endpoint, self._assembly.region
@@ -135,7 +137,7 @@ class Rehearsal:
         """Deploy all stacks, or some of them."""
         assert self._aws is not None and self._assembly is not None
         self._is_up = self.receipt.proven_empty = False
-        with self._phase("deploy" if only is None else "deploy what Batch needs"):
+        with self._phase("deploy" if only is None else "deploy the Batch stacks"):
             command = cdk.deploy_command(
                 cdk.executable(self._bin), assembly=self.folder.assembly, only=only
             )
@@ -153,23 +155,27 @@ class Rehearsal:
         self.write_environment()
 
     def _before_cluster(self) -> tuple[str, ...]:
-        """Return the stacks other than the cluster's, which takes the longest."""
+        """Return all stacks except the cluster's, which takes longest."""
         assert self._assembly is not None
         return tuple(name for name in self._assembly.stacks if not name.endswith("-eks"))
 
     def _all_reduce(self) -> None:
-        """Submit an all-reduce, and one for every fault, and record how they ended."""
+        """Submit an all-reduce without a fault and one for each fault; record the results."""
         assert self._aws is not None
         runner = self._runner("jobs", self._submitter)
-        for number, fault in enumerate((None, *self.settings.faults), start=1):
-            name = f"rehearsal-{number}" if fault is None else f"rehearsal-{number}-{fault}"
-            with self._phase("job" if fault is None else f"job, {fault}"):
-                record = submit(self.settings, run=name, fault=fault, aws=self._aws, runner=runner)
-                self.receipt.runs.append(record)
-                if record.differences:
-                    self.progress.note(f"{name}: " + "; ".join(record.differences))
+        with subscribed(self._aws) as queue:
+            for number, fault in enumerate((None, *self.settings.faults), start=1):
+                name = f"rehearsal-{number}" if fault is None else f"rehearsal-{number}-{fault}"
+                with self._phase("job" if fault is None else f"job, {fault}"):
+                    record = submit(
+                        self.settings, run=name, fault=fault, aws=self._aws, runner=runner
+                    )
+                    queue.check(record)
+                    self.receipt.runs.append(record)
+                    if record.differences:
+                        self.progress.note(f"{name}: " + "; ".join(record.differences))
 
-    def _tell_first(self, only: tuple[str, ...] | None) -> None:
+    def _report_first(self, only: tuple[str, ...] | None) -> None:
         """Report the first result before the rest starts."""
         assert self._assembly is not None
         self.receipt.first_result = first = FirstResult(
@@ -180,41 +186,45 @@ class Rehearsal:
         self.progress.note(f"\nfirst result: {first.line(self.receipt.runs)}\n")
 
     def _both_halves(self, workloads: set[str]) -> None:
-        """Run the steps of both halves at the same time, and record how they went."""
+        """Run both halves and the programs concurrently; record the results."""
         if not workloads & set(cluster.WORKLOADS):
-            self._turns.looked_into.set()
-        if (
-            program.WORKLOAD not in workloads
-            or Orchestrator.EKS not in self._program_orchestrators()
-        ):
-            self._turns.program_ended.set()
-        halves: list[Callable[[], None]] = []
+            self._turns.inspected.set()
+        programs = self._program_orchestrators() if program.WORKLOAD in workloads else ()
+        for name, ended in self._turns.program_ended.items():
+            if name not in programs:
+                ended.set()
+        tasks: list[Callable[[], None]] = []
         runners: list[Runner] = []
         if batch.WORKLOAD in workloads:
             runners.append(self._runner("batch", self._submitter))
-            halves.append(partial(self._train_on_batch, runners[-1]))
+            tasks.append(partial(self._train_on_batch, runners[-1]))
         if workloads & set(cluster.WORKLOADS):
             kubeconfig = {"KUBECONFIG": str(self.folder.kubeconfig)}
             runners.append(self._runner("eks", {**self._submitter, **kubeconfig}))
-            halves.append(partial(self._train_on_cluster, runners[-1]))
-        if program.WORKLOAD in workloads:
-            for name in self._program_orchestrators():
-                runners.append(self._runner(name, self._submitter))
-                halves.append(partial(self._run_program, name, runners[-1]))
-        with ThreadPoolExecutor(max_workers=max(1, len(halves))) as pool:
-            running = [pool.submit(half) for half in halves]
+            tasks.append(partial(self._train_on_cluster, runners[-1]))
+        for name in programs:
+            runners.append(self._runner(name, self._submitter))
+            tasks.append(partial(self._run_program, name, runners[-1]))
+        with ThreadPoolExecutor(max_workers=max(1, len(tasks))) as pool:
+            running = [pool.submit(task) for task in tasks]
             try:
                 wait(running)
             except BaseException:
                 for runner in runners:
                     runner.stop()
                 raise
-        for half in running:
-            half.result()
+        for future in running:
+            future.result()
 
     def _train_on_batch(self, runner: Runner) -> None:
         assert self._aws is not None
-        training = batch.run(self.settings, aws=self._aws, folder=self.folder, runner=runner)
+        training = batch.run(
+            self.settings,
+            aws=self._aws,
+            folder=self.folder,
+            runner=runner,
+            program_ended=self._turns.program_ended[Orchestrator.BATCH],
+        )
         self.receipt.training = training
         for problem in training.problems:
             self.progress.note(problem)
@@ -226,20 +236,20 @@ class Rehearsal:
                 self.settings, aws=self._aws, folder=self.folder, runner=runner, turns=self._turns
             )
         finally:
-            self._turns.looked_into.set()
+            self._turns.inspected.set()
         self.receipt.cluster = result
         for problem in result.problems:
             self.progress.note(problem)
 
     def _program_orchestrators(self) -> tuple[str, ...]:
-        """A program of the user's runs wherever it may, the example on one orchestrator only."""
+        """Return the program's orchestrators: all for a user's program, one for the example."""
         chosen = self.settings.orchestrators
         return chosen if self.settings.program != EXAMPLE else chosen[:1]
 
     def _run_program(self, orchestrator: str, runner: Runner) -> None:
         assert self._aws is not None
         if orchestrator == Orchestrator.EKS:
-            self._turns.looked_into.wait()
+            self._turns.inspected.wait()
         try:
             for fault in program.fault_kinds(self.settings):
                 result = program.run(
@@ -249,8 +259,7 @@ class Rehearsal:
                 for problem in (*result.problems, *result.unproven):
                     self.progress.note(problem)
         finally:
-            if orchestrator == Orchestrator.EKS:
-                self._turns.program_ended.set()
+            self._turns.program_ended[orchestrator].set()
 
     def _runner(self, half: str, environment: Mapping[str, str]) -> Runner:
         return Runner(
@@ -264,13 +273,13 @@ class Rehearsal:
 
     @contextmanager
     def _destroyed(self, only: tuple[str, ...] | None) -> Iterator[None]:
-        """Destroy on exit whatever was deployed inside, even if jobs could not be run."""
+        """Destroy the stacks when the block exits, even after a failed job."""
         try:
             yield
         except cdk.StepFailed as failure:
             if not self._is_up:
                 raise
-            # Even when a job could not be followed, find out whether destroy works.
+            # Test destroy even if a job could not be followed.
             self.receipt.errors.append(str(failure))
         self.destroy(only)
 
@@ -278,7 +287,7 @@ class Rehearsal:
         """Destroy all stacks, or some of them, and look for leftovers."""
         assert self._aws is not None and self._server is not None
         with self._phase("destroy"):
-            # A visitor's jobs may still run, whose nodes would look for a bucket that is gone.
+            # A user's jobs may still be running, and their nodes would access a deleted bucket.
             left_on_machine = self._server.end_jobs() if self._server.alive else []
             command = cdk.destroy_command(
                 cdk.executable(self._bin), assembly=self.folder.assembly, only=only
@@ -302,7 +311,7 @@ class Rehearsal:
         return self._server is not None and self._server.alive
 
     def close(self) -> None:
-        """Stop the server and its nodes; the account existed only in the server's memory."""
+        """Stop the server and its nodes; the account is lost with the server's memory."""
         if self._server is not None:
             self._server.stop()
             self.receipt.seeded = [
@@ -314,11 +323,11 @@ class Rehearsal:
             path.unlink(missing_ok=True)
 
     def write_environment(self) -> None:
-        """Write a file to source in another terminal, in order to use this account there."""
+        """Write a file to source in another terminal in order to use this account there."""
         assert self._aws is not None
         names = (*endpoint_environment(self._aws), "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
         lines = [f"export {name}={self._environment[name]}\n" for name in names]
-        # The plan for a training run depends on the number of ranks.
+        # A training run's plan depends on the number of ranks.
         processes = self.settings.processes_of.get(batch.WORKLOAD, self.settings.processes_per_node)
         lines.append(f"export {ENV_PROCESSES_PER_NODE}={processes}\n")
         if "eks" in self.settings.orchestrators:
@@ -336,14 +345,14 @@ class Rehearsal:
             try:
                 yield
                 phase.outcome = "ok"
-            except (Interrupted, KeyboardInterrupt):
+            except (RehearsalInterrupted, KeyboardInterrupt):
                 phase.outcome = "interrupted"
                 raise
             finally:
                 phase.seconds = round(time.monotonic() - begin, 2)
 
-    def _desk(self, *, aws: EmulatedAccount | None) -> dict[str, str]:
-        return desk_environment(
+    def _client_environment(self, *, aws: EmulatedAccount | None) -> dict[str, str]:
+        return client_environment(
             self.base_environment, aws=aws, docker=self.folder.docker, bin_folder=self._bin
         )
 

@@ -1,4 +1,4 @@
-"""The Batch stack: nodes that Batch starts for jobs; can be removed and re-created at any time."""
+"""The Batch stack: nodes for jobs. It holds no data: recreate it while no job is running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aws_cdk import aws_ssm as ssm
 from constructs import Construct
 
 from stacks.config import AppConfig
-from stacks.data_jobs_stack import DataJobsStack, job_properties
+from stacks.data_jobs_stack import REPOSITORY_ROOT, DataJobsStack, job_properties
 from stacks.lustre_stack import LustreStack
 from stacks.network_stack import NetworkStack
 from stacks.reservations import reservation_of
@@ -18,6 +18,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 from trainium_constructs import (
     EfaLaunchTemplate,
+    EfaNetwork,
     HostSetup,
     MultiNodeTrainingJob,
     PublishedContract,
@@ -28,7 +29,7 @@ from trainium_constructs import (
 
 
 class BatchStack(cdk.Stack):
-    """Compute environment, queue, and a job definition for each workload on nodes."""
+    """Compute environment, queue, and a job definition for each Trainium workload."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class BatchStack(cdk.Stack):
             network: Network of the nodes.
             storage: Stack of the bucket.
             lustre: Stack of the file system that nodes mount.
-            data: Stack of what all jobs share: image, logs, execution role.
+            data: Stack of the resources shared by all jobs: image, logs, execution role.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.add_stack_dependency(data, "its image has been pushed")
@@ -67,42 +68,83 @@ class BatchStack(cdk.Stack):
                 instance_type=config.instance,
                 release=config.release,
                 lustre=lustre.mount,
-                own_image=config.ami_id is not None,
+                custom_ami=config.ami_id is not None,
             ).user_data(),
             root_volume_gib=config.root_volume_gib,
             reservation=reservation_of(config),
             terminate_on_shutdown=True,
         )
-        self.compute = TrainiumComputeEnvironment(
-            self,
-            "Compute",
-            instance_type=config.instance,
-            network=network.network,
-            launch_template=self.launch_template,
-            image_id=config.ami_id or self._host_image(),
-            max_vcpus=config.max_vcpus,
-            min_vcpus=config.min_vcpus,
-            scale_down_delay_minutes=config.scale_down_delay_minutes,
-            placement_group=config.placement_group,
-            reserved=reservation_of(config) is not None,
-            shell=config.node_shell,
-            instance_tags={"Name": construct_id, contract.TAG_DEPLOYMENT: config.deployment},
+        self._image_id = config.ami_id or self._pinned_ami()
+        self.compute, self.queue = self._nodes(
+            "", network.network, min_vcpus=config.min_vcpus, placement_group=config.placement_group
         )
-        self.queue = TrainingQueue(
-            self,
-            "Jobs",
-            environment_arn=self.compute.arn,
-            runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
-        )
+        self.zones = {network.network.zone: (self.compute, self.queue)}
+        """Compute environment and queue of each zone, in the order in which jobs try them."""
+        for zone in config.zone_ids[1:]:
+            self.zones[zone] = self._nodes(
+                f"-{zone}",
+                network.network.in_zone(zone),
+                placement_group=self.compute.placement_groups[zone],
+            )
         self.jobs = {
             workload.name: self._define(workload)
             for workload in WORKLOADS.values()
             if workload.hardware is Hardware.TRAINIUM
         }
         PublishedContract(self, "Contract", deployment=config.deployment, values=self._published())
+        if len(self.zones) > 1:
+            self._add_zone_moves()
 
-    def _host_image(self) -> str:
-        """The dated image that fits the release; the value of its parameter never changes."""
+    def _nodes(
+        self, suffix: str, network: EfaNetwork, *, placement_group: str | None, min_vcpus: int = 0
+    ) -> tuple[TrainiumComputeEnvironment, TrainingQueue]:
+        """Create the compute environment and the queue of one zone."""
+        config = self._config
+        compute = TrainiumComputeEnvironment(
+            self,
+            f"Compute{suffix}",
+            instance_type=config.instance,
+            network=network,
+            launch_template=self.launch_template,
+            image_id=self._image_id,
+            max_vcpus=config.max_vcpus,
+            min_vcpus=min_vcpus,
+            scale_down_delay_minutes=config.scale_down_delay_minutes,
+            placement_group=placement_group,
+            reserved=reservation_of(config) is not None,
+            shell=config.node_shell,
+            instance_tags={"Name": self.node.id, contract.TAG_DEPLOYMENT: config.deployment},
+        )
+        queue = TrainingQueue(
+            self,
+            f"Jobs{suffix}",
+            environment_arn=compute.arn,
+            runnable_time_limit=cdk.Duration.minutes(config.runnable_time_limit_minutes),
+        )
+        return compute, queue
+
+    def _add_zone_moves(self) -> None:
+        """Add the function that moves jobs between zones."""
+        # Imported here: its CDK modules load slowly, and only deployments in several zones need it.
+        from trainium_constructs.batch.zone_moves import ZoneMoves
+
+        ZoneMoves(
+            self,
+            "ZoneMoves",
+            deployment=self._config.deployment,
+            queue_arns=[queue.arn for _, queue in self.zones.values()][1:],
+            definition_arns=[job.arn for job in self.jobs.values()],
+            sources=REPOSITORY_ROOT,
+            bucket=self._storage.bucket,
+            job_logs=self._data.logs.log_group,
+            log_retention_days=self._config.log_retention_days,
+        )
+
+    def _pinned_ami(self) -> str:
+        """Refer to the release's AMI by its SSM parameter, which CloudFormation resolves.
+
+        The parameter belongs to one AMI and never changes.
+        """
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
             self,
             self._config.release.ecs_ami_ssm_parameter,
@@ -131,7 +173,13 @@ class BatchStack(cdk.Stack):
         return job
 
     def _published(self) -> dict[str, str]:
+        zones = [
+            {"zone": zone, "job_queue": queue.arn, "compute_environment": compute.arn}
+            for zone, (compute, queue) in self.zones.items()
+        ]
+        all_zones = {contract.SSM_BATCH_ZONES: self.to_json_string({"zones": zones})}
         return {
+            **(all_zones if len(zones) > 1 else {}),
             contract.SSM_JOB_QUEUE: self.queue.arn,
             contract.SSM_COMPUTE_ENVIRONMENT: self.compute.arn,
             **{contract.ssm_job_definition(name): job.arn for name, job in self.jobs.items()},

@@ -10,11 +10,12 @@ from pathlib import Path
 
 _GIB = 1024**3
 
-# The Neuron training image is more than 10 GB, and a build holds it compressed, unpacked and with
-# the new layers on top.
+# The Neuron training image is more than 10 GB, and a build stores it compressed, unpacked, and
+# again with the new layers.
 NEEDED_GIB = 40
 
-# Docker's image folder on Linux. Elsewhere it has its own disk, which cannot be inspected.
+# Docker's data directory on Linux. On other systems Docker Desktop has a virtual disk, whose free
+# space is unknown here.
 DOCKER_ROOT = Path("/var/lib/docker")
 
 _ARM = frozenset({"arm64", "aarch64"})
@@ -41,19 +42,19 @@ class BuildHost:
 
 
 def build_warnings(host: BuildHost) -> Iterator[tuple[str, str]]:
-    """Yield id and text of every warning about ``host``."""
+    """Yield the id and text of each warning about ``host``."""
     free_gib = host.free_bytes / _GIB
     if free_gib < NEEDED_GIB:
         yield (
             "trainium:buildDisk",
-            f"{free_gib:.0f} GiB are free in {host.docker_root}, the Neuron image needs about "
-            f"{NEEDED_GIB} GiB to build; free some space (docker system prune), or give a "
-            "finished image with trainium:image_uri",
+            f"{free_gib:.0f} GiB is free in {host.docker_root}, but building the Neuron image "
+            f"needs about {NEEDED_GIB} GiB; free some space (docker system prune), or use a "
+            "prebuilt image with trainium:image_uri",
         )
     if host.machine.lower() in _ARM:
         yield (
             "trainium:buildMachine",
             f"this machine is {host.machine} and the image is linux/amd64, so Docker builds it "
-            "under emulation: several times slower, and it needs binfmt_misc (part of Docker "
+            "under emulation, which is several times slower and needs binfmt_misc (part of Docker "
             "Desktop; elsewhere: docker run --privileged tonistiigi/binfmt --install amd64)",
         )

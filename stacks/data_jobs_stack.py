@@ -1,4 +1,4 @@
-"""The data stack: jobs on ordinary instances, and the resources that all jobs share."""
+"""The data stack: CPU jobs, and the resources that all jobs share."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from stacks.image_stack import ImageStack
 from stacks.network_stack import NetworkStack
 from stacks.storage_stack import StorageStack
 from trainium_catalogue import contract
+from trainium_catalogue.releases import TorchBackend
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 from trainium_constructs import (
     CpuComputeEnvironment,
     CpuJob,
+    ExpiringLogGroup,
     JobExecutionRole,
     OwnRepositorySynthesizer,
     PublishedContract,
-    RetainedLogs,
     TrainingImage,
     TrainingQueue,
     grant_data_uris,
@@ -53,7 +54,7 @@ class DataJobsStack(cdk.Stack):
             config: Configuration of the deployment.
             network: Network of the instances.
             storage: Stack of the bucket.
-            image: Stack of the repository to push to. Default: ``config.image_uri`` runs unbuilt.
+            image: Stack of the repository to push to; None to use ``config.image_uri``.
         """
         if image is not None:
             kwargs["synthesizer"] = OwnRepositorySynthesizer(
@@ -66,7 +67,7 @@ class DataJobsStack(cdk.Stack):
             self.add_stack_dependency(image, "the image is pushed to its repository")
         self._config = config
         self._storage = storage
-        self.logs = RetainedLogs(self, "Logs", retention_days=config.log_retention_days)
+        self.logs = ExpiringLogGroup(self, "Logs", retention_days=config.log_retention_days)
         self.image_uri, self.repository = self._image()
         self.execution_role = JobExecutionRole(
             self, "Execution", repository=self.repository, log_group=self.logs.log_group
@@ -80,7 +81,7 @@ class DataJobsStack(cdk.Stack):
         self.job_environment = {
             contract.ENV_DEPLOYMENT: config.deployment,
             contract.ENV_BUCKET: storage.bucket.bucket.bucket_name,
-            # ECS on EC2 gives a container its credentials but not its region.
+            # ECS on EC2 provides a container's credentials but not its region.
             contract.ENV_REGION: self.region,
         }
         self.compute = CpuComputeEnvironment(
@@ -105,10 +106,60 @@ class DataJobsStack(cdk.Stack):
             if workload.hardware is Hardware.CPU
         }
         PublishedContract(self, "Contract", deployment=config.deployment, values=self._published())
+        if config.monthly_budget_usd is not None:
+            # Imported here: only deployments with a budget need its CDK module.
+            from trainium_constructs.budget import MonthlyBudget
+
+            MonthlyBudget(
+                self,
+                "Monthly",
+                usd=config.monthly_budget_usd,
+                email=config.notify_email,
+                topic_arn=config.notify_topic_arn,
+                tag=contract.TAG_DEPLOYMENT,
+                value=config.deployment,
+            )
+            # The CDK CLI prints an output's name and value after each deployment.
+            cdk.CfnOutput(
+                self,
+                "MonthlyBudget",
+                value=(
+                    "it only sends alerts, stops nothing, and stays at 0 until the payer activates "
+                    f"the cost allocation tag {contract.TAG_DEPLOYMENT} in Billing (up to 24 hours)"
+                ),
+            )
+        if config.notifies:
+            self._notify()
+
+    def _notify(self) -> None:
+        """Add the function that sends notifications; omitting its context keys removes it."""
+        # Imported here: its CDK modules load slowly, and only notifications need them.
+        from trainium_constructs.notifications import RunNotifications
+
+        config = self._config
+        notifications = RunNotifications(
+            self,
+            "Notifications",
+            deployment=config.deployment,
+            email=config.notify_email,
+            topic_arn=config.notify_topic_arn,
+            wait_minutes=config.notify_wait_minutes,
+            sources=REPOSITORY_ROOT,
+            bucket=self._storage.bucket,
+            job_logs=self.logs.log_group,
+            log_retention_days=config.log_retention_days,
+        )
+        if config.notify_email is not None:
+            cdk.CfnOutput(
+                self,
+                "ConfirmNotifications",
+                value=notifications.topic.topic_arn,
+                description=f"{config.notify_email} receives an email with a confirmation link",
+            )
 
     def _image(self) -> tuple[str, ecr.IRepository | None]:
-        if (base_image := self._config.build_base_image) is not None:
-            built = TrainingImage(self, "Image", context=REPOSITORY_ROOT, base_image=base_image)
+        if (base := self._config.image_base) is not None:
+            built = TrainingImage(self, "Image", context=REPOSITORY_ROOT, base=base)
             return built.image_uri, built.repository
         assert self._config.image_uri is not None
         return self._config.image_uri, private_repository(
@@ -119,18 +170,27 @@ class DataJobsStack(cdk.Stack):
         job = CpuJob(
             self,
             workload.name,
-            environment={**self.job_environment, contract.ENV_DEVICE: "cpu"},
+            environment={**self.job_environment, contract.ENV_DEVICE: "cpu", **self._no_device},
             **job_properties(self._config, workload, self),
         )
         self._storage.bucket.grant(job.job_role, workload)
         grant_data_uris(job.job_role, workload, self._config.data_uris)
         return job
 
+    @property
+    def _no_device(self) -> dict[str, str]:
+        """Variables that keep `import torch` from loading TorchNeuron, which needs a device."""
+        if self._config.release.backend is not TorchBackend.TORCH_NEURON:
+            return {}
+        return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
     def _published(self) -> dict[str, str]:
-        """Values of every deployment; network, storage and node stacks publish their own."""
+        """Return the values that every deployment publishes; other stacks publish their own."""
         config = self._config
+        cap = config.max_cost_per_job_usd
         return {
-            contract.SSM_SETTINGS: remembered(config),
+            **({} if cap is None else {contract.SSM_MAX_COST_PER_JOB_USD: str(cap)}),
+            contract.SSM_SETTINGS: serialized_settings(config),
             contract.SSM_CONTRACT_VERSION: contract.CONTRACT_VERSION,
             contract.SSM_ORCHESTRATORS: ",".join(config.orchestrators),
             contract.SSM_INSTANCE_TYPE: config.instance_type,
@@ -143,14 +203,14 @@ class DataJobsStack(cdk.Stack):
         }
 
 
-def remembered(config: AppConfig) -> str:
-    """Serialise this deployment's settings for their parameter."""
+def serialized_settings(config: AppConfig) -> str:
+    """Serialize this deployment's settings for their SSM parameter; ``null`` if too long for it."""
     settings = json.dumps(dict(config.settings))
     return settings if len(settings) <= contract.MAX_SETTINGS_CHARACTERS else "null"
 
 
 def job_properties(config: AppConfig, workload: Workload, shared: DataJobsStack) -> dict[str, Any]:
-    """Properties shared by the job definitions of all workloads."""
+    """Return the properties shared by the job definitions of all workloads."""
     hours = min(workload.time_limit_hours, config.job_time_limit_hours)
     return {
         "workload": workload,

@@ -1,11 +1,12 @@
-"""The EKS stack: a cluster that runs jobs; can be removed and re-created at any time."""
+"""The EKS stack: a cluster for jobs; it holds no data, so it can be recreated when no job runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aws_cdk as cdk
+from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
 
 from stacks.config import AppConfig
@@ -27,6 +28,7 @@ from trainium_constructs.eks import (
     TrainiumNodeGroup,
 )
 from trainium_constructs.eks.manifests import lustre_name
+from trainium_constructs.eks.node_scaler import node_group_names
 
 
 class EksStack(cdk.Stack):
@@ -51,7 +53,7 @@ class EksStack(cdk.Stack):
             network: Network of the nodes.
             storage: Stack of the bucket.
             lustre: Stack of the file system that pods mount.
-            data: Stack of what all jobs share: the image.
+            data: Stack of the resources shared by all jobs: the image and the log group.
         """
         super().__init__(scope, construct_id, **kwargs)
         self.add_stack_dependency(data, "its image has been pushed")
@@ -65,7 +67,7 @@ class EksStack(cdk.Stack):
             kubernetes_version=config.kubernetes_version,
             network=network.network,
             endpoint_cidrs=config.public_endpoint_cidrs,
-            inside_cidrs=config.inside_endpoint_cidrs,
+            inside_cidrs=config.private_endpoint_cidrs,
             admin_arns=config.eks_admin_arns,
             submitter_arns=config.eks_submitter_arns,
             log_retention_days=config.log_retention_days,
@@ -92,19 +94,20 @@ class EksStack(cdk.Stack):
                 image_registry=config.eks_image_registry,
             ),
             accounts=[kubernetes.service_account(name) for name in self._workloads()],
-            after=[self.system, self.nodes, *roles],
+            after=[self.system, *self.nodes.values(), *roles],
         )
         NodeScaler(
             self,
             "Scaler",
             cluster=self.cluster,
-            node_group=self.nodes.nodes,
+            node_groups=self._node_groups,
             deployment=config.deployment,
             region=self.region,
             image=data.image_uri,
             instance_type=config.instance,
             idle_minutes=config.eks_idle_minutes,
             hold_minutes=config.runnable_time_limit_minutes,
+            snapshots=storage.bucket if config.notifies else None,
             after=[contents],
         )
 
@@ -123,21 +126,31 @@ class EksStack(cdk.Stack):
             instance_tags=self._tags(f"{name}-system"),
             **common,
         )
-        self.nodes = TrainiumNodeGroup(
-            self,
-            "Nodes",
-            instance_type=config.instance,
-            network=network.network,
-            layout=config.efa_layout,
-            host_image_version=config.node_image,
-            root_volume_gib=config.root_volume_gib,
-            nodes=config.eks_nodes,
-            max_nodes=config.max_nodes,
-            reservation=reservation_of(config),
-            placement_group=config.placement_group,
-            instance_tags=self._tags(name),
-            **common,
-        )
+        self.nodes = dict[str, TrainiumNodeGroup]()
+        """Groups of Trainium nodes by zone, in the order in which jobs try them."""
+        placement_groups: Mapping[str, str] = {}
+        for zone in config.zone_ids or (network.network.zone,):
+            is_first = not self.nodes
+            self.nodes[zone] = group = TrainiumNodeGroup(
+                self,
+                "Nodes" if is_first else f"Nodes-{zone}",
+                instance_type=config.instance,
+                network=network.network.in_zone(zone),
+                layout=config.efa_layout,
+                host_image_version=config.node_image,
+                root_volume_gib=config.root_volume_gib,
+                nodes=config.eks_nodes if is_first else 0,
+                max_nodes=config.max_nodes,
+                reservation=reservation_of(config),
+                placement_group=placement_groups.get(zone, config.placement_group),
+                instance_tags=self._tags(name),
+                **common,
+            )
+            placement_groups = placement_groups or group.placement_groups
+
+    @property
+    def _node_groups(self) -> dict[str, eks.Nodegroup]:
+        return {zone: group.nodes for zone, group in self.nodes.items()}
 
     def _tags(self, name: str) -> dict[str, str]:
         return {"Name": name, contract.TAG_DEPLOYMENT: self._config.deployment}
@@ -146,14 +159,14 @@ class EksStack(cdk.Stack):
         return [w.name for w in WORKLOADS.values() if w.hardware is Hardware.TRAINIUM]
 
     def _roles(self) -> list[PodRole]:
-        """Give each workload's pods the rights that its jobs have on Batch."""
-        made = []
+        """Create a role for each workload's pods, with the permissions of its jobs on Batch."""
+        roles = []
         for name in self._workloads():
             pods = self._role(name, kubernetes.service_account(name))
             self._storage.bucket.grant(pods.role, WORKLOADS[name])
             grant_data_uris(pods.role, WORKLOADS[name], self._config.data_uris)
-            made.append(pods)
-        return made
+            roles.append(pods)
+        return roles
 
     def _role(self, construct_id: str, account: str) -> PodRole:
         return PodRole(
@@ -171,7 +184,7 @@ class EksStack(cdk.Stack):
             contract.SSM_EKS_CLUSTER: self.cluster.cluster.cluster_name,
             contract.SSM_EKS_NAMESPACE: kubernetes.NAMESPACE,
             contract.SSM_EKS_QUEUE: kubernetes.QUEUE,
-            contract.SSM_EKS_NODE_GROUP: self.nodes.nodes.nodegroup_name,
+            contract.SSM_EKS_NODE_GROUP: ",".join(node_group_names(self._node_groups)),
             contract.SSM_EKS_IMAGE: data.image_uri,
             contract.SSM_EKS_JOB_TIME_LIMIT_HOURS: str(self._config.job_time_limit_hours),
             **claim,
@@ -179,6 +192,6 @@ class EksStack(cdk.Stack):
         }
 
 
-def _versions(given: Sequence[str]) -> dict[str, str]:
-    """Read ``name=version`` pairs."""
-    return dict(each.split("=") for each in given)
+def _versions(pairs: Sequence[str]) -> dict[str, str]:
+    """Parse ``name=version`` pairs."""
+    return dict(pair.split("=") for pair in pairs)

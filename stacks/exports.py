@@ -1,4 +1,4 @@
-"""Exports that do not depend on having users."""
+"""Exports that exist even if no stack imports them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import aws_cdk as cdk
 
 
 def always_export(stack: cdk.Stack, *values: str) -> None:
-    """Export values that later stacks may refer to, whether one does or not.
+    """Export values that later stacks may reference, even if none does.
 
-    The CDK exports only what is referred to, and deploys a stack before those that refer to it.
-    Along with its last reference an export would go too early: CloudFormation refuses to delete
-    one in use (docs/adr/0016-zones-and-removal.md). Values known at synthesis need no export.
+    By default the CDK exports only referenced values, and deploys a stack before its consumers. It
+    would therefore delete an export that is still imported, which CloudFormation refuses
+    (docs/adr/0016-zones-and-removal.md). Values known at synthesis need no export.
     """
     for value in values:
         if cdk.Token.is_unresolved(value):

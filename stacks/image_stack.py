@@ -12,17 +12,18 @@ from trainium_constructs import ImageRepository
 
 
 class ImageStack(cdk.Stack):
-    """Our own repository, deployed before the stack whose image it holds."""
+    """Our own ECR repository, deployed before the stack whose image it stores."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
     ) -> None:
         """Create the repository of one deployment."""
         super().__init__(scope, construct_id, **kwargs)
-        # The only physical names in this app: the CDK CLI pushes by name, before CloudFormation
-        # has any attribute that could name the target (docs/adr/0002).
+        # Physical names, because the CDK CLI pushes by name, before CloudFormation could supply
+        # one (docs/adr/0002).
         self.repository_name = f"trainium-{config.deployment}"
-        # Roles are global: the region distinguishes two deployments of the same name.
+        # Role names are unique in an account, not in a region: the region distinguishes deployments
+        # of the same name.
         self.publishing_role_name = f"cdk-trainium-{config.deployment}-images-{config.region}"
         self.images = ImageRepository(
             self,

@@ -1,4 +1,4 @@
-"""The Lustre stack: the file system alone, so that it can outlive everything that mounts it."""
+"""The Lustre stack: only the file system, which can outlive everything that mounts it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainium_constructs import LustreFileSystem, LustreMount, PublishedContract
 
 
 class LustreStack(cdk.Stack):
-    """The file system that nodes mount, or only a parameter that says there is none."""
+    """The file system that nodes mount, or only a parameter with the value ``none``."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class LustreStack(cdk.Stack):
         storage: StorageStack,
         **kwargs: Any,
     ) -> None:
-        """Create the file system that ``config`` asks for, or name the existing one it gives.
+        """Create the file system, or refer to the existing one, that ``config`` specifies.
 
         Args:
             config: Configuration of the deployment.
@@ -43,7 +43,7 @@ class LustreStack(cdk.Stack):
                 "Lustre",
                 network=network.network,
                 subnet=network.lustre_subnet,
-                opens_nodes=config.security_group_id is None,
+                adds_node_rules=config.security_group_id is None,
                 capacity_gib=config.lustre_gib,
                 mbps_per_tib=config.lustre_mbps_per_tib,
                 bucket_name=storage.bucket.bucket.bucket_name,
@@ -60,8 +60,8 @@ class LustreStack(cdk.Stack):
             always_export(
                 self, self.mount.file_system_id, self.mount.dns_name, self.mount.mount_name
             )
-        # A stack needs at least one resource, and this one stays when its file system goes:
-        # `cdk deploy` does not destroy stacks that the app no longer has.
+        # A stack needs at least one resource, and this one outlives its file system: `cdk deploy`
+        # does not destroy stacks that are no longer part of the app.
         PublishedContract(
             self,
             "Contract",
@@ -69,11 +69,11 @@ class LustreStack(cdk.Stack):
             values={SSM_LUSTRE: self.mount.file_system_id if self.mount else NO_LUSTRE},
         )
 
-    def goes_after(self, users: list[cdk.Stack]) -> None:
-        """Deploy this stack after ``users`` once the file system is no longer wanted.
+    def deploy_after(self, users: list[cdk.Stack]) -> None:
+        """Deploy this stack after ``users`` if the file system is being removed.
 
-        While it is wanted, they refer to it and are deployed after it; once it is not, they must
-        let go of it first. CloudFormation enforces that: an export in use cannot be deleted.
+        While it exists, they import its exports and are deployed after it. Removing it requires
+        the opposite order, because CloudFormation does not delete an export in use.
         """
         for user in users:
-            self.add_stack_dependency(user, "it lets go of the file system")
+            self.add_stack_dependency(user, "it releases the file system")

@@ -1,4 +1,4 @@
-"""The network stack: rarely changed, and the home of everything else."""
+"""The network stack: rarely changed, used by every stack with instances or a file system."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from constructs import Construct
 from stacks.config import AppConfig
 from stacks.exports import always_export
 from trainium_catalogue.contract import SSM_DEFAULT_SECURITY_GROUP, SSM_REGION, SSM_VPC
+from trainium_catalogue.zones import INTERFACE_ENDPOINTS
 from trainium_constructs import (
     EfaNetwork,
     EfaSecurityGroup,
@@ -18,19 +19,18 @@ from trainium_constructs import (
     NodeVpc,
     PublishedContract,
 )
-from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
 
 
 class NetworkStack(cdk.Stack):
-    """The network of the nodes: a new VPC, or an existing one, neither looked up nor changed."""
+    """The nodes' network: a new VPC, or an existing one, which is neither looked up nor changed."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any
     ) -> None:
-        """Create or import the network that ``config`` asks for."""
+        """Create or import the network that ``config`` specifies."""
         super().__init__(scope, construct_id, **kwargs)
         self._default_group_id = config.default_security_group_id
-        self.network = self._existing(config) if config.vpc_id else self._new(config)
+        self.network = self._import(config) if config.vpc_id else self._create(config)
         by_zone = dict(zip(self.network.zones, self.network.subnets, strict=True))
         self.lustre_subnet = by_zone[config.lustre_zone_id or self.network.zone]
         """Subnet of the file system, which does not follow the nodes to another zone."""
@@ -45,7 +45,7 @@ class NetworkStack(cdk.Stack):
             published[SSM_DEFAULT_SECURITY_GROUP] = self._default_group_id
         PublishedContract(self, "Contract", deployment=config.deployment, values=published)
 
-    def _new(self, config: AppConfig) -> EfaNetwork:
+    def _create(self, config: AppConfig) -> EfaNetwork:
         assert config.vpc_cidr is not None
         zone = config.zone_id or config.zone_name
         assert zone is not None  # the defaults give a new VPC its zone
@@ -56,7 +56,7 @@ class NetworkStack(cdk.Stack):
             zone_ids=config.subnet_zones if config.zone_id else (),
             zone_names=config.subnet_zones if config.zone_name else (),
             nat_gateways=config.nat_gateways,
-            interface_endpoints=DEFAULT_INTERFACE_ENDPOINTS if config.interface_endpoints else (),
+            interface_endpoints=INTERFACE_ENDPOINTS if config.interface_endpoints else (),
             log_retention_days=config.log_retention_days,
         )
         self._default_group_id = nodes.default_security_group_id
@@ -72,7 +72,7 @@ class NetworkStack(cdk.Stack):
             cluster_subnets=subnets,
         )
 
-    def _existing(self, config: AppConfig) -> EfaNetwork:
+    def _import(self, config: AppConfig) -> EfaNetwork:
         assert config.vpc_id is not None
         assert config.subnet_id is not None
         zone = config.zone_name or ""
@@ -80,8 +80,8 @@ class NetworkStack(cdk.Stack):
             self, "Vpc", vpc_id=config.vpc_id, availability_zones=[zone]
         )
         subnet = self._subnet("Subnet", config.subnet_id, zone)
-        more = {id: self._subnet(f"Subnet{id}", id) for id in config.eks_subnet_ids}
-        by_id = {config.subnet_id: subnet, **more}
+        extra = {id: self._subnet(f"Subnet{id}", id) for id in config.eks_subnet_ids}
+        by_id = {config.subnet_id: subnet, **extra}
         network = EfaNetwork(
             vpc=vpc,
             subnet=subnet,
@@ -95,11 +95,11 @@ class NetworkStack(cdk.Stack):
             zone=config.subnet_id,
             zones=(config.subnet_id,),
             subnets=(subnet,),
-            # Sorted, so that the order stays the same when nodes move to another of them.
+            # Sorted, so that the order does not change when nodes move to another subnet.
             cluster_subnets=tuple(by_id[id] for id in sorted(by_id)),
         )
         if config.lustre_security_group_id is not None:
-            # Not in the Lustre stack, which comes after hosts that use nothing of it.
+            # Not in the Lustre stack, which may be deployed after the hosts.
             LustreAccess(self, "Lustre", servers=config.lustre_security_group_id, network=network)
         return network
 
@@ -107,6 +107,6 @@ class NetworkStack(cdk.Stack):
         subnet = ec2.Subnet.from_subnet_attributes(
             self, construct_id, subnet_id=subnet_id, availability_zone=zone
         )
-        # Its owner manages its routes: nothing here adds one.
+        # Its owner manages its routes.
         cdk.Annotations.of(subnet).acknowledge_warning("@aws-cdk/aws-ec2:noSubnetRouteTableId")
         return subnet

@@ -1,4 +1,4 @@
-"""The storage stack: the bucket, which outlives the machines."""
+"""The storage stack: the bucket, which outlives all compute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainium_constructs import PublishedContract, TrainingBucket
 
 
 class StorageStack(cdk.Stack):
-    """The bucket, separate from compute so that compute can be removed without it."""
+    """The bucket, in a separate stack so that compute can be destroyed without it."""
 
     def __init__(
         self,
@@ -23,7 +23,7 @@ class StorageStack(cdk.Stack):
         config: AppConfig,
         **kwargs: Any,
     ) -> None:
-        """Create the bucket, or use the one that ``config`` names."""
+        """Create the bucket, or use the existing one named by ``config``."""
         super().__init__(scope, construct_id, **kwargs)
         self.bucket = TrainingBucket(
             self,
@@ -31,6 +31,7 @@ class StorageStack(cdk.Stack):
             bucket_name=config.bucket_name,
             kms_key_arn=config.bucket_kms_key_arn,
             retain_data=config.retain_data,
+            notifies=config.notifies,
         )
         PublishedContract(
             self,
@@ -39,8 +40,8 @@ class StorageStack(cdk.Stack):
             values={SSM_BUCKET: self.bucket.bucket.bucket_name},
         )
         kept = config.retain_data or config.bucket_name is not None
-        # The CLI prints an output's name after each deployment; `cdk destroy` shows the bucket as
-        # DELETE_SKIPPED and has no other place for a message of ours.
+        # The CDK CLI prints outputs after each deployment; `cdk destroy` shows the bucket only as
+        # DELETE_SKIPPED.
         cdk.CfnOutput(
             self,
             "BucketKeptByDestroy" if kept else "BucketEmptiedByDestroy",

@@ -1,38 +1,41 @@
-"""What holds for every test."""
+"""Settings and fixtures for every test."""
 
 import gc
 import signal
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.client import ClientCreator
 from botocore.loaders import create_loader
 from hypothesis import settings
 
 from tests.support.limits import scaled
 
-# How long an example takes says nothing where two tests share the cores.
+# An example's duration is meaningless while two tests share the cores.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-# A script that starts tests in its background has them ignore Ctrl-C, and all that they start.
+# Tests that a script starts in the background ignore Ctrl-C, and so would their subprocesses.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Modules and models of AWS are nearly a million objects that stay. With the usual thresholds,
-# looking through them takes half of the processor time of a test that makes many more (moto's do).
+# Imported modules and AWS's service models are nearly a million objects that are never freed. With
+# the default thresholds, scanning them takes half of the CPU time of a test that creates many more
+# objects, such as one with moto.
 gc.set_threshold(50_000, 20, 50)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported out of every later collection."""
+    """Exclude the objects created by imports from every later garbage collection."""
     gc.collect()
     gc.freeze()
 
 
-# A file is one worker's, and these take longest: one that began late would be the end of the run,
-# with the other workers idle. The first mostly wait.
+# One worker runs all tests of a file, and these files take longest: if one started late, the other
+# workers would be idle at the end. The first files use little CPU time.
 FIRST = tuple(
     Path(__file__).parent / name
     for name in (
@@ -40,6 +43,8 @@ FIRST = tuple(
         "rehearsal/test_end_to_end.py",
         "training/launcher/test_failure_model.py",
         "training/program/snapshots/test_consistency.py",
+        "training/program/snapshots/test_last_snapshot.py",
+        "training/program/snapshots/test_slow_nodes.py",
         "rehearsal/test_transitions.py",
         "rehearsal/test_up.py",
         "rehearsal/test_program.py",
@@ -51,7 +56,7 @@ FIRST = tuple(
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest files, and scale every time-out to this machine."""
+    """Run the longest files first, and scale every timeout to this machine."""
     place = {path: number for number, path in enumerate(FIRST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     usual = float(config.getini("timeout"))
@@ -63,7 +68,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def _models_are_read_once() -> Iterator[None]:
-    """Let all sessions of this process share what they read: botocore's models are large files."""
+    """Share botocore's service models and client classes among all sessions of this process.
+
+    The models are large files, and EC2's client class has 700 methods.
+    """
+    make, classes = ClientCreator._create_client_class, dict[tuple[str, str], type]()
+
+    def shared(creator: Any, service: str, model: Any) -> type:
+        key = service, creator._user_agent  # boto3's own clients have more methods
+        if key not in classes:
+            classes[key] = make(creator, service, model)
+        return classes[key]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("botocore.session.create_loader", cache(create_loader))
+        patch.setattr(ClientCreator, "_create_client_class", shared)
         yield

@@ -1,4 +1,4 @@
-"""`make bench` keeps what it measured when something else fails."""
+"""`make bench` keeps its measurements when another comparison fails."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def written(result: Path) -> dict[str, Any]:
     return document
 
 
-def test_comparisons_that_fail_do_not_take_the_others_with_them(
+def test_failed_comparison_does_not_stop_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     code, said = run(monkeypatch, tmp_path / "bench.json")
@@ -85,17 +85,17 @@ def test_comparisons_that_fail_do_not_take_the_others_with_them(
     assert "bad cannot be measured" in said
 
 
-def test_nothing_failed_ends_with_0(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_exit_code_is_0_without_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, _ = run(monkeypatch, tmp_path / "bench.json", "--only", "good")
 
     assert code == 0
     assert written(tmp_path / "bench.json")["failed"] == []
 
 
-@pytest.mark.parametrize(("first", "is_told"), [({"seconds": 34.2}, True), (None, False)])
-def test_the_last_rehearsals_first_result_is_told_if_there_was_one(
+@pytest.mark.parametrize(("first", "is_reported"), [({"seconds": 34.2}, True), (None, False)])
+def test_first_result_of_last_rehearsal_is_reported(
     first: dict[str, float] | None,
-    is_told: bool,
+    is_reported: bool,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -105,10 +105,10 @@ def test_the_last_rehearsals_first_result_is_told_if_there_was_one(
 
     _, said = run(monkeypatch, tmp_path / "bench.json", "--only", "good")
 
-    assert ("first result after 34 s" in " ".join(said.split())) is is_told
+    assert ("first result after 34 s" in " ".join(said.split())) is is_reported
 
 
-def test_what_this_machine_does_not_have_is_skipped_with_a_reason(
+def test_missing_requirement_skips_comparison_with_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     groups = [GROUPS[0], bench.ComparisonGroup(("absent",), impossible)]
@@ -121,14 +121,14 @@ def test_what_this_machine_does_not_have_is_skipped_with_a_reason(
     assert "absent skipped: it is not here; get it" in said
 
 
-def test_the_graph_needs_the_source_of_nxd() -> None:
+def test_graph_comparison_needs_nxd_source() -> None:
     comparison, *_ = graph.comparisons({})
 
-    with pytest.raises(MissingRequirement, match="NXD_SOURCE does not say where"):
+    with pytest.raises(MissingRequirement, match="NXD_SOURCE is not set"):
         comparison.measure_product()
 
 
-def test_a_smoke_run_writes_no_result_and_fails_all_the_same(
+def test_smoke_run_writes_no_result_and_reports_failures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     code, said = run(monkeypatch, tmp_path / "bench.json", "--smoke")
@@ -137,17 +137,15 @@ def test_a_smoke_run_writes_no_result_and_fails_all_the_same(
     assert "2 comparisons ran once, 4 failed" in said
 
 
-def test_a_name_that_is_no_comparison_is_refused(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_unknown_comparison_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     code, said = run(monkeypatch, tmp_path / "bench.json", "--only", "god")
 
     assert code == 2
     assert "did you mean 'good'" in said
 
 
-def test_the_names_are_those_of_the_comparisons() -> None:
-    """Where making them is quick; the smoke run makes the others."""
+def test_names_match_comparisons() -> None:
+    """Comparisons that are created quickly; the smoke run creates the others."""
     from contextlib import ExitStack
 
     from rich.console import Console

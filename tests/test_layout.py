@@ -17,7 +17,7 @@ def test_folder_is_not_an_import_package(folder: str) -> None:
     assert [name for name in stray if not Path(name).name.startswith(("test_", "conftest"))] == []
 
 
-def test_tests_hold_no_init_files() -> None:
+def test_tests_have_no_init_files() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
@@ -28,5 +28,5 @@ def test_constructs_is_the_published_package() -> None:
     assert ROOT / "constructs" not in Path(spec.origin).parents
 
 
-def test_every_file_that_tests_begin_with_is_there() -> None:
+def test_every_file_in_first_exists() -> None:
     assert [path for path in FIRST if not path.is_file()] == []

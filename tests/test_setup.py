@@ -1,9 +1,10 @@
-"""Each layer of set-up holds what is imported."""
+"""Each layer of the setup contains the imported packages."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +17,11 @@ from tools import setup
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU_PROGRAMS = ROOT / "tests" / "jobs" / "port"
-"""Programs that are only read."""
+"""Programs that are only parsed."""
 SITE_PACKAGES = Path(pytest.__file__).parent.parent
 OURS = {
-    "app", "benchmarks", "jobs", "node_scaler", "rehearsal", "stacks", "tests", "tools", "training",
-    "trainium_catalogue", "trainium_constructs", "trainium_emulators",
+    "app", "benchmarks", "jobs", "node_scaler", "notifier", "rehearsal", "stacks", "tests", "tools",
+    "training", "trainium_catalogue", "trainium_constructs", "trainium_emulators",
 }  # fmt: skip
 NOT_INSTALLED = {"torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla"}
 """Only on a Neuron device, and for tests/nxd."""
@@ -69,11 +70,18 @@ def modules_in(folder: Path) -> list[Path]:
     ]
 
 
+@cache
+def imports_in(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """Imports anywhere in a module."""
+    tree = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in tree if isinstance(node, (ast.Import, ast.ImportFrom)))
+
+
 def imports(folder: Path) -> set[str]:
-    """Top packages of others that a folder's modules import, wherever they do."""
+    """Third-party top-level packages that a folder's modules import."""
     found = set()
     for path in modules_in(folder):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports_in(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [str(node.module)]
@@ -99,16 +107,16 @@ def missing(folder: str, layer: str) -> set[str]:
 @pytest.mark.parametrize(
     "folder",
     [
-        "app.py", "stacks", "constructs/trainium_constructs", "jobs", "node_scaler", "training",
-        "emulators/trainium_emulators", "rehearsal",
+        "app.py", "stacks", "constructs/trainium_constructs", "jobs", "node_scaler", "notifier",
+        "training", "emulators/trainium_emulators", "rehearsal",
     ],
 )  # fmt: skip
-def test_whatever_the_rehearsal_may_import_is_in_its_requirements(folder: str) -> None:
+def test_rehearsal_imports_are_in_requirements(folder: str) -> None:
     assert missing(folder, "rehearsal") - NOT_REHEARSED == set()
 
 
 @pytest.mark.parametrize("folder", ["tests", "tools", "training"])
-def test_whatever_tests_import_is_in_their_requirements(folder: str) -> None:
+def test_test_imports_are_in_requirements(folder: str) -> None:
     assert missing(folder, "tests") == set()
 
 
@@ -128,22 +136,22 @@ def lock_lines() -> list[str]:
 
 
 @pytest.mark.parametrize("folder", sorted(OURS - {"benchmarks"}))
-def test_every_module_that_is_imported_is_there(folder: str) -> None:
+def test_every_imported_module_exists(folder: str) -> None:
     names = modules(source_of(folder)) - NOT_REHEARSED
 
     assert [name for name in sorted(names) if find_spec(name) is None] == []
 
 
 def modules(folder: Path) -> set[str]:
-    """Dotted names of others' modules that a folder's modules import."""
+    """Dotted names of third-party modules that a folder's modules import."""
     found = set()
     for path in modules_in(folder):
         if "nxd" in path.parts:
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in imports_in(path):
             if isinstance(node, ast.Import):
                 found |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            elif node.module and not node.level:
                 found.add(node.module)
                 if node.module == "aws_cdk":
                     found |= {f"aws_cdk.{a.name}" for a in node.names if a.name[:4] == "aws_"}
@@ -161,7 +169,7 @@ def source_of(name: str) -> Path:
 # --- what is prepared ----------------------------------------------------------------------------
 
 
-def test_what_is_compiled_ahead_is_there() -> None:
+def test_modules_compiled_ahead_exist() -> None:
     names = {
         alias.name
         for program in setup.WARM

@@ -1,4 +1,4 @@
-"""Set-up installs what a target needs, once, and says what to do where it cannot."""
+"""Setup installs the packages of a target once, and states the remedy if it cannot."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ test ! -e broken
 
 @dataclass
 class Checkout:
-    """The Makefile in a folder of its own, where nothing is installed yet."""
+    """The Makefile in a separate folder, where nothing is installed yet."""
 
     folder: Path
 
@@ -36,13 +36,13 @@ class Checkout:
         return subprocess.run(["make", "-s", python, *targets], cwd=self.folder).returncode
 
     def raise_version(self, name: str) -> None:
-        """Change a lock file after what has been installed."""
+        """Change a lock file after the installation."""
         newest = max(path.stat().st_mtime for path in self.folder.rglob("*"))
         os.utime(self.folder / name, (newest + 1, newest + 1))
 
     @property
     def asked(self) -> list[str]:
-        """Layers that were to be installed."""
+        """Layers that were requested."""
         return (self.folder / "asked").read_text().split()
 
 
@@ -58,14 +58,14 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_a_second_time_there_is_nothing_to_do(checkout: Checkout) -> None:
+def test_second_setup_is_no_op(checkout: Checkout) -> None:
     for _ in range(2):
         checkout.make("setup-tests")
 
     assert checkout.asked == ["tests"]
 
 
-def test_the_tests_layer_is_enough_for_the_rehearsal_and_not_the_reverse(
+def test_tests_layer_includes_rehearsal_layer(
     checkout: Checkout,
 ) -> None:
     for name in ("setup", "setup-tests", "setup"):
@@ -75,16 +75,14 @@ def test_the_tests_layer_is_enough_for_the_rehearsal_and_not_the_reverse(
 
 
 @pytest.mark.parametrize(("layer", "base"), [("benchmarks", "rehearsal"), ("programs", "tests")])
-def test_a_layer_beside_the_product_comes_after_it(
-    checkout: Checkout, layer: str, base: str
-) -> None:
+def test_extra_layer_is_installed_after_product(checkout: Checkout, layer: str, base: str) -> None:
     for _ in range(2):
         checkout.make(f"setup-{layer}")
 
     assert checkout.asked == [base, layer]
 
 
-def test_a_version_that_was_raised_is_installed(checkout: Checkout) -> None:
+def test_raised_version_is_installed(checkout: Checkout) -> None:
     checkout.make("setup")
     checkout.raise_version("requirements.txt")
     checkout.make("setup")
@@ -92,7 +90,7 @@ def test_a_version_that_was_raised_is_installed(checkout: Checkout) -> None:
     assert checkout.asked == ["rehearsal", "rehearsal"]
 
 
-def test_a_tool_for_tests_does_not_concern_the_rehearsal(checkout: Checkout) -> None:
+def test_test_tool_does_not_affect_rehearsal(checkout: Checkout) -> None:
     checkout.make("setup")
     checkout.raise_version("requirements-dev.txt")
     checkout.make("setup")
@@ -100,7 +98,7 @@ def test_a_tool_for_tests_does_not_concern_the_rehearsal(checkout: Checkout) -> 
     assert checkout.asked == ["rehearsal"]
 
 
-def test_a_set_up_that_was_cut_short_is_not_taken_for_done(checkout: Checkout) -> None:
+def test_interrupted_setup_is_not_considered_complete(checkout: Checkout) -> None:
     (checkout.folder / "broken").touch()
     assert checkout.make("setup-tests")
     (checkout.folder / "broken").unlink()
@@ -112,7 +110,7 @@ def test_a_set_up_that_was_cut_short_is_not_taken_for_done(checkout: Checkout) -
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 2))
     monkeypatch.setattr(sys, "version", "3.10.2 (main)")
 
@@ -120,7 +118,7 @@ def test_an_old_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         setup.main("rehearsal")
 
 
-def test_gigabytes_of_cuda_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_packages_are_refused_with_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup, "torch_index", lambda: ())
     monkeypatch.setattr(setup, "uv", lambda *_, **__: " + nvidia-cublas==13\n + torch==2.13.0\n")
 
@@ -128,7 +126,7 @@ def test_gigabytes_of_cuda_are_refused_with_the_remedy(monkeypatch: pytest.Monke
         setup.install_packages("requirements.txt")
 
 
-def test_a_command_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+def test_failing_command_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^setup: .*python.* failed, see above"):
         setup.run(sys.executable, "-c", "raise SystemExit('no such package')")
 
@@ -138,7 +136,7 @@ def test_a_command_that_fails_is_named(capfd: pytest.CaptureFixture[str]) -> Non
 # --- the index -----------------------------------------------------------------------------------
 
 
-def test_uv_looks_where_pip_is_configured_to_look() -> None:
+def test_uv_uses_pip_index_configuration() -> None:
     listed = """\
 :env:.find-links='/wheels'
 :env:.disable-pip-version-check='1'
@@ -159,13 +157,13 @@ install.trusted-host='a.test b.test'
     }
 
 
-def test_what_uv_is_told_already_stays() -> None:
+def test_existing_uv_settings_are_kept() -> None:
     given = {"UV_DEFAULT_INDEX": "https://mine.test", "SSL_CERT_FILE": "/mine.crt"}
     listed = "global.index-url='https://a.test'\nglobal.cert='/etc/ca.crt'\n"
 
     assert setup.settings_of_uv(listed, given) == {"UV_INDEX_STRATEGY": "unsafe-best-match"}
 
 
-def test_a_machine_without_a_network_stays_without() -> None:
+def test_pip_no_index_setting_is_passed_to_uv() -> None:
     assert setup.settings_of_uv(":env:.no-index='1'\n", {})["UV_NO_INDEX"] == "1"
     assert setup.settings_of_uv(":env:.no-index='0'\n", {})["UV_NO_INDEX"] == "0"

@@ -1,14 +1,14 @@
-"""Run the public programs of tests/programs, and record what came of them.
+"""Run the public programs of tests/programs, and record the results.
 
     python tools/programs.py [NAME]...
     python tools/programs.py --rehearse batch,eks NAME...
 
-The first runs each twice through the launcher: undisturbed, and with a node that is killed after
-the first snapshot of a checkpoint. The second takes it through a whole rehearsal, which deploys,
-kills a node of its job and destroys. Both keep what they find in tests/programs/results.json, of
-which the tables of docs/programs.md are made.
+The first command runs each program twice with the launcher: undisturbed, and with a node killed
+after the first snapshot of a checkpoint. The second runs a whole rehearsal, which deploys, kills a
+node of the program's job and destroys. Both record their results in tests/programs/results.json,
+the source of the tables in docs/programs.md.
 
-Needs `python tools/setup.py tests` and `programs`; what else is missing here is said.
+Needs `python tools/setup.py tests` and `programs`; other missing requirements are reported.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from tests.programs.trial import try_program  # noqa: E402
 ORCHESTRATORS = ("batch", "eks")
 
 
-def main(words: list[str]) -> int:
-    """Run the programs that are named, or all; returns how many failed."""
-    options = arguments(words)
+def main(arguments: list[str]) -> int:
+    """Run the named programs, or all; return the number of failures."""
+    options = parse_arguments(arguments)
     programs = public_programs()
     if unknown := [name for name in options.names if name not in programs]:
-        sys.exit(f"programs: there is no program {unknown[0]}; give some of {', '.join(programs)}")
-    # The server of the emulated bucket would say every request.
+        sys.exit(f"programs: there is no program {unknown[0]}; choose from {', '.join(programs)}")
+    # The emulated bucket's server would log every request.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     failed = 0
     for name in options.names or programs:
@@ -48,10 +48,10 @@ def main(words: list[str]) -> int:
         folder = Path(tempfile.mkdtemp(prefix="programs-"))
         try:
             if options.rehearse:
-                failed += rehearsed(program, options.rehearse, folder)
+                failed += record_rehearsal(program, options.rehearse, folder)
             else:
-                tried(program, folder)
-        # What pytest.fail raises is no Exception.
+                record_trial(program, folder)
+        # pytest.fail does not raise an Exception.
         except (Exception, pytest.fail.Exception) as error:
             failed += 1
             print(error, file=sys.stderr)
@@ -60,49 +60,49 @@ def main(words: list[str]) -> int:
     return failed
 
 
-def arguments(words: list[str]) -> argparse.Namespace:
-    """Read the command line."""
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--rehearse", type=orchestrators, metavar="batch,eks")
-    return parser.parse_args(words)
+    return parser.parse_args(arguments)
 
 
 def orchestrators(text: str) -> tuple[str, ...]:
-    """Split the names of orchestrators."""
+    """Split comma-separated orchestrators."""
     names = tuple(text.split(","))
     if set(names) - set(ORCHESTRATORS):
-        raise argparse.ArgumentTypeError(f"{text}: give some of {', '.join(ORCHESTRATORS)}")
+        raise argparse.ArgumentTypeError(f"{text}: choose from {', '.join(ORCHESTRATORS)}")
     return names
 
 
-def tried(program: PublicProgram, folder: Path) -> None:
-    """Run a program on two local launchers, and record the results."""
+def record_trial(program: PublicProgram, folder: Path) -> None:
+    """Run a program on two local launchers; record the results."""
     trial = try_program(program, folder)
-    on = "went on" if trial.went_on else "began again"
+    recovery = "resumed" if trial.went_on else "started over"
     same = "the same" if program.agree(trial.undisturbed, trial.survived) else "NOT the same"
     print(
-        f"{program.name} | {trial.undisturbed} | {trial.survived} | {same} | {on} | "
+        f"{program.name} | {trial.undisturbed} | {trial.survived} | {same} | {recovery} | "
         f"{trial.seconds:.0f} s undisturbed",
         flush=True,
     )
-    found = {"undisturbed": trial.undisturbed, "survived": trial.survived}
-    page.record(program.name, found)
+    page.record(program.name, {"undisturbed": trial.undisturbed, "survived": trial.survived})
 
 
-def rehearsed(program: PublicProgram, names: tuple[str, ...], folder: Path) -> int:
-    """Rehearse a program, and record the results; returns how many orchestrators failed."""
+def record_rehearsal(program: PublicProgram, names: tuple[str, ...], folder: Path) -> int:
+    """Rehearse a program and record the results; return the number of failed orchestrators."""
     failed = 0
     expected = page.results().get(program.name, {}).get("undisturbed", "")
     for name, run in rehearse(program, names, folder).items():
-        why = "; ".join(run.problems)
-        if not why and not (expected and program.agree(expected, run.result)):
-            why = f"it ended with {run.result}, undisturbed with {expected or 'nothing recorded'}"
-        failed += bool(why)
-        print(f"{program.name} | {name} | {why or run.result}", flush=True)
-        if not why:
+        problem = "; ".join(run.problems)
+        if not problem and not (expected and program.agree(expected, run.result)):
+            usual = expected or "no recorded result"
+            problem = f"it ended with {run.result}, but undisturbed with {usual}"
+        failed += bool(problem)
+        print(f"{program.name} | {name} | {problem or run.result}", flush=True)
+        if not problem:
             page.record(program.name, {name: run.result})
     return failed
 

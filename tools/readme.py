@@ -1,4 +1,4 @@
-"""Write the generated tables and schemas of docs/; run by `make readme`."""
+"""Write the generated tables and schemas in docs/; run by `make readme`."""
 
 import re
 from collections import Counter
@@ -10,19 +10,20 @@ from jobs.diagnosis.cause import CAUSES, SOURCES
 from jobs.output.explain import KNOWN_REASONS
 from jobs.verify.claims import Claim, read_claims
 from stacks.config import PREFIX, AppConfig
-from stacks.config.keys import Derived, keys_of
+from stacks.config.keys import DerivedDefault, keys_of
 from trainium_catalogue.exit_codes import EXIT_CODES
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models.presets import MODELS
+from trainium_catalogue.neuron_faults import NEURON_FAULTS
 from trainium_catalogue.parameters.data import CORPORA, DATASETS
-from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
+from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, NeuronRelease
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 
 
 def table(*rows: Iterable[str]) -> str:
-    """Render rows in Markdown; the first is the head."""
+    """Render rows as a Markdown table; the first is the header."""
     head, *body = (
         "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
     )
@@ -30,7 +31,7 @@ def table(*rows: Iterable[str]) -> str:
 
 
 def reasons_table() -> str:
-    """Tabulate cause and remedy of each reason that Batch, ECS, Kubernetes or a node gives."""
+    """Tabulate cause and remedy of each known reason from Batch, ECS, Kubernetes or a node."""
     return table(
         ("symptom", "cause", "remedy"),
         *(
@@ -41,7 +42,7 @@ def reasons_table() -> str:
 
 
 def causes_table() -> str:
-    """Tabulate the causes that `explain` knows, with what shows each."""
+    """Tabulate the causes of `explain`, and the evidence for each."""
     names = {
         "redeploy": "cdk deploy --all",
         "jobs": "python -m jobs",
@@ -51,7 +52,7 @@ def causes_table() -> str:
     names |= dict.fromkeys(("again", "less_memory", "smaller_rate"), again)
     names |= {
         "with_module": f"{again} --requirements requirements.txt",
-        "zone": "cdk deploy --all -c trainium:availability_zone_id=ANOTHER",
+        "zone": "cdk deploy --all -c trainium:zone_ids=FIRST,NEXT",
         "grown": "cdk deploy --all -c trainium:max_nodes=NODES",
         "room": "python -m jobs list",
         "quota": "--quota-code CODE --desired-value VCPUS",
@@ -62,9 +63,13 @@ def causes_table() -> str:
         "region": "--region REGION",
         "hours": "24",
     }
-    names |= {name: name.upper() for name in ("run", "queue", "environment", "group")}
+    account_names = ("group", "vpc", "cluster", "node_group", "bucket", "key", "principal")
+    run_names = ("run", "queue", "environment")
+    names |= {name: name.upper().replace("_", "-") for name in (*run_names, *account_names)}
+    names |= {"key_action": "enable-key", "denied": "ACTION", "fix": "python -m jobs doctor"}
+    names["endpoint"] = "SERVICE"
     return table(
-        ("cause", "meaning", "shown by", "line to paste", "source"),
+        ("cause", "meaning", "shown by", "command to paste", "source"),
         *(
             (
                 f"`{cause.name}`",
@@ -72,7 +77,7 @@ def causes_table() -> str:
                 ", ".join(
                     dict.fromkeys(
                         source.heading
-                        for sources in (*(SOURCES[where] for where in cause.texts), cause.wrong)
+                        for sources in (*(SOURCES[where] for where in cause.texts), cause.problems)
                         for source in sources
                     )
                 ),
@@ -85,12 +90,23 @@ def causes_table() -> str:
 
 
 def exit_codes_table() -> str:
-    """Tabulate cause and remedy of a node's exit codes, and whether Batch retries."""
+    """Tabulate cause and remedy of each exit code, and whether Batch retries it."""
     return table(
-        ("exit code", "cause", "another attempt", "remedy"),
+        ("exit code", "cause", "retried", "remedy"),
         *(
             (str(code.value), ending.meaning, "yes" if ending.retry else "no", ending.remedy)
             for code, ending in EXIT_CODES.items()
+        ),
+    )
+
+
+def neuron_faults_table() -> str:
+    """Tabulate the errors of the Neuron runtime and compiler that the launcher recognizes."""
+    return table(
+        ("Neuron failure", "cause", "retried", "remedy"),
+        *(
+            (fault.name, fault.meaning, "yes" if fault.retry else "no", fault.action)
+            for fault in NEURON_FAULTS
         ),
     )
 
@@ -108,7 +124,7 @@ def context_table() -> str:
 
 def _default(value: object) -> str:
     match value:
-        case Derived(text=text):
+        case DerivedDefault(text=text):
             return text
         case None | ():
             return "none"
@@ -123,7 +139,7 @@ def _default(value: object) -> str:
 
 
 def instances_table() -> str:
-    """Compare the instance types."""
+    """Tabulate the instance types."""
     return table(
         ("type", "chips", "workers", "HBM in GiB", "EFA interfaces", "USD/h, estimate"),
         *(
@@ -141,7 +157,7 @@ def instances_table() -> str:
 
 
 def releases_table() -> str:
-    """Tabulate what each Neuron release runs on, and the image that it uses."""
+    """Tabulate the instance families and the image of each Neuron release."""
     return table(
         ("SDK", "PyTorch", "host driver", "families", "image"),
         *(
@@ -150,25 +166,33 @@ def releases_table() -> str:
                 f"{release.pytorch}, {release.backend.value}" if release.backend else "none",
                 release.driver_range,
                 ", ".join(sorted(release.families)),
-                "published" if release.base_image else f"give `base_image`: {release.why_no_image}",
+                _image_of(release),
             )
             for name, release in NEURON_RELEASES.items()
         ),
     )
 
 
+def _image_of(release: NeuronRelease) -> str:
+    if release.base_image:
+        return "published"
+    if release.packages:
+        return f"built from AWS's packages: {release.why_no_image}"
+    return f"set `base_image`: {release.why_no_image}"
+
+
 def corpora_table() -> str:
-    """Tabulate what ``prepare`` can fetch."""
+    """Tabulate the corpora and datasets of ``prepare``."""
     return table(
-        ("`--dataset`", "what it is"),
+        ("`--dataset`", "contents"),
         *((f"`{name}`", text) for name, text in {**CORPORA, **DATASETS}.items()),
     )
 
 
 def models_table() -> str:
-    """Compare the models of ``pretrain``."""
+    """Tabulate the models of ``pretrain``."""
     return table(
-        ("`--model`", "parameters", "tokens of a sequence", "tensor parallel", "nodes", "shape of"),
+        ("`--model`", "parameters", "sequence length", "tensor parallel", "nodes", "shape of"),
         *(
             (
                 f"`{name}`",
@@ -183,36 +207,61 @@ def models_table() -> str:
     )
 
 
+CLAIM_PAGES: Mapping[str, tuple[str, ...]] = {
+    "claims-batch.md": (
+        "Instances",
+        "Neuron releases",
+        "AWS Batch",
+        "Storage and CPU jobs",
+        "Datasets",
+    ),
+    "claims-eks.md": ("EKS", "Security", "Notifications"),
+    "claims-training.md": (
+        "Training on the device",
+        "Compile cache",
+        "Checkpoints on S3",
+        "On the node",
+        "Programs of your own",
+    ),
+}
+"""Subjects of docs/claims.toml by page."""
+
+
 def claims_summary() -> str:
-    """Count the open claims of each subject, and those that a probe checks."""
+    """Count each subject's open claims, in total and with a probe."""
+    pages = {subject: page for page, subjects in CLAIM_PAGES.items() for subject in subjects}
     claims = [claim for claim in read_claims() if claim.open]
     probed = Counter(claim.subject for claim in claims if claim.probe)
     counts = Counter(claim.subject for claim in claims)
     return (
-        f"{len(claims)} claims are open; probes check {probed.total()} of them, the others need a "
-        "person, a fault or a redeploy.\n\n"
+        f"{len(claims)} claims are open. Probes check {probed.total()} of them; the others need a "
+        "manual check, an injected fault or another deployment.\n\n"
     ) + table(
-        ("subject", "open", "of them with a probe"),
+        ("subject", "open", "with a probe"),
         *(
-            (f"[{name}](#{name.lower().replace(' ', '-')})", str(count), str(probed[name]))
+            (
+                f"[{name}]({pages[name]}#{name.lower().replace(' ', '-')})",
+                str(count),
+                str(probed[name]),
+            )
             for name, count in counts.items()
         ),
     )
 
 
-def claims_sections() -> str:
-    """List the claims of each subject: the open ones in full, the others in a line each."""
+def claims_sections(subjects: Iterable[str]) -> str:
+    """List the claims of each subject: open ones in full, the rest in one line each."""
     claims = read_claims()
     lines: list[str] = []
-    for subject in dict.fromkeys(claim.subject for claim in claims):
-        found = [claim for claim in claims if claim.subject == subject]
-        is_open = [claim for claim in found if claim.open]
-        settled = [claim for claim in found if not claim.open]
+    for subject in subjects:
+        of_subject = [claim for claim in claims if claim.subject == subject]
+        open_claims = [claim for claim in of_subject if claim.open]
+        settled = [claim for claim in of_subject if not claim.open]
         lines += [f"## {subject}", ""]
-        if is_open:
+        if open_claims:
             rows = (
                 (f"`{claim.id}`: {claim.claim}", claim.evidence, claim.open, _check(claim))
-                for claim in is_open
+                for claim in open_claims
             )
             lines += [table(("open claim", "evidence", "what is open", "check"), *rows), ""]
         if settled:
@@ -228,7 +277,7 @@ def _check(claim: Claim) -> str:
 def tables() -> Mapping[Path, Mapping[str, str]]:
     """Return the generated sections of each file, by name."""
     from tests.jobs.diagnosis import plantings
-    from tests.programs import page  # which makes its tables with what is above
+    from tests.programs import page  # at module level a circular import
 
     return {
         DOCS / "configuration.md": {
@@ -239,24 +288,27 @@ def tables() -> Mapping[Path, Mapping[str, str]]:
         DOCS / "data.md": {"corpora": corpora_table()},
         DOCS / "diagnosis.md": {
             "causes": causes_table(),
-            "plantings": f"{plantings.summary()}.\n\n"
-            + table(("what is planted", "on", "first cause"), *plantings.table()),
+            "plantings": f"{plantings.summary()}.",
         },
         DOCS / "llama.md": {"models": models_table()},
         DOCS / "troubleshooting.md": {
             "exit codes": exit_codes_table(),
+            "Neuron failures": neuron_faults_table(),
             "reasons": reasons_table(),
         },
-        page.PAGE: page.sections(),
+        **page.sections(),
         DOCS / "verification.md": {
             "open claims": claims_summary(),
-            "claims": claims_sections(),
+        },
+        **{
+            DOCS / page: {"claims": claims_sections(subjects)}
+            for page, subjects in CLAIM_PAGES.items()
         },
     }
 
 
 def with_tables(text: str, sections: Mapping[str, str]) -> str:
-    """Return ``text`` with every generated section renewed."""
+    """Return ``text`` with all generated sections updated."""
     for name, content in sections.items():
         section = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, count = section.subn(lambda m, t=content: f"{m[1]}{t}\n{m[2]}", text)  # type: ignore[misc]
@@ -265,7 +317,7 @@ def with_tables(text: str, sections: Mapping[str, str]) -> str:
 
 
 if __name__ == "__main__":
-    from tools.schemas import schemas  # which imports what writes the documents, torch included
+    from tools.schemas import schemas  # slow: imports torch and every writer of a document
 
     for path, text in schemas().items():
         path.write_text(text)

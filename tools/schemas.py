@@ -25,6 +25,7 @@ from jobs.commands.plan import PlanDocument
 from jobs.commands.tensorboard import TensorboardDocument
 from jobs.commands.upload import UploadDocument
 from jobs.deploy_check.findings import DeployDocument
+from jobs.diagnosis.doctor import DoctorDocument
 from jobs.diagnosis.ranking import ExplainDocument
 from jobs.eks.node_users import ScaleDocument
 from jobs.eks.usage import TopDocument
@@ -32,11 +33,12 @@ from jobs.output import documents
 from jobs.port.report import PortDocument
 from jobs.program.bundle import BundleListing
 from jobs.program.record import ProgramRecord
+from jobs.report.document import ReportDocument
 from jobs.teardown.receipt import DownDocument
 from rehearsal.receipt import Receipt, ReceiptVerdict
 from training.checkpoint.marker import Marker
 from training.diagnostics.allreduce import allreduce
-from training.launcher.signs import AttemptEnding
+from training.launcher.bucket_records import AttemptEnding
 from training.models.llama.export import ExportReceipt
 from training.program.output import LossPoint
 from training.program.snapshots.exchange import ProgramStatus
@@ -45,6 +47,7 @@ from training.storage.run_lock import Holder
 from training.trainer import records
 from training.trainer.run_files import RunStatus
 from training.trainer.runs import RunDocument
+from trainium_catalogue.attempts import AttemptRecord, SubmissionRecord
 from trainium_catalogue.probing import ProbeRecord
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "docs" / "schemas"
@@ -53,16 +56,16 @@ _WIDTH = 100
 
 
 class _Generator(GenerateJsonSchema):
-    """Writes one object per dataclass: its fields, described by the strings below them."""
+    """Schema generator that describes a dataclass's fields by their attribute docstrings."""
 
     def dataclass_schema(self, schema: Any) -> JsonSchemaValue:
-        made = super().dataclass_schema(schema)
+        generated = super().dataclass_schema(schema)
         cls = schema["cls"]
         described = dict(_docstrings(cls))
         properties = {}
         for field in dataclasses.fields(cls):
             name = field.name.rstrip("_")
-            properties[name] = dict(made["properties"][field.name])
+            properties[name] = dict(generated["properties"][field.name])
             properties[name].pop("default", None)
             if properties[name].get("additionalProperties") is True:
                 del properties[name]["additionalProperties"]
@@ -97,12 +100,12 @@ class _Generator(GenerateJsonSchema):
         return {"enum": [member.value for member in schema["members"]]}
 
 
-def _without_null(made: JsonSchemaValue) -> JsonSchemaValue:
-    """Leave out null, which an optional field never is: it is missing instead."""
-    if "anyOf" in made:
-        (some,) = [kind for kind in made.pop("anyOf") if kind != {"type": "null"}]
-        return {**some, **made}
-    return {**made, "type": next(kind for kind in made["type"] if kind != "null")}
+def _without_null(generated: JsonSchemaValue) -> JsonSchemaValue:
+    """Remove null from an optional field, which is omitted instead."""
+    if "anyOf" in generated:
+        (some,) = [kind for kind in generated.pop("anyOf") if kind != {"type": "null"}]
+        return {**some, **generated}
+    return {**generated, "type": next(kind for kind in generated["type"] if kind != "null")}
 
 
 def _text(docstring: str) -> str:
@@ -110,7 +113,7 @@ def _text(docstring: str) -> str:
 
 
 def _docstrings(cls: type) -> Iterator[tuple[str, str]]:
-    """Yield the fields of a class and its bases that a string below them describes."""
+    """Yield name and docstring of each documented field of a class and its bases."""
     for base in reversed(cls.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
@@ -127,17 +130,19 @@ def _docstrings(cls: type) -> Iterator[tuple[str, str]]:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:
-    """A document that the pages promise, and what writes it."""
+    """A published document and the dataclasses that write it."""
 
     title: str
     types: tuple[type, ...]
-    """Its kinds; a nested tuple is the fields of several dataclasses together."""
+    """Alternative dataclasses of the document."""
     is_open: bool = False
-    """True if it may have other fields beside these."""
+    """True if it may have additional fields."""
 
 
 def _command(name: str, *types: type) -> tuple[str, Document]:
-    return f"jobs-{name}", Document(f"python -m jobs {name} --json", (*types, documents.Refused))
+    return f"jobs-{name}", Document(
+        f"python -m jobs {name} --json", (*types, documents.RefusalDocument)
+    )
 
 
 DOCUMENTS: Mapping[str, Document] = {
@@ -149,7 +154,7 @@ DOCUMENTS: Mapping[str, Document] = {
         (allreduce.StartLine, allreduce.SizeLine, allreduce.AllReduceEndLine),
     ),
     "train-metrics-line": Document(
-        "One line of runs/<run>/metrics/train.jsonl; a step is there once, and in order",
+        "One line of runs/<run>/metrics/train.jsonl, with each step once, in order",
         (
             *(records.BeginLine, records.StepLine, records.EvaluationLine, records.SaveLine),
             *(records.SavedLine, records.SaveFailedLine, records.TrainingEndLine),
@@ -157,6 +162,14 @@ DOCUMENTS: Mapping[str, Document] = {
     ),
     "attempt-ending": Document(
         "runs/<run>/results/attempts/<job id>/<attempt>-node-<index>.json", (AttemptEnding,)
+    ),
+    "attempt": Document(
+        "runs/<run>/results/attempts/<job id>/<attempt>.json, of an array's later children "
+        "<attempt>-child-<index>.json",
+        (AttemptRecord,),
+    ),
+    "submission": Document(
+        "runs/<run>/results/attempts/<job id>/submission.json", (SubmissionRecord,)
     ),
     "checkpoint": Document(
         "runs/<run>/checkpoints/step-<8 digits>/complete.json", (Marker,), is_open=True
@@ -186,6 +199,8 @@ DOCUMENTS: Mapping[str, Document] = {
             _command("list", documents.ListDocument),
             _command("status", documents.StatusDocument, documents.ForgottenDocument),
             _command("explain", ExplainDocument),
+            _command("doctor", DoctorDocument),
+            _command("report", ReportDocument),
             _command("logs", documents.LogsDocument),
             _command("stop", documents.StopDocument),
             _command("catalogue", CatalogueDocument),
@@ -204,31 +219,31 @@ DOCUMENTS: Mapping[str, Document] = {
 
 def schema_of(document: Document) -> dict[str, Any]:
     """Return the JSON Schema of a document."""
-    made = TypeAdapter(reduce(or_, document.types)).json_schema(
+    generated = TypeAdapter(reduce(or_, document.types)).json_schema(
         mode="serialization", schema_generator=_Generator
     )
     if document.types == (ReceiptVerdict, Receipt):
-        # Both in one object.
-        parts = [made["$defs"].pop(kind.__name__) for kind in document.types]
-        made = {
+        # Merged into one object.
+        parts = [generated["$defs"].pop(kind.__name__) for kind in document.types]
+        generated = {
             **parts[-1],
             "properties": {k: v for part in parts for k, v in part["properties"].items()},
             "required": [name for part in parts for name in part["required"]],
-            "$defs": made["$defs"],
+            "$defs": generated["$defs"],
         }
     if document.is_open:
-        del made["additionalProperties"]
-    defs = made.pop("$defs", {})
+        del generated["additionalProperties"]
+    defs = generated.pop("$defs", {})
     for definition in defs.values():
         definition.pop("title", None)
-    whole = {"$schema": _DIALECT, "title": document.title, **made}
+    whole = {"$schema": _DIALECT, "title": document.title, **generated}
     return {**whole, "$defs": defs} if defs else whole
 
 
 def rendered(value: Any, indent: int = 0, before: int = 0) -> str:
-    """Render JSON compactly: on one line what fits after ``before`` characters.
+    """Render JSON compactly: on one line if it fits after ``before`` characters.
 
-    Else an item of an object or a list takes a line, and words fill theirs.
+    Otherwise each item takes a line, except that strings in a list fill lines.
     """
     line = json.dumps(value, ensure_ascii=False)
     if indent + before + len(line) < _WIDTH or not isinstance(value, dict | list) or not value:

@@ -1,7 +1,7 @@
-"""Install what a layer needs: `python tools/setup.py rehearsal | tests | benchmarks | programs`.
+"""Install a layer: `python tools/setup.py rehearsal | tests | benchmarks | programs`.
 
 The Makefile runs this with any Python 3.11 or newer whenever a lock file has changed. pip installs
-uv, and uv the rest; an installed layer is never reduced.
+uv, which installs the rest; nothing is uninstalled.
 """
 
 import ast
@@ -23,14 +23,14 @@ LAYERS = {
     "benchmarks": "benchmarks/requirements.txt",
     "programs": "tests/programs/requirements.txt",
 }
-"""Requirements of each layer; those of the tests include the rehearsal's."""
+"""Requirements file of each layer; the tests' includes the rehearsal's."""
 
 TORCH = "torch==2.13.0"
 TORCHVISION = "torchvision==0.28.0"
-# On Linux the general index serves CUDA builds, gigabytes of them.
+# PyPI's Linux builds include gigabytes of CUDA.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 DATA_ONLY = ("mistral-common",)
-"""Packages of which only a file is read; their dependencies are not installed."""
+"""Packages used only for a data file; their dependencies are not installed."""
 WARM = (
     "import app, jobs.cli, jobs.commands.submit, jobs.submit.program_plan, stacks.eks_stack",
     "import trainium_emulators.aws.server; "
@@ -38,11 +38,11 @@ WARM = (
     "import torch.distributed.checkpoint, torch.distributed.run, torch.utils.tensorboard; "
     "import transformers.models.bert.modeling_bert, transformers.models.llama.modeling_llama",
 )
-"""Programs whose imports are compiled once, before many processes do so in parallel."""
+"""Imports that compile modules to bytecode, before many processes import them in parallel."""
 
 TRAINIUM = """\
 #!{python}
-# `python -m jobs` of this checkout, from whatever folder it is called in.
+# `python -m jobs` of this checkout, from any folder.
 import sys
 
 sys.path[0] = {root!r}
@@ -66,31 +66,31 @@ _UV_NAMES = {
 def run(
     *command: str | Path, env: Mapping[str, str] | None = None, stderr: int | None = None
 ) -> str:
-    """Run a command to its end; returns its error output if that is a pipe."""
+    """Run a command; return its standard error if that is a pipe."""
     done = subprocess.run(list(map(str, command)), cwd=ROOT, env=env, stderr=stderr, text=True)
     if done.returncode:
-        said = f":\n{done.stderr}" if done.stderr else ", see above"
-        sys.exit(f"setup: {' '.join(map(str, command[:6]))} ... failed{said}")
+        output = f":\n{done.stderr}" if done.stderr else ", see above"
+        sys.exit(f"setup: {' '.join(map(str, command[:6]))} ... failed{output}")
     return done.stderr or ""
 
 
 def settings_of_uv(listed: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Translate the output of `pip config list` for uv, which ignores pip's configuration.
 
-    What ``environment`` sets for uv already is kept.
+    Variables that ``environment`` already sets take precedence.
     """
-    # Like pip: the pinned version, from whichever index has it.
-    found = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+    # Like pip, take the pinned version from any index that has it.
+    settings = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
     for section in ("global.", "install.", ":env:."):  # in rising order of precedence
         for key, _, value in (line.partition("=") for line in listed.splitlines()):
             if key.startswith(section) and (name := _UV_NAMES.get(key.removeprefix(section))):
                 separator = "," if name == "UV_FIND_LINKS" else " "
-                found[name] = separator.join(str(ast.literal_eval(value)).split())
-    return {name: value for name, value in found.items() if name not in environment}
+                settings[name] = separator.join(str(ast.literal_eval(value)).split())
+    return {name: value for name, value in settings.items() if name not in environment}
 
 
 def uv(*arguments: str | Path, environment: Path = VENV, dry_run: bool = False) -> str:
-    """Install packages with the lock file's versions; returns what a dry run says."""
+    """Install packages in the lock file's versions; return the output of a dry run."""
     pip_config = subprocess.run(
         [VENV / "bin" / "python", "-m", "pip", "config", "list"], capture_output=True, text=True
     )
@@ -104,7 +104,7 @@ def uv(*arguments: str | Path, environment: Path = VENV, dry_run: bool = False) 
 
 
 def torch_index() -> tuple[str, ...]:
-    """Return uv's options for PyTorch's index of CPU builds, none if it cannot be reached."""
+    """Return uv's options for PyTorch's index of CPU builds; none if it is unreachable."""
     try:
         urllib.request.urlopen(TORCH_CPU_INDEX + "/", timeout=5).close()
     except OSError:
@@ -113,20 +113,20 @@ def torch_index() -> tuple[str, ...]:
 
 
 def install_packages(requirements: str, environment: Path = VENV) -> None:
-    """Install torch for CPUs, and then the rest from the configured index."""
+    """Install CPU torch, then the rest from the configured index."""
     if index := torch_index():
         uv("--no-deps", *index, TORCH, environment=environment)
     elif "+ nvidia-" in uv(TORCH, environment=environment, dry_run=True):
         sys.exit(
             f"setup: PyTorch's CPU index cannot be reached, and the configured index serves "
-            f"{TORCH} with gigabytes of CUDA; put a CPU wheel of it where pip finds it "
+            f"{TORCH} with gigabytes of CUDA; put a CPU wheel where pip finds it "
             "(PIP_FIND_LINKS) and run make setup again"
         )
     uv("--no-build-isolation", "-r", requirements, TORCH, environment=environment)
 
 
 def install_environment(layer: str) -> None:
-    """Fill `.venv`, with Node, the CDK CLI and, for tests, a browser."""
+    """Set up `.venv`, with Node, the CDK CLI and, for tests, a browser."""
     if not (VENV / "bin" / "python").exists():
         try:
             venv.create(VENV, with_pip=True)
@@ -158,12 +158,12 @@ def install_environment(layer: str) -> None:
     (bin_folder / "trainium").chmod(0o755)
     warming = [subprocess.Popen([bin_folder / "python", "-c", each], cwd=ROOT) for each in WARM]
     if any([each.wait() for each in warming]):
-        sys.exit("setup: what is installed cannot be imported, see above")
+        sys.exit("setup: the installed packages cannot be imported, see above")
 
 
 def main(layer: str) -> None:
     """Install a layer."""
-    # Any Python may run this file, so the check is needed, whatever the linter thinks.
+    # Any Python may run this file, so the check is needed.
     if sys.version_info < (3, 11):  # noqa: UP036
         version = sys.version.split()[0]
         sys.exit(f"setup: this is Python {version}; run make with PYTHON=/path/to/python3.11")
@@ -178,7 +178,7 @@ def main(layer: str) -> None:
             uv(*into, *index, TORCHVISION)
     else:
         install_environment(layer)
-        print("setup: `source .venv/bin/activate` puts trainium, cdk and python on your path")
+        print("setup: `source .venv/bin/activate` puts trainium, cdk and python on your PATH")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Run tests/nxd, which needs a different torch from the rest: neuronx_distributed's.
+"""Run tests/nxd, which needs neuronx_distributed's own version of torch.
 
     NXD_SOURCE=<folder> python tools/test_nxd.py [pytest argument]...
 
-Run by `make test-nxd` with a Python from 3.11 to 3.13. One that has torch_xla already, such as that
-of a Neuron image, is used as it is; otherwise the pinned packages go into build/nxd, once.
+Run by `make test-nxd` with Python 3.11 to 3.13. A Python that already has torch_xla, such as a
+Neuron image's, is used as is; otherwise the pinned packages are installed in build/nxd, once.
 """
 
 import hashlib
@@ -23,24 +23,24 @@ STAMP = VENV / "setup.json"
 ENV_SOURCE = "NXD_SOURCE"
 
 NO_PACKAGE = f"""\
-test-nxd: there is no neuronx_distributed here. Get its public source, and say where it is:
+test-nxd: neuronx_distributed is not installed. Get its public source, and set its location:
     git clone https://github.com/aws-neuron/neuronx-distributed
     git -C neuronx-distributed checkout fbac349     # 0.18.0, SDK 2.29; 73ab227 is 0.17.0, SDK 2.28
     make test-nxd {ENV_SOURCE}=$PWD/neuronx-distributed/src
-The folder is the one that holds the package: in a Neuron image it is site-packages, where Python
+The folder is the one that contains the package: in a Neuron image it is site-packages, where Python
 finds it without {ENV_SOURCE}."""
 
 
 def main(arguments: list[str]) -> int:
-    """Set up what is missing, and run the tests."""
+    """Set up the environment if needed, and run the tests."""
     source = os.environ.get(ENV_SOURCE)
     if not source and find_spec("neuronx_distributed") is None:
         sys.exit(NO_PACKAGE)
     if source and not (Path(source) / "neuronx_distributed" / "__init__.py").is_file():
-        sys.exit(f"test-nxd: {ENV_SOURCE}={source} holds no package neuronx_distributed")
+        sys.exit(f"test-nxd: {ENV_SOURCE}={source} does not contain package neuronx_distributed")
     command = [
         python_of_the_suite(), "-m", "pytest",
-        # tests/conftest.py needs packages of the other environment.
+        # tests/conftest.py needs packages from the other environment.
         f"--confcutdir={SUITE}", "-p", "no:cacheprovider", "--show-capture=no",
         str(SUITE), *arguments,
     ]  # fmt: skip
@@ -61,7 +61,8 @@ def python_of_the_suite() -> str:
     if not (3, 11) <= sys.version_info[:2] <= (3, 13):
         version = sys.version.split()[0]
         sys.exit(
-            f"test-nxd: torch_xla 2.9 is for Python up to 3.13, not {version}; make PYTHON=..."
+            f"test-nxd: torch_xla 2.9 supports Python up to 3.13, not {version}; "
+            "run make with PYTHON=/path/to/python3.13"
         )
     print("test-nxd: installing torch 2.9 and torch_xla into build/nxd (up to 8 GB)", flush=True)
     venv.create(VENV, clear=True, with_pip=True)

@@ -1,4 +1,4 @@
-"""The worker of each rank: runs the workload, reports, explains failures."""
+"""The worker of each rank, which runs the workload and reports progress and failures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from training.backends.neff_cache import ENV_NEFF_CACHE, NeffCache
 from training.core.arguments import parse
-from training.core.contract import NodeContract
-from training.core.failures import Explained, classify, describe
-from training.core.job import Job, Stopped, StopSwitch
+from training.core.contract import DeviceKind, NodeContract
+from training.core.failures import ExplainedError, classify, describe
+from training.core.job import Job, StopRequested, StopSwitch
 from training.core.logs import set_up_logging
 from training.core.lone_process import LoneProcess
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, WorkerProgress
 from training.storage import StorageAccess
 from training.storage.results import UPLOAD_RETRIES, ResultFiles
-from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
+from training.workloads import IMPLEMENTATIONS, hide_sklearn
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.workloads import Hardware
 
@@ -32,15 +33,15 @@ if TYPE_CHECKING:
 
 _LOCAL_ROOT = Path("build")
 _TIMEOUT_FACTOR = 1.5
-_LEAVE_TOGETHER_S = 0.5
-"""Time for every rank to receive the request before a connection breaks and looks like a fault."""
+_STOP_DELAY_S = 0.5
+"""Time for every rank to receive the stop request before connections break."""
 
 
 log = logging.getLogger("training.worker")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
-    """Run one worker to its end."""
+    """Run one worker to completion."""
     set_up_logging()
     scratch, rank = Path(env[ENV_SCRATCH]), int(env["RANK"])
     progress = WorkerProgress(scratch, local_rank=int(env["LOCAL_RANK"]), rank=rank)
@@ -48,34 +49,38 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
 
     stop = StopSwitch()
 
-    def leave() -> None:
+    def exit_stopped() -> None:
         log.info("rank %d: stopped on request", rank)
-        time.sleep(_LEAVE_TOGETHER_S)
-        # An orderly exit would wait for peers that are leaving as well.
+        time.sleep(_STOP_DELAY_S)
+        # A regular exit would wait for peers, which are exiting too.
         os._exit(ExitCode.STOPPED)
 
     def on_sigterm(number: int, frame: object) -> None:
-        # A second request means to stop at once.
+        # Stop immediately on a second request.
         if stop.requested or not stop.deferred:
-            leave()
+            exit_stopped()
         stop.requested = True
 
     signal.signal(signal.SIGTERM, on_sigterm)
     try:
-        run(argv, env, scratch=scratch, progress=progress, stop=stop)
-    except Stopped:
-        leave()
+        kind = run(argv, env, scratch=scratch, progress=progress, stop=stop)
+    except StopRequested:
+        exit_stopped()
     except BaseException as error:
-        # First of all, while every connection is still open: peers whose connections break will
-        # report that, and this is better evidence.
+        # Report the error while every connection is still open: it is better evidence than the
+        # broken connections that peers will report.
         progress.fail(classify(error), describe(error))
         sys.stdout.flush()
-        if isinstance(error, Explained):
+        if isinstance(error, ExplainedError):
             log.info("rank %d: %s", rank, error)
         else:
             log.info("rank %d failed:\n%s", rank, traceback.format_exc().rstrip("\n"))
         os._exit(ExitCode.WORKLOAD)
     progress.finish()
+    if kind is DeviceKind.TORCH_NEURON:
+        # Skip destructors, because the process group is still open (see device.close).
+        sys.stdout.flush()
+        os._exit(ExitCode.OK)
 
 
 def run(
@@ -85,14 +90,19 @@ def run(
     scratch: Path,
     progress: WorkerProgress,
     stop: StopSwitch,
-) -> None:
-    """Open the device and run the workload on it."""
+) -> DeviceKind:
+    """Open the device and run the workload on it; return the node's kind of device."""
     request = parse(argv)
     node = NodeContract.read(scratch)
     if request.workload.hardware is Hardware.TRAINIUM:
-        leave_out_sklearn()
+        hide_sklearn()
     workload = IMPLEMENTATIONS[request.workload.name].load()
     hang_limit_s = request.launch.hang_limit_s
+    neff_cache = NeffCache.of(node, env.get(ENV_NEFF_CACHE)) if env["LOCAL_RANK"] == "0" else None
+    if neff_cache is not None:
+        # The node's other ranks wait for this one in the rendezvous.
+        neff_cache.download(progress.report)
+        neff_cache.start()
     device: Device
     if request.workload.hardware is Hardware.CPU and env["WORLD_SIZE"] == "1":
         device = LoneProcess()
@@ -100,9 +110,9 @@ def run(
         from training.core.device import open_device  # imports torch, which takes a second
 
         progress.report("joining the other ranks")
-        # The launcher notices a hang first and explains it better; this covers its absence.
+        # A fallback: normally the launcher detects a hang first, and explains it better.
         device = open_device(node.device, timeout_s=hang_limit_s * _TIMEOUT_FACTOR)
-    # Imported modules stay: later collections need not look at them.
+    # Imported modules stay alive, so exclude them from later collections.
     gc.freeze()
     gc.enable()
     progress.begin()
@@ -116,7 +126,7 @@ def run(
             store=_store(request.workload.name, node, scratch),
             stop=stop,
             hang_limit_s=hang_limit_s,
-            # Some are set by torch_xla when it is imported.
+            # Read after the imports, since torch_xla sets some of these variables on import.
             environment={
                 name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
             },
@@ -124,6 +134,9 @@ def run(
         )
     )
     device.close()
+    if neff_cache is not None:
+        neff_cache.close()
+    return node.device
 
 
 def _store(workload: str, node: NodeContract, scratch: Path) -> ResultFiles:
@@ -140,11 +153,11 @@ def _store(workload: str, node: NodeContract, scratch: Path) -> ResultFiles:
 
 
 if __name__ == "__main__":
-    # Before anything slow, because the parent may die at any time.
+    # Before anything slow: the parent may die at any time.
     die_with_parent(os.getppid())
-    # Collections find nothing while modules are imported, and would take a quarter of the 5 s of
-    # processor time that a Llama worker needs to start.
+    # Garbage collection finds nothing during imports, but takes a quarter of the 5 s of CPU time
+    # that a Llama worker needs to start.
     gc.disable()
-    # torchrun's standard error stays out of the log (launcher/node.py); a worker's belongs in it.
+    # Unlike torchrun's stderr (launcher/node.py), a worker's belongs in the log.
     os.dup2(1, 2)
     main(sys.argv[1:], os.environ)

@@ -1,4 +1,4 @@
-"""The code of each workload, by name, and checks made before any worker starts."""
+"""The implementation of each workload, and checks before any worker starts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from training.core.arguments import ArgumentError, Request
 from training.program.settings import check as check_program
 from trainium_catalogue.models.presets import LLAMA_PRESETS, PRESETS, PRETRAIN
 from trainium_catalogue.parameters.allreduce import check_sweep
-from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.verify import check_verify
+from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
     from training.core.contract import NodeContract
@@ -26,14 +26,17 @@ Check = Callable[["Mapping[str, Value]", int], object]
 
 @dataclass(frozen=True, slots=True)
 class Implementation:
-    """A workload of the catalogue, as code."""
+    """The implementation of a workload in the catalogue."""
 
     entry: str
     """``module:function``, imported only by workers."""
     check: Check = lambda values, num_ranks: None
-    """Raises ``ValueError`` for values that cannot run on that many ranks; does not need torch."""
+    """Raises ``ValueError`` for values that cannot run on this number of ranks; imports no torch.
+
+    Training values are checked by the trainer, since a resumed run has its own (``run.json``).
+    """
     needs_torch: bool = True
-    """False if it does without torch, and so does transformers in it."""
+    """False if the workload, including its use of transformers, does not need torch."""
 
     def load(self) -> Callable[[Job], None]:
         """Import the code and return the function to run."""
@@ -42,24 +45,13 @@ class Implementation:
         return entry
 
 
-def _check_model(values: Mapping[str, Value], num_ranks: int) -> None:
-    """Check the plan, unless only the run knows its model: then the trainer does."""
-    if values["model"]:
-        TrainingPlan.from_values(values, num_ranks)
-
-
 _LLAMA, _BERT = "training.models.llama.task:run", "training.models.bert.task:run"
 
 IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
     {
         "all-reduce": Implementation("training.diagnostics.allreduce.allreduce:run", check_sweep),
-        **{
-            name: Implementation(
-                _LLAMA if name in LLAMA_PRESETS else _BERT, TrainingPlan.from_values
-            )
-            for name in PRESETS
-        },
-        PRETRAIN: Implementation(_LLAMA, _check_model),
+        **{name: Implementation(_LLAMA if name in LLAMA_PRESETS else _BERT) for name in PRESETS},
+        PRETRAIN: Implementation(_LLAMA),
         "mnist": Implementation("training.models.mnist.task:run"),
         "verify": Implementation("training.diagnostics.verify.verification:run", check_verify),
         "program": Implementation("training.program.worker:main", check_program),
@@ -71,11 +63,11 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
 )
 
 
-def leave_out_sklearn() -> None:
-    """Make scikit-learn count as not installed in this process.
+def hide_sklearn() -> None:
+    """Hide scikit-learn from this process, as if it were not installed.
 
-    transformers would import it, and with it scipy and pandas, for nothing we use, which makes
-    starting a fifth slower.
+    transformers imports it, along with scipy and pandas, for features that are not used here. This
+    makes startup a fifth longer.
     """
     sys.modules["sklearn"] = None  # type: ignore[assignment]
 
@@ -85,10 +77,12 @@ def refuse_unfit(request: Request, node: NodeContract) -> None:
     workload = request.workload
     if node.num_nodes < workload.min_nodes:
         raise ArgumentError(
-            f"{workload.name} needs at least {workload.min_nodes} nodes, the job has "
-            f"{node.num_nodes}; submit with --nodes {workload.min_nodes}"
+            f"{workload.name} needs at least {counted(workload.min_nodes, 'node')}, but the job "
+            f"has {node.num_nodes}; submit with --nodes {workload.min_nodes}"
         )
     try:
         IMPLEMENTATIONS[workload.name].check(request.values, node.num_ranks)
+        if not workload.trains:
+            node.check_backend(request.values)
     except ValueError as error:
         raise ArgumentError(str(error)) from None

@@ -1,4 +1,4 @@
-"""The facts about Trainium instances, Neuron releases, workloads and contracts, as data.
+"""Facts about Trainium instances, Neuron releases, workloads and contracts, as data.
 
 Standard library only, so that synthesis, nodes and the CLI can all import it.
 """

@@ -1,6 +1,6 @@
-"""Calls that together list all that a deployment can leave in an account, kind by kind.
+"""Calls that list the resources of each kind that a deployment can leave behind in an account.
 
-`jobs down` looks for leftovers with them, and so does the rehearsal.
+`jobs down` and the rehearsal use them to look for leftovers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,25 @@ class Listing:
     """A call that lists all resources of one kind."""
 
     service: str
-    """As boto3 and ARNs name it."""
+    """Name in boto3 and in ARNs."""
     kind: str
     operation: str
     items: str
-    """JMESPath of what exists, in the response: objects, or ids alone."""
+    """JMESPath of the existing resources in the response: objects or ids."""
     id: str | None = None
     """Field of an object that identifies it; None if the items are ids."""
     arns: tuple[str, ...] = ()
-    """Starts of the last part of the kind's ARNs; empty if the tagging API does not list it."""
+    """Prefixes of the last ARN component; empty if the tagging API does not list the kind."""
     arguments: tuple[tuple[str, Any], ...] = ()
+    account: str = ""
+    """Name of the argument for the account id, if any."""
+
+    def arguments_of(self, sts: Any) -> dict[str, Any]:
+        """Build the call's arguments, looking up the account id with an STS client."""
+        found = dict(self.arguments)
+        if self.account:
+            found[self.account] = sts.get_caller_identity()["Account"]
+        return found
 
 
 _LIVE_STACKS = "Stacks[?StackStatus!='DELETE_COMPLETE']"
@@ -31,7 +40,7 @@ _LIVE_INSTANCES = "Reservations[].Instances[?State.Name!='terminated'][]"
 _LIVE_NAT_GATEWAYS = "NatGateways[?State!='deleted']"
 _LIVE_ENDPOINTS = "VpcEndpoints[?State!='deleted']"
 _OWN_ROLES = "Roles[?!starts_with(Path, '/aws-service-role/')]"
-# What is in a cluster goes with it.
+# Resources deleted with the cluster.
 _OF_CLUSTERS = ("cluster/", "nodegroup/", "addon/", "podidentityassociation/", "access-entry/")
 # The emulator lists thousands of parameters published by AWS as if the account owned them.
 _OWN_PARAMETERS = {
@@ -137,5 +146,12 @@ LISTINGS: Final = (
     Listing(
         *("secretsmanager", "secret", "list_secrets", "SecretList[?!DeletedDate]", "ARN"),
         arns=("secret:",),
+    ),
+    Listing("sns", "topic", "list_topics", "Topics", "TopicArn", arns=("",)),
+    Listing("events", "rule", "list_rules", "Rules", "Name", arns=("rule/",)),
+    Listing(
+        *("budgets", "budget", "describe_budgets", "Budgets", "BudgetName"),
+        arns=("budget/",),
+        account="AccountId",
     ),
 )

@@ -1,4 +1,4 @@
-"""The Helm charts that a cluster needs, each pinned; their values are in the constructs.
+"""The pinned Helm charts of a cluster; the constructs set their values.
 
 Versions: releases of github.com/aws-neuron/neuron-helm-charts, and the chart files of
 github.com/aws/eks-charts, github.com/kubernetes-sigs/aws-fsx-csi-driver and
@@ -11,13 +11,13 @@ from types import MappingProxyType
 from typing import Final
 
 VOLCANO_VERSION: Final = "1.15.1"
-"""The version that the cluster runs, the CLI understands and the emulator follows line by line.
+"""The version that the cluster runs, the CLI supports and the emulator follows line by line.
 
-Its chart differs from that of 1.15.0 only in this number (git diff v1.15.0 v1.15.1 --
+Its chart differs from 1.15.0's only in the version number (git diff v1.15.0 v1.15.1 --
 installer/helm). Pushing the tag publishes chart and images (.github/workflows/release.yaml and
-release_chart.yaml); public lists of downloads name volcano-1.15.1.tgz of the repository below."""
+release_chart.yaml); public download lists include volcano-1.15.1.tgz from the repository below."""
 VOLCANO_KUBERNETES: Final = frozenset({"1.34", "1.35"})
-"""Kubernetes versions we offer that Volcano's README lists for this version."""
+"""Supported Kubernetes versions that Volcano's README lists for this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ _CHARTS = (
     Chart(
         name="neuron",
         chart="oci://public.ecr.aws/neuron/neuron-helm-chart",
-        # From SDK 2.31, the first whose release notes we saw. Its device plugin talks to the
-        # driver, not to the runtime in the container, which stays the release's own.
+        # The chart of SDK 2.31. Its device plugin uses the driver, not the runtime in the
+        # container, which depends on the Neuron release.
         version="1.9.0",
         repository=None,
         namespace="kube-system",
@@ -67,11 +67,11 @@ _CHARTS = (
 )
 
 CHARTS: Mapping[str, Chart] = MappingProxyType({chart.name: chart for chart in _CHARTS})
-"""All charts, by our name for them."""
+"""All charts, by our names."""
 
 NEURON_MONITOR_IMAGE = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
-"""The port of AWS's own DaemonSet (Neuron documentation, Neuron Monitor DaemonSet)."""
 NEURON_MONITOR_PORT = 8000
+"""The port of AWS's own DaemonSet (Neuron documentation, Neuron Monitor DaemonSet)."""
 
 FLUENT_BIT_IMAGE = (
     "public.ecr.aws/aws-observability/aws-for-fluent-bit:3.4.15"
@@ -79,13 +79,13 @@ FLUENT_BIT_IMAGE = (
 )
 """AWS's own build, of Fluent Bit 5.0.9; the digest covers both architectures."""
 
-# Accounts of the newer regions that sell Trainium; the older regions share one (EKS User Guide,
+# Accounts of the newer regions that offer Trainium; the older regions share one (EKS User Guide,
 # View Amazon container image registries for Amazon EKS add-ons).
 _REGISTRY_ACCOUNTS = {"ap-south-2": "900889452093", "ap-southeast-4": "491585149902"}
 _REGISTRY_ACCOUNT = "602401143452"
 
 
 def eks_registry(region: str) -> str:
-    """Return the registry in which EKS keeps its own images in ``region``."""
+    """Return the registry of EKS's own images in ``region``."""
     account = _REGISTRY_ACCOUNTS.get(region, _REGISTRY_ACCOUNT)
     return f"{account}.dkr.ecr.{region}.amazonaws.com"

@@ -1,10 +1,10 @@
-"""Names that the stacks publish and nodes and the CLI read; docs/interfaces.md shows them."""
+"""Names that the stacks publish and that nodes and the CLI read (docs/interfaces.md)."""
 
 from enum import StrEnum
 from typing import Final
 
 CONTRACT_VERSION: Final = "3"
-"""Raised when a name below changes its meaning; the CLI refuses any other version."""
+"""Incremented when the meaning of a name below changes; the CLI refuses any other version."""
 
 DEFAULT_DEPLOYMENT: Final = "default"
 
@@ -17,7 +17,7 @@ class Orchestrator(StrEnum):
 
     @property
     def who(self) -> str:
-        """Name the component that restarts a job and reports the reasons, if any."""
+        """Return the name of the component that restarts a job and reports the reasons, if any."""
         return "Batch" if self is Orchestrator.BATCH else "Volcano"
 
 
@@ -27,7 +27,7 @@ SSM_REGION: Final = "region"
 SSM_INSTANCE_TYPE: Final = "instance-type"
 SSM_VPC: Final = "vpc"
 SSM_DEFAULT_SECURITY_GROUP: Final = "default-security-group"
-"""The VPC's own group, used by tasks of multi-node Batch jobs; absent if nobody named it."""
+"""The VPC's default security group, used by tasks of multi-node Batch jobs; absent if unknown."""
 SSM_MAX_NODES: Final = "max-nodes"
 SSM_NEURON_RELEASE: Final = "neuron-release"
 SSM_BUCKET: Final = "bucket"
@@ -37,25 +37,34 @@ NO_LUSTRE: Final = "none"
 SSM_JOB_QUEUE: Final = "batch/job-queue"
 SSM_CPU_JOB_QUEUE: Final = "batch/cpu-job-queue"
 SSM_COMPUTE_ENVIRONMENT: Final = "batch/compute-environment"
+SSM_BATCH_ZONES: Final = "batch/zones"
+"""Queue and compute environment of each zone, in order, as JSON; only with several zones."""
 SSM_LOG_GROUP: Final = "batch/log-group"
 SSM_JOB_TIME_LIMIT_HOURS: Final = "batch/job-time-limit-hours"
 
+SSM_MAX_COST_PER_JOB_USD: Final = "max-cost-per-job-usd"
+"""Maximum cost of one submission; published only if the deployment has a maximum."""
 SSM_ORCHESTRATORS: Final = "orchestrators"
 """Services that run jobs on the nodes: ``batch``, ``eks`` or both, separated by commas."""
 SSM_SETTINGS: Final = "settings"
-"""The keys that the last deployment was given, as JSON; ``null`` where they are too long."""
+"""The context settings of the last deployment, as JSON; ``null`` if they are too long."""
 MAX_SETTINGS_CHARACTERS: Final = 4096
-ROOT_VOLUME_GIB: Final = 200  # unless root_volume_gib says otherwise
-MAX_ROOT_VOLUME_GIB: Final = 16_384
-JOB_TIME_LIMIT_HOURS: Final = 168  # unless job_time_limit_hours says otherwise
-MAX_JOB_TIME_LIMIT_HOURS: Final = 720
-CLUSTER_LUSTRE_GIB: Final = 1200  # of a cluster, unless lustre_gib says otherwise
-LUSTRE_MBPS_PER_TIB: Final = 250  # unless lustre_mbps_per_tib says otherwise
 """Limit of a value in the standard tier (Systems Manager user guide, parameter tiers)."""
+NAT_GATEWAYS: Final = 1  # default of nat_gateways in a new VPC
+HAS_INTERFACE_ENDPOINTS: Final = True  # default of interface_endpoints in a new VPC
+CPU_SPOT: Final = True  # default of cpu_spot
+ROOT_VOLUME_GIB: Final = 200  # default of root_volume_gib
+MAX_ROOT_VOLUME_GIB: Final = 16_384
+JOB_TIME_LIMIT_HOURS: Final = 168  # default of job_time_limit_hours
+MAX_JOB_TIME_LIMIT_HOURS: Final = 720
+RUNNABLE_TIME_LIMIT_MINUTES: Final = 60  # default of runnable_time_limit_minutes
+ZONE_PATIENCE_MINUTES: Final = 20  # default of submit --zone-patience
+CLUSTER_LUSTRE_GIB: Final = 1200  # default of lustre_gib with EKS
+LUSTRE_MBPS_PER_TIB: Final = 250  # default of lustre_mbps_per_tib
 SSM_EKS_CLUSTER: Final = "eks/cluster"
 SSM_EKS_NAMESPACE: Final = "eks/namespace"
 SSM_EKS_QUEUE: Final = "eks/queue"
-"""Volcano's queue for the jobs."""
+"""The jobs' Volcano queue."""
 SSM_EKS_NODE_GROUP: Final = "eks/node-group"
 SSM_EKS_IMAGE: Final = "eks/image"
 SSM_EKS_JOB_TIME_LIMIT_HOURS: Final = "eks/job-time-limit-hours"
@@ -68,11 +77,11 @@ SSM_EKS_NAMES: Final = (
     SSM_EKS_IMAGE,
     SSM_EKS_JOB_TIME_LIMIT_HOURS,
 )
-"""Parameters that a deployment with EKS publishes in addition to those of every deployment."""
+"""Parameters of a deployment with EKS, in addition to those of every deployment."""
 SSM_EKS_LUSTRE_CLAIM: Final = "eks/lustre-claim"
 """The claim in the namespace; published only if there is a file system."""
 SSM_EKS_IDLE_MINUTES: Final = "eks/idle-minutes"
-"""Minutes before an idle node is removed; published only if the node scaler runs."""
+"""Idle timeout of a node in minutes; published only if the node scaler runs."""
 
 SSM_BATCH_NAMES: Final = (
     SSM_CONTRACT_VERSION,
@@ -89,21 +98,21 @@ SSM_BATCH_NAMES: Final = (
     SSM_LOG_GROUP,
     SSM_JOB_TIME_LIMIT_HOURS,
 )
-"""Parameters that a deployment with Batch publishes, besides a job definition per workload."""
+"""Parameters of a deployment with Batch, in addition to a job definition per workload."""
 
 
 def ssm_root(deployment: str) -> str:
-    """Path below which ``deployment`` publishes everything, without a final slash."""
+    """Return the path under which ``deployment`` publishes, without a trailing slash."""
     return f"/trainium/{deployment}"
 
 
 def ssm_parameter(deployment: str, name: str) -> str:
-    """Full name of one parameter."""
+    """Return the full name of a parameter."""
     return f"{ssm_root(deployment)}/{name}"
 
 
 def ssm_job_definition(workload: str) -> str:
-    """Name, below the root, of the parameter that holds a workload's job definition ARN."""
+    """Return the name, relative to the root, of the parameter with a job definition's ARN."""
     return f"batch/job-definitions/{workload}"
 
 
@@ -120,29 +129,39 @@ ENV_RUN: Final = "TRAINIUM_RUN"
 # Batch has its own variables for these; a Volcano job sets ours.
 ENV_JOB_ID: Final = "TRAINIUM_JOB_ID"
 ENV_ATTEMPT: Final = "TRAINIUM_ATTEMPT"
-"""Volcano's count of restarts of the job, from 0: the attempt less one."""
+"""Volcano's count of restarts of the job, from 0: one less than the attempt."""
 ENV_NODE_INDEX: Final = "TRAINIUM_NODE_INDEX"
 ENV_NUM_NODES: Final = "TRAINIUM_NUM_NODES"
 ENV_MAIN_HOST_FROM: Final = "TRAINIUM_MAIN_HOST_FROM"
 """Name of the variable that holds the main node's host name or address."""
 ENV_AFTER_JOB: Final = "TRAINIUM_AFTER_JOB"
-"""Id of the Volcano job that compiles for this one; this job itself has to wait for it."""
+"""Id of the Volcano job that compiles for this one, which waits for it."""
 ENV_TIME_LIMIT: Final = "TRAINIUM_TIME_LIMIT_S"
-"""Seconds until the launcher ends an attempt and with it the job; Batch does so itself."""
+"""Seconds until the launcher ends the attempt, and thereby the job; Batch has its own timeout."""
+ENV_STOP_AT: Final = "TRAINIUM_STOP_AT"
+"""Time before the end of the Capacity Block at which the launcher lets the workers save and ends
+the job, such as 2027-01-31T10:50:00Z. Unset without a block."""
 # The launcher sets these for a user's own program; docs/own-program.md describes them.
 ENV_CHECKPOINT_DIR: Final = "TRAINIUM_CHECKPOINT_DIR"
-"""Folder that is kept in the bucket while the program runs, and given back to later attempts."""
+"""Folder that is saved to the bucket while the program runs, and restored in later attempts."""
 ENV_OUTPUT_DIR: Final = "TRAINIUM_OUTPUT_DIR"
-"""Folder whose files are put below the run's results when the program ends."""
+"""Folder whose files are uploaded to the run's results when the program ends."""
 ENV_DATASET_DIR: Final = "TRAINIUM_DATASET_DIR"
 """Folder with the files of ``--dataset``."""
 ENV_INPUT_DIR: Final = "TRAINIUM_INPUT_DIR"
 """Folder with the files of ``--input``."""
 ENV_PROGRESS_FILE: Final = "TRAINIUM_PROGRESS_FILE"
-"""A program that is silent for long may touch this file to show that it is alive."""
+"""File that a program may touch to show progress during long silences."""
+
+# For the function that sends notifications.
+ENV_NOTIFY_TOPIC: Final = "TRAINIUM_NOTIFY_TOPIC"
+"""ARN of the SNS topic."""
+ENV_NOTIFY_WAIT_MINUTES: Final = "TRAINIUM_NOTIFY_WAIT_MINUTES"
 
 # Only the rehearsal and laptops set these three.
 ENV_DEVICE: Final = "TRAINIUM_DEVICE"
+PRETEND_NEURON: Final = "pretend-neuron"
+"""Value of ``ENV_DEVICE`` for TorchNeuron on the rehearsal's emulated device."""
 ENV_PROCESSES_PER_NODE: Final = "TRAINIUM_PROCESSES_PER_NODE"
 ENV_NODE_ADDRESS: Final = "TRAINIUM_NODE_ADDRESS"
 
@@ -154,6 +173,10 @@ ENV_IDLE_CLOCK: Final = "TRAINIUM_IDLE_CLOCK"
 TAG_DEPLOYMENT: Final = "trainium:deployment"
 TAG_RUN: Final = "trainium:run"
 TAG_WORKLOAD: Final = "trainium:workload"
+TAG_ZONE_PATIENCE: Final = "trainium:zone-patience-minutes"
+"""Minutes that a job may wait for capacity in a zone before it moves to the next."""
+TAG_REQUEST: Final = "trainium:request"
+"""SHA-256, and name in the bucket, of the request with which such a job is resubmitted."""
 
 # --- the bucket --------------------------------------------------------------------------------
 TOKENIZERS_PREFIX: Final = "tokenizers/"
@@ -163,102 +186,123 @@ RUNS_PREFIX: Final = "runs/"
 CACHE_PREFIX: Final = "cache/"
 GRAPHS_PREFIX: Final = f"{CACHE_PREFIX}neuron"
 """Location of the compiled graphs (NEURON_COMPILE_CACHE_URL)."""
+NEFF_PREFIX: Final = f"{CACHE_PREFIX}torchneuron/"
 EXPORT_PREFIX: Final = "export/"
 MODELS_PREFIX: Final = "models/"
-"""Models to begin with, a folder each, as `jobs upload` puts them there."""
+"""Pretrained models, a folder each, as uploaded by `jobs upload`."""
 WHEELS_PREFIX: Final = "wheels/"
 """Dependencies of programs: a folder for each set of requirements and image."""
 WHEELS_MARKER: Final = "complete.json"
-"""Written last: a folder of wheels without it is incomplete."""
+"""Written last: without it a folder of wheels is incomplete."""
 INPUT_PREFIXES: Final = (DATASETS_PREFIX, CORPORA_PREFIX, TOKENIZERS_PREFIX, EXPORT_PREFIX)
-"""What ``--input`` of a program may name in the deployment's own bucket."""
+"""Prefixes that ``--input`` of a program may name in the deployment's bucket."""
 WHEELS_LOCK: Final = "requirements.lock"
-"""Versions and hashes of the wheels of a folder."""
+"""Versions and hashes of a folder's wheels."""
 CONSTRAINT_MARK: Final = "# constraint: "
-"""Start of a line of kept requirements that limits a package and does not require it."""
+"""Prefix of a line of saved requirements that constrains a package without requiring it."""
 
 LOSS_SCALAR: Final = "step loss"
 """Name of the loss in TensorBoard, as in AWS's reference."""
 VALIDATION_LOSS_SCALAR: Final = "val/loss"
 """Name of the validation loss in TensorBoard; the reference has none."""
-RUN_FOLDERS: Final = ("checkpoints", "metrics", "logs", "results", "code", "snapshots")
+RUN_FOLDERS: Final = (
+    *("checkpoints", "metrics", "logs", "results", "code", "snapshots", "requests"),
+)
 RESULT_FOLDERS: Final = ("metrics", "logs", "results")
 """Folders of a run that every workload may write."""
 RUN_LOCK: Final = "lock.json"
 """The job that is training under the run's name, and the time of its last heartbeat."""
 RUN_SUBMISSION: Final = "submission.json"
-"""The newest submission of the name, so that two do not submit it at the same time."""
+"""The newest submission under the run's name; prevents concurrent submissions."""
 RUN_CONFIG: Final = "run.json"
 """The identity of the run: model, dataset, tokenizer, parameters."""
 RUN_PROGRAM: Final = "program.json"
-"""What a run of a user's own program ran, submission by submission; the newest is last."""
+"""The submissions of a user's own program; the newest is last."""
 RUN_STATUS: Final = "results/status.json"
-"""Progress of the training; rewritten every few seconds."""
+"""Training progress; rewritten every few seconds."""
 TRAIN_METRICS: Final = "metrics/train.jsonl"
 PROGRAM_LOSSES: Final = "metrics/losses/"
-"""Losses that a program has printed: a file for each attempt, whose names sort by time."""
+"""Losses printed by a program: a file per attempt, with names that sort by time."""
 
 DATASET_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"
 DATASET_NAME_HELP: Final = (
-    "a name of 1 to 100 letters, digits, dots, hyphens and underscores, a letter or digit first"
+    "a name of 1 to 100 letters, digits, dots, hyphens and underscores, starting with a letter or "
+    "digit"
 )
 DATASET_MANIFEST: Final = "manifest.json"
-"""Written last: a dataset without it is incomplete."""
+"""Written last: without it a dataset is incomplete."""
 CHECKPOINT_MARKER: Final = "complete.json"
-"""Written last: a checkpoint without it, or with one of ``WITHDRAWN_BYTES``, is incomplete."""
+"""Written last: without it, or if it has ``WITHDRAWN_BYTES``, a checkpoint is incomplete."""
 WITHDRAWN_BYTES: Final = 32
-"""Size of the token that stands for the marker while a checkpoint is being saved."""
+"""Size of the token that replaces the marker while a checkpoint is being saved."""
+
+NOTIFICATIONS_PREFIX: Final = "notifications/"
+NOTIFICATIONS_TOLD: Final = f"{NOTIFICATIONS_PREFIX}told.json"
+"""Keys of published notifications, by job id."""
+CLUSTER_SNAPSHOT: Final = f"{NOTIFICATIONS_PREFIX}cluster.json.gz"
+"""Cluster objects from which the notifier reads runs: a list for each collection."""
 
 LUSTRE_MOUNT: Final = "/fsx"
 """Mount point of the file system, on hosts and in containers."""
 
 
+def neff_prefix(release: str) -> str:
+    """Return the key prefix of the graphs compiled by a Neuron release's TorchNeuron."""
+    return f"{NEFF_PREFIX}{release}"
+
+
 def run_prefix(run: str, folder: str) -> str:
-    """Key prefix of a run's ``folder``, one of ``RUN_FOLDERS``, with its final slash."""
+    """Return the key prefix of a run's ``folder``, one of ``RUN_FOLDERS``, with its slash."""
     assert folder in RUN_FOLDERS, folder
     return f"{RUNS_PREFIX}{run}/{folder}/"
 
 
 def run_key(run: str, file: str) -> str:
-    """Key of a run's ``file``, one of those above."""
+    """Return the key of a run's ``file``, one of the names above."""
     return f"{RUNS_PREFIX}{run}/{file}"
 
 
 def bundle_key(run: str, digest: str) -> str:
-    """Key of the archive of a program's files, named by its SHA-256 in hexadecimal."""
+    """Return the key of a program's bundle, named by its SHA-256 in hexadecimal."""
     return f"{run_prefix(run, 'code')}{digest}.tar.gz"
 
 
+def request_key(run: str, digest: str) -> str:
+    """Return the key of the submitted arguments of a job that may move between zones."""
+    return f"{run_prefix(run, 'requests')}{digest}.json"
+
+
 def requirements_key(run: str, wheels_key: str) -> str:
-    """Key of a program's requirements, named by the key of their wheels."""
+    """Return the key of a program's requirements, named by the key of their wheels."""
     return f"{run_prefix(run, 'code')}{wheels_key}-requirements.txt"
 
 
 def wheels_prefix(wheels_key: str) -> str:
-    """Key prefix of a set of wheels, with its final slash."""
+    """Return the key prefix of a set of wheels, with its slash."""
     return f"{WHEELS_PREFIX}{wheels_key}/"
 
 
 def attempts_prefix(run: str, job_id: str) -> str:
-    """Key prefix of the records of how a Volcano job's attempts ended; pods and logs are deleted.
+    """Return the key prefix of the records of a job and its attempts (``attempts.py``).
 
-    ``<attempt>-node-<index>.json`` is the last word of a node's launcher: ``code`` and ``reason``.
+    On EKS, ``<attempt>-node-<index>.json`` next to them is the final report of a node's launcher,
+    ``code`` and ``reason``, because the pods of an attempt are deleted.
     """
     return f"{run_prefix(run, 'results')}attempts/{job_id}/"
 
 
 JOINING_FOLDER: Final = "joining"
-"""Folder below a run's results, with a folder per job: ``<attempt>-node-<index>.json`` for each
-child that started but could not join the main node."""
+"""Folder in a run's results, with a folder per job: ``<attempt>-node-<index>.json`` for each child
+that started but could not join the main node."""
 
 
 def checkpoint_name(step: int) -> str:
-    """Folder of the checkpoint after ``step`` optimizer steps; names sort in step order."""
+    """Return the folder of the checkpoint after ``step`` steps; names sort by step."""
     return f"step-{step:08d}"
 
 
 def launch_command(workload: str) -> list[str]:
-    """The command of a job definition, which every node runs."""
+    """Return the command of a job definition, which every node runs."""
     return ["python", "-m", "training.launch", workload]
 
 
@@ -274,9 +318,9 @@ WHEELS: Final = "wheels"
 RENDEZVOUS: Final = 41000
 """torchrun's store on the main node; AWS's samples use the same number."""
 PEER_WATCH: Final = 41001
-"""The launchers' own link, over which every node learns of a lost or silent peer."""
+"""The launchers' connection, over which every node learns of a lost or silent peer."""
 NEURON_ROOT_COMM: Final = 62182
-"""Port of torch-neuronx's bootstrap of collectives on the main node (torch_xla's plugin)."""
+"""Port on the main node with which torch-neuronx bootstraps collectives (torch_xla's plugin)."""
 NEURON_ROOT_COMM_ALTERNATE: Final = 48620
 """The port in the Neuron documentation's examples of ``NEURON_RT_ROOT_COMM_ID``."""
 
@@ -290,10 +334,10 @@ RESERVED_PORTS: Final[tuple[int, ...]] = (
 
 # --- retries -----------------------------------------------------------------------------------
 HOST_LOST_REASON: Final = "Host EC2*"
-"""Status reason that Batch gives when it loses an instance (AWS Batch user guide, job retries)."""
+"""Batch's status reason when it loses an instance (AWS Batch user guide, job retries)."""
 
 ATTEMPTS: Final = 3
-"""Total attempts of a job."""
+"""Total number of attempts of a job."""
 
 RUN_NAME_PATTERN: Final = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
 """Run names: they become Batch job names (letters, digits, hyphens, underscores; at most 128)."""

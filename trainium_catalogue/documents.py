@@ -1,6 +1,6 @@
-"""Types of the fields of JSON documents, with what docs/schemas states of them beyond Python.
+"""Field types of JSON documents, with JSON Schema keywords that Python's types lack.
 
-A document is a dataclass, whose schema `tools/schemas.py` generates.
+A document is a dataclass; `tools/schemas.py` generates its schema.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Annotated, Any, TypeVar
 T = TypeVar("T")
 
 OPTIONAL = MappingProxyType({"optional": True})
-"""Metadata of a field that a document may lack."""
+"""Metadata of a field that may be missing from a document."""
 
 
 class Keywords:
-    """Keywords of JSON Schema that a type of Python does not carry."""
+    """JSON Schema keywords that a Python type cannot express."""
 
     def __init__(self, **keywords: object) -> None:
-        """Keep them."""
+        """Store the keywords."""
         self._keywords = keywords
 
     def __get_pydantic_json_schema__(
         self, core_schema: Any, handler: Callable[[Any], dict[str, Any]]
     ) -> dict[str, Any]:
-        """Add them; pydantic calls this, which nothing but the generator imports."""
+        """Add the keywords; called by pydantic, which only the generator imports."""
         return {**handler(core_schema), **self._keywords}
 
 
@@ -36,14 +36,14 @@ Natural = Annotated[int, Keywords(minimum=0)]
 Positive = Annotated[int, Keywords(minimum=1)]
 Amount = Annotated[float, Keywords(minimum=0)]
 Measured = Annotated[float, Keywords(type=["number", "null"])]
-"""A number, which is null in JSON where it is not finite."""
+"""A number, null in JSON if it is not finite."""
 DeviceName = Annotated[str, Keywords(enum=["cpu", "xla", "torchneuron"])]
 
 
 def as_document(value: Any) -> Any:
-    """Return a dataclass as its JSON object, without optional fields that have their default.
+    """Convert a dataclass to its JSON object, omitting optional fields with default values.
 
-    ``from_`` becomes ``from``, a keyword of Python.
+    ``from_`` becomes ``from``, a Python keyword.
     """
     if dataclasses.is_dataclass(value):
         found = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -60,7 +60,7 @@ def as_document(value: Any) -> Any:
 
 
 def picked(kind: type[T], source: object, **more: Any) -> T:
-    """Make a document whose fields are those of the same name of ``source``, and ``more``."""
+    """Build a document from ``more`` and the fields of the same names in ``source``."""
     fields: Any = kind
     names = (field.name for field in dataclasses.fields(fields) if field.name not in more)
     return kind(**{name: getattr(source, name) for name in names}, **more)

@@ -1,6 +1,6 @@
-"""The choices on EKS: Kubernetes versions, host images, instance types for add-ons, addresses.
+"""The choices on EKS: Kubernetes versions, AMIs, instance types for add-ons, addresses.
 
-Versions of host images: CHANGELOG.md of github.com/awslabs/amazon-eks-ami, which lists for each
+Versions of AMIs: CHANGELOG.md of github.com/awslabs/amazon-eks-ami, which lists for each
 release the Kubernetes patch versions and the Neuron driver (``aws-neuronx-dkms``).
 """
 
@@ -15,32 +15,31 @@ DEFAULT_KUBERNETES_VERSION = "1.35"
 KUBERNETES_VERSIONS: Mapping[str, str] = MappingProxyType(
     {"1.34": "1.34.9", "1.35": "1.35.6", "1.36": "1.36.2"}
 )
-"""Minor version to patch version, the same in the Neuron host images of all our releases.
+"""Minor version to patch version, the same in the Neuron AMIs of all our releases.
 
-One minor version either side of 1.35, which is all that the stack's own kubectl 1.35 supports
-(Kubernetes version skew policy).
+The stack's kubectl 1.35 supports one minor version on either side (Kubernetes version skew policy).
 """
 
 STANDARD_SUPPORT_ENDS: Mapping[str, date] = MappingProxyType(
     {"1.34": date(2026, 12, 2), "1.35": date(2027, 3, 27), "1.36": date(2027, 8, 2)}
 )
-"""Day on which EKS upgrades a control plane of this version by itself, since clusters have the
-support type STANDARD (EKS User Guide, Kubernetes release calendar)."""
+"""Date on which EKS automatically upgrades a control plane of this version, because clusters have
+the support type STANDARD (EKS User Guide, Kubernetes release calendar)."""
 SUPPORT_WARNING_DAYS = 120
-"""Days before that date from which a synthesis warns: EKS announces it 60 days ahead at least."""
+"""Synthesis warns from this many days before that date; EKS announces it at least 60 days ahead."""
 
 OLD_IMAGE_DAYS = 120
-"""Age of the system nodes' image from which a synthesis warns."""
+"""Synthesis warns if the system nodes' image is older than this."""
 SYSTEM_IMAGES: Mapping[str, str] = MappingProxyType(
     {"1.34": "1.34.10-20260903", "1.35": "1.35.7-20260903", "1.36": "1.36.3-20260903"}
 )
-"""Release versions of the system nodes' host image (github.com/awslabs/amazon-eks-ami, release
-v20260903); they need no Neuron driver, so no Neuron release holds them back."""
+"""Release versions of the system nodes' AMI (github.com/awslabs/amazon-eks-ami, release
+v20260903); they need no Neuron driver, so they do not depend on the Neuron release."""
 
 NEURON_DRIVERS_OF_IMAGES: Mapping[str, str] = MappingProxyType(
     {"20260409": "2.27.4.0", "20260610": "2.28.0.0", "20260714": "2.29.0.0"}
 )
-"""Date of the first Neuron host image that holds each driver; its change log ends at the last."""
+"""Date of the first Neuron AMI with each driver; the change log ends with the last."""
 
 ADD_ONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -59,12 +58,12 @@ ADD_ONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "vpc-cni": dict.fromkeys(KUBERNETES_VERSIONS, "v1.23.1-eksbuild.1"),
     }
 )
-"""EKS's own add-ons, pinned for each Kubernetes version: without a version they never update.
+"""EKS's own add-ons, pinned for each Kubernetes version; unpinned ones would never update.
 
 Versions: EKS User Guide as of 2026-09-26 (coredns, kube-proxy, vpc-cni), the agents' releases."""
 
 NEWER_KERNEL = frozenset({"1.36"})
-"""Versions whose host images run Linux 6.18, for which we found no Lustre client listed by FSx."""
+"""Versions whose AMIs run Linux 6.18, for which FSx lists no Lustre client that we found."""
 
 SYSTEM_INSTANCE_TYPES = frozenset(
     f"{family}.{size}"
@@ -74,18 +73,18 @@ SYSTEM_INSTANCE_TYPES = frozenset(
 """x86-64, because the node scaler runs in the training image; large enough for all add-ons."""
 
 DEFAULT_SYSTEM_INSTANCE_TYPES = ("m5.xlarge", "m7i.xlarge")
-"""Types sold in every zone that sells a Trainium type."""
+"""Types offered in every zone that offers a Trainium type."""
 SYSTEM_NODES = 2
-"""Two, so that the cluster keeps its DNS while one is updated."""
+"""Two, so that DNS stays available while one node is updated."""
 USD_PER_HOUR_ESTIMATE = 0.10 + SYSTEM_NODES * 0.192
 """Control plane and system nodes, on-demand list prices in us-east-1. For orientation only."""
 
 DEFAULT_IDLE_MINUTES = 30
-"""Long enough to read a traceback and submit again on the same nodes; a new one takes about ten
+"""Long enough to read a traceback and resubmit on the same nodes; a new node takes about ten
 minutes to start and pull its image. At most 11 USD for an idle trn1.32xlarge."""
 
 POD_ADDRESSES = 12
-"""Addresses that the network plug-in reserves for a node's pods (MINIMUM_IP_TARGET)."""
+"""Addresses that the network plugin reserves for a node's pods (MINIMUM_IP_TARGET)."""
 SPARE_ADDRESSES = 2
 """Addresses that it reserves beyond those in use (WARM_IP_TARGET)."""
 CLUSTER_ADDRESSES = 8
@@ -93,8 +92,16 @@ CLUSTER_ADDRESSES = 8
 
 
 def host_image_version(kubernetes_version: str, ami_date: str) -> str:
-    """Release version of a host image, as pinned by a node group."""
+    """Return the release version of an AMI, as pinned by a node group."""
     return f"{KUBERNETES_VERSIONS[kubernetes_version]}-{ami_date}"
+
+
+def newest_image(kubernetes_version: str, variant: str = "neuron") -> str:
+    """Return the SSM parameter that has the release version of AWS's newest AMI."""
+    return (
+        f"/aws/service/eks/optimized-ami/{kubernetes_version}/amazon-linux-2023/x86_64/{variant}/"
+        "recommended/release_version"
+    )
 
 
 def cluster_addresses_per_node(instance: InstanceType, layout: EfaLayout) -> int:

@@ -1,8 +1,8 @@
-"""Exit codes of a node, and which of them are worth another attempt.
+"""Exit codes of a node, and which of them are retried.
 
-The launcher exits with them, Batch and Volcano retry by them and the CLI explains them. One
-exception to ``retry``: on EKS, ``STOPPED`` (143) starts another attempt as well, because a pod on
-a drained node ends that way (``JOB_POLICIES`` in kubernetes.py).
+The launcher exits with them, Batch and Volcano base retries on them, and the CLI explains them. One
+exception to ``retry``: on EKS, ``STOPPED`` (143) is retried too, because a pod on a drained node
+exits with it (``JOB_POLICIES`` in kubernetes.py).
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 
 class ExitCode(IntEnum):
-    """The ways in which a node ends."""
+    """The exit codes of a node."""
 
     OK = 0
     WORKLOAD = 1
@@ -20,19 +20,22 @@ class ExitCode(IntEnum):
     """``EX_USAGE`` of sysexits.h."""
     PREFLIGHT = 70
     """``EX_SOFTWARE`` of sysexits.h."""
+    UNFIT_HOST = 71
+    """``EX_OSERR`` of sysexits.h: the node's own host failed preflight while others passed; on
+    Batch also for a job's only host."""
     HOST = 75
     """``EX_TEMPFAIL`` of sysexits.h."""
     TIME_LIMIT = 124
-    """The code that ``timeout`` (coreutils) uses."""
+    """As used by ``timeout`` (coreutils)."""
     KILLED = 137
-    """128 + SIGKILL: the container was killed, it did not exit."""
+    """128 + SIGKILL: the container was killed."""
     STOPPED = 143
-    """128 + SIGTERM; on EKS worth another attempt, see above."""
+    """128 + SIGTERM; retried on EKS, see above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """The meaning of an exit code, for people and for retries."""
+    """The meaning of an exit code, for users and for retries."""
 
     meaning: str
     remedy: str
@@ -44,40 +47,46 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
         ExitCode.OK: Ending(meaning="finished", remedy="nothing to do", retry=False),
         ExitCode.WORKLOAD: Ending(
             meaning="the workload raised an error",
-            remedy="the log of the node that is named has the rest; it would fail again",
+            remedy="see the log of the named node; another attempt would fail again",
             retry=False,
         ),
         ExitCode.CONFIGURATION: Ending(
             meaning="the launcher refused its configuration",
-            remedy="correct the parameter that the log names and submit again",
+            remedy="correct the parameter named in the log and submit again",
             retry=False,
         ),
         ExitCode.PREFLIGHT: Ending(
             meaning="a node failed preflight or did not join",
-            remedy=(
-                "another attempt follows, maybe on the same hosts; the log names node, finding and "
-                "remedy"
-            ),
+            remedy="another attempt follows; the log names the node, the finding and the remedy",
+            retry=True,
+        ),
+        ExitCode.UNFIT_HOST: Ending(
+            meaning="the node's own host failed preflight and is replaced",
+            remedy="another attempt follows, on other hosts; the log names the finding and the "
+            "remedy",
             retry=True,
         ),
         ExitCode.HOST: Ending(
             meaning="a peer was lost, a node hung or a host failed",
             remedy=(
-                "another attempt follows; a run with checkpoints continues from the newest "
-                "complete one"
+                "another attempt follows; a run with checkpoints resumes from the newest complete "
+                "one"
             ),
             retry=True,
         ),
         ExitCode.TIME_LIMIT: Ending(
-            meaning="the time limit of the submission was reached",
-            remedy="submit again with a larger --time-limit; a run with checkpoints continues",
+            meaning="the submission's time limit was reached, or its Capacity Block will end soon",
+            remedy=(
+                "submit again with a larger --time-limit, or in the next block; a run with "
+                "checkpoints resumes"
+            ),
             retry=False,
         ),
         ExitCode.KILLED: Ending(
             meaning="the node was killed or frozen, or ran out of memory",
             remedy=(
-                "another attempt follows; if every attempt ends so, lower the memory the workload "
-                "needs"
+                "another attempt follows; if every attempt ends this way, reduce the memory use "
+                "of the workload"
             ),
             retry=True,
         ),
@@ -95,4 +104,4 @@ RETRIED: tuple[ExitCode, ...] = tuple(code for code, end in EXIT_CODES.items() i
 FINAL: tuple[ExitCode, ...] = tuple(
     code for code, end in EXIT_CODES.items() if not end.retry and code is not ExitCode.OK
 )
-"""Codes of a failure that would repeat itself: the only ones a Batch job definition names."""
+"""Nonzero codes that are not retried, the only ones in a Batch job definition."""

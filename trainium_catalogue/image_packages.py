@@ -1,7 +1,7 @@
-"""The image's own packages that a program's requirements may not replace, and their versions.
+"""The image's packages that a program's requirements may not replace, and their versions.
 
-torch and the Neuron packages fit each other, the driver and the compiled graphs, and what was
-compiled against numpy needs the numpy that is there. They stay as they are.
+torch and the Neuron packages have to match each other, the driver and the compiled graphs, and
+packages compiled against numpy need the installed numpy.
 """
 
 import re
@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 _FIXED = re.compile(r"torch|torchvision|torchaudio|torch-xla|numpy|nki|.*neuron.*")
-"""Canonical names; ``.*neuron.*`` are torch-neuronx, neuronx-cc, neuronx-distributed,
-libneuronxla and the like."""
+"""Canonical names; ``.*neuron.*`` matches torch-neuronx, neuronx-cc, neuronx-distributed,
+libneuronxla and others."""
 
-# AWS's images install torch==2.9.0 (2.28.0) or torch==2.9.* (later ones), of which PyPI has these.
+# AWS's images install torch==2.9.0 (2.28.0) or torch==2.9.* (later); PyPI has these.
 _TORCH = ("2.9.0", "2.9.1")
 
 
@@ -51,16 +51,17 @@ IMAGE_PACKAGES: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )  # fmt: skip
-"""Versions in the published image of a Neuron release, by canonical name, as its Dockerfile pins
-them: github.com/aws-neuron/deep-learning-containers, tag of the release,
+"""Versions in the published image of a Neuron release, by canonical name, as pinned by its
+Dockerfile: github.com/aws-neuron/deep-learning-containers, tag of the release,
 pytorch/training/2.9.0/Dockerfile.neuronx. It pins no numpy, torch-xla or libneuronxla."""
 
 
 IN_EVERY_IMAGE = frozenset({"torch", "numpy"})
 IN_PUBLISHED_IMAGES = IN_EVERY_IMAGE | {"torchvision", "torch-xla", "libneuronxla"}
-"""Of unknown version: the Dockerfiles name torchvision, and torch-neuronx needs the others."""
+"""Packages of unknown version: the Dockerfiles install torchvision, and torch-neuronx requires the
+rest."""
 
 
 def is_fixed(name: str) -> bool:
-    """Tell whether requirements may not replace a package, by its canonical name."""
+    """Return whether requirements may not replace a package, by its canonical name."""
     return _FIXED.fullmatch(name) is not None

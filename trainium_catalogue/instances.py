@@ -1,11 +1,14 @@
-"""The instance types: Trainium's, with arithmetic on their sizes, and ordinary ones for CPU jobs.
+"""The instance types: Trainium, with derived sizes, and CPU instances for data and export jobs.
 
 Sizes, cards and zones: ``aws ec2 describe-instance-types`` and
 ``describe-instance-type-offerings --location-type availability-zone-id`` (as recorded in
 moto's dump of those APIs). Memory of Trainium2 chips: the Neuron documentation's trn2 page.
-Peaks: 190 TFLOP/s a Trainium chip of two cores (AWS's MFU of its Llama-2 figures, 3,040 a node),
-667 a Trainium2 chip of eight (the Neuron documentation's architecture pages).
-Prices are estimates from public price lists; see ``usd_per_hour_estimate``.
+Peaks: 190 TFLOP/s per Trainium chip of two cores (AWS's MFU for its Llama-2 figures, 3,040 per
+node), 667 per Trainium2 chip of eight (the Neuron documentation's architecture pages).
+Prices are estimates from public price lists; see ``usd_per_hour_estimate``. On-demand list prices:
+github.com/aws/karpenter-provider-aws, pkg/providers/pricing/zz_generated.pricing_aws.go (us-east-1,
+2026-07-20), and github.com/skypilot-org/skypilot-catalog, catalogs/v6/aws/vms.csv (every region),
+both generated from AWS's price list API.
 """
 
 from collections.abc import Mapping
@@ -20,9 +23,9 @@ class EfaLayout(StrEnum):
     """The kind of interface on the secondary network cards."""
 
     EFA = "efa"
-    """EFA with an IP address on every card, as in AWS's own Trainium samples."""
+    """EFA with an IP address on every card, as in AWS's Trainium samples."""
     EFA_ONLY = "efa-only"
-    """No IP address on the secondary cards: for subnets that are short of addresses."""
+    """No IP address on the secondary cards: for subnets with few addresses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +72,8 @@ class InstanceType:
     usd_per_hour_estimate: float
     """On-demand list price in us-east-1, or chips x 2.2 USD for types sold mainly through
     Capacity Blocks. For orientation only."""
+    list_price_regions: frozenset[str] = frozenset()
+    """Regions with that list price; elsewhere none is known."""
 
     @property
     def family(self) -> str:
@@ -77,7 +82,7 @@ class InstanceType:
 
     @property
     def supports_multi_node(self) -> bool:
-        """True with EFA, which more than one node needs."""
+        """True with EFA, which multi-node jobs need."""
         return self.num_efa_interfaces > 0
 
     @property
@@ -103,37 +108,37 @@ class InstanceType:
 
     @property
     def container_memory_mib(self) -> int:
-        """Memory of the container, below what the ECS agent registers.
+        """Memory of the container, less than the ECS agent registers.
 
-        The agent registers less than the instance has; AWS's sample leaves 4.6 % of a
-        trn1.32xlarge. A larger value leaves the job RUNNABLE forever.
+        The agent registers less than the instance has; AWS's sample leaves 4.6% of a
+        trn1.32xlarge free. If the value is too large, the job stays RUNNABLE forever.
         """
         return self.memory_mib - max(2048, self.memory_mib * 5 // 100)
 
     @property
     def shared_memory_mib(self) -> int:
-        """Size of ``/dev/shm``: 8 GiB, or a quarter of the container's memory; used only as needed.
+        """Size of ``/dev/shm``: 1 GiB per process, at least 8 GiB; allocated as needed.
 
-        None of our workloads needs it, not even checkpoints; Neuron's runtime and EFA make do with
-        Docker's 64 MiB in AWS's Batch samples. It is for programs that pass tensors between
-        processes, such as torch's data loaders.
+        It is at most a quarter of the container's memory. Only programs that pass tensors between
+        processes, such as torch's data loaders, need it; Neuron's runtime and EFA work with
+        Docker's 64 MiB in AWS's Batch samples.
         """
-        return min(8192, self.container_memory_mib // 4)
+        return min(1024 * max(8, self.processes_per_node), self.container_memory_mib // 4)
 
     def neuron_device_paths(self) -> tuple[str, ...]:
-        """Device files of the chips."""
+        """Return the device files of the chips."""
         return tuple(f"/dev/neuron{index}" for index in range(self.num_neuron_devices))
 
     def efa_device_paths(self) -> tuple[str, ...]:
-        """Device files of the EFA interfaces."""
+        """Return the device files of the EFA interfaces."""
         return tuple(f"/dev/infiniband/uverbs{index}" for index in range(self.num_efa_interfaces))
 
     def network_interfaces(self, layout: EfaLayout) -> tuple[NetworkInterface, ...]:
-        """Interfaces of a launch template: one per EFA card.
+        """Return the interfaces of a launch template: one per EFA card.
 
-        Card 0 carries the primary interface (device index 0), every other card device index 1,
-        trn1n included: the index counts per card. EFA-only can never be primary, and card 0's
-        second slot stays free for the task's own interface (awsvpc).
+        Card 0 has the primary interface (device index 0), every other card device index 1, even on
+        trn1n, because the index counts per card. An EFA-only interface can never be the primary
+        one, and the second slot of card 0 stays free for the task's interface (awsvpc).
         """
         if not self.supports_multi_node:
             return (NetworkInterface(card_index=0, device_index=0, interface_type="interface"),)
@@ -144,22 +149,24 @@ class InstanceType:
         )
 
     def addresses_per_node(self, layout: EfaLayout) -> int:
-        """IP addresses that a Batch node takes from its subnet, including the task's (awsvpc)."""
+        """Count the IP addresses of a Batch node, including the task's (awsvpc)."""
         return sum(nic.takes_address for nic in self.network_interfaces(layout)) + 1
 
     def vcpus_for(self, num_nodes: int) -> int:
-        """vCPUs of ``num_nodes``, as compute environments and quotas count them."""
+        """Return the vCPUs of ``num_nodes``, as counted by compute environments and quotas."""
         return self.num_vcpus * num_nodes
 
     def offers(self) -> str:
-        """Readable list of the regions and zone ids that offer the type."""
-        return "; ".join(f"{region}: {', '.join(ids)}" for region, ids in self.zone_ids.items())
+        """List the regions and zone ids that offer the type, for messages."""
+        return ", ".join(f"{region} ({', '.join(ids)})" for region, ids in self.zone_ids.items())
 
 
 _ON_DEMAND = frozenset({"on-demand"})
 _SPOT = frozenset({"spot"})
 _BLOCK = frozenset({"capacity-block"})
 
+LIST_PRICE_REGIONS = frozenset({"us-east-1", "us-east-2", "us-west-2"})
+"""Regions with the list prices of us-east-1."""
 _APS2 = ("aps2-az1", "aps2-az2", "aps2-az3")
 
 _TYPES = (
@@ -184,7 +191,8 @@ _TYPES = (
             "us-east-2": ("use2-az3",),
             "us-west-2": ("usw2-az1", "usw2-az4"),
         },
-        usd_per_hour_estimate=1.34,
+        usd_per_hour_estimate=1.34375,
+        list_price_regions=LIST_PRICE_REGIONS,
     ),
     InstanceType(
         name="trn1.32xlarge",
@@ -211,6 +219,7 @@ _TYPES = (
             "ap-southeast-4": ("apse4-az1",),
         },
         usd_per_hour_estimate=21.50,
+        list_price_regions=LIST_PRICE_REGIONS,
     ),
     InstanceType(
         name="trn1n.32xlarge",
@@ -234,6 +243,7 @@ _TYPES = (
             "us-west-2": ("usw2-az4",),
         },
         usd_per_hour_estimate=24.78,
+        list_price_regions=LIST_PRICE_REGIONS,
     ),
     InstanceType(
         name="trn2.3xlarge",
@@ -251,10 +261,11 @@ _TYPES = (
         network_gbps=200,
         local_nvme_gb=470,
         usage_classes=_ON_DEMAND | _SPOT | _BLOCK,
+        # The default, which comes first, is the region that needs no opt-in.
         zone_ids={
+            "sa-east-1": ("sae1-az1", "sae1-az2", "sae1-az3"),
             "ap-south-2": _APS2,
             "ap-southeast-4": ("apse4-az3",),
-            "sa-east-1": ("sae1-az1", "sae1-az2", "sae1-az3"),
         },
         usd_per_hour_estimate=2.2,
     ),
@@ -302,11 +313,11 @@ _TYPES = (
 )
 
 INSTANCE_TYPES: Mapping[str, InstanceType] = MappingProxyType({t.name: t for t in _TYPES})
-"""Every type that this project can run on, by name."""
+"""Every supported type, by name."""
 
 
 def find_instance_type(name: str) -> InstanceType:
-    """Look an instance type up; ``ValueError`` names the nearest known one."""
+    """Look up an instance type; ``ValueError`` names the nearest known one."""
     try:
         return INSTANCE_TYPES[name]
     except KeyError:
@@ -314,11 +325,11 @@ def find_instance_type(name: str) -> InstanceType:
         raise ValueError(f"instance type {name!r} is not in the catalogue; {reason}") from None
 
 
-# Ordinary instances for data and export jobs: enough types to find Spot capacity anywhere, all
-# x86-64 like the training image.
+# CPU instances for data and export jobs: enough types to find Spot capacity anywhere, all x86-64,
+# like the training image.
 JOB_VCPUS = 16
 JOB_MEMORY_MIB = 57_344
-"""56 GiB, well below what the ECS agent of a 64 GiB instance registers."""
+"""56 GiB, well below the memory that the ECS agent registers on a 64 GiB instance."""
 USD_PER_JOB_HOUR_ESTIMATE = 0.77
 """On-demand list price of an m6i.4xlarge in us-east-1; Spot costs less. For orientation only."""
 
@@ -336,7 +347,7 @@ CPU_INSTANCE_TYPES: Mapping[str, tuple[int, int]] = MappingProxyType(
         for size, vcpus in _SIZES.items()
     }
 )
-"""Name to vCPUs and memory in MiB; each holds at least one job."""
+"""Name to vCPUs and memory in MiB; each fits at least one job."""
 
 DEFAULT_CPU_INSTANCE_TYPES = ("m6i.4xlarge", "m6a.4xlarge", "m5.4xlarge", "m5a.4xlarge")
-"""Several pools of Spot capacity; sold in every region that sells Trainium."""
+"""Types from several Spot capacity pools, offered in every region that offers Trainium."""

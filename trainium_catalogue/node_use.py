@@ -1,25 +1,42 @@
-"""Which nodes of a cluster are usable and used, and which jobs wait for nodes.
+"""State of a cluster's nodes (usable, in use) and of the jobs that wait for nodes.
 
-The node scaler decides by these rules and the commands explain by them. Objects are JSON as
+Shared by the node scaler, which acts on it, and the commands, which explain it. Objects are JSON as
 returned by the Kubernetes API.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trainium_catalogue import kubernetes
+from trainium_catalogue.contract import ZONE_PATIENCE_MINUTES
+from trainium_catalogue.exit_codes import ExitCode
 
 Json = Mapping[str, Any]
 
+JOIN_S = 1200.0
+"""Seconds after which EKS reports that instances failed to join."""
+UNUSABLE_S = 600.0
+"""Longer than a reboot, or the registration of a new node's device plugins."""
+CORDON_S = 20.0
+"""Longer than a round of the node scaler, which rechecks a cordoned node before removing it."""
+MAX_FAILED_NODES = 2
+"""Number of rounds of failed nodes after which a request for nodes is dropped."""
+KILL_S = 60.0
+"""Seconds after the grace period in which the kubelet, which sends SIGKILL only then (Kubernetes,
+Pod Lifecycle), can end the processes and unmount the volumes; the number is this project's choice.
+"""
+UNFIT = "has failed a job's preflight"
+"""Why a node with an unfit host is unusable."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# Annotation of a pod that the kubelet made by itself (Kubernetes, static pods).
+# Annotation of a pod created by the kubelet (Kubernetes, static pods).
 _MIRROR = "kubernetes.io/config.mirror"
 _JOB_NAME = "volcano.sh/job-name"
+_MINUTES = re.compile(r"[0-9]{1,6}")
 _AGENTS_CONDITIONS = frozenset(
     {
         "AcceleratedHardwareReady",
@@ -29,7 +46,7 @@ _AGENTS_CONDITIONS = frozenset(
         "StorageReady",
     }
 )
-# Phases in which a job needs no more nodes, or none at all: volcano.sh/apis, batch/v1alpha1/job.go.
+# Phases in which a job needs no more nodes: volcano.sh/apis, batch/v1alpha1/job.go.
 _NEEDS_NONE = frozenset(
     {"Completed", "Completing", "Terminated", "Terminating", "Aborted", "Aborting", "Failed"}
 )
@@ -37,25 +54,49 @@ _NEEDS_NONE = frozenset(
 
 # --- nodes ---------------------------------------------------------------------------------------
 def is_cordoned(node: Json) -> bool:
-    """Tell whether the node accepts no new pods."""
+    """Return whether the node accepts no new pods."""
     return bool((node.get("spec") or {}).get("unschedulable"))
 
 
 def is_ready(node: Json) -> bool:
-    """Tell whether the kubelet reports the node as ready."""
+    """Return whether the kubelet reports the node as ready."""
     conditions = (node.get("status") or {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def reported_fault(node: Json) -> str | None:
-    """Return the fault that EKS's node monitoring agent reports of a node that is Ready.
+def is_unfit(node: Json) -> bool:
+    """Return whether the node scaler has marked the node's host as unfit."""
+    return kubernetes.UNFIT_SINCE in _annotations(node)
 
-    A condition that is not True is a fault, and the node is repaired 10 or 30 minutes later (EKS
-    User Guide, automatic node repair).
+
+def unfit_nodes(nodes: Iterable[Json], pods: Iterable[Json]) -> set[str]:
+    """Return the nodes whose host failed a job's preflight, by the exit codes of their pods."""
+    known = {node["metadata"]["name"]: created_at(node) for node in nodes}
+    found = set()
+    for pod in pods:
+        name = pod["spec"].get("nodeName")
+        if name not in known or _JOB_NAME not in _annotations(pod):
+            continue
+        for container in (pod.get("status") or {}).get("containerStatuses") or ():
+            ended = (container.get("state") or {}).get("terminated") or {}
+            if ended.get("exitCode") != ExitCode.UNFIT_HOST:
+                continue
+            # A failed pod may outlive its node, whose name a new node may reuse.
+            at, created = _time(ended.get("finishedAt")), known[name]
+            if at is not None and (created is None or at >= created):
+                found.add(name)
+    return found
+
+
+def reported_fault(node: Json) -> str | None:
+    """Return the fault that EKS's node monitoring agent reports for a Ready node, if any.
+
+    A False condition is a fault, and the node is repaired 10 or 30 minutes later (EKS User Guide,
+    automatic node repair).
     """
     for condition in (node.get("status") or {}).get("conditions") or ():
         if condition["type"] in _AGENTS_CONDITIONS and condition["status"] == "False":
-            return f"has {condition['type']} False ({condition.get('reason', 'no reason given')})"
+            return f"has {condition['type']} False ({condition.get('reason', 'no reason')})"
     return None
 
 
@@ -66,10 +107,12 @@ def why_unusable(node: Json, devices: Mapping[str, int]) -> str | None:
 
     Args:
         node: The node.
-        devices: Devices of a whole node of its type, see ``kubernetes.device_resources``.
+        devices: Devices of a node of its type, see ``kubernetes.device_resources``.
     """
     if "deletionTimestamp" in node["metadata"]:
         return "is being deleted"
+    if is_unfit(node):
+        return UNFIT
     if not is_ready(node):
         return "is not ready"
     offers = (node.get("status") or {}).get("allocatable") or {}
@@ -80,7 +123,7 @@ def why_unusable(node: Json, devices: Mapping[str, int]) -> str | None:
 
 
 def instance_of(node: Json) -> str | None:
-    """Id of a node's EC2 instance: the end of ``aws:///us-west-2d/i-...``."""
+    """Return the id of a node's EC2 instance: the end of ``aws:///us-west-2d/i-...``."""
     return str((node.get("spec") or {}).get("providerID") or "").rpartition("/")[2] or None
 
 
@@ -90,16 +133,15 @@ class PodsOfNode:
     """Pods that occupy a node, as ``namespace/name``."""
 
     users: tuple[str, ...] = ()
-    """Pods that run, start or end: they keep the node."""
+    """Pods that are starting, running or terminating: they keep the node in use."""
     stuck: tuple[str, ...] = ()
-    """Pods that should have ended: their kubelet does not answer, or cannot end them."""
+    """Pods that should have ended: their kubelet does not respond, or cannot end them."""
 
 
 def pods_of_nodes(pods: Iterable[Json], *, now: datetime) -> dict[str, PodsOfNode]:
-    """Find the pods that occupy nodes, by the node's name.
+    """Return the pods that occupy nodes, by node name.
 
-    Every pod that has not ended counts, including those of other namespaces; pods that every node
-    has (DaemonSets, the kubelet's own) do not.
+    Every unfinished pod in any namespace counts, except pods of DaemonSets and the kubelet's own.
     """
     found: dict[str, tuple[list[str], list[str]]] = {}
     for pod in pods:
@@ -116,17 +158,18 @@ def pods_of_nodes(pods: Iterable[Json], *, now: datetime) -> dict[str, PodsOfNod
 
 
 def created_at(entry: Json) -> datetime | None:
-    """Read an object's time of creation."""
+    """Return an object's creation time."""
     return _time(entry["metadata"].get("creationTimestamp"))
 
 
 def is_stuck(pod: Json, *, now: datetime) -> bool:
-    """Tell whether a terminating pod is past its grace period.
+    """Return whether a terminating pod is well past its grace period.
 
     The API server sets ``deletionTimestamp`` to the time at which the grace period ends
-    (Kubernetes API reference, ObjectMeta).
+    (Kubernetes API reference, ObjectMeta). Only then does the kubelet send SIGKILL.
     """
-    return (ends := _time(pod["metadata"].get("deletionTimestamp"))) is not None and now > ends
+    ends = _time(pod["metadata"].get("deletionTimestamp"))
+    return ends is not None and now > ends + timedelta(seconds=KILL_S)
 
 
 def _occupies(pod: Json) -> bool:
@@ -139,35 +182,79 @@ def _occupies(pod: Json) -> bool:
     return _MIRROR not in (metadata.get("annotations") or {})
 
 
+# --- jobs in several zones -----------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneAnnotations:
+    """A job's annotations about the zones that it tries in order."""
+
+    zone: str | None = None
+    """Zone of its nodes; None for the first zone."""
+    tried: tuple[str, ...] = ()
+    """Zones that had no capacity for it."""
+    short_since: datetime | None = None
+    """Time from which its zone has had no capacity."""
+    patience: timedelta = timedelta(minutes=ZONE_PATIENCE_MINUTES)
+    """Time after which it moves to the next zone."""
+
+    @classmethod
+    def read(cls, job: Json) -> ZoneAnnotations:
+        """Read a job's annotations."""
+        notes = _annotations(job)
+        minutes = notes.get(kubernetes.ZONE_PATIENCE, "")
+        is_given = _MINUTES.fullmatch(minutes) is not None
+        return cls(
+            zone=notes.get(kubernetes.ZONE),
+            tried=tuple(filter(None, notes.get(kubernetes.ZONES_TRIED, "").split(","))),
+            short_since=_time(notes.get(kubernetes.SHORT_SINCE)),
+            patience=timedelta(minutes=int(minutes) if is_given else ZONE_PATIENCE_MINUTES),
+        )
+
+    def current(self, zones: Collection[str]) -> str:
+        """Return its zone, or the first if its zone no longer exists."""
+        return next((zone for zone in zones if zone == self.zone), next(iter(zones)))
+
+    def next(self, zones: Collection[str]) -> str | None:
+        """Return the first zone not yet tried; None if there is none."""
+        return next(
+            (zone for zone in zones if zone not in (*self.tried, self.current(zones))), None
+        )
+
+
 # --- jobs that wait ------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
-    """Nodes that a job lacks before it can begin or continue."""
+class WaitingJob:
+    """A job that lacks nodes to start or continue."""
 
     job: str
-    """The job that waits; for a job with a compile job, the job itself."""
+    """The waiting job itself, not its compile job."""
     missing: int
     size: int
-    """Total nodes that it takes."""
+    """Total number of nodes that it needs."""
     scales: bool
-    """True if the job asks the node scaler for the nodes that it lacks."""
+    """True if the node scaler should add the missing nodes."""
     created: datetime | None = None
+    not_before: datetime | None = None
+    """Start of its reserved capacity."""
     held_since: datetime | None = None
     failed_nodes: tuple[datetime, ...] = ()
     dropped: str | None = None
+    run: str = ""
+    """Run whose nodes its current pods select; empty without a selector."""
+    placed: tuple[str, ...] = ()
+    """Nodes of the scheduled pods."""
+    zones: ZoneAnnotations = ZoneAnnotations()
 
 
-def waits_of(jobs: Iterable[Json], pods: Iterable[Json], *, now: datetime) -> list[Wait]:
-    """Volcano jobs with fewer pods on nodes than they need, oldest first.
+def waiting_jobs(jobs: Iterable[Json], pods: Iterable[Json], *, now: datetime) -> list[WaitingJob]:
+    """Return the Volcano jobs with fewer pods on nodes than they need, oldest first.
 
-    For a job that waits for its compile job only the larger need counts, since they run in turn.
+    A job and its compile job run one after the other, so only the larger of the two counts.
     """
-    alive = {job["metadata"]["name"]: job for job in jobs if _phase(job) not in _NEEDS_NONE}
-    placed = Counter(
-        name
-        for pod in pods
-        if (name := _annotations(pod).get(_JOB_NAME)) and _has_place(pod, now=now)
-    )
+    alive = {job["metadata"]["name"]: job for job in jobs if not has_ended(job)}
+    placed: dict[str, list[str]] = {}
+    for pod in pods:
+        if (name := _annotations(pod).get(_JOB_NAME)) and _has_place(pod, now=now):
+            placed.setdefault(name, []).append(pod["spec"]["nodeName"])
     after = {name: _annotations(job).get(kubernetes.AFTER) for name, job in alive.items()}
     followed = {other for other in after.values() if other in alive}
     found = []
@@ -176,29 +263,62 @@ def waits_of(jobs: Iterable[Json], pods: Iterable[Json], *, now: datetime) -> li
             continue
         chain = [name, *([other] if (other := after[name]) in alive else [])]
         size = max(_size(alive[each]) for each in chain)
-        missing = size - sum(placed[each] for each in chain)
-        if missing > 0:
-            found.append(_wait(job, missing=missing, size=size))
+        places = tuple(node for each in chain for node in placed.get(each, ()))
+        if size > len(places):
+            run = selected_run(alive[chain[-1]])
+            found.append(_waiting_job(job, placed=places, size=size, run=run))
     return found
 
 
-def _wait(job: Json, *, missing: int, size: int) -> Wait:
+def has_ended(job: Json) -> bool:
+    """Return whether a job needs no more nodes."""
+    return _phase(job) in _NEEDS_NONE
+
+
+def recently_left_zone(job: Json, *, since: datetime) -> str | None:
+    """Return the zone that a job has left since ``since``, if any."""
+    zone, _, text = _annotations(job).get(kubernetes.ZONE_LEFT, "").partition("=")
+    at = _time(text)
+    return zone if at is not None and at >= since else None
+
+
+def labels_of(job: Json) -> Mapping[str, str]:
+    """Return the labels of a job; jobs of `torchx run` have them only on their pods."""
+    tasks: Sequence[Json] = job["spec"].get("tasks") or ()
+    templates = [task.get("template") or {} for task in tasks[:1]]
+    described = [*(each.get("metadata") or {} for each in templates), job["metadata"]]
+    return {name: text for each in described for name, text in (each.get("labels") or {}).items()}
+
+
+def selected_run(job: Json) -> str:
+    """Return the run whose nodes a job's pods select; empty without a selector."""
+    for task in job["spec"].get("tasks") or ():
+        spec = (task.get("template") or {}).get("spec") or {}
+        return str((spec.get("nodeSelector") or {}).get(kubernetes.LABEL_RUN, ""))
+    return ""
+
+
+def _waiting_job(job: Json, *, placed: tuple[str, ...], size: int, run: str) -> WaitingJob:
     notes = _annotations(job)
     failed = (_time(each) for each in notes.get(kubernetes.FAILED_NODES, "").split(","))
-    return Wait(
+    return WaitingJob(
         job=job["metadata"]["name"],
-        missing=missing,
+        missing=size - len(placed),
         size=size,
         scales=notes.get(kubernetes.SCALE) == "true",
         created=_time(job["metadata"].get("creationTimestamp")),
+        not_before=_time(notes.get(kubernetes.NOT_BEFORE)),
         held_since=_time(notes.get(kubernetes.HELD_SINCE)),
         failed_nodes=tuple(each for each in failed if each is not None),
         dropped=notes.get(kubernetes.DROPPED),
+        run=run,
+        placed=placed,
+        zones=ZoneAnnotations.read(job),
     )
 
 
 def _has_place(pod: Json, *, now: datetime) -> bool:
-    """Tell whether a pod needs no further node: it has one, or it finished before its peers."""
+    """Return whether a pod has a node, or needs none because it finished before its peers."""
     if not pod["spec"].get("nodeName") or is_stuck(pod, now=now):
         return False
     return (pod.get("status") or {}).get("phase") != "Failed"
@@ -225,20 +345,20 @@ def _age(job: Json) -> tuple[str, str]:
 class NodeRequest:
     """The contents of the ConfigMap ``node-request``.
 
-    A user writes the number and an id; the node scaler answers with the time at which it first
-    read that id, and with the reason if it drops the request.
+    A user writes the number and an id; the node scaler adds the time at which it first read the id,
+    and the reason if it drops the request.
     """
 
     id: str
     nodes: int
     since: datetime | None = None
-    """Time of the node scaler's answer; None before it."""
+    """Time at which the node scaler first read the request; None until then."""
     failed_nodes: tuple[datetime, ...] = ()
     dropped: str | None = None
 
     @classmethod
     def read(cls, config_map: Json) -> NodeRequest | None:
-        """Read the ConfigMap; None if nobody has asked yet, or for something that is no number."""
+        """Read the ConfigMap; None if there is no valid request."""
         data = config_map.get("data") or {}
         number = str(data.get("nodes", ""))
         if not (number.isascii() and number.isdigit() and len(number) < 6 and data.get("id")):
@@ -270,7 +390,7 @@ def stamp(moment: datetime) -> str:
 
 
 def marked_since(node: Json, annotation: str) -> datetime | None:
-    """Read the time in an annotation; None if it is missing or holds something else."""
+    """Return the time in an annotation; None if it is missing or invalid."""
     return _time(_annotations(node).get(annotation))
 
 
@@ -281,7 +401,7 @@ def _time(text: object) -> datetime | None:
         return None
 
 
-def goes_at(node: Json, idle: timedelta) -> datetime | None:
-    """Earliest time at which the node scaler removes an idle node; None for one in use."""
+def removal_time(node: Json, idle: timedelta) -> datetime | None:
+    """Return the earliest time at which an idle node is removed; None for a node in use."""
     since = marked_since(node, kubernetes.IDLE_SINCE)
     return None if since is None else since + idle

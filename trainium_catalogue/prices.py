@@ -1,4 +1,4 @@
-"""Monthly list prices of what a deployment may leave in an account."""
+"""Monthly list prices of resources that a deployment may leave in an account."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 PRICES_OF: Final = "2026-06"
-"""Month of the prices: us-east-1, without free tiers and discounts. For orientation only."""
+"""Month of the prices in us-east-1, without free tiers and discounts. For orientation only."""
 HOURS_PER_MONTH: Final = 730
 _VPC = "https://aws.amazon.com/vpc/pricing/"
 _LUSTRE = "https://aws.amazon.com/fsx/lustre/pricing/"
@@ -30,7 +30,6 @@ PRICES: Final[Mapping[str, MonthlyPrice]] = {
     "lustre-500": MonthlyPrice(0.340, "GB", _LUSTRE),
     "lustre-1000": MonthlyPrice(0.600, "GB", _LUSTRE),
     "gp3": MonthlyPrice(0.08, "GB", "https://aws.amazon.com/ebs/pricing/"),
-    "snapshot": MonthlyPrice(0.05, "GB", "https://aws.amazon.com/ebs/pricing/"),
     "ecr": MonthlyPrice(0.10, "GB", "https://aws.amazon.com/ecr/pricing/"),
     "nat-gateway": MonthlyPrice(0.045 * HOURS_PER_MONTH, "gateway, without traffic", _VPC),
     "interface-endpoint": MonthlyPrice(
@@ -46,4 +45,4 @@ PRICES: Final[Mapping[str, MonthlyPrice]] = {
     "secret": MonthlyPrice(0.40, "secret", "https://aws.amazon.com/secrets-manager/pricing/"),
     "logs": MonthlyPrice(0.03, "GB", "https://aws.amazon.com/cloudwatch/pricing/"),
 }
-"""By the names that ``account_listings`` uses. A resource of a kind without one costs nothing."""
+"""Prices by kind; kinds without a price cost nothing."""

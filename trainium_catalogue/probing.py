@@ -1,7 +1,7 @@
-"""Probes, on a node and at the desk: functions that check whether a claim holds.
+"""Probes: functions that check a claim, on a node or on the client.
 
-The claims are in docs/claims.toml; a probe has the id of its claim. A probe that lacks something it
-needs is "not run", one that raises is "crashed"; neither keeps the others from running.
+The claims are in docs/claims.toml; a probe has the id of its claim. A probe that lacks a
+requirement is "not run", and one that raises is "crashed"; neither stops the others.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from trainium_catalogue.documents import DeviceName, Keywords, Sha256, Timestamp
 SCHEMA = 1
 """Version of the record format; see docs/schemas/verification-record.schema.json."""
 NODE_RECORD = "probes.json"
-"""Record of the nodes' findings of ``verify``, below the run's results."""
+"""Record of the nodes' findings, in the results of ``verify``'s run."""
 RECORD = "verification.json"
-"""Record of the nodes' and the desk's findings together."""
+"""Combined record of the findings of nodes and client."""
 _SEAL = "sha256"
 
 Subject = TypeVar("Subject")
@@ -30,7 +30,8 @@ class ProbeSite(StrEnum):
     """The site where a probe runs."""
 
     NODE = "node"
-    DESK = "desk"
+    CLIENT = "desk"
+    """The machine that runs ``jobs verify``; records name it ``desk``."""
 
 
 class State(StrEnum):
@@ -43,8 +44,8 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """An observation, and what the probe expected."""
+class ProbeResult:
+    """A probe's observation and expectation."""
 
     ok: bool
     seen: str
@@ -60,7 +61,7 @@ class Finding:
     place: ProbeSite
     state: State
     seen: str
-    """The observation, or the error of a crash in one line; empty for a probe that was not run."""
+    """The observation, or a crash's error in one line; empty if the probe was not run."""
     expected: str
     needs: tuple[str, ...] = ()
     """Missing requirements of a probe that was not run."""
@@ -80,7 +81,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord:
-    """What probes found: those of the nodes of a verify run, or of nodes and desk."""
+    """Findings of the probes on the nodes of a verify run, or on nodes and client."""
 
     schema: Annotated[int, Keywords(const=1)] = SCHEMA
     contract_version: str
@@ -88,8 +89,7 @@ class ProbeRecord:
     deployment: str
     region: str | None
     emulated: bool
-    """AWS was an emulator, or there was no bucket: green means that probes work, not that claims
-    hold."""
+    """True if AWS was emulated, or there was no bucket: green then means only that probes work."""
     run: str | None
     """Run of verify; null without one."""
     job_id: str | None
@@ -100,15 +100,15 @@ class ProbeRecord:
     neuron_release: str | None
     findings: tuple[Finding, ...]
     sha256: Sha256 = ""
-    """Of all else as JSON: keys sorted, no spaces, ASCII."""
+    """Checksum of everything else as JSON: sorted keys, no spaces, ASCII."""
 
     def sealed(self) -> dict[str, Any]:
         """Return the document with its checksum."""
         return sealed(as_document(self))
 
 
-class Missing(Exception):
-    """Raised by a probe that lacks its subject; names it in a few words."""
+class SubjectMissing(Exception):
+    """Raised by a probe whose subject does not exist; the message names it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ class Probe(Generic[Subject]):
     id: str
     needs: tuple[str, ...]
     """Requirements without which it cannot run, such as ``neuron``."""
-    look: Callable[[Subject], Seen]
+    check: Callable[[Subject], ProbeResult]
 
 
 class Probes(Generic[Subject]):
@@ -127,61 +127,61 @@ class Probes(Generic[Subject]):
     def __init__(
         self, place: ProbeSite, *, missing: Callable[[Exception], str | None] = lambda error: None
     ) -> None:
-        """Begin without probes; ``missing`` names what an error says was missing, if it does."""
+        """Create an empty registry; ``missing`` maps an error to a missing requirement, if any."""
         self.place = place
         self._missing = missing
         self.by_id: dict[str, Probe[Subject]] = {}
 
     def probe(
         self, *ids: str, needs: Collection[str] = ()
-    ) -> Callable[[Callable[[Subject], Seen]], Callable[[Subject], Seen]]:
+    ) -> Callable[[Callable[[Subject], ProbeResult]], Callable[[Subject], ProbeResult]]:
         """Register a function as the probe of the claims ``ids``."""
 
-        def register(look: Callable[[Subject], Seen]) -> Callable[[Subject], Seen]:
+        def register(check: Callable[[Subject], ProbeResult]) -> Callable[[Subject], ProbeResult]:
             for name in ids:
                 assert name not in self.by_id, name
-                self.by_id[name] = Probe(id=name, needs=tuple(needs), look=look)
-            return look
+                self.by_id[name] = Probe(id=name, needs=tuple(needs), check=check)
+            return check
 
         return register
 
-    def run(self, name: str, subject: Subject, there: Collection[str]) -> Finding:
-        """Run one probe; whatever happens inside becomes a finding."""
+    def run(self, name: str, subject: Subject, met: Collection[str]) -> Finding:
+        """Run one probe; turn any exception into a finding."""
         probe = self.by_id[name]
 
-        def found(state: State, seen: str = "", expected: str = "", *needs: str) -> Finding:
+        def finding(state: State, seen: str = "", expected: str = "", *needs: str) -> Finding:
             return Finding(
                 id=name, place=self.place, state=state, seen=seen, expected=expected, needs=needs
             )
 
-        if missing := [need for need in probe.needs if need not in there]:
-            return found(State.NOT_RUN, "", "", *missing)
+        if missing := [need for need in probe.needs if need not in met]:
+            return finding(State.NOT_RUN, "", "", *missing)
         try:
-            result = probe.look(subject)
-        except Missing as error:
-            return found(State.NOT_RUN, "", "", one_line(str(error)))
+            result = probe.check(subject)
+        except SubjectMissing as error:
+            return finding(State.NOT_RUN, "", "", one_line(str(error)))
         except Exception as error:
             if what := self._missing(error):
-                return found(State.NOT_RUN, "", "", one_line(what))
-            return found(State.CRASHED, one_line(f"{type(error).__name__}: {error}"))
+                return finding(State.NOT_RUN, "", "", one_line(what))
+            return finding(State.CRASHED, one_line(f"{type(error).__name__}: {error}"))
         state = State.GREEN if result.ok else State.RED
-        return found(state, one_line(result.seen), one_line(result.expected))
+        return finding(state, one_line(result.seen), one_line(result.expected))
 
 
-def one_line(text: str, *, most: int = 300) -> str:
+def one_line(text: str, *, max_length: int = 300) -> str:
     """Shorten ``text`` to one line of bounded length."""
     words = " ".join(text.split())
-    return words if len(words) <= most else f"{words[: most - 3]}..."
+    return words if len(words) <= max_length else f"{words[: max_length - 3]}..."
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Add a checksum over everything else in the record."""
+    """Add a checksum of everything else in the record."""
     body = {name: value for name, value in record.items() if name != _SEAL}
     return {**body, _SEAL: _checksum(body)}
 
 
 def is_intact(record: Mapping[str, Any]) -> bool:
-    """Tell whether a record is unchanged since it was sealed."""
+    """Return whether a record's checksum matches."""
     body = {name: value for name, value in record.items() if name != _SEAL}
     return record.get(_SEAL) == _checksum(body)
 

@@ -1,9 +1,9 @@
-"""Turns names from outside into files below a folder, and into nothing else.
+"""Safe mapping of untrusted names to files in a folder.
 
-Keys of a bucket and names in its manifests are written by anyone with write access, a training
-program among them. Taken as paths they reach any file of the machine: ``/etc/passwd``, ``../x``, or
-``a/b`` where ``a`` is a symbolic link. Everything that writes files under such names goes through
-``SafeFolder``, which opens one component after the other and follows no link (openat(2),
+Anyone with write access to the bucket, including training programs, controls its keys and the names
+in its manifests. As paths these could reach any file on the machine: ``/etc/passwd``, ``../x``, or
+``a/b`` where ``a`` is a symbolic link. All code that writes files under such names uses
+``SafeFolder``, which opens one path component at a time and follows no link (openat(2),
 O_NOFOLLOW).
 """
 
@@ -20,25 +20,25 @@ from pathlib import Path
 from typing import BinaryIO
 
 PART_PREFIX = ".part-"
-"""Prefix of files that are still being written."""
+"""Prefix of unfinished files."""
 _MAX_NAME_BYTES = 255
-"""Longest component of a path that Linux file systems take (NAME_MAX)."""
+"""Maximum length of a path component on Linux file systems (NAME_MAX)."""
 _MAX_PATH_BYTES = 4000
-"""Longest name; the kernel's limit of 4,096 (PATH_MAX) counts the folder too."""
+"""Maximum length of a name; the kernel's limit of 4,096 (PATH_MAX) includes the folder."""
 _SHOWN = 80
 _IN_THE_WAY = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
-"""What the kernel answers for a link, file or folder where another kind is needed."""
+"""Errors for a link, file or folder where another kind is needed."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class UnsafeName(ValueError):
-    """A name that is not a path below its folder, or that leads through a link or file there."""
+    """A name that is not a path inside its folder, or whose path leads through a link or file."""
 
 
 def path_parts(name: str) -> tuple[str, ...]:
-    """Split a relative path into its components; ``UnsafeName`` says what is wrong with it.
+    """Split a relative path into its components; raise ``UnsafeName`` if it is not canonical.
 
-    Each path has one spelling, so names that differ are different files.
+    Canonical names guarantee that different names are different files.
     """
     shown = repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
     if not name:
@@ -62,26 +62,27 @@ def path_parts(name: str) -> tuple[str, ...]:
 
 
 def check_link_target(target: str) -> None:
-    """Raise ``UnsafeName`` for what no symbolic link can lead to, on any machine."""
+    """Raise ``UnsafeName`` for an impossible target of a symbolic link."""
     try:
         size = len(os.fsencode(target))
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= _MAX_PATH_BYTES or "\0" in target:
-        raise UnsafeName(f"no symbolic link can lead to {target[:_SHOWN]!r}")
+        raise UnsafeName(f"{target[:_SHOWN]!r} is not a valid target of a symbolic link")
 
 
 def user_mode(mode: int) -> int:
-    """Keep only the user's permissions: no setuid, setgid or sticky bit, no group, no others."""
+    """Keep only the owner's permissions: no setuid, setgid or sticky bit, group or others."""
     return mode & stat.S_IRWXU
 
 
 class SafeFolder:
-    """A folder named by its user, for files that are named by someone else.
+    """A trusted folder for files with untrusted names.
 
-    Links on the way to ``root`` are followed; below it none is. A new file takes the place of an
-    older one. Anything else in the way of a file, folder or link is removed with ``replace``, which
-    is for one writer, and refused without, with ``UnsafeName``. Folders are created as needed.
+    Links on the way to ``root`` are followed; links inside it are not. A new file replaces an
+    existing one. Anything else in the way of a file, folder or link is removed with ``replace``,
+    which requires a single writer; otherwise it raises ``UnsafeName``. Folders are created as
+    needed.
     """
 
     def __init__(self, root: Path, *, replace: bool = False) -> None:
@@ -89,7 +90,7 @@ class SafeFolder:
         self._replace = replace
 
     def path(self, name: str) -> Path:
-        """Return the path of ``name`` to read from; ``UnsafeName`` if a link is on the way."""
+        """Return the path of ``name`` for reading; ``UnsafeName`` if it leads through a link."""
         path = self.root
         for part in path_parts(name):
             path = path / part
@@ -98,9 +99,9 @@ class SafeFolder:
         return path
 
     def prepared(self, name: str) -> Path:
-        """Create the folders above ``name`` and return its path, for libraries that need a path.
+        """Create the parent folders of ``name`` and return its path, for libraries that need one.
 
-        They must write to a new file beside it and rename that, which follows no link.
+        Such a library must write a new file next to it and rename that, which follows no link.
         """
         with self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name)
@@ -108,9 +109,9 @@ class SafeFolder:
 
     @contextmanager
     def create(self, name: str, *, mode: int = 0o644) -> Iterator[BinaryIO]:
-        """Open a new file, which appears when the block ends and replaces an older one.
+        """Open a new file that atomically replaces an existing one when the block ends.
 
-        An exception in the block leaves nothing behind.
+        If the block raises, nothing is left behind.
         """
         with self._refusing(name), self._parent(path_parts(name)) as (parent, leaf):
             part = f"{PART_PREFIX}{secrets.token_hex(8)}"
@@ -127,14 +128,14 @@ class SafeFolder:
                 raise
 
     def update(self, name: str) -> BinaryIO:
-        """Open a file to write in place; it is created if missing, and not truncated."""
+        """Open a file for writing in place, without truncating it; create it if missing."""
         with self._refusing(name), self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.fdopen(os.open(leaf, flags, 0o644, dir_fd=parent), "wb")
 
     def move_in(self, source: Path, name: str, *, mode: int, mtime_ns: int) -> None:
-        """Move a file of this machine, of the caller's own, to ``name``."""
+        """Move a local file, owned by the caller, to ``name``."""
         try:
             with self._parent(path_parts(name)) as (parent, leaf):
                 os.utime(source, ns=(mtime_ns, mtime_ns))
@@ -149,14 +150,14 @@ class SafeFolder:
             source.unlink()
 
     def copy_in(self, source: Path, name: str, *, mode: int, mtime_ns: int) -> None:
-        """Copy a file of this machine to ``name``."""
+        """Copy a local file to ``name``."""
         with source.open("rb") as content, self.create(name, mode=mode) as file:
             shutil.copyfileobj(content, file)
             file.flush()
             os.utime(file.fileno(), ns=(mtime_ns, mtime_ns))
 
     def make_folder(self, name: str) -> None:
-        """Create a folder, unless it is there."""
+        """Create a folder if it does not exist."""
         with self._folder(path_parts(name)):
             pass
 
@@ -166,7 +167,7 @@ class SafeFolder:
             os.fchmod(folder, mode)
 
     def link(self, name: str, target: str) -> None:
-        """Create a symbolic link, wherever it leads: nothing here follows it."""
+        """Create a symbolic link to any target; no method follows it."""
         check_link_target(target)
         with self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name, over_file=False)
@@ -174,7 +175,7 @@ class SafeFolder:
 
     @contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
-        """Refuse what came in the way after it had been looked for: other threads write too."""
+        """Refuse obstacles created since the check, for example by another thread."""
         try:
             yield
         except OSError as error:
@@ -184,13 +185,13 @@ class SafeFolder:
 
     @contextmanager
     def _parent(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-        """Open the folder of the last component; yields its descriptor and that component."""
+        """Open the parent folder; yield its descriptor and the last component."""
         with self._folder(parts[:-1]) as handle:
             yield handle, parts[-1]
 
     @contextmanager
     def _folder(self, parts: tuple[str, ...]) -> Iterator[int]:
-        """Open a folder below the root, one component after the other."""
+        """Open a folder inside the root, one component at a time."""
         self.root.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -210,7 +211,7 @@ class SafeFolder:
             os.close(handle)
 
     def _make_room(self, parent: int, leaf: str, name: str, *, over_file: bool = True) -> None:
-        """Remove or refuse what is in the place of a new entry, but for a file to write over."""
+        """Remove or refuse an existing entry, unless it is a file that may be overwritten."""
         kind = _kind(parent, leaf)
         if kind == 0 or (stat.S_ISREG(kind) and over_file):
             return
@@ -228,7 +229,7 @@ def _new_file(parent: int, name: str) -> int:
 
 
 def _kind(parent: int, name: str) -> int:
-    """Return the st_mode of an entry, of a link itself; 0 if there is none."""
+    """Return the st_mode of an entry, not following links; 0 if it does not exist."""
     try:
         return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -236,5 +237,5 @@ def _kind(parent: int, name: str) -> int:
 
 
 def _in_the_way(path: Path) -> UnsafeName:
-    kind = "a symbolic link" if path.is_symlink() else "in the way"
-    return UnsafeName(f"{path} is {kind}: nothing is written through or over it; remove it")
+    problem = "is a symbolic link" if path.is_symlink() else "already exists"
+    return UnsafeName(f"{path} {problem}: nothing is written through or over it; remove it")

@@ -1,7 +1,7 @@
-"""Reads JSON that someone else has written into dataclasses, checking the type of every field.
+"""Parsing of untrusted JSON into dataclasses, with a type check of every field.
 
-A launcher may run in an image with nothing but the standard library, which rules out the packages
-that do this (msgspec, pydantic). Ranges are checked where they matter, in ``__post_init__``.
+msgspec and pydantic are ruled out, because a launcher's image may have only the standard library.
+Ranges are checked in ``__post_init__`` where they matter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Read = Callable[[Any, str], Any]
-"""Takes a value and the path to it; returns it typed, or raises ``ValueError``."""
+"""Function from a value and its path to the typed value; raises ``ValueError``."""
 
 _INT64 = range(-(2**63), 2**63)
 _SHOWN = 80
@@ -37,15 +37,16 @@ def read_object(data: bytes | str) -> dict[str, Any]:
 
 
 def read_json(data: bytes | str, kind: type[T]) -> T:
-    """Parse a JSON object as the dataclass ``kind``; ``ValueError`` names a wrong field."""
+    """Parse a JSON object as the dataclass ``kind``; ``ValueError`` names an invalid field."""
     return typed(read_object(data), kind)
 
 
 def typed(value: object, kind: type[T]) -> T:
-    """Convert a parsed value to ``kind``; ``ValueError`` names a wrong field.
+    """Convert a parsed value to ``kind``; ``ValueError`` names an invalid field.
 
     Fields may be integers (64 bits), numbers, strings, booleans, enumerations, dataclasses, tuples
-    of any length and mappings from strings of these, and optional. Unknown fields are ignored.
+    of any length and mappings from strings to these, and may be optional. Unknown fields are
+    ignored.
     """
     hint: Any = kind
     found: T = _reader(hint)(value, "")
@@ -89,7 +90,7 @@ def _reader(hint: Any) -> Read:
 
 
 def _instance(value: Any, at: str, kinds: type | tuple[type, ...], wanted: str) -> Any:
-    # True and False are integers to Python, and not to JSON.
+    # True and False are integers in Python, but not in JSON.
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise _wrong(value, at, wanted)
     return value
@@ -97,7 +98,7 @@ def _instance(value: Any, at: str, kinds: type | tuple[type, ...], wanted: str) 
 
 def _integer(value: Any, at: str) -> int:
     if _instance(value, at, int, "an integer") not in _INT64:
-        raise _wrong(value, at, "an integer of 64 bits")
+        raise _wrong(value, at, "a 64-bit integer")
     return int(value)
 
 

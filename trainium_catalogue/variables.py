@@ -1,4 +1,4 @@
-"""Environment variables that a user gives a program: how they are written, and which may not be."""
+"""Environment variables that a user sets for a program: their format, and forbidden names."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REFUSED: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"TRAINIUM_.*"),
-        "this project sets it itself; give it a name of your own",
+        "this project sets it; use another name",
     ),
     (
         re.compile(r"AWS_.*"),
-        "it would redirect what the launcher does in AWS; a program that needs the job's role gets "
-        "it with --aws-credentials, and can be told a region as an argument",
+        "it would redirect the launcher's AWS calls; for the job's role, use --aws-credentials, "
+        "and pass a region to the program as an argument",
     ),
     (
         re.compile(r"RANK|WORLD_SIZE|(?:LOCAL|GROUP|ROLE|MASTER|TORCHELASTIC)_.*"),
-        "torchrun sets it for each process; leave it out",
+        "torchrun sets it for each process; omit it",
     ),
     (
         re.compile(r"PYTHONPATH|PYTHONHOME"),
-        "it would change what torchrun itself imports; name the folder to import from with "
+        "it would change what torchrun itself imports; specify the folder to import from with "
         "--workdir, or add to sys.path in the program",
     ),
 )
 
 
 def split_variables(text: str) -> dict[str, str]:
-    """Read variables that are quoted as for a shell; ``ValueError`` with reason and remedy."""
+    """Parse shell-quoted variables; ``ValueError`` with reason and remedy."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -40,8 +40,8 @@ def split_variables(text: str) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise ValueError(
-                f"--env {word}: a variable is NAME=VALUE, and its name of letters, digits and "
-                "underscores, no digit first; write --env NCCL_DEBUG=INFO, for example"
+                f"--env {word}: a variable is NAME=VALUE, with a name of letters, digits and "
+                "underscores, not starting with a digit; for example: --env NCCL_DEBUG=INFO"
             )
         for pattern, reason in _REFUSED:
             if pattern.fullmatch(name):
@@ -51,5 +51,5 @@ def split_variables(text: str) -> dict[str, str]:
 
 
 def join_variables(variables: Mapping[str, str]) -> str:
-    """Write variables as one text, the same for the same variables."""
+    """Format variables as canonical text."""
     return shlex.join(f"{name}={variables[name]}" for name in sorted(variables))

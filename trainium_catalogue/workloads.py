@@ -1,7 +1,7 @@
-"""The workloads, and the parameters that a user may set on each.
+"""The workloads and their parameters.
 
-Job definitions are made from this table, and the CLI and the launcher read their command lines
-against it, with the same parser (``parameters.command_line``).
+Job definitions are created from this table, and the CLI and the launcher parse command lines
+against it with the same parser (``parameters.command_line``).
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ class Hardware(StrEnum):
     TRAINIUM = "trainium"
     """Nodes of the deployment's instance type, as one multi-node job."""
     CPU = "cpu"
-    """Ordinary instances: one container, or an array of independent ones."""
+    """CPU instances: one container, or an array of independent ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +56,29 @@ class Workload:
     hardware: Hardware = Hardware.TRAINIUM
     min_nodes: int = 1
     max_nodes: int | None = None
-    """Most nodes; None: as many as the deployment allows."""
+    """Maximum number of nodes; None: as many as the deployment allows."""
     default_nodes: int = 1
     is_array: bool = False
-    """True if ``--nodes`` makes an array job whose children share the input (CPU only)."""
+    """True if ``--nodes`` creates an array job whose children share the input (CPU only)."""
     time_limit_hours: float
     """Default for a submission; the deployment's ``job_time_limit_hours`` caps it."""
     parameters: tuple[Parameter, ...]
     preset: str | None = None
-    """Model to pre-train, from ``models.PRESETS``; empty if ``--model`` names it."""
+    """Model to pre-train, from ``models.PRESETS``; empty if ``--model`` selects it; None if the
+    workload has none."""
     trains: bool = False
-    """True if it keeps checkpoints, metrics and a status under its run's name, to resume from."""
+    """True if it writes checkpoints, metrics and a status under its run's name, and resumes."""
     dataset_kind: str = ""
-    """``kind`` of the datasets that it trains on; a manifest without it means packed tokens."""
+    """``kind`` required in a dataset's manifest; a manifest without one describes packed tokens."""
     reads: tuple[str, ...] = ()
-    """Prefixes of the bucket that its role may list and read; ``*`` is the name of any run."""
+    """Bucket prefixes that its role may list and read; ``*`` stands for any run."""
     writes: tuple[str, ...] = ()
-    """Prefixes that it may also write and delete, besides its own results and metrics."""
+    """Prefixes that it may write and delete, in addition to results and metrics."""
     reads_data_uris: bool = False
-    """True if it may read the deployment's ``data_uris``, storage outside its bucket."""
+    """True if it may read the deployment's ``data_uris``, which are outside its bucket."""
     writes_data_uris: bool = False
     hang_limit_s: float | None = None
-    """Default of ``hang-limit-s``, where it differs."""
+    """Default of ``hang-limit-s``, if different."""
 
     @property
     def launch_parameters(self) -> tuple[Parameter, ...]:
@@ -90,7 +91,7 @@ class Workload:
         )
 
     def of_model(self, values: Mapping[str, Value]) -> "Workload":
-        """The same workload with the defaults of the model that ``values`` name, if they do."""
+        """Return this workload with the defaults of the model in ``values``, if any."""
         name = str(values.get("model", ""))
         if self.name != PRETRAIN or not name:
             return self
@@ -110,7 +111,7 @@ class Workload:
 
 
 def _pretraining(preset: Preset) -> Workload:
-    is_llama = preset.name in LLAMA_PRESETS
+    is_decoder = preset.name in LLAMA_PRESETS
     return Workload(
         name=preset.name,
         summary=preset.summary,
@@ -119,15 +120,15 @@ def _pretraining(preset: Preset) -> Workload:
         parameters=training_parameters(preset),
         preset=preset.name,
         trains=True,
-        dataset_kind="packed" if is_llama else "bert",
+        dataset_kind="packed" if is_decoder else "bert",
         reads=(
             contract.DATASETS_PREFIX,
-            # init-from
-            *((contract.MODELS_PREFIX, contract.EXPORT_PREFIX) if is_llama else ()),
+            # For --init-from.
+            *((contract.MODELS_PREFIX, contract.EXPORT_PREFIX) if is_decoder else ()),
         ),
         writes=(contract.RUNS_PREFIX, contract.CACHE_PREFIX),
         reads_data_uris=True,
-        writes_data_uris=True,  # checkpoint-uri
+        writes_data_uris=True,  # for --checkpoint-uri
     )
 
 
@@ -143,14 +144,14 @@ _WORKLOADS = (
     replace(
         _pretraining(PRESETS["llama2-7b"]),
         name=PRETRAIN,
-        summary="pre-train a decoder of today: Llama 3.1 and 3.2, Qwen3 (see --model)",
+        summary="pre-train a decoder-only model: Llama 3.1 or 3.2, or Qwen3 (see --model)",
         default_nodes=1,
         parameters=pretrain_parameters(None),
         preset="",
     ),
     Workload(
         name="mnist",
-        summary="train the reference's small network on handwritten digits, and test it",
+        summary="train and test the small network of AWS's sample on handwritten digits",
         time_limit_hours=1.0,
         parameters=MNIST_PARAMETERS,
         trains=True,
@@ -175,19 +176,19 @@ _WORKLOADS = (
         reads=(
             contract.run_prefix("*", "code"),
             contract.run_key("*", contract.RUN_PROGRAM),
-            # Replaced only as it was read.
+            # Read first, and replaced only if unchanged since.
             contract.run_key("*", contract.RUN_STATUS),
             contract.WHEELS_PREFIX,
             *contract.INPUT_PREFIXES,
         ),
-        # Nobody can foresee what code of others does with a role: it must not reach the
-        # checkpoints of other workloads, nor the code that other jobs run.
+        # Third-party code is untrusted: its role must not reach the checkpoints of other
+        # workloads, or the code of other jobs.
         writes=(contract.run_prefix("*", "snapshots"),),
         reads_data_uris=True,
     ),
     Workload(
         name="prepare",
-        summary="fetch a known corpus or dataset, check it, put it into the bucket",
+        summary="download a known corpus or dataset, verify it, and store it in the bucket",
         hardware=Hardware.CPU,
         writes=(contract.CORPORA_PREFIX, contract.DATASETS_PREFIX),
         time_limit_hours=8.0,
@@ -195,7 +196,7 @@ _WORKLOADS = (
     ),
     Workload(
         name="tokenize",
-        summary="turn text, JSONL or Parquet into packed token shards",
+        summary="convert text, JSONL or Parquet into packed token shards",
         hardware=Hardware.CPU,
         is_array=True,
         reads=(contract.CORPORA_PREFIX, contract.TOKENIZERS_PREFIX),
@@ -206,7 +207,7 @@ _WORKLOADS = (
     ),
     Workload(
         name=contract.WHEELS,
-        summary="collect the wheels that a program's requirements name; submitted for you",
+        summary="collect the wheels of a program's requirements; submitted automatically",
         hardware=Hardware.CPU,
         reads=(
             contract.run_prefix("*", "code"),
@@ -218,7 +219,7 @@ _WORKLOADS = (
     ),
     Workload(
         name="export",
-        summary="one file set in Hugging Face's layout from a run's newest checkpoint",
+        summary="export a run's newest checkpoint in Hugging Face format",
         hardware=Hardware.CPU,
         reads=(
             contract.RUNS_PREFIX,
@@ -238,7 +239,7 @@ WORKLOADS: Mapping[str, Workload] = MappingProxyType({w.name: w for w in _WORKLO
 
 
 def find_workload(name: str) -> Workload:
-    """Look a workload up; ``ValueError`` names the nearest known one."""
+    """Look up a workload; ``ValueError`` names the nearest known one."""
     try:
         return WORKLOADS[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Zones in which a new VPC has subnets, so that an update can move nodes between them."""
+"""Zones of a new VPC's subnets, between which an update can move nodes, and the VPC's endpoints."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,23 +15,33 @@ ZONES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "sa-east-1": ("sae1-az1", "sae1-az2", "sae1-az3"),
     }
 )
-"""Every zone of a region that sells a Trainium type, and at least two, as EKS requires.
+"""All zones of a region that offer a Trainium type, and at least two, as EKS requires.
 
 The first has the NAT gateway and interface endpoints and is the nodes' default. A zone's position
-in its list fixes its address ranges in existing VPCs: only append.
+in its list determines its address ranges in existing VPCs: only append.
 """
 
-MOST_ZONES = 3
-"""Zones that an address plan has room for."""
+REGIONS_WITHOUT_BUDGETS = frozenset({"ap-south-2", "ap-southeast-4"})
+"""Regions of ``ZONES`` in which CloudFormation has no AWS::Budgets::Budget.
+
+github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/2177
+"""
+
+INTERFACE_ENDPOINTS = ("ecr.api", "ecr.dkr", "ecs", "ecs-agent", "ecs-telemetry", "logs")
+"""Services with an interface endpoint in a new VPC. Every node uses them for its image, the ECS
+control plane and its logs."""
+
+MAX_ZONES = 3
+"""Maximum number of zones in an address plan."""
 
 USD_PER_GB_ACROSS_ZONES = 0.01
 """List price of EC2 data transfer within a region, each way. For orientation only."""
 
 
 def subnet_zones(region: str, name: str | None = None) -> tuple[str, ...]:
-    """Zones with a subnet, by id; by name if the nodes' zone is given by ``name``."""
+    """Return the zones with a subnet, by id; by name if ``name`` is the nodes' zone."""
     if name is None:
         return ZONES[region]
-    # Zones worth a subnet are known only by id; EKS asks for one more than the nodes'.
+    # Suitable zones are known only by id; EKS requires one in addition to the nodes'.
     other = next(f"{region}{letter}" for letter in "ab" if f"{region}{letter}" != name)
     return name, other

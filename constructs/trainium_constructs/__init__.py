@@ -1,4 +1,4 @@
-"""CDK constructs for training on AWS Trainium with AWS Batch and EFA."""
+"""CDK constructs for training on AWS Trainium with AWS Batch and EFA; ``eks`` is for Amazon EKS."""
 
 from trainium_constructs.batch.compute import TrainingQueue, TrainiumComputeEnvironment
 from trainium_constructs.batch.cpu_compute import CpuComputeEnvironment
@@ -13,7 +13,7 @@ from trainium_constructs.images import (
     private_repository,
 )
 from trainium_constructs.launch_template import EfaLaunchTemplate, Reservation
-from trainium_constructs.log_group import RetainedLogs
+from trainium_constructs.log_group import ExpiringLogGroup
 from trainium_constructs.lustre import LustreAccess, LustreFileSystem, LustreMount
 from trainium_constructs.network import EfaNetwork, EfaSecurityGroup, NodeVpc
 from trainium_constructs.storage import TrainingBucket, grant_data_uris
@@ -24,6 +24,7 @@ __all__ = [
     "EfaLaunchTemplate",
     "EfaNetwork",
     "EfaSecurityGroup",
+    "ExpiringLogGroup",
     "HostSetup",
     "ImageRepository",
     "JobExecutionRole",
@@ -35,7 +36,6 @@ __all__ = [
     "OwnRepositorySynthesizer",
     "PublishedContract",
     "Reservation",
-    "RetainedLogs",
     "TrainingBucket",
     "TrainingImage",
     "TrainingQueue",

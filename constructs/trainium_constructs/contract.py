@@ -11,18 +11,18 @@ from trainium_catalogue.contract import ssm_parameter
 
 
 class PublishedContract(Construct):
-    """An SSM parameter for every name that the CLI needs, so that nobody types an ARN."""
+    """An SSM parameter for every value that the CLI needs, so that users never type an ARN."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, deployment: str, values: Mapping[str, str]
     ) -> None:
-        """Publish ``values``, by name below the deployment's root."""
+        """Publish ``values``, by parameter name relative to the deployment's path."""
         super().__init__(scope, construct_id)
         for name, value in values.items():
             ssm.StringParameter(
                 self,
                 name.replace("/", "-"),
-                # The name has to be fixed: it is how other programs find the rest.
+                # A fixed name, from which other programs find everything else.
                 parameter_name=ssm_parameter(deployment, name),
                 string_value=value,
             )

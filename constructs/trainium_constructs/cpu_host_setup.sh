@@ -1,21 +1,21 @@
 #!/bin/bash
 #
-# Keeps the instance's role from the jobs of a CPU host.
+# Keeps jobs on a CPU host from using the instance's role.
 #
-# Jobs of one container share the host's network (AWS Batch User Guide, networking-modes-jobs), so
-# neither a hop limit of 1 nor ECS_AWSVPC_BLOCK_IMDS, which is about tasks with a network of their
-# own (amazon-ecs-agent, README), keeps them off the metadata service. They run as nobody, and
-# nobody but root has anything to ask there: the agent, cloud-init and Systems Manager are root.
+# Single-container jobs share the host's network (AWS Batch User Guide, networking-modes-jobs), so
+# neither a hop limit of 1 nor ECS_AWSVPC_BLOCK_IMDS, which is for tasks with their own network
+# (amazon-ecs-agent, README), blocks their access to the metadata service. They run as nobody, and
+# only root needs it: the agent, cloud-init and Systems Manager run as root.
 
 set -Eeuo pipefail
 
 readonly ROOT="${TRAINIUM_ROOT:-}"
 readonly DROP_IN="${ROOT}/etc/systemd/system/ecs.service.d/10-trainium.conf"
-# iptables is there: the agent's own package requires it (ecs-agent.spec).
+# iptables is installed: the agent's package requires it (ecs-agent.spec).
 readonly RULE="OUTPUT --destination 169.254.169.254/32 --match owner ! --uid-owner 0 --jump REJECT"
 
-# Before every start of the agent, which does not start without the rule: such a host gets no jobs.
-# Deleted first (the dash: it may not be there), so that there is one of it, at the top.
+# Before every start of the agent, which fails without the rule: such a host gets no jobs.
+# Deleted first (the dash: it may not exist), so that there is exactly one, at the top.
 mkdir -p "$(dirname "${DROP_IN}")"
 cat >"${DROP_IN}.new" <<END
 [Service]

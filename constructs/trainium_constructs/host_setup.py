@@ -1,4 +1,4 @@
-"""User data of hosts: a MIME message with one shell script, rendered from the catalogue."""
+"""User data of hosts: a MIME message with a shell script, rendered from the catalogue."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from importlib.resources import files
 from shlex import quote
 
 from trainium_catalogue.contract import LUSTRE_MOUNT, RESERVED_PORTS
+from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.releases import NeuronRelease
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 from trainium_constructs.lustre import LustreMount
 
-# The installer that the EC2 User Guide says to use (Get started with EFA and MPI, step 3).
+# The installer named by the EC2 User Guide (Get started with EFA and MPI, step 3).
 EFA_VERSION = "1.47.0"
-# The key's fingerprint as the EC2 User Guide prints it (same page, "Verify the GPG key's
-# fingerprint"). The key comes over the network; the fingerprint proves that it is Amazon's.
+# From the EC2 User Guide (same page, "Verify the GPG key's fingerprint"). It proves that the
+# downloaded key is Amazon's.
 EFA_KEY_FINGERPRINT = "4E9091BCBB97A96B26B15E59A05480B1DD2D3CCC"
 
 NOFILE = 1_048_576
-"""Linux's default ``fs.nr_open``: the most open files of a process."""
+"""Linux's default ``fs.nr_open``: the maximum number of open files of a process."""
 
 # Seconds from the end of the launcher's own grace period to SIGKILL.
 _STOP_MARGIN_S = 30
 
-# EC2's limit on user data before base64; Batch adds a part of its own.
+# EC2's limit on user data before base64; Batch adds its own part.
 MAX_USER_DATA_BYTES = 16 * 1024
 
 
 def stop_timeout_s() -> int:
-    """Seconds from SIGTERM to SIGKILL: more than the launcher gives its workers."""
+    """Return the seconds from SIGTERM to SIGKILL: longer than the workers' grace period."""
     grace = next(p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
     return round(float(grace)) + _STOP_MARGIN_S
 
@@ -39,19 +40,19 @@ _SETTINGS = "# (settings)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSetup:
-    """The preparation of a host, without which its ECS agent does not start."""
+    """The boot-time setup of a host, without which its ECS agent does not start."""
 
     instance_type: InstanceType
     release: NeuronRelease
     lustre: LustreMount | None = None
-    own_image: bool = False
-    """True for a host image that may bring the EFA software."""
+    custom_ami: bool = False
+    """True for a custom AMI, which may include the EFA software."""
     efa_version: str = EFA_VERSION
     efa_key_fingerprint: str = EFA_KEY_FINGERPRINT
-    """Required fingerprint of the fetched key: forty hexadecimal digits."""
+    """Required fingerprint of the downloaded key: forty hexadecimal digits."""
 
     def script(self) -> str:
-        """Render the whole shell script."""
+        """Render the shell script with its settings."""
         instance, release = self.instance_type, self.release
         settings = {
             "LUSTRE_DNS_NAME": self.lustre.dns_name if self.lustre else "",
@@ -60,7 +61,7 @@ class HostSetup:
             "NEURON_RELEASE": release.name,
             "NEURON_DEVICES": str(instance.num_neuron_devices),
             "EFA_INTERFACES": str(instance.num_efa_interfaces),
-            "OWN_IMAGE": "yes" if self.own_image else "",
+            "OWN_IMAGE": "yes" if self.custom_ami else "",
             "DRIVER_MIN": release.driver_min,
             "DRIVER_BELOW": release.driver_below or "",
             "DRIVER_VERSION": release.driver_version,
@@ -69,10 +70,11 @@ class HostSetup:
             "RESERVED_PORTS": ",".join(str(port) for port in RESERVED_PORTS),
             "NOFILE": str(NOFILE),
             "STOP_TIMEOUT_S": str(stop_timeout_s()),
+            "UNFIT_HOST_CODE": str(ExitCode.UNFIT_HOST.value),
         }
         lines = [f"readonly {name}={quote(value)}" for name, value in settings.items()]
         body = _read("host_setup.sh")
-        assert body.count(_SETTINGS) == 1, "host_setup.sh says where the settings go"
+        assert body.count(_SETTINGS) == 1, "host_setup.sh must contain the placeholder once"
         return body.replace(_SETTINGS, "\n".join(lines))
 
     def user_data(self) -> str:
@@ -81,7 +83,7 @@ class HostSetup:
 
 
 def cpu_host_script() -> str:
-    """Return the boot script of a host for CPU jobs."""
+    """Return the boot script of a CPU host."""
     return _read("cpu_host_setup.sh")
 
 
@@ -97,7 +99,9 @@ def _read(name: str) -> str:
 def mime_message(script: str, *, filename: str, boundary: str = "==TRAINIUM-HOST==") -> str:
     """Wrap ``script`` as user data that Batch and EKS merge with their own.
 
-    Written out because the ``email`` modules take longer to import than the catalogue.
+    Raises ``ValueError`` if it is larger than EC2 accepts.
+
+    Formatted by hand because the ``email`` modules take longer to import than the catalogue.
     """
     text = f"""\
 Content-Type: multipart/mixed; boundary="{boundary}"
@@ -113,5 +117,7 @@ Content-Disposition: attachment; filename="{filename}"
 --{boundary}--
 """
     if (size := len(text.encode("ascii"))) > MAX_USER_DATA_BYTES:
-        raise ValueError(f"user data has {size} bytes, EC2 takes {MAX_USER_DATA_BYTES}")
+        raise ValueError(
+            f"user data has {size:,} bytes, but EC2 accepts at most {MAX_USER_DATA_BYTES:,}"
+        )
     return text

@@ -1,12 +1,13 @@
 #!/bin/bash
-# shellcheck disable=SC2154 # settings come from host_setup.py, which puts them where it says so
+# shellcheck disable=SC2154 # host_setup.py inserts the settings at the placeholder below
 #
-# Prepares a Batch host for Neuron jobs over EFA, and keeps the ECS agent off until it is ready.
+# Prepares a Batch host for Neuron jobs over EFA, and blocks the ECS agent until it is ready.
 #
-#   trainium-host setup   once, from user data: install what is missing, configure, verify
+#   trainium-host setup   once, from user data: install missing parts, configure, verify
 #   trainium-host check   before every start of the ECS agent: refuse a host that is not ready
+#   trainium-host watch   while jobs run: shut down a host on which a job's preflight failed
 #
-# Every step may run again. Paths and waits can be set, so that tests run this very script.
+# Every step is idempotent. Tests run this script with other paths and timeouts.
 
 set -Eeuo pipefail
 
@@ -20,18 +21,19 @@ readonly EFA_URL="${TRAINIUM_EFA_URL:-https://efa-installer.amazonaws.com}"
 readonly DEVICE_WAIT_S="${TRAINIUM_DEVICE_WAIT_S:-60}"
 readonly FETCH_RETRIES="${TRAINIUM_FETCH_RETRIES:-5}"
 readonly GIVE_UP_AFTER="5min"
+readonly REPORT_S="${TRAINIUM_REPORT_S:-5}"
 
 readonly PROGRAM="${ROOT}/usr/local/sbin/trainium-host"
 readonly STATE="${ROOT}/var/lib/trainium"
 readonly ECS_CONFIG="${ROOT}/etc/ecs/ecs.config"
 
-# Say something where it is found: journal or cloud-init log, and the EC2 console output.
+# Log to the journal or cloud-init log, and to the EC2 console output.
 say() {
   echo "trainium: $*" >&2
   { echo "trainium: $*" >"${CONSOLE}"; } 2>/dev/null || true
 }
 
-# A host that never joins is billed all the same: it ends itself, which leaves time to read why.
+# A host that never joins is still billed: shut it down, with a delay to read the reason.
 give_up() {
   say "HOST NOT READY, the ECS agent stays stopped: $*; the host ends in ${GIVE_UP_AFTER}"
   systemd-run --quiet --on-active="${GIVE_UP_AFTER}" systemctl poweroff || true
@@ -45,12 +47,12 @@ die() {
 
 # --- pure functions ------------------------------------------------------------------------------
 
-# Whether version $1 is $2 or newer.
+# Succeed if version $1 is $2 or newer.
 version_at_least() {
   [[ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" == "$2" ]]
 }
 
-# Whether the release's runtime library works with driver $1.
+# Succeed if the release's runtime library works with driver $1.
 driver_fits() {
   [[ -n "$1" ]] || return 1
   version_at_least "$1" "${DRIVER_MIN}" || return 1
@@ -70,10 +72,10 @@ neuron_devices() { count "${DEV}/neuron[0-9]*"; }
 
 efa_devices() { count "${DEV}/infiniband/uverbs[0-9]*"; }
 
-# The driver that is loaded, which is not always the one that is installed.
+# The loaded driver, which may differ from the installed one.
 loaded_driver() { cat "${SYS}/module/neuron/version" 2>/dev/null || true; }
 
-# Replace the file $1 by standard input, in one step.
+# Atomically replace the file $1 with standard input.
 write_file() {
   mkdir -p "$(dirname "$1")"
   cat >"$1.new"
@@ -90,7 +92,7 @@ set_ecs_config() {
 
 # --- steps ---------------------------------------------------------------------------------------
 
-# The agent starts after cloud-init whatever user data did, so its unit has to ask by itself.
+# The agent starts after cloud-init even if user data failed, so its unit has to run the check.
 guard_agent() {
   if [[ ! "$0" -ef "${PROGRAM}" ]]; then
     mkdir -p "$(dirname "${PROGRAM}")"
@@ -100,16 +102,27 @@ guard_agent() {
 [Service]
 ExecStartPre=${PROGRAM} check
 END
+  write_file "${ROOT}/etc/systemd/system/trainium-watch.service" <<END
+[Unit]
+StartLimitIntervalSec=0
+[Service]
+ExecStart=${PROGRAM} watch
+Restart=always
+RestartSec=5
+[Install]
+WantedBy=multi-user.target
+END
   systemctl daemon-reload
+  systemctl enable --now --no-block trainium-watch.service
 }
 
 configure() {
-  # Nothing may take these as an ephemeral port before the job listens on them.
+  # Keep these from being used as ephemeral ports before the job listens on them.
   write_file "${ROOT}/etc/sysctl.d/95-trainium.conf" <<END
 net.ipv4.ip_local_reserved_ports = ${RESERVED_PORTS}
 END
   sysctl --quiet -p "${ROOT}/etc/sysctl.d/95-trainium.conf"
-  # For who logs in; a container has the limits of its job definition.
+  # For login sessions; a container has the limits of its job definition.
   write_file "${ROOT}/etc/security/limits.d/95-trainium.conf" <<END
 * soft nofile ${NOFILE}
 * hard nofile ${NOFILE}
@@ -118,7 +131,7 @@ END
 END
   # Time for the launcher to stop its workers before SIGKILL.
   set_ecs_config ECS_CONTAINER_STOP_TIMEOUT "${STOP_TIMEOUT_S}s"
-  # A job has a role of its own; it must not take the host's from the metadata service.
+  # A job has its own role, and must not get the host's from the metadata service.
   set_ecs_config ECS_AWSVPC_BLOCK_IMDS true
 }
 
@@ -127,7 +140,7 @@ fetch() {
     --connect-timeout 10 --max-time 300 --output "$2" "$1"
 }
 
-# Whether archive $1 carries signature $2 of the pinned key, which the key file $3 holds.
+# Succeed if $2 is a signature of archive $1 by the pinned key, which must be in key file $3.
 signature_is_good() {
   local keyring="$4" status
   gpg --homedir "${keyring}" --batch --quiet --no-autostart --import "$3" || return 1
@@ -137,8 +150,8 @@ signature_is_good() {
   grep --quiet "^\[GNUPG:\] VALIDSIG .*${EFA_KEY_FINGERPRINT}\$" <<<"${status}"
 }
 
-# Whether an image of one's own brought EFA: its module is loaded and serves every interface. Of the
-# default image that says too little: its kernel's own module may be older than the installer's.
+# Succeed if a custom image includes EFA: its module is loaded and serves every interface. Not
+# enough for the default image, whose kernel module may be older than the installer's.
 image_has_efa() {
   [[ -n "${OWN_IMAGE}" && -d "${SYS}/module/efa" ]] || return 1
   wait_for_devices
@@ -154,13 +167,13 @@ install_efa() {
   mkdir -m 0700 "${work}/keyring"
   say "installing EFA ${EFA_VERSION}"
   fetch "${EFA_URL}/${archive}" "${work}/${archive}" ||
-    die "cannot fetch ${archive}: without a way to the internet, the image must bring EFA"
+    die "cannot fetch ${archive}: without a route to the internet, the image must include EFA"
   fetch "${EFA_URL}/${archive}.sig" "${work}/${archive}.sig" || die "cannot fetch ${archive}.sig"
   fetch "${EFA_URL}/aws-efa-installer.key" "${work}/key" || die "cannot fetch the EFA key"
   signature_is_good "${work}/${archive}" "${work}/${archive}.sig" "${work}/key" \
     "${work}/keyring" || die "${archive} is not signed by key ${EFA_KEY_FINGERPRINT}"
   tar --extract --gzip --file "${work}/${archive}" --directory "${work}"
-  # Kernel module and rdma-core: the container brings its own libfabric.
+  # Kernel module and rdma-core: the container has its own libfabric.
   (cd "${work}/aws-efa-installer" && ./efa_installer.sh --yes --minimal) ||
     die "the EFA installer failed"
   rm -rf "${work}"
@@ -183,9 +196,9 @@ gpgcheck=1
 gpgkey=https://yum.repos.neuron.amazonaws.com/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB
 metadata_expire=0
 END
-  # For the kernel that runs: a newer one would only come with a reboot.
+  # For the running kernel: a newer one would need a reboot.
   dnf install --assumeyes "kernel-devel-$(uname -r)" || die "cannot install the kernel's headers"
-  # dnf does not go back to an older version by itself.
+  # dnf does not downgrade automatically.
   dnf remove --assumeyes aws-neuronx-dkms || true
   dnf install --assumeyes "aws-neuronx-dkms-${DRIVER_VERSION}" ||
     die "cannot install aws-neuronx-dkms ${DRIVER_VERSION}"
@@ -198,8 +211,8 @@ mount_lustre() {
   if [[ -z "${LUSTRE_DNS_NAME}" ]] || mountpoint --quiet "${folder}"; then
     return
   fi
-  # From Amazon Linux's own repository: the one that fits the kernel of the image. dnf would ask it
-  # for a package that is there, too.
+  # From Amazon Linux's repository, which has the client for the image's kernel. dnf would contact
+  # the repository even for an installed package.
   command -v mount.lustre >/dev/null || dnf install --assumeyes lustre-client ||
     die "cannot install lustre-client"
   mkdir -p "${folder}"
@@ -253,10 +266,22 @@ check() {
   verify
 }
 
+# A launcher's exit code reports that its own host is unfit, which needs no permissions. The host
+# powers itself off, which terminates it, and Batch starts another one.
+watch() {
+  # Not a pipeline, which would block until docker writes another event.
+  grep --quiet --line-regexp "${UNFIT_HOST_CODE}" < <(docker events \
+    --filter type=container --filter event=die --format '{{.Actor.Attributes.exitCode}}')
+  say "HOST NOT READY, the preflight of a job failed here: the host ends"
+  sleep "${REPORT_S}" # for the ECS agent's report and Docker's last log lines
+  systemctl poweroff
+}
+
 main() {
   case "${1:-setup}" in
     setup) setup ;;
     check) check ;;
+    watch) watch ;;
     *) die "unknown command $1" ;;
   esac
 }

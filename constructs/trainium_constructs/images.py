@@ -1,8 +1,9 @@
-"""The container image: our own repository, the role that pushes to it, and the build."""
+"""The container image: our own repository, the publishing role, and the build."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import aws_cdk as cdk
@@ -12,19 +13,21 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import cloud_assembly_schema as schema
 from constructs import Construct
 
+from trainium_catalogue.releases import TorchNeuronPackages
+from trainium_constructs.host_setup import EFA_KEY_FINGERPRINT, EFA_VERSION
 from trainium_constructs.nag import acknowledge_wildcard
 
-# Every change of the training code makes an image; old ones are useless and take 10 GB each.
+# Every change to the training code creates an image; old ones are useless and take 10 GB each.
 IMAGES_KEPT = 10
 
 DOCKERFILE = "docker/neuron/Dockerfile"
 
 
 class ImageRepository(Construct):
-    """An ECR repository that empties itself, and the role with which ``cdk deploy`` fills it.
+    """An ECR repository that is emptied on deletion, and the role with which the CDK pushes to it.
 
     The bootstrap's repository is shared by all CDK apps of an account and keeps images forever;
-    with our own, ``cdk destroy`` leaves none behind (docs/adr/0002).
+    ``cdk destroy`` deletes this one with its images (docs/adr/0002).
     """
 
     def __init__(
@@ -72,7 +75,9 @@ class ImageRepository(Construct):
             self.publishing_role, "ecr:DescribeRepositories", "ecr:DescribeImages"
         )
         acknowledge_wildcard(
-            self.publishing_role, "*", "ecr:GetAuthorizationToken knows no resource"
+            self.publishing_role,
+            "*",
+            "ecr:GetAuthorizationToken has no resource-level permissions",
         )
 
 
@@ -80,13 +85,19 @@ class TrainingImage(Construct):
     """The image of the nodes: an AWS Neuron image plus this repository's training code."""
 
     def __init__(
-        self, scope: Construct, construct_id: str, *, context: Path, base_image: str
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        context: Path,
+        base: str | TorchNeuronPackages,
     ) -> None:
         """Declare the image; the CDK CLI builds and pushes it on deployment.
 
         Args:
             context: Build context; its ``.dockerignore`` is an allow-list.
-            base_image: The Neuron Deep Learning Container that the release pins.
+            base: The Neuron Deep Learning Container that the release pins, or the packages to
+                build one from.
         """
         super().__init__(scope, construct_id)
         asset = assets.DockerImageAsset(
@@ -94,10 +105,10 @@ class TrainingImage(Construct):
             "Asset",
             directory=str(context),
             file=DOCKERFILE,
-            build_args={"BASE_IMAGE": base_image},
-            # Trainium hosts are x86_64, whatever machine builds.
+            build_args={"BASE_IMAGE": base} if isinstance(base, str) else _build_args(base),
+            # Trainium hosts are x86_64, whatever the build machine.
             platform=assets.Platform.LINUX_AMD64,
-            # The CLI's digest of the context then covers exactly what the allow-list admits.
+            # So that the CLI's hash of the context covers exactly the allow-list.
             ignore_mode=cdk.IgnoreMode.DOCKER,
             display_name="training image",
         )
@@ -106,8 +117,17 @@ class TrainingImage(Construct):
         self.asset_hash = asset.asset_hash
 
 
+def _build_args(packages: TorchNeuronPackages) -> dict[str, str]:
+    """Return the build arguments of the Dockerfile's own base stage."""
+    return {
+        **{name.upper(): version for name, version in asdict(packages).items()},
+        "EFA": EFA_VERSION,
+        "EFA_KEY_FINGERPRINT": EFA_KEY_FINGERPRINT,
+    }
+
+
 class OwnRepositorySynthesizer(cdk.DefaultStackSynthesizer):
-    """Sends a stack's images to our own repository instead of the bootstrap's."""
+    """Pushes a stack's images to our own repository instead of the bootstrap's."""
 
     def __init__(
         self, *, images: cdk.Stack, repository_name: str, publishing_role_name: str
@@ -122,20 +142,20 @@ class OwnRepositorySynthesizer(cdk.DefaultStackSynthesizer):
         self._images = images
 
     def reusable_bind(self, stack: cdk.Stack) -> cdk.IBoundStackSynthesizer:
-        """Serve one stack; the copy that the CDK would make lacks the overrides."""
+        """Bind this instance to one stack; the CDK's copy would lack the overrides."""
         self.bind(stack)
         self._artifact_id = stack.artifact_id
         return self
 
     def synthesize(self, session: cdk.ISynthesisSession) -> None:
-        """Write the stack, and make its assets wait for the repository.
+        """Synthesize the stack, and make its assets depend on the repository.
 
-        ``cdk deploy`` builds all assets before it deploys the first stack, and looks for the
-        repository when it builds; on a first deployment there is none yet ("No ECR repository
-        named ..."). An asset manifest that depends on a stack is built after it: the CLI's work
-        graph reads that dependency (app-staging-synthesizer-alpha relies on it too), but only
-        the manifest builder can write it, and the default synthesizer keeps its builder private.
-        So the entry is written again, with the dependency.
+        ``cdk deploy`` builds all assets before it deploys the first stack, and a build looks for
+        the repository, which does not exist on a first deployment ("No ECR repository named
+        ..."). The CLI builds an asset manifest after the stacks that it depends on
+        (app-staging-synthesizer-alpha relies on this too), but only the manifest builder can add
+        a dependency, and the default synthesizer keeps its builder private. So this
+        method replaces the manifest's entry with one that has the dependency.
         """
         super().synthesize(session)
         session.assembly.add_artifact(
@@ -162,7 +182,7 @@ _PRIVATE_ECR = re.compile(
 def private_repository(
     scope: Construct, construct_id: str, image_uri: str
 ) -> ecr.IRepository | None:
-    """The private ECR repository of a finished image; None for any other registry."""
+    """Import the private ECR repository of a prebuilt image; None for any other registry."""
     if not (parts := _PRIVATE_ECR.match(image_uri)):
         return None
     arn = cdk.Stack.of(scope).format_arn(

@@ -1,4 +1,4 @@
-"""The launch template of the nodes: one interface per EFA card, if there are any."""
+"""The launch template of the nodes: one interface per EFA card, on types with EFA."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Reservation:
 
     reservation_id: str
     is_block: bool = False
-    """True for a Capacity Block: paid in advance, ends at a fixed time."""
+    """True for a Capacity Block: paid for upfront, ends at a fixed time."""
 
 
 class EfaLaunchTemplate(Construct):
-    """The launch template of a node, for any service that starts it."""
+    """The launch template of a node, for any service that launches nodes."""
 
     def __init__(
         self,
@@ -49,30 +49,30 @@ class EfaLaunchTemplate(Construct):
         Args:
             instance_type: Type of the node.
             layout: Kind of the secondary interfaces.
-            security_groups: Groups of all interfaces of the host; one must admit itself, in and
-                out.
+            security_groups: Groups of all interfaces of the host; one must allow all traffic from
+                and to itself.
             user_data: MIME message that the host runs at boot. Default: none.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
-            reservation: Capacity to use. Default: on demand.
-            set_instance_type: Put the instance type into the template. Default: the service does.
-            placement_group_name: Group to start in. Default: the service names it.
+            reservation: Capacity to use. Default: On-Demand Instances.
+            set_instance_type: Set the instance type in the template. Default: the service does.
+            placement_group_name: Placement group to start in. Default: set by the service.
             terminate_on_shutdown: Terminate a node that powers itself off. Default: the service
                 decides, as EKS requires (EKS User Guide, launch templates).
-            instance_tags: Tags of instances and volumes, if nobody else sets them.
-            metadata_hops: Hop limit of the metadata service: 1 reaches the host itself, 2 also a
-                container with its own network. Default: 2, as the optimised AMIs set it.
+            instance_tags: Tags of instances and volumes, if the service does not set them.
+            metadata_hops: Hop limit of the metadata service: 1 reaches only the host, 2 also
+                containers with their own network. Default: 2, as in the optimized AMIs.
         """
         super().__init__(scope, construct_id)
         is_block = reservation is not None and reservation.is_block
         groups = [group.security_group_id for group in security_groups]
         self.lists_interfaces = instance_type.supports_multi_node
-        """True if the interfaces are listed with their groups; Batch then accepts no others."""
+        """True if the interfaces list the groups; Batch then accepts no other groups."""
         # L1: the L2 does not support network interfaces.
         self.template = ec2.CfnLaunchTemplate(
             self,
             "Template",
             launch_template_data=ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(
-                # No subnet: the service that starts the node fills it in.
+                # No subnet: the service that launches the node sets it.
                 network_interfaces=(
                     [
                         ec2.CfnLaunchTemplate.NetworkInterfaceProperty(
@@ -87,7 +87,7 @@ class EfaLaunchTemplate(Construct):
                     if self.lists_interfaces
                     else None
                 ),
-                # EC2 refuses template-wide groups in addition to those of the interfaces.
+                # EC2 refuses template-wide groups in addition to the interfaces' groups.
                 security_group_ids=None if self.lists_interfaces else groups,
                 block_device_mappings=[
                     ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(
@@ -95,7 +95,7 @@ class EfaLaunchTemplate(Construct):
                         ebs=ec2.CfnLaunchTemplate.EbsProperty(
                             volume_type="gp3",
                             volume_size=root_volume_gib,
-                            # The image is more than 10 GB, and all nodes wait for the slowest.
+                            # The image is over 10 GB, and all nodes wait for the slowest.
                             throughput=500,
                             encrypted=True,
                             delete_on_termination=True,
@@ -105,15 +105,15 @@ class EfaLaunchTemplate(Construct):
                 metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
                     http_endpoint="enabled",
                     http_tokens="required",
-                    # On ECS, the agent keeps tasks of multi-node jobs (awsvpc) off the service
-                    # (ECS_AWSVPC_BLOCK_IMDS, host_setup.sh): they get their role from ECS.
+                    # On ECS, the agent blocks the service for tasks of multi-node jobs (awsvpc;
+                    # ECS_AWSVPC_BLOCK_IMDS, host_setup.sh): they get their role from ECS.
                     http_put_response_hop_limit=metadata_hops,
                 ),
-                # EC2's default, stop, would keep the volume billed until a health check notices.
+                # With EC2's default, stop, the volume is billed until a health check fails.
                 instance_initiated_shutdown_behavior="terminate" if terminate_on_shutdown else None,
                 user_data=cdk.Fn.base64(user_data) if user_data else None,
                 capacity_reservation_specification=_target(reservation),
-                # A block needs the market type besides its id, on Batch too, as AWS shows ("How
+                # A block needs its id and the market type, on Batch too, as AWS shows ("How
                 # to use Capacity Blocks for ML with AWS Batch", aws.amazon.com/blogs/hpc, and
                 # github.com/aws-samples/sample-aws-batch-capacity-block-reservations). The
                 # Batch User Guide's remark that market options are ignored is about Spot.
@@ -141,14 +141,14 @@ class EfaLaunchTemplate(Construct):
 
     @property
     def version(self) -> str:
-        """The newest version, by number, so that changing the template also changes its users."""
+        """The latest version, as a number, so that changing the template updates its users."""
         return self.template.attr_latest_version_number
 
 
 def tag_specifications(
     tags: Mapping[str, str] | None,
 ) -> list[ec2.CfnLaunchTemplate.TagSpecificationProperty] | None:
-    """Tag instances and their volumes alike; None without tags."""
+    """Build specifications that tag instances and their volumes alike; None without tags."""
     if not tags:
         return None
     return [

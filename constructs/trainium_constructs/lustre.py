@@ -1,4 +1,4 @@
-"""FSx for Lustre beside the nodes: fast, shared, linked to the datasets in the bucket."""
+"""FSx for Lustre: a fast, shared file system linked to the datasets in the bucket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ access with VPC security groups)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LustreMount:
-    """The names by which a host mounts a file system."""
+    """The names that a host needs to mount a file system."""
 
     file_system_id: str
     dns_name: str
@@ -36,7 +36,7 @@ class LustreFileSystem(Construct):
         *,
         network: EfaNetwork,
         subnet: ec2.ISubnet,
-        opens_nodes: bool,
+        adds_node_rules: bool,
         capacity_gib: int,
         mbps_per_tib: int,
         bucket_name: str,
@@ -44,13 +44,13 @@ class LustreFileSystem(Construct):
         """Create the file system and link it to the bucket.
 
         Args:
-            network: The VPC, and the nodes' group.
+            network: The VPC, and the nodes' security group.
             subnet: Subnet of the file system; changing it replaces the file system.
-            opens_nodes: Add rules for Lustre to the nodes' group. False for a group that is not
-                ours to change, which must admit Lustre's ports itself.
+            adds_node_rules: Add rules for Lustre to the nodes' security group. False for an
+                existing group, which is left unchanged and must already allow Lustre's ports.
             capacity_gib: 1200, 2400, or more in steps of 2400.
             mbps_per_tib: Throughput: 125, 250, 500 or 1000 MB/s per TiB.
-            bucket_name: Bucket whose datasets appear in the file system, and vice versa.
+            bucket_name: Bucket whose datasets appear in the file system.
         """
         super().__init__(scope, construct_id)
         group = ec2.SecurityGroup(
@@ -64,7 +64,7 @@ class LustreFileSystem(Construct):
         rules = [
             *_open(self, "Servers", group=servers, peer=servers),
             *_open(self, "ServersClients", group=servers, peer=nodes),
-            *(_open(self, "ClientsServers", group=nodes, peer=servers) if opens_nodes else ()),
+            *(_open(self, "ClientsServers", group=nodes, peer=servers) if adds_node_rules else ()),
         ]
         # L1: the L2 leaves file systems behind when their stack is destroyed.
         self.file_system = fsx.CfnFileSystem(
@@ -85,11 +85,11 @@ class LustreFileSystem(Construct):
             ),
         )
         self.file_system.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
-        # FSx refuses a file system whose groups do not admit Lustre when it is created (FSx for
+        # At creation, FSx refuses a file system whose groups do not allow Lustre's ports (FSx for
         # Lustre User Guide, troubleshooting: file system creation fails).
         self.file_system.node.add_dependency(*rules)
         cdk.Tags.of(self.file_system).add("Name", self.node.path)
-        policy = fsx.CfnDataRepositoryAssociation
+        properties = fsx.CfnDataRepositoryAssociation
         association = fsx.CfnDataRepositoryAssociation(
             self,
             "Datasets",
@@ -97,9 +97,9 @@ class LustreFileSystem(Construct):
             file_system_path=f"/{DATASETS_PREFIX.rstrip('/')}",
             data_repository_path=f"s3://{bucket_name}/{DATASETS_PREFIX}",
             batch_import_meta_data_on_create=True,
-            # One way only: deleting a file on a node must not delete it from the bucket.
-            s3=policy.S3Property(
-                auto_import_policy=policy.AutoImportPolicyProperty(
+            # Import only: deleting a file on a node must not delete it from the bucket.
+            s3=properties.S3Property(
+                auto_import_policy=properties.AutoImportPolicyProperty(
                     events=["NEW", "CHANGED", "DELETED"]
                 ),
             ),
@@ -108,7 +108,7 @@ class LustreFileSystem(Construct):
 
     @property
     def mount(self) -> LustreMount:
-        """The mount of this file system, for the hosts."""
+        """The names that hosts need to mount this file system."""
         return LustreMount(
             file_system_id=self.file_system.ref,
             dns_name=self.file_system.attr_dns_name,
@@ -117,19 +117,19 @@ class LustreFileSystem(Construct):
 
 
 class LustreAccess(Construct):
-    """Rules by which new nodes mount an existing file system."""
+    """Security group rules that let new nodes mount an existing file system."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, servers: str, network: EfaNetwork
     ) -> None:
-        """Open Lustre's ports between the nodes' own group and an existing one.
+        """Open Lustre's ports between the nodes' security group and an existing one.
 
         Args:
-            servers: Id of the file system's group. It admits its own members already, or FSx would
-                not have created the file system, and EC2 refuses a rule that is there. It gets no
-                rule out, since the first one that CloudFormation adds can take "everything to
-                everywhere" away (github.com/aws/aws-cdk/issues/15297).
-            network: Network with a group of nodes that is ours to change.
+            servers: Id of the file system's security group. It already allows its own members,
+                which FSx requires, and EC2 refuses duplicate rules. It gets no egress rule, because
+                the first one that CloudFormation adds can remove "everything to everywhere"
+                (github.com/aws/aws-cdk/issues/15297).
+            network: Network whose security group for nodes this app manages.
         """
         super().__init__(scope, construct_id)
         nodes = network.security_group.security_group_id
@@ -140,10 +140,10 @@ class LustreAccess(Construct):
 def _open(
     scope: Construct, name: str, *, group: str, peer: str, out: bool = True
 ) -> list[cdk.CfnResource]:
-    """Open Lustre's ports of ``group`` to ``peer``, in and out.
+    """Open Lustre's ports in ``group`` for traffic from ``peer`` and, with ``out``, to it.
 
-    The rules are separate resources: inside the groups they would make the network stack depend on
-    this one, which already depends on it.
+    The rules are separate resources: inline rules would make the network stack depend on this one,
+    which already depends on it.
     """
     rules: list[cdk.CfnResource] = []
     for low, high in PORTS:

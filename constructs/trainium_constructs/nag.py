@@ -1,4 +1,4 @@
-"""Acknowledgement of cdk-nag findings, each with its reason, on the construct concerned."""
+"""Acknowledgements of cdk-nag findings, each with a reason, on the construct concerned."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ def acknowledge(construct: IConstruct, rule: str, reason: str) -> None:
 
 
 def acknowledge_managed_policy(construct: IConstruct, policy: str, reason: str) -> None:
-    """Record why ``construct`` has the AWS managed policy of this name."""
+    """Acknowledge the AWS managed policy of this name on ``construct``."""
     arn = f"arn:<AWS::Partition>:iam::aws:policy/{policy}"
     acknowledge(construct, f"AwsSolutions-IAM4[Policy::{arn}]", reason)
 
 
 def acknowledge_wildcard(construct: IConstruct, resource: str, reason: str) -> None:
-    """Record why ``construct`` may act on ``resource``, as cdk-nag spells it."""
+    """Acknowledge access of ``construct`` to ``resource``, in cdk-nag's format."""
     acknowledge_wildcards(construct, [resource], reason)
 
 
 def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reason: str) -> None:
-    """Record one reason for several resources, in one call: each call is a trip through jsii."""
+    """Acknowledge several resources with one reason, in one call, because jsii calls are slow."""
     cdk.Validations.of(construct).acknowledge(
         *(
             cdk.Acknowledgment(id=f"AwsSolutions-IAM5[Resource::{resource}]", reason=reason)
@@ -35,19 +35,20 @@ def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reaso
 
 
 def spelling_of(arn: str, *, owner: IConstruct, reader: IConstruct) -> str:
-    """Spell ``arn`` of ``owner`` as cdk-nag does in a policy of ``reader``.
+    """Format ``arn`` of ``owner`` as cdk-nag does in a policy of ``reader``.
 
-    Across stacks it contains the name of an export, which must exist before it can be named.
+    In another stack, the policy refers to an export, which this function creates first.
     """
-    ours, theirs = cdk.Stack.of(reader), cdk.Stack.of(owner)
-    if ours is theirs or not cdk.Token.is_unresolved(arn):
-        value = ours.resolve(arn)
+    reader_stack, owner_stack = cdk.Stack.of(reader), cdk.Stack.of(owner)
+    if reader_stack is owner_stack or not cdk.Token.is_unresolved(arn):
+        value = reader_stack.resolve(arn)
     else:
-        value = theirs.resolve(theirs.export_value(arn))
+        value = owner_stack.resolve(owner_stack.export_value(arn))
     return _flat(value)
 
 
 def _flat(value: object) -> str:
+    """Format a resolved value as cdk-nag does in the id of a finding."""
     match value:
         case str():
             return value
@@ -59,4 +60,4 @@ def _flat(value: object) -> str:
             return f"<{name}.{attribute}>"
         case {"Fn::Join": [str(separator), list(parts)]}:
             return separator.join(_flat(part) for part in parts)
-    raise TypeError(f"cdk-nag's spelling of {value!r} is not known here")
+    raise TypeError(f"cdk-nag's format of {value!r} is unknown")

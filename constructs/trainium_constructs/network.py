@@ -1,32 +1,22 @@
 """The network of the nodes: a private subnet in each zone, and a node's two security groups.
 
-The hosts' interfaces, EFA included, have their own group (``EfaSecurityGroup``). The tasks of
-multi-node Batch jobs have the VPC's default group, because Batch accepts no other with a launch
-template that has EFA interfaces (``TrainiumComputeEnvironment`` says why).
+The hosts' interfaces, including EFA, have their own group (``EfaSecurityGroup``). The tasks of
+multi-node Batch jobs use the VPC's default security group, because Batch accepts no other with a
+launch template that lists interfaces (see ``TrainiumComputeEnvironment``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
 
 import aws_cdk as cdk
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
-from trainium_catalogue.zones import MOST_ZONES
-from trainium_constructs.log_group import RetainedLogs
-
-DEFAULT_INTERFACE_ENDPOINTS: tuple[str, ...] = (
-    "ecr.api",
-    "ecr.dkr",
-    "ecs",
-    "ecs-agent",
-    "ecs-telemetry",
-    "logs",
-)
-"""The services that every node uses: for its image, the ECS control plane and its logs."""
+from trainium_catalogue.zones import INTERFACE_ENDPOINTS, MAX_ZONES
+from trainium_constructs.log_group import ExpiringLogGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,38 +25,41 @@ class EfaNetwork:
 
     vpc: ec2.IVpc
     subnet: ec2.ISubnet
-    """Private subnet with a way out: EC2 gives an instance with several cards no public address."""
+    """Private subnet with a NAT route: instances with several cards get no public address."""
     security_group: ec2.ISecurityGroup
-    """The group of the hosts' interfaces; its members may talk to each other."""
+    """The group of the hosts' interfaces, whose members may reach each other."""
     zone: str
     """The zone of ``subnet``, or the id of an existing subnet."""
     zones: tuple[str, ...]
-    """Values to which ``zone`` can change with effect on the nodes only."""
+    """Possible values of ``zone``; changing it affects only the nodes."""
     subnets: tuple[ec2.ISubnet, ...]
-    """A private subnet in every zone, for what may run in any of them."""
+    """A private subnet in every zone, for resources that can be in any zone."""
     cluster_subnets: tuple[ec2.ISubnet, ...] = ()
     """Subnets of the EKS control plane, which needs two zones."""
 
+    def in_zone(self, zone: str) -> EfaNetwork:
+        """Return the network for nodes in another zone of ``zones``."""
+        return replace(self, zone=zone, subnet=self.subnets[self.zones.index(zone)])
 
-def zone_placement_group(scope: Construct, network: EfaNetwork) -> str:
-    """Create a cluster placement group for every zone; return the name of the nodes' group.
+
+def zone_placement_groups(scope: Construct, network: EfaNetwork) -> dict[str, str]:
+    """Create a cluster placement group for every zone; return their names by zone.
 
     A group is tied to one zone while it has instances (EC2 user guide, placement groups): with a
-    single group, nodes still working in one zone would keep new ones from starting in another.
+    single group, nodes running in one zone would keep new ones from starting in another.
     """
-    groups = {
+    return {
         zone: ec2.PlacementGroup(
             scope,
             f"PlacementGroup{_construct_id(zone)}",
             strategy=ec2.PlacementGroupStrategy.CLUSTER,
-        )
+        ).placement_group_name
         for zone in network.zones
     }
-    return groups[network.zone].placement_group_name
 
 
 class NodeVpc(Construct):
-    """A VPC with a private subnet for nodes in each of a few zones, and one way out."""
+    """A VPC with a private subnet for nodes in each of several zones, and one NAT gateway."""
 
     def __init__(
         self,
@@ -77,7 +70,7 @@ class NodeVpc(Construct):
         zone_ids: Sequence[str] = (),
         zone_names: Sequence[str] = (),
         nat_gateways: int = 1,
-        interface_endpoints: Sequence[str] = DEFAULT_INTERFACE_ENDPOINTS,
+        interface_endpoints: Sequence[str] = INTERFACE_ENDPOINTS,
         log_retention_days: int = 30,
     ) -> None:
         """Create the VPC.
@@ -85,24 +78,24 @@ class NodeVpc(Construct):
         Args:
             cidr: Address range; a quarter of it goes to the nodes of each zone.
             zone_ids: Ids of availability zones, which are the same in every account. The first has
-                the ways out, shared by the others: they are billed by the hour and see little
-                traffic, since S3 has a gateway endpoint.
+                the only NAT gateway and endpoints: they are billed by the hour and carry little
+                traffic, because S3 has a gateway endpoint.
             zone_names: Names of the zones, if the ids are unknown.
-            nat_gateways: 0 or 1; without one, nodes reach only what has an endpoint.
+            nat_gateways: 0 or 1; without one, nodes reach only services with an endpoint.
             interface_endpoints: AWS services to reach without leaving the VPC, such as ``ecr.api``.
             log_retention_days: Retention of the flow logs.
         """
         super().__init__(scope, construct_id)
         if bool(zone_ids) == bool(zone_names):
             raise ValueError(
-                "zones are given by their ids or by their names, "
-                f"got zone_ids={zone_ids!r} and zone_names={zone_names!r}"
+                f"specify either zone_ids or zone_names, got zone_ids={zone_ids!r} and "
+                f"zone_names={zone_names!r}"
             )
         if nat_gateways not in (0, 1):
-            raise ValueError(f"nat_gateways must be 0 or 1, in the first zone, got {nat_gateways}")
+            raise ValueError(f"nat_gateways must be 0 or 1 (in the first zone), got {nat_gateways}")
         plan = plan_subnets(cidr)
-        # L1: the L2 asks its stack for all zones, which is a look-up in a concrete environment,
-        # and cannot place subnets by zone id.
+        # L1: the L2 looks up all zones in a concrete environment, and cannot place subnets by
+        # zone id.
         network = ec2.CfnVPC(
             self, "Vpc", cidr_block=cidr, enable_dns_hostnames=True, enable_dns_support=True
         )
@@ -134,7 +127,7 @@ class NodeVpc(Construct):
         self._route(network, public, nat_gateways)
         self.default_security_group_id = network.attr_default_security_group
         """Group of the tasks of multi-node Batch jobs."""
-        _state_default_group(self, self.default_security_group_id)
+        _add_default_group_rules(self, self.default_security_group_id)
         # Imported from its own L1, so that endpoints and flow logs can be L2 constructs.
         self.vpc: ec2.IVpc = ec2.Vpc.from_vpc_attributes(
             self, "Attributes", vpc_id=network.ref, vpc_cidr_block=cidr, availability_zones=[""]
@@ -155,7 +148,7 @@ class NodeVpc(Construct):
 
     def _add_endpoints(self, cidr: str, names: Sequence[str]) -> None:
         private = list(self.private.values())
-        # Free, and S3 holds image layers, caches and checkpoints.
+        # Free; S3 stores image layers, caches and checkpoints.
         ec2.GatewayVpcEndpoint(
             self,
             "S3",
@@ -179,7 +172,7 @@ class NodeVpc(Construct):
                 _construct_id(name),
                 vpc=self.vpc,
                 service=ec2.InterfaceVpcEndpointAwsService(name),
-                # Private DNS leads here from every zone of the VPC.
+                # Private DNS resolves to it in every zone of the VPC.
                 subnets=ec2.SubnetSelection(subnets=private[:1]),
                 security_groups=[group],
                 open=False,
@@ -187,7 +180,7 @@ class NodeVpc(Construct):
             )
 
     def _log_flows(self, retention_days: int) -> None:
-        records = RetainedLogs(self, "FlowLogs", retention_days=retention_days)
+        records = ExpiringLogGroup(self, "FlowLogs", retention_days=retention_days)
         ec2.FlowLog(
             self,
             "FlowLog",
@@ -197,7 +190,7 @@ class NodeVpc(Construct):
 
 
 class EfaSecurityGroup(Construct):
-    """A group whose members may send each other anything, over IP and over EFA."""
+    """A group whose members may exchange any traffic, over IP and EFA."""
 
     def __init__(self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc) -> None:
         super().__init__(scope, construct_id)
@@ -219,18 +212,20 @@ class EfaSecurityGroup(Construct):
         self.security_group: ec2.ISecurityGroup = group
 
 
-def _state_default_group(scope: Construct, group_id: str) -> None:
-    """Add the tasks' rules to a new VPC's default group: each other, and HTTPS out.
+def _add_default_group_rules(scope: Construct, group_id: str) -> None:
+    """Add the tasks' rules to a new VPC's default security group.
 
-    EC2 makes the group with "everything from itself" in and "everything to everywhere" out
+    They allow traffic among tasks, and outbound HTTPS.
+
+    EC2 creates the group with "everything from itself" in and "everything to everywhere" out
     (docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html).
 
     * In: a duplicate rule fails with InvalidPermission.Duplicate, which CloudFormation does not
       tolerate (github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/612).
-      So only TCP is stated; a rendezvous is TCP, and EFA belongs to the hosts.
-    * Out: any rule of ours removes EC2's "everything to everywhere", in whatever order
-      (github.com/aws/aws-cdk/issues/987, 14657). So everything that tasks send is stated: with
-      or without EC2's rule, they reach each other, the endpoints and S3.
+      So only TCP is added; a rendezvous is TCP, and EFA belongs to the hosts.
+    * Out: any explicit rule removes EC2's "everything to everywhere", in any order
+      (github.com/aws/aws-cdk/issues/987, 14657). So the rules cover everything that tasks send:
+      with or without EC2's rule, tasks reach each other, the endpoints and S3.
     """
     ec2.CfnSecurityGroupIngress(
         scope,
@@ -263,21 +258,21 @@ def _state_default_group(scope: Construct, group_id: str) -> None:
 
 
 def _place(subnet: ec2.Subnet, zone_id: str) -> None:
-    """Put ``subnet`` into the zone with this id; the L2 accepts only names."""
+    """Place ``subnet`` in the zone with this id; the L2 accepts only names."""
     resource = subnet.node.default_child
     assert isinstance(resource, ec2.CfnSubnet)
     resource.availability_zone = None
     resource.availability_zone_id = zone_id
 
 
-def _construct_id(service: str) -> str:
-    return "".join(part.capitalize() for part in service.replace("-", ".").split("."))
+def _construct_id(name: str) -> str:
+    return "".join(part.capitalize() for part in name.replace("-", ".").split("."))
 
 
 # AWS reserves the first four addresses and the last one of every subnet (VPC User Guide).
 RESERVED_ADDRESSES = 5
 _SMALLEST_PREFIX = 28
-# A quarter of it holds a public subnet for each zone.
+# A quarter of a VPC of this size has room for a public subnet in each zone.
 SMALLEST_VPC_PREFIX = 24
 QUARTER_BITS = 2
 _LARGEST_VPC_PREFIX = 16
@@ -288,37 +283,32 @@ class SubnetPlan:
     """The subnets of a new VPC."""
 
     private: tuple[IPv4Network, ...]
-    """Subnets for nodes and interface endpoints: a quarter of the range for each zone, all of one
-    size, so that nodes that fit in one zone fit in another."""
+    """Subnets for nodes and interface endpoints: a quarter of the range for each zone, so that
+    nodes that fit in one zone fit in any."""
     public: tuple[IPv4Network, ...]
     """Subnets for the NAT gateway: a /28 of the last quarter for each zone; the rest stays free."""
 
     @property
     def private_addresses(self) -> int:
-        """Number of addresses for nodes and endpoints in a zone."""
+        """Number of addresses for nodes and endpoints in each zone."""
         return usable_addresses(self.private[0])
 
 
 def usable_addresses(subnet: IPv4Network) -> int:
-    """Number of addresses in a subnet, less those that AWS reserves."""
+    """Count the addresses in a subnet, excluding those that AWS reserves."""
     return max(0, subnet.num_addresses - RESERVED_ADDRESSES)
 
 
-def addresses_needed(*, num_nodes: int, per_node: int, num_endpoints: int) -> int:
-    """Number of addresses that the nodes' subnet must offer; each interface endpoint takes one."""
-    return num_nodes * per_node + num_endpoints
-
-
 def plan_subnets(vpc_cidr: str) -> SubnetPlan:
-    """Divide ``vpc_cidr``; ``ValueError`` says which ranges a VPC can have."""
+    """Divide ``vpc_cidr``; raise ``ValueError`` if a VPC cannot have this range."""
     vpc = IPv4Network(vpc_cidr)
     if not _LARGEST_VPC_PREFIX <= vpc.prefixlen <= SMALLEST_VPC_PREFIX:
         raise ValueError(
-            f"vpc_cidr {vpc_cidr} has a /{vpc.prefixlen} prefix; a VPC with subnets in "
-            f"{MOST_ZONES} zones takes /{_LARGEST_VPC_PREFIX} to /{SMALLEST_VPC_PREFIX}"
+            f"vpc_cidr {vpc_cidr} has a /{vpc.prefixlen} prefix; for subnets in {MAX_ZONES} zones, "
+            f"use /{_LARGEST_VPC_PREFIX} to /{SMALLEST_VPC_PREFIX}"
         )
     *private, rest = vpc.subnets(prefixlen_diff=QUARTER_BITS)
     smallest = rest.subnets(new_prefix=_SMALLEST_PREFIX)
     return SubnetPlan(
-        private=tuple(private), public=tuple(next(smallest) for _ in range(MOST_ZONES))
+        private=tuple(private), public=tuple(next(smallest) for _ in range(MAX_ZONES))
     )

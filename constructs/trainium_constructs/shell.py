@@ -1,4 +1,4 @@
-"""AWS Systems Manager sessions on a host: no open port, no key, and a record of each."""
+"""AWS Systems Manager sessions on a host: without open ports or keys, and audited."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ _POLICY = "AmazonSSMManagedInstanceCore"
 
 
 def allow_sessions(role: iam.Role) -> None:
-    """Let hosts with this role accept sessions from users allowed to start them."""
+    """Let hosts with this role accept sessions from users who may start them."""
     role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(_POLICY))
-    acknowledge_managed_policy(
-        role, _POLICY, "AWS keeps this policy in step with what the SSM agent needs"
-    )
+    acknowledge_managed_policy(role, _POLICY, "AWS maintains this policy for the SSM agent")

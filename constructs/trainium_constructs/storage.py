@@ -9,7 +9,17 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from trainium_catalogue.contract import CACHE_PREFIX, JOINING_FOLDER, RESULT_FOLDERS, RUNS_PREFIX
+from trainium_catalogue.contract import (
+    CACHE_PREFIX,
+    CLUSTER_SNAPSHOT,
+    JOINING_FOLDER,
+    NOTIFICATIONS_PREFIX,
+    NOTIFICATIONS_TOLD,
+    RESULT_FOLDERS,
+    RUN_SUBMISSION,
+    RUNS_PREFIX,
+    request_key,
+)
 from trainium_catalogue.workloads import Hardware, Workload
 from trainium_constructs.nag import (
     acknowledge,
@@ -21,11 +31,13 @@ from trainium_constructs.nag import (
 # A compile cache is cheap to rebuild and useless after a compiler upgrade.
 CACHE_EXPIRY = cdk.Duration.days(90)
 NONCURRENT_EXPIRY = cdk.Duration.days(30)
-# Old versions below runs/ are mostly checkpoints that the trainer has deleted: 81 GB each for
-# Llama-2-7B. Days are enough to undo a mistake. Of two rules the shorter time applies (S3 User
-# Guide, conflicts in lifecycle configurations).
+# Old versions under runs/ are mostly deleted checkpoints: 81 GB each for Llama-2-7B. A few days are
+# enough to undo a mistake. If two rules apply, the shorter expiry wins (S3 User Guide, conflicts in
+# lifecycle configurations).
 RUNS_NONCURRENT_EXPIRY = cdk.Duration.days(3)
-# A multipart upload that a lost node never finished is invisible, but billed.
+# A cluster snapshot is replaced up to once a minute, and old ones are useless.
+NOTIFICATIONS_NONCURRENT_EXPIRY = cdk.Duration.days(1)
+# A lost node's unfinished multipart upload is invisible, but billed.
 UPLOAD_EXPIRY = cdk.Duration.days(7)
 
 _READ = ("s3:GetObject",)
@@ -43,25 +55,31 @@ class TrainingBucket(Construct):
         bucket_name: str | None = None,
         kms_key_arn: str | None = None,
         retain_data: bool = True,
+        notifies: bool = False,
     ) -> None:
         """Create the bucket, or use an existing one.
 
         Args:
-            bucket_name: An existing bucket, left as it is. Default: a new one.
-            kms_key_arn: Key with which an existing bucket is encrypted. Default: S3's own, which
-                needs no grant.
-            retain_data: Keep a new bucket, with its content, when the stack is destroyed.
+            bucket_name: An existing bucket, which is left unchanged. Default: a new one.
+            kms_key_arn: KMS key of an existing bucket. Default: S3's own, which needs no grant.
+            retain_data: Keep a new bucket, with its contents, when the stack is destroyed.
+            notifies: Expire the cluster snapshots written for notifications.
         """
         super().__init__(scope, construct_id)
         self._kms_key_arn = kms_key_arn
         self.bucket: s3.IBucket = (
-            self._new_bucket(retain_data)
+            self._new_bucket(retain_data, notifies)
             if bucket_name is None
             else s3.Bucket.from_bucket_name(self, "Bucket", bucket_name)
         )
         self._arn = self.bucket.bucket_arn
 
-    def _new_bucket(self, retain_data: bool) -> s3.Bucket:
+    def _new_bucket(self, retain_data: bool, notifies: bool) -> s3.Bucket:
+        of_notifications = s3.LifecycleRule(
+            id="ExpireOldVersionsOfNotifications",
+            prefix=NOTIFICATIONS_PREFIX,
+            noncurrent_version_expiration=NOTIFICATIONS_NONCURRENT_EXPIRY,
+        )
         bucket = s3.Bucket(
             self,
             "Bucket",
@@ -87,42 +105,68 @@ class TrainingBucket(Construct):
                 s3.LifecycleRule(
                     id="ExpireCompileCache", prefix=CACHE_PREFIX, expiration=CACHE_EXPIRY
                 ),
+                *([of_notifications] if notifies else []),
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if retain_data else cdk.RemovalPolicy.DESTROY,
-            # CloudFormation cannot delete a bucket with content, and no native property empties it.
+            # CloudFormation cannot delete a bucket with objects, and no native property empties it.
             auto_delete_objects=not retain_data,
         )
         acknowledge(
             bucket,
             "AwsSolutions-S1",
-            "every rank reads its shard range by range, each a line of access log; who needs an "
-            "audit trail turns on CloudTrail data events, which cover every bucket alike",
+            "every range that a rank reads would be a line of access log; for an audit trail, "
+            "enable CloudTrail data events, which cover every bucket alike",
         )
         return bucket
 
     def grant(self, role: iam.Role, workload: Workload) -> None:
-        """Grant ``role`` what the workload needs, and nothing else."""
-        # Whoever submits a run names it, so a role can be limited to runs, but not to one run.
+        """Grant ``role`` the workload's permissions."""
+        # Submitters choose run names, so a role can be limited to runs, but not to one run.
         results = [f"{RUNS_PREFIX}*/{folder}/*" for folder in RESULT_FOLDERS]
         reads = [f"{prefix}*" for prefix in (*workload.reads, *workload.writes)]
         writes = [f"{prefix}*" for prefix in workload.writes]
         self._allow(role, {_WRITE: results, _READ: reads, (*_WRITE, "s3:DeleteObject"): writes})
-        # A multipart upload needs both (S3 User Guide, SSE-KMS, permissions).
+        # A multipart upload needs both actions (S3 User Guide, SSE-KMS, permissions).
         self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
         if reads:
-            # For a missing object, S3 answers 403 instead of 404 to a role that may not list, which
-            # it checks without a prefix (HeadObject, API reference, permissions). Neuron's compile
-            # cache looks for objects that do not exist yet: it needs the 404.
+            # For a missing object S3 returns 403 instead of 404 to a role without s3:ListBucket,
+            # which it checks without a prefix (HeadObject, API reference, permissions). Neuron's
+            # compile cache looks up objects that may not exist and needs the 404.
             condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
             self._list(role, {condition: {"s3:prefix": reads}})
 
         if _runs_neuron(workload) and RUNS_PREFIX not in (*workload.reads, *workload.writes):
-            # Nodes that cannot find each other look for signs of their peers.
-            signs = f"{RUNS_PREFIX}*/results/{JOINING_FOLDER}/*"
-            self._list(role, {"StringLike": {"s3:prefix": signs}})
+            # Nodes that cannot reach each other look for records of their peers.
+            records = f"{RUNS_PREFIX}*/results/{JOINING_FOLDER}/*"
+            self._list(role, {"StringLike": {"s3:prefix": records}})
+
+    def grant_notifying(self, role: iam.Role) -> None:
+        """Let the notifier read attempt and submission records, and record its notifications."""
+        attempts = f"{RUNS_PREFIX}*/results/attempts/*"
+        submissions = f"{RUNS_PREFIX}*/{RUN_SUBMISSION}"
+        read = [attempts, submissions, CLUSTER_SNAPSHOT, NOTIFICATIONS_TOLD]
+        self._allow(role, {_READ: read, ("s3:PutObject",): [NOTIFICATIONS_TOLD]})
+        # Also without a prefix: the function looks up objects that may not exist yet.
+        self._list(role, {"StringLikeIfExists": {"s3:prefix": attempts}})
+        self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
+
+    def grant_submitting(self, role: iam.Role) -> None:
+        """Let a function resubmit runs: reserve their names, and read requests."""
+        # These also match the record of the same name in a run's results: "*" matches "/" too.
+        submissions = f"{RUNS_PREFIX}*/{RUN_SUBMISSION}"
+        requests = request_key("*", "*")
+        self._allow(role, {_READ: [submissions, requests], ("s3:PutObject",): [submissions]})
+        # Also without a prefix: the function looks up objects that may not exist yet.
+        self._list(role, {"StringLikeIfExists": {"s3:prefix": submissions}})
+        self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
+
+    def grant_snapshot(self, role: iam.Role) -> None:
+        """Let the node scaler write cluster snapshots."""
+        self._allow(role, {("s3:PutObject",): [CLUSTER_SNAPSHOT]})
+        self._allow_key(role, ["kms:GenerateDataKey"])
 
     def _allow_key(self, role: iam.Role, actions: Sequence[str]) -> None:
-        """Let ``role`` use the bucket's own key, only through S3."""
+        """Let ``role`` use the bucket's KMS key, only through S3."""
         if self._kms_key_arn is None:
             return
         role.add_to_policy(
@@ -153,22 +197,22 @@ class TrainingBucket(Construct):
                         actions=list(actions), resources=[f"{self._arn}/{key}" for key in keys]
                     )
                 )
-        spelled = spelling_of(self._arn, owner=self, reader=role)
+        bucket_arn = spelling_of(self._arn, owner=self, reader=role)
         acknowledge_wildcards(
             role,
-            sorted({f"{spelled}/{key}" for keys in granted.values() for key in keys}),
-            "names are given by who submits, long after the role exists",
+            sorted({f"{bucket_arn}/{key}" for keys in granted.values() for key in keys}),
+            "submitters choose names long after the role is created",
         )
 
 
 def grant_data_uris(role: iam.Role, workload: Workload, uris: Sequence[str]) -> None:
-    """Grant ``role`` access to storage outside the deployment, if the workload uses it."""
+    """Grant ``role`` access to the deployment's ``data_uris``, if the workload uses them."""
     for uri in uris if workload.reads_data_uris else ():
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         bucket_arn = f"arn:{cdk.Aws.PARTITION}:s3:::{bucket}"
         objects = f"{bucket_arn}/{prefix}*"
         writes = (*_WRITE, "s3:DeleteObject") if workload.writes_data_uris else ()
-        # Checkpoints may be stored there too.
+        # Looking up a checkpoint that may not exist needs the 404 (see ``grant``).
         condition = "StringLikeIfExists" if writes and _runs_neuron(workload) else "StringLike"
         role.add_to_policy(iam.PolicyStatement(actions=[*_READ, *writes], resources=[objects]))
         role.add_to_policy(

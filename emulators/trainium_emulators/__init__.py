@@ -1,1 +1,1 @@
-"""Emulators of AWS, Kubernetes and TorchNeuron's device; but for the last they need no torch."""
+"""Emulators of AWS, Kubernetes and TorchNeuron's device; only the last needs torch."""

@@ -1,7 +1,7 @@
 """Emulates docker for the CDK CLI: records requested builds, and pushes a small image.
 
-It implements the calls of cdk-assets (``aws-cdk/lib/index.js``, class Docker) and refuses any
-others, so that nothing is answered without being understood.
+It implements the calls of cdk-assets (``aws-cdk/lib/index.js``, class Docker) and refuses all
+others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import boto3
 
 # Docker's own exit codes for a bad command line and for an unknown image.
-NOT_UNDERSTOOD = 125
+UNSUPPORTED = 125
 UNKNOWN_IMAGE = 1
 
 IMAGE = re.compile(
@@ -30,21 +30,21 @@ _MANIFEST_TYPE = "application/vnd.docker.distribution.manifest.v2+json"
 Entry = dict[str, Any]
 
 
-class NotUnderstood(Exception):
-    """Raised for anything that docker supports but this emulator does not."""
+class UnsupportedRequest(Exception):
+    """Raised for docker features that this emulator does not support."""
 
-    def __init__(self, message: str, code: int = NOT_UNDERSTOOD):
+    def __init__(self, message: str, code: int = UNSUPPORTED):
         super().__init__(message)
         self.code = code
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        raise NotUnderstood(f"{self.prog}: {message}")
+        raise UnsupportedRequest(f"{self.prog}: {message}")
 
 
 def read_record(record: Path) -> list[Entry]:
-    """Read every request made so far."""
+    """Read all recorded requests."""
     if not record.exists():
         return []
     return [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
@@ -73,13 +73,13 @@ def build(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     context: Path = options.context.resolve()
     dockerfile = context / options.file
     if not dockerfile.is_file():
-        raise NotUnderstood(
+        raise UnsupportedRequest(
             f"unable to prepare context: {dockerfile} does not exist", UNKNOWN_IMAGE
         )
     arguments = dict(pair.split("=", 1) for pair in options.build_arg)
     declared = re.findall(r"^ARG\s+(\w+)", dockerfile.read_text(encoding="utf-8"), re.MULTILINE)
     if unknown := sorted(set(arguments) - set(declared)):
-        raise NotUnderstood(f"build arguments that {options.file} does not declare: {unknown}")
+        raise UnsupportedRequest(f"build arguments that {options.file} does not declare: {unknown}")
     return {
         "command": "build",
         "tag": options.tag,
@@ -117,16 +117,16 @@ def login(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     parser.add_argument("registry")
     options = parser.parse_args(argv)
     if not sys.stdin.read().strip():
-        raise NotUnderstood("login: no password on standard input")
+        raise UnsupportedRequest("login: no password on standard input")
     return {"command": "login", "username": options.username, "registry": options.registry}
 
 
 def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
-    """Push an image, so that the repository really holds one when it is destroyed."""
+    """Push an image, so that the repository is not empty when it is destroyed."""
     (name,) = _exactly(argv, 1, "push")
     source = _known(name, known)
     if (parts := IMAGE.fullmatch(name)) is None:
-        raise NotUnderstood(f"push: {name} is not in an ECR repository")
+        raise UnsupportedRequest(f"push: {name} is not in an ECR repository")
     pushed = boto3.client("ecr", region_name=parts["region"]).put_image(
         registryId=parts["account"],
         repositoryName=parts["repository"],
@@ -138,7 +138,7 @@ def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 
 def manifest(source: Entry) -> Entry:
-    """Return an image manifest without layers, whose configuration holds the build's inputs."""
+    """Return an image manifest without layers, with the build's inputs as configuration."""
     config = json.dumps(source, sort_keys=True).encode()
     return {
         "schemaVersion": 2,
@@ -154,15 +154,15 @@ def manifest(source: Entry) -> Entry:
 
 def _exactly(argv: Sequence[str], number: int, command: str) -> Sequence[str]:
     if len(argv) != number or any(word.startswith("-") for word in argv):
-        raise NotUnderstood(
-            f"{command} is understood with {number} name(s) only, not: {list(argv)}"
+        raise UnsupportedRequest(
+            f"{command} is supported with {number} name(s) only, not: {list(argv)}"
         )
     return argv
 
 
 def _known(image: str, known: dict[str, Entry]) -> Entry:
     if image not in known:
-        raise NotUnderstood(f"no such image: {image}", UNKNOWN_IMAGE)
+        raise UnsupportedRequest(f"no such image: {image}", UNKNOWN_IMAGE)
     return known[image]
 
 
@@ -176,16 +176,18 @@ COMMANDS: dict[str, Callable[[Sequence[str], dict[str, Entry]], Entry]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Execute one docker command, which follows ``--record FILE``."""
+    """Execute the docker command that follows ``--record FILE``."""
     if len(arguments) < 3 or arguments[0] != "--record":
-        print("docker emulator: needs --record FILE COMMAND", file=sys.stderr)
-        return NOT_UNDERSTOOD
+        print("docker emulator: usage: --record FILE COMMAND [ARGUMENT ...]", file=sys.stderr)
+        return UNSUPPORTED
     record, command, argv = Path(arguments[1]), arguments[2], arguments[3:]
     try:
         if command not in COMMANDS:
-            raise NotUnderstood(f"docker {command} is not what the CDK CLI calls; nothing was done")
+            raise UnsupportedRequest(
+                f"docker {command} is not supported, because the CDK CLI does not call it"
+            )
         entry = COMMANDS[command](argv, built_images(read_record(record)))
-    except NotUnderstood as refusal:
+    except UnsupportedRequest as refusal:
         print(f"docker emulator: {refusal}", file=sys.stderr)
         return refusal.code
     with record.open("a", encoding="utf-8") as stream:

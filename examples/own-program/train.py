@@ -1,7 +1,7 @@
-"""A program of your own, as small as can be: it trains on all processes of all nodes, and resumes.
+"""A minimal program of your own: it trains on all processes of all nodes, and resumes.
 
-All that it knows of its surroundings is what torchrun sets, and a folder to save in.
-On CPU: torchrun --nproc-per-node 2 train.py --epochs 20
+All it needs from its environment are torchrun's variables, and a folder to save in. On CPU:
+torchrun --nproc-per-node 2 train.py --epochs 20
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=60)
 parser.add_argument("--lr", type=float, default=0.05)
-parser.add_argument("--seconds", type=float, default=0.1, help="how long an epoch takes at least")
+parser.add_argument("--seconds", type=float, default=0.1, help="minimum duration of an epoch")
 options = parser.parse_args()
 
 if importlib.util.find_spec("torch_xla"):
@@ -60,7 +60,7 @@ for epoch in range(begin + 1, options.epochs + 1):
     if rank == 0:
         print(f"epoch {epoch}: loss {loss.item():.6f}", flush=True)
         weights = {name: value.cpu() for name, value in model.state_dict().items()}
-        # Nobody ever sees half a file: it is written beside, and then takes the other's place.
+        # Written to another name, then renamed: a partial file is never visible.
         partial = checkpoint.with_suffix(".partial")
         torch.save({"model": weights, "epoch": epoch}, partial)
         partial.replace(checkpoint)

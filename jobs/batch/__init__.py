@@ -1,1 +1,1 @@
-"""Jobs on AWS Batch: submitted, described, explained, stopped."""
+"""Jobs on AWS Batch: submit, describe, explain and stop them."""

@@ -1,4 +1,4 @@
-"""A session on a host of Batch, through AWS Systems Manager."""
+"""AWS Systems Manager sessions on Batch hosts."""
 
 from __future__ import annotations
 
@@ -15,34 +15,35 @@ PROGRAMS = ("aws", "session-manager-plugin")
 
 
 def find_instance(batch: BatchClient, ecs: EcsClient, job: Job, node: int) -> str:
-    """Return the id of the instance that a node of a running job is on."""
+    """Return the id of the instance that runs a node of a job."""
     part = (job.shape.part_ids(job.job_id) or [job.job_id])[node]
     described = batch.describe_jobs(jobs=[part])["jobs"]
     arn = ((described[0].get("container") or {}) if described else {}).get("containerInstanceArn")
     if not arn or job.ended:
         raise Refusal(
             "no-host",
-            f"node {node} of run {job.run} is on no host ({job.status}); a shell needs a node that "
-            f"is RUNNING: python -m jobs status {job.run}",
+            f"node {node} of run {job.run} has no host: the job is {job.status}, not RUNNING; "
+            f"see `python -m jobs status {job.run}`",
         )
     # arn:aws:ecs:region:account:container-instance/CLUSTER/ID
     cluster = arn.split("/")[1]
-    found = ecs.describe_container_instances(cluster=cluster, containerInstances=[arn])
-    return str(found["containerInstances"][0]["ec2InstanceId"])
+    response = ecs.describe_container_instances(cluster=cluster, containerInstances=[arn])
+    return str(response["containerInstances"][0]["ec2InstanceId"])
 
 
 def check_session(
     instances: ManagedInstancesClient, deployment: Deployment, instance_id: str
 ) -> None:
-    """Refuse a host that accepts no sessions."""
-    wanted = [{"Key": "InstanceIds", "Values": [instance_id]}]
-    known = instances.describe_instance_information(Filters=wanted)["InstanceInformationList"]
+    """Refuse a host that does not accept sessions."""
+    filters = [{"Key": "InstanceIds", "Values": [instance_id]}]
+    known = instances.describe_instance_information(Filters=filters)["InstanceInformationList"]
     if any(item.get("PingStatus") == "Online" for item in known):
         return
     raise Refusal(
         "no-sessions",
-        f"host {instance_id} takes no sessions: deployment {deployment.name!r} allows none, or its "
-        f"agent is not up yet; deploy again with {deployment.redeploy(node_shell='true')}",
+        f"host {instance_id} accepts no sessions: deployment {deployment.name!r} does not allow "
+        "them, or the SSM agent is not connected yet; deploy again with "
+        f"{deployment.redeploy(node_shell='true')}",
     )
 
 
@@ -57,9 +58,9 @@ def session_command(instance_id: str, region: str, command: Sequence[str]) -> li
 
 
 def missing_programs(argv: Sequence[str], missing: Sequence[str]) -> Refusal:
-    """Make the refusal for a session that cannot be started."""
+    """Build the refusal for missing programs."""
     return Refusal(
         "no-session-manager",
-        f"{' and '.join(missing)} is not installed here; install the AWS CLI with its Session "
+        f"not installed here: {' and '.join(missing)}; install the AWS CLI with its Session "
         f"Manager plugin, or run elsewhere: {shlex.join(argv)}",
     )

@@ -1,4 +1,4 @@
-"""Explain why a job waits when Batch gives no reason: look at queue and compute environment."""
+"""Explain why a job waits if Batch gives no reason, from its queue and compute environment."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from jobs.job import Explanation, Job, JobKind
 
 
 def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explanation:
-    """Return the first problem found, or the usual one."""
+    """Explain the first problem found, or else name the most common ones."""
     on_cpu = job.shape.kind is not JobKind.NODES
-    queue_name = deployment.cpu_job_queue if on_cpu else deployment.job_queue
-    assert queue_name is not None
-    queues = batch.describe_job_queues(jobQueues=[queue_name])["jobQueues"]
+    queues = batch.describe_job_queues(jobQueues=[job.job_queue])["jobQueues"]
     environment_names: list[str] = []
     for queue in queues:
         if queue.get("state") != "ENABLED" or queue.get("status") == "INVALID":
@@ -24,9 +22,6 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
         environment_names += [
             item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder", ())
         ]
-    if not on_cpu:
-        assert deployment.compute_environment is not None
-        environment_names = [deployment.compute_environment]
     environments = batch.describe_compute_environments(computeEnvironments=environment_names)[
         "computeEnvironments"
     ]
@@ -36,18 +31,18 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
     if on_cpu:
         return Explanation(
             pattern="",
-            meaning="queue and compute environment are in order; an instance takes some minutes",
+            meaning="queue and compute environment are healthy; an instance takes some minutes",
             remedy=(
-                "if it lasts, there may be no Spot capacity for the deployment's "
+                "if this persists, there may be no Spot capacity for the deployment's "
                 "cpu_instance_types (deploy with more of them, or without Spot), or the account's "
-                "quota of standard instances is used up"
+                "quota of standard instances is exhausted"
             ),
         )
     return _for_nodes(deployment, job, environments)
 
 
 def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
-    """Name the jobs that have to succeed before this one starts, and their states."""
+    """Name the jobs that must succeed before this one starts, and their states."""
     described = batch.describe_jobs(jobs=list(job.depends_on))["jobs"]
     if not described:
         return None
@@ -55,8 +50,8 @@ def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
     runs = " and ".join(f"`python -m jobs logs {item['jobName']} --follow`" for item in described)
     return Explanation(
         pattern="",
-        meaning=f"it starts when {' and '.join(waiting)} has succeeded",
-        remedy=f"follow that with {runs}",
+        meaning=f"the job waits for {' and '.join(waiting)} to succeed",
+        remedy=f"follow with {runs}",
     )
 
 
@@ -69,19 +64,19 @@ def _for_nodes(
         if most is not None and most < vcpus:
             return Explanation(
                 pattern="",
-                meaning=f"the job needs {vcpus} vCPUs, the compute environment may have {most}",
+                meaning=f"the job needs {vcpus} vCPUs, and the compute environment has only {most}",
                 remedy=f"deploy again: {deployment.redeploy(max_nodes=job.num_nodes)}",
             )
     return Explanation(
         pattern="",
-        meaning="queue and compute environment are in order; hosts take 5 to 10 minutes to start",
+        meaning="queue and compute environment are healthy; hosts take 5 to 10 minutes to start",
         remedy=(
-            f"if it lasts, check that the account's vCPU quota for {TRAINIUM.name} "
-            f"({TRAINIUM.code}) covers {vcpus}, that earlier jobs of the queue are not ahead, "
-            "and the activity of the Auto Scaling group that Batch made; a host that does not "
-            "become ready ends itself after five minutes and is replaced, and its console says why "
-            "(`aws ec2 get-console-output --latest --instance-id ...`): such hosts are billed for "
-            f"as long as the job waits; end that with `python -m jobs stop {job.run}`"
+            f"if this persists, check that the account's vCPU quota for {TRAINIUM.name} "
+            f"({TRAINIUM.code}) covers {vcpus}, that no earlier jobs in the queue are ahead, and "
+            "the activity of the Auto Scaling group that Batch created; a host that does not "
+            "become ready shuts down after five minutes and is replaced, and its console output "
+            "shows why (`aws ec2 get-console-output --latest --instance-id ...`); such hosts are "
+            f"billed as long as the job waits: stop it with `python -m jobs stop {job.run}`"
         ),
     )
 
@@ -91,9 +86,9 @@ def _broken(what: str, item: Mapping[str, Any]) -> Explanation:
     remedy = "enable it or deploy again with `cdk deploy --all`"
     if "none of the instances joined" in reason:  # user guide, INVALID compute environment
         remedy = (
-            "Batch has stopped the hosts; read what one said of itself (`aws ec2 "
-            "get-console-output --latest --instance-id ...`, lines with 'trainium:'; for about an "
-            "hour after its end), mend that and deploy again; if the environment stays INVALID, "
+            "Batch has terminated the hosts; read the console output of one (`aws ec2 "
+            "get-console-output --latest --instance-id ...`, lines with 'trainium:'; available for "
+            "about an hour), fix the problem and deploy again; if the environment stays INVALID, "
             "disable and enable it (`aws batch update-compute-environment`)"
         )
     return Explanation(

@@ -1,1 +1,1 @@
-"""The deployment's bucket as the CLI sees it: objects, transfers, and files left by runs."""
+"""Access to the deployment's bucket: objects, transfers, and the files of runs."""

@@ -1,4 +1,4 @@
-"""Reading from the deployment's bucket, and writing small objects to it."""
+"""Reading objects from the deployment's bucket, and writing small ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
 _OVERTAKEN = frozenset(
     {"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"}
 )
-"""Answers to a conditional put when another one came first (S3 user guide, conditional writes)."""
+"""Errors of a conditional put that lost a race (S3 user guide, conditional writes)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class ListedObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:
-    """An object as it was read, to replace it only as such."""
+    """A version of an object, for conditional replacement."""
 
     data: bytes
     etag: str
@@ -55,7 +55,7 @@ class Bucket:
         return data
 
     def document(self, key: str) -> dict[str, Any] | None:
-        """Read the JSON object at ``key``; None if there is none, or something else."""
+        """Read the JSON object at ``key``; None if it is missing or not a JSON object."""
         data = self.read(key)
         if data is None:
             return None
@@ -65,40 +65,40 @@ class Bucket:
             return None
 
     def write(self, key: str, data: bytes) -> str:
-        """Put an object; return its address."""
+        """Put an object; return its URI."""
         self.client.put_object(Bucket=self.name, Key=key, Body=data)
         return f"s3://{self.name}/{key}"
 
     def read_version(self, key: str) -> Version | None:
-        """Read the object and which version it is; None if there is no such object."""
+        """Read the object with its version; None if there is no such object."""
         try:
-            answer = self.client.get_object(Bucket=self.name, Key=key)
+            response = self.client.get_object(Bucket=self.name, Key=key)
         except Exception as error:
             if error_code(error) in _MISSING:
                 return None
             raise
-        now = parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        now = parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
         return Version(
-            data=answer["Body"].read(),
-            etag=str(answer["ETag"]),
-            age=max(timedelta(0), now - answer["LastModified"]),
+            data=response["Body"].read(),
+            etag=str(response["ETag"]),
+            age=max(timedelta(0), now - response["LastModified"]),
         )
 
     def replace(self, key: str, data: bytes, *, etag: str | None) -> str | None:
-        """Put an object in place of version ``etag``, or of none.
+        """Replace the object if its ETag is still ``etag``; with None, create it.
 
-        Returns its ETag; None if another came first.
+        Return the new ETag; None if another write came first.
         """
         condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
         try:
-            answer = self.client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
+            response = self.client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
         except Exception as error:
             if error_code(error) not in _OVERTAKEN:
                 raise
-            # boto3 repeats a request whose answer was lost: the first may have come through.
+            # boto3 retries a request whose response was lost: the first may have succeeded.
             found = self.read_version(key)
             return found.etag if found is not None and found.data == data else None
-        return str(answer["ETag"])
+        return str(response["ETag"])
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
         """Read the metadata of an object; None if there is no such object."""
@@ -110,7 +110,7 @@ class Bucket:
             raise
 
     def has(self, prefix: str) -> bool:
-        """Tell whether any object lies below ``prefix``."""
+        """Return whether any object exists below ``prefix``."""
         page = self.client.list_objects_v2(Bucket=self.name, Prefix=prefix, MaxKeys=1)
         return bool(page.get("Contents"))
 

@@ -1,4 +1,4 @@
-"""A training run as its files in the bucket show it: settings, progress and checkpoints."""
+"""A training run's files in the bucket: settings, progress and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CheckpointListing:
     steps: tuple[int, ...]
     """Steps, oldest to newest."""
     are_seen: bool = True
-    """False if they are in a folder on the nodes, which the CLI cannot see."""
+    """False if they are in a folder on the nodes, which the CLI cannot list."""
 
     @property
     def newest(self) -> int | None:
@@ -37,7 +37,7 @@ class CheckpointListing:
 
 
 def read_run(bucket: Bucket, run: str) -> TrainingRun | None:
-    """Read the run of that name; None before its first job has started."""
+    """Read the run of that name; None before its first job starts."""
     document = bucket.document(contract.run_key(run, contract.RUN_CONFIG))
     if document is None or "workload" not in document:
         return None
@@ -65,22 +65,22 @@ def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> Che
 
 
 def read_status(bucket: Bucket, run: str) -> dict[str, Any] | None:
-    """Read ``results/status.json``, the progress of training.
+    """Read ``results/status.json``, the training progress.
 
-    A resumed attempt reports no checkpoint until it has saved one of its own; until then its
-    ``last_checkpoint_step`` is that of the newest complete checkpoint, without a time.
+    A resumed attempt reports no checkpoint until it has saved one; until then,
+    ``last_checkpoint_step`` is the newest complete checkpoint, without a time.
     """
     status = bucket.document(contract.run_key(run, contract.RUN_STATUS))
     if status is None or status.get("last_checkpoint_step") is not None:
         return status
-    if "kind" in status:  # of a program, which has snapshots instead
+    if "kind" in status:  # a program, which has snapshots instead
         return status
     stored = read_run(bucket, run)
     if stored is None:
         return status
     try:
         step = read_checkpoints(bucket, run, stored.values).newest
-    except Exception:  # they may be in a bucket that only the nodes can read
+    except Exception:  # best effort: maybe only the nodes can read their bucket
         return status
     return {**status, "last_checkpoint_step": step}
 

@@ -1,4 +1,4 @@
-"""Moving files to and from the bucket: in parts, in parallel, and only those that differ."""
+"""Multipart, parallel transfers to and from the bucket, skipping unchanged files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
-from jobs.job import counted
 from trainium_catalogue.documents import Natural
+from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ class TransferResult:
 
     moved: tuple[TransferItem, ...]
     skipped: tuple[TransferItem, ...]
-    """Files already there, with the same size and checksum."""
+    """Files that already existed with the same size and checksum."""
 
 
 def move(
@@ -54,13 +54,13 @@ def move(
     items: Sequence[TransferItem],
     direction: Direction,
     *,
-    there: Collection[TransferItem],
+    up_to_date: Collection[TransferItem],
     note: Callable[[str], None],
     console: Console,
 ) -> TransferResult:
-    """Move all items but those that are ``there``; every folder is there.
+    """Transfer all items except those in ``up_to_date``, into existing folders.
 
-    Ctrl-C cancels the parts in progress and leaves no partial file.
+    Ctrl-C cancels the parts in flight and leaves no partial file.
     """
     from boto3.s3.transfer import TransferConfig, create_transfer_manager
     from rich.progress import (
@@ -96,24 +96,24 @@ def move(
 
         try:
             with create_transfer_manager(bucket.client, config) as manager:
-                under_way: list[tuple[TransferItem, Any]] = []
+                in_flight: list[tuple[TransferItem, Any]] = []
                 for item in items:
                     progress.update(bar, description=f"{direction.value} {item.path.name}")
-                    if item in there:
+                    if item in up_to_date:
                         skipped.append(item)
                         advance(item.size)
                     else:
                         future = _start(manager, bucket, item, direction, advance)
-                        under_way.append((item, future))
-                for item, future in under_way:
+                        in_flight.append((item, future))
+                for item, future in in_flight:
                     progress.update(bar, description=f"{direction.value} {item.path.name}")
                     future.result()
                     moved.append(item)
         except KeyboardInterrupt:
             done = len(moved) + len(skipped)
             note(
-                f"interrupted: {done} of {len(items)} files are there; the same command goes on "
-                "with the rest"
+                f"interrupted: {done} of {counted(len(items), 'file')} transferred; run the "
+                "command again to resume"
             )
             raise
         except RetriesExceededError as error:
@@ -122,8 +122,8 @@ def move(
             raise Refusal(
                 "file",
                 f"{error.filename or 'a file'} cannot be read or written: "
-                f"{error.strerror or error}; make room or set its permissions, the same command "
-                "goes on where this ended",
+                f"{error.strerror or error}; free some space or fix its permissions, and run the "
+                "command again to resume",
             ) from None
     return TransferResult(moved=tuple(moved), skipped=tuple(skipped))
 
@@ -131,8 +131,8 @@ def move(
 def same_files(
     bucket: Bucket, items: Sequence[TransferItem], *, prefix: str
 ) -> frozenset[TransferItem]:
-    """Return the items whose file and object hold the same; every key begins with ``prefix``."""
-    # Objects that are missing or differ in size need no request for their checksum.
+    """Return the items whose file and object are equal; every key begins with ``prefix``."""
+    # No need to request the checksums of objects that are missing or differ in size.
     sizes = {found.key: found.size for found in bucket.objects(prefix)}
     return frozenset(
         item
@@ -142,7 +142,7 @@ def same_files(
 
 
 def files(items: Sequence[TransferItem]) -> str:
-    """Spell a number of files: ``1 file`` or ``2 files``."""
+    """Format a number of files: ``1 file`` or ``2 files``."""
     return counted(len(items), "file")
 
 
@@ -157,7 +157,7 @@ def _start(
 
     subscribers = [ProgressCallbackInvoker(advance)]
     if direction is Direction.UP:
-        # Checksum of the whole file or of its parts, which later tells whether a file is the same.
+        # A checksum of the whole file or of its parts, for later comparison.
         extra = {"ChecksumAlgorithm": "CRC32"}
         return manager.upload(
             str(item.path), bucket.name, item.key, extra_args=extra, subscribers=subscribers
@@ -167,19 +167,19 @@ def _start(
 
 @dataclass(frozen=True, kw_only=True)
 class TransferredFile:
-    """A file on this machine, and its object."""
+    """A local file and its object."""
 
     path: str
     key: str
     bytes: Natural
     action: Literal["moved", "skipped", "dry-run"]
-    """Skipped: it was there with the same size and checksum."""
+    """Skipped: it already existed with the same size and checksum."""
 
 
 def transferred(
     items: Iterable[TransferItem], outcome: TransferResult | None
 ) -> tuple[TransferredFile, ...]:
-    """List what became of each file; without an outcome, none was moved."""
+    """List the outcome of each file; without a result, it was a dry run."""
     skipped = {item.key for item in outcome.skipped} if outcome else set()
 
     def action(item: TransferItem) -> Literal["moved", "skipped", "dry-run"]:
@@ -211,7 +211,7 @@ class _Crc32:
 
 
 def is_same(path: Path, bucket: Bucket, key: str) -> bool:
-    """Tell whether ``path`` holds the object's bytes; False if unknown."""
+    """Return whether ``path`` holds the object's bytes; False if unknown."""
     head = bucket.head(key, ChecksumMode="ENABLED")
     if head is None or not path.is_file() or path.stat().st_size != int(head["ContentLength"]):
         return False
@@ -219,7 +219,7 @@ def is_same(path: Path, bucket: Bucket, key: str) -> bool:
 
 
 def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any]) -> bool | None:
-    """Compare checksums; None if S3 has none that can be recomputed."""
+    """Compare checksums; None if S3 has none that can be recomputed locally."""
     crc32 = head.get("ChecksumCRC32")
     if crc32:
         whole = "-" not in crc32
@@ -230,7 +230,7 @@ def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any
         text = base64.b64encode(digest).decode()
         return bool(crc32 == (text if whole else f"{text}-{count}"))
     if head.get("ServerSideEncryption") not in (None, "AES256"):
-        return None  # then the ETag is not an MD5
+        return None  # the ETag is not an MD5
     etag = str(head.get("ETag", "")).strip('"')
     whole = "-" not in etag
     part_bytes = 0 if whole else _part_bytes(bucket, key)
@@ -250,7 +250,7 @@ def _md5() -> _Digest:
 
 
 def _digest(path: Path, make: Any, part_bytes: int) -> tuple[bytes, int]:
-    """Return the file's checksum, or that of its parts' checksums, and the number of parts."""
+    """Return the file's checksum, or the checksum of its parts' checksums, and the part count."""
     outer, count = make(), 0
     with path.open("rb") as file:
         if not part_bytes:

@@ -1,4 +1,4 @@
-"""`jobs catalogue`: what can be deployed and run."""
+"""`jobs catalogue`: everything that can be deployed and run."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class InstanceItem:
     local_nvme_gb: Natural
     usage_classes: tuple[str, ...]
     zone_ids: dict[str, tuple[str, ...]]
-    """Region to availability zone ids."""
+    """Availability zone ids by region."""
     usd_per_hour_estimate: float
     """List price, for orientation only."""
 
@@ -88,14 +88,14 @@ class WorkloadItem:
     """Null: as many as the deployment has."""
     default_nodes: Positive
     is_array: bool
-    """``--nodes`` makes an array job of it."""
+    """True if ``--nodes`` makes it an array job."""
     time_limit_hours: float
     parameters: tuple[ParameterItem, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelItem:
-    """A model of the workload that takes it as --model."""
+    """A model, for --model of its workload."""
 
     name: str
     summary: str
@@ -115,12 +115,12 @@ class CatalogueDocument:
     neuron_releases: tuple[ReleaseItem, ...]
     workloads: tuple[WorkloadItem, ...]
     launch_parameters: tuple[ParameterItem, ...]
-    """Understood by every workload."""
+    """Parameters of every workload."""
     models: tuple[ModelItem, ...]
 
 
 def document() -> CatalogueDocument:
-    """Make the document of ``catalogue --json``."""
+    """Build the document of ``catalogue --json``."""
     return CatalogueDocument(
         instance_types=tuple(
             picked(

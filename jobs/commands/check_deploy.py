@@ -1,4 +1,4 @@
-"""`jobs check-deploy`: what the next `cdk deploy` would end, replace or leave behind."""
+"""`jobs check-deploy`: jobs and data that the next `cdk deploy` would affect."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from jobs.commands.options import (
     Globals,
     JsonOption,
     RegionOption,
-    chosen,
     command,
-    given_path,
+    global_options,
+    parse_path,
 )
 from jobs.errors import EXIT_OK, as_refusal
 from jobs.output.console import note, print_document
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     )
 
 EXIT_FOUND = 1
-"""Exit code if there are findings to read before deploying."""
+"""Exit code if findings need attention before deploying."""
 
 
 @command
@@ -43,20 +43,24 @@ def check_deploy(
     assembly: Annotated[
         Path,
         typer.Option(
-            "--assembly", parser=given_path, metavar="DIR", help="What `cdk synth` wrote."
+            "--assembly",
+            parser=parse_path,
+            metavar="DIR",
+            help="Existing cloud assembly to check: the output folder of `cdk synth`.",
         ),
     ] = Path("cdk.out"),
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Say what the next `cdk deploy --all` would do to jobs and data that are there.
+    """Preview how the next `cdk deploy --all` affects running jobs and data.
 
-    Compares the templates of an assembly with those that are deployed, and asks Batch and the
-    cluster for jobs: which would end and when, what would be replaced and lost, which stacks would
-    be left behind, and what CloudFormation would refuse. It changes nothing.
+    Compares the templates of a cloud assembly with the deployed ones, and lists the jobs that would
+    end and when, the resources that would be replaced, the data that would be lost, the stacks that
+    would be left behind, and the changes that CloudFormation would refuse. Read-only.
 
-    Exit codes: 0 nothing ends, is lost or stays; 1 something to read first; 2 refused.
+    Exit codes: 0 no job ends, and nothing is lost or left behind; 1 jobs or data are affected; 2
+    refused.
 
     \b
     Examples:
@@ -66,48 +70,49 @@ def check_deploy(
     from jobs.deploy_check.account import jobs_of_queues, read_stacks
     from jobs.deploy_check.assembly import read_assembly
     from jobs.deploy_check.changes import compare
-    from jobs.deploy_check.findings import HARMLESS, Running, find_all
+    from jobs.deploy_check.findings import HARMLESS, RunningJobs, find_all
 
-    given = chosen(context, deployment, region)
-    aws = Aws(given.region)
-    planned = read_assembly(assembly, deployment=given.deployment, region=aws.region)
-    stacks = read_stacks(aws.cloudformation(), given.deployment)
+    options = global_options(context, deployment, region)
+    aws = Aws(options.region)
+    planned = read_assembly(assembly, deployment=options.deployment, region=aws.region)
+    stacks = read_stacks(aws.cloudformation(), options.deployment)
     deployed = {name: stack.template for name, stack in stacks.items()}
     update = compare(deployed, planned.templates)
-    running = Running(
+    running = RunningJobs(
         on_queues=lambda queues: jobs_of_queues(aws.batch(), queues),
-        on_cluster=cache(lambda: _jobs_on_cluster(aws, given)),
+        on_cluster=cache(lambda: _jobs_on_cluster(aws, options)),
         now_s=time.time(),
     )
-    found = find_all(update, stacks=stacks, assembly=planned, running=running)
+    findings = find_all(update, stacks=stacks, assembly=planned, running=running)
     if planned.newer is not None:
         note(
-            f"{planned.newer} was changed after {planned.folder} was made, so this may not be what "
-            f"you deploy; renew it with `{planned.synth_command}` and the -c settings"
+            f"{planned.newer} was changed after {planned.folder} was synthesized, so this may not "
+            f"be what you deploy; synthesize again with `{planned.synth_command}` and the -c "
+            "settings"
         )
     actions = _actions(planned, deployed, update)
     if as_json:
-        print_document(_document(given, aws, planned, actions, update, found, running.now_s))
+        print_document(_document(options, aws, planned, actions, update, findings, running.now_s))
     else:
-        _show(actions, update, found, running.now_s)
-    grave = any(finding.kind not in HARMLESS for finding in found)
-    return EXIT_FOUND if grave else EXIT_OK
+        _show(actions, update, findings, running.now_s)
+    is_affected = any(finding.kind not in HARMLESS for finding in findings)
+    return EXIT_FOUND if is_affected else EXIT_OK
 
 
-def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
-    """List unfinished jobs on the deployment's cluster; None if it does not answer."""
+def _jobs_on_cluster(aws: Aws, options: Globals) -> "list[ActiveJob] | None":
+    """List unfinished jobs on the deployment's cluster; None if it does not respond."""
     from jobs.deploy_check.account import ActiveJob
     from jobs.deployment import read_deployment
     from jobs.eks.service import EksService
 
     try:
-        target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+        target = read_deployment(aws.ssm(), options.deployment, region=aws.region)
         runs = EksService(aws, target).runs()
     except Exception as error:
         refusal = as_refusal(error, region=aws.region)
         if refusal is None:
             raise
-        note(f"jobs on the cluster are not known: {refusal.message}")
+        note(f"the cluster's jobs could not be listed: {refusal.message}")
         return None
     return [ActiveJob(summary=run, limit_s=None) for run in runs if not run.ended]
 
@@ -115,7 +120,7 @@ def _jobs_on_cluster(aws: Aws, given: Globals) -> "list[ActiveJob] | None":
 def _actions(
     planned: "SynthesizedStacks", deployed: Mapping[str, Any], update: "Update"
 ) -> "dict[str, StackAction]":
-    """Name the outcome for each stack."""
+    """Return the action for each stack."""
     changed = {change.stack for change in update.changes}
     actions: dict[str, StackAction] = {
         name: "create" if name not in deployed else "update" if name in changed else "unchanged"
@@ -125,18 +130,18 @@ def _actions(
 
 
 def _document(
-    given: Globals,
+    options: Globals,
     aws: Aws,
     planned: "SynthesizedStacks",
     actions: "Mapping[str, StackAction]",
     update: "Update",
-    found: "list[DeployFinding]",
+    findings: "list[DeployFinding]",
     now_s: float,
 ) -> "DeployDocument":
     from jobs.deploy_check.findings import DeployDocument, DeployStack
 
     return DeployDocument(
-        deployment=given.deployment,
+        deployment=options.deployment,
         region=aws.region,
         assembly=str(planned.folder),
         newer_source=planned.newer,
@@ -144,7 +149,7 @@ def _document(
             DeployStack(name=name, action=action, changes=tuple(_changes(name, update)))
             for name, action in actions.items()
         ),
-        findings=tuple(_finding(finding, now_s) for finding in found),
+        findings=tuple(_finding(finding, now_s) for finding in findings),
     )
 
 
@@ -189,7 +194,7 @@ def _finding(finding: "DeployFinding", now_s: float) -> "FindingItem":
 def _show(
     actions: "Mapping[str, StackAction]",
     update: "Update",
-    found: "list[DeployFinding]",
+    findings: "list[DeployFinding]",
     now_s: float,
 ) -> None:
     from rich.table import Table
@@ -200,12 +205,12 @@ def _show(
     from jobs.output.terminal import Terminal
 
     console = Terminal()
-    if found:
+    if findings:
         table = Table(show_lines=True)
-        for heading in ("finding", "where", "what happens", "what to do"):
-            # Names are there to be copied, so none is truncated on a narrow terminal.
+        for heading in ("finding", "where", "effect", "remedy"):
+            # Folded rather than truncated, so that names can be copied from a narrow terminal.
             table.add_column(heading, overflow="fold")
-        for finding in found:
+        for finding in findings:
             where = [finding.stack]
             if finding.change is not None:
                 where += [finding.change.logical_id, finding.change.resource_type]
@@ -213,12 +218,12 @@ def _show(
             cells = (finding.kind, "\n".join(where), "\n".join(lines), finding.remedy)
             table.add_row(*(Text(cell) for cell in cells))
         console.print(table)
-    said = [
-        f"{wanted} {', '.join(name for name, action in actions.items() if action == wanted)}"
-        for wanted in ("create", "update", "unchanged")
-        if wanted in actions.values()
+    parts = [
+        f"{each} {', '.join(name for name, action in actions.items() if action == each)}"
+        for each in ("create", "update", "unchanged")
+        if each in actions.values()
     ]
-    console.print("; ".join(said), soft_wrap=True)
+    console.print("; ".join(parts), soft_wrap=True)
     replaced = [
         f"{change.stack}/{change.logical_id}"
         for change in update.changes
@@ -226,8 +231,8 @@ def _show(
     ]
     if replaced:
         console.print(f"replaced: {', '.join(replaced)}", soft_wrap=True)
-    if all(finding.kind in HARMLESS for finding in found):
-        console.print("no job ends, nothing is lost, nothing is left behind")
+    if all(finding.kind in HARMLESS for finding in findings):
+        console.print("no job ends, no data is lost, nothing is left behind")
 
 
 def _job_line(job: "ActiveJob", now_s: float) -> str:

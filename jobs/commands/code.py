@@ -1,4 +1,4 @@
-"""`jobs code`: which files a run of a user's own program ran, and the way to get them back."""
+"""`jobs code`: list, fetch and compare the files of a program's run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from jobs.commands.options import (
     JsonOption,
     RegionOption,
     command,
-    given_path,
-    opened,
+    open_deployment,
+    parse_path,
 )
-from jobs.deployment import Deployment, OfRun, where
+from jobs.deployment import Deployment, RunFields, where
 from jobs.errors import EXIT_OK, Refusal
-from jobs.job import counted, valid_run_name
+from jobs.job import valid_run_name
 from jobs.output.console import echo, human, note, print_document, printable
 from jobs.program.bundle import BundledFile, fetch, listing_key, pack
 from jobs.program.changes import file_changes
@@ -35,43 +35,44 @@ from trainium_catalogue.documents import Keywords, Positive, picked
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.typed_json import typed
+from trainium_catalogue.wording import counted
 
 
 @command
 def code(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Run name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run name.")],
     number: Annotated[
         int | None,
         typer.Option(
-            "--submission", metavar="N", help="Its Nth submission.", show_default="the newest"
+            "--submission", metavar="N", help="Submission number.", show_default="the newest"
         ),
     ] = None,
     to: Annotated[
         Path | None,
         typer.Option(
             "--fetch",
-            parser=given_path,
+            parser=parse_path,
             metavar="DIR",
-            help="Write the files of a submission into DIR.",
+            help="Write the files of a submission to DIR.",
         ),
     ] = None,
     diff: Annotated[
         Path | None,
         typer.Option(
             "--diff",
-            parser=given_path,
+            parser=parse_path,
             metavar="DIR",
-            help="Compare the files in DIR with a submission's.",
+            help="Compare the files in DIR with those of a submission.",
         ),
     ] = None,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Show what each submission of a program's run ran: files, arguments, time.
+    """List the submissions of a program, and list, fetch or compare the files of one.
 
-    Files are checked by their hashes; a file that is there with other contents is not overwritten.
+    Files are verified by their hashes. A file with different contents is never overwritten.
 
     \b
     Examples:
@@ -80,25 +81,25 @@ def code(
       python -m jobs code my-run --submission 1 --diff .
     """
     valid_run_name(run)
-    aws, target = opened(context, deployment, region)
+    aws, target = open_deployment(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     submissions = read_record(bucket, run)
     if not submissions:
         raise _no_program(bucket, run)
     chosen = _chosen(submissions, number, run)
     listing = _listing(bucket, run, chosen.code)
-    differ: tuple[str, ...] | None = None
+    differences: tuple[str, ...] | None = None
     if diff is not None:
-        differ = _compare(bucket, run, chosen, diff)
-        for line in differ or ("no difference",):
+        differences = _compare(bucket, run, chosen, diff)
+        for line in differences or ("no differences",):
             note(line)
     written = None if to is None else _fetch(bucket, run, chosen.code, listing, to)
     if written is not None:
-        there = len(listing) - written
-        others = f"; {counted(there, 'file')} there already" if there else ""
+        present = len(listing) - written
+        others = f"; {counted(present, 'file')} already present" if present else ""
         note(f"wrote {counted(written, 'file')} to {to}{others}")
     if as_json:
-        print_document(_document(target, run, submissions, chosen, listing, differ, to=to))
+        print_document(_document(target, run, submissions, chosen, listing, differences, to=to))
     elif diff is None and to is None:
         _show(run, submissions, chosen, listing)
     return EXIT_OK
@@ -109,8 +110,8 @@ def _no_program(bucket: Bucket, run: str) -> Refusal:
     if run in runs:
         return Refusal(
             "no-program",
-            f"run {run} is no program of your own: it ran a built-in workload, whose code is the "
-            "deployment's image",
+            f"run {run} is not a program of your own: it ran a built-in workload, whose code is in "
+            "the deployment's image",
         )
     hint = f": {did_you_mean(run, runs)}" if runs else ": the bucket has no runs"
     return Refusal("unknown-run", f"there is no run {run!r}{hint}")
@@ -120,10 +121,13 @@ def _chosen(submissions: Sequence[Submitted], number: int | None, run: str) -> S
     if number is None:
         return submissions[-1]
     if not 1 <= number <= len(submissions):
+        which = "omit the option"
+        if len(submissions) > 1:
+            which = f"specify a number from 1 to {len(submissions)}"
         raise Refusal(
             "no-such-submission",
             f"--submission {number}: run {run} has {counted(len(submissions), 'submission')}; "
-            f"give a number from 1 to {len(submissions)}",
+            f"{which}",
         )
     return submissions[number - 1]
 
@@ -138,27 +142,27 @@ def _listing(bucket: Bucket, run: str, digest: str) -> tuple[BundledFile, ...]:
     if document is None:
         raise Refusal(
             "no-bundle",
-            f"the code of run {run} is gone: there is no s3://{bucket.name}/"
-            f"{listing_key(run, digest)}; only the {contract.RUN_PROGRAM} of the run says what it "
-            "ran",
+            f"the code of run {run} no longer exists: there is no "
+            f"s3://{bucket.name}/{listing_key(run, digest)}; only the run's "
+            f"{contract.RUN_PROGRAM} still describes it",
         )
     try:
         return typed(document, _Listing).files
     except ValueError as error:
-        raise _differs(f"{listing_key(run, digest)} is no list of files ({error})") from None
+        raise _differs(f"{listing_key(run, digest)} is not a list of files ({error})") from None
 
 
 def _compare(bucket: Bucket, run: str, chosen: Submitted, folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
-        raise Refusal("target", f"--diff {folder} is not a folder; name the program's")
-    here = pack(select(folder, include=(), exclude=()))
-    return tuple(file_changes(bucket, run, chosen.code, here))
+        raise Refusal("target", f"--diff {folder} is not a folder; specify the program's folder")
+    bundle = pack(select(folder, include=(), exclude=()))
+    return tuple(file_changes(bucket, run, chosen.code, bundle))
 
 
 def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile], to: Path) -> int:
-    """Write the files that are not there yet; return their number."""
+    """Write the missing files; return their number."""
     if to.exists() and not to.is_dir():
-        raise Refusal("target", f"--fetch {to} is a file; name a folder")
+        raise Refusal("target", f"--fetch {to} is a file; specify a folder")
     contents = fetch(bucket, run, digest)
     _check_names(listing)
     folder, missing = SafeFolder(to), dict[str, bytes]()
@@ -166,39 +170,41 @@ def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile]
         for file in listing:
             path, data = folder.path(file.path), contents.get(file.path)
             if data is None or hashlib.sha256(data).hexdigest() != file.sha256:
-                raise _differs(f"{file.path} is not in the bundle as its list says")
+                raise _differs(f"{file.path} is missing from the bundle or differs from the list")
             if not path.exists():
                 missing[file.path] = data
             elif not path.is_file() or path.read_bytes() != data:
                 raise Refusal(
                     "target",
-                    f"{path} is there already and holds something else; name another folder with "
-                    "--fetch",
+                    f"{path} exists with different contents; specify another folder with --fetch",
                 )
         executable = {file.path for file in listing if file.mode & stat.S_IXUSR}
         for name, data in missing.items():
             with folder.create(name, mode=0o755 if name in executable else 0o644) as target:
                 target.write(data)
     except UnsafeName as error:
-        raise Refusal("target", f"{error}, or name another folder with --fetch") from None
+        raise Refusal("target", f"{error}, or specify another folder with --fetch") from None
     return len(missing)
 
 
 def _check_names(listing: Sequence[BundledFile]) -> None:
-    """Refuse names that submit never packs: those that lead elsewhere, and a repository's own
-    folder, which has programs that git runs."""
+    """Refuse names that submit never packs.
+
+    They are outside the folder, or in a repository's .git folder, whose hooks git would run.
+    """
     for file in listing:
         try:
             parts = path_parts(file.path)
         except UnsafeName as error:
-            raise _differs(f"the list names a file that cannot be: {error}") from None
+            raise _differs(f"the list of files has an invalid name: {error}") from None
         if {part.lower() for part in parts} & set(NEVER):
-            raise _differs(f"{file.path!r} is in a folder that submit leaves out")
+            raise _differs(f"{file.path!r} is in a folder that submit excludes")
 
 
 def _differs(what: str) -> Refusal:
     return Refusal(
-        "bundle-differs", f"{what}; submit made no such list, and it is not what the run ran"
+        "bundle-differs",
+        f"{what}; `submit` never writes such a list, so it does not describe the code that ran",
     )
 
 
@@ -210,9 +216,9 @@ def _show(
 ) -> None:
     for number, item in enumerate(submissions, 1):
         nodes = counted(item.num_nodes, "node")
-        back = "" if item.from_snapshot is None else f", from snapshot {item.from_snapshot}"
+        resumed = "" if item.from_snapshot is None else f", from snapshot {item.from_snapshot}"
         echo(
-            f"submission {number}, {item.submitted_at}, {nodes}, code {item.code[:12]}{back}: "
+            f"submission {number}, {item.submitted_at}, {nodes}, code {item.code[:12]}{resumed}: "
             f"{item.shown} {shlex.join(item.argv)}".rstrip()
         )
     echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
@@ -226,30 +232,30 @@ def _document(
     submissions: Sequence[Submitted],
     chosen: Submitted,
     listing: Sequence[BundledFile],
-    differ: tuple[str, ...] | None,
+    differences: tuple[str, ...] | None,
     *,
     to: Path | None,
 ) -> CodeDocument:
-    """Make the document of ``code --json``."""
+    """Build the document of ``code --json``."""
     return CodeDocument(
         **where(target, run),
         submissions=tuple(picked(SubmittedProgram, item) for item in submissions),
         submission=submissions.index(chosen) + 1,
         files=tuple(listing),
-        differences=differ,
+        differences=differences,
         to=None if to is None else str(to),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class CodeDocument(OfRun):
-    """What each submission of a program's run ran."""
+class CodeDocument(RunFields):
+    """The submissions of a program's run, and the files of one."""
 
     submissions: Annotated[tuple[SubmittedProgram, ...], Keywords(minItems=1)]
     submission: Positive
-    """Number of the one whose files follow."""
+    """Number of the submission whose files are listed."""
     files: tuple[BundledFile, ...]
     differences: tuple[str, ...] | None
-    """With --diff: what the folder has otherwise; null without."""
+    """With --diff: differences between the folder and the submission; otherwise null."""
     to: str | None
-    """With --fetch: the folder."""
+    """With --fetch: the target folder; otherwise null."""

@@ -1,4 +1,4 @@
-"""`jobs down`: destroy a deployment, and prove what is left of it."""
+"""`jobs down`: destroy a deployment, and list its leftovers."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,15 +10,15 @@ from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
-    chosen,
     command,
-    given_path,
+    global_options,
+    parse_path,
 )
 from jobs.errors import EXIT_INTERRUPTED, EXIT_OK
 from jobs.output.console import confirm
 
 EXIT_LEFT = 1
-"""Exit code if something is left, or could not be looked for."""
+"""Exit code if there are leftovers, or if the search for them was incomplete."""
 
 
 @command
@@ -26,50 +26,55 @@ def down(
     context: typer.Context,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for jobs to end."),
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Maximum time to wait for jobs to end."
+        ),
     ] = 1800,
     assembly: Annotated[
         Path | None,
         typer.Option(
             "--assembly",
-            parser=given_path,
+            parser=parse_path,
             metavar="DIR",
-            help="What `cdk synth` wrote.",
-            show_default="synthesised with the deployed settings",
+            help="Existing cloud assembly (output folder of `cdk synth`) to use.",
+            show_default="synthesized with the deployed settings",
         ),
     ] = None,
     receipt: Annotated[
         Path | None,
         typer.Option(
             "--receipt",
-            parser=given_path,
+            parser=parse_path,
             metavar="FILE",
-            help="Path of the receipt; its table is written next to it as .txt. A dry run "
-            "writes one only if it is given.",
+            help="Path of the receipt; its table is written next to it as .txt. A dry run writes "
+            "a receipt only with this option.",
             show_default="build/down/<deployment>.json of this checkout",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would go and stay; change nothing.")
+        bool, typer.Option("--dry-run", help="Show what would be deleted and kept; change nothing.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Destroy the deployment with care, and list what is left of it.
+    """Destroy the deployment safely, and list its leftovers.
 
-    Shows unfinished jobs with what they have not saved, and asks. Then it stops the jobs, waits
-    until they have saved and ended, scales the cluster to 0 nodes, empties the bucket if it is to
-    go (`retain_data` false at deploy), runs `cdk destroy`, and deletes stacks that the app no
-    longer has. At last it looks for what is left, by the deployment's tag and in every service,
-    and writes a receipt with the price of each thing for a month. It deletes no leftovers.
+    Lists unfinished jobs with their unsaved work, and asks for confirmation. Then disables the job
+    queues, stops the jobs, waits until they have saved and ended, scales the cluster to 0 nodes,
+    empties the bucket if it will be deleted (deployed with `retain_data` false), runs `cdk
+    destroy`, and deletes stacks that are no longer part of the app. Finally searches for leftovers,
+    by the deployment's tag and in every service that it uses, and writes a receipt, which lists
+    each leftover with its monthly cost, and what earlier runs of this command deleted. Leftovers
+    are not deleted.
 
-    Interrupted anywhere, run it again: it continues from what is there. Words after -- go to
-    `cdk synth`, besides the settings that were deployed, which the stacks remember.
+    Idempotent: if it is interrupted, run it again. If interrupted before anything is deleted, it
+    re-enables the job queues, or prints the command that does. Arguments after -- are passed to
+    `cdk synth`, in addition to the settings that the stacks were deployed with, which it reads.
 
-    Exit codes: 0 nothing is left but what was asked to stay; 1 something is left, or a right to
-    look for it is missing; 2 refused; 130 interrupted.
+    Exit codes: 0 nothing is left except what you chose to keep; 1 something is left, or a
+    permission to search for it is missing; 2 refused; 130 interrupted.
 
     \b
     Examples:
@@ -78,29 +83,29 @@ def down(
       python -m jobs down --yes --json -- -c trainium:instance_type=trn1.2xlarge
     """
     from jobs.deploy_check.assembly import REPOSITORY
-    from jobs.teardown.phases import CarefulDestroy
+    from jobs.teardown.phases import Teardown
 
-    given = chosen(context, deployment, region)
-    destroy = CarefulDestroy(
-        deployment=given.deployment,
-        aws=Aws(given.region),
-        path=receipt or REPOSITORY / "build" / "down" / f"{given.deployment}.json",
+    options = global_options(context, deployment, region)
+    teardown = Teardown(
+        deployment=options.deployment,
+        aws=Aws(options.region),
+        path=receipt or REPOSITORY / "build" / "down" / f"{options.deployment}.json",
         writes=not dry_run or receipt is not None,
         wait_s=wait,
         as_json=as_json,
     )
     try:
-        destroy.plan(assembly, context.args)
+        teardown.plan(assembly, context.args)
         if dry_run:
-            destroy.end("planned")
+            teardown.end("planned")
             return EXIT_OK
-        if destroy.order and not yes:
+        if teardown.order and not yes:
             confirm(
-                f"destroying deployment {given.deployment!r}",
+                f"destroying deployment {options.deployment!r}",
                 question="destroy it?",
                 declined="nothing was changed",
             )
-        return EXIT_OK if destroy.run() == "empty" else EXIT_LEFT
+        return EXIT_OK if teardown.run() == "empty" else EXIT_LEFT
     except KeyboardInterrupt:
-        destroy.end("interrupted")
+        teardown.end("interrupted")
         return EXIT_INTERRUPTED

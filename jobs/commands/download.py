@@ -1,4 +1,4 @@
-"""`jobs download`: the exported model of a run, or the newest snapshot of a program's."""
+"""`jobs download`: the exported model of a run, or a program's newest snapshot."""
 
 import hashlib
 import os
@@ -29,10 +29,10 @@ from jobs.commands.options import (
     JsonOption,
     RegionOption,
     command,
-    given_path,
-    opened,
+    open_deployment,
+    parse_path,
 )
-from jobs.deployment import Deployment, OfRun, where
+from jobs.deployment import Deployment, RunFields, where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import confirm, echo, note, print_document, printable
@@ -49,47 +49,47 @@ from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 from trainium_catalogue.suggest import did_you_mean
 from trainium_catalogue.typed_json import typed
 
-_MOST_NAMED = 5
-"""Files to overwrite that the question names."""
+_MAX_NAMED = 5
+"""Maximum number of files that the confirmation names."""
 RECEIPT = "export.json"
-"""Written last by the export workload: the step, and the files with their sizes."""
+"""Receipt with the step, and the files with their sizes; the export workload writes it last."""
 
 
 @command
 def download(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Run name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run name.")],
     to: Annotated[
         Path,
-        typer.Option("--to", parser=given_path, metavar="DIR", help="Folder to download into."),
+        typer.Option("--to", parser=parse_path, metavar="DIR", help="Folder to download into."),
     ],
     snapshot: Annotated[
         str | None,
         typer.Option(
             "--snapshot",
             metavar="N",
-            help="Of a program of your own: an older snapshot, of those that `status` lists.",
+            help="For your own program: number of an older snapshot, as listed by `status`.",
             show_default="the newest",
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be downloaded, download nothing.")
+        bool, typer.Option("--dry-run", help="List what would be downloaded; download nothing.")
     ] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before files are overwritten.")
+        bool, typer.Option("--yes", "-y", help="Overwrite files without confirmation.")
     ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Download the model that `submit export --run RUN` made: Hugging Face's layout.
+    """Download the model that `submit export --run RUN` wrote, in Hugging Face format.
 
-    Of a program of your own: the regular files of its newest snapshot that can be read; those that
-    differ between nodes go to node-0/, node-1/, .... Links, empty folders and permissions stay
-    behind.
+    For your own program, downloads the regular files in its newest readable snapshot; files that
+    differ between nodes go to node-0/, node-1/ and so on. Symbolic links, empty folders and
+    permissions are not downloaded.
 
-    What is there already with the same size and checksum is left out, so a download that was
-    interrupted goes on where it ended. Asks before it overwrites a file that holds something else.
+    Files that exist with the same size and checksum are skipped, so an interrupted download
+    resumes. Asks for confirmation before overwriting a file with different contents.
 
     \b
     Examples:
@@ -97,27 +97,28 @@ def download(
       python -m jobs download my-run --to ./checkpoint
     """
     valid_run_name(run)
-    aws, target = opened(context, deployment, region)
+    aws, target = open_deployment(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    planned = planned_download(bucket, run, to, snapshot)
+    planned = plan_download(bucket, run, to, snapshot)
     check_target(to, planned)
-    there = same_files(bucket, planned.items, prefix=planned.prefix)
-    other = overwritten(to, planned, there)
+    up_to_date = same_files(bucket, planned.items, prefix=planned.prefix)
+    overwrites = find_overwrites(to, planned, up_to_date)
     outcome = None
     where = f"s3://{target.bucket}/{planned.prefix}"
     if dry_run:
         size = f"{planned.num_bytes / 1e6:,.1f} MB"
         note(f"would download {files(planned.items)}, {size}, from {where} to {to}")
-        if other:
-            note(f"would overwrite {_named(other, to)}")
+        if overwrites:
+            note(f"would overwrite {_first_names(overwrites, to)}")
         for item in () if as_json else planned.items:
             echo(printable(str(item.path)))
     else:
-        if other and not yes:
+        if overwrites and not yes:
+            names = _first_names(overwrites, to)
             confirm(
-                f"overwriting {_named(other, to)} in {to}",
-                question=f"overwrite {_named(other, to)} in {to}, which hold something else?",
-                declined="nothing was downloaded; name another folder with --to",
+                f"overwriting {names} in {to}",
+                question=f"overwrite {names} in {to} with different contents?",
+                declined="nothing was downloaded; specify another folder with --to",
             )
         prepare_target(to, planned)
         from jobs.output.terminal import Terminal  # not needed by a dry run
@@ -126,22 +127,22 @@ def download(
             bucket,
             planned.items,
             Direction.DOWN,
-            there=there,
+            up_to_date=up_to_date,
             note=note,
             console=Terminal(stderr=True),
         )
         check_arrived(bucket, outcome.moved)
         if planned.snapshot is not None:
             check_digests(outcome.moved)
-        left = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
-        note(f"downloaded {files(outcome.moved)}{left}: {planned.what} of run {run} is in {to}")
+        present = f"; {files(outcome.skipped)} already present" if outcome.skipped else ""
+        note(f"downloaded {files(outcome.moved)}{present}: {planned.what} of run {run} is in {to}")
     if as_json:
         print_document(download_document(target, planned, outcome, to=to))
     return EXIT_OK
 
 
-def _named(items: Sequence[TransferItem], to: Path) -> str:
-    names = [item.path.relative_to(to).as_posix() for item in items[:_MOST_NAMED]]
+def _first_names(items: Sequence[TransferItem], to: Path) -> str:
+    names = [item.path.relative_to(to).as_posix() for item in items[:_MAX_NAMED]]
     more = f" and {len(items) - len(names):,} more" if len(items) > len(names) else ""
     return f"{', '.join(names)}{more}"
 
@@ -149,7 +150,7 @@ def _named(items: Sequence[TransferItem], to: Path) -> str:
 def download_document(
     deployment: Deployment, planned: "Download", outcome: TransferResult | None, *, to: Path
 ) -> "DownloadDocument":
-    """Make the document of ``download --json``; without an outcome, nothing was downloaded."""
+    """Build the document of ``download --json``; without an outcome, nothing was downloaded."""
     return DownloadDocument(
         **where(deployment, planned.run),
         uri=f"s3://{deployment.bucket}/{planned.prefix}",
@@ -161,22 +162,22 @@ def download_document(
 
 
 @dataclass(frozen=True, kw_only=True)
-class DownloadDocument(OfRun):
-    """What was downloaded, or would be."""
+class DownloadDocument(RunFields):
+    """A completed download or, with --dry-run, a planned one."""
 
     uri: str
-    """Place in the bucket."""
+    """S3 URI of the prefix."""
     files: tuple[TransferredFile, ...]
     step: int | None
     """Optimizer steps of the exported checkpoint."""
     snapshot: int | None
-    """Number of the snapshot, of a program of your own."""
+    """Number of the snapshot, for a program of your own."""
     to: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Receipt:
-    """What is read of an export's receipt."""
+    """Fields read from an export's receipt."""
 
     step: int | None = None
     files: Mapping[str, int] = field(default_factory=dict)
@@ -184,18 +185,18 @@ class _Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Download:
-    """Files of an export, or of a snapshot."""
+    """Files of an export or a snapshot."""
 
     run: str
     step: int | None
     prefix: str
     items: tuple[TransferItem, ...]
     snapshot: int | None = None
-    """Number of the snapshot, of a program's run."""
+    """Number of the snapshot, for a program's run."""
 
     @property
     def what(self) -> str:
-        """Name what is downloaded."""
+        """Description of the content."""
         return f"step {self.step}" if self.snapshot is None else f"snapshot {self.snapshot}"
 
     @property
@@ -204,17 +205,20 @@ class Download:
         return sum(item.size for item in self.items)
 
 
-def planned_download(bucket: Bucket, run: str, to: Path, number: str | None = None) -> Download:
-    """Plan the download; refuse an export that is missing or incomplete."""
+def plan_download(bucket: Bucket, run: str, to: Path, number: str | None = None) -> Download:
+    """Plan the download of an export, or of a program's snapshot; refuse an incomplete one.
+
+    ``number`` selects a snapshot; by default, it is the newest.
+    """
     if number is not None:
         return _of_snapshot(run, find_snapshot(bucket, run, number, "--snapshot"), to)
     prefix = f"{contract.EXPORT_PREFIX}{run}/"
-    found = list(bucket.objects(prefix))
+    objects = list(bucket.objects(prefix))
     receipt = bucket.document(prefix + RECEIPT)
-    if not found:
+    if not objects:
         snapshot = newest_snapshot(bucket, run)
-        if snapshot is None or not snapshot.checkpoints:  # it may hold compiled graphs only
-            raise _nothing(bucket, run)
+        if snapshot is None or not snapshot.checkpoints:  # it may contain only compiled graphs
+            raise _nothing_to_download(bucket, run)
         return _of_snapshot(run, snapshot, to)
     if receipt is None:
         raise Refusal(
@@ -230,21 +234,21 @@ def planned_download(bucket: Bucket, run: str, to: Path, number: str | None = No
             f"the export of run {run} is damaged: {prefix}{RECEIPT} cannot be read ({error}); "
             f"submit it again: `python -m jobs submit export --run {run}`",
         ) from None
-    _check_complete(found, prefix, exported.files, run)
+    _check_complete(objects, prefix, exported.files, run)
     items = tuple(
         TransferItem(
             path=_inside(to, entry.key.removeprefix(prefix), origin=entry.key),
             key=entry.key,
             size=entry.size,
         )
-        for entry in found
+        for entry in objects
         if not entry.key.endswith("/")
     )
     return Download(run=run, step=exported.step, prefix=prefix, items=items)
 
 
 def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
-    """Plan the download of what a program kept; nodes that differ get folders of their own."""
+    """Plan the download of a snapshot; files that differ between nodes get a folder per node."""
     counts = Counter(file.path for file in snapshot.checkpoints)
     items = []
     for file in snapshot.checkpoints:
@@ -257,57 +261,60 @@ def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
 
 
 def check_digests(moved: Iterable[TransferItem]) -> None:
-    """Refuse files of a snapshot that do not hold what their objects are named after."""
+    """Refuse files of a snapshot that do not match the hash in their object's name."""
     for item in moved:
         with item.path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != item.key.rpartition("/")[2]:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != item.key.rpartition("/")[2]:
             raise Refusal(
                 "not-arrived",
-                f"{item.path.name} does not hold what its snapshot says (SHA-256 {found}): "
-                f"{item.key} was changed in the bucket, or its file here while it was written; "
-                "run the same command again",
+                f"{item.path.name} does not match its snapshot (SHA-256 {digest}): {item.key} was "
+                "changed in the bucket, or the local file was changed while it was being written; "
+                "run the command again",
             )
 
 
 def check_target(to: Path, download: Download) -> None:
     """Refuse a folder that is not writable or has too little space."""
     if to.exists() and not to.is_dir():
-        raise Refusal("target", f"--to {to} is a file; name a folder")
+        raise Refusal("target", f"--to {to} is a file; specify a folder")
     nearest = next(folder for folder in (to.absolute(), *to.absolute().parents) if folder.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        raise Refusal("target", f"--to {to} cannot be written to ({nearest}); name another folder")
-    there = sum(_size(item.path) for item in download.items)
-    needed, free = download.num_bytes - there, shutil.disk_usage(nearest).free
+        raise Refusal(
+            "target", f"--to {to} cannot be written to ({nearest}); specify another folder"
+        )
+    present = sum(_size(item.path) for item in download.items)
+    needed, free = download.num_bytes - present, shutil.disk_usage(nearest).free
     if needed > free:
         raise Refusal(
             "target-full",
-            f"--to {to} has {free / 1e9:.1f} GB free and the files take {needed / 1e9:.1f} GB "
-            "more; make room, or name another folder",
+            f"--to {to} has {free / 1e9:.1f} GB free, but the files need another "
+            f"{needed / 1e9:.1f} GB; free some space, or specify another folder",
         )
 
 
-def overwritten(
-    to: Path, download: Download, there: Collection[TransferItem]
+def find_overwrites(
+    to: Path, download: Download, up_to_date: Collection[TransferItem]
 ) -> list[TransferItem]:
-    """List the items in whose place a file holds something else; refuse links on the way."""
+    """List items that would overwrite a file with different contents; refuse links in the path."""
     folder = SafeFolder(to)
     try:
         return [
             item
             for item in download.items
-            if item not in there and folder.path(item.path.relative_to(to).as_posix()).is_file()
+            if item not in up_to_date
+            and folder.path(item.path.relative_to(to).as_posix()).is_file()
         ]
     except UnsafeName as error:
         raise _link(error) from None
 
 
 def _link(error: UnsafeName) -> Refusal:
-    return Refusal("key", f"{error}, or name another folder with --to")
+    return Refusal("key", f"{error}, or specify another folder with --to")
 
 
 def prepare_target(to: Path, download: Download) -> None:
-    """Create the folders of the files; refuse a name that would lead through a link."""
+    """Create the folders of the files; refuse a path through a link."""
     folder = SafeFolder(to)
     try:
         for item in download.items:
@@ -317,52 +324,53 @@ def prepare_target(to: Path, download: Download) -> None:
     except OSError as error:
         raise Refusal(
             "target",
-            f"--to {to}: {error.filename or 'a folder'} cannot be made: "
-            f"{error.strerror or error}; name another folder",
+            f"--to {to}: {error.filename or 'a folder'} cannot be created: "
+            f"{error.strerror or error}; specify another folder",
         ) from None
 
 
 def check_arrived(bucket: Bucket, moved: Iterable[TransferItem]) -> None:
     """Refuse files whose size or checksum differs from the bucket's."""
-    wrong = []
+    mismatched = []
     for item in moved:
         head = bucket.head(item.key, ChecksumMode="ENABLED") or {}
         agrees = checksum_agrees(item.path, bucket, item.key, head)
         if _size(item.path) != item.size or agrees is False:
-            wrong.append(item.path.name)
-    if wrong:
+            mismatched.append(item.path.name)
+    if mismatched:
         raise Refusal(
             "not-arrived",
-            f"{', '.join(wrong)} did not arrive as the bucket holds it; run the same command again",
+            f"files differ from the bucket's: {', '.join(mismatched)}; run the command again",
         )
 
 
 def _check_complete(
-    found: list[ListedObject], prefix: str, files: Mapping[str, int], run: str
+    objects: list[ListedObject], prefix: str, files: Mapping[str, int], run: str
 ) -> None:
-    sizes = {entry.key.removeprefix(prefix): entry.size for entry in found}
-    wrong = [name for name, size in files.items() if sizes.get(name) != size]
-    if wrong:
+    sizes = {entry.key.removeprefix(prefix): entry.size for entry in objects}
+    mismatched = [name for name, size in files.items() if sizes.get(name) != size]
+    if mismatched:
         raise Refusal(
             "export-incomplete",
-            f"the export of run {run} is being made anew or is damaged: {', '.join(wrong)} is not "
-            f"what {RECEIPT} says; wait for its job, or submit it again: `python -m jobs submit "
-            f"export --run {run}`",
+            f"the export of run {run} is being rewritten or is damaged: files differ from "
+            f"{RECEIPT}: {', '.join(mismatched)}; wait for its job, or submit it again: `python "
+            f"-m jobs submit export --run {run}`",
         )
 
 
-def _nothing(bucket: Bucket, run: str) -> Refusal:
+def _nothing_to_download(bucket: Bucket, run: str) -> Refusal:
     stored = read_run(bucket, run)
     if stored is None and bucket.head(contract.run_key(run, contract.RUN_PROGRAM)) is not None:
         if (read_status(bucket, run) or {}).get("state") == ENDED:
             return Refusal(
                 "nothing-to-download",
-                f"run {run}: {NOTHING_KEPT}; submit it again with --checkpoint-dir, or save there",
+                f"run {run}: {NOTHING_KEPT}; submit it again with --checkpoint-dir, or make it "
+                f"write its checkpoints to {contract.ENV_CHECKPOINT_DIR}",
             )
         return Refusal(
             "nothing-to-download",
-            f"run {run} has no complete snapshot yet, so nothing to download; see "
-            f"`python -m jobs status {run}`",
+            f"run {run} has no complete snapshot yet, so there is nothing to download; see `python "
+            f"-m jobs status {run}`",
         )
     if stored is None:
         runs = known_runs(bucket)
@@ -372,13 +380,13 @@ def _nothing(bucket: Bucket, run: str) -> Refusal:
     if checkpoints.are_seen and not checkpoints.steps:
         return Refusal(
             "nothing-to-download",
-            f"run {run} has no complete checkpoint yet, so nothing to export or download; see "
-            f"`python -m jobs status {run}`",
+            f"run {run} has no complete checkpoint yet, so there is nothing to export or download; "
+            f"see `python -m jobs status {run}`",
         )
-    steps = ", ".join(str(step) for step in checkpoints.steps) or "not seen from here"
+    steps = ", ".join(str(step) for step in checkpoints.steps) or "not visible from here"
     return Refusal(
         "nothing-to-download",
-        f"run {run} is not exported; submit `python -m jobs submit export --run {run}` first "
+        f"run {run} has not been exported; run `python -m jobs submit export --run {run}` first "
         f"(checkpoints in {checkpoints.uri}: steps {steps})",
     )
 
@@ -389,8 +397,8 @@ def _inside(folder: Path, name: str, *, origin: str) -> Path:
     except UnsafeName as error:
         raise Refusal(
             "key",
-            f"a file that {origin} names cannot become one below {folder}: {error}; this project "
-            "writes no such names, so find out who has; of a program's run, --snapshot N downloads "
+            f"a file name in {origin} cannot be used below {folder}: {error}; this project writes "
+            "no such names, so find out what wrote it; for a program's run, --snapshot N downloads "
             "another snapshot",
         ) from None
 

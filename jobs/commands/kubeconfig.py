@@ -16,12 +16,12 @@ from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
-    chosen,
     command,
     eks_deployment,
-    given_path,
+    global_options,
+    parse_path,
 )
-from jobs.deployment import Deployment, OfDeployment
+from jobs.deployment import Deployment, DeploymentFields
 from jobs.errors import EXIT_OK, Refusal
 from jobs.output.console import note, print_document
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _DEFAULT = "~/.kube/config"
 Json = dict[str, Any]
 _ROOT = Path(__file__).resolve().parents[2]
-"""Folder to run `python -m jobs` in, since kubectl may be called from any."""
+"""Folder that contains the ``jobs`` package; kubectl can run in any folder."""
 
 
-def first_of_list(text: str) -> Path:
-    """Parse a list of files, as KUBECONFIG has it; return its first."""
-    return given_path(next(filter(None, str(text).split(":")), ""))
+def parse_path_list(text: str) -> Path:
+    """Parse a list of files like KUBECONFIG; return the first."""
+    return parse_path(next(filter(None, str(text).split(":")), ""))
 
 
 @command
@@ -46,23 +46,24 @@ def kubeconfig(
         Path,
         typer.Option(
             "--kubeconfig",
-            parser=first_of_list,
+            parser=parse_path_list,
             envvar="KUBECONFIG",
             metavar="FILE",
-            help="File to write into; of a list, its first.",
+            help="File to write to; if several are listed, the first.",
         ),
     ] = Path(_DEFAULT),
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Write a context of the deployment's cluster, and make it the current one.
+    """Add the deployment's cluster to your kubeconfig, and make it the current context.
 
-    So does `aws eks update-kubeconfig`. The command says which was current before, and how to go
+    Works like `aws eks update-kubeconfig`. Prints the previous context, and the command to switch
     back to it.
 
-    kubectl and torchx then call `python -m jobs token` for credentials: the AWS settings that are
-    in force when they are called decide. What else is in the file stays.
+    kubectl and torchx then call `python -m jobs token` for credentials, with the deployment's
+    region and the AWS profile in use now, if one is set; other AWS settings are those in effect at
+    each call. Other entries in the file are kept.
 
     \b
     Examples:
@@ -71,18 +72,18 @@ def kubeconfig(
     """
     from jobs.eks.cluster import read_endpoint
 
-    given = chosen(context, deployment, region)
-    aws, target, eks = eks_deployment(given, "a kubeconfig")
+    options = global_options(context, deployment, region)
+    aws, target, eks = eks_deployment(options, "a kubeconfig")
     endpoint = read_endpoint(aws, eks.cluster)
     before = write(file, entries(target, endpoint, aws))
     name = context_name(target)
     note(
-        f"context {name} of cluster {eks.cluster}, namespace {eks.namespace}, is in {file}, and "
-        "the current one"
+        f"added context {name} of cluster {eks.cluster}, namespace {eks.namespace}, to {file}, "
+        "and made it the current context"
     )
     if before not in (None, name):
         back = f"--kubeconfig {shlex.quote(str(file))} use-context {shlex.quote(str(before))}"
-        note(f"current context was: {before}; go back to it with: kubectl config {back}")
+        note(f"previous context: {before}; switch back with: kubectl config {back}")
     if as_json:
         print_document(
             KubeconfigDocument(
@@ -102,27 +103,27 @@ def kubeconfig(
 @command
 def token(
     context: typer.Context,
-    cluster: Annotated[str, typer.Argument(help="Name of the EKS cluster.")],
+    cluster: Annotated[str, typer.Argument(metavar="CLUSTER", help="Name of the EKS cluster.")],
     region: RegionOption = None,
 ) -> int:
-    """Print an ExecCredential for one cluster; kubectl calls this."""
+    """Print an ExecCredential for one cluster, for kubectl."""
     from jobs.eks.cluster import exec_credential, make_token
 
-    aws = Aws(chosen(context, None, region).region)
+    aws = Aws(global_options(context, None, region).region)
     print_document(exec_credential(make_token(aws, cluster), now=datetime.now(UTC)))
     return EXIT_OK
 
 
 @dataclass(frozen=True, kw_only=True)
-class KubeconfigDocument(OfDeployment):
-    """The context that was written."""
+class KubeconfigDocument(DeploymentFields):
+    """The new kubeconfig context."""
 
     kubeconfig: str
-    """File that was written."""
+    """Path of the file."""
     context: str
-    """The current one from now on."""
+    """The new current context."""
     context_before: str | None
-    """The current one before; null where there was none."""
+    """The previous current context; null if there was none."""
     cluster: str
     """Name of the EKS cluster."""
     namespace: str
@@ -131,7 +132,7 @@ class KubeconfigDocument(OfDeployment):
 
 
 def context_name(deployment: Deployment) -> str:
-    """Build the name shared by context, cluster and user."""
+    """Return the name of a deployment's context, which is also that of its cluster and user."""
     return f"trainium-{deployment.name}"
 
 
@@ -171,7 +172,7 @@ def entries(deployment: Deployment, endpoint: "Endpoint", aws: Aws) -> Json:
 
 
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
-    """Return ``old`` with the entries of ``new``, which replace those with the same names."""
+    """Return ``old`` with the entries of ``new``, replacing entries of the same name."""
     result: Json = {**old, **{key: value for key, value in new.items() if isinstance(value, str)}}
     for section in ("clusters", "users", "contexts"):
         names = {item["name"] for item in new[section]}
@@ -181,9 +182,9 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Json:
 
 
 def write(path: Path, new: Mapping[str, Any]) -> str | None:
-    """Merge into the file, readable only by its owner; refuse a file that is not a kubeconfig.
+    """Merge ``new`` into a kubeconfig, or create one; return the previous current context.
 
-    Returns the previous current context.
+    The file becomes readable only by its owner. A file that is not a kubeconfig is refused.
     """
     import yaml
 
@@ -196,10 +197,10 @@ def write(path: Path, new: Mapping[str, Any]) -> str | None:
     if not isinstance(old, dict):
         raise Refusal(
             "not-a-kubeconfig",
-            f"{path} is no kubeconfig, and would be lost; give another with --kubeconfig",
+            f"{path} exists and is not a kubeconfig; specify another file with --kubeconfig",
         )
     before = old.get("current-context") or None
-    # A symbolic link, to a dotfiles folder for example, stays one.
+    # Keep a symbolic link, for example into a dotfiles folder.
     path = path.resolve()
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}")

@@ -4,20 +4,26 @@ from typing import Annotated
 
 import typer
 
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    open_deployment,
+)
 from jobs.diagnosis.ranking import first_cause
 from jobs.errors import EXIT_OK
-from jobs.job import counted
 from jobs.orchestrators import services_of
 from jobs.output import documents
 from jobs.output.console import note, print_document, status_command
+from trainium_catalogue.wording import counted
 
 
 @command
 def list_runs(
     context: typer.Context,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Show the newest so many runs.")
+        int, typer.Option("--limit", min=1, help="Number of runs to show, newest first.")
     ] = 20,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
@@ -25,21 +31,21 @@ def list_runs(
 ) -> int:
     """List the runs, newest first.
 
-    Batch forgets a job 7 days after its end, and so does the cluster.
+    A run is listed until Batch or the cluster deletes its job, at least 7 days after it ends.
 
     \b
     Examples:
       python -m jobs list
       python -m jobs --deployment team-b list --json
     """
-    aws, target = opened(context, deployment, region)
+    aws, target = open_deployment(context, deployment, region)
     runs = services_of(aws, target, note).newest_first()
     shown = runs[:limit]
     if as_json:
         print_document(documents.list_document(target, shown, lambda run: first_cause(run).line))
         return EXIT_OK
     if not runs:
-        note(f"no runs in deployment {target.name!r}; begin with: python -m jobs submit --help")
+        note(f"no runs in deployment {target.name!r}; submit one: python -m jobs submit --help")
         return EXIT_OK
     from jobs.output.tables import reason_of, runs_table
     from jobs.output.terminal import Terminal
@@ -48,10 +54,10 @@ def list_runs(
     table, left_out = runs_table(shown, width=console.width)
     console.print(table)
     if left_out:
-        note(f"not shown on {console.width} columns: {', '.join(left_out)}; see --json")
-    silent = [run.run for run in shown if run.status == "FAILED" and not reason_of(run)]
-    if silent:
-        note(f"why {silent[0]} failed: {status_command(target, silent[0])}")
+        note(f"columns that do not fit this terminal: {', '.join(left_out)}; see --json")
+    unexplained = [run.run for run in shown if run.status == "FAILED" and not reason_of(run)]
+    if unexplained:
+        note(f"to see why {unexplained[0]} failed: {status_command(target, unexplained[0])}")
     if len(runs) > len(shown):
         left = len(runs) - len(shown)
         note(f"{counted(left, 'older run')} {'is' if left == 1 else 'are'} not shown; see --limit")

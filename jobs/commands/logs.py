@@ -1,12 +1,18 @@
-"""`jobs logs`: the nodes' output, merged by time."""
+"""`jobs logs`: the logs of all nodes, merged by time."""
 
 from typing import Annotated
 
 import typer
 
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    open_deployment,
+)
 from jobs.errors import EXIT_OK
-from jobs.orchestrators import check_node_index, found_job, services_of
+from jobs.orchestrators import check_node_index, find_job, services_of
 from jobs.output import documents
 from jobs.output.console import exit_code, follow_command, note, print_document
 
@@ -15,15 +21,18 @@ from jobs.output.console import exit_code, follow_command, note, print_document
 def logs(
     context: typer.Context,
     run: Annotated[
-        str | None, typer.Argument(help="Run name.", show_default="the newest run")
+        str | None, typer.Argument(metavar="RUN", help="Run name.", show_default="the newest run")
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+        bool, typer.Option("--follow", "-f", help="Follow the log until the job ends.")
     ] = False,
     node: Annotated[
         int | None,
         typer.Option(
-            "--node", metavar="I", help="Only this node, or child of an array.", show_default="all"
+            "--node",
+            metavar="I",
+            help="Show only this node, or child of an array job.",
+            show_default="all",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -32,13 +41,14 @@ def logs(
 ) -> int:
     """Show the log of all nodes, merged by time.
 
-    Lines come from the deployment's log group, where they arrive within seconds and stay when their
-    node is gone. A node that is lost takes the last second or two with it.
+    Lines come from the deployment's log group, where they arrive within seconds and outlive their
+    node. When a node is lost, its last second or two of output is lost too.
 
-    With --follow: waits for hosts and says what it waits for, goes on through a new attempt, and
-    ends with the exit reason of each node. Ctrl-C leaves the job running.
+    With --follow, waits for hosts and shows why they are missing, continues through retries, and
+    ends with the exit reason of each node. Ctrl-C leaves the job running. With more than 16 nodes
+    it follows node 0, and shows the tail of the log of any node that fails; --node follows another.
 
-    Exit codes: 0 (with --follow: the job succeeded), 1 the job failed, 2 refused,
+    Exit codes: 0 shown (with --follow: the job succeeded), 1 the job failed, 2 refused,
     130 interrupted.
 
     \b
@@ -46,8 +56,8 @@ def logs(
       python -m jobs logs nightly --follow
       python -m jobs logs nightly --node 2 > node-2.log
     """
-    aws, target = opened(context, deployment, region)
-    service, job = found_job(services_of(aws, target, note), target, run)
+    aws, target = open_deployment(context, deployment, region)
+    service, job = find_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     if follow:
         from jobs.output.screen import watch
@@ -59,7 +69,7 @@ def logs(
             job_id=job.job_id,
             only_node=node,
             keep_lines=as_json,
-            part=job.shape.kind.part,
+            shape=job.shape,
         )
         if as_json:
             print_document(

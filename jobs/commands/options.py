@@ -1,4 +1,4 @@
-"""The frame of every command: its options, exit codes and refusals."""
+"""Common parts of all commands: options, exit codes and refusals."""
 
 import functools
 import sys
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 PROGRAM_ARGV = "jobs.submit.program_argv"
-"""Where the context keeps the words after ``--``; None if there was no ``--``."""
+"""Context key of the program's arguments; its value is None without ``--``."""
 DeploymentOption = Annotated[
     str | None,
     typer.Option("--deployment", help="Deployment to use.", show_default=False),
@@ -30,28 +30,55 @@ RegionOption = Annotated[
     str | None,
     typer.Option("--region", help="AWS region of the deployment.", show_default=False),
 ]
+MaxUsdOption = Annotated[
+    float | None,
+    typer.Option(
+        "--max-usd",
+        metavar="USD",
+        help="Refuse a submission that can cost more than this, including retries and paid waiting "
+        "time.",
+        show_default="the deployment's max_cost_per_job_usd",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document and nothing else.")
 ]
 
 
-def given_path(text: str) -> Path:
-    """Parse every option and argument that is a path of this machine."""
+def parse_path(text: str) -> Path:
+    """Parse a local path."""
     if not text:
-        # pathlib would take it for the current folder.
-        raise typer.BadParameter("'' is no path; name a file or folder, or . for this one")
+        # pathlib would read it as the current folder.
+        raise typer.BadParameter(
+            "'' is not a path; specify a file or folder, or . for the current folder"
+        )
     try:
-        # A shell expands neither --to=~/x nor '~/x', and a folder named ~ is dangerous to remove.
+        # A shell expands neither --to=~/x nor '~/x', and removing a folder named ~ is dangerous.
         return Path(text).expanduser()
     except RuntimeError:
         raise typer.BadParameter(
-            f"{text!r} begins with the home of an unknown user; write it out"
+            f"{text!r} begins with the home folder of an unknown user; write the full path"
         ) from None
+
+
+parse_path.__name__ = "local path"  # shown by --help as the type of an argument
+
+
+WorkdirOption = Annotated[
+    Path | None,
+    typer.Option("--workdir", parser=parse_path, metavar="DIR", help="Folder of your program."),
+]
+AssignmentsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="The same as --KEY VALUE, for scripts; repeatable."
+    ),
+]
 
 
 @dataclass(slots=True)
 class Globals:
-    """Options given before the command."""
+    """Global options, before the command."""
 
     deployment: str = DEFAULT_DEPLOYMENT
     region: str | None = None
@@ -59,8 +86,8 @@ class Globals:
     """Processes per node of a rehearsal, instead of the instance type's."""
 
 
-def chosen(context: typer.Context, deployment: str | None, region: str | None) -> Globals:
-    """Merge the options given before and after the command; the latter win."""
+def global_options(context: typer.Context, deployment: str | None, region: str | None) -> Globals:
+    """Merge the global options with those after the command, which take precedence."""
     given = context.ensure_object(Globals)
     return Globals(
         deployment=deployment or given.deployment,
@@ -70,7 +97,7 @@ def chosen(context: typer.Context, deployment: str | None, region: str | None) -
 
 
 def is_deployment_given(context: typer.Context, deployment: str | None) -> bool:
-    """Tell whether a deployment is named: after the command, before it or in the environment."""
+    """Return whether a deployment is named on the command line or in the environment."""
     if deployment is not None:
         return True
     if context.parent is None:
@@ -79,11 +106,11 @@ def is_deployment_given(context: typer.Context, deployment: str | None) -> bool:
     return before is not None and before.name != "DEFAULT"
 
 
-def opened(
+def open_deployment(
     context: typer.Context, deployment: str | None, region: str | None
 ) -> tuple[Aws, Deployment]:
     """Read the deployment that the options name."""
-    return _open(chosen(context, deployment, region))
+    return _open(global_options(context, deployment, region))
 
 
 def _open(given: Globals) -> tuple[Aws, Deployment]:
@@ -92,7 +119,10 @@ def _open(given: Globals) -> tuple[Aws, Deployment]:
 
 
 def command(function: Callable[P, int]) -> Callable[P, None]:
-    """Give a command its exit code, and turn refusals and AWS errors into one message."""
+    """Make a command exit with its code, and turn refusals and other errors into one message.
+
+    Other errors are those of AWS, the cluster and the file system.
+    """
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -115,7 +145,7 @@ def command(function: Callable[P, int]) -> Callable[P, None]:
 
 
 def _as_refusal(error: Exception, region: str | None) -> Refusal | None:
-    """Turn an error of AWS, the cluster or the file system into a refusal; None for a defect."""
+    """Turn an error from AWS, the cluster or the file system into a refusal; None for a defect."""
     mapped = None
     if "botocore" in sys.modules:
         mapped = errors.from_aws(error, region=region)
@@ -129,11 +159,11 @@ def _as_refusal(error: Exception, region: str | None) -> Refusal | None:
 
 
 def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
-    """Print the reason to standard error, and return the exit code."""
+    """Print the refusal, and return its exit code."""
     if as_json:
-        from jobs.output.documents import Refused
+        from jobs.output.documents import RefusalDocument
 
-        print_document(Refused(refused=refusal.code, message=refusal.message))
+        print_document(RefusalDocument(refused=refusal.code, message=refusal.message))
     note(f"refused: {refusal.message}")
     return errors.EXIT_REFUSED
 
@@ -141,14 +171,14 @@ def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
 def eks_deployment(
     given: Globals, what: str, *, instead: str = ""
 ) -> tuple[Aws, Deployment, EksTarget]:
-    """Read the deployment; refuse one without a cluster, and name what to use ``instead``."""
+    """Read the deployment; refuse one without a cluster, with ``instead`` as an alternative."""
     aws, target = _open(given)
     if Orchestrator.EKS in target.unusable:
         raise target.unusable[Orchestrator.EKS]
     if target.eks is None:
         raise Refusal(
             "no-eks",
-            f"{what} needs a cluster, and deployment {target.name!r} has none; deploy one with "
+            f"{what} needs a cluster, but deployment {target.name!r} has none; deploy one with "
             f"{target.redeploy(orchestrators='batch,eks')}{instead}",
         )
     return aws, target, target.eks

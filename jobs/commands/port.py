@@ -1,4 +1,4 @@
-"""`jobs port`: what of a GPU program has to be changed for Trainium, without running it."""
+"""`jobs port`: find code to change in a GPU program for Trainium, without running it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +10,9 @@ from jobs.commands.options import (
     JsonOption,
     RegionOption,
     command,
-    given_path,
     is_deployment_given,
-    opened,
+    open_deployment,
+    parse_path,
 )
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.output.console import print_document, printable
@@ -30,43 +30,43 @@ def port(
         str | None,
         typer.Argument(
             metavar="FILE|FOLDER",
-            help="A program of yours, such as ./train.py, or a folder with a workload.toml.",
+            help="Your program, such as ./train.py, or a folder with a workload.toml.",
             show_default=False,
         ),
     ] = None,
     module: Annotated[
         str | None,
-        typer.Option("--module", "-m", help="Module of yours, as with `python -m`."),
+        typer.Option("--module", "-m", help="Module to check, as with `python -m`."),
     ] = None,
     workdir: Annotated[
         Path | None,
         typer.Option(
             "--workdir",
-            parser=given_path,
+            parser=parse_path,
             metavar="DIR",
             help="Folder of your program.",
-            show_default="the file's; with -m: this one",
+            show_default="the file's; with -m: the current one",
         ),
     ] = None,
     torch_backend: Annotated[
         TorchBackend | None,
         typer.Option(
             "--torch-backend",
-            help="How PyTorch reaches the chips: xla on trn1 and trn1n, and on trn2 up to SDK "
-            "2.31; torchneuron on trn2 from SDK 2.33 on.",
-            show_default="that of --deployment; else both",
+            help="PyTorch backend: xla on trn1 and trn1n, and on trn2 up to SDK 2.31; torchneuron "
+            "on trn2 with SDK 2.33 and later.",
+            show_default="that of --deployment; otherwise both",
         ),
     ] = None,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """List by file and line what of a GPU program does not run, or runs badly, on Trainium.
+    """List the code in a GPU program that fails or runs slowly on Trainium, by file and line.
 
-    Reads the program and the modules of its own that it imports; runs nothing, changes nothing,
-    and needs no AWS account unless --deployment is given.
+    Reads the program and the modules it imports from its own folder; executes nothing and changes
+    nothing, and needs no AWS account unless --deployment is given.
 
-    Exit codes: 0 nothing found, 1 something found, 2 refused.
+    Exit codes: 0 no findings, 1 findings, 2 refused.
 
     \b
     Examples:
@@ -78,23 +78,23 @@ def port(
     if program is None:
         raise Refusal(
             "no-program",
-            f"{f'{what} is no program of yours' if what else 'no program was given'}; name its "
-            "file or folder, such as ./train.py",
+            f"{f'{what} is not a program of your own' if what else 'no program was specified'}; "
+            "specify your program's file or folder, such as ./train.py",
         )
     entry = program.entry
     if not entry.file:
         raise Refusal(
             "no-such-file",
-            f"-m {entry.module} is not in {entry.folder.absolute()}; name the folder that holds "
-            "it with --workdir",
+            f"-m {entry.module} is not in {entry.folder.absolute()}; specify the folder that "
+            "contains it with --workdir",
         )
     if torch_backend is None and is_deployment_given(context, deployment):
-        _, target = opened(context, deployment, region)
+        _, target = open_deployment(context, deployment, region)
         torch_backend = backend_of(target.neuron_release)
-    found = find(entry, SourceFolder(entry.folder))
+    findings = find(entry, SourceFolder(entry.folder))
     if as_json:
-        print_document(document(entry.shown, found, torch_backend))
+        print_document(document(entry.shown, findings, torch_backend))
     else:
-        for line in lines(found, torch_backend):
+        for line in lines(findings, torch_backend):
             typer.echo(printable(line))
-    return EXIT_JOB_FAILED if found else EXIT_OK
+    return EXIT_JOB_FAILED if findings else EXIT_OK

@@ -1,4 +1,4 @@
-"""`jobs scale`: the number of nodes in the cluster."""
+"""`jobs scale`: set or show the number of nodes in the cluster."""
 
 import time
 from datetime import UTC, datetime
@@ -10,13 +10,14 @@ from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
-    chosen,
     command,
     eks_service,
+    global_options,
 )
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE, counted
+from jobs.job import ESTIMATE_NOTE
 from jobs.output.console import confirm, echo, note, print_document
+from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
     from jobs.eks.service import EksService
@@ -28,26 +29,28 @@ def scale(
     nodes: Annotated[
         int | None,
         typer.Option(
-            "--nodes", min=0, help="Number of nodes.", show_default="show those there are"
+            "--nodes", min=0, help="Number of nodes.", show_default="show the current nodes"
         ),
     ] = None,
     wait: Annotated[
         float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for them, at most."),
+        typer.Option(
+            "--wait", metavar="SECONDS", min=0, help="Maximum time to wait for the nodes."
+        ),
     ] = 1800,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask before nodes are added.")
+        bool, typer.Option("--yes", "-y", help="Add nodes without confirmation.")
     ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Ask for a number of Trainium nodes in the cluster, and wait until they are ready.
+    """Scale the cluster to N Trainium nodes and wait until they are ready.
 
-    Nodes cost money from the moment they start, whether a job runs or not: it asks before it adds
-    any. Where there is no terminal to ask on, that needs --yes. Only idle nodes are removed. Nodes
-    that no job uses or waits for are removed after `eks_idle_minutes` of the deployment, counted
-    from this command.
+    Nodes cost money from the moment they start, whether or not a job runs, so adding nodes requires
+    confirmation, or --yes without a terminal. Only idle nodes are removed. Nodes that no job
+    uses or waits for are removed after the deployment's `eks_idle_minutes`, counted from this
+    command. With several zones, nodes are added in the first.
 
     \b
     Examples:
@@ -65,24 +68,24 @@ def scale(
         wait_for_nodes,
     )
 
-    service = eks_service(chosen(context, deployment, region), "scale")
+    service = eks_service(global_options(context, deployment, region), "scale")
     target = service.target
     if nodes is None:
         with refusing():
             return _show(service, as_json=as_json)
     check_scale(target, nodes)
     before = read_node_group(service.aws, target)
-    price = nodes * target.instance_type.usd_per_hour_estimate
-    change = f"{before.wanted} -> {counted(nodes, 'node')} of {target.instance_type.name}" + (
-        f", about ${price:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else ""
+    usd_per_hour = nodes * target.instance_type.usd_per_hour_estimate
+    change = f"{before.desired} -> {counted(nodes, 'node')} of {target.instance_type.name}" + (
+        f", about ${usd_per_hour:,.2f} an hour ({ESTIMATE_NOTE})" if nodes else ""
     )
-    fewer = nodes < before.wanted
+    fewer = nodes < before.desired
     with refusing():
         if fewer:
             check_fewer(service.cluster(), target, nodes)
-        if nodes != before.wanted:
+        if nodes != before.desired:
             note(change)
-        if nodes > before.wanted and not yes:
+        if nodes > before.desired and not yes:
             confirm("adding nodes", question="add them?", declined="nothing was changed")
         request = request_nodes(service.cluster(), nodes)
         for progress in wait_for_nodes(
@@ -94,31 +97,33 @@ def scale(
         ):
             note(progress.text(nodes))
     if as_json:
-        print_document(_document(service, before=before.wanted, nodes=nodes, ready=nodes))
+        print_document(_document(service, before=before.desired, nodes=nodes, ready=nodes))
     return EXIT_OK
 
 
 def _show(service: "EksService", *, as_json: bool) -> int:
-    """Show the nodes, who uses them, and when idle ones go."""
+    """Show the nodes, the runs on them, and when idle ones are removed."""
     from jobs.eks.node_users import describe_idle, nodes_of_group, read_use
-    from jobs.eks.nodes import look_at_nodes, read_node_group
+    from jobs.eks.nodes import count_nodes, read_node_group, read_node_groups
 
     cluster, target = service.cluster(), service.target
     group = read_node_group(service.aws, target)
-    found = look_at_nodes(cluster, target)
+    nodes = count_nodes(cluster, target)
     if as_json:
-        document = _document(service, before=group.wanted, nodes=group.wanted, ready=found.usable)
+        document = _document(service, before=group.desired, nodes=group.desired, ready=nodes.usable)
         print_document(document)
         return EXIT_OK
     echo(
-        f"{group.wanted} of at most {group.most} nodes of {target.instance_type.name} are wanted, "
-        f"{found.usable} {'is' if found.usable == 1 else 'are'} ready"
+        f"nodes of {target.instance_type.name}: {group.desired} requested of at most "
+        f"{group.max_size}, {nodes.usable} ready"
     )
     use = read_use(cluster, target)
-    for instance in sorted(group.instances, key=lambda each: use.nodes.get(each, "")):
-        users = ", ".join(use.runs.get(instance, ())) or "nobody"
-        echo(f"  {use.nodes.get(instance, 'not joined yet')} ({instance}): {users}")
-    for remark in (*group.troubles, *found.remarks):
+    for each in read_node_groups(service.aws, target):
+        zone = f", {each.zone}" if each.zone else ""
+        for instance in sorted(each.instances, key=lambda instance: use.nodes.get(instance, "")):
+            users = ", ".join(use.runs.get(instance, ())) or "unused"
+            echo(f"  {use.nodes.get(instance, 'not joined yet')} ({instance}{zone}): {users}")
+    for remark in (*group.health_issues, *nodes.remarks):
         echo(f"  {remark}")
     idle = describe_idle(nodes_of_group(cluster, target), target, now=datetime.now(UTC))
     if idle is not None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from jobs.aws import Aws
-from jobs.commands.options import DeploymentOption, RegionOption, command, opened
+from jobs.commands.options import DeploymentOption, RegionOption, command, open_deployment
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
 from jobs.job import Job
-from jobs.orchestrators import check_node_index, found_job, services_of
+from jobs.orchestrators import check_node_index, find_job, services_of
 from jobs.output.console import note
 
 if TYPE_CHECKING:
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 @command
 def shell(
     context: typer.Context,
-    run: Annotated[str, typer.Argument(help="Run name.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Run name.")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- COMMAND...]", help="Command.", show_default="a shell"),
+        typer.Argument(metavar="[-- COMMAND...]", help="Command to run.", show_default="a shell"),
     ] = None,
-    node: Annotated[int, typer.Option("--node", metavar="I", min=0, help="Node.")] = 0,
+    node: Annotated[int, typer.Option("--node", metavar="I", min=0, help="Index of the node.")] = 0,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Run a command on a node of a running job, with this terminal.
+    """Run a command on a node of a running job, attached to this terminal.
 
-    On EKS in the node's pod, as `kubectl exec` does; on Batch on the node's host, in a session of
-    AWS Systems Manager, which the deployment must allow (trainium:node_shell=true).
+    On EKS, it runs in the node's pod, like `kubectl exec`; on Batch, on the node's host, in an AWS
+    Systems Manager session, which the deployment must allow (trainium:node_shell=true).
 
     Exit codes: the command's, 2 refused.
 
@@ -42,8 +42,8 @@ def shell(
       python -m jobs shell bert-1 --node 0 -- neuron-top
       python -m jobs shell bert-1 --node 1
     """
-    aws, target = opened(context, deployment, region)
-    service, job = found_job(services_of(aws, target, note), target, run)
+    aws, target = open_deployment(context, deployment, region)
+    service, job = find_job(services_of(aws, target, note), target, run)
     check_node_index(node, job.shape)
     from jobs.eks.service import EksService  # not needed by commands for Batch
 
@@ -54,14 +54,14 @@ def shell(
 
 def running_pod(job: Job, node: int) -> str:
     """Return the name of a node's pod; refuse one that is not running."""
-    found = job.nodes[node]
-    if found.name is None or found.status != "RUNNING":
+    pod = job.nodes[node]
+    if pod.name is None or pod.status != "RUNNING":
         raise Refusal(
             "no-pod",
-            f"node {node} of run {job.run} is {found.status}; this needs a node that is RUNNING: "
-            f"python -m jobs status {job.run}",
+            f"node {node} of run {job.run} is {pod.status}, not RUNNING; see `python -m jobs "
+            f"status {job.run}`",
         )
-    return found.name
+    return pod.name
 
 
 def _in_pod(service: "EksService", job: Job, node: int, words: list[str]) -> int:

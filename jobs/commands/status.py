@@ -1,4 +1,4 @@
-"""`jobs status`: the state of one run, node by node, and the progress of its training."""
+"""`jobs status`: the state of one run, node by node, and its training progress."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -8,55 +8,62 @@ import typer
 
 from jobs.bucket.objects import Bucket
 from jobs.bucket.training_run import read_status
-from jobs.commands.options import DeploymentOption, JsonOption, RegionOption, command, opened
+from jobs.commands.options import (
+    DeploymentOption,
+    JsonOption,
+    RegionOption,
+    command,
+    open_deployment,
+)
 from jobs.deployment import Deployment
 from jobs.diagnosis.cause import Rank
 from jobs.diagnosis.ranking import first_cause
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
-from jobs.job import Job, JobKind, counted
-from jobs.orchestrators import JobService, Services, found_job, services_of
+from jobs.job import Job, JobKind
+from jobs.orchestrators import JobService, Services, find_job, services_of
 from jobs.output import documents
 from jobs.output.console import cli_command, duration, note, print_document
+from jobs.output.explain import describe_zone
 from jobs.output.program_status import PROGRAM_STATUS, describe_program
-from jobs.output.streams import last_words
+from jobs.output.streams import read_verdict
 from jobs.program.losses import read_losses, why_no_losses
 from trainium_catalogue.contract import PROGRAM, TRAIN_METRICS, Orchestrator, run_key
 from trainium_catalogue.typed_json import read_object
+from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import WORKLOADS
 
 _PLOT_HEIGHT = 16
-_MOST_TICKS = 6
+_MAX_TICKS = 6
 _VALIDATION_MARKER = "o"
 _OLD_S = 60.0
-"""Training renews its status every few seconds; an older status deserves a remark."""
+"""Age at which a status is marked as old: training updates it every few seconds."""
 
 
 @command
 def status(
     context: typer.Context,
     run: Annotated[
-        str | None, typer.Argument(help="Run name.", show_default="the newest run")
+        str | None, typer.Argument(metavar="RUN", help="Run name.", show_default="the newest run")
     ] = None,
     plot: Annotated[
         bool,
         typer.Option(
             "--plot",
-            help="Draw the loss curve of a training run; of a program, from the lines it prints.",
+            help="Draw the loss curve of a training run; for a program, from the lines it prints.",
         ),
     ] = False,
     exit_code: Annotated[
-        bool, typer.Option("--exit-code", help="End with 1 if the job failed.")
+        bool, typer.Option("--exit-code", help="Exit with 1 if the job failed.")
     ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Show nodes, attempts and why each ended; of training also step, loss, speed and time left.
+    """Show nodes, attempts and exit reasons of a run; for training also step, loss, speed and ETA.
 
-    Of a program of your own: its last line of output, its pace where its lines tell, its snapshots.
+    For your own program: the last line of output, the step rate if it prints one, and snapshots.
 
-    Exit codes: 0 whatever the state is (--json has it), 1 the job failed (with --exit-code),
-    2 refused.
+    Exit codes: 0 in any state (--json shows it), 1 the job failed (with --exit-code), 2 refused.
 
     \b
     Examples:
@@ -64,15 +71,17 @@ def status(
       python -m jobs status my-run --plot
       python -m jobs status nightly --json
     """
-    aws, target = opened(context, deployment, region)
+    aws, target = open_deployment(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    service, job, training = _found(services_of(aws, target, note), target, bucket, run)
+    service, job, training = _find(services_of(aws, target, note), target, bucket, run)
     failed = job is not None and job.ended and not job.succeeded
     code = EXIT_JOB_FAILED if exit_code and failed else EXIT_OK
     if as_json:
         document = (
-            documents.status_document(target, job, training, cause=first_cause(job).line)
-            if job is not None
+            documents.status_document(
+                target, job, training, cause=first_cause(job).line, zone=service.zone(job)
+            )
+            if job is not None and service is not None
             else documents.forgotten_document(target, str(run), training or {})
         )
         print_document(document)
@@ -83,7 +92,7 @@ def status(
     if job is not None and service is not None:
         _show_job(console, service, target, job)
     else:
-        note(f"no job of run {run} is known (any more); this is what the bucket holds")
+        note(f"run {run} no longer has a job; its status in the bucket:")
     if training is not None:
         now = datetime.now(UTC)
         console.print(_described(training, job, now), soft_wrap=True)
@@ -94,14 +103,14 @@ def status(
     return code
 
 
-def _found(
+def _find(
     services: Services, target: Deployment, bucket: Bucket, run: str | None
 ) -> tuple[JobService | None, Job | None, dict[str, Any] | None]:
-    """Find the newest job of the run, and the progress of its training."""
+    """Find the newest job of the run, and its training progress."""
     try:
-        service, job = found_job(services, target, run)
+        service, job = find_job(services, target, run)
     except Refusal as refusal:
-        # Jobs are kept for 7 days; the bucket keeps the run, even when the cluster is gone.
+        # Jobs are kept for 7 days, and the run in the bucket outlives even the cluster.
         unknown = refusal.code == "unknown-run" or services.silent
         training = read_status(bucket, run) if run and unknown else None
         if training is None:
@@ -116,19 +125,21 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
     from jobs.output.screen import describe_status, verdict
     from jobs.output.tables import node_table
 
-    found = None
+    explanation = None
     if job.status == "PENDING" and job.depends_on:
-        found = service.waits_for(job)
+        explanation = service.waits_for(job)
     elif job.waits_unexplained:
-        found = service.why_waiting(job)
-    console.print(describe_status(job, found), soft_wrap=True)
+        explanation = service.why_waiting(job)
+    console.print(describe_status(job, explanation), soft_wrap=True)
+    if (zone_position := service.zone(job)) is not None:
+        console.print(describe_zone(zone_position), soft_wrap=True)
     if job.nodes:
         console.print(node_table(job))
     if service.orchestrator is Orchestrator.EKS:
         _show_idle(console, service)
     if job.ended:
-        said = verdict(job, bucket=target.bucket, cause=_cause(service, job))
-        console.print(said, soft_wrap=True)
+        text = verdict(job, bucket=target.bucket, cause=_cause(service, job))
+        console.print(text, soft_wrap=True)
     likely = first_cause(job)
     if likely.rank is not Rank.NORMAL:
         more = f"{cli_command(target)} explain {job.run}"
@@ -136,17 +147,17 @@ def _show_job(console: Any, service: JobService, target: Deployment, job: Job) -
 
 
 def _cause(service: JobService, job: Job) -> str | None:
-    """Read why the job failed from the log of its main node; a pod's ending has it already."""
+    """Read the failure reason from the main node's log on Batch; on EKS the pod reports it."""
     ending = job.ending
     if job.succeeded or job.shape.kind is JobKind.ARRAY or ending is None or not ending.log_stream:
         return None
     if service.orchestrator is Orchestrator.EKS:
         return None
-    return last_words(service.logs(), service.log_group, ending.log_stream)
+    return read_verdict(service.logs(), service.log_group, ending.log_stream)
 
 
 def _show_idle(console: Any, service: JobService) -> None:
-    """Print when idle nodes of the cluster will go."""
+    """Print when idle nodes of the cluster will be removed."""
     from jobs.eks.node_users import try_idle_remark
     from jobs.eks.service import EksService
 
@@ -170,7 +181,7 @@ def _plot(console: Any, bucket: Bucket, run: str, *, of_program: bool) -> None:
     elif of_program:
         note(why_no_losses(bucket, run))
     else:
-        note(f"run {run} has not logged two steps yet: there is no curve to draw")
+        note(f"run {run} has logged fewer than two steps, so there is no curve to draw")
 
 
 def _described(status: Mapping[str, Any], job: Job | None, now: datetime) -> str:
@@ -181,10 +192,10 @@ def _described(status: Mapping[str, Any], job: Job | None, now: datetime) -> str
 
 
 def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> str:
-    """Describe step, loss, speed, time left and last checkpoint."""
-    step, most = int(status.get("step") or 0), int(status.get("max_steps") or 0)
-    part = f" ({step / most:.1%})" if most else ""
-    first = [f"{status.get('state')}: step {step:,} of {most:,}{part}"]
+    """Describe step, loss, speed, ETA and last checkpoint."""
+    step, max_steps = int(status.get("step") or 0), int(status.get("max_steps") or 0)
+    part = f" ({step / max_steps:.1%})" if max_steps else ""
+    first = [f"{status.get('state')}: step {step:,} of {max_steps:,}{part}"]
     first += _known(
         status,
         ("loss", lambda v: f"loss {v:.4f}"),
@@ -196,7 +207,7 @@ def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: dat
         status,
         ("tokens_per_second", lambda v: f"{v:,.0f} tokens/s"),
         ("mfu", lambda v: f"MFU {v:.1%}"),
-        ("step_seconds", lambda v: f"{v:.3g} s a step"),
+        ("step_seconds", lambda v: f"{v:.3g} s per step"),
         ("eta_seconds", lambda v: f"ETA {duration(v)}"),
     )
     lines = [", ".join(first)]
@@ -212,7 +223,7 @@ def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: dat
 def loss_plot(
     losses: Mapping[int, float], validation: Mapping[int, float], *, width: int
 ) -> str | None:
-    """Plot losses by step as text, ``width`` characters wide; None of fewer than two."""
+    """Plot losses by step as text, ``width`` characters wide; None for fewer than two."""
     if len(losses) < 2:
         return None
     import plotext
@@ -234,14 +245,14 @@ def loss_plot(
 
 
 def _step_ticks(steps: Sequence[int]) -> list[int]:
-    """Choose steps to mark on the axis: a few integers, evenly spaced."""
+    """Choose evenly spaced integer steps for the axis."""
     first, last = steps[0], steps[-1]
-    apart = max(1, -(-(last - first) // _MOST_TICKS))
-    return list(range(first, last + 1, apart))
+    spacing = max(1, -(-(last - first) // _MAX_TICKS))
+    return list(range(first, last + 1, spacing))
 
 
 def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> dict[int, float]:
-    """Read the loss by step; for a step repeated by a later attempt, the later value."""
+    """Read the loss by step; later attempts replace earlier values."""
     losses: dict[int, float] = {}
     for line in metrics.decode(errors="replace").splitlines():
         try:
@@ -262,7 +273,7 @@ def _checkpoint(status: Mapping[str, Any], now: datetime) -> str:
     text = "no checkpoint yet"
     if step is not None:
         age = _age(status.get("last_checkpoint_time"), now)
-        when = "of an earlier attempt" if age is None else f"{age} ago"
+        when = "by an earlier attempt" if age is None else f"{age} ago"
         text = f"last checkpoint: step {step:,}, {when}"
     failed = int(status.get("failed_saves") or 0)
     return text + (f"; {counted(failed, 'save')} failed, see the log" if failed else "")
@@ -275,7 +286,7 @@ def _origin(status: Mapping[str, Any], *, job_id: str | None, now: datetime) -> 
     if age_s is not None and age_s > _OLD_S:
         text += f", as of {duration(age_s)} ago"
     if job_id is not None and status.get("job_id") not in (None, job_id):
-        text += ", by an earlier job of the run"
+        text += ", from an earlier job of the run"
     return text
 
 

@@ -1,4 +1,4 @@
-"""`jobs submit`: check, show what it may cost, ask, submit once."""
+"""`jobs submit`: check, show the cost, ask for confirmation, submit exactly once."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,22 +10,23 @@ from jobs.commands.options import (
     PROGRAM_ARGV,
     DeploymentOption,
     JsonOption,
+    MaxUsdOption,
     RegionOption,
-    chosen,
     command,
-    given_path,
+    global_options,
+    parse_path,
 )
 from jobs.errors import EXIT_OK
 from jobs.program.entry import ProgramOptions
 from jobs.submit.check import check
 from jobs.submit.choose import choose
-from jobs.submit.plan import ask, check_places, check_program, planned, show_plan
-from jobs.submit.read import SubmitOptions, read_order
+from jobs.submit.plan import ask, check_cap, check_places, check_program, planned, show_plan
+from jobs.submit.read import SubmitOptions, read_spec
 from jobs.submit.send import join, send, show
-from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.contract import ZONE_PATIENCE_MINUTES, Orchestrator
 
 _OWN, _EKS, _ADVANCED = "Your own program", "On EKS", "Advanced"
-"""Panels of the help."""
+"""Help panels."""
 
 
 @command
@@ -35,8 +36,8 @@ def submit(
         str | None,
         typer.Argument(
             metavar="WORKLOAD|FILE|FOLDER",
-            help="What to run: a workload that `catalogue` lists, or a program of yours, such as "
-            "./train.py, or a folder with a workload.toml.",
+            help="A workload from `catalogue`, your own program, such as ./train.py, or a folder "
+            "with a workload.toml.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +45,7 @@ def submit(
         int | None,
         typer.Option(
             "--nodes",
-            help="Number of nodes; of tokenize: of instances that share the work.",
+            help="Number of nodes; for tokenize, number of array-job children that share the work.",
             show_default="the workload's",
         ),
     ] = None,
@@ -52,8 +53,8 @@ def submit(
         Orchestrator | None,
         typer.Option(
             "--on",
-            help="What runs the nodes; data and export jobs run on Batch everywhere.",
-            show_default="the deployment's; of two: batch",
+            help="Orchestrator to run on; data and export jobs always run on Batch.",
+            show_default="the deployment's; batch if it has both",
         ),
     ] = None,
     name: Annotated[
@@ -61,27 +62,27 @@ def submit(
         typer.Option(
             "--name",
             metavar="RUN",
-            help="Run name: checkpoints and results belong to it, a name that is running is not "
-            "submitted again, and training continues from its newest checkpoint.",
+            help="Name of the run, under which checkpoints and results are stored. Submitting the "
+            "same name again resumes from the newest checkpoint; only one job per name can run at "
+            "a time.",
             show_default="workload and time",
         ),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", help="Show the log of all nodes until the job ends.")
+        bool, typer.Option("--follow", help="Follow the logs of all nodes until the job ends.")
     ] = False,
     verbose: Annotated[
         bool,
         typer.Option(
             "--verbose",
-            help="With --follow: show the first lines of every node's launcher too.",
+            help="With --follow: also show each launcher's startup lines.",
         ),
     ] = False,
     compiles: Annotated[
         bool,
         typer.Option(
             "--compile",
-            help="Compile the graphs of a training workload first, as a job of its own that the "
-            "training job waits for.",
+            help="Compile the graphs of a training workload first, in a separate job.",
         ),
     ] = False,
     time_limit: Annotated[
@@ -89,7 +90,7 @@ def submit(
         typer.Option(
             "--time-limit",
             metavar="HOURS",
-            help="Hours after which an attempt is ended, and the job with it.",
+            help="Time limit per attempt, in hours; reaching it ends the job.",
             show_default="the workload's",
         ),
     ] = None,
@@ -98,7 +99,7 @@ def submit(
         typer.Option(
             "--module",
             "-m",
-            help="Module of yours to run, as with `python -m`.",
+            help="Module to run instead of a file, as with `python -m`.",
             rich_help_panel=_OWN,
         ),
     ] = None,
@@ -106,10 +107,10 @@ def submit(
         Path | None,
         typer.Option(
             "--workdir",
-            parser=given_path,
+            parser=parse_path,
             metavar="DIR",
-            help="Folder of your program: its files go along, and it runs there.",
-            show_default="the file's; with -m: this one",
+            help="Folder of your program: its files are packed, and it runs there.",
+            show_default="the file's; with -m: the current one",
             rich_help_panel=_OWN,
         ),
     ] = None,
@@ -118,8 +119,8 @@ def submit(
         typer.Option(
             "--include",
             metavar="GLOB",
-            help="Files of your program to take along although git ignores them, or they look "
-            "like keys; repeatable.",
+            help="Files to pack even if git ignores them or they look like credentials; "
+            "repeatable.",
             rich_help_panel=_OWN,
         ),
     ] = None,
@@ -128,7 +129,7 @@ def submit(
         typer.Option(
             "--exclude",
             metavar="GLOB",
-            help="Files of your program to leave out; repeatable.",
+            help="Files to exclude; repeatable.",
             rich_help_panel=_OWN,
         ),
     ] = None,
@@ -137,7 +138,7 @@ def submit(
         typer.Option(
             "--env",
             metavar="NAME=VALUE",
-            help="Environment variable of your program; repeatable.",
+            help="Environment variable for your program; repeatable.",
             show_default="the run's",
             rich_help_panel=_OWN,
         ),
@@ -146,11 +147,11 @@ def submit(
         Path | None,
         typer.Option(
             "--requirements",
-            parser=given_path,
+            parser=parse_path,
             metavar="FILE",
-            help="What your program requires beyond the image, as for pip: wheels are collected "
-            "once, by a job of its own, before any node starts.",
-            show_default="the run's; of a folder: its workload.toml's",
+            help="pip requirements file for packages that the image lacks; wheels are collected "
+            "once, in a separate job, before any node starts.",
+            show_default="the run's; for a folder: from its workload.toml",
             rich_help_panel=_OWN,
         ),
     ] = None,
@@ -159,8 +160,8 @@ def submit(
         typer.Option(
             "--from-snapshot",
             metavar="N|none",
-            help="Snapshot of your program's run to go back to, of those that `status` lists; "
-            "none: begin anew.",
+            help="Number of an older snapshot to resume from, as listed by `status`; none: start "
+            "over.",
             show_default="the newest",
             rich_help_panel=_OWN,
         ),
@@ -169,7 +170,8 @@ def submit(
         bool,
         typer.Option(
             "--release",
-            help="On EKS, with --follow: scale to 0 nodes when the job has ended.",
+            help="On EKS, with --follow: remove the nodes after the job ends, unless another run "
+            "needs them.",
             rich_help_panel=_EKS,
         ),
     ] = False,
@@ -177,7 +179,7 @@ def submit(
         bool,
         typer.Option(
             "--scale",
-            help="On EKS: let the cluster get the nodes that are missing, instead of refusing.",
+            help="On EKS: add the missing nodes instead of refusing.",
             rich_help_panel=_EKS,
         ),
     ] = False,
@@ -190,10 +192,23 @@ def submit(
             rich_help_panel=_ADVANCED,
         ),
     ] = None,
+    max_usd: MaxUsdOption = None,
+    zone_patience: Annotated[
+        int | None,
+        typer.Option(
+            "--zone-patience",
+            metavar="MINUTES",
+            min=0,
+            max=1440,
+            help="With several zones: minutes that the job may wait for its nodes before it moves "
+            "to the next zone for lack of capacity.",
+            show_default=str(ZONE_PATIENCE_MINUTES),
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option(
-            "--dry-run", help="Print the exact SubmitJob payload or Volcano job, submit nothing."
+            "--dry-run", help="Print the exact SubmitJob request or Volcano Job; submit nothing."
         ),
     ] = False,
     check_only: Annotated[
@@ -201,26 +216,25 @@ def submit(
         typer.Option(
             "--check-only",
             hidden=True,
-            help="Check what needs no deployment, and end: of a rehearsal, before it deploys.",
+            help="Run only the checks that need no deployment, for a rehearsal.",
         ),
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Submit a workload, or a program of yours; its parameters are options too.
+    """Submit a workload or your own program; workload parameters are options too.
 
-    `submit WORKLOAD --help` lists them, seldom needed ones last. Of a program, its folder goes
-    along, and what comes after -- reaches it word by word; the same name again continues from its
-    newest snapshot.
+    `submit WORKLOAD --help` lists them. A program's folder is packed and sent with the job, and
+    arguments after -- are passed to it unchanged. Submitting the same name again resumes the run.
 
-    Checks parameters, dataset and run before anything is spent, shows the plan and an estimate of
-    the price, and asks before a job that takes Trainium nodes or may cost 10 USD or more at its
-    time limit. Where there is no terminal to ask on, such a job needs --yes.
+    Checks parameters, dataset and run before anything is spent, shows the plan with an estimated
+    cost, and asks for confirmation if the job needs Trainium nodes or may cost 10 USD or more at
+    its time limit. Without a terminal, such a job needs --yes.
 
-    Exit codes: 0 submitted (with --follow: succeeded), 1 the job failed, 2 refused,
-    130 interrupted with Ctrl-C (the job goes on).
+    Exit codes: 0 submitted (with --follow: succeeded), 1 the job failed, 2 refused, 130 interrupted
+    with Ctrl-C (the job keeps running).
 
     \b
     Examples:
@@ -234,11 +248,11 @@ def submit(
       python -m jobs submit export --run my-run
       python -m jobs submit bert --on eks --nodes 2 --scale --compile --name bert-1 --follow
     """
-    given = chosen(context, deployment, region)
+    options = global_options(context, deployment, region)
     argv = context.args
     if module is not None and what is not None and what.startswith("-"):
-        argv, what = [what, *argv], None  # a parameter, taken for what to run
-    order = read_order(
+        argv, what = [what, *argv], None  # Click mistook a parameter for the workload
+    spec = read_spec(
         what,
         argv,
         assignments or (),
@@ -252,6 +266,8 @@ def submit(
             folds=not verbose and not as_json,
             releases=releases,
             scales=scales,
+            max_usd=max_usd,
+            zone_patience_minutes=zone_patience,
             dry_run=dry_run,
             as_json=as_json,
         ),
@@ -267,16 +283,20 @@ def submit(
         ),
     )
     if check_only:
-        check_program(order)
+        check_program(spec)
         return EXIT_OK
     submission = check(
         choose(
-            order, Aws(given.region), given.deployment, processes_per_node=given.processes_per_node
+            spec,
+            Aws(options.region),
+            options.deployment,
+            processes_per_node=options.processes_per_node,
         )
     )
     if submission.running is not None:
         return join(submission, submission.running)
     submission = planned(submission)
+    check_cap(submission)
     if not (dry_run and as_json):
         show_plan(submission)
     if dry_run:

@@ -1,4 +1,4 @@
-"""`jobs top`: how busy the nodes of a run are."""
+"""`jobs top`: the utilization of a run's nodes."""
 
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -9,15 +9,15 @@ from jobs.commands.options import (
     DeploymentOption,
     JsonOption,
     RegionOption,
-    chosen,
     command,
     eks_service,
+    global_options,
 )
 from jobs.commands.shell import running_pod
 from jobs.deployment import where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import Job
-from jobs.orchestrators import Services, found_job, service_for
+from jobs.orchestrators import Services, find_job, service_for
 from jobs.output.console import echo, note, print_document
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import picked
@@ -26,27 +26,28 @@ if TYPE_CHECKING:
     from jobs.eks.service import EksService
     from jobs.eks.usage import Usage
 
-_OF_BATCH = "of a run on Batch see `python -m jobs status {0}` and `python -m jobs logs {0}`"
+_OF_BATCH = "for a run on Batch, see `python -m jobs status {0}` and `python -m jobs logs {0}`"
 
 
 @command
 def top(
     context: typer.Context,
     run: Annotated[
-        str | None, typer.Argument(help="Run name.", show_default="the newest run on EKS")
+        str | None,
+        typer.Argument(metavar="RUN", help="Run name.", show_default="the newest run on EKS"),
     ] = None,
     every: Annotated[
         float,
-        typer.Option("--every", metavar="SECONDS", min=0, help="Show it again and again."),
+        typer.Option("--every", metavar="SECONDS", min=0, help="Refresh interval (0: show once)."),
     ] = 0,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Show NeuronCores, memory and vCPUs of each node of a run on EKS.
+    """Show NeuronCore, memory and vCPU usage of each node of a run on EKS.
 
-    Asks neuron-monitor in each pod; where a pod has none, as in a rehearsal, it shows what the
-    pod's processes use, and says so.
+    Reads neuron-monitor in each pod; if a pod has none, as in a rehearsal, shows the usage of the
+    pod's processes, marked as such.
 
     \b
     Examples:
@@ -54,11 +55,13 @@ def top(
       python -m jobs top bert-1 --every 10
     """
     service = eks_service(
-        chosen(context, deployment, region), "top", instead=f"; {_OF_BATCH.format(run or '')}"
+        global_options(context, deployment, region),
+        "top",
+        instead=f"; {_OF_BATCH.format(run or '')}",
     )
     from jobs.eks.node_users import try_idle_remark
 
-    job = _found(service, run)
+    job = _find(service, run)
     while True:
         usage = _measure(service, job)
         if as_json:
@@ -73,18 +76,17 @@ def top(
         time.sleep(every)
 
 
-def _found(service: "EksService", run: str | None) -> Job:
-    """Find the run on the cluster; refuse one of Batch, whose hosts cannot be asked."""
+def _find(service: "EksService", run: str | None) -> Job:
+    """Find the run on the cluster; refuse one on Batch, whose hosts cannot be queried."""
     target = service.target
     try:
-        _, job = found_job(Services((service,), note, Orchestrator.EKS), target, run)
+        _, job = find_job(Services((service,), note, Orchestrator.EKS), target, run)
     except Refusal as refusal:
         batch = service_for(service.aws, target, Orchestrator.BATCH)
         if refusal.code == "unknown-run" and batch.runs(run):
             raise Refusal(
                 "not-on-eks",
-                f"run {run} is on Batch, and top asks the pods of runs on EKS; "
-                f"{_OF_BATCH.format(run)}",
+                f"run {run} is on Batch, but top needs a run on EKS; {_OF_BATCH.format(run)}",
             ) from None
         raise
     return job
@@ -96,8 +98,10 @@ def _measure(service: "EksService", job: Job) -> "dict[int, Usage]":
 
     pods = {node.index: node.name for node in job.nodes if node.name and node.status == "RUNNING"}
     if not pods:
-        running_pod(job, 0)
-        raise Refusal("no-pod", f"run {job.run} has no running pods")
+        running_pod(job, 0)  # refuses with the status of node 0
+        raise Refusal(
+            "no-pod", f"run {job.run} has no running pods; see `python -m jobs status {job.run}`"
+        )
     with refusing():
         return usage_of_all(service.cluster(), pods)
 
@@ -109,8 +113,8 @@ def _document(service: "EksService", job: Job, usage: "dict[int, Usage]") -> obj
         **where(service.target, job.run),
         job_id=job.job_id,
         nodes=tuple(
-            picked(NodeUsage, found, node=node, pod=job.nodes[node].name)
-            for node, found in sorted(usage.items())
+            picked(NodeUsage, item, node=node, pod=job.nodes[node].name)
+            for node, item in sorted(usage.items())
         ),
     )
 
@@ -125,23 +129,25 @@ def _show(job: Job, usage: "dict[int, Usage]") -> None:
     for heading in ("node", "NeuronCores", "busy %", "device GiB", "vCPU %", "memory GiB"):
         table.add_column(heading, justify="right")
     table.add_column("measured by")
-    for node, found in sorted(usage.items()):
+    for node, item in sorted(usage.items()):
         table.add_row(
             str(node),
-            "" if found.cores_in_use is None else str(found.cores_in_use),
-            _number(found.core_percent),
-            _gib(found.device_bytes),
-            _number(found.cpu_percent),
-            _gib(found.memory_bytes),
-            found.measured_by,
+            "" if item.cores_in_use is None else str(item.cores_in_use),
+            _number(item.core_percent),
+            _gib(item.device_bytes),
+            _number(item.cpu_percent),
+            _gib(item.memory_bytes),
+            item.measured_by,
         )
     console = Terminal()
     console.print(table)
     # Below the table, because a narrow terminal would cut it off.
-    if any(found.measured_by != NEURON_MONITOR for found in usage.values()):
-        console.print("processes: those of the pod, where there is no neuron-monitor")
-    for node, found in sorted(usage.items()):
-        for error in found.errors:
+    if any(item.measured_by != NEURON_MONITOR for item in usage.values()):
+        console.print(
+            "processes: usage of the pod's own processes, because the pod has no neuron-monitor"
+        )
+    for node, item in sorted(usage.items()):
+        for error in item.errors:
             console.print(f"node {node}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""`jobs upload`: a tokenizer, text, a model or any other files into the deployment's bucket."""
+"""`jobs upload`: copy a tokenizer, text, a model or other files to the deployment's bucket."""
 
 import json
 import os
@@ -26,21 +26,21 @@ from jobs.commands.options import (
     JsonOption,
     RegionOption,
     command,
-    given_path,
-    opened,
+    open_deployment,
+    parse_path,
 )
-from jobs.deployment import Deployment, OfDeployment
+from jobs.deployment import Deployment, DeploymentFields
 from jobs.errors import EXIT_OK, Refusal
-from jobs.job import counted
 from jobs.output.console import echo, note, print_document
 from jobs.program.files import kind_of
 from trainium_catalogue import contract
 from trainium_catalogue.models.in_bucket import MODEL_CONFIG, workload_of
 from trainium_catalogue.parameters.data import CORPORA, TEXT_SUFFIXES
+from trainium_catalogue.wording import counted
 
 InputKind = Literal["tokenizer", "corpus", "model", "files"]
 FILES: Final = "files"
-"""Kind of an upload of any files, for programs."""
+"""Kind of an upload for programs: any files."""
 _HEAD_BYTES = 4096
 _LFS_POINTER = b"version https://git-lfs"
 
@@ -50,7 +50,7 @@ def upload(
     context: typer.Context,
     path: Annotated[
         Path,
-        typer.Argument(parser=given_path, metavar="PATH", help="A file, or a folder."),
+        typer.Argument(parser=parse_path, metavar="PATH", help="File or folder to upload."),
     ],
     name: Annotated[
         str | None,
@@ -59,23 +59,24 @@ def upload(
     takes_all: Annotated[
         bool,
         typer.Option(
-            "--all", help="Every file of a folder, as it is, for a program of yours; not only text."
+            "--all",
+            help="Upload every file in the folder unchanged, not only text, for your program.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be uploaded, upload nothing.")
+        bool, typer.Option("--dry-run", help="List what would be uploaded; upload nothing.")
     ] = False,
     as_json: JsonOption = False,
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Upload a tokenizer, text to train on, a model to begin with, or files for your program.
+    """Upload a tokenizer, training text, pretrained weights, or files for your program.
 
-    *.model and tokenizer*.json go to tokenizers/, a folder or file of text, JSONL or Parquet to
-    corpora/<name>/, a folder with config.json and *.safetensors, as Hugging Face's models have,
-    to models/<name>/. Any other file, or folder without text, goes to corpora/<name>/ as it is: a
-    program of yours gets it with --input, in TRAINIUM_INPUT_DIR. What is there already with the
-    same size and checksum is left out, so an upload that was interrupted goes on where it ended.
+    *.model and tokenizer*.json go to tokenizers/; a folder or file of text, JSONL or Parquet to
+    corpora/<name>/; a Hugging Face model folder (config.json and *.safetensors) to models/<name>/.
+    Any other file, or folder without text, goes to corpora/<name>/ unchanged: with --input, your
+    program finds it in TRAINIUM_INPUT_DIR. Files already uploaded, with the same size and checksum,
+    are skipped, so an interrupted upload resumes.
 
     \b
     Examples:
@@ -85,28 +86,28 @@ def upload(
       python -m jobs upload ./Llama-2-7b-hf/
       python -m jobs upload ./images/ --all --name my-images
     """
-    planned = planned_upload(path, name, takes_all=takes_all)
-    aws, target = opened(context, deployment, region)
+    planned = plan_upload(path, name, takes_all=takes_all)
+    aws, target = open_deployment(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     where = f"s3://{target.bucket}/{planned.prefix}"
     if planned.left_out:
-        note(f"left out, not {planned.content}: {_some(planned.left_out)}")
+        note(f"skipped, not {planned.content}: {_some(planned.left_out)}")
         if planned.kind == "corpus":
-            note("--all takes every file, for a program of yours")
+            note("--all uploads every file, for your program")
     outcome = None
     if dry_run:
         note(f"would upload {files(planned.items)}, {_size(planned.num_bytes)}, to {where}")
         for item in () if as_json else planned.items:
             echo(f"s3://{target.bucket}/{item.key}")
     else:
-        there = same_files(bucket, planned.items, prefix=planned.prefix)
+        up_to_date = same_files(bucket, planned.items, prefix=planned.prefix)
         from jobs.output.terminal import Terminal  # not needed by a dry run
 
         outcome = move(
             bucket,
             planned.items,
             Direction.UP,
-            there=there,
+            up_to_date=up_to_date,
             note=note,
             console=Terminal(stderr=True),
         )
@@ -117,8 +118,8 @@ def upload(
 
 
 def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: TransferResult) -> None:
-    there = f"; {files(outcome.skipped)} there already" if outcome.skipped else ""
-    note(f"uploaded {files(outcome.moved)} to s3://{target.bucket}/{planned.prefix}{there}")
+    present = f"; {files(outcome.skipped)} already present" if outcome.skipped else ""
+    note(f"uploaded {files(outcome.moved)} to s3://{target.bucket}/{planned.prefix}{present}")
     if planned.kind == "tokenizer":
         note(f"use it with: python -m jobs submit tokenize --tokenizer {planned.name} ...")
         return
@@ -129,20 +130,20 @@ def _report(target: Deployment, bucket: Bucket, planned: "Upload", outcome: Tran
         note(f"use it with: python -m jobs submit {workload} --init-from {planned.name} ...")
         return
     strays = [
-        found.key.removeprefix(planned.prefix)
-        for found in bucket.objects(planned.prefix)
-        if found.key not in mine
+        stored.key.removeprefix(planned.prefix)
+        for stored in bucket.objects(planned.prefix)
+        if stored.key not in mine
     ]
     if strays:
         note(
-            f"{planned.prefix} holds {counted(len(strays), 'more file')} of earlier uploads, which "
-            f"{'a program gets' if planned.kind == FILES else 'tokenize reads'} too: "
-            f"{_some(strays)}; remove them, or use another --name"
+            f"{planned.prefix} also contains {counted(len(strays), 'file')} from earlier uploads, "
+            f"which {'a program receives' if planned.kind == FILES else 'tokenize reads'} too: "
+            f"{_some(strays)}; delete {'it' if len(strays) == 1 else 'them'}, or use another --name"
         )
     if planned.kind == FILES:
         uri = f"s3://{target.bucket}/{planned.prefix}"
         note(
-            f"use it with: python -m jobs submit ./train.py --input {uri} ..., which puts it into "
+            f"use it with: python -m jobs submit ./train.py --input {uri} ..., which copies it to "
             f"{contract.ENV_INPUT_DIR} on every node"
         )
         return
@@ -161,7 +162,7 @@ def _size(num_bytes: int) -> str:
 def upload_document(
     deployment: Deployment, planned: "Upload", outcome: TransferResult | None
 ) -> "UploadDocument":
-    """Make the document of ``upload --json``; without an outcome, nothing was uploaded."""
+    """Build the document of ``upload --json``; without an outcome, nothing was uploaded."""
     return UploadDocument(
         deployment=deployment.name,
         region=deployment.region,
@@ -174,35 +175,35 @@ def upload_document(
 
 
 @dataclass(frozen=True, kw_only=True)
-class UploadDocument(OfDeployment):
-    """What was uploaded, or would be."""
+class UploadDocument(DeploymentFields):
+    """A completed upload or, with --dry-run, a planned one."""
 
     uri: str
-    """Place in the bucket."""
+    """S3 URI of the prefix."""
     files: tuple[TransferredFile, ...]
     kind: InputKind
     name: str
-    """Name by which ``tokenize`` or ``--init-from`` finds it."""
+    """Name for ``tokenize`` or ``--init-from``; for files, the last part of their prefix."""
     left_out: tuple[str, ...]
-    """Files of the folder that are neither text nor a model's."""
+    """Files in the folder that are neither text nor part of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """Files to upload, and the kind of input they make up."""
+    """Files to upload, and their kind of input."""
 
     kind: InputKind
     name: str
-    """Name by which ``tokenize`` or ``--init-from`` finds it; of files, the end of their prefix."""
+    """Name for ``tokenize`` or ``--init-from``; for files, the last part of their prefix."""
     prefix: str
     """Prefix of its objects in the bucket."""
     items: tuple[TransferItem, ...]
     left_out: tuple[str, ...] = ()
-    """Names in the folder that are neither text nor a model's, or no files."""
+    """Names in the folder that are neither text nor part of a model, or not files."""
 
     @property
     def content(self) -> str:
-        """What each of the files is."""
+        """Description of each uploaded file."""
         return {"model": "part of a model", FILES: "a regular file"}.get(self.kind, "text")
 
     @property
@@ -211,18 +212,20 @@ class Upload:
         return sum(item.size for item in self.items)
 
 
-def planned_upload(path: Path, name: str | None, *, takes_all: bool = False) -> Upload:
-    """Plan the upload; refuse what cannot be what its name says."""
+def plan_upload(path: Path, name: str | None, *, takes_all: bool = False) -> Upload:
+    """Plan the upload; refuse a file that does not match its name."""
     if not path.exists():
-        raise Refusal("no-such-path", f"there is no {path}; name a file or a folder that exists")
+        raise Refusal("no-such-path", f"there is no {path}; specify an existing file or folder")
     if name == "":
-        _checked_name(name)  # the default is for a name that was not given
+        _checked_name(name)  # an empty name must not fall back to the default
     if path.is_dir() and not takes_all and is_model_folder(path):
         return planned_model(path, name or path.resolve().name)
     if path.is_dir():
         return _folder(path, _corpus_name(name or path.resolve().name), takes_all=takes_all)
     if not path.is_file():
-        raise Refusal("no-such-path", f"{path} is neither a file nor a folder; name one")
+        raise Refusal(
+            "no-such-path", f"{path} is neither a file nor a folder; specify a file or folder"
+        )
     if is_tokenizer_name(path.name) and not takes_all:
         return _tokenizer(path, _checked_name(name or path.name))
     corpus = _corpus_name(name or _stem(path.name))
@@ -234,7 +237,7 @@ def planned_upload(path: Path, name: str | None, *, takes_all: bool = False) -> 
 
 
 def is_model_folder(path: Path) -> bool:
-    """Recognise a model's folder, as transformers' save_pretrained writes it."""
+    """Return whether a folder contains a model as written by transformers' save_pretrained."""
     try:
         return "model_type" in json.loads((path / MODEL_CONFIG).read_bytes())
     except (OSError, ValueError, TypeError):
@@ -242,12 +245,12 @@ def is_model_folder(path: Path) -> bool:
 
 
 def planned_model(path: Path, name: str) -> Upload:
-    """Plan the upload of a model; refuse one whose weights are not here."""
+    """Plan the upload of a model; refuse one whose weights are missing."""
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         raise Refusal(
             "no-weights",
-            f"{path} has no *.safetensors; fetch the model's weights in that format, or save it "
+            f"{path} has no *.safetensors; download the model's weights in that format, or save it "
             "again with transformers' save_pretrained",
         )
     for file in weights:
@@ -255,9 +258,9 @@ def planned_model(path: Path, name: str) -> Upload:
             if opened_file.read(_HEAD_BYTES).startswith(_LFS_POINTER):
                 raise Refusal(
                     "no-weights",
-                    f"{file} is a Git LFS pointer; fetch the file itself (git lfs pull)",
+                    f"{file} is a Git LFS pointer; download the file itself (git lfs pull)",
                 )
-    # Small files about the model or its tokenizer go along; the same weights in other formats not.
+    # Include small files about the model or its tokenizer, but not its weights in other formats.
     others = [file for file in sorted(path.iterdir()) if file not in weights and file.is_file()]
     taken = [*weights, *(file for file in others if file.name.endswith((".json", ".model")))]
     prefix = f"{contract.MODELS_PREFIX}{_checked_name(name)}/"
@@ -276,12 +279,12 @@ def planned_model(path: Path, name: str) -> Upload:
 
 
 def is_tokenizer_name(name: str) -> bool:
-    """Recognise ``tokenizer.model``, ``tokenizer.json`` and the like."""
+    """Return whether a name looks like ``tokenizer.model`` or ``tokenizer.json``."""
     return name.endswith(".model") or re.fullmatch(r"tokenizer.*\.json", name) is not None
 
 
 def is_text_name(name: str) -> bool:
-    """Tell whether ``tokenize`` reads a file of that name."""
+    """Return whether ``tokenize`` reads files of that name."""
     lower = name.lower()
     stem = lower.removesuffix(".gz")
     return stem.endswith(TEXT_SUFFIXES) and not (
@@ -294,22 +297,25 @@ def check_tokenizer(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(_LFS_POINTER):
-        raise _no_tokenizer(path, "it is a Git LFS pointer; fetch the file itself (git lfs pull)")
+        raise _no_tokenizer(
+            path, "it is a Git LFS pointer; download the file itself (git lfs pull)"
+        )
     if path.name.endswith(".json"):
         try:
             document = json.loads(path.read_bytes())
         except ValueError:
-            raise _no_tokenizer(path, "it is not JSON; upload it as it came") from None
+            raise _no_tokenizer(path, "it is not JSON; upload the original file") from None
         model = document.get("model") if isinstance(document, Mapping) else None
         if not isinstance(model, Mapping) or "type" not in model:
             raise _no_tokenizer(
                 path,
-                "it has no model; upload the file named tokenizer.json (tokenizer_config.json is "
-                "another one), or tokenizer.model",
+                "it has no 'model' field; upload tokenizer.json (not tokenizer_config.json) or "
+                "tokenizer.model",
             )
-    elif not _begins_as_sentencepiece(head):
+    elif not _starts_like_sentencepiece(head):
         raise _no_tokenizer(
-            path, "it is no SentencePiece model; upload tokenizer.model as it came with the weights"
+            path,
+            "it is not a SentencePiece model; upload the model's original tokenizer.model",
         )
 
 
@@ -320,8 +326,8 @@ def _tokenizer(path: Path, name: str) -> Upload:
         like = f"{name}.model" if path.suffix == ".model" else f"tokenizer-{name}.json"
         raise Refusal(
             "unknown-kind",
-            f"--name {name} is no name of a tokenizer: those are *.model and tokenizer*.json; "
-            f"{like!r} would do",
+            f"--name {name} is not the name of a tokenizer (*.model or tokenizer*.json); use "
+            f"{like!r}, for example",
         )
     item = TransferItem(path=path, key=contract.TOKENIZERS_PREFIX + name, size=path.stat().st_size)
     return Upload(kind="tokenizer", name=name, prefix=contract.TOKENIZERS_PREFIX, items=(item,))
@@ -329,20 +335,20 @@ def _tokenizer(path: Path, name: str) -> Upload:
 
 def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
     prefix = f"{contract.CORPORA_PREFIX}{name}/"
-    found, no_files = _listed(path, hidden=takes_all)
+    paths, non_files = _listed(path, hidden=takes_all)
     texts = [
         file
-        for file in found
+        for file in paths
         if is_text_name(file.name)
         and not is_tokenizer_name(file.name)
-        # Hidden files and markers such as _SUCCESS are neither text nor mistakes.
+        # Markers such as _SUCCESS are not text.
         and not any(part.startswith("_") for part in file.relative_to(path).parts)
     ]
-    others = [file for file in found if file not in texts]
+    others = [file for file in paths if file not in texts]
     if not texts and not takes_all:
-        _check_meant(path, others)
+        _refuse_model_or_tokenizer(path, others)
     is_text = bool(texts) and not takes_all
-    taken, left = (texts, others) if is_text else (found, [])
+    taken, left = (texts, others) if is_text else (paths, [])
     items = tuple(
         TransferItem(
             path=file, key=prefix + file.relative_to(path).as_posix(), size=file.stat().st_size
@@ -350,9 +356,9 @@ def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
         for file in taken
     )
     if not any(item.size for item in items):
-        what = f"{counted(len(items), 'file')} without a byte" if items else "no file"
-        raise Refusal("empty-folder", f"{path} holds {what}; fill it, or name another")
-    marks = (".", "_")
+        what = f"{counted(len(items), 'file')} with 0 bytes" if items else "no files"
+        raise Refusal("empty-folder", f"{path} contains {what}; specify another file or folder")
+    marks = (".", "_")  # of hidden files and markers, which are not reported
     names = [file.relative_to(path) for file in left]
     return Upload(
         kind="corpus" if is_text else FILES,
@@ -361,19 +367,22 @@ def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
         items=items,
         left_out=(
             *(n.as_posix() for n in names if not any(p.startswith(marks) for p in n.parts)),
-            *no_files,
+            *non_files,
         ),
     )
 
 
 def _listed(folder: Path, *, hidden: bool) -> tuple[list[Path], list[str]]:
-    """List the files below a folder, and describe what else is there but folders."""
+    """List the files below a folder, and describe entries that are neither files nor folders.
+
+    Hidden files and folders are listed only if ``hidden``.
+    """
 
     def fail(error: OSError) -> None:
         raise error
 
     files: list[Path] = []
-    no_files: list[str] = []
+    non_files: list[str] = []
     for here, folders, names in os.walk(folder, onerror=fail):
         folders[:] = sorted(n for n in folders if hidden or not n.startswith("."))
         links = [n for n in folders if Path(here, n).is_symlink()]
@@ -384,41 +393,41 @@ def _listed(folder: Path, *, hidden: bool) -> tuple[list[Path], list[str]]:
             if path.is_file():
                 files.append(path)
             else:
-                no_files.append(f"{path.relative_to(folder).as_posix()} ({kind_of(path)})")
-    return sorted(files), no_files
+                non_files.append(f"{path.relative_to(folder).as_posix()} ({kind_of(path)})")
+    return sorted(files), non_files
 
 
-def _check_meant(path: Path, files: list[Path]) -> None:
-    """Refuse a folder without text in which a model or a tokenizer was probably meant."""
+def _refuse_model_or_tokenizer(path: Path, files: list[Path]) -> None:
+    """Refuse a folder without text that was probably meant as a model or a tokenizer."""
     names = [file.relative_to(path).as_posix() for file in files]
     weights = [name for name in names if name.endswith(".safetensors")]
     if weights:
         raise Refusal(
             "empty-folder",
-            f"{path} has weights ({weights[0]}) and no {MODEL_CONFIG} that names a model_type; "
-            "name the folder that has both, as transformers' save_pretrained writes them, or give "
-            "--all to upload its files as they are",
+            f"{path} has weights ({weights[0]}) but no {MODEL_CONFIG} with a model_type; specify a "
+            "folder with both, as transformers' save_pretrained writes it, or pass --all to upload "
+            "its files unchanged",
         )
     tokenizers = [name for name in names if is_tokenizer_name(Path(name).name)]
     if tokenizers:
         raise Refusal(
             "empty-folder",
-            f"{path} holds no text; for its tokenizer: python -m jobs upload "
-            f"{path / tokenizers[0]}; or give --all to upload its files as they are",
+            f"{path} contains no text; upload its tokenizer with `python -m jobs upload "
+            f"{path / tokenizers[0]}`, or pass --all to upload its files unchanged",
         )
 
 
 def _check_size(path: Path) -> None:
     if not path.stat().st_size:
-        raise Refusal("empty-file", f"{path} is empty; name a file that holds something")
+        raise Refusal("empty-file", f"{path} is empty; specify another file")
 
 
 def _checked_name(name: str) -> str:
     if not re.fullmatch(contract.DATASET_NAME_PATTERN, name):
         raise Refusal(
             "upload-name",
-            f"{name!r} cannot be its name in the bucket: it takes {contract.DATASET_NAME_HELP}; "
-            "give one with --name",
+            f"{name!r} cannot be used as a name in the bucket; set --name to "
+            f"{contract.DATASET_NAME_HELP}",
         )
     return name
 
@@ -427,7 +436,7 @@ def _corpus_name(name: str) -> str:
     if name in CORPORA:
         raise Refusal(
             "reserved-name",
-            f"{name!r} is the name of a corpus that `submit prepare` makes; give another --name",
+            f"{name!r} is the name of a corpus that `submit prepare` creates; use another --name",
         )
     return _checked_name(name)
 
@@ -436,18 +445,18 @@ def _stem(name: str) -> str:
     return Path(name[:-3] if name.lower().endswith(".gz") else name).stem
 
 
-def _begins_as_sentencepiece(head: bytes) -> bool:
-    """Recognise a ModelProto, which begins with its first piece, whose first field is its text.
+def _starts_like_sentencepiece(head: bytes) -> bool:
+    """Return whether data starts like a ModelProto: with a piece that starts with its text.
 
-    (google/sentencepiece, sentencepiece_model.proto: field 1 of either, length-delimited.)
+    Both are field 1, length-delimited (google/sentencepiece, sentencepiece_model.proto).
     """
     if len(head) < 4 or head[0] != 0x0A:
         return False
-    place = 1
-    while place < len(head) and head[place] & 0x80:
-        place += 1
-    return head[place + 1 : place + 2] == b"\x0a"
+    position = 1
+    while position < len(head) and head[position] & 0x80:
+        position += 1
+    return head[position + 1 : position + 2] == b"\x0a"
 
 
 def _no_tokenizer(path: Path, why: str) -> Refusal:
-    return Refusal("not-a-tokenizer", f"{path} is no tokenizer: {why}")
+    return Refusal("not-a-tokenizer", f"{path} is not a tokenizer: {why}")

@@ -1,4 +1,4 @@
-"""`jobs verify`: which claims about AWS and the hardware hold, as far as they were checked."""
+"""`jobs verify`: the results of probing the claims about AWS and the hardware."""
 
 import json
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from jobs.commands.options import (
     Globals,
     JsonOption,
     RegionOption,
-    chosen,
     command,
+    global_options,
 )
 from jobs.deployment import read_deployment
 from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal, is_denied
-from jobs.job import Job, counted
+from jobs.job import Job
 from jobs.orchestrators import Services, services_of
 from jobs.output.console import echo, note, print_document
 from jobs.verify.verification import (
@@ -34,16 +34,18 @@ from jobs.verify.verification import (
     rows_of,
 )
 from trainium_catalogue.probing import NODE_RECORD, State
+from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _NEWEST = 20
-_COLOURS = {State.GREEN: "green", State.RED: "red", State.CRASHED: "bold red"}
+"""Number of newest runs among which one with a record is searched."""
+_COLORS = {State.GREEN: "green", State.RED: "red", State.CRASHED: "bold red"}
 _FIRST = (State.CRASHED, State.RED, State.GREEN)
 EMULATED = (
-    "AWS was an emulator: green says that a probe works, and nothing about its claim; "
-    "what needs hardware or an account was not run"
+    "AWS is emulated: green means that a probe works, not that its claim is true; probes that "
+    "need hardware or an account were not run"
 )
 
 
@@ -52,18 +54,22 @@ def verify(
     context: typer.Context,
     run: Annotated[
         str | None,
-        typer.Argument(help="Run of verify.", show_default="the newest that left a record"),
+        typer.Argument(
+            metavar="RUN",
+            help="Name of a `verify` run.",
+            show_default="the newest run with a record",
+        ),
     ] = None,
     read: Annotated[
         str | None,
         typer.Option(
             "--read",
             metavar="RECORD",
-            help="Look at nothing, show a record: a file, an object's address or key, or a run.",
+            help="Show a record without checking: a file, an S3 URI or key, or a run.",
         ),
     ] = None,
     shows_all: Annotated[
-        bool, typer.Option("--all", help="Show every claim, not only what failed or is new.")
+        bool, typer.Option("--all", help="Show every claim, not only those that failed or changed.")
     ] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a block to paste into an issue.")
@@ -72,12 +78,12 @@ def verify(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Look whether the claims of docs/verification.md hold, and show what was seen.
+    """Run the probes of this project's open claims about AWS and Neuron, and record the results.
 
-    Joins what a run of `submit verify` found on its nodes with what can be seen from here, by
-    calls that only read, and writes the record to the run's results. Some probes have to look
-    while a job runs: call it then as well, what it sees is kept. Ends with 1 when a claim does not
-    hold or a probe crashed.
+    Combines the results of a `submit verify` run with read-only checks from this machine, and
+    writes the record to the run's results. Some probes need a running job: run this command again
+    while one is running; earlier results are kept. Exits with 1 if a claim failed or a probe
+    crashed.
 
     \b
     Examples:
@@ -86,38 +92,38 @@ def verify(
       python -m jobs verify --markdown > issue.md
       python -m jobs verify --read verification.json
     """
-    given = chosen(context, deployment, region)
+    options = global_options(context, deployment, region)
     if read is not None:
         if run is not None:
-            raise Refusal("usage", f"--read {read} shows that record; leave out the run {run}")
-        record, earlier = _stored(given, read), None
+            raise Refusal("usage", f"--read {read} shows that record; omit the run {run}")
+        record, earlier = _stored(options, read), None
     else:
-        record, earlier = _look(given, run)
+        record, earlier = _probe(options, run)
     rows = rows_of(record)
     if as_json:
         print_document(dict(record))
     elif as_markdown:
         echo(markdown(record, rows))
     else:
-        _show(record, None if shows_all else interesting(rows, earlier))
+        _show(record, None if shows_all else rows_to_show(rows, earlier))
     return EXIT_OK if is_good(rows) else EXIT_JOB_FAILED
 
 
-def _stored(given: Globals, place: str) -> Record:
+def _stored(options: Globals, place: str) -> Record:
     if Path(place).is_file():
         return read_record(place, None)
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region)
+    aws = Aws(options.region)
+    target = read_deployment(aws.ssm(), options.deployment, region=aws.region)
     return read_record(place, Bucket(client=aws.s3(), name=target.bucket))
 
 
-def _look(given: Globals, run: str | None) -> tuple[Record, Record | None]:
-    """Run the desk's probes, join them with what the run's nodes found, and write the record."""
-    # Imported late, so that other commands do not pay for them.
-    from jobs.verify.probes import PROBES, Desk
+def _probe(options: Globals, run: str | None) -> tuple[Record, Record | None]:
+    """Run the client's probes, merge them with the run's results, and write the record."""
+    # Imported here to keep other commands fast.
+    from jobs.verify.probes import PROBES, ClientContext
 
-    aws = Aws(given.region)
-    target = read_deployment(aws.ssm(), given.deployment, region=aws.region, workload="verify")
+    aws = Aws(options.region)
+    target = read_deployment(aws.ssm(), options.deployment, region=aws.region, workload="verify")
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     services = services_of(aws, target, note)
     run = run or _newest(services, bucket)
@@ -129,10 +135,10 @@ def _look(given: Globals, run: str | None) -> tuple[Record, Record | None]:
             f"there is neither a job nor a record of run {run!r}; see `python -m jobs list`, or "
             "submit one: `python -m jobs submit verify --nodes 1 --follow`",
         )
-    desk = Desk(aws=aws, target=target, services=services, job=job)
-    note(f"{len(PROBES.by_id)} probes look from here, and change nothing")
-    there = desk.there
-    findings = [PROBES.run(name, desk, there) for name in PROBES.by_id]
+    context = ClientContext(aws=aws, target=target, services=services, job=job)
+    note(f"running {len(PROBES.by_id)} read-only probes from this machine")
+    met = context.met_requirements
+    findings = [PROBES.run(name, context, met) for name in PROBES.by_id]
     earlier = _read(bucket, run)
     record = joined(
         target,
@@ -145,8 +151,8 @@ def _look(given: Globals, run: str | None) -> tuple[Record, Record | None]:
     )
     if run is None:
         note(
-            "no run of verify has left a record, so nothing is written; submit one: "
-            "`python -m jobs submit verify --nodes 1 --follow`"
+            "no verify run has results, so the record is not written; submit one: `python -m jobs "
+            "submit verify --nodes 1 --follow`"
         )
         return record, None
     try:
@@ -154,7 +160,7 @@ def _look(given: Globals, run: str | None) -> tuple[Record, Record | None]:
     except Exception as error:
         if not is_denied(error):
             raise
-        note("the record is not written: that needs s3:PutObject; keep it with --json")
+        note("the record was not written, because s3:PutObject is denied; print it with --json")
     else:
         note(f"written: {where}")
     return record, earlier
@@ -170,10 +176,10 @@ def _newest(services: Services, bucket: Bucket) -> str | None:
 def _job(services: Services, run: str | None) -> Job | None:
     if run is None:
         return None
-    found = services.find(run)
-    if found is None:
+    newest = services.find(run)
+    if newest is None:
         return None
-    service, summary = found
+    service, summary = newest
     return service.describe(summary.job_id, summary.shape)
 
 
@@ -185,8 +191,8 @@ def _read(bucket: Bucket, run: str | None, name: str | None = None) -> Record | 
     return None if data is None else parse_record(data, f"s3://{bucket.name}/{key}")
 
 
-def interesting(rows: Sequence[Row], earlier: Record | None) -> list[Row]:
-    """Choose failed claims, and those whose result differs from the earlier record."""
+def rows_to_show(rows: Sequence[Row], earlier: Record | None) -> list[Row]:
+    """Select failed claims, and those whose result differs from the earlier record."""
     before = {} if earlier is None else {row.claim.id: row.state for row in rows_of(earlier)}
     return [row for row in rows if row.is_bad or before.get(row.claim.id, row.state) != row.state]
 
@@ -202,17 +208,17 @@ def _show(record: Record, only: Sequence[Row] | None) -> None:
     console.print(f"{title(record)}\n{summary(rows)}", soft_wrap=True)
     if len(shown) < len(rows):
         left = counted(len(rows) - len(shown), "claim")
-        console.print(f"{left} not shown: none failed, none is new; --all shows them")
+        console.print(f"{left} neither failed nor changed; --all shows every claim")
     if record["emulated"]:
         console.print(EMULATED, soft_wrap=True)
 
 
 def title(record: Record) -> str:
-    """Name the deployment and the run that were looked at."""
+    """Name the deployment and the run that were checked."""
     nodes, kind = record["num_nodes"], record["instance_type"] or record["device"]
-    of = f"{nodes} x {kind}" if nodes else str(kind)
+    hosts = f"{nodes} x {kind}" if nodes else str(kind)
     return (
-        f"{of}, Neuron {record['neuron_release']}, deployment {record['deployment']} in "
+        f"{hosts}, Neuron {record['neuron_release']}, deployment {record['deployment']} in "
         f"{record['region']}, run {record['run'] or 'none'}, {record['time']}"
     )
 
@@ -223,47 +229,51 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def ordered(rows: Sequence[Row]) -> list[Row]:
-    """Put the rows that need attention first; otherwise keep document order."""
+    """Sort rows that need attention first; otherwise keep the document order."""
     order = [str(state) for state in _FIRST]
     rank = {state: index for index, state in enumerate(order)}
     return sorted(rows, key=lambda row: rank.get(row.state, len(order)))
 
 
 def table(rows: Sequence[Row]) -> "Table":
-    """Build a table with one line per claim, in its own words."""
+    """Build a table with one row per claim."""
     from rich.table import Table
     from rich.text import Text
 
-    made = Table()
-    made.add_column("id", no_wrap=True)
-    made.add_column("", no_wrap=True)
-    made.add_column("claim, and what was seen", overflow="fold")
+    result = Table()
+    result.add_column("id", no_wrap=True)
+    result.add_column("", no_wrap=True)
+    result.add_column("claim and observation", overflow="fold")
     for row in ordered(rows):
-        style = next((s for state, s in _COLOURS.items() if row.state == state), "dim")
+        style = next((s for state, s in _COLORS.items() if row.state == state), "dim")
         lines = [row.claim.claim, row.seen]
         if row.is_bad and row.expected:
             lines.append(f"expected: {row.expected}")
-        made.add_row(row.claim.id, Text(row.state, style), Text("\n".join(filter(None, lines))))
-    return made
+        result.add_row(row.claim.id, Text(row.state, style), Text("\n".join(filter(None, lines))))
+    return result
 
 
 def markdown(record: Record, rows: Sequence[Row]) -> str:
     """Build a block to paste into an issue: checked claims in full, the rest folded."""
-    looked = [row for row in ordered(rows) if row.state in _COLOURS]
-    others = [row for row in rows if row.state not in _COLOURS]
+    checked = [row for row in ordered(rows) if row.state in _COLORS]
+    others = [row for row in rows if row.state not in _COLORS]
     lines = [f"### Verification: {title(record)}", "", f"{summary(rows)}."]
     if record["emulated"]:
         lines += ["", f"{EMULATED}."]
-    if looked:
-        lines += ["", *_table(looked)]
+    if checked:
+        lines += ["", *_table(checked)]
     if others:
-        lines += ["", f"<details><summary>{len(others)} claims were not looked at</summary>", ""]
+        lines += [
+            "",
+            f"<details><summary>{counted(len(others), 'claim')} not checked</summary>",
+            "",
+        ]
         lines += [*_table(others), "", "</details>"]
     return "\n".join([*lines, "", f"sha256 of the record: `{record['sha256']}`"])
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
-    lines = ["| claim | | seen | expected |", "| --- | --- | --- | --- |"]
+    lines = ["| claim | | observed | expected |", "| --- | --- | --- | --- |"]
     for row in rows:
         cells = (f"`{row.claim.id}`: {row.claim.claim}", row.state, row.seen, row.expected)
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")

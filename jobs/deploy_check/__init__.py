@@ -1,1 +1,1 @@
-"""Preview of `cdk deploy`: what it would end, replace or leave behind in the account."""
+"""Preview of `cdk deploy`: jobs it would end, and resources it would replace or leave behind."""

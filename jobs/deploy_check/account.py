@@ -1,4 +1,4 @@
-"""Read-only view of the deployed stacks and the jobs running on them."""
+"""Read the deployed stacks and their running jobs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jobs.deploy_check.assembly import Template, stack_pattern
 from jobs.job import ON_HOSTS, RunSummary
 from trainium_catalogue.workloads import Hardware
 
-# REVIEW_IN_PROGRESS: its change set was never executed. In the ROLLBACK states creation failed;
-# `cdk deploy` deletes such a stack and creates it again.
+# REVIEW_IN_PROGRESS: the stack's first change set was never executed. In the ROLLBACK states, its
+# creation failed, and `cdk deploy` deletes and recreates it.
 _NOT_THERE = ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
-_PER_CALL = 100  # ids of DescribeJobs (Batch API reference)
+_PER_CALL = 100  # maximum number of ids in a DescribeJobs request (Batch API reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,17 +27,17 @@ class DeployedStack:
     status: str
     template: Template
     physical_ids: Mapping[str, str]
-    """By logical id; also of what was deleted."""
+    """Physical ids by logical id, including deleted resources."""
     deleted: frozenset[str] = frozenset()
-    """Logical ids of resources that are gone already, as after an interrupted destroy."""
+    """Logical ids of deleted resources, as after an interrupted destroy."""
 
     def physical_ids_of(self, resource_type: str) -> list[str]:
-        """List the physical ids of its resources of a type that are there."""
+        """List the physical ids of its existing resources of a type."""
         return [
             self.physical_ids[name]
             for name, entry in self.template.get("Resources", {}).items()
             if entry["Type"] == resource_type
-            # One that was never made has no id.
+            # A resource that was never created has no id.
             and self.physical_ids.get(name)
             and name not in self.deleted
         ]
@@ -57,30 +57,35 @@ class ActiveJob:
         return self.summary.status in ON_HOSTS
 
     def seconds_left(self, now_s: float) -> float | None:
-        """Seconds until its own time limit ends it; None if it has none."""
+        """Return the seconds until the job's own time limit, all of it before the job starts.
+
+        None if it has none.
+        """
         if self.limit_s is None:
             return None
-        begun = self.summary.started_at_ms
-        return self.limit_s - (0.0 if begun is None else now_s - begun / 1000)
+        started_ms = self.summary.started_at_ms
+        return self.limit_s - (0.0 if started_ms is None else now_s - started_ms / 1000)
 
 
 def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[str, DeployedStack]:
     """Read every stack of a deployment."""
     pattern = stack_pattern(deployment)
     pages = cloudformation.get_paginator("describe_stacks").paginate()
-    there = {
+    statuses = {
         stack["StackName"]: stack["StackStatus"]
         for page in pages
         for stack in page["Stacks"]
         if pattern.fullmatch(stack["StackName"]) and stack["StackStatus"] not in _NOT_THERE
     }
-    return {name: read_stack(cloudformation, name, name, status) for name, status in there.items()}
+    return {
+        name: read_stack(cloudformation, name, name, status) for name, status in statuses.items()
+    }
 
 
 def read_stack(
     cloudformation: CloudFormationClient, name: str, stack_id: str, status: str
 ) -> DeployedStack:
-    """Read a stack; a deleted one is known by its id, for 90 days (API reference, GetTemplate)."""
+    """Read a stack; a deleted one can be read by id for 90 days (API reference, GetTemplate)."""
     pages = cloudformation.get_paginator("list_stack_resources").paginate(StackName=stack_id)
     resources = [item for page in pages for item in page["StackResourceSummaries"]]
     return DeployedStack(
@@ -108,14 +113,14 @@ def _template(cloudformation: CloudFormationClient, stack: str) -> Template:
     except ValueError:
         import yaml  # the CDK CLI sends small templates as YAML
 
-        # BaseLoader leaves scalars as text; otherwise a template's version would become a date.
+        # BaseLoader keeps scalars as strings; otherwise a template's version would become a date.
         found = yaml.load(body, Loader=yaml.BaseLoader)
     return found
 
 
 def jobs_of_queues(batch: BatchClient, queues: list[str]) -> list[ActiveJob]:
-    """List the unfinished jobs of some queues, newest first."""
-    # The hardware only determines how sizes are read, and no sizes are shown here.
+    """List the unfinished jobs of queues, newest first."""
+    # The hardware only affects how sizes are parsed, and no sizes are shown here.
     runs = list_runs(batch, dict.fromkeys(queues, Hardware.TRAINIUM))
     active = [run for run in runs if not run.ended]
     limits: dict[str, float | None] = {}

@@ -1,4 +1,4 @@
-"""A cloud assembly: the output of `cdk synth`, which `cdk deploy` is about to read."""
+"""A cloud assembly: the output of `cdk synth`, which `cdk deploy` reads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SynthesizedStacks:
     folder: Path
     templates: Mapping[str, Template]
     before: Mapping[str, frozenset[str]]
-    """For each stack, the dependencies that `cdk deploy` updates first."""
+    """Dependencies of each stack, which `cdk deploy` updates first."""
     newer: str | None
     """A source changed since the synthesis; None if the assembly is up to date."""
 
@@ -38,9 +38,9 @@ class SynthesizedStacks:
 
 
 def stack_pattern(deployment: str) -> re.Pattern[str]:
-    """Pattern of a deployment's stack names, which matches no other deployment's.
+    """Return a pattern that matches only the names of this deployment's stacks.
 
-    The part is a single word, so ``trainium-a-b-network`` does not belong to deployment ``a``.
+    The suffix is a single word, so ``trainium-a-b-network`` does not belong to deployment ``a``.
     """
     return re.compile(rf"trainium-{re.escape(deployment)}-[a-z]+")
 
@@ -48,14 +48,13 @@ def stack_pattern(deployment: str) -> re.Pattern[str]:
 def read_assembly(
     folder: Path, *, deployment: str, region: str | None, repository: Path = REPOSITORY
 ) -> SynthesizedStacks:
-    """Read the stacks; refuse an invalid assembly and one of another deployment or region."""
+    """Read the stacks; refuse an invalid assembly, or one for another deployment or region."""
     manifest = folder / "manifest.json"
     if not manifest.exists():
         raise Refusal(
             "no-assembly",
-            f"{folder} holds no cloud assembly: there is no {manifest}; make one with `cdk synth "
-            "--quiet` and the -c settings that you will deploy with, or name its folder with "
-            "--assembly",
+            f"{folder} is not a cloud assembly: there is no {manifest}; create one with `cdk synth "
+            "--quiet` and the -c settings to deploy with, or specify its folder with --assembly",
         )
     templates: dict[str, Template] = {}
     stacks: dict[str, str] = {}
@@ -73,8 +72,8 @@ def read_assembly(
     except (OSError, ValueError, LookupError) as error:
         raise Refusal(
             "invalid-assembly",
-            f"the assembly in {folder} cannot be read ({type(error).__name__}: {error}); make it "
-            "again with `cdk synth --quiet`",
+            f"the assembly in {folder} cannot be read ({type(error).__name__}: {error}); recreate "
+            "it with `cdk synth --quiet`",
         ) from None
     _check_deployment(folder, templates, deployment)
     _check_region(folder, regions - {"unknown-region"}, region)
@@ -91,14 +90,14 @@ def read_assembly(
 
 
 def _dependencies(artifacts: Mapping[str, Any], name: str) -> set[str]:
-    """Collect an artifact's direct and indirect dependencies."""
+    """Return an artifact's direct and indirect dependencies."""
     found: set[str] = set()
-    open_ends = [name]
-    while open_ends:
-        for other in artifacts.get(open_ends.pop(), {}).get("dependencies", ()):
+    pending = [name]
+    while pending:
+        for other in artifacts.get(pending.pop(), {}).get("dependencies", ()):
             if other not in found:
                 found.add(other)
-                open_ends.append(other)
+                pending.append(other)
     return found
 
 
@@ -119,21 +118,22 @@ def newer_source(manifest: Path, *, repository: Path = REPOSITORY) -> str | None
 def _check_deployment(folder: Path, templates: Mapping[str, Template], deployment: str) -> None:
     pattern = stack_pattern(deployment)
     others = sorted(name for name in templates if not pattern.fullmatch(name))
-    if not templates or others:
-        holds = f"holds {', '.join(others)}" if others else "holds no stack"
+    recreate = f"recreate it with `cdk synth --quiet -c trainium:deployment={deployment}`"
+    if not templates:
+        raise Refusal("another-deployment", f"{folder} has no stack; {recreate}")
+    if others:
         raise Refusal(
             "another-deployment",
-            f"{folder} {holds}, which is not of deployment {deployment!r}; give the --deployment "
-            f"that it is of, or make it again with `cdk synth --quiet -c "
-            f"trainium:deployment={deployment}`",
+            f"{folder} has stacks that do not belong to deployment {deployment!r}: "
+            f"{', '.join(others)}; pass their --deployment, or {recreate}",
         )
 
 
 def _check_region(folder: Path, regions: set[str], region: str | None) -> None:
     if region is not None and regions and regions != {region}:
-        there = ", ".join(sorted(regions))
+        planned = ", ".join(sorted(regions))
         raise Refusal(
             "another-region",
-            f"{folder} goes to {there}, and this looks at {region}; give --region {there}, or make "
-            f"it again with `cdk synth --quiet -c trainium:region={region}`",
+            f"{folder} is for {planned}, but this command uses {region}; pass --region {planned}, "
+            f"or recreate it with `cdk synth --quiet -c trainium:region={region}`",
         )

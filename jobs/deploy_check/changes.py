@@ -1,8 +1,8 @@
-"""Changes between the deployed templates and those of an assembly, as `cdk diff` judges them.
+"""Changes between the deployed templates and an assembly, as classified by `cdk diff`.
 
-The pinned CDK CLI carries AWS's resource schemas and documentation, and will also deploy. A
-CloudFormation change set would know parameter values as well, but it needs uploaded templates and
-the right to create one in every stack, and this command changes nothing.
+The pinned CDK CLI, which also deploys the stacks, includes AWS's resource schemas and
+documentation. A CloudFormation change set would also take parameter values into account, but it
+needs uploaded templates and permission to create it in every stack, and this command is read-only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from jobs.errors import Refusal
 DIFFERENCES = REPOSITORY / "tools" / "cdk" / "differences.cjs"
 LAUNCH_TEMPLATE = "AWS::EC2::LaunchTemplate"
 
-# `cdk diff` looks at whole properties. These replace the resource by a part of one (CloudFormation
-# template reference); tests/jobs/deploy_check compares them with the CLI's database.
+# `cdk diff` compares whole properties. In resources of these types, a change of one of these parts
+# of a property replaces the resource (CloudFormation template reference); tests/jobs/deploy_check
+# compares them with the CLI's data.
 REPLACING_PARTS: Mapping[str, frozenset[str]] = {
     "AWS::EKS::Cluster": frozenset(
         {
@@ -50,7 +51,7 @@ REPLACING_PARTS: Mapping[str, frozenset[str]] = {
 
 
 class Fate(StrEnum):
-    """The outcome of an update for one resource."""
+    """Effect of an update on a resource."""
 
     ADDED = "added"
     UPDATED = "updated"
@@ -70,7 +71,7 @@ _FATES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One resource that changes, and the reasons."""
+    """A changed resource, with reasons."""
 
     stack: str
     logical_id: str
@@ -79,23 +80,23 @@ class Change:
     old: Mapping[str, Any]
     new: Mapping[str, Any]
     changed: frozenset[str] = frozenset()
-    """Properties that change, as ``Name`` or ``Name.Part``."""
+    """Changed properties, as ``Name`` or ``Name.Part``."""
     reasons: tuple[str, ...] = ()
-    """Those that decide its fate."""
+    """Properties that cause its fate."""
 
     @property
     def changed_properties(self) -> set[str]:
-        """Names of the properties that change, without their parts."""
+        """Names of the changed properties, without their parts."""
         return {name.partition(".")[0] for name in self.changed}
 
     @property
     def gone(self) -> bool:
-        """True if the deployed resource is there no longer after the update."""
+        """True if the update removes the deployed resource."""
         return self.fate in (Fate.REPLACED, Fate.REMOVED)
 
     @property
     def keeps_old(self) -> bool:
-        """True if the old resource stays in the account after the stack drops it."""
+        """True if the old resource is retained outside the stack."""
         policy, entry = ("DeletionPolicy", self.old)
         if self.fate is not Fate.REMOVED:
             policy, entry = ("UpdateReplacePolicy", self.new)
@@ -103,35 +104,35 @@ class Change:
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """Properties in the new template; for a removed resource, in the old one."""
+        """Properties in the new template, or in the old one for a removed resource."""
         found: Mapping[str, Any] = (self.new or self.old).get("Properties", {})
         return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """The update of the stacks that are deployed and in the assembly."""
+    """The update of those stacks of the assembly that are already deployed."""
 
     changes: tuple[Change, ...]
     after: Mapping[str, Template]
-    """The new templates; a reference to what gets another value is marked in them."""
+    """The new templates, with placeholders for references whose values change."""
 
 
 def compare(deployed: Mapping[str, Template], assembly: Mapping[str, Template]) -> Update:
-    """Find every resource that changes, also because of what it refers to in its stack."""
+    """Find all changed resources, including those that refer to changed ones in their stack."""
     after = {name: assembly[name] for name in assembly if name in deployed}
     while True:
         changes = tuple(_changes({name: (deployed[name], after[name]) for name in after}))
         marked = {name: _marked(after[name], name, changes) for name in after}
         if marked == after:
             return Update(changes=changes, after=after)
-        # `cdk diff` follows a reference to a replaced resource only to further replacements, and
-        # to no new version of a launch template.
+        # `cdk diff` follows references to replaced resources only to further replacements, and
+        # not to new versions of launch templates.
         after = marked
 
 
 def _marked(template: Template, stack: str, changes: tuple[Change, ...]) -> Template:
-    """Return the template with every reference replaced whose value the update changes."""
+    """Return the template with placeholders for references whose values change."""
     mine = [change for change in changes if change.stack == stack]
     replaced = {change.logical_id for change in mine if change.fate is Fate.REPLACED}
     versions = {
@@ -156,7 +157,7 @@ def _marked(template: Template, stack: str, changes: tuple[Change, ...]) -> Temp
 
 
 def _references(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the resource and attribute of a reference, in the two forms that the CDK writes."""
+    """Yield the resource and attribute of a reference, in the two forms used by the CDK."""
     if isinstance(value.get("Ref"), str):
         yield value["Ref"], "Ref"
     elif isinstance(value.get("Fn::GetAtt"), list):
@@ -165,15 +166,15 @@ def _references(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _changes(templates: Mapping[str, tuple[Template, Template]]) -> Iterator[Change]:
-    for stack, resources in _judged(templates).items():
+    for stack, resources in _impacts(templates).items():
         old, new = (template.get("Resources", {}) for template in templates[stack])
-        for logical_id, judged in resources.items():
+        for logical_id, resource in resources.items():
             was, will_be = old.get(logical_id, {}), new.get(logical_id, {})
             kind = (will_be or was)["Type"]
-            impacts: Mapping[str, str] = judged["properties"]
-            fate = _FATES.get(judged["impact"], Fate.UPDATED)
+            impacts: Mapping[str, str] = resource["properties"]
+            fate = _FATES.get(resource["impact"], Fate.UPDATED)
             if kind == "AWS::CDK::Metadata" or (fate is Fate.UPDATED and not impacts):
-                continue  # an attribute of the template alone, its metadata for example
+                continue  # only a template attribute, such as metadata
             changed = (
                 frozenset(part for name in impacts for part in _parts(name, was, will_be))
                 if was and will_be
@@ -197,7 +198,7 @@ def _changes(templates: Mapping[str, tuple[Template, Template]]) -> Iterator[Cha
 
 
 def _parts(name: str, was: Mapping[str, Any], will_be: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the parts of a property that differ; its own name if it has none."""
+    """Yield the changed parts of a property, or its name if it has no parts."""
     old, new = (entry.get("Properties", {}).get(name) for entry in (was, will_be))
     if not all(isinstance(value, Mapping) and not _is_intrinsic(value) for value in (old, new)):
         yield name
@@ -212,29 +213,29 @@ def _is_intrinsic(value: Mapping[str, Any]) -> bool:
 
 
 def _differ(old: Any, new: Any) -> bool:
-    """Compare as CloudFormation does, for which "true" is true and "5" is 5."""
+    """Compare like CloudFormation, which treats "true" as true and "5" as 5."""
     old, new = (json.dumps(value, sort_keys=True).replace('"', "") for value in (old, new))
     return bool(old != new)
 
 
-def _judged(templates: Mapping[str, tuple[Template, Template]]) -> Mapping[str, Any]:
-    """Ask the CLI for the impact on each resource."""
-    places = os.pathsep.join((str(Path(sys.executable).parent), os.defpath))
+def _impacts(templates: Mapping[str, tuple[Template, Template]]) -> Mapping[str, Any]:
+    """Get the impact on each changed resource of each stack from the CDK CLI."""
+    search_path = os.pathsep.join((str(Path(sys.executable).parent), os.defpath))
     try:
-        done = subprocess.run(
-            [shutil.which("node", path=places) or "node", str(DIFFERENCES)],
+        completed = subprocess.run(
+            [shutil.which("node", path=search_path) or "node", str(DIFFERENCES)],
             input=json.dumps(templates),
             capture_output=True,
             text=True,
             check=True,
         )
-        found: Mapping[str, Any] = json.loads(done.stdout)
+        found: Mapping[str, Any] = json.loads(completed.stdout)
         return found
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         lines = str(getattr(error, "stderr", None) or error).strip().splitlines()
         reason = next((line for line in lines if "Error" in line), lines[-1])
         raise Refusal(
             "no-database",
-            f"{DIFFERENCES} failed ({reason}), which asks the pinned CDK CLI what CloudFormation "
-            "replaces; install that with `make setup`",
+            f"{DIFFERENCES} failed ({reason}); it needs the pinned CDK CLI, which "
+            "`make setup` installs",
         ) from None

@@ -1,4 +1,4 @@
-"""Findings to read before `cdk deploy`, from what changes and what is running."""
+"""Findings before `cdk deploy`, from the changes and the running jobs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from jobs.deploy_check.account import ActiveJob, DeployedStack
 from jobs.deploy_check.assembly import SynthesizedStacks, Template
 from jobs.deploy_check.changes import Change, Fate, Update
-from jobs.deploy_check.meaning import (
+from jobs.deploy_check.effects import (
     COSTLY,
     ENVIRONMENT,
     NAMED,
@@ -22,6 +22,7 @@ from jobs.deploy_check.meaning import (
     VERSIONS,
     Effect,
     effect_of,
+    has_trainium_nodes,
 )
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Amount
@@ -31,17 +32,19 @@ class FindingKind(StrEnum):
     """Kinds of findings, most serious first."""
 
     REFUSED = "refused"
-    """The deployment would fail, because AWS refuses it."""
+    """AWS would refuse the deployment."""
     LOSES_DATA = "loses-data"
     ENDS_JOBS = "ends-jobs"
     ROLLS_BACK = "rolls-back"
-    """Jobs outlast CloudFormation's time for the update."""
+    """Jobs outlast CloudFormation's update timeout."""
+    SPLITS_JOBS = "splits-jobs"
+    """Pods of a job may run in several zones."""
     STAYS = "stays"
-    """Something is left behind and keeps costing money."""
+    """A resource is left behind and still costs money."""
     UNKNOWN = "unknown"
     """Could not be checked."""
     GOES_ON = "goes-on"
-    """Instances are replaced under running jobs, which have time to end by themselves."""
+    """Instances are replaced, but running jobs have time to finish."""
 
 
 HARMLESS = frozenset({FindingKind.GOES_ON})
@@ -49,41 +52,41 @@ HARMLESS = frozenset({FindingKind.GOES_ON})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployFinding:
-    """One thing to know, and what to do about it."""
+    """A consequence of the deployment, and its remedy."""
 
     kind: FindingKind
     stack: str
     message: str
     remedy: str
     change: Change | None = None
-    """None if it is about the stack."""
+    """The change; None for a finding about the stack."""
     jobs: tuple[ActiveJob, ...] = ()
     within_minutes: float = 0
-    """Minutes until the jobs are ended, counted from the update of their resource; 0: at once."""
+    """Minutes from the update of their resource until the jobs are ended; 0 for immediately."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TouchedJob:
-    """A job on a resource that the deployment changes."""
+    """A job on a changed resource."""
 
     run: str
     job_id: str
     status: str
     orchestrator: Orchestrator
     within_minutes: Amount
-    """Minutes until it is ended, counted from the update of its resource; 0: at once."""
+    """Minutes from the update of its resource until it is ended; 0 for immediately."""
     minutes_left: float | None
-    """Minutes until its own time limit; None if unknown."""
+    """Minutes until its own time limit; null if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingItem:
-    """One thing to know, and what to do about it."""
+    """A consequence of the deployment, and its remedy."""
 
     kind: FindingKind
     stack: str
     resource: str | None
-    """Logical id; null where it is about the stack."""
+    """Logical id; null for a finding about the stack."""
     resource_type: str | None
     message: str
     remedy: str
@@ -95,19 +98,19 @@ StackAction = Literal["create", "update", "unchanged", "left-behind"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployChange:
-    """One resource that changes."""
+    """A changed resource."""
 
     resource: str
     """Logical id."""
     type: str
     fate: Fate
     because: tuple[str, ...]
-    """Properties that decide; empty where the resource comes or goes."""
+    """Properties that cause the fate; empty for an added or removed resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployStack:
-    """One stack and its changes."""
+    """A stack and its changes."""
 
     name: str
     action: StackAction
@@ -116,28 +119,28 @@ class DeployStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeployDocument:
-    """What a deployment would change, and what to know before."""
+    """Preview of a deployment's changes and their consequences."""
 
     deployment: str
     region: str | None
     assembly: str
     """Folder of the cloud assembly."""
     newer_source: str | None
-    """A source that was changed after the assembly was made; null where it is up to date."""
+    """A source newer than the assembly; null if it is up to date."""
     stacks: tuple[DeployStack, ...]
-    """Those of the assembly in its order, then deployed ones that it lacks."""
+    """Stacks of the assembly in order, then deployed stacks not in it."""
     findings: tuple[FindingItem, ...]
-    """Most serious first; the exit code is 1 where one is of another kind than goes-on."""
+    """Findings, most serious first; the exit code is 1 if any is not goes-on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """Sources of the running jobs."""
+class RunningJobs:
+    """Access to the running jobs."""
 
     on_queues: Callable[[list[str]], list[ActiveJob]]
-    """Unfinished jobs of Batch's queues, by their ARNs."""
+    """Lists the unfinished jobs of queues, given their ARNs."""
     on_cluster: Callable[[], list[ActiveJob] | None]
-    """Unfinished jobs on the cluster; None if it does not answer."""
+    """Lists the unfinished jobs on the cluster; None if it does not respond."""
     now_s: float
 
 
@@ -146,13 +149,14 @@ def find_all(
     *,
     stacks: Mapping[str, DeployedStack],
     assembly: SynthesizedStacks,
-    running: Running,
+    running: RunningJobs,
 ) -> list[DeployFinding]:
-    """Find everything, most serious first."""
+    """Return all findings, most serious first."""
     found = [
         *_busy_stacks(stacks, assembly.templates),
         *_locked_exports(update, stacks, assembly),
         *_left_behind(stacks, assembly.templates),
+        *_split(update, stacks, running),
     ]
     for change in update.changes:
         found += [
@@ -168,20 +172,20 @@ def find_all(
 def _busy_stacks(
     stacks: Mapping[str, DeployedStack], assembly: Iterable[str]
 ) -> Iterator[DeployFinding]:
-    """Find stacks that CloudFormation cannot update in their present state."""
+    """Find stacks that CloudFormation cannot update in their current status."""
     for name in assembly:
         stack = stacks.get(name)
         if stack is None:
             continue
         if stack.status.endswith("_IN_PROGRESS"):
-            remedy = "wait until that has ended, then check again"
+            remedy = "wait until it has finished, then check again"
         elif stack.status == "UPDATE_ROLLBACK_FAILED":
-            remedy = f"first: aws cloudformation continue-update-rollback --stack-name {name}"
+            remedy = f"run `aws cloudformation continue-update-rollback --stack-name {name}` first"
         elif stack.status == "DELETE_FAILED":
-            remedy = f"first: {_destroy(name)}"
+            remedy = f"run `{_destroy(name)}` first"
         else:
             continue
-        message = f"it is {stack.status}, and CloudFormation takes no other update meanwhile"
+        message = f"the stack is {stack.status}, so CloudFormation cannot update it"
         yield DeployFinding(kind=FindingKind.REFUSED, stack=name, message=message, remedy=remedy)
 
 
@@ -196,32 +200,35 @@ def _locked_exports(
             importers = _importers(deployed, name)
             if kept.get(name) == value or not importers:
                 continue
-            # Stacks missing from the assembly stay as they are.
-            still = importers & _importers({**deployed, **update.after}, name)
-            if not still and assembly.before[stack] >= importers:
-                continue  # its importers are updated first and drop it
+            # Stacks not in the assembly do not change.
+            still_importing = importers & _importers({**deployed, **update.after}, name)
+            if not still_importing and assembly.before[stack] >= importers:
+                continue  # its importers are updated first, and no longer import it
             users = ", ".join(sorted(importers))
-            done = "would get another value" if name in kept else "would be removed"
+            change = "would change" if name in kept else "would be removed"
             if gone := sorted(importers - set(assembly.templates)):
-                remedy = f"{_KEEP}; or first: {_destroy(gone[0])}"
-            elif not still:
+                remedy = f"{_KEEP}; or run `{_destroy(gone[0])}` first"
+            elif not still_importing:
                 remedy = (
-                    f"first: `cdk deploy --exclusively {users.replace(',', '')}`, whose new "
-                    "templates do not import it; then deploy all"
+                    f"first run `cdk deploy --exclusively {users.replace(',', '')}`, because the "
+                    "new templates no longer import it, then deploy all"
                 )
             else:
                 remedy = (
-                    f"leave the setting as it was; or destroy {users} first, with the -c settings "
-                    "that were deployed, then deploy all: what is in them ends and comes back"
+                    f"keep the setting as it was; or destroy {users} first, with the deployed -c "
+                    "settings, then deploy all, which recreates their resources"
                 )
-            message = f"export {name} {done}, which CloudFormation refuses: in use by {users}"
+            message = (
+                f"export {name} {change}, which CloudFormation refuses, because it is in use by "
+                f"{users}"
+            )
             yield DeployFinding(
                 kind=FindingKind.REFUSED, stack=stack, message=message, remedy=remedy
             )
 
 
 def _exports(template: Template) -> dict[str, str]:
-    """Collect the values of a template's exports by name."""
+    """Return the values of a template's exports by name."""
     return {
         output["Export"]["Name"]: json.dumps(output["Value"])
         for output in template.get("Outputs", {}).values()
@@ -236,25 +243,25 @@ def _importers(templates: Mapping[str, Template], export: str) -> set[str]:
 
 
 def _name_conflict(change: Change) -> Iterator[DeployFinding]:
-    """Find a replacement that clashes with the old name or addresses: the new one is made first."""
+    """Find a replacement whose name or addresses conflict, because it is created first."""
     names = NAMED.get(change.resource_type, ())
     same = [name for name in names if name in change.properties and name not in change.changed]
     if change.fate is Fate.REPLACED and names and len(same) == len(names):
         yield _of_change(
             FindingKind.REFUSED,
             change,
-            f"it is replaced ({_why(change)}), the new one is made first, and it would have the "
-            f"{' and '.join(same)} of the old one: AWS refuses that",
-            "leave the setting as it was; or destroy its stack first, and those that need it, with "
-            "the -c settings that were deployed, then deploy again",
+            f"it is replaced ({_why(change)}), and its replacement is created first with the same "
+            f"{' and '.join(same)}, which AWS refuses",
+            "keep the setting as it was; or destroy its stack first, and those that depend on it, "
+            "with the deployed -c settings, then deploy again",
         )
 
 
 def _mixed_update(change: Change) -> Iterator[DeployFinding]:
-    """Find a node group that would get a new image or version along with another change.
+    """Find a node group that combines a new image or version with another change.
 
-    CloudFormation template reference, AWS::EKS::Nodegroup, ReleaseVersion and Version: no other
-    property at the same time (aws/containers-roadmap issue 1258).
+    Not allowed by the CloudFormation template reference, AWS::EKS::Nodegroup, ReleaseVersion and
+    Version (aws/containers-roadmap issue 1258).
     """
     if change.resource_type != NODE_GROUP or change.fate is not Fate.UPDATED:
         return
@@ -263,40 +270,40 @@ def _mixed_update(change: Change) -> Iterator[DeployFinding]:
         yield _of_change(
             FindingKind.REFUSED,
             change,
-            f"it gets another image or version together with {', '.join(others)}: "
-            "CloudFormation refuses to combine them",
-            "deploy twice: first with the new Neuron release or Kubernetes version alone, then "
-            "with the other settings",
+            f"its image or version changes together with {', '.join(others)}, which CloudFormation "
+            "refuses",
+            "deploy twice: first with only the new Neuron release or Kubernetes version, then with "
+            "the other settings",
         )
 
 
 def _lost(change: Change) -> Iterator[DeployFinding]:
-    """Find a resource whose contents are lost, or that is left outside the stack."""
+    """Find a resource whose contents are lost, or that is retained outside the stack."""
     if not change.gone and change.fate is not Fate.MAYBE_REPLACED:
         return
-    what = f"it is {change.fate}"
+    what = f"it is {change.fate}" if change.gone else f"it {change.fate}"
     if change.fate is not Fate.REMOVED:
         what = f"{what} ({_why(change)})"
     if change.keeps_old:
         yield _of_change(
             FindingKind.STAYS,
             change,
-            f"{what}; the one of today stays, with what is in it, outside of the stack",
-            "copy what is needed, then delete it by hand when it is no longer used",
+            f"{what}; the current one is retained with its contents outside the stack",
+            "copy what you need, then delete it manually when it is no longer used",
         )
     elif meaning := STATEFUL.get(change.resource_type):
         yield _of_change(
             FindingKind.LOSES_DATA,
             change,
             f"{what}: {meaning}",
-            "copy what you need first; or leave the setting as it was",
+            "copy what you need first; or keep the setting as it was",
         )
 
 
 def _ended(
-    change: Change, stacks: Mapping[str, DeployedStack], running: Running
+    change: Change, stacks: Mapping[str, DeployedStack], running: RunningJobs
 ) -> Iterator[DeployFinding]:
-    """Find running or waiting jobs on what changes."""
+    """Find running or waiting jobs that a change affects."""
     effect = effect_of(change)
     if effect is None:
         return
@@ -314,8 +321,8 @@ def _ended(
         yield _of_change(
             FindingKind.UNKNOWN,
             change,
-            f"{effect.what}; which jobs run there is not known",
-            "check again from where the cluster answers",
+            f"{effect.what}; its running jobs are unknown",
+            "check again from a machine that can reach the cluster",
         )
         return
     now_s = running.now_s
@@ -331,24 +338,23 @@ def _ended(
         (
             FindingKind.ENDS_JOBS,
             _when(effect),
-            "wait until they have ended, or stop them; a training run that is submitted again "
-            "under its name continues from its newest checkpoint",
+            "wait until they have ended, or stop them; a training run submitted again under its "
+            "name resumes from its newest checkpoint",
             ending,
         ),
         (
             FindingKind.ROLLS_BACK,
-            f"CloudFormation gives that {UPDATE_TIMEOUT_MINUTES} minutes, and these jobs may take "
-            "longer: the stack then probably rolls back, which replaces the instances once more",
-            "deploy when they have ended; or stop them, deploy, and submit them again: a training "
-            "run continues from its newest checkpoint",
+            f"CloudFormation allows {UPDATE_TIMEOUT_MINUTES} minutes for it, and these jobs may "
+            "take longer: the stack then probably rolls back, which replaces the instances again",
+            "deploy after they have ended; or stop them, deploy, and submit them again: a training "
+            "run resumes from its newest checkpoint",
             slow,
         ),
         (
             FindingKind.GOES_ON,
-            "these jobs go on where they are, until their own time limit at most, and `cdk deploy` "
-            "waits for them",
-            "deploy once they have ended, if you can; what starts later, another attempt too, "
-            "gets new instances",
+            "these jobs keep running on their instances, up to their own time limit, and `cdk "
+            "deploy` waits for them",
+            "deploy after they have ended, if you can; later jobs and retries get new instances",
             [job for job in staying if job not in ending and job not in slow],
         ),
     ):
@@ -365,7 +371,7 @@ def _ended(
 
 
 def _ends(job: ActiveJob, effect: Effect, jobs: list[ActiveJob], now_s: float) -> bool:
-    """Tell whether a job is ended before it would end by itself."""
+    """Return whether the update ends a job before its own time limit."""
     if not job.on_hosts:
         return effect.waiting_too
     if effect.size is not None:
@@ -380,35 +386,59 @@ def _outlasts(job: ActiveJob, minutes: float, now_s: float) -> bool:
 
 def _when(effect: Effect) -> str:
     if effect.within_minutes == 0:
-        return "these jobs end at once"
+        return "these jobs end immediately"
     hours = effect.within_minutes / 60
-    span = f"{hours:g} hours" if hours >= 1 else f"{effect.within_minutes:g} minutes"
-    return f"of what runs now Batch ends {span} later what is still there"
+    span = f"{hours:g} h" if hours >= 1 else f"{effect.within_minutes:g} min"
+    return f"Batch ends jobs that are still running {span} later"
 
 
 def _left_behind(
     stacks: Mapping[str, DeployedStack], assembly: Iterable[str]
 ) -> Iterator[DeployFinding]:
-    """Find stacks that no `cdk deploy` of this assembly touches."""
+    """Find deployed stacks that are not in the assembly."""
     for name in sorted(set(stacks) - set(assembly)):
         types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]
         costly = [kind for kind in COSTLY if kind in types]
-        has = f" ({', '.join(costly)})" if costly else ""
-        message = f"the assembly no longer has this stack: it stays, and what it has{has} costs"
+        cost = f"is still billed for its {', '.join(costly)}" if costly else "may still cost money"
+        message = f"the assembly no longer has this stack: it is not deleted, and {cost}"
         yield DeployFinding(
             kind=FindingKind.STAYS,
             stack=name,
             message=message,
-            remedy=f"{_KEEP}; to remove it: {_destroy(name)}",
+            remedy=f"{_KEEP}; to remove it, run `{_destroy(name)}`",
         )
 
 
-_KEEP = "give the -c settings that it was deployed with (orchestrators, say) and check again"
-"""Remedy for a stack that the assembly lacks: most likely a setting was forgotten."""
+def _split(
+    update: Update, stacks: Mapping[str, DeployedStack], running: RunningJobs
+) -> Iterator[DeployFinding]:
+    """Find jobs submitted before a second zone existed, whose pods are not pinned to a zone."""
+    for name, template in update.after.items():
+        before, after = (
+            sum(map(has_trainium_nodes, each.get("Resources", {}).values()))
+            for each in (stacks[name].template, template)
+        )
+        if before != 1 or after < 2 or (jobs := running.on_cluster()) == []:
+            continue
+        kind = FindingKind.UNKNOWN if jobs is None else FindingKind.SPLITS_JOBS
+        yield DeployFinding(
+            kind=kind,
+            stack=name,
+            message="nodes will be in several zones; pods of earlier jobs are not restricted to "
+            "one zone, and may start in different ones"
+            + ("; the jobs are unknown" if jobs is None else ""),
+            remedy="wait until they have ended, or stop them and submit them again after the "
+            "deployment; a training run resumes from its newest checkpoint",
+            jobs=tuple(jobs or ()),
+        )
+
+
+_KEEP = "pass the -c settings it was deployed with (orchestrators, for example) and check again"
+"""Remedy for a stack missing from the assembly: most likely a setting was forgotten."""
 
 
 def _destroy(stack: str) -> str:
-    # `cdk destroy` only knows the stacks of the app, which no longer has this one.
+    # `cdk destroy` only covers the app's stacks, and this one is no longer among them.
     return f"aws cloudformation delete-stack --stack-name {stack}"
 
 

@@ -1,1 +1,1 @@
-"""Why a run waits, is silent or has failed: evidence, a table of causes, and their ranking."""
+"""Diagnosis of runs that wait, print nothing or have failed: evidence, causes and ranking."""

@@ -1,4 +1,4 @@
-"""The table of causes (causes.toml): what shows each, what it means, and a line to paste."""
+"""The table of causes (causes.toml): their evidence, meaning, and a command to paste."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,22 @@ from jobs.capacity import ON_DEMAND, SPOT, TRAINIUM, Quota, needed_quota
 from jobs.deployment import Deployment
 from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence
 from jobs.eks.nodes import scale_command
-from jobs.job import Job
+from jobs.job import Job, JobRequest
 from jobs.output.console import cli_command
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
+from trainium_catalogue.zones import ZONES
 
 _TABLE = Path(__file__).with_name("causes.toml")
 _UNKNOWN_SETTINGS = "-c trainium:SETTINGS=IT-WAS-DEPLOYED-WITH"
-"""Takes the place of settings that are not known: a key that the app refuses."""
+"""Placeholder for unknown settings: a key that the app refuses."""
+_OF_ONE_ZONE = ("subnet_id", "capacity_block_id", "capacity_reservation_id", "placement_group")
+"""Keys of single-zone resources, which the app refuses in combination with several zones."""
+NO_CAPACITY_CAUSE = "no-capacity"
+"""The cause that makes a job move to another zone."""
 SOURCES: Mapping[str, tuple[EvidenceSource, ...]] = {
     **{source.value: (source,) for source in EvidenceSource},
     "launch": (EvidenceSource.ACTIVITY, EvidenceSource.NODE_GROUP),
@@ -33,21 +38,29 @@ SOURCES: Mapping[str, tuple[EvidenceSource, ...]] = {
     "words": (EvidenceSource.REASON, EvidenceSource.LOG),
     "anywhere": (EvidenceSource.REASON, EvidenceSource.EVENT, EvidenceSource.LOG),
 }
-"""What the table calls one source or several."""
+"""Names in the table for one or more sources."""
+
+
+class Severity(StrEnum):
+    """Effect of a cause on a run that is not yet submitted, worst first."""
+
+    STOPS = "stops"
+    WAITS = "will wait"
+    WARNING = "warning"
 
 
 class Rank(IntEnum):
-    """How close to the origin of the trouble a cause is: the smaller, the closer."""
+    """Proximity of a cause to the root cause; smaller is closer."""
 
     DECISION = 0
-    """A person, or a limit that a person gave."""
+    """A decision of a user, such as a stop or a time limit."""
     ORIGIN = 1
     SYMPTOM = 2
-    """What follows from something else, which may be known as well."""
+    """A consequence of another cause, which may be known too."""
     EXIT_CODE = 3
-    """All that is known is the exit code."""
+    """Only the exit code is known."""
     NORMAL = 4
-    """Nothing is wrong."""
+    """No problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,29 +68,30 @@ class Cause:
     """One entry of the table."""
 
     name: str
-    """Stable word."""
+    """Stable name."""
     says: str
     texts: Mapping[str, str]
-    """By a name of ``SOURCES``: regular expression of a text that shows it."""
-    wrong: tuple[EvidenceSource, ...]
-    """Sources of which a fact that is wrong shows it."""
+    """Regular expressions of matching texts, by a name in ``SOURCES``."""
+    problems: tuple[EvidenceSource, ...]
+    """Sources whose facts match if they are problems."""
     rank: Rank
+    severity: Severity
     codes: tuple[int, ...]
-    """Exit codes that it fits; empty: any, and a job that has none."""
+    """Matching exit codes; empty for any or none."""
     remedy: str
     source: str
 
     @property
     def line(self) -> str:
-        """The cause in one line."""
+        """Name and meaning in one line."""
         return f"{self.name}: {self.says}"
 
     def shown_by(self, evidence: RunEvidence) -> Iterator[tuple[int, Fact]]:
-        """Yield the facts that show it, each with its place in the evidence."""
+        """Yield the matching facts, each with its position in the evidence."""
         if self.codes and evidence.exit_code not in self.codes:
             return
         for place, fact in enumerate(evidence.facts):
-            if (fact.wrong and fact.source in self.wrong) or any(
+            if (fact.is_problem and fact.source in self.problems) or any(
                 fact.source in SOURCES[where] and re.search(text, fact.text, re.IGNORECASE)
                 for where, text in self.texts.items()
             ):
@@ -85,7 +99,7 @@ class Cause:
 
 
 def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
-    """Read one entry; several expressions of one source are alternatives."""
+    """Parse an entry; several expressions for one source are alternatives."""
     texts = {where: entry[where] for where in SOURCES if where in entry}
     return Cause(
         name=name,
@@ -94,8 +108,9 @@ def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
             where: "|".join([text] if isinstance(text, str) else text)
             for where, text in texts.items()
         },
-        wrong=tuple(source for where in entry.get("wrong", ()) for source in SOURCES[where]),
+        problems=tuple(source for where in entry.get("problems", ()) for source in SOURCES[where]),
         rank=Rank[entry.get("rank", "origin").upper()],
+        severity=Severity[entry.get("severity", "stops").upper()],
         codes=tuple(entry.get("codes", ())),
         remedy=entry["remedy"],
         source=entry["source"],
@@ -103,7 +118,7 @@ def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
 
 
 def _of_code(code: ExitCode) -> Cause:
-    """The cause of which nothing but the exit code is known."""
+    """Build the cause for an exit code without further evidence."""
     ending = EXIT_CODES[code]
     entry = {
         "says": ending.meaning,
@@ -122,8 +137,11 @@ CAUSES: tuple[Cause, ...] = (
 )
 
 
-def fields(target: Deployment, job: Job, evidence: RunEvidence) -> dict[str, object]:
-    """Return what remedies name, of one run; ``./train.py`` is the user's program."""
+def fields(target: Deployment, job: Job | JobRequest, evidence: RunEvidence) -> dict[str, object]:
+    """Return the values of remedies' placeholders for a run, by name.
+
+    ``./train.py`` represents the user's program.
+    """
     jobs, workload = cli_command(target), WORKLOADS.get(job.workload or "")
     known = None if workload is None or workload.runs_program else workload
     what = ["./train.py" if known is None else known.name]
@@ -140,11 +158,19 @@ def fields(target: Deployment, job: Job, evidence: RunEvidence) -> dict[str, obj
     if target.settings is None:
         redeploy += f" {_UNKNOWN_SETTINGS}"
     grown = f"{redeploy} -c trainium:max_nodes={max(job.num_nodes, target.max_nodes)}"
-    zone = f"{redeploy} -c trainium:availability_zone_id=ANOTHER"
-    if Orchestrator.EKS in target.orchestrators:
-        # It replaces the node group, whose nodes end: only look.
+    key = _more_zones(target)
+    zone = f"{redeploy} -c trainium:{key}"
+    if key is None:
+        # The deployment already uses all zones: the job moves from one to the next, and waits in
+        # the last.
+        zone = again if isinstance(job, JobRequest) else f"{jobs} logs {job.run} --follow"
+    elif Orchestrator.EKS in target.orchestrators:
+        # Deploying would replace the node group with all its nodes, so only preview it.
         synth = zone.replace("cdk deploy --all", "cdk synth --quiet", 1)
         zone = f"{synth} && {jobs} check-deploy"
+    current = target.zone_of(job.job_queue)
+    queue = target.job_queue if current is None else current.job_queue
+    environment = target.compute_environment if current is None else current.compute_environment
     gib = int(settings.get("root_volume_gib", contract.ROOT_VOLUME_GIB))
     return {
         "jobs": jobs,
@@ -165,30 +191,68 @@ def fields(target: Deployment, job: Job, evidence: RunEvidence) -> dict[str, obj
         "scale": scale_command(target, job.num_nodes),
         "region": f"--region {target.region}",
         "namespace": f"-n {target.eks.namespace}" if target.eks else "",
-        "queue": (target.cpu_job_queue if on_cpu else target.job_queue) or "QUEUE",
-        "environment": (None if on_cpu else target.compute_environment) or "ENVIRONMENT",
+        "queue": (target.cpu_job_queue if on_cpu else queue) or "QUEUE",
+        "environment": (None if on_cpu else environment) or "ENVIRONMENT",
         "group": target.default_security_group or "GROUP",
+        "bucket": target.bucket,
+        "vpc": target.vpc or "VPC",
+        "endpoint": "SERVICE",
+        "cluster": target.eks.cluster if target.eks else "CLUSTER",
+        "node_group": next(iter(target.eks.node_groups.values())) if target.eks else "NODE-GROUP",
+        "key": settings.get("bucket_kms_key_arn", "KEY"),
+        "key_action": "enable-key",
+        "principal": "PRINCIPAL",
+        "denied": "ACTION",
+        "fix": f"{jobs} doctor",
         **evidence.names,
     }
 
 
+def _more_zones(target: Deployment) -> str | None:
+    """Return a context setting (``key=value``) that adds zones; None if there are no more.
+
+    If the nodes are tied to a zone, the setting changes that zone instead.
+    """
+    settings, region = target.settings or {}, target.region
+    offered = [
+        zone
+        for zone in ZONES.get(region, ())
+        if zone in target.instance_type.zone_ids.get(region, ())
+    ]
+    first = settings.get("availability_zone_id", next(iter(offered), ""))
+    zones = str(settings.get("zone_ids", first)).split(",")
+    others = [zone for zone in offered if zone not in zones]
+    if len(zones) > 1 and not others:
+        return None
+    if zones[0] not in offered or not others or any(key in settings for key in _OF_ONE_ZONE):
+        return "availability_zone_id=ANOTHER"
+    return f"zone_ids={','.join([*zones, *others])}"
+
+
 def _increase(evidence: RunEvidence, quota: Quota, vcpus: int) -> str:
-    """Options that ask for more of a quota: of one that holds the job, others use some."""
+    """Return options that request a quota increase.
+
+    If the quota would suffice for the job alone, other instances use it: the job's vCPUs are added.
+    """
     current = evidence.quotas.get(quota.code, 0)
     desired = current + vcpus if current >= vcpus else vcpus
     return f"--quota-code {quota.code} --desired-value {desired}"
 
 
 def _changed(known: Workload, again: str, name: str, value: str) -> str | None:
-    """The same submission with another value; None if the workload has no such parameter."""
+    """Return the submission with a changed value; None if the workload has no such parameter."""
     has = any(item.name == name for item in known.parameters)
     return f"{again} --{name} {value}" if has else None
 
 
-def _less_memory(known: Workload, job: Job, again: str) -> str | None:
-    """The same submission with less at once on a device."""
+def _less_memory(known: Workload, job: Job | JobRequest, again: str) -> str | None:
+    """Return the submission with parameters that need less device memory.
+
+    None if the workload has no such parameter.
+    """
     defaults = {f"--{item.name}": str(item.default) for item in known.parameters}
-    given = {**defaults, **dict(pairwise(job.command))}
+    command = job.command if isinstance(job, Job) else job.command()
+    given = {**defaults, **dict(pairwise(command))}
     if given.get("--micro-batch") == "1":
         return _changed(known, again, "tensor-parallel", "LARGER")
     return _changed(known, again, "micro-batch", "SMALLER")

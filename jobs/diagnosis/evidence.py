@@ -1,15 +1,16 @@
-"""What is known of a run: facts, each with its source, and what could not be read."""
+"""Evidence about a run: facts with their sources, and failed reads."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from jobs.errors import as_refusal, error_code, is_denied
-from jobs.job import LAUNCHERS_VERDICT, Job, NodeLog, RunSummary
+from jobs.errors import Refusal, as_refusal, error_code, is_denied
+from jobs.job import LAUNCHER_VERDICT, Job, NodeLog, RunSummary
 from jobs.orchestrators import JobService
 from jobs.output.console import duration
 from jobs.output.explain import is_news
@@ -17,13 +18,13 @@ from trainium_catalogue.exit_codes import ExitCode
 
 _LOG_LINES = 100
 _LOG_STREAMS = 4
-"""Streams read at most: the main node's, and those of nodes that ended differently."""
+"""Maximum number of streams to read: the main node's, and those with a different exit code."""
 SILENCE_S = 1800.0
-"""The launcher's default limit of a program's silence (hang-limit-s)."""
+"""The launcher's default hang limit for programs (hang-limit-s)."""
 
 
 class EvidenceSource(StrEnum):
-    """Where a fact comes from: its word in documents."""
+    """Source of a fact, as in documents."""
 
     STATE = "state"
     REASON = "reason"
@@ -45,74 +46,93 @@ class EvidenceSource(StrEnum):
     NODE = "node"
     SCALER = "scaler"
     EVENT = "event"
-    LEAVING = "leaving"
+    TERMINATING_PODS = "leaving"
+    OFFERING = "offering"
+    IMAGE = "image"
+    HOST_IMAGE = "host-image"
+    CLUSTER = "cluster"
+    BUCKET = "bucket"
+    KEY = "key"
+    ENDPOINT = "endpoint"
+    PERMISSION = "right"
+    REQUEST = "request"
 
     @property
     def heading(self) -> str:
-        """The source in words."""
+        """Heading for the source."""
         return _TITLES[self]
 
 
 _TITLES: Mapping[EvidenceSource, str] = {
-    EvidenceSource.STATE: "state of the job",
-    EvidenceSource.REASON: "reasons of the job and its nodes",
+    EvidenceSource.STATE: "status of the job",
+    EvidenceSource.REASON: "status reasons of the job and its nodes",
     EvidenceSource.LOG: "last lines of the log",
     EvidenceSource.SILENCE: "time since the last line",
     EvidenceSource.DEPENDENCY: "jobs it waits for",
     EvidenceSource.QUEUE: "job queue",
     EvidenceSource.ENVIRONMENT: "compute environment",
     EvidenceSource.LIMIT: "size limit of the deployment",
-    EvidenceSource.AHEAD: "runs that have the nodes",
-    EvidenceSource.QUOTA: "quota of the account",
+    EvidenceSource.AHEAD: "runs ahead",
+    EvidenceSource.QUOTA: "account quota",
     EvidenceSource.RESERVATION: "capacity reservation",
     EvidenceSource.ACTIVITY: "scaling activities",
-    EvidenceSource.ADDRESSES: "addresses of the subnet",
-    EvidenceSource.HOST: "instances and their consoles",
+    EvidenceSource.ADDRESSES: "subnet addresses",
+    EvidenceSource.HOST: "instances and their console output",
     EvidenceSource.GROUP: "default security group",
     EvidenceSource.NODE_GROUP: "node group",
     EvidenceSource.NODES: "number of nodes",
-    EvidenceSource.NODE: "conditions of nodes",
+    EvidenceSource.NODE: "node conditions",
     EvidenceSource.SCALER: "node scaler",
-    EvidenceSource.EVENT: "events of the cluster",
-    EvidenceSource.LEAVING: "pods of the attempt before",
+    EvidenceSource.EVENT: "cluster events",
+    EvidenceSource.TERMINATING_PODS: "pods of the previous attempt",
+    EvidenceSource.OFFERING: "zones that offer the type",
+    EvidenceSource.IMAGE: "image",
+    EvidenceSource.HOST_IMAGE: "AMI",
+    EvidenceSource.CLUSTER: "cluster",
+    EvidenceSource.BUCKET: "bucket",
+    EvidenceSource.KEY: "KMS key of the bucket",
+    EvidenceSource.ENDPOINT: "VPC endpoints",
+    EvidenceSource.PERMISSION: "permissions of the caller",
+    EvidenceSource.REQUEST: "submission",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing that was read."""
+    """A single piece of evidence."""
 
     source: EvidenceSource
     text: str
-    wrong: bool = False
-    """True if it is known to keep the job from running."""
+    is_problem: bool = False
+    """True if it keeps the job from running."""
     past: bool = False
-    """True if it is about an earlier attempt."""
+    """True if it belongs to an earlier attempt."""
 
 
 @dataclass(slots=True)
 class RunEvidence:
-    """Facts about a run: the most direct first."""
+    """Facts about a run, most direct first."""
 
     facts: list[Fact] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-    """What was not read, with the right that is missing or the error."""
+    """Failed reads, with the missing permission or the error."""
     exit_code: int | None = None
-    """Exit code that decided how the job, or its last attempt, ended."""
+    """Exit code that decided the outcome of the job or its last attempt."""
     quotas: dict[str, int] = field(default_factory=dict)
-    """vCPUs of the account's quotas that were read, by code."""
+    """Values of the account's vCPU quotas, by code."""
     names: dict[str, str] = field(default_factory=dict)
-    """Names for remedies that the deployment does not publish, see ``fields`` in cause.py."""
+    """Values of placeholders in remedies that are known only from evidence; they override those of
+    ``fields`` in cause.py."""
 
-    def read(self, what: str, right: str, facts: Callable[[], Iterable[Fact]]) -> None:
-        """Add facts; without the right to read them, or an answer, note that."""
+    def read(self, what: str, permission: str, facts: Callable[[], Iterable[Fact]]) -> None:
+        """Add facts; if they cannot be read, note the missing permission or the error."""
         try:
-            # In one step, so that half of a list does not pass for the whole.
+            # Atomically, so that a partial list is not taken for a complete one.
             self.facts += list(facts())
         except Exception as error:
-            refusal = as_refusal(error, region=None)
+            refusal = as_refusal(error, region=None) or _of_cluster(error)
             if is_denied(error):
-                self.unread.append(f"{what}: needs {right}")
+                self.unread.append(f"{what}: needs {permission}")
             elif refusal is not None or hasattr(error, "status"):
                 reason = refusal.message if refusal else f"{error_code(error) or error}"
                 self.unread.append(f"{what}: {reason}")
@@ -120,8 +140,17 @@ class RunEvidence:
                 raise
 
 
+def _of_cluster(error: Exception) -> Refusal | None:
+    """Turn an error from the cluster into a refusal; None for any other."""
+    if "kubernetes" not in sys.modules:
+        return None
+    from jobs.eks.cluster import from_kubernetes
+
+    return from_kubernetes(error)
+
+
 def of_summary(run: RunSummary) -> RunEvidence:
-    """Return what a list of runs shows of one."""
+    """Return the evidence in a run's summary."""
     found = RunEvidence(exit_code=run.exit_code if run.ended else None)
     if is_news(run.status_reason):
         found.facts.append(Fact(source=EvidenceSource.REASON, text=str(run.status_reason)))
@@ -130,7 +159,7 @@ def of_summary(run: RunSummary) -> RunEvidence:
 
 
 def of_job(job: Job) -> RunEvidence:
-    """Return what the description of a job shows: states, reasons and exit codes."""
+    """Return the evidence in a job's description: status, reasons and exit codes."""
     found = RunEvidence(exit_code=_exit_code(job))
     past: list[str] = []
     present: list[str] = []
@@ -139,8 +168,8 @@ def of_job(job: Job) -> RunEvidence:
     present += [str(reason) for reason in reasons if is_news(reason)]
     nodes = [attempt for node in job.nodes for attempt in node.attempts]
     for attempt in (*job.attempts, *nodes):
-        said = [str(text) for text in (attempt.reason, attempt.status_reason) if is_news(text)]
-        (past if attempt.number < number else present).extend(said)
+        texts = [str(text) for text in (attempt.reason, attempt.status_reason) if is_news(text)]
+        (past if attempt.number < number else present).extend(texts)
     found.facts += [
         Fact(source=EvidenceSource.REASON, text=text) for text in dict.fromkeys(present)
     ]
@@ -156,7 +185,7 @@ def of_job(job: Job) -> RunEvidence:
 
 
 def _number_of(job: Job) -> int:
-    """Return the number of the attempt that the job's state is about."""
+    """Return the number of the attempt that the job's status describes."""
     if not job.ended:
         return len(job.attempts) + 1
     numbers = [attempt.number for attempt in job.attempts]
@@ -164,7 +193,7 @@ def _number_of(job: Job) -> int:
 
 
 def _exit_code(job: Job) -> int | None:
-    """Return the exit code that counts; a node that was killed explains what others report."""
+    """Return the decisive exit code; a killed node explains the exit codes of the others."""
     ending = job.ending if job.ended else None
     if ending is None or job.succeeded:
         return None
@@ -174,10 +203,10 @@ def _exit_code(job: Job) -> int | None:
 
 
 def read_logs(evidence: RunEvidence, service: JobService, job: Job) -> None:
-    """Add the last lines of the log, and of a running job the time since the last sign of life."""
+    """Add the last lines of the log, and for a running job the time since the last line."""
     newest: list[int] = []
 
-    def lines() -> Iterator[Fact]:
+    def log_facts() -> Iterator[Fact]:
         number = _number_of(job)
         streams = _streams(service, job, number if job.status == "RUNNING" else None)
         events: list[tuple[int, str, bool]] = []
@@ -185,21 +214,21 @@ def read_logs(evidence: RunEvidence, service: JobService, job: Job) -> None:
             earlier = stream.attempt < number
             page = _last_page(service, stream.name)
             events += [(int(e["timestamp"]), str(e["message"]), earlier) for e in page]
-        newest.extend(time for time, _, _ in events)
+        newest.extend(at_ms for at_ms, _, _ in events)
         if job.status == "RUNNING" and not _is_silent(newest):
-            return  # what a run prints while it works is no cause of anything
-        said = [(text, earlier) for _, text, earlier in sorted(events, key=lambda each: each[0])]
-        verdicts = [each for each in said if LAUNCHERS_VERDICT.match(each[0])]
-        for text, earlier in (*verdicts, *(each for each in said if each not in verdicts)):
+            return  # the output of a working run is not evidence of a problem
+        lines = [(text, earlier) for _, text, earlier in sorted(events, key=lambda each: each[0])]
+        verdicts = [each for each in lines if LAUNCHER_VERDICT.match(each[0])]
+        for text, earlier in (*verdicts, *(each for each in lines if each not in verdicts)):
             yield Fact(source=EvidenceSource.LOG, text=text.rstrip(), past=earlier)
 
-    evidence.read("log", "logs:GetLogEvents", lines)
+    evidence.read("log", "logs:GetLogEvents", log_facts)
     if job.status == "RUNNING":
         evidence.facts += _silence(job, newest)
 
 
 def _last_page(service: JobService, stream: str) -> list[Mapping[str, Any]]:
-    """Read the end of a stream; none of a node that has printed nothing, which has no stream."""
+    """Read the tail of a stream; empty if the node has printed nothing and so has no stream."""
     try:
         page = service.logs().get_log_events(
             logGroupName=service.log_group,
@@ -215,12 +244,17 @@ def _last_page(service: JobService, stream: str) -> list[Mapping[str, Any]]:
 
 
 def _streams(service: JobService, job: Job, number: int | None) -> list[NodeLog]:
-    """Choose the streams of the newest attempt, or of ``number``: the main node's first."""
+    """Choose streams of the newest attempt, or of attempt ``number``, the main node's first."""
     found = list(job.node_logs) or list(service.find_logs(job))
     chosen = max((stream.attempt for stream in found), default=1) if number is None else number
     codes = {node.index: node.last.exit_code for node in job.nodes if node.last}
+    if job.shape.is_large:
+        others = [node for node, code in codes.items() if code != codes.get(0)]
+        found += [
+            each for each in service.find_logs(job, others[:_LOG_STREAMS]) if each not in found
+        ]
     latest = [stream for stream in found if stream.attempt == chosen]
-    # A node that ended in another way than the main node has more to tell than the others.
+    # Nodes whose exit code differs from the main node's are more informative than the others.
     latest.sort(key=lambda s: (s.node != 0, codes.get(s.node) == codes.get(0), s.node))
     return latest[:_LOG_STREAMS]
 
@@ -231,9 +265,9 @@ def _is_silent(times_ms: Iterable[int]) -> bool:
 
 
 def _silence(job: Job, lines_ms: Iterable[int]) -> Iterator[Fact]:
-    """Yield how long a running job has printed nothing."""
+    """Yield the time since a running job's last line."""
     newest = max((at for at in (*lines_ms, job.started_at_ms) if at), default=None)
     if newest is not None:
         quiet = max(0.0, time.time() - newest / 1000)
         text = f"no line for {duration(quiet)}"
-        yield Fact(source=EvidenceSource.SILENCE, text=text, wrong=quiet > SILENCE_S)
+        yield Fact(source=EvidenceSource.SILENCE, text=text, is_problem=quiet > SILENCE_S)

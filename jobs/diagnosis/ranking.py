@@ -1,22 +1,22 @@
-"""Ranks the causes that the evidence shows: the origin first, then what follows from it."""
+"""Rank the causes that match the evidence: root causes first, then symptoms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.deployment import Deployment, OfRun, where
+from jobs.deployment import Deployment, RunFields, where
 from jobs.diagnosis.cause import CAUSES, Cause, Rank, fields
 from jobs.diagnosis.evidence import EvidenceSource, Fact, RunEvidence, of_job, of_summary
-from jobs.job import Job, JobStatus, RunSummary
+from jobs.job import Job, JobStatus, RunSummary, ZonePosition
 from trainium_catalogue.contract import Orchestrator
 
 _FACTS_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class FactShown:
-    """One fact that shows a cause."""
+class FactItem:
+    """A fact, as shown in documents."""
 
     source: EvidenceSource
     text: str
@@ -24,23 +24,23 @@ class FactShown:
 
 @dataclass(frozen=True, kw_only=True)
 class RankedCause:
-    """A cause that the evidence shows."""
+    """A cause that matches the evidence."""
 
     cause: str
-    """Stable word."""
+    """Stable name."""
     says: str
     earlier: bool
-    """True if only an earlier attempt shows it."""
-    evidence: tuple[FactShown, ...]
+    """True if only evidence from an earlier attempt matches."""
+    evidence: tuple[FactItem, ...]
     remedy: str
-    """A line to paste; words in capitals are to be filled in."""
+    """Command to paste; replace uppercase words."""
     source: str
-    """Public source of the texts that show it, or the file of the project that writes them."""
+    """Public source of the matching texts, or this project's file that writes them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExplainDocument(OfRun):
-    """Why a run waits, is silent or has failed."""
+class ExplainDocument(RunFields):
+    """Explanation of why a run waits, prints nothing or has failed."""
 
     job_id: str
     status: JobStatus
@@ -48,18 +48,20 @@ class ExplainDocument(OfRun):
     cause: str
     """The first cause in one line, as in `status` and `list`."""
     causes: tuple[RankedCause, ...]
-    """Most likely first."""
+    """Causes, most likely first."""
+    zone: ZonePosition | None
+    """The job's zone, and the next one; null with a single zone."""
     last_lines: tuple[str, ...]
-    """Last lines of the log, if they were read."""
+    """Last lines of the log, if read."""
     unread: tuple[str, ...]
-    """What could not be read, with the right that is missing or the reason."""
+    """Failed reads, with the missing permission or the reason."""
 
 
 def ranked(evidence: RunEvidence) -> list[tuple[Cause, list[Fact]]]:
-    """Return the causes that the evidence shows, most likely first.
+    """Return the causes that match the evidence, most likely first.
 
-    What an earlier attempt shows comes last. Of causes of the same rank, the most direct evidence
-    decides: the facts are in that order, and of a log the earliest line explains the later ones.
+    Causes from earlier attempts come last. Within a rank, the most direct evidence decides: facts
+    are in that order, and the earliest line of a log explains the later ones.
     """
     found: list[tuple[tuple[bool, int, int], Cause, list[Fact]]] = []
     for cause in CAUSES:
@@ -71,17 +73,27 @@ def ranked(evidence: RunEvidence) -> list[tuple[Cause, list[Fact]]]:
             key = (first.past, int(cause.rank), place)
             found.append((key, cause, [fact for _, fact in shown]))
     found.sort(key=lambda each: each[0])
-    is_normal = found[0][1].rank is Rank.NORMAL
-    return [(c, facts) for _, c, facts in found if is_normal or c.rank is not Rank.NORMAL]
+    is_normal = bool(found) and found[0][1].rank is Rank.NORMAL
+    causes: list[tuple[Cause, list[Fact]]] = []
+    explained: list[Fact] = []
+    for _, cause, facts in found:
+        # Skip a symptom whose facts are already explained by a root cause.
+        is_news = cause.rank is not Rank.SYMPTOM or any(fact not in explained for fact in facts)
+        if is_news and (is_normal or cause.rank is not Rank.NORMAL):
+            causes.append((cause, facts))
+            explained += facts
+    return causes
 
 
 def first_cause(run: RunSummary | Job) -> Cause:
-    """Return the most likely cause by what a list, or a description, shows of a run."""
+    """Return the most likely cause, judging from a list item or a description alone."""
     return ranked(of_job(run) if isinstance(run, Job) else of_summary(run))[0][0]
 
 
-def explanation(target: Deployment, job: Job, evidence: RunEvidence) -> ExplainDocument:
-    """Make the document of `explain`."""
+def explanation(
+    target: Deployment, job: Job, evidence: RunEvidence, *, zone: ZonePosition | None = None
+) -> ExplainDocument:
+    """Build the document of `explain`."""
     known = fields(target, job, evidence)
     causes = ranked(evidence)
     lines = [fact.text for fact in evidence.facts if fact.source is EvidenceSource.LOG]
@@ -92,9 +104,15 @@ def explanation(target: Deployment, job: Job, evidence: RunEvidence) -> ExplainD
         orchestrator=job.orchestrator,
         cause=causes[0][0].line,
         causes=tuple(_shown(cause, facts, known) for cause, facts in causes),
+        zone=zone,
         last_lines=tuple(lines[-_FACTS_SHOWN:]),
         unread=tuple(evidence.unread),
     )
+
+
+def shown(facts: Sequence[Fact]) -> tuple[FactItem, ...]:
+    """Return the first facts, for documents."""
+    return tuple(FactItem(source=fact.source, text=fact.text) for fact in facts[:_FACTS_SHOWN])
 
 
 def _shown(cause: Cause, facts: Sequence[Fact], known: Mapping[str, object]) -> RankedCause:
@@ -102,9 +120,7 @@ def _shown(cause: Cause, facts: Sequence[Fact], known: Mapping[str, object]) -> 
         cause=cause.name,
         says=cause.says,
         earlier=facts[0].past,
-        evidence=tuple(
-            FactShown(source=fact.source, text=fact.text) for fact in facts[:_FACTS_SHOWN]
-        ),
+        evidence=shown(facts),
         remedy=cause.remedy.format(**known),
         source=cause.source,
     )

@@ -1,1 +1,1 @@
-"""Jobs on the cluster: TorchX turns them into Volcano jobs, and Kubernetes reports their state."""
+"""Jobs on the cluster: TorchX builds the Volcano jobs, and Kubernetes reports their state."""

@@ -1,8 +1,8 @@
-"""Access to the cluster: JSON in, JSON out, with the caller's own AWS credentials.
+"""JSON access to the Kubernetes API, with the caller's own AWS credentials.
 
-No kubeconfig is read, so a command reaches the deployment it names and no other. A token is a
-presigned STS call, made the way `aws eks get-token` does (kubernetes-sigs/aws-iam-authenticator,
-README, "API Authorization from Outside a Cluster").
+No kubeconfig is read, so that a command only reaches the deployment it names. A token is a
+presigned STS call, as from `aws eks get-token` (kubernetes-sigs/aws-iam-authenticator, README,
+"API Authorization from Outside a Cluster").
 """
 
 from __future__ import annotations
@@ -20,18 +20,20 @@ from trainium_catalogue import kubernetes
 
 Json = dict[str, Any]
 _TOKEN_AGE_S = 600.0
-"""Age at which a token is renewed: it is valid for 15 minutes, and following takes longer."""
+"""Age at which a token is renewed: it is valid for 15 minutes, but following can take longer."""
 _TIMEOUT_S = (5, 30)
 MERGE_PATCH = "application/merge-patch+json"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 COMMANDS = "/apis/bus.volcano.sh/v1alpha1/namespaces/{namespace}/commands"
+QUEUES = "/apis/scheduling.volcano.sh/v1beta1/queues"
 POD_GROUPS = "/apis/scheduling.volcano.sh/v1beta1/namespaces/{namespace}/podgroups"
 PODS = "/api/v1/namespaces/{namespace}/pods"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
 NODES = "/api/v1/nodes"
 NODE_REQUEST = "/api/v1/namespaces/{namespace}/configmaps/" + kubernetes.NODE_REQUEST
 LIFETIME = timedelta(minutes=14)
-"""EKS accepts a token for 15 minutes, regardless of its signature's expiry."""
+"""Lifetime reported to kubectl: EKS accepts a token for 15 minutes, regardless of when
+its signature expires."""
 _SIGNATURE_S = 60
 _CLUSTER_HEADER = "x-k8s-aws-id"
 _PREFIX = "k8s-aws-v1."
@@ -39,33 +41,34 @@ _PREFIX = "k8s-aws-v1."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Address of the API server, and the certificate that identifies it."""
+    """URL and certificate of the API server."""
 
     name: str
     url: str
     certificate: str
-    """The authority's certificate: base64 of PEM, as EKS returns it."""
+    """Certificate of the authority, base64-encoded PEM as returned by EKS."""
 
 
 def read_endpoint(aws: Aws, cluster: str) -> Endpoint:
-    """Ask EKS for the cluster; refuse if there is none, or none yet."""
+    """Read the cluster's endpoint from EKS; refuse a cluster that does not exist."""
     try:
-        found = aws.eks().describe_cluster(name=cluster)["cluster"]
+        description = aws.eks().describe_cluster(name=cluster)["cluster"]
     except Exception as error:
         if error_code(error) != "ResourceNotFoundException":
             raise
         raise Refusal(
             "no-cluster",
-            f"there is no cluster {cluster} (any more); deploy again with `cdk deploy --all`",
+            f"cluster {cluster} does not exist; deploy again with `cdk deploy --all`",
         ) from None
-    if not found.get("endpoint"):
+    if not description.get("endpoint"):
         raise Refusal(
-            "no-cluster", f"cluster {cluster} is {found.get('status')}; wait until it is ACTIVE"
+            "no-cluster",
+            f"cluster {cluster} is {description.get('status')}; wait until it is ACTIVE",
         )
     return Endpoint(
         name=cluster,
-        url=found["endpoint"],
-        certificate=(found.get("certificateAuthority") or {}).get("data", ""),
+        url=description["endpoint"],
+        certificate=(description.get("certificateAuthority") or {}).get("data", ""),
     )
 
 
@@ -79,7 +82,7 @@ class Cluster:
         self._api: Any = None
 
     def api(self) -> Any:
-        """The Kubernetes client's ApiClient, created on first use."""
+        """Return the Kubernetes client's ApiClient, created on first use."""
         if self._api is None:
             endpoint = read_endpoint(self._aws, self._name)
             from kubernetes.client import ApiClient, Configuration
@@ -87,14 +90,14 @@ class Cluster:
             configuration: Any = Configuration(host=endpoint.url, retries=0)
             if endpoint.url.startswith("https:"):
                 configuration.ca_cert_data = base64.b64decode(endpoint.certificate).decode()
-            made_at = 0.0
+            signed_at = 0.0
 
-            def renew(of: Any) -> None:
-                nonlocal made_at
-                if made_at and time.monotonic() - made_at < _TOKEN_AGE_S:
+            def renew(config: Any) -> None:
+                nonlocal signed_at
+                if signed_at and time.monotonic() - signed_at < _TOKEN_AGE_S:
                     return
-                made_at = time.monotonic()
-                of.api_key["authorization"] = f"Bearer {make_token(self._aws, self._name)}"
+                signed_at = time.monotonic()
+                config.api_key["authorization"] = f"Bearer {make_token(self._aws, self._name)}"
 
             configuration.refresh_api_key_hook = renew
             renew(configuration)
@@ -102,11 +105,11 @@ class Cluster:
         return self._api
 
     def get(self, path: str, **query: str) -> Json:
-        """Read an object or a list."""
+        """Get an object or a list."""
         return self.call("GET", path, query=query)
 
     def items(self, path: str, **query: str) -> list[Json]:
-        """List every object of a list."""
+        """Return the objects of a list."""
         return list(self.get(path, **query).get("items") or ())
 
     def pods_of(self, job_id: str) -> list[Json]:
@@ -122,10 +125,10 @@ class Cluster:
         body: Json | None = None,
         content_type: str = "application/json",
     ) -> Json:
-        """Make one request; raises the client's ApiException, or urllib3's errors."""
-        with self.open(method, path, query=query, body=body, content_type=content_type) as answer:
-            found: Json = json.loads(answer.read())
-        return found
+        """Send a request and parse the response; raise ApiException, or urllib3's errors."""
+        with self.open(method, path, query=query, body=body, content_type=content_type) as response:
+            document: Json = json.loads(response.read())
+        return document
 
     def open(
         self,
@@ -137,7 +140,7 @@ class Cluster:
         content_type: str = "application/json",
         timeout: tuple[float, float | None] = _TIMEOUT_S,
     ) -> Any:
-        """Make one request and leave reading the answer to the caller."""
+        """Send a request; return the unread response, or raise ApiException or urllib3's errors."""
         from kubernetes.client.exceptions import ApiException
 
         api = self.api()
@@ -150,16 +153,16 @@ class Cluster:
             body=body,
             auth_settings=["BearerToken"],
         )
-        answer = api.call_api(*arguments, _request_timeout=timeout).response
-        if not 200 <= answer.status < 300:
-            error = ApiException(status=answer.status, reason=answer.reason)
-            error.body = answer.read().decode(errors="replace")
+        response = api.call_api(*arguments, _request_timeout=timeout).response
+        if not 200 <= response.status < 300:
+            error = ApiException(status=response.status, reason=response.reason)
+            error.body = response.read().decode(errors="replace")
             raise error
-        return answer
+        return response
 
 
 class refusing:
-    """Turns errors of the cluster inside the block into refusals."""
+    """Context manager that turns errors from the cluster into refusals."""
 
     def __enter__(self) -> None:
         return None
@@ -173,13 +176,13 @@ class refusing:
 
 
 def status_of(error: BaseException) -> int:
-    """Return the HTTP status of the API server's answer, 0 for any other error."""
+    """Return the HTTP status of the API server's response, 0 for any other error."""
     status = getattr(error, "status", None)
     return status if isinstance(status, int) else 0
 
 
 def is_missing(error: BaseException) -> bool:
-    """True if the object does not exist."""
+    """Return whether the object does not exist."""
     return status_of(error) == 404
 
 
@@ -191,50 +194,56 @@ def from_kubernetes(error: BaseException) -> Refusal | None:
     if isinstance(error, HTTPError):
         return Refusal(
             "cluster-unreachable",
-            f"the cluster's API server does not answer: {_first_line(str(error))}; it is open to "
-            "trainium:eks_endpoint_cidrs only (deploy again with this network's address in it), "
-            "and with trainium:eks_private=true to the VPC only; if it was destroyed, what its "
-            "runs have kept is in the bucket (`python -m jobs status <run>`)",
+            f"the cluster's API server does not respond: {_first_line(str(error))}; it allows only "
+            "the ranges in trainium:eks_endpoint_cidrs (deploy again with this network's address "
+            "among them), or, with trainium:eks_private=true, only the VPC; if the cluster was "
+            "destroyed, its runs' files are still in the bucket (`python -m jobs status <run>`)",
         )
     if not isinstance(error, ApiException):
         return None
-    said = _message(error)
+    message = _message(error)
     match status_of(error):
         case 401:
             return Refusal(
                 "cluster-credentials",
-                f"the cluster does not know who calls: {said}; give the principal an access entry "
-                "(deploy again with its ARN in trainium:eks_submitter_arns), or choose another "
-                "with AWS_PROFILE",
+                f"the cluster does not recognize the caller: {message}; create an access entry for "
+                "this principal (deploy again with its ARN in trainium:eks_submitter_arns), or "
+                "select another one with AWS_PROFILE",
             )
-        case 403 if "exceeded quota" in said:
+        case 403 if "exceeded quota" in message:
             return Refusal(
                 "cluster-quota",
-                f"the namespace's quota is used up: {said}; wait for runs to end, or look with: "
-                "kubectl describe resourcequota",
+                f"the namespace's quota is exhausted: {message}; wait for runs to end, or check "
+                "with: kubectl describe resourcequota",
             )
-        case 400 if "denied the request" in said:
-            return Refusal("volcano-denied", f"Volcano does not take the job: {said}")
-        case 500 if "failed calling webhook" in said:
+        case 400 if "with state `Open`" in message:
+            return Refusal(
+                "queue-closed",
+                f"the cluster's queue does not accept jobs: {message}; check whether `python -m "
+                "jobs down` is destroying the deployment; it reopens the queue if interrupted",
+            )
+        case 400 if "denied the request" in message:
+            return Refusal("volcano-denied", f"Volcano rejected the job: {message}")
+        case 500 if "failed calling webhook" in message:
             return Refusal(
                 "no-webhook",
-                f"Volcano's admission does not answer: {said}; look with: kubectl -n "
-                "volcano-system get pods, and submit again when they run",
+                f"Volcano's admission webhook does not respond: {message}; check with: kubectl -n "
+                "volcano-system get pods, and submit again when they are running",
             )
         case 403:
             return Refusal(
                 "cluster-denied",
-                f"the cluster denies it: {said}; deploy again with the principal's ARN in "
-                "trainium:eks_submitter_arns, which allows what the commands need, or in "
-                "trainium:eks_admin_arns",
+                f"the cluster denied the request: {message}; deploy again with the principal's ARN "
+                "in trainium:eks_submitter_arns, which grants the permissions that these commands "
+                "need, or in trainium:eks_admin_arns",
             )
-        case 404 if "could not find the requested resource" in said:
+        case 404 if "could not find the requested resource" in message:
             return Refusal(
                 "no-volcano",
-                "the cluster knows no Volcano jobs: its chart is not installed (any more); deploy "
-                "again with `cdk deploy --all`",
+                "the cluster has no Volcano jobs API: its chart is not installed; deploy again "
+                "with `cdk deploy --all`",
             )
-    return Refusal("cluster", f"the cluster refuses: {said}")
+    return Refusal("cluster", f"the cluster refused the request: {message}")
 
 
 def _message(error: Any) -> str:
@@ -249,12 +258,12 @@ def _first_line(text: str) -> str:
 
 
 def make_token(aws: Aws, cluster: str) -> str:
-    """Sign a token for one cluster; sends nothing."""
+    """Sign a token for a cluster, without sending anything."""
     client = aws.sts()
     events = client.meta.events
 
     def keep_cluster(params: dict[str, Any], context: dict[str, Any], **_: Any) -> None:
-        # boto3 does not know this parameter of the call; it becomes a signed header below.
+        # Not a parameter of boto3; it becomes a signed header below.
         context[_CLUSTER_HEADER] = params.pop(_CLUSTER_HEADER)
 
     def sign_cluster(request: Any, **_: Any) -> None:
@@ -272,7 +281,7 @@ def make_token(aws: Aws, cluster: str) -> str:
 
 
 def exec_credential(token: str, *, now: datetime) -> dict[str, Any]:
-    """Make the document that kubectl expects from a credential plugin."""
+    """Build the document that kubectl expects from a credential plugin."""
     expires = (now.astimezone(UTC) + LIFETIME).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "apiVersion": "client.authentication.k8s.io/v1beta1",

@@ -1,7 +1,7 @@
-"""A Volcano job and its pods, described in the CLI's terms for Batch jobs.
+"""Descriptions of Volcano jobs and their pods, in the same terms as Batch jobs.
 
-Volcano deletes the pods of an attempt before starting the next one, and pods disappear with nodes
-that are scaled away: the launchers' reports in the bucket tell how those ended.
+Volcano deletes the pods of an attempt before starting the next one, and pods disappear with removed
+nodes: the launchers' reports in the bucket record how they ended.
 """
 
 from __future__ import annotations
@@ -14,14 +14,25 @@ from datetime import datetime
 from typing import Any
 
 from jobs.bucket.objects import Bucket
-from jobs.job import ENDED, LAUNCHERS_VERDICT, Attempt, Job, JobKind, Node, RunSummary, Shape
+from jobs.job import (
+    ENDED,
+    LAUNCHER_VERDICT,
+    Attempt,
+    Job,
+    JobKind,
+    Node,
+    RunSummary,
+    Shape,
+    ZonePosition,
+)
 from trainium_catalogue import kubernetes
-from trainium_catalogue.contract import Orchestrator, attempts_prefix
+from trainium_catalogue.contract import ENV_TIME_LIMIT, Orchestrator, attempts_prefix
+from trainium_catalogue.node_use import ZoneAnnotations, labels_of, stamp
 from trainium_catalogue.workloads import Hardware
 
 Json = Mapping[str, Any]
 STOPPED_BY = "trainium/stopped-by"
-"""Annotation: the user who asked to stop the job."""
+"""Annotation: the reason of a stopped job, with the user."""
 
 # Phases: volcano.sh/apis, batch/v1alpha1/job.go.
 _STATUSES = {
@@ -39,7 +50,7 @@ _STATUSES = {
 _NODE = re.compile(rf"-{kubernetes.TASK}-(\d+)-\d+$")
 EXHAUSTED = "no attempts left"
 RETRY_COUNT = "volcano.sh/job-retry-count"
-"""Annotation: number of restarts of the job before this pod, from 0."""
+"""Annotation: number of restarts of the job before this pod, starting from 0."""
 _POD_STATUSES = {
     "Pending": "STARTING",
     "Running": "RUNNING",
@@ -47,12 +58,12 @@ _POD_STATUSES = {
     "Failed": "FAILED",
 }
 _NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
-_LOOK_AGAIN_S = 15.0
-"""After the main node is killed, the other nodes report it only after Volcano's restart."""
+_READ_AGAIN_S = 15.0
+"""Interval for re-reading: after the main node is killed, others report only after the restart."""
 
 
-def summarize(job: Json) -> RunSummary:
-    """Make one line of a list of runs."""
+def summarize(job: Json, zones: Sequence[str] = ()) -> RunSummary:
+    """Summarize a job for a list of runs; ``zones`` are the nodes' zones, if there are several."""
     status = _status(job)
     return RunSummary(
         run=run_of(job),
@@ -65,6 +76,23 @@ def summarize(job: Json) -> RunSummary:
         num_nodes=_num_nodes(job),
         hardware=Hardware.TRAINIUM,
         orchestrator=Orchestrator.EKS,
+        zone=ZoneAnnotations.read(job).current(zones) if zones else None,
+    )
+
+
+def zone_position(job: Json, zones: Sequence[str]) -> ZonePosition:
+    """Return the job's zone, and the next one.
+
+    A job only moves while it waits for nodes from the node scaler.
+    """
+    notes = ZoneAnnotations.read(job)
+    scales = (job["metadata"].get("annotations") or {}).get(kubernetes.SCALE) == "true"
+    next_zone = notes.next(zones) if scales and _status(job) == "RUNNABLE" else None
+    since = None if next_zone is None else notes.short_since
+    return ZonePosition(
+        zone=notes.current(zones),
+        next_zone=next_zone,
+        moves_after_ms=None if since is None else milliseconds(stamp(since + notes.patience)),
     )
 
 
@@ -74,22 +102,24 @@ def num_attempts_failed(job: Json) -> int:
 
 
 def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) -> Job:
-    """Describe a job with its pods; ``endings`` cover attempts whose pods are gone."""
+    """Describe a job with its pods; ``endings`` cover attempts whose pods were deleted."""
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
     ended = status in ENDED
     # Pods of the previous attempt may still be terminating.
-    coming = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in coming):
+    current = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in current):
         status = "STARTING"
-    # Deleted pods of a job that was stopped or has no attempts left ended the way the job did.
-    gone = status if ended else "RUNNABLE"
-    nodes = tuple(node_of(index, by_index.get(index), gone) for index in range(_num_nodes(job)))
+    # Deleted pods of a job that was stopped or has no attempts left have the job's status.
+    without_pod = status if ended else "RUNNABLE"
+    nodes = tuple(
+        node_of(index, by_index.get(index), without_pod) for index in range(_num_nodes(job))
+    )
     after = (job["metadata"].get("annotations") or {}).get(kubernetes.AFTER)
     return Job(
         job_id=_name(job),
         run=run_of(job),
-        workload=_labels(job).get(kubernetes.LABEL_WORKLOAD),
+        workload=labels_of(job).get(kubernetes.LABEL_WORKLOAD),
         status=status,
         status_reason=_reason(job, status) or (trouble(pods) if not ended else None),
         created_at_ms=milliseconds(job["metadata"].get("creationTimestamp")),
@@ -103,32 +133,45 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
         nodes=nodes,
         orchestrator=Orchestrator.EKS,
         command=_command(job),
+        time_limit_s=_time_limit_s(job),
     )
+
+
+def _container(job: Json) -> Json:
+    container: Json = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
+    return container
+
+
+def _time_limit_s(job: Json) -> int | None:
+    """Return the launcher's time limit of an attempt."""
+    variables = {each["name"]: each.get("value") for each in _container(job).get("env") or ()}
+    limit = str(variables.get(ENV_TIME_LIMIT))
+    return int(limit) if limit.isdecimal() else None
 
 
 def _command(job: Json) -> tuple[str, ...]:
     """Return the pods' command."""
-    container = job["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
+    container = _container(job)
     words = (*(container.get("command") or ()), *(container.get("args") or ()))
-    # As the kubelet does; a submission names no variables.
+    # As in the kubelet, $$ is an escaped $; submissions use no $(VAR) references.
     return tuple(word.replace("$$", "$") for word in words)
 
 
 def _attempts(
     job: Json, nodes: Sequence[Node], endings: Endings, *, ended: bool
 ) -> tuple[Attempt, ...]:
-    """List the finished attempts; pods of earlier ones are gone, and maybe those of the last."""
+    """List the ended attempts, whose pods may have been deleted."""
     restarts = _restarts(job)
-    past = [_gone(number, endings.get(number)) for number in range(1, restarts + 1)]
+    past = [_without_pods(number, endings.get(number)) for number in range(1, restarts + 1)]
     last = _deciding(nodes) if ended else None
     if last is not None and last.number > restarts:
         past.append(last)
     elif ended and restarts + 1 in endings:
-        past.append(_gone(restarts + 1, endings[restarts + 1]))
+        past.append(_without_pods(restarts + 1, endings[restarts + 1]))
     return tuple(past)
 
 
-def _gone(number: int, ending: LauncherReport | None) -> Attempt:
+def _without_pods(number: int, ending: LauncherReport | None) -> Attempt:
     """Describe an attempt without pods."""
     return Attempt(
         number=number,
@@ -146,14 +189,14 @@ def _restarts(job: Json) -> int:
 
 
 def _deciding(nodes: Sequence[Node]) -> Attempt | None:
-    """Choose the pod that failed first: the others were ended because of it."""
+    """Return the attempt of the pod that failed first, which ended all others."""
     ended = [node.last for node in nodes if node.last and node.last.stopped_at_ms is not None]
     failed = [attempt for attempt in ended if attempt.exit_code]
     return min(failed or ended, key=lambda attempt: attempt.stopped_at_ms or 0, default=None)
 
 
 def phase_of(job: Json) -> str | None:
-    """Return Volcano's phase; None until its controller has seen the job."""
+    """Return Volcano's phase; None until its controller has processed the job."""
     return ((job.get("status") or {}).get("state") or {}).get("phase")
 
 
@@ -171,19 +214,13 @@ def _reason(job: Json, status: str) -> str | None:
     if state["phase"] == "Failed" and job["status"].get("retryCount"):
         return EXHAUSTED
     if state["phase"] == "Aborted":
-        return "Aborted: " + str(state.get("message") or "by kubectl, torchx cancel or the like")
+        return "Aborted: " + str(state.get("message") or "by kubectl or torchx cancel, for example")
     return str(state["message"]) if state.get("message") else None
 
 
 def run_of(job: Json) -> str:
     """Return the name of the job's run."""
-    return str(_labels(job).get(kubernetes.LABEL_RUN) or _name(job))
-
-
-def _labels(job: Json) -> Json:
-    # Jobs of `torchx run` have the labels on their pods only.
-    template = job["spec"]["tasks"][0]["template"].get("metadata") or {}
-    return {**(template.get("labels") or {}), **(job["metadata"].get("labels") or {})}
+    return str(labels_of(job).get(kubernetes.LABEL_RUN) or _name(job))
 
 
 def _num_nodes(job: Json) -> int:
@@ -191,10 +228,10 @@ def _num_nodes(job: Json) -> int:
 
 
 def _started(job: Json) -> int | None:
-    """Return the time at which the gang of the last attempt was placed on its nodes.
+    """Return when the gang of the last attempt was placed on its nodes.
 
-    Volcano renews the time of the current phase's condition whenever a pod count changes (1.15.1,
-    syncJob): Running's tells when the first pod ended, Pending's stays.
+    Volcano updates the time of the current phase's condition whenever a pod count changes (1.15.1,
+    syncJob): for Running, it becomes the end of the first pod; for Pending, it does not change.
     """
     return None if _condition(job, "Running") is None else _condition(job, "Pending")
 
@@ -208,8 +245,8 @@ def _stopped(job: Json, status: str) -> int | None:
 def _condition(job: Json, phase: str) -> int | None:
     """Return the time of a phase's newest condition.
 
-    Volcano 1.15.1 keeps one per phase; older versions keep appending, so the first one would belong
-    to an earlier attempt (volcano-sh/volcano, appendJobCondition).
+    Volcano 1.15.1 keeps one per phase; older versions append, so the first one would belong to an
+    earlier attempt (volcano-sh/volcano, appendJobCondition).
     """
     for condition in reversed((job.get("status") or {}).get("conditions") or ()):
         if condition.get("status") == phase:
@@ -221,10 +258,10 @@ def _name(item: Json) -> str:
     return str(item["metadata"]["name"])
 
 
-def node_of(index: int, pod: Json | None, gone: str) -> Node:
-    """Describe one node of a job; ``gone`` is the status of a node without a pod."""
+def node_of(index: int, pod: Json | None, without_pod: str) -> Node:
+    """Describe one node of a job; ``without_pod`` is the status of a node without a pod."""
     if pod is None:
-        return Node(index=index, status=gone, status_reason=None, attempts=())
+        return Node(index=index, status=without_pod, status_reason=None, attempts=())
     container: Json = next(iter(pod.get("status", {}).get("containerStatuses") or ()), {})
     state = container.get("state") or {}
     ended = state.get("terminated") or {}
@@ -252,22 +289,22 @@ def node_of(index: int, pod: Json | None, gone: str) -> Node:
 
 def _container_reason(ended: Json) -> str | None:
     reason = ended.get("reason")
-    # "Error" and "Completed" say no more than the exit code.
+    # "Error" and "Completed" add nothing to the exit code.
     if reason not in (None, "Error", "Completed"):
         return str(reason)
-    # The end of a failed container's log, whose last line is the launcher's verdict.
+    # The tail of a failed container's log, whose last line is the launcher's verdict.
     lines = str(ended.get("message") or "").strip().splitlines()
-    return LAUNCHERS_VERDICT.sub("", lines[-1]) if lines else None
+    return LAUNCHER_VERDICT.sub("", lines[-1]) if lines else None
 
 
 def _pod_reason(pod: Json) -> str | None:
     status = pod.get("status", {})
-    said = [status[name] for name in ("reason", "message") if status.get(name)]
-    return ": ".join(said) or None
+    parts = [status[name] for name in ("reason", "message") if status.get(name)]
+    return ": ".join(parts) or None
 
 
 def trouble(pods: Sequence[Json]) -> str | None:
-    """Explain why a pod does not run, in the words of its scheduler or the kubelet."""
+    """Return why a pod does not run, according to its scheduler or the kubelet."""
     for pod in pods:
         status = pod.get("status", {})
         for container in status.get("containerStatuses") or ():
@@ -275,8 +312,8 @@ def trouble(pods: Sequence[Json]) -> str | None:
             if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
                 return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
         for condition in status.get("conditions") or ():
-            # Some pods of a gang could be placed; the one that could not says why none was
-            # (Volcano 1.15.1, pkg/scheduler/api/job_info.go, TaskSchedulingReason).
+            # Some pods of a gang could be placed; only the others state why none were (Volcano
+            # 1.15.1, pkg/scheduler/api/job_info.go, TaskSchedulingReason).
             is_held = condition.get("reason") != "Schedulable"
             if (
                 condition.get("type") == "PodScheduled"
@@ -296,7 +333,7 @@ def milliseconds(time: str | None) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherReport:
-    """A launcher's last report on an attempt."""
+    """A launcher's final report on an attempt."""
 
     exit_code: int
     reason: str
@@ -308,19 +345,19 @@ Endings = Mapping[int, LauncherReport]
 
 @dataclass(slots=True)
 class EndingReader:
-    """Reads the launchers' reports of jobs, and keeps them."""
+    """Cached reader of the launchers' reports."""
 
     bucket: Bucket
     _found: dict[str, tuple[float, Endings]] = field(default_factory=dict)
 
     def read(self, run: str, job_id: str, *, attempts: int) -> Endings:
-        """Read the reports on a job's first ``attempts`` attempts, as far as there are any.
+        """Read the existing reports on a job's attempts, unless all ``attempts`` are already known.
 
-        They are for explanations only, so an unavailable bucket is no error.
+        Reports only serve explanations, so an unavailable bucket is ignored.
         """
-        looked_at, known = self._found.get(job_id, (float("-inf"), {}))
+        read_at, known = self._found.get(job_id, (float("-inf"), {}))
         now = time.monotonic()
-        if len(known) >= attempts or now - looked_at < _LOOK_AGAIN_S:
+        if len(known) >= attempts or now - read_at < _READ_AGAIN_S:
             return known
         try:
             known = read_endings(self.bucket, run, job_id)
@@ -331,17 +368,17 @@ class EndingReader:
 
 
 def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
-    """Read the main node's report on each attempt, or else the report of the lowest node."""
+    """Read each attempt's report from the main node, or else from the lowest-numbered node."""
     prefix = attempts_prefix(run, job_id)
     first: dict[int, int] = {}
     for name in bucket.names(prefix):
         if match := _NAME.fullmatch(name):
             attempt, node = int(match["attempt"]), int(match["node"])
             first[attempt] = min(node, first.get(attempt, node))
-    found: dict[int, LauncherReport] = {}
+    reports: dict[int, LauncherReport] = {}
     for attempt, node in first.items():
         document = bucket.document(f"{prefix}{attempt}-node-{node}.json") or {}
         if isinstance(document.get("code"), int):
             reason = str(document.get("reason") or "")
-            found[attempt] = LauncherReport(exit_code=document["code"], reason=reason)
-    return found
+            reports[attempt] = LauncherReport(exit_code=document["code"], reason=reason)
+    return reports

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
 from jobs.aws import LogStreamsClient
@@ -10,19 +11,23 @@ from jobs.job import Job, NodeLog
 from trainium_catalogue import kubernetes
 
 
-def list_streams(logs: LogStreamsClient, log_group: str, job: Job) -> list[NodeLog]:
-    """List the streams of all attempts.
+def list_streams(
+    logs: LogStreamsClient, log_group: str, job: Job, nodes: Collection[int] | None = None
+) -> list[NodeLog]:
+    """List the streams of all attempts, for ``nodes`` or for all nodes.
 
-    A stream's name says which node it is, not which attempt: that is counted. Volcano restarts all
-    pods of a gang, so the second stream of any node begins another attempt. Pods that still exist
-    know theirs.
+    A stream's name contains the node but not the attempt, so attempts are counted: Volcano restarts
+    all pods of a gang, so a second stream of a node belongs to the next attempt. The attempt of an
+    existing pod is known.
     """
     known = {each.name: each.attempt for each in job.node_logs}
     start = f"{kubernetes.LOG_STREAM_PREFIX}{job.job_id}-{kubernetes.TASK}-"
     name_of = re.compile(rf"{re.escape(start)}(\d+)-\d+/[^/]+")
-    found: list[NodeLog] = []
+    starts = [start] if nodes is None else [f"{start}{node}-" for node in sorted(nodes)]
+    listed = [stream for each in starts for stream in _streams(logs, log_group, each)]
+    node_logs: list[NodeLog] = []
     number, seen = 1, set[int]()
-    for stream in sorted(_streams(logs, log_group, start), key=lambda each: each["creationTime"]):
+    for stream in sorted(listed, key=lambda each: each["creationTime"]):
         name = str(stream["logStreamName"])
         if not (match := name_of.fullmatch(name)):
             continue
@@ -31,16 +36,16 @@ def list_streams(logs: LogStreamsClient, log_group: str, job: Job) -> list[NodeL
         if attempt > number:
             number, seen = attempt, set()
         seen.add(node)
-        found.append(NodeLog(name=name, node=node, attempt=attempt))
-    return found
+        node_logs.append(NodeLog(name=name, node=node, attempt=attempt))
+    return node_logs
 
 
 def _streams(logs: LogStreamsClient, log_group: str, start: str) -> list[Any]:
-    found: list[Any] = []
+    streams: list[Any] = []
     token: dict[str, str] = {}
     while True:
         page = logs.describe_log_streams(logGroupName=log_group, logStreamNamePrefix=start, **token)
-        found += page["logStreams"]
+        streams += page["logStreams"]
         if not page.get("nextToken"):
-            return found
+            return streams
         token = {"nextToken": page["nextToken"]}

@@ -1,4 +1,4 @@
-"""Who uses the cluster's nodes, who waits for nodes, and when idle ones go."""
+"""Users of the cluster's nodes, jobs waiting for nodes, and the removal of idle ones."""
 
 from __future__ import annotations
 
@@ -6,46 +6,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from jobs.deployment import Deployment, OfDeployment
+from jobs.deployment import Deployment, DeploymentFields
 from jobs.eks.cluster import JOBS, NODES, PODS, Cluster, Json, status_of
 from jobs.eks.describe import run_of
 from jobs.eks.nodes import scale_command
 from jobs.errors import Refusal
-from jobs.job import counted
 from trainium_catalogue import kubernetes
 from trainium_catalogue.documents import Timestamp
 from trainium_catalogue.node_use import (
     PodsOfNode,
-    goes_at,
     instance_of,
     marked_since,
     pods_of_nodes,
+    removal_time,
     stamp,
-    waits_of,
+    waiting_jobs,
 )
+from trainium_catalogue.wording import counted
 
 ALL_PODS = "/api/v1/pods"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """The group's instances and their users."""
+    """The node groups' instances and their users."""
 
     nodes: Mapping[str, str]
-    """Nodes by instance; an instance that has not joined has none."""
+    """Node names by instance; an instance that has not joined has none."""
     runs: Mapping[str, tuple[str, ...]]
-    """Runs, or other pods, by instance; idle instances are left out."""
+    """Runs, or other pods, by instance, without idle instances."""
 
 
 def nodes_of_group(cluster: Cluster, deployment: Deployment) -> list[Json]:
-    """List the nodes of the Trainium node group."""
+    """List the nodes of the Trainium node groups."""
     assert deployment.eks is not None
-    selector = f"{kubernetes.NODE_GROUP_LABEL}={deployment.eks.node_group}"
-    return cluster.items(NODES, labelSelector=selector)
+    return [
+        node
+        for name in deployment.eks.node_groups.values()
+        for node in cluster.items(NODES, labelSelector=f"{kubernetes.NODE_GROUP_LABEL}={name}")
+    ]
 
 
 def read_use(cluster: Cluster, deployment: Deployment) -> Use:
-    """Read the nodes and their users from the cluster."""
+    """Read nodes and their users from the cluster."""
     pods = pods_of_all(cluster)
     runs = {f"{p['metadata'].get('namespace')}/{p['metadata']['name']}": _run_of(p) for p in pods}
     on_nodes = pods_of_nodes(pods, now=datetime.now(UTC))
@@ -64,7 +67,7 @@ def read_use(cluster: Cluster, deployment: Deployment) -> Use:
 
 
 def pods_of_all(cluster: Cluster) -> list[Json]:
-    """List the pods of all namespaces, or only the jobs' own if the caller may not see others."""
+    """List the pods in all namespaces, or only jobs' pods if the caller may not list the rest."""
     try:
         return cluster.items(ALL_PODS)
     except Exception as error:
@@ -74,7 +77,7 @@ def pods_of_all(cluster: Cluster) -> list[Json]:
 
 
 def _run_of(pod: Json) -> str:
-    """Name the run of a pod, or else its job; for any other pod, the pod itself."""
+    """Return the run of a pod, else its job, else the pod's own name."""
     metadata = pod["metadata"]
     labels = metadata.get("labels") or {}
     run = labels.get(kubernetes.LABEL_RUN) or labels.get("volcano.sh/job-name")
@@ -82,49 +85,59 @@ def _run_of(pod: Json) -> str:
 
 
 def check_fewer(cluster: Cluster, deployment: Deployment, num_nodes: int) -> None:
-    """Refuse a number of nodes that the node scaler could not reach, or would soon exceed."""
+    """Refuse to scale down below the nodes in use, or below what waiting jobs request."""
     use = read_use(cluster, deployment)
     if len(use.runs) > num_nodes:
         users = list(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+        namespace, _, pod = users[0].rpartition("/")
+        command = f"python -m jobs stop {users[0]}"
+        if namespace:  # a pod of no run
+            command = f"kubectl -n {namespace} delete pod {pod}"
         raise Refusal(
             "nodes-in-use",
-            f"--nodes {num_nodes}: {', '.join(users)} uses {counted(len(use.runs), 'node')} "
-            f"and would lose some; stop it first (`python -m jobs stop {users[0]}`), or remove "
-            f"idle nodes alone with --nodes {len(use.runs)}",
+            f"--nodes {num_nodes} would remove nodes in use by {', '.join(users)}; free "
+            f"these nodes first (`{command}`), or remove only idle nodes with --nodes "
+            f"{len(use.runs)}",
         )
     jobs = cluster.items(JOBS)
     runs = {job["metadata"]["name"]: run_of(job) for job in jobs}
-    asking = [
+    waiting = [
         runs[wait.job]
-        for wait in waits_of(jobs, pods_of_all(cluster), now=datetime.now(UTC))
+        for wait in waiting_jobs(jobs, pods_of_all(cluster), now=datetime.now(UTC))
         if wait.scales and not wait.dropped and len(use.runs) + wait.missing > num_nodes
     ]
-    if asking:
+    if waiting:
+        noun, pronoun = ("run", "it") if len(waiting) == 1 else ("runs", "them")
         raise Refusal(
             "nodes-asked-for",
-            f"--nodes {num_nodes}: {', '.join(asking)} waits for more and was submitted with "
-            "--scale, so the cluster would get them again; stop it first "
-            f"(`python -m jobs stop {asking[0]}`)",
+            f"--nodes {num_nodes}: nodes would be added again for waiting {noun} submitted with "
+            f"--scale: {', '.join(waiting)}; stop {pronoun} first (`python -m jobs stop "
+            f"{waiting[0]}`)",
         )
 
 
 def busy_remark(cluster: Cluster, deployment: Deployment, num_nodes: int) -> str | None:
-    """Say that a job without ``--scale`` waits for nodes in use, which may be gone by then."""
+    """Warn that a job without ``--scale`` waits for nodes in use, while idle ones are removed."""
     assert deployment.eks is not None
     use = read_use(cluster, deployment)
     minutes = deployment.eks.idle_minutes
     if minutes is None or len(use.nodes) - len(use.runs) >= num_nodes:
         return None
+    if not use.runs:
+        return None  # too few nodes, which is refused elsewhere
     users = ", ".join(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+    are = "is" if len(use.runs) == 1 else "are"
+    idle = ""
+    if len(use.runs) < len(use.nodes):
+        idle = f", while idle nodes are removed after {counted(minutes, 'minute')}"
     return (
-        f"{counted(len(use.runs), 'node')} of {len(use.nodes)} is in use ({users}): the job waits "
-        f"for them, while the others are removed after {counted(minutes, 'idle minute')}; submit "
-        "with --scale to have the missing ones added then"
+        f"{counted(len(use.runs), 'node')} of {len(use.nodes)} {are} in use ({users}): the job "
+        f"waits until enough are free{idle}; submit with --scale to add missing nodes"
     )
 
 
 def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
-    """Call ``describe_idle`` on the current nodes; a failing remark must not end the command."""
+    """Call ``describe_idle`` on the current nodes, best effort."""
     try:
         nodes = nodes_of_group(cluster, deployment)
     except Exception:
@@ -133,46 +146,48 @@ def try_idle_remark(cluster: Cluster, deployment: Deployment) -> str | None:
 
 
 def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetime) -> str | None:
-    """Describe how many nodes are idle and when the first one goes; None if none does."""
+    """Describe how many nodes are idle and when the first is removed; None if none is."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:
         return None
-    times = [moment for node in nodes if (moment := goes_at(node, timedelta(minutes=minutes)))]
+    times = [moment for node in nodes if (moment := removal_time(node, timedelta(minutes=minutes)))]
     if not times:
         return None
-    what = counted(len(times), "idle node") + (", the first of which" if len(times) > 1 else "")
+    what, them = "1 idle node", "it"
+    if len(times) > 1:
+        what, them = f"{len(times)} idle nodes, the first of which", "all of them"
     return (
-        f"{what} goes {_when(min(times), now)} unless a job takes it; at once with: "
-        f"{scale_command(deployment, len(nodes) - len(times))}"
+        f"{what} will be removed {_when(min(times), now)} unless a job uses it; to remove {them} "
+        f"immediately: {scale_command(deployment, len(nodes) - len(times))}"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class IdleNode:
-    """A node that no run uses and that is removed by itself."""
+    """An idle node that will be removed automatically."""
 
     node: str
     idle_since: Timestamp
     goes_at: Timestamp
-    """At the earliest; a job that takes the node or waits for it keeps it."""
+    """Earliest time of removal, unless a job uses the node or waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleDocument(OfDeployment):
+class ScaleDocument(DeploymentFields):
     """The number of nodes of the cluster."""
 
     nodes_before: int
-    """Wanted before."""
+    """Previous desired size."""
     nodes: int
-    """Wanted now."""
+    """New desired size."""
     ready: int
-    """Nodes on which pods can be placed."""
+    """Nodes that can run pods."""
     idle: tuple[IdleNode, ...]
 
 
 def idle_nodes(cluster: Cluster, deployment: Deployment) -> tuple[IdleNode, ...]:
-    """List idle nodes with the times of their removal; empty if nothing removes them."""
+    """List idle nodes with their removal times; empty if nothing removes them."""
     assert deployment.eks is not None
     minutes = deployment.eks.idle_minutes
     if minutes is None:
@@ -191,5 +206,5 @@ def idle_nodes(cluster: Cluster, deployment: Deployment) -> tuple[IdleNode, ...]
 def _when(moment: datetime, now: datetime) -> str:
     left = moment - now
     if left <= timedelta(0):
-        return "in a moment"
+        return "shortly"
     return f"at {moment.astimezone(UTC):%H:%M} UTC (in {-(-left // timedelta(minutes=1))} min)"

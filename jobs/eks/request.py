@@ -1,15 +1,15 @@
-"""A request as a Volcano job built with TorchX: one role, one replica per node.
+"""Volcano job of a request, built with TorchX: one role, one replica per node.
 
-Its resources are explicit: TorchX's own ``aws_trn1.32xlarge`` requests
+Resources are explicit: TorchX's own ``aws_trn1.32xlarge`` requests
 ``aws.amazon.com/neurondevice``, which Neuron's device plugin has not offered since SDK 2.20, so
 those pods would stay pending forever (torchx/specs/named_resources_aws.py).
 
-``--compile`` makes two jobs. Volcano's ``dependsOn`` only relates the tasks of one job. Its JobFlow
-can make one job depend on another, but recreates every job that it no longer finds, even a finished
-one that was cleaned up (pkg/controllers/jobflow/jobflow_controller_action.go, deployJob). So the
-second job does the waiting: it is told which job compiles for it, and its launcher holds back until
-that job's marker is in the bucket. This needs no open terminal and no rights on the cluster, and
-the nodes of a cluster cost the same whether they wait or not.
+``--compile`` creates two jobs. Volcano's ``dependsOn`` only relates the tasks of one job. Its
+JobFlow can make one job depend on another, but recreates every job that it no longer finds, even a
+finished one that was cleaned up (pkg/controllers/jobflow/jobflow_controller_action.go, deployJob).
+So the second job itself waits: it refers to its compile job, and its launcher blocks until that
+job's marker is in the bucket. This needs neither an open terminal nor permissions on the cluster,
+and nodes of a cluster cost the same whether they wait or not.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from jobs.deployment import Deployment, EksTarget
@@ -26,17 +27,18 @@ from jobs.job import COMPILE_TIME_LIMIT_HOURS, JobRequest
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.contract import ATTEMPTS, RESERVED_PORTS
 from trainium_catalogue.instances import InstanceType
+from trainium_catalogue.node_use import stamp
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 (_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 MAX_RUN_CHARACTERS = 63
-"""Limit of a label's value (Kubernetes documentation, Labels and Selectors)."""
+"""Maximum length of a label value (Kubernetes documentation, Labels and Selectors)."""
 _CLOSING_S = 30
 _SPARE_S = 3600
-"""Time for pulling an image, rendezvous and a clean end."""
+"""Time for pulling an image, rendezvous and a clean exit."""
 _MAX_NAME_CHARACTERS = 36
-"""Limit of a host name, 63, minus TorchX's suffix of up to 14 characters and ``-node-999-0``."""
-# A pod that requests no huge pages may use none, even if the host has some: touching one raises
+"""Maximum length of a host name (63), less TorchX's suffix of up to 14 and ``-node-999-0``."""
+# A pod that requests no huge pages cannot use any, even if the host has some: accessing one raises
 # SIGBUS (kubernetes/kubernetes issue 71233). libfabric uses them by default for a small gain
 # (fi_efa(7), FI_EFA_USE_HUGE_PAGE), and AWS's Trainium jobs request none.
 _HUGE_PAGES = {"FI_EFA_USE_HUGE_PAGE": "0"}
@@ -45,12 +47,12 @@ _SHM = "dshm"
 """TorchX's name for the volume at /dev/shm."""
 Json = dict[str, Any]
 KEPT_S = 7 * 24 * 3600
-"""Time for which an ended job is kept: the same as on Batch."""
+"""TTL of an ended job, the same as on Batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSpec:
-    """Everything that goes into the job."""
+    """All settings of the job."""
 
     run: str
     workload: str
@@ -65,23 +67,31 @@ class LaunchSpec:
     instance_type: InstanceType
     image: str
     lustre_claim: str | None
+    has_zones: bool = False
+    """True if nodes can be in several zones."""
     stop_grace_s: float = 90.0
     """Grace period that the launcher gives its workers."""
     after_job: str | None = None
-    """Job that compiles for this one."""
+    """Compile job that it waits for."""
     scales: bool = False
-    """Let the node scaler get the nodes that are missing."""
+    """True to let the node scaler add missing nodes."""
+    zone_patience_minutes: int | None = None
+    """Minutes without capacity after which it moves to the next zone."""
+    not_before: datetime | None = None
+    """Start of the reserved capacity, before which the node scaler adds no nodes."""
+    stop_at: datetime | None = None
+    """Time when the launcher stops the job, before the Capacity Block ends."""
 
     @property
     def name(self) -> str:
-        """Run name as a cluster name: the job's Service must begin with a letter (RFC 1035)."""
+        """Run name as a Kubernetes name: the job's Service must begin with a letter (RFC 1035)."""
         plain = re.sub(r"[^a-z0-9]+", "-", self.run.lower()).strip("-")
-        begun = plain if plain[:1].isalpha() else f"run-{plain}"
-        return begun[:_MAX_NAME_CHARACTERS].rstrip("-")
+        name = plain if plain[:1].isalpha() else f"run-{plain}"
+        return name[:_MAX_NAME_CHARACTERS].rstrip("-")
 
     @property
     def labels(self) -> dict[str, str]:
-        """Labels of the job and of its pods."""
+        """Labels of the job and its pods."""
         return {
             kubernetes.LABEL_DEPLOYMENT: self.deployment,
             kubernetes.LABEL_RUN: self.run,
@@ -91,27 +101,17 @@ class LaunchSpec:
     @property
     def annotations(self) -> dict[str, str]:
         """Annotations of the job."""
-        after = {kubernetes.AFTER: self.after_job} if self.after_job else {}
-        return {**after, **({kubernetes.SCALE: "true"} if self.scales else {})}
-
-    @property
-    def grace_s(self) -> int:
-        """Seconds until the kubelet kills a pod told to stop; longer than the launcher's grace."""
-        return math.ceil(self.stop_grace_s) + _CLOSING_S
-
-    @property
-    def deadline_s(self) -> int:
-        """Seconds until the kubelet ends a pod whose launcher has not ended it.
-
-        Unlike the launcher's limit, the kubelet's includes pulling the image and waiting for a
-        compile job.
-        """
-        waits_s = ATTEMPTS * COMPILE_TIME_LIMIT_HOURS * 3600 if self.after_job else 0
-        return self.time_limit_s + round(waits_s) + _SPARE_S
+        start = {} if self.not_before is None else {kubernetes.NOT_BEFORE: stamp(self.not_before)}
+        minutes = self.zone_patience_minutes
+        patience = {} if minutes is None else {kubernetes.ZONE_PATIENCE: str(minutes)}
+        return {
+            **({kubernetes.AFTER: self.after_job} if self.after_job else {}),
+            **({kubernetes.SCALE: "true", **start, **patience} if self.scales else {}),
+        }
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment that a Batch job definition would contain."""
+        """Environment variables that a Batch job definition would contain."""
         lustre = {contract.ENV_LUSTRE: contract.LUSTRE_MOUNT} if self.lustre_claim else {}
         after = {contract.ENV_AFTER_JOB: self.after_job} if self.after_job else {}
         return {
@@ -124,12 +124,28 @@ class LaunchSpec:
             contract.ENV_RUN: self.run,
             contract.ENV_NUM_NODES: str(self.num_nodes),
             contract.ENV_TIME_LIMIT: str(self.time_limit_s),
+            **({} if self.stop_at is None else {contract.ENV_STOP_AT: stamp(self.stop_at)}),
             **after,
         }
 
 
+def grace_s(stop_grace_s: float) -> int:
+    """Return the pod's grace period in seconds, longer than the launcher's."""
+    return math.ceil(stop_grace_s) + _CLOSING_S
+
+
+def deadline_s(time_limit_s: int, *, waits: bool) -> int:
+    """Return the pod's deadline in seconds, in case its launcher does not exit.
+
+    Unlike the launcher's time limit, it includes pulling the image and, if the job ``waits``,
+    waiting for a compile job.
+    """
+    wait_s = ATTEMPTS * COMPILE_TIME_LIMIT_HOURS * 3600 if waits else 0
+    return time_limit_s + round(wait_s) + _SPARE_S
+
+
 def launch_spec(request: JobRequest, deployment: Deployment) -> LaunchSpec:
-    """Build the spec of a job that this deployment's cluster can run."""
+    """Build the spec of a job for this deployment's cluster."""
     assert deployment.eks is not None
     return LaunchSpec(
         run=request.run,
@@ -144,29 +160,33 @@ def launch_spec(request: JobRequest, deployment: Deployment) -> LaunchSpec:
         instance_type=deployment.instance_type,
         image=deployment.eks.image,
         lustre_claim=deployment.eks.lustre_claim,
+        has_zones=deployment.eks.has_zones,
         stop_grace_s=float(request.parameters.get(_STOP_GRACE.name, _STOP_GRACE.default)),
         after_job=next(iter(request.depends_on), None),
         scales=request.scales,
+        zone_patience_minutes=request.zone_patience_minutes,
+        not_before=None if request.window is None else request.window.starts,
+        stop_at=None if request.window is None else request.window.stop_at,
     )
 
 
 def check_run_label(run: str) -> None:
-    """Refuse a run name that cannot be a label's value."""
+    """Refuse a run name that cannot be a label value."""
     if len(run) <= MAX_RUN_CHARACTERS and run[-1].isalnum():
         return
     nearest = run[:MAX_RUN_CHARACTERS].rstrip("-_")
     raise Refusal(
         "run-name",
-        f"{run!r} cannot be a run on the cluster, where it is a label: it takes at most "
-        f"{MAX_RUN_CHARACTERS} characters and ends with a letter or digit; {nearest!r} would do",
+        f"{run!r} cannot be a run name on the cluster, where it becomes a label: use at most "
+        f"{MAX_RUN_CHARACTERS} characters ending with a letter or digit; for example {nearest!r}",
     )
 
 
 def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
     """Build the torchx.specs.AppDef.
 
-    ``max_retries`` is TorchX's and also restarts after a bug in a script. `jobs submit` leaves it
-    out and gives the job policies that know the launcher's exit codes.
+    ``max_retries`` is TorchX's own and also retries bugs in a script. `jobs submit` omits it and
+    sets policies for the launcher's exit codes instead.
     """
     from torchx.specs import AppDef, Resource, Role, VolumeMount, macros
     from torchx.specs.overlays import set_overlay
@@ -187,8 +207,8 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
             contract.ENV_JOB_ID: macros.app_id,
             contract.ENV_ATTEMPT: f"[FIELD_PATH]{kubernetes.RETRY_COUNT_FIELD}",
             contract.ENV_NODE_INDEX: macros.replica_id,
-            # The variable's name. Volcano's svc plugin sets it on every node but the first;
-            # Volcano's index is the rank, so nobody has to look for rank 0.
+            # The variable's name. Volcano's svc plugin sets it on every node except the first;
+            # Volcano's index is the rank, so there is no need to look for rank 0.
             contract.ENV_MAIN_HOST_FROM: macros.rank0_env,
         },
         resource=Resource(
@@ -213,10 +233,10 @@ def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
 
 
 def _literal(word: str) -> str:
-    """Protect a word that a program must get as it was typed, say ``$(id)`` or ``$$``.
+    """Escape a word so that the program receives it literally, for example ``$(id)`` or ``$$``.
 
-    TorchX reads ``$$`` as one (string.Template), and the kubelet what is left of it again
-    (kubernetes.io/docs/tasks/inject-data-application, $$ in command and args).
+    Both TorchX (string.Template) and the kubelet (kubernetes.io/docs/tasks/inject-data-application,
+    $$ in command and args) unescape ``$$``.
     """
     return word.replace("$", "$$$$")
 
@@ -228,7 +248,7 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
     resources = dict(kubernetes.pod_resources(spec.instance_type))
     container = {
         "image": spec.image,
-        # TorchX writes MB where the catalogue has MiB, and requests less than its limits.
+        # TorchX uses MB instead of MiB, and requests less than its limits.
         "resources": {"limits": resources, "requests": resources},
         "securityContext": {"allowPrivilegeEscalation": False},
         # `jobs status` shows the last line of a failed container.
@@ -241,26 +261,28 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
     return {
         "metadata": {"labels": spec.labels},
         "spec": {
-            # There is one container, named differently in each replica, so the image is the key.
+            # The key is the image: the only container has a different name in each replica.
             JOIN("containers", on="image"): [container],
             JOIN("volumes", on="name"): [shm],
             "tolerations": [
                 {"key": kubernetes.TAINT, "operator": "Exists", "effect": "NoSchedule"}
             ],
+            # The node scaler labels nodes of one zone (node_scaler/zones.py).
+            **({"nodeSelector": {kubernetes.LABEL_RUN: spec.run}} if spec.has_zones else {}),
             "serviceAccountName": kubernetes.service_account(spec.workload),
             # Credentials come from EKS Pod Identity, which mounts its own token.
             "automountServiceAccountToken": False,
-            # Only ends a frozen launcher. A pod ended by the kubelet exits as on a drained node, so
+            # Only for a hung launcher. A pod ended by the kubelet exits as on a drained node, so
             # Volcano would start another attempt; the launcher enforces the time limit itself and
             # exits with a code that ends the job.
-            "activeDeadlineSeconds": spec.deadline_s,
-            "terminationGracePeriodSeconds": spec.grace_s,
-            # The launcher must not be process 1, which is immune to signals from its own container:
-            # process 1 is the pod's pause, as it is Docker's init on Batch.
+            "activeDeadlineSeconds": deadline_s(spec.time_limit_s, waits=bool(spec.after_job)),
+            "terminationGracePeriodSeconds": grace_s(spec.stop_grace_s),
+            # The launcher must not be PID 1, which ignores signals from its own container: PID 1
+            # is the pause process here, and Docker's init on Batch.
             "shareProcessNamespace": True,
             "securityContext": {
                 "seccompProfile": {"type": "RuntimeDefault"},
-                # Applies to the pod's own network; Kubernetes counts it among the safe sysctls.
+                # Applies to the pod's network namespace, and is a safe sysctl in Kubernetes.
                 "sysctls": [{"name": "net.ipv4.ip_local_reserved_ports", "value": _RESERVED}],
             },
         },
@@ -268,11 +290,11 @@ def _overlay(spec: LaunchSpec) -> dict[str, Any]:
 
 
 def dry_run(spec: LaunchSpec, target: EksTarget) -> Any:
-    """Complete TorchX's dry run: ``request.resource`` is the job, ``schedule`` would send it."""
+    """Return TorchX's dry run with the gang's settings added; ``request.resource`` is the job."""
     from torchx.schedulers.kubernetes_scheduler import Opts, create_scheduler
 
     scheduler = create_scheduler("jobs")
-    # The API server validates the job on submission; doing so beforehand needs the cluster.
+    # The API server validates the job on submission; validating here would need the cluster.
     options = Opts(queue=target.queue, namespace=target.namespace, validate_spec=False)
     info = scheduler.submit_dryrun(app_def(spec), options)
     info.request.resource = complete(_plain(info.request.resource), spec, target)
@@ -280,7 +302,7 @@ def dry_run(spec: LaunchSpec, target: EksTarget) -> Any:
 
 
 def complete(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
-    """Add the settings of the gang."""
+    """Add the gang's settings to a job."""
     metadata = {
         **job["metadata"],
         "namespace": target.namespace,

@@ -1,4 +1,4 @@
-"""The load of a run's nodes: neuron-monitor's report, or the usage of the pods' processes."""
+"""Usage of a run's nodes, from neuron-monitor or from the pods' processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from jobs.deployment import OfRun
+from jobs.deployment import RunFields
 from jobs.eks.cluster import Cluster
 from jobs.eks.pod_streams import run_in_pod
 from jobs.errors import Refusal
@@ -15,26 +15,26 @@ from trainium_catalogue.documents import Natural
 
 NEURON_MONITOR: Final = "neuron-monitor"
 PROCESSES: Final = "processes"
-"""Source without neuron-monitor: processor time and memory of the pod's own processes."""
+"""Source without neuron-monitor: CPU time and memory of the pod's own processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Usage of one node at one moment."""
+    """Current usage of one node."""
 
     measured_by: Literal["neuron-monitor", "processes"]
-    """Processes: the pod has no neuron-monitor, so its own processes are measured."""
+    """processes: the pod has no neuron-monitor, so its own processes are measured."""
     cores_in_use: int | None = None
     core_percent: float | None = None
     """Mean over the NeuronCores in use."""
     device_bytes: int | None = None
-    """Memory of the devices that runtimes have taken."""
+    """Device memory used by Neuron runtimes."""
     cpu_percent: float | None = None
-    """Share of all the host's vCPUs; for processes, 100 is one vCPU."""
+    """Usage of all the host's vCPUs; for processes, 100 is one vCPU."""
     memory_bytes: int | None = None
-    """Memory in use on the host; for processes, their resident sets."""
+    """Memory in use on the host; for processes, their resident set size."""
     errors: tuple[str, ...] = ()
-    """Errors in parts of the report that neuron-monitor could not read."""
+    """Errors in neuron-monitor's report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class NodeUsage(Usage):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopDocument(OfRun):
+class TopDocument(RunFields):
     """The usage of a run's nodes."""
 
     job_id: str
@@ -54,14 +54,14 @@ class TopDocument(OfRun):
 
 
 def parse_neuron_monitor(line: str) -> Usage:
-    """Parse one report of neuron-monitor; ``ValueError`` if it is not one.
+    """Parse one report of neuron-monitor; raise ``ValueError`` for anything else.
 
-    Groups may be missing, null or carry an error (Neuron documentation, Neuron Monitor User
+    Groups may be missing, be null or contain an error (Neuron documentation, Neuron Monitor User
     Guide, "The JSON output format").
     """
     report = json.loads(line)
     if not isinstance(report, dict) or "neuron_runtime_data" not in report:
-        raise ValueError("no report of neuron-monitor")
+        raise ValueError("not a report of neuron-monitor")
     percents: dict[str, float] = {}
     device_bytes: int | None = None
     errors: list[str] = []
@@ -92,11 +92,11 @@ def parse_neuron_monitor(line: str) -> Usage:
 
 def parse_processes(line: str) -> Usage:
     """Parse the output of ``PROCESS_SCRIPT``."""
-    found = json.loads(line)
+    document = json.loads(line)
     return Usage(
         measured_by=PROCESSES,
-        cpu_percent=float(found["cpu_percent"]),
-        memory_bytes=int(found["memory_bytes"]),
+        cpu_percent=float(document["cpu_percent"]),
+        memory_bytes=int(document["memory_bytes"]),
     )
 
 
@@ -122,15 +122,15 @@ def _busy(usage: Mapping[str, Any]) -> float | None:
 
 
 # Standard library only, because it runs in the pod. Processes belong to the pod if the job and node
-# in their environment match: in a container that is all of them, on a laptop some of many.
+# in their environment match: in a container all of them, on a laptop only some.
 PROCESS_SCRIPT = """
 import json, os, time
 names = b"TRAINIUM_JOB_ID", b"TRAINIUM_NODE_INDEX"
 mine = [os.environb.get(name) for name in names]
 tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
-def look():
-    found = {}
+def measure():
+    usage = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/environ", "rb") as file:
@@ -139,21 +139,21 @@ def look():
                 continue
             with open(f"/proc/{pid}/stat") as file:
                 words = file.read().rpartition(")")[2].split()
-            found[pid] = (int(words[11]) + int(words[12])) / tick, int(words[21]) * page
+            usage[pid] = (int(words[11]) + int(words[12])) / tick, int(words[21]) * page
         except OSError:
             continue
-    return found
+    return usage
 
-first, begun = look(), time.monotonic()
+first, started = measure(), time.monotonic()
 time.sleep(0.5)
-last, seconds = look(), time.monotonic() - begun
+last, seconds = measure(), time.monotonic() - started
 busy = sum(cpu - first[pid][0] for pid, (cpu, _) in last.items() if pid in first)
 memory = sum(size for _, size in last.values())
 print(json.dumps({"cpu_percent": round(100 * busy / seconds, 1), "memory_bytes": memory}))
 """
 _LIMIT_S = 30.0
 
-# The first report comes after neuron-monitor's period, 5 s by default.
+# The first report takes one period of neuron-monitor, 5 s by default.
 _MONITOR = (
     "sh",
     "-c",
@@ -163,25 +163,25 @@ _PROCESSES = ("python", "-c", PROCESS_SCRIPT)
 
 
 def usage_of(cluster: Cluster, pod: str) -> Usage:
-    """Measure one pod's node, or the pod's processes if it has no neuron-monitor."""
-    found = run_in_pod(cluster, pod, _MONITOR, limit_s=_LIMIT_S)
-    if found.code == 0 and found.output.strip():
-        return parse_neuron_monitor(found.output.splitlines()[0])
-    found = run_in_pod(cluster, pod, _PROCESSES, limit_s=_LIMIT_S)
-    if found.code != 0:
+    """Measure a pod's node, or the pod's processes if neuron-monitor fails or is missing."""
+    result = run_in_pod(cluster, pod, _MONITOR, limit_s=_LIMIT_S)
+    if result.code == 0 and result.output.strip():
+        return parse_neuron_monitor(result.output.splitlines()[0])
+    result = run_in_pod(cluster, pod, _PROCESSES, limit_s=_LIMIT_S)
+    if result.code != 0:
         raise Refusal(
             "no-usage",
-            f"pod {pod} tells nothing of itself (exit code {found.code}); look with: kubectl exec "
-            f"-it {pod} -- neuron-top",
+            f"pod {pod} reports no usage (exit code {result.code}); check with: kubectl exec -it "
+            f"{pod} -- neuron-top",
         )
-    return parse_processes(found.output)
+    return parse_processes(result.output)
 
 
 def usage_of_all(cluster: Cluster, pods: Mapping[int, str]) -> dict[int, Usage]:
-    """Measure every node at the same time."""
+    """Measure all nodes concurrently."""
     from concurrent.futures import ThreadPoolExecutor
 
-    cluster.api()
+    cluster.api()  # created before the threads use it
     with ThreadPoolExecutor(max_workers=min(16, len(pods))) as pool:
-        asked = {node: pool.submit(usage_of, cluster, pod) for node, pod in pods.items()}
-        return {node: answer.result() for node, answer in asked.items()}
+        futures = {node: pool.submit(usage_of, cluster, pod) for node, pod in pods.items()}
+        return {node: future.result() for node, future in futures.items()}

@@ -1,36 +1,38 @@
-"""Explain why a job on the cluster does not run: nodes are missing, taken, lost or not ready.
+"""Explain why a job on the cluster does not run: nodes are missing, in use, lost or not ready.
 
-There is nothing but an event when Volcano does not admit a gang (1.15.1, pkg/scheduler/plugins/
-capacity and proportion, JobEnqueueable) or may not create pods (FailedCreate), and when the
-kubelet cannot mount volumes (FailedMount).
+Events are the only evidence when Volcano does not admit a gang (1.15.1, pkg/scheduler/plugins/
+capacity and proportion, JobEnqueueable) or may not create pods (FailedCreate), and when the kubelet
+cannot mount volumes (FailedMount).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from jobs.aws import Aws
 from jobs.deployment import Deployment
 from jobs.eks.cluster import EVENTS, JOBS, NODES, POD_GROUPS, Cluster, is_missing
 from jobs.eks.describe import milliseconds
-from jobs.eks.nodes import look_at_nodes, read_node_group, scale_command
+from jobs.eks.nodes import count_nodes, read_node_group, scale_command
 from jobs.eks.reasons import CLUSTER_REASONS
-from jobs.job import Explanation, Job, RunSummary, counted, find_explanation
+from jobs.job import Explanation, Job, RunSummary, find_explanation
 from trainium_catalogue import kubernetes
-from trainium_catalogue.node_use import is_ready
+from trainium_catalogue.node_use import is_ready, stamp
+from trainium_catalogue.wording import counted
 
 Json = Mapping[str, Any]
 _HELD = ("Unschedulable", "FailedCreate", "PluginError", "PVCError", "PodGroupError")
 _ON_NODES = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "Failed", "BackOff")
-# Volcano repeats this for every waiting gang in each cycle, and it only counts the pods.
-NO_NEWS = "tasks in gang unschedulable"
+# Volcano repeats this for every waiting gang in each cycle, and it contains only pod counts.
+UNINFORMATIVE = "tasks in gang unschedulable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The cluster and its jobs, as needed to explain a waiting job."""
+    """Access to the cluster and its jobs, to explain a waiting job."""
 
     aws: Aws
     target: Deployment
@@ -40,37 +42,48 @@ class ClusterView:
 
 
 def why_waiting(view: ClusterView, job: Job) -> Explanation | None:
-    """Return the first problem found, or the usual one."""
+    """Explain the first problem found, or else name the most common one."""
     if job.status == "STARTING":
         return _not_started(view, job)
-    return waits_for(view, job) or leaving(view, job) or _no_room(view, job) or _held(view, job)
+    return (
+        waits_for(view, job)
+        or explain_terminating_pods(view, job)
+        or _no_room(view, job)
+        or _held(view, job)
+    )
 
 
 def _no_room(view: ClusterView, job: Job) -> Explanation | None:
     """Explain that nodes are missing, or used by another run."""
     target = view.target
-    nodes = look_at_nodes(view.cluster, target)
-    if nodes.usable < job.num_nodes:
+    nodes = count_nodes(view.cluster, target)
+    if nodes.in_one_zone < job.num_nodes:
         group = read_node_group(view.aws, target)
-        said = "; ".join((*group.troubles, *nodes.remarks))
-        said = said or f"the node group wants {group.wanted}"
-        needs, are = counted(job.num_nodes, "node"), "is" if nodes.usable == 1 else "are"
-        meaning = f"the job needs {needs}, {nodes.usable} {are} ready ({said})"
+        details = "; ".join((*group.health_issues, *nodes.remarks))
+        details = details or f"the node group's desired size is {group.desired}"
+        needs, are = counted(job.num_nodes, "node"), "is" if nodes.in_one_zone == 1 else "are"
+        in_zone = " in one zone" if target.eks and target.eks.has_zones else ""
+        meaning = f"the job needs {needs}, {nodes.in_one_zone} {are} ready{in_zone} ({details})"
         notes = view.cluster.get(f"{JOBS}/{job.job_id}")["metadata"].get("annotations") or {}
         if (dropped := notes.get(kubernetes.DROPPED)) is not None:
-            return _found(
-                f"{meaning}; the cluster gets no more for it: {dropped}",
-                f"get them with `{scale_command(target, job.num_nodes)}`, or stop it and submit "
+            return _explanation(
+                f"{meaning}; no more nodes will be added for it: {dropped}",
+                f"add them with `{scale_command(target, job.num_nodes)}`, or stop it and submit "
                 "it again",
             )
+        if (starts_at := notes.get(kubernetes.NOT_BEFORE, "")) > stamp(datetime.now(UTC)):
+            return _explanation(
+                f"{meaning}; the deployment's reserved capacity starts at {starts_at}",
+                "wait: the nodes are added then",
+            )
         if notes.get(kubernetes.SCALE) == "true":
-            return _found(
+            return _explanation(
                 meaning,
-                "wait: the cluster gets them when they fit beside what runs, which takes some "
-                f"minutes; if it lasts: kubectl -n {kubernetes.SCALER} logs "
+                "wait a few minutes: the node scaler adds nodes up to the maximum; "
+                f"if this persists: kubectl -n {kubernetes.SCALER} logs "
                 f"deployment/{kubernetes.SCALER}",
             )
-        return _found(meaning, f"get them with `{scale_command(target, job.num_nodes)}`")
+        return _explanation(meaning, f"add them with `{scale_command(target, job.num_nodes)}`")
     before = [
         summary
         for summary in view.runs()
@@ -79,10 +92,11 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
     taken = sum(item.num_nodes or 0 for item in before)
     if nodes.usable - taken < job.num_nodes and before:
         sizes = {item.run: counted(item.num_nodes or 0, "node") for item in before}
-        has = " and ".join(f"run {run} ({size})" for run, size in sizes.items())
-        return _found(
-            f"the gang starts as a whole, and {has} runs",
-            f"wait, or get more nodes with `{scale_command(target, job.num_nodes + taken)}`",
+        others = " and ".join(f"run {run} ({size})" for run, size in sizes.items())
+        verb = "is" if len(sizes) == 1 else "are"
+        return _explanation(
+            f"the gang needs all its nodes at the same time, but {others} {verb} running",
+            f"wait, or add nodes with `{scale_command(target, job.num_nodes + taken)}`",
         )
     return None
 
@@ -90,83 +104,112 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
 def _held(view: ClusterView, job: Job) -> Explanation:
     """Quote Volcano's reason why a gang is not placed or has no pods."""
     gang = gang_of(view.cluster, job.job_id)
-    said = None if gang is None else unschedulable(gang)
-    if said is not None:
-        return _said(
-            f"nodes are ready, and Volcano places the gang on none: {said}",
-            f"compare with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
+    reason = None if gang is None else unschedulable(gang)
+    if reason is not None:
+        return _quoted(
+            f"nodes are ready, but Volcano cannot place the gang: {reason}",
+            f"check with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
         )
     names = (job.job_id,) if gang is None else (job.job_id, gang["metadata"]["name"])
-    said = why_held(view.cluster, *names)
-    if said is not None:
-        return _said(
-            f"Volcano holds the job back: {said}",
-            f"compare with: kubectl describe queue {job.job_queue}; kubectl describe resourcequota",
+    reason = why_held(view.cluster, *names)
+    if reason is not None:
+        first = None
+        if gang is not None and _phase(gang) == "Pending":
+            first = _admitted(view)
+        if first is not None:
+            return _explanation(
+                f"Volcano does not admit the job: {reason}; run {first} was admitted first, and "
+                "has too few nodes",
+                f"wait until run {first} has nodes, or moves to another zone, or stop it with "
+                f"`python -m jobs stop {first}`",
+            )
+        return _quoted(
+            f"Volcano does not admit the job: {reason}",
+            f"check with: kubectl describe queue {job.job_queue}; kubectl describe resourcequota",
         )
-    return _found(
-        "nodes are ready and nobody has them; Volcano looks at its jobs every second",
-        f"if it lasts: kubectl describe vcjob {job.job_id}; kubectl -n volcano-system get pods",
+    return _explanation(
+        "nodes are ready and unused; Volcano schedules every second",
+        f"if this persists: kubectl describe vcjob {job.job_id}; "
+        "kubectl -n volcano-system get pods",
     )
+
+
+def _admitted(view: ClusterView) -> str | None:
+    """Return a run that Volcano has admitted but not placed.
+
+    Its requests count as in use (1.15.1, pkg/scheduler/plugins/overcommit and proportion,
+    OnSessionOpen).
+    """
+    for summary in view.runs():
+        gang = None if summary.ended else gang_of(view.cluster, summary.job_id)
+        if gang is not None and _phase(gang) == "Inqueue":
+            return summary.run
+    return None
+
+
+def _phase(gang: Json) -> str | None:
+    return (gang.get("status") or {}).get("phase")
 
 
 def _not_started(view: ClusterView, job: Job) -> Explanation | None:
-    """Explain pods that have a node, with the kubelet's events."""
+    """Explain why pods assigned to a node do not start, from the kubelet's events."""
     waiting = [node.name for node in job.nodes if node.name and node.status == "STARTING"]
-    said = why_not_started(view.cluster, *waiting[:1])
-    if said is not None:
-        return _said(
-            f"pod {waiting[0]} does not start: {said}",
-            f"if it lasts: kubectl describe pod {waiting[0]}",
+    reason = why_not_started(view.cluster, *waiting[:1])
+    if reason is not None:
+        return _quoted(
+            f"pod {waiting[0]} does not start: {reason}",
+            f"if this persists: kubectl describe pod {waiting[0]}",
         )
     if job.status_reason:
         return None
-    return _found(
-        "its pods have nodes; pulling an image takes some minutes on a new one",
-        f"if it lasts: kubectl describe pods -l volcano.sh/job-name={job.job_id}",
+    return _explanation(
+        "its pods have nodes; pulling the image takes some minutes on a new node",
+        f"if this persists: kubectl describe pods -l volcano.sh/job-name={job.job_id}",
     )
 
 
-def leaving(view: ClusterView, job: Job) -> Explanation | None:
-    """Explain that a pod of the previous attempt cannot go because its node does not answer.
+def explain_terminating_pods(view: ClusterView, job: Job) -> Explanation | None:
+    """Explain that a pod of the previous attempt is still terminating, or that its node is lost.
 
     The next pod has the same name, so the gang waits for it.
     """
-    leaving = [
+    terminating = [
         pod for pod in view.cluster.pods_of(job.job_id) if "deletionTimestamp" in pod["metadata"]
     ]
-    if not leaving:
+    if not terminating:
         return None
     nodes = {node["metadata"]["name"]: node for node in view.cluster.items(NODES)}
-    for pod in leaving:
+    for pod in terminating:
         node = nodes.get(pod["spec"].get("nodeName", ""))
         if node is not None and not is_ready(node):
             name = node["metadata"]["name"]
-            return _found(
-                f"pod {pod['metadata']['name']} of the attempt before is still there, because its "
-                f"node {name} does not answer",
-                "the node scaler removes the node about ten minutes after that, and the next "
-                f"attempt begins; at once, if you know that it is dead: kubectl delete node {name}",
+            return _explanation(
+                f"pod {pod['metadata']['name']} of the previous attempt is still terminating, "
+                f"because its node {name} does not respond",
+                "the node scaler removes the node after about ten minutes, and the next attempt "
+                "starts; to start it immediately, if the node is known to be dead: kubectl delete "
+                f"node {name}",
             )
-    return _found(
-        "pods of the attempt before are still ending",
-        "wait: they have up to two minutes to save",
+    return _explanation(
+        "pods of the previous attempt are still terminating",
+        "wait: by default, they have up to two minutes to save",
     )
 
 
 def waits_for(view: ClusterView, job: Job) -> Explanation | None:
-    """Name the job that compiles for this one, and its status."""
+    """Explain that a job waits for its compile job; None if it does not."""
     for job_id in job.depends_on:
         other = view.describe(job_id)
         if other is not None and not other.succeeded:
-            return _found(
-                f"it begins when run {other.run} ({other.status}) has succeeded",
-                f"follow that with `python -m jobs logs {other.run} --follow`",
+            return _explanation(
+                f"the job starts once run {other.run} ({other.status}) has succeeded",
+                f"follow it with `python -m jobs logs {other.run} --follow`",
             )
     return None
 
 
 def gang_of(cluster: Cluster, job_id: str) -> Json | None:
-    """Read a job's PodGroup; None while it has none."""
+    """Read a job's PodGroup; None if it has none yet."""
     try:
         uid = cluster.get(f"{JOBS}/{job_id}")["metadata"]["uid"]
         return cluster.get(f"{POD_GROUPS}/{job_id}-{uid}")
@@ -176,18 +219,18 @@ def gang_of(cluster: Cluster, job_id: str) -> Json | None:
         raise
 
 
-def _said(meaning: str, remedy: str) -> Explanation:
-    """Explain with the cluster's own message, adding its known remedy."""
+def _quoted(meaning: str, remedy: str) -> Explanation:
+    """Explain with the cluster's own message, and its known remedy if there is one."""
     known = find_explanation(CLUSTER_REASONS, meaning)
-    return _found(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")
+    return _explanation(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")
 
 
-def _found(meaning: str, remedy: str) -> Explanation:
+def _explanation(meaning: str, remedy: str) -> Explanation:
     return Explanation(pattern="", meaning=meaning, remedy=remedy)
 
 
 def unschedulable(gang: Json) -> str | None:
-    """Return Volcano's reason why a PodGroup's pods are not placed."""
+    """Return Volcano's reason for not placing a PodGroup's pods."""
     for condition in reversed((gang.get("status") or {}).get("conditions") or ()):
         if condition.get("type") == "Unschedulable" and condition.get("status") == "True":
             return str(condition.get("message"))
@@ -205,7 +248,7 @@ def why_not_started(cluster: Cluster, *pods: str) -> str | None:
 
 
 def events_of(cluster: Cluster, names: Iterable[str]) -> list[Json]:
-    """List the events about objects of these names."""
+    """List the events of objects with these names."""
     return [
         event
         for name in names
@@ -214,19 +257,19 @@ def events_of(cluster: Cluster, names: Iterable[str]) -> list[Json]:
 
 
 def _newest(events: Iterable[Json], reasons: Iterable[str]) -> str | None:
-    wanted = set(reasons)
-    news = [
+    chosen = set(reasons)
+    informative = [
         event
         for event in events
-        if event.get("reason") in wanted and NO_NEWS not in str(event.get("message"))
+        if event.get("reason") in chosen and UNINFORMATIVE not in str(event.get("message"))
     ]
-    last = max(news, key=time_of, default=None)
+    last = max(informative, key=time_of, default=None)
     return None if last is None else " ".join(str(last.get("message")).split())
 
 
 def time_of(event: Json) -> int:
     """Return when an event was last seen, in milliseconds since the epoch."""
-    # Recorders of events.k8s.io write eventTime; the others write lastTimestamp.
+    # Recorders of events.k8s.io write eventTime; others write lastTimestamp.
     series = event.get("series") or {}
     times = event.get("lastTimestamp"), series.get("lastObservedTime"), event.get("eventTime")
     return max(milliseconds(time) or 0 for time in times)

@@ -1,1 +1,1 @@
-"""Output for people and programs: tables, log lines, JSON documents."""
+"""Terminal and JSON output: tables, log lines, documents."""

@@ -7,13 +7,7 @@ from jobs.output.terminal import Terminal
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.models.presets import MODELS, PRETRAIN
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES
-from trainium_catalogue.workloads import (
-    LAUNCH_PARAMETERS,
-    WORKLOADS,
-    Hardware,
-    Parameter,
-    Workload,
-)
+from trainium_catalogue.workloads import LAUNCH_PARAMETERS, WORKLOADS, Hardware, Parameter, Workload
 
 
 def print_tables() -> None:
@@ -50,7 +44,9 @@ def _instance_types() -> Table:
 
 
 def _offers() -> Table:
-    table = _table("Where they are offered (availability zone ids)", ["type", "zones", "sold as"])
+    table = _table(
+        "Availability zones (zone ids) that offer each type", ["type", "zones", "purchase options"]
+    )
     for item in INSTANCE_TYPES.values():
         table.add_row(item.name, item.offers(), ", ".join(sorted(item.usage_classes)))
     return table
@@ -65,11 +61,11 @@ def _releases() -> Table:
             item.pytorch if item.backend is None else f"{item.pytorch}, {item.backend}",
             item.driver_range,
             " ".join(sorted(item.families)),
-            "published" if item.base_image else "yours",
+            "published" if item.base_image else "built" if item.packages else "your own",
         )
-        if not item.base_image:
+        if not item.has_image:
             notes.append(f"{item.name}: {item.why_no_image}")
-    table.caption = "\n".join(["yours: give trainium:base_image, for", *notes])
+    table.caption = "\n".join(["your own: no image is known; set trainium:base_image", *notes])
     return table
 
 
@@ -81,7 +77,7 @@ def _workloads() -> list[Table]:
         tables.append(table)
     launch = parameters_table("Parameters of every workload", LAUNCH_PARAMETERS)
     launch.caption = "\n".join(
-        f"--hang-limit-s of {item.name}: {item.hang_limit_s:g}"
+        f"default of --hang-limit-s for {item.name}: {item.hang_limit_s:g}"
         for item in WORKLOADS.values()
         if item.hang_limit_s is not None
     )
@@ -90,8 +86,8 @@ def _workloads() -> list[Table]:
 
 def _models() -> Table:
     table = _table(
-        f"Models of {PRETRAIN}: --model",
-        ["model", "what it is"],
+        f"Models for {PRETRAIN} (--model)",
+        ["model", "description"],
         ["parameters", "sequence", "tensor parallel", "nodes"],
     )
     for preset in MODELS.values():
@@ -108,14 +104,17 @@ def _models() -> Table:
 
 def _nodes(item: Workload) -> str:
     if item.hardware is Hardware.CPU:
-        return f"ordinary CPU instances, {'one or more' if item.is_array else 'one'}"
+        return (
+            f"{'one or more' if item.is_array else 'one'} CPU "
+            f"instance{'s' if item.is_array else ''}"
+        )
     if item.max_nodes is not None:
         return f"{item.min_nodes} to {item.max_nodes} nodes, default {item.default_nodes}"
     return f"{item.min_nodes} or more nodes, default {item.default_nodes}"
 
 
 def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
-    """Build a table of parameters as `submit` takes them."""
+    """Build a table of parameters, spelled as options of `submit`."""
     table = _table(title, ["parameter", "default", "meaning"])
     for item in parameters:
         table.add_row(f"--{item.name}", item.shown_default, item.help)
@@ -125,7 +124,7 @@ def parameters_table(title: str, parameters: tuple[Parameter, ...]) -> Table:
 def _table(title: str, text: list[str], numbers: list[str] | None = None) -> Table:
     table = Table(title=title, title_justify="left", caption_justify="left")
     for index, heading in enumerate(text):
-        # Names are not truncated, since people copy them.
+        # Names are not wrapped, so that they can be copied.
         table.add_column(heading, no_wrap=index == 0)
     for heading in numbers or []:
         table.add_column(heading, justify="right")

@@ -1,4 +1,4 @@
-"""Output for a person at the terminal: remarks, commands to come back with, and questions."""
+"""Terminal output for users: notes, follow-up commands and confirmations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import typer
-
 from jobs import errors
 from jobs.deployment import Deployment
 from jobs.errors import Refusal
@@ -22,9 +20,9 @@ from trainium_catalogue.documents import as_document
 from trainium_catalogue.workloads import Hardware
 
 LINES = "\n\t"
-"""Control characters of text in lines."""
+"""Control characters allowed in multi-line text."""
 ASK_FROM_USD = 10
-"""Price at the time limit above which a CPU job is confirmed: half an hour of a Trainium node."""
+"""Cost at the time limit from which CPU jobs need confirmation: half an hour of a trn1.32xlarge."""
 
 
 def timestamp(milliseconds: int | None) -> str:
@@ -58,9 +56,9 @@ def print_document(document: object) -> None:
 
 
 def printable(text: str, *, keep: str = "") -> str:
-    """Write out what a terminal would take for a command, and what no encoding has.
+    """Escape control and other nonprintable characters, except those in ``keep`` and spaces.
 
-    Names of files and messages come from the bucket too. ``keep`` are characters to leave as is.
+    File names and messages may come from the bucket.
     """
     if text.isprintable():
         return text
@@ -73,11 +71,11 @@ def printable(text: str, *, keep: str = "") -> str:
 
 
 class Output(io.TextIOWrapper):
-    """Standard output or error: its own errors carry its name, as those of other files do."""
+    """A standard stream that adds its name to an ``OSError``, as ordinary files do."""
 
     @staticmethod
     def of(stream: Any) -> Output:
-        """Write to where a stream does; characters that its encoding lacks are written out."""
+        """Wrap a stream, and escape characters that its encoding lacks."""
         return Output(
             stream.buffer,
             encoding=stream.encoding,
@@ -103,17 +101,17 @@ class Output(io.TextIOWrapper):
 
 
 def echo(text: str) -> None:
-    """Print a line of the answer to standard output."""
-    typer.echo(printable(text, keep=LINES))
+    """Print a line of output to standard output."""
+    print(printable(text, keep=LINES), flush=True)
 
 
 def note(text: str) -> None:
     """Print a note to standard error, so that output can be piped."""
-    typer.echo(printable(text, keep=LINES), err=True)
+    print(printable(text, keep=LINES), file=sys.stderr, flush=True)
 
 
 def exit_code(job: Job) -> int:
-    """Return 1 if the job ended without success, else 0."""
+    """Return the exit code for a job: 1 if it failed, else 0."""
     return errors.EXIT_JOB_FAILED if job.ended and not job.succeeded else errors.EXIT_OK
 
 
@@ -123,7 +121,7 @@ def follow_command(deployment: Deployment, run: str) -> str:
 
 
 def status_command(deployment: Deployment, run: str) -> str:
-    """Build the command that shows a run's status or end."""
+    """Build the command that shows a run's status."""
     return f"{cli_command(deployment)} status {run}"
 
 
@@ -134,20 +132,20 @@ def cli_command(deployment: Deployment) -> str:
     return f"python -m jobs{name}{region}"
 
 
-def is_asked_about(requests: Iterable[JobRequest]) -> bool:
-    """Tell whether jobs use Trainium nodes, or may together cost ``ASK_FROM_USD`` or more."""
+def needs_confirmation(requests: Iterable[JobRequest]) -> bool:
+    """Return whether jobs need confirmation: on Trainium nodes, or at ``ASK_FROM_USD`` or more."""
     jobs = list(requests)
     takes_nodes = any(job.hardware is not Hardware.CPU for job in jobs)
     return takes_nodes or sum(job.usd_at_time_limit for job in jobs) >= ASK_FROM_USD
 
 
 def confirm(what: str, *, question: str, declined: str) -> None:
-    """Ask on the terminal; refuse if there is none, or on any answer but yes."""
+    """Ask on the terminal; refuse without a terminal, or on any answer but yes."""
     if not sys.stdin.isatty():
         raise Refusal(
             "not-confirmed",
-            f"{what} is asked about, and standard input is not a terminal; add --yes",
+            f"{what} needs confirmation, but standard input is not a terminal; add --yes",
         )
-    typer.echo(f"{question} [y/N] ", nl=False, err=True)
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refusal("declined", f"not confirmed; {declined}")

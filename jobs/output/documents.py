@@ -1,4 +1,4 @@
-"""The documents that ``--json`` prints; `tools/schemas.py` makes docs/schemas/jobs-* from them."""
+"""The documents of ``--json``; `tools/schemas.py` generates docs/schemas/jobs-* from them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from jobs.deployment import Deployment, OfDeployment, OfRun, where
-from jobs.job import Attempt, Explanation, Job, JobKind, JobStatus, RunSummary
+from jobs.deployment import Deployment, DeploymentFields, RunFields, where
+from jobs.job import Attempt, Explanation, Job, JobKind, JobStatus, RunSummary, ZonePosition
 from jobs.output.explain import explain
 from jobs.output.streams import LogLine
 from trainium_catalogue.contract import Orchestrator
-from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256, picked
+from trainium_catalogue.documents import Amount, Keywords, Natural, Positive, Sha256, picked
 from trainium_catalogue.workloads import Hardware
 
 SubmitAction = Literal["submitted", "already-running", "not-submitted", "dry-run"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refused:
-    """A refusal, which any command prints with --json; exit code 2."""
+class RefusalDocument:
+    """A refusal, printed by any command with --json; exit code 2."""
 
     refused: str
     """Stable code of the refusal."""
@@ -29,7 +29,7 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedReason:
-    """An exit code or a reason in plain words."""
+    """Explanation of an exit code or reason."""
 
     meaning: str
     remedy: str
@@ -40,7 +40,7 @@ class ExplainedAttempt(Attempt):
     """One attempt of a job or of a node."""
 
     meaning: str | None
-    """Exit code or reason in plain words."""
+    """Meaning of the exit code or reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,34 +69,36 @@ class Outcome:
     stopped_at_ms: int | None
     kind: JobKind
     orchestrator: Orchestrator
-    """What runs the job's nodes; batch for every CPU job."""
+    """Orchestrator of the job's nodes; batch for every CPU job."""
     num_nodes: Positive
-    """Nodes, children of an array, or 1."""
+    """Number of nodes, children of an array, or 1."""
     depends_on: tuple[str, ...]
-    """Ids of jobs that have to succeed first."""
+    """Ids of jobs that must succeed first."""
     max_attempts: Positive | None
-    """Null where Batch does not say."""
+    """Maximum number of attempts; null if Batch does not report it."""
     attempts: tuple[ExplainedAttempt, ...]
-    """Attempts that ended, as the main node decided them."""
+    """Ended attempts, with the main node's outcome."""
     nodes: tuple[NodeState, ...]
-    """Nodes that Batch has started; empty before."""
+    """Nodes that have started."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusDocument(Outcome, OfRun):
-    """The state of a run, node by node, and of its training."""
+class StatusDocument(Outcome, RunFields):
+    """The state of a run, node by node, with its training progress."""
 
     job_id: str
     cause: str
-    """The most likely cause of the state by what is shown here; `explain` looks further."""
+    """The most likely cause of the state, judging from this document; `explain` checks further."""
     workload: str | None
+    zone: ZonePosition | None
+    """The job's zone, and the next one; null with a single zone."""
     training: Mapping[str, Any] | None
     """The run's status.json (run-status or program-status); null without one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ForgottenDocument(OfRun):
-    """A training run whose jobs Batch has forgotten, 7 days after their end."""
+class ForgottenDocument(RunFields):
+    """A training run whose jobs Batch has deleted, 7 days after they ended."""
 
     job_id: None = None
     workload: str | None
@@ -109,43 +111,43 @@ class ListedRun(RunSummary):
     """One run of a list."""
 
     cause: str
-    """The most likely cause of its state by what the list shows; `explain` looks further."""
+    """The most likely cause of its state, judging from the list; `explain` checks further."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListDocument(OfDeployment):
+class ListDocument(DeploymentFields):
     """The runs of a deployment, newest first."""
 
     runs: tuple[ListedRun, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LogsDocument(OfRun):
-    """The lines of all nodes, merged by time."""
+class LogsDocument(RunFields):
+    """The lines of all nodes, merged by time; with --follow, of the followed nodes."""
 
     job_id: str
     log_group: str
     lines: tuple[LogLine, ...]
     outcome: Outcome | None
-    """The state of the job; with --follow, its end."""
+    """The state of the job; with --follow, its final state."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StopDocument(OfRun):
-    """What became of a run that was to be stopped."""
+class StopDocument(RunFields):
+    """The outcome of stopping a run."""
 
     job_id: str
     action: Literal["stopping", "already-ended"]
     reason: str | None
-    """Reason that Batch was given."""
+    """Reason recorded with the job; null if it had already ended."""
     ended: bool
     outcome: Outcome | None
-    """With --grace: the state of the job when the time was over."""
+    """With --wait: the state of the job after that time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSummary:
-    """What follows from the parameters of a training workload."""
+    """Figures derived from the parameters of a training workload."""
 
     num_parameters: Positive
     num_ranks: Positive
@@ -167,12 +169,12 @@ class TrainingSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSummary:
-    """What a program of the user's own consists of."""
+    """A user's own program."""
 
     script: str | None
-    """File of the bundle that is run."""
+    """File in the bundle to run."""
     module: str | None
-    """Module that is run instead."""
+    """Module to run instead."""
     argv: tuple[str, ...]
     code: Sha256
     """SHA-256 of the bundle."""
@@ -180,7 +182,7 @@ class ProgramSummary:
     """Size of the bundle."""
     files: Positive
     left_out: tuple[str, ...]
-    """Names that are not part of the bundle."""
+    """Names excluded from the bundle."""
     run_exists: bool
     changes: tuple[str, ...]
     """Differences from the last submission of the run."""
@@ -190,7 +192,7 @@ class ProgramSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramPlan:
-    """What is planned for a program of the user's own."""
+    """The plan for a user's own program."""
 
     program: ProgramSummary
 
@@ -201,14 +203,21 @@ class Estimate:
 
     usd_per_node_hour: float
     usd_at_time_limit: float
-    """One attempt of all nodes that uses all its time."""
+    """Cost of one attempt on all nodes up to the time limit."""
+    usd_at_most: Amount
+    """Upper bound of this submission's instance cost, with all jobs, attempts and waits."""
+    usd_at_most_unsure: str | None
+    """Why the bound may be exceeded, such as an unknown list price, or hosts on Batch that may wait
+    for each other indefinitely; null if it holds."""
+    cap_usd: float | None
+    """The smaller of --max-usd and the deployment's cap; null without one."""
     max_attempts: Positive
     note: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompileJob:
-    """With --compile: the job that is submitted first."""
+    """With --compile: the compile job, submitted first."""
 
     run: str
     job_id: str | None
@@ -220,20 +229,20 @@ class CompileJob:
 
 @dataclass(frozen=True, kw_only=True)
 class WheelsJob:
-    """With --requirements: the dependencies, and the job that collects them first."""
+    """With --requirements: the dependencies, and the job that collects them."""
 
     key: Annotated[str, Keywords(pattern="^[0-9a-f]{32}$")]
     collected: bool
-    """True if they were there, so that no job is needed."""
+    """True if they had already been collected, so that no job is needed."""
     run: str
     job_id: str | None
-    """Null with --dry-run, and if they were there."""
+    """Null with --dry-run, or if already collected."""
     payload: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SubmitDocument(OfRun):
-    """What was submitted, or would be, or is running already."""
+class SubmitDocument(RunFields):
+    """A job that was submitted, would be submitted, or is already running."""
 
     job_id: str | None
     """Null with --dry-run."""
@@ -243,11 +252,11 @@ class SubmitDocument(OfRun):
     hardware: Hardware
     """cpu: a data or export job on ordinary instances."""
     orchestrator: Orchestrator
-    """What runs the job's nodes; batch for every CPU job."""
+    """Orchestrator of the job's nodes; batch for every CPU job."""
     nodes: Positive
-    """Of a CPU job: children of an array, or 1."""
+    """Number of nodes; for a CPU job, children of an array, or 1."""
     time_limit_hours: Annotated[float, Keywords(exclusiveMinimum=0)]
-    """Of each attempt."""
+    """Time limit of each attempt."""
     instance_type: str | None
     """Null for a CPU job: the compute environment chooses."""
     estimate: Estimate
@@ -257,7 +266,7 @@ class SubmitDocument(OfRun):
     payload: Mapping[str, Any]
     """The exact arguments of Batch's SubmitJob, or the exact Volcano job."""
     outcome: Outcome | None
-    """With --follow: how the job ended."""
+    """With --follow: the outcome of the job."""
 
 
 def outcome(job: Job) -> Outcome:
@@ -298,15 +307,21 @@ def _outcome(job: Job) -> dict[str, Any]:
 
 
 def status_document(
-    deployment: Deployment, job: Job, training: Mapping[str, Any] | None, *, cause: str
+    deployment: Deployment,
+    job: Job,
+    training: Mapping[str, Any] | None,
+    *,
+    cause: str,
+    zone: ZonePosition | None,
 ) -> StatusDocument:
-    """Make the document of ``status --json``; ``training`` is the run's status.json."""
+    """Build the document of ``status --json``; ``training`` is the run's status.json."""
     return StatusDocument(
         **where(deployment, job.run),
         **_outcome(job),
         job_id=job.job_id,
         cause=cause,
         workload=job.workload,
+        zone=zone,
         training=training,
     )
 
@@ -314,7 +329,7 @@ def status_document(
 def forgotten_document(
     deployment: Deployment, run: str, training: Mapping[str, Any]
 ) -> ForgottenDocument:
-    """Make the document of ``status --json`` for a run whose jobs Batch has forgotten."""
+    """Build the document of ``status --json`` for a run whose jobs Batch has deleted."""
     return ForgottenDocument(
         **where(deployment, run), workload=training.get("workload"), training=training
     )
@@ -323,7 +338,7 @@ def forgotten_document(
 def list_document(
     deployment: Deployment, runs: Iterable[RunSummary], cause_of: Callable[[RunSummary], str]
 ) -> ListDocument:
-    """Make the document of ``list --json``."""
+    """Build the document of ``list --json``."""
     listed = tuple(picked(ListedRun, run, cause=cause_of(run)) for run in runs)
     return ListDocument(deployment=deployment.name, region=deployment.region, runs=listed)
 
@@ -331,7 +346,7 @@ def list_document(
 def logs_document(
     deployment: Deployment, run: str, job_id: str, *, lines: Iterable[LogLine], job: Job | None
 ) -> LogsDocument:
-    """Make the document of ``logs --json``."""
+    """Build the document of ``logs --json``."""
     return LogsDocument(
         **where(deployment, run),
         job_id=job_id,
@@ -344,7 +359,7 @@ def logs_document(
 def stop_document(
     deployment: Deployment, summary: RunSummary, *, reason: str | None, job: Job | None
 ) -> StopDocument:
-    """Make the document of ``stop --json``; without a reason, the run had ended before."""
+    """Build the document of ``stop --json``; without a reason, the run had already ended."""
     return StopDocument(
         **where(deployment, summary.run),
         job_id=summary.job_id,

@@ -1,4 +1,4 @@
-"""Plain explanations of why a job waits or ended: reasons first, then exit codes."""
+"""Explanations of why a job waits or ended, from reasons and exit codes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from fnmatch import fnmatchcase
 
 from jobs.batch.reasons import REASONS
 from jobs.eks.reasons import CLUSTER_REASONS
-from jobs.job import Explanation, find_explanation
+from jobs.job import Explanation, ZonePosition, find_explanation
+from jobs.output.console import timestamp
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)
-# Written by Batch when a container simply ended: the exit code says the rest.
+# Written by Batch when a container ended normally: the exit code has the details.
 _NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
 
 
@@ -35,14 +36,14 @@ def explain_exit(exit_code: int | None) -> Explanation | None:
             )
         return Explanation(
             pattern=str(exit_code),
-            meaning="not a code of the launcher",
+            meaning="not an exit code of the launcher",
             remedy="read the last lines of the node's log",
         )
     return Explanation(pattern=str(exit_code), meaning=ending.meaning, remedy=ending.remedy)
 
 
 def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanation | None:
-    """Explain an ending: reasons of Batch or ECS first, then the exit code."""
+    """Explain how a job ended or why it waits: first by its reasons, then by the exit code."""
     for reason in reasons:
         found = explain_reason(reason)
         if found is not None:
@@ -50,6 +51,19 @@ def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanat
     return explain_exit(exit_code)
 
 
+def describe_zone(position: ZonePosition) -> str:
+    """Describe the zone of a job, and when it moves to the next."""
+    zone, following = position.zone, position.next_zone
+    if following is None:
+        return f"zone {zone}"
+    if position.moves_after_ms is None:
+        return f"zone {zone}; without capacity it moves to {following}"
+    return (
+        f"zone {zone}; without capacity it moves to {following} within minutes after "
+        f"{timestamp(position.moves_after_ms)}"
+    )
+
+
 def is_news(reason: str | None) -> bool:
-    """Tell whether a reason says more than that the container ended."""
+    """Return whether a reason states more than that a container ended."""
     return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _NO_NEWS)

@@ -1,4 +1,4 @@
-"""How a user's own program stands, in words: its last line, its pace, its snapshots."""
+"""Describe the status of a user's own program: its last line, its pace, its snapshots."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from jobs.job import counted
 from jobs.output.console import duration, human
 from trainium_catalogue import contract
+from trainium_catalogue.wording import counted
 
 PROGRAM_STATUS = "program"
 """``kind`` of such a status."""
 ENDED = "ended"
-"""``state`` once the launcher has said its last word about the run."""
+"""``state`` after the launcher's final report."""
 NOTHING_KEPT = (
-    "nothing was kept: it ended without a snapshot, as it does if it writes nothing to "
-    f"{contract.ENV_CHECKPOINT_DIR} or the folder of --checkpoint-dir"
+    "nothing was saved: the program ended without a snapshot, for example because it wrote nothing "
+    f"to {contract.ENV_CHECKPOINT_DIR} or the folder of --checkpoint-dir"
 )
-_MOST_SHOWN = 5
+_MAX_SHOWN = 5
 _OLD_S = 60.0
-"""The main node renews the status every few seconds; an older one deserves a remark."""
+"""Age at which a status is marked as old: the main node updates it every few seconds."""
 
 
 def describe_program(
@@ -32,12 +32,12 @@ def describe_program(
         at = _ago(status.get("last_line_at"), now)
         lines.append(f"last line{'' if at is None else f', {at} ago'}: {status['last_line']}")
     else:
-        lines.append("it has printed nothing yet")
+        lines.append("no output yet")
     snapshots = status.get("snapshots") or []
     is_over = status.get("state") == ENDED
     lines.append(_snapshots(snapshots, now) if snapshots or not is_over else NOTHING_KEPT)
     if status.get("unkept"):
-        lines.append(f"not kept: the program {status['unkept']}")
+        lines.append(f"not saved: the program {status['unkept']}")
     if remark := _age(status, submitted_at_ms, now):
         lines.append(remark)
     return "\n".join(lines)
@@ -54,7 +54,7 @@ def _progress(status: Mapping[str, Any]) -> str:
     pace = status.get("steps_per_second")
     if pace:
         slow = float(pace) < 1
-        words.append(f"{1 / float(pace):.3g} s a step" if slow else f"{float(pace):.3g} steps/s")
+        words.append(f"{1 / float(pace):.3g} s per step" if slow else f"{float(pace):.3g} steps/s")
     return ", ".join(words)
 
 
@@ -65,12 +65,12 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     age = _ago(newest.get("at"), now)
     text = f"newest snapshot: {newest.get('number')}"
     if (chosen := newest.get("chosen")) is not None:
-        text += f" (that is {chosen} again)" if chosen else " (none of the older: to begin anew)"
+        text += f" (a copy of {chosen})" if chosen else " (empty, to start over)"
     text += "" if age is None else f", {age} ago"
     text += f", {counted(int(newest.get('files') or 0), 'file')}"
     text += f", {human(int(newest.get('bytes') or 0))}"
     shown = []
-    for item in older[:_MOST_SHOWN]:
+    for item in older[:_MAX_SHOWN]:
         age = _ago(item.get("at"), now)
         shown.append(f"{item.get('number')}" + ("" if age is None else f" ({age} ago)"))
     more = len(older) - len(shown)
@@ -79,12 +79,12 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
 
 
 def _age(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) -> str | None:
-    """Say whose status it is, if it is not of this moment and this job."""
+    """Describe a status that is old or from an earlier job; None for a current one."""
     at = _time(status.get("updated_at"))
     if at is None:
         return None
     if submitted_at_ms is not None and at.timestamp() * 1000 < submitted_at_ms:
-        return "that is of an earlier job of the run: this one has not said anything yet"
+        return "this is from an earlier job of the run; the current job has not reported yet"
     age_s = (now - at).total_seconds()
     if status.get("state") == "running" and age_s > _OLD_S:
         return f"as of {duration(age_s)} ago"

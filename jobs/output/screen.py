@@ -1,4 +1,4 @@
-"""A job on the screen: labelled log lines, remarks, and following to the end."""
+"""Show a job on the terminal until it ends: labeled log lines and remarks."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.deployment import Deployment
-from jobs.job import LAUNCHERS_VERDICT, Attempt, Explanation, Job, JobKind, counted
+from jobs.job import LAUNCHER_VERDICT, Attempt, Explanation, Job, JobKind, Shape
 from jobs.orchestrators import JobService
-from jobs.output.beginnings import Beginnings, NodeReady
 from jobs.output.console import duration, follow_command, timestamp
 from jobs.output.explain import explain, explain_exit, is_news
 from jobs.output.follow import (
-    AttemptBegan,
     AttemptEnded,
+    AttemptStarted,
     Clock,
-    Ended,
     Event,
     Follower,
+    JobEnd,
+    NoResponse,
     StatusChanged,
     StillWaiting,
-    Trouble,
 )
+from jobs.output.startup import NodeReady, StartupFilter
 from jobs.output.streams import LogLine, Streams
 from jobs.output.tables import node_table
-from jobs.output.terminal import Terminal, with_colours
+from jobs.output.terminal import Terminal, with_colors
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import RETRIED
+from trainium_catalogue.wording import counted
 
-_COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
-_NO_REASON = "{} gives no reason"
-_GO_ON = "submit it again to go on"
+_COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_red", "bright_cyan", "white")
+_NO_REASON = "{} reports no reason"
+_POLL_S = 5.0
+_RESUME = "submit it again to resume"
 
 
 class Screen:
-    """The terminal: standard output for the nodes' lines, standard error for remarks."""
+    """The terminal, with the nodes' lines on standard output and remarks on standard error."""
 
     def __init__(self, *, part: str = "node", lines_to: TextIO | None = None) -> None:
         self._part = part
@@ -55,23 +57,23 @@ class Screen:
         elif isinstance(event, NodeReady):
             label = node_label(event, self._part).removesuffix(" |")
             self.remark(
-                f"{label}: ready after {event.seconds:.0f} s ({counted(event.lines, 'line')}; "
-                "--verbose or logs shows them)"
+                f"{label}: ready after {event.seconds:.0f} s ({counted(event.lines, 'line')} "
+                "hidden; see --verbose or logs)"
             )
-        elif not isinstance(event, Ended):
+        elif not isinstance(event, JobEnd):
             self.remark(describe_event(event))
 
     def line(self, line: LogLine) -> None:
         """Show one line of a node."""
         label = node_label(line, self._part)
         if self._lines.is_terminal:
-            text = Text(f"{label} ", style=_COLOURS[line.node % len(_COLOURS)])
-            # Of a line that was written over with carriage returns, a terminal shows the last.
-            shown = with_colours(line.message.rpartition("\r")[2])
+            text = Text(f"{label} ", style=_COLORS[line.node % len(_COLORS)])
+            # With carriage returns, a terminal would show only the last part.
+            shown = with_colors(line.message.rpartition("\r")[2])
             self._lines.print(text.append_text(Text.from_ansi(shown)))
         else:
-            # `| less -R` and `| grep` lead to a terminal too.
-            self._lines_to.write(f"{label} {with_colours(line.message)}\n")
+            # Output piped to `less -R` or `grep` may still reach a terminal.
+            self._lines_to.write(f"{label} {with_colors(line.message)}\n")
             self._lines_to.flush()
 
     def remark(self, text: str) -> None:
@@ -79,37 +81,37 @@ class Screen:
         self._remarks.print(Text(f"{datetime.now():%H:%M:%S} ", style="dim").append(text))
 
     def table(self, table: Table) -> None:
-        """Show a table on standard error, after the lines."""
+        """Show a table on standard error."""
         self._remarks.print(table)
 
 
 def node_label(line: LogLine | NodeReady, part: str = "node") -> str:
-    """Build the label ``node 1 |`` or ``child 1 |``, with the attempt unless it is the first."""
+    """Build the label ``node 1 |`` or ``child 1 |``, with the attempt number of a retry."""
     attempt = f", attempt {line.attempt}" if line.attempt > 1 else ""
     return f"{part} {line.node}{attempt} |"
 
 
 def describe_event(
-    event: StatusChanged | AttemptEnded | AttemptBegan | StillWaiting | Trouble,
+    event: StatusChanged | AttemptEnded | AttemptStarted | StillWaiting | NoResponse,
 ) -> str:
     """Describe an event in one remark."""
     match event:
         case StatusChanged(status=status, reason=reason, explanation=waits):
             found = waits or explain(exit_code=None, reasons=(reason,))
-            said = f": {reason}" if is_news(reason) else ""
-            return f"{status}{said}{f' - {found.meaning}; {found.remedy}' if found else ''}"
+            why = f": {reason}" if is_news(reason) else ""
+            return f"{status}{why}{f' - {found.meaning}; {found.remedy}' if found else ''}"
         case AttemptEnded(attempt=attempt, max_attempts=most, orchestrator=by):
             of = f" of {most}" if most else ""
             ending = describe_ending(attempt)
-            return f"attempt {attempt.number}{of} ended, {ending}; {by.who} makes another one"
-        case AttemptBegan(number=number):
+            return f"attempt {attempt.number}{of} ended, {ending}; {by.who} starts another attempt"
+        case AttemptStarted(number=number):
             return f"attempt {number}"
         case StillWaiting(seconds=seconds, explanation=found, orchestrator=by, status=status):
-            why = f": {event.reason}" if event.reason else f" and {by.who} gives no reason"
-            said = f": {found.meaning}; {found.remedy}" if found else ""
-            return f"still {status} after {duration(seconds)}{why}{said}"
-        case Trouble(message=message):
-            return f"no answer, trying on: {message}"
+            why = f": {event.reason}" if event.reason else f" and {by.who} reports no reason"
+            advice = f": {found.meaning}; {found.remedy}" if found else ""
+            return f"still {status} after {duration(seconds)}{why}{advice}"
+        case NoResponse(message=message):
+            return f"no response, retrying: {message}"
 
 
 def describe_ending(attempt: Attempt) -> str:
@@ -124,11 +126,11 @@ def describe_ending(attempt: Attempt) -> str:
 
 
 def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
-    """Build the final sentence about a run; ``cause`` is its launcher's own, if known."""
+    """Build the final sentence about a run; ``cause`` is its launcher's reason, if known."""
     if job.succeeded:
         success = f"run {job.run} succeeded{_took(job, ' after')}"
         if job.shape.kind is not JobKind.NODES:
-            # Data and export jobs write none; their log says what they made and where.
+            # Data and export jobs write no results; their log lists the output.
             return success
         return f"{success}; results are in s3://{bucket}/{run_prefix(job.run, 'results')}"
     if not job.ended:
@@ -136,26 +138,26 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     ending = job.ending
     code = ending.exit_code if ending else None
     reasons = job.status_reason, ending.reason if ending else None
-    said = [] if code is None else [f"exit code {code}"]
-    said += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
+    parts = [] if code is None else [f"exit code {code}"]
+    parts += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
     found = explain(exit_code=code, reasons=reasons)
     if found and code in RETRIED and found == explain_exit(code):
-        # The table says of such a code that another attempt follows, but none will any more.
-        said += [] if cause else [found.meaning]
-        said.append("no attempt is left; when the cause is gone, submit the run again to resume it")
+        # The remedy for such a code is another attempt, but none are left.
+        parts += [] if cause else [found.meaning]
+        parts.append("no attempts left; fix the cause and submit the run again to resume it")
     elif found:
-        said += [found.meaning, found.remedy]
+        parts += [found.meaning, found.remedy]
     if job.was_stopped:
-        # The nodes' exit codes do not matter then: stopping was requested.
-        return f"run {job.run} was {job.status_reason}{_took(job, ', after')}; {_GO_ON}"
+        # The nodes' exit codes do not matter, because the stop was requested.
+        return f"run {job.run} was {job.status_reason}{_took(job, ', after')}; {_RESUME}"
     failed = f"run {job.run} failed{_took(job, ' after')}"
-    return f"{failed}: {'; '.join(said) or _NO_REASON.format(job.orchestrator.who)}"
+    return f"{failed}: {'; '.join(parts) or _NO_REASON.format(job.orchestrator.who)}"
 
 
 def describe_status(job: Job, waiting: Explanation | None) -> str:
-    """Describe a job's state, and why it waits."""
+    """Describe a job's status, and why it waits."""
     of = f" of {job.max_attempts}" if job.max_attempts else ""
-    # An array's children are retried one by one: the table shows their attempts.
+    # An array's children are retried individually: the table shows their attempts.
     is_array = job.shape.kind is JobKind.ARRAY
     attempt = "" if job.ended or is_array else f", attempt {len(job.attempts) + 1}{of}"
     size = job.shape.kind.sized(job.num_nodes)
@@ -163,9 +165,9 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     lines.append(
         f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}{_took_in_all(job)}"
     )
-    # Volcano's index is the rank, so nobody has to read logs to find it.
+    # Volcano's pod index is the node rank, so there is no need to search logs for it.
     if job.nodes and job.nodes[0].name is not None:
-        lines.append(f"rank 0 is pod {job.nodes[0].name}")
+        lines.append(f"rank 0 runs in pod {job.nodes[0].name}")
     found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
     if not job.ended and is_news(job.status_reason):
         lines.append(str(job.status_reason))
@@ -174,23 +176,23 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     return "\n".join(lines)
 
 
-def _took(job: Job, word: str) -> str:
-    """Describe how long it ran; after several attempts, how long the last one did."""
+def _took(job: Job, introduction: str) -> str:
+    """Describe how long the job, or its last attempt, ran; empty if unknown."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
-    last = f" of attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
-    return f"{word} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
+    last = f" in attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
+    return f"{introduction} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
 
 
 def _took_in_all(job: Job) -> str:
-    """Describe how long several attempts took together, or else the run as a whole."""
+    """Describe the total duration of several attempts, or else the time from submission to end."""
     if len(job.attempts) < 2 or not job.ended or job.stopped_at_ms is None:
         return ""
     times = [(attempt.started_at_ms, attempt.stopped_at_ms) for attempt in job.attempts]
     if all(started is not None and stopped is not None for started, stopped in times):
         ran_ms = sum((stopped or 0) - (started or 0) for started, stopped in times)
         return f", {duration(ran_ms / 1000)} in {len(times)} attempts"
-    # Of attempts whose pods are gone, Kubernetes tells no times.
+    # Kubernetes does not keep the times of attempts whose pods were deleted.
     if job.created_at_ms is None:
         return ""
     waited_s = (job.stopped_at_ms - job.created_at_ms) / 1000
@@ -203,50 +205,100 @@ def watch(
     *,
     run: str,
     job_id: str,
+    shape: Shape,
     only_node: int | None = None,
     keep_lines: bool = False,
     folds: bool = False,
-    part: str = "node",
 ) -> tuple[Job, list[LogLine]]:
-    """Show a run until it ends; ``part`` is the word for its nodes.
+    """Follow a run until it ends, even if it moves to another zone.
 
-    With ``keep_lines``, standard output stays free for a document, which has every line; with
-    ``folds``, the launchers' first lines are shown as one.
+    With ``keep_lines``, standard output is reserved for a document, which gets every line; with
+    ``folds``, each launcher's startup lines are folded into one.
     """
     gc.enable()  # off for a quick start; see jobs/__main__.py
+    kept: list[LogLine] = []
+    while True:
+        job, lines, newer = _watch_job(
+            service,
+            deployment,
+            run=run,
+            job_id=job_id,
+            shape=shape,
+            only_node=only_node,
+            keep_lines=keep_lines,
+            folds=folds,
+        )
+        kept += lines
+        if newer is None:
+            return job, kept
+        job_id = newer
+
+
+def _wait_for_move(service: JobService, job: Job) -> str | None:
+    """Wait until a moving job has been resubmitted in the next zone; None if it is not moving."""
+    while service.is_moving(job):
+        newest = service.runs(job.run)[0]
+        if newest.job_id != job.job_id:
+            return newest.job_id
+        time.sleep(_POLL_S)
+    return None
+
+
+def _watch_job(
+    service: JobService,
+    deployment: Deployment,
+    *,
+    run: str,
+    job_id: str,
+    shape: Shape,
+    only_node: int | None,
+    keep_lines: bool,
+    folds: bool,
+) -> tuple[Job, list[LogLine], str | None]:
+    """Follow a job until it ends; also return the job that replaces it in another zone."""
+    part = shape.kind.part
     screen = Screen(part=part, lines_to=sys.stderr if keep_lines else sys.stdout)
     kept: list[LogLine] = []
     causes: dict[tuple[int, int], str] = {}
     follower = Follower(
         describe=service.describe,
-        streams=_streams(service, only_node),
+        streams=_streams(service, only_node, is_selective=True),
         job_id=job_id,
         clock=Clock(now=time.time, sleep=time.sleep),
         why_waiting=service.why_waiting,
         waits_for=service.waits_for,
-        beginnings=Beginnings() if folds else None,
+        startup=StartupFilter() if folds else None,
     )
+    if shape.is_large and only_node is None:
+        failed = "failed children" if shape.kind is JobKind.ARRAY else "the node that fails"
+        screen.remark(
+            f"following {part} 0 of {shape.size}, and the last lines of {failed}; for another "
+            f"{part}: {follow_command(deployment, run)} --node I"
+        )
     try:
         for event in follower.events():
-            if isinstance(event, Ended):
+            if isinstance(event, JobEnd):
+                newer = _wait_for_move(service, event.job)
+                if newer is not None:
+                    return event.job, kept, newer
                 screen.table(node_table(event.job))
                 ending = event.job.ending
                 cause = causes.get((0, ending.number)) if ending else None
                 # For an array, the failed child decides.
-                cause = cause if part == "node" else None
+                cause = None if shape.kind is JobKind.ARRAY else cause
                 screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
-                return event.job, kept
+                return event.job, kept, None
             if isinstance(event, LogLine):
                 if keep_lines:
                     kept.append(event)
-                if said := LAUNCHERS_VERDICT.match(event.message):
-                    causes[event.node, event.attempt] = event.message[said.end() :]
+                if match := LAUNCHER_VERDICT.match(event.message):
+                    causes[event.node, event.attempt] = event.message[match.end() :]
             screen.event(event)
     except KeyboardInterrupt:
-        come_back = follow_command(deployment, run)
-        screen.remark(f"run {run} goes on (job {job_id}); come back with: {come_back}")
+        again = follow_command(deployment, run)
+        screen.remark(f"run {run} keeps running (job {job_id}); follow it again with: {again}")
         raise
-    raise AssertionError("a follower ends with Ended")
+    raise AssertionError("a follower ends with JobEnd")
 
 
 def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> list[LogLine]:
@@ -254,10 +306,11 @@ def existing_lines(service: JobService, job: Job, *, only_node: int | None) -> l
     return _streams(service, only_node).read_all(job)
 
 
-def _streams(service: JobService, only_node: int | None) -> Streams:
+def _streams(service: JobService, only_node: int | None, *, is_selective: bool = False) -> Streams:
     return Streams(
         logs=service.logs(),
         log_group=service.log_group,
         only_node=only_node,
+        is_selective=is_selective,
         find_more=service.find_logs,
     )

@@ -1,26 +1,26 @@
-"""Tables for people: the nodes of a job, the runs of a deployment."""
+"""Tables of a job's nodes and a deployment's runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from jobs.job import Attempt, Job, RunSummary
+from jobs.job import Attempt, Job, Node, RunSummary
 from jobs.output.console import duration, timestamp
 from jobs.output.explain import explain, explain_exit, is_news
 from trainium_catalogue.workloads import Hardware
 
-_STATUS_COLOURS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
+_STATUS_COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
 _BORDERS = 3
-"""Characters taken up by a column's borders."""
+"""Width of a column's borders."""
 _REASON = 24
-"""Characters needed for a readable reason."""
+"""Minimum width of a readable reason."""
 
 
 def node_table(job: Job) -> Table:
-    """Show nodes, attempts and how each ended; for attempts without pods, how the job's ended."""
+    """Build the table of nodes and attempts with their outcomes."""
     table = Table()
     for heading in (job.shape.kind.part, "attempt", "status", "exit code", "reason"):
         table.add_column(heading, justify="left" if heading in ("status", "reason") else "right")
@@ -30,25 +30,51 @@ def node_table(job: Job) -> Table:
             table.add_row("all", str(attempt.number), *_ending("FAILED", attempt))
     silent = {(node.status, node.status_reason) for node in job.nodes if not node.attempts}
     if job.ended and len(silent) == 1 and not any(node.attempts for node in job.nodes):
-        # Pods may be gone, as after a stop: then one row covers all nodes.
+        # Pods may have been deleted, as after a stop: then one row covers all nodes.
         ((status, reason),) = silent
         if reason or not job.attempts:
             table.add_row("all", "", _status(status), "", reason or job.status_reason or "")
         return table
-    for node in job.nodes:
-        for attempt in node.attempts:
-            status = node.status if attempt is node.last else "FAILED"
-            table.add_row(str(node.index), str(attempt.number), *_ending(status, attempt))
-        if not node.attempts:
-            table.add_row(str(node.index), "", _status(node.status), "", node.status_reason or "")
+    rows = [(node.index, cells) for node in job.nodes for cells in _node_cells(node)]
+    if not job.shape.is_large:
+        for index, cells in rows:
+            table.add_row(str(index), *cells)
+        return table
+    # Nodes of a large job share a row if they differ only by index.
+    shared: dict[str, tuple[list[int], tuple[str | Text, ...]]] = {}
+    for index, cells in rows:
+        indexes, _ = shared.setdefault("|".join(map(str, cells)), ([], cells))
+        indexes.append(index)
+    for indexes, cells in shared.values():
+        table.add_row(_ranges(indexes), *cells)
     return table
 
 
-def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[str]]:
-    """Show a deployment's runs; return also the columns that do not fit into ``width``.
+def _node_cells(node: Node) -> Iterator[tuple[str | Text, ...]]:
+    """Yield a row for each attempt of a node, without its index."""
+    for attempt in node.attempts:
+        status = node.status if attempt is node.last else "FAILED"
+        yield str(attempt.number), *_ending(status, attempt)
+    if not node.attempts:
+        yield "", _status(node.status), "", node.status_reason or ""
 
-    Names are there to be copied, so columns are left out before a name is cut; only a name that is
-    too long by itself is folded.
+
+def _ranges(indexes: Sequence[int]) -> str:
+    """Format sorted indexes as ranges: 0-5, 7."""
+    groups: list[list[int]] = []
+    for index in indexes:
+        if groups and index == groups[-1][-1] + 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return ", ".join(str(g[0]) if len(g) == 1 else f"{g[0]}-{g[-1]}" for g in groups)
+
+
+def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[str]]:
+    """Build the table of runs; also return the columns that do not fit into ``width``.
+
+    Columns are dropped before names are truncated, so that names can be copied; only a name too
+    wide for the terminal is folded.
     """
     columns: dict[str, list[str | Text]] = {
         "run": [run.run for run in runs],
@@ -80,7 +106,7 @@ def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[s
 
 
 def reason_of(run: RunSummary) -> str:
-    """Give the reason why a run waits or failed, as far as the list knows it."""
+    """Return why a run waits or failed, as far as the list shows it."""
     if is_news(run.status_reason):
         return str(run.status_reason)
     found = explain_exit(run.exit_code) if run.status == "FAILED" else None
@@ -115,12 +141,12 @@ def _ending(status: str, attempt: Attempt) -> tuple[Text, str, str]:
 
 
 def _why(attempt: Attempt) -> str:
-    """Give the reason why an attempt ended, without its exit code."""
+    """Return why an attempt ended, without its exit code."""
     reasons = attempt.status_reason, attempt.reason
-    said = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    parts = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)
-    return "; ".join([*said, *([found.meaning] if found else [])])
+    return "; ".join([*parts, *([found.meaning] if found else [])])
 
 
 def _status(status: str) -> Text:
-    return Text(status, style=_STATUS_COLOURS.get(status, ""))
+    return Text(status, style=_STATUS_COLORS.get(status, ""))

@@ -1,4 +1,4 @@
-"""Tables, styled text and progress bars on a terminal, in which no text is a command for it."""
+"""Terminal output with tables, styles and progress bars, and control characters escaped."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rich.segment import Segment
 
 from jobs.output.console import LINES, printable
 
-_COLOURS = re.compile(r"(\x1b\[[0-9;:]*m)")
-"""Select Graphic Rendition, the one kind of control sequence that only changes how text looks."""
+_COLORS = re.compile(r"(\x1b\[[0-9;:]*m)")
+"""Select Graphic Rendition, the only kind of control sequence that merely styles text."""
 
 
 class Terminal(Console):
-    """Rich's console, whose text is plain: neither markup nor control characters have an effect.
+    """Rich console that prints text literally, without markup or control characters.
 
     Names, messages and reasons come from programs and from the bucket.
     """
@@ -28,21 +28,21 @@ class Terminal(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """Render, and write out what a terminal would take for a command."""
+        """Render, and escape control characters."""
         for text, style, control in super().render(renderable, options):
-            # Segments with control codes are Rich's own, such as those that move a progress bar.
+            # Control segments come from Rich itself, for example to update a progress bar.
             yield Segment(text if control else printable(text, keep=LINES), style, control)
 
     def on_broken_pipe(self) -> None:
-        """Leave a closed pipe to the frame of all commands, where Rich would exit with 1."""
+        """Raise the error of a closed pipe for `jobs.cli` to handle; Rich would exit with 1."""
         error = sys.exception()
         assert error is not None
         raise error
 
 
-def with_colours(text: str) -> str:
-    """Write out what a terminal would take for a command, except for colours."""
+def with_colors(text: str) -> str:
+    """Escape control characters except colors."""
     return "".join(
         part if number % 2 else printable(part, keep=LINES)
-        for number, part in enumerate(_COLOURS.split(text))
+        for number, part in enumerate(_COLORS.split(text))
     )

@@ -1,5 +1,5 @@
-"""What of a GPU training program does not run, or runs badly, on Trainium, read from its text.
+"""Static analysis of GPU training programs: code that fails or runs slowly on Trainium.
 
-With Python's own ``ast``: astroid and jedi infer types from installed packages, and torch is not
-installed where jobs are submitted; libcst keeps the formatting of code, which nothing changes here.
+Uses Python's own ``ast``: astroid and jedi infer types from installed packages, but torch is not
+installed where jobs are submitted, and libcst preserves formatting, which is not needed here.
 """

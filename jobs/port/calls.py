@@ -1,4 +1,4 @@
-"""What calls give, and which of them copy from the device or make shapes that depend on data."""
+"""Results of calls, and calls that copy from the device or create data-dependent shapes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MOVES = re.compile(r"device|cuda|gpu|move|prepare_batch|prefetch", re.IGNORECAS
 _BUILDERS = re.compile(
     r"(get|build|make|create|load|find|init|setup|save|wrap|select|define|update|set|count|log)_"
 )
-"""Functions about a model, which are none themselves."""
+"""Functions that handle models, but are not models."""
 _LIBRARIES_ON_HOST = re.compile(
     r"(numpy|np|sklearn|scipy|pandas|random|time|os|sys|json|wandb|math|itertools|datetime|PIL|cv2"
     r"|matplotlib|plt|copy|re|pathlib|shutil|logging|tqdm|evaluate|torchvision\.utils|gym|gymnasium"
@@ -58,9 +58,10 @@ _LIBRARIES_ON_HOST = re.compile(
 
 
 class CallWalk(Walk):
-    """A walk that knows the calls of PyTorch, of Python, and of the program itself."""
+    """Interpreter with the calls of PyTorch, Python and the program itself."""
 
     def called(self, node: ast.Call) -> Value:
+        """Evaluate a call, and report findings in it."""
         values = [self.value(argument) for argument in node.args]
         given = {item.arg: self.value(item.value) for item in node.keywords}
         every = [*values, *given.values()]
@@ -85,7 +86,7 @@ class CallWalk(Walk):
         return Content.DEVICE if held is Content.MODULE else self.unknown(last, every)
 
     def unknown(self, last: str, every: Sequence[Value]) -> Value:
-        """Return what a call of something unknown gives: of tensors, probably a tensor."""
+        """Guess the result of an unknown call: with tensor arguments, probably a tensor."""
         if _HOST_NAMES.search(last):
             return Content.HOST
         if last[:1].isupper():
@@ -99,33 +100,35 @@ class CallWalk(Walk):
     def own(
         self, node: ast.Call, values: Sequence[Value], given: Mapping[str | None, Value]
     ) -> Value | None:
-        """Walk through a function, method or class of the program; None if it is none."""
+        """Interpret a call of the program's own function, method or class; None for any other."""
         func, whole = node.func, self.whole
         if isinstance(func, ast.Name) and func.id in self.local:
             function = self.local[func.id]
-            return self.walk(self.source, function, values, given, of=self.of, around=self.env)
+            return self.walk(
+                self.source, function, values, given, class_name=self.class_name, around=self.env
+            )
         if (found := whole.index.function(self.source, func)) is not None:
             return self.walk(*found, values, given)
         is_variable = isinstance(func, ast.Name) and func.id in self.env
-        if not is_variable and (of := whole.index.class_named(self.source, func)):
-            made = whole.index.method(of, "__init__")
+        if not is_variable and (class_name := whole.index.class_named(self.source, func)):
+            made = whole.index.method(class_name, "__init__")
             if made is not None:
                 source, function, _ = made
-                self.walk(source, function, values, given, of=of, is_method=True)
-            return ProgramObject(of)
+                self.walk(source, function, values, given, class_name=class_name, is_method=True)
+            return ProgramObject(class_name)
         if isinstance(func, ast.Name):
             held = self.named(func.id)
             return self.forward(held, values, given) if isinstance(held, ProgramObject) else None
         if not isinstance(func, ast.Attribute):
             return None
-        if isinstance(func.value, ast.Name) and func.value.id == "self" and self.of:
-            found_method = whole.index.method(self.of, func.attr)
+        if isinstance(func.value, ast.Name) and func.value.id == "self" and self.class_name:
+            found_method = whole.index.method(self.class_name, func.attr)
         elif isinstance(func.value, ast.Call) and last_name(func.value.func) == "super":
             return None
         else:
             base = self.value(func.value)
             if isinstance(base, ProgramObject):
-                found_method = whole.index.method(base.of, func.attr)
+                found_method = whole.index.method(base.class_name, func.attr)
                 if found_method is None and isinstance(self.value(func), ProgramObject):
                     return self.forward(self.value(func), values, given)
             elif base is Content.UNKNOWN and not func.attr.startswith("_"):
@@ -137,22 +140,26 @@ class CallWalk(Walk):
         if found_method is None:
             held = self.value(func)
             return self.forward(held, values, given) if isinstance(held, ProgramObject) else None
-        source, function, of = found_method
+        source, function, class_name = found_method
         static = any(last_name(item) == "staticmethod" for item in function.decorator_list)
-        return self.walk(source, function, values, given, of=of, is_method=not static)
+        return self.walk(
+            source, function, values, given, class_name=class_name, is_method=not static
+        )
 
     def forward(
         self, held: Value, values: Sequence[Value], given: Mapping[str | None, Value]
     ) -> Value | None:
-        """Call an object of the program: a model's is its ``forward``."""
+        """Call an object of the program; for a model, call its ``forward``."""
         assert isinstance(held, ProgramObject)
         for name in ("forward", "__call__"):
-            if (found := self.whole.index.method(held.of, name)) is not None:
-                source, function, of = found
-                result = self.walk(source, function, values, given, of=of, is_method=True)
-                is_module = self.whole.index.is_module(held.of)
+            if (found := self.whole.index.method(held.class_name, name)) is not None:
+                source, function, class_name = found
+                result = self.walk(
+                    source, function, values, given, class_name=class_name, is_method=True
+                )
+                is_module = self.whole.index.is_module(held.class_name)
                 return Content.DEVICE if is_module and result is Content.UNKNOWN else result
-        return Content.DEVICE if self.whole.index.is_module(held.of) else None
+        return Content.DEVICE if self.whole.index.is_module(held.class_name) else None
 
     def walk(
         self,
@@ -161,10 +168,11 @@ class CallWalk(Walk):
         values: Sequence[Value],
         given: Mapping[str | None, Value],
         *,
-        of: str = "",
+        class_name: str = "",
         is_method: bool = False,
         around: Env | None = None,
     ) -> Value:
+        """Interpret a call of one of the program's functions with these arguments."""
         names = [name for name, _ in parameters(function, is_method=is_method)]
         arguments: dict[str, Value] = dict(zip(names, values, strict=False))
         arguments |= {name: value for name, value in given.items() if name in names and name}
@@ -172,7 +180,7 @@ class CallWalk(Walk):
             rest = [value for name, value in given.items() if name not in names]
             arguments[function.args.kwarg.arg] = self.collected(rest)
         if is_method and function.name == "forward":
-            # Optional arguments that are not given are None.
+            # Optional arguments default to None.
             missing = [name for name in names if name not in arguments]
             arguments |= {name: Content.HOST for name in missing}
         arguments = {
@@ -181,11 +189,17 @@ class CallWalk(Walk):
         }
         is_step = self.is_step and not is_evaluation(function.name)
         return self.whole.call(
-            source, function, arguments, is_step=is_step, of=of, depth=self.depth, around=around
+            source,
+            function,
+            arguments,
+            is_step=is_step,
+            class_name=class_name,
+            depth=self.depth,
+            around=around,
         )
 
     def builtin(self, node: ast.Call, last: str, every: Sequence[Value]) -> Value | None:
-        """Return what a function of Python's own gives; None for any other."""
+        """Return the result of a Python builtin; None for any other function."""
         if last in ("float", "int", "bool", "complex"):
             if any(value in ON_DEVICE for value in every):
                 self.find("copied-to-host", node, node.lineno)
@@ -214,6 +228,7 @@ class CallWalk(Walk):
         return None
 
     def torch(self, node: ast.Call, name: str, last: str, every: Sequence[Value]) -> Value:
+        """Return the result of a function or class of PyTorch."""
         device = keyword(node, "device")
         if last in _DYNAMIC or (last == "where" and len(node.args) == 1 and not node.keywords):
             if Content.CPU not in every and Content.HOST not in every[:1]:
@@ -246,6 +261,7 @@ class CallWalk(Walk):
         return Content.UNKNOWN
 
     def method(self, node: ast.Call, name: str, every: Sequence[Value]) -> Value:
+        """Return the result of a method or of a library's function."""
         func = node.func
         assert isinstance(func, ast.Attribute)
         attr, line = func.attr, end_line(func)
@@ -265,7 +281,7 @@ class CallWalk(Walk):
             return Content.HOST
         base = self.value(func.value)
         if isinstance(base, ProgramObject):
-            is_module = self.whole.index.is_module(base.of)
+            is_module = self.whole.index.is_module(base.class_name)
             if attr in ("to", "cuda", "train", "eval", "half", "double", "float", "bfloat16"):
                 return base
             base = Content.MODULE if is_module else Content.UNKNOWN
@@ -308,14 +324,14 @@ class CallWalk(Walk):
             return Content.HOST
         if base in (Content.LOADER, Content.DEVICE_LOADER):
             return base if attr == "__iter__" else Content.UNKNOWN
-        if attr in ("step", "reset") or attr == "sample":
+        if attr in ("step", "reset", "sample"):
             return Content.UNKNOWN
         return self.unknown(attr, every)
 
     def copied(self, node: ast.Call, attr: str, base: Value, line: int) -> Value:
-        """Look at ``.item()`` and its like."""
+        """Report ``.item()`` and similar calls."""
         is_tensor = base in (*ON_DEVICE, Content.TENSORS, Content.INPUT)
-        # What is unknown has most often come from a model; lists of arrays are frequent, too.
+        # Unknown values mostly come from models, but lists of arrays are common too.
         if not node.args and (is_tensor or (base is Content.UNKNOWN and attr != "tolist")):
             self.find("copied-to-host", node, line)
         if attr == "cpu":
@@ -323,16 +339,17 @@ class CallWalk(Walk):
         return Content.HOST
 
     def moved(self, node: ast.Call, attr: str, base: Value) -> Value:
-        """Return what ``.to(...)`` gives."""
+        """Return the result of ``.to(...)`` or ``.cuda(...)``."""
         where = keyword(node, "device")
         target = where.value if where is not None else (node.args[0] if node.args else None)
         if attr == "to" and (target is None or self.source.name(target).startswith("torch.")):
-            return base  # to another type
+            return base  # only a dtype
         if attr == "to" and is_constant(target, "cpu"):
             return Content.CPU
         return Content.MASK if base is Content.MASK else Content.DEVICE
 
     def of_module(self, attr: str, every: Sequence[Value]) -> Value:
+        """Return the result of a method of a model."""
         if attr in ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"):
             return Content.TENSORS
         if attr in ("modules", "children", "named_modules", "named_children", "zero_grad"):
@@ -344,6 +361,7 @@ class CallWalk(Walk):
         return Content.DEVICE if any(v is not Content.HOST for v in every) else Content.UNKNOWN
 
     def of_tensor(self, node: ast.Call, attr: str, base: Value, every: Sequence[Value]) -> Value:
+        """Return the result of a method of a tensor."""
         line = end_line(node.func)
         if attr in ("values", "items"):
             return Content.TENSORS

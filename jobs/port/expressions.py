@@ -1,4 +1,4 @@
-"""Findings that a single expression shows: devices, backends, types, loaders, libraries, forks."""
+"""Rules for single expressions: devices, backends, dtypes, loaders, libraries, forks."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from jobs.port.names import Function, SourceFile, end_line, is_constant, keyword, last_name
 
-Found = tuple[ast.AST, int, str]
-"""A node, its line, and the name of the rule."""
+RuleMatch = tuple[ast.AST, int, str]
+"""Node, line, and name of the rule."""
 
 _CUDA = re.compile(r"cuda(:(\d+|%[sd]|\{[^}]*\})?)?|torch\.cuda\.\w+")
 _NCCL = re.compile(r"(.*[:,])?nccl(,.*)?")
@@ -41,48 +41,48 @@ _TRAINING = re.compile(r"train|trn", re.IGNORECASE)
 
 
 def is_evaluation(name: str) -> bool:
-    """Tell whether a name is one of evaluation: ``val_loader``, ``evaluate``, ``test_step``."""
+    """Return whether a name belongs to evaluation: ``val_loader``, ``evaluate``, ``test_step``."""
     return _EVALUATION.search(name) is not None and _TRAINING.search(name) is None
 
 
-def expression_findings(source: SourceFile) -> Iterator[Found]:
-    """Yield what single expressions of a file show."""
+def expression_findings(source: SourceFile) -> Iterator[RuleMatch]:
+    """Apply the rules to every expression of a file."""
     workers = _has_workers(source)
     for node in source.nodes:
         if node in source.annotations:
             continue
         match node:
             case ast.Constant(value=str(text)):
-                yield from _string(source, node, text)
+                yield from _check_string(source, node, text)
             case ast.JoinedStr(values=[ast.Constant(value=str(start)), *_]):
                 if re.fullmatch(r"cuda:?", start) and not source.is_text(node):
                     yield node, node.lineno, "cuda-device"
             case ast.Attribute() | ast.Name():
-                yield from _named(source, node)
+                yield from _check_name(source, node)
             case ast.Import() | ast.ImportFrom():
-                yield from _imported(node)
+                yield from _check_import(node)
             case ast.Call():
-                yield from _call(source, node)
+                yield from _check_call(source, node)
             case ast.keyword(arg=str(name)):
-                yield from _keyword(source, node, name, node.value)
+                yield from _check_setting(source, node, name, node.value)
             case ast.Dict():
                 for key, value in zip(node.keys, node.values, strict=True):
                     if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        yield from _keyword(source, node, key.value, value, line=key.lineno)
+                        yield from _check_setting(source, node, key.value, value, line=key.lineno)
             case ast.Assign(targets=[ast.Subscript(slice=ast.Constant(value=str(name)))]):
-                yield from _keyword(source, node, name, node.value)
+                yield from _check_setting(source, node, name, node.value)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 for decorator in node.decorator_list:
                     if source.name(decorator) == "torch.compile":
                         yield decorator, decorator.lineno, "inductor"
-                yield from _default_arguments(node)
+                yield from _check_defaults(node)
             case ast.ClassDef() if workers and _is_dataset(node):
                 for item in node.body:
                     if isinstance(item, ast.FunctionDef) and item.name.startswith("__get"):
                         yield from _device_uses(source, item, "worker-device")
 
 
-def _string(source: SourceFile, node: ast.Constant, text: str) -> Iterator[Found]:
+def _check_string(source: SourceFile, node: ast.Constant, text: str) -> Iterator[RuleMatch]:
     parent = source.parents.get(node)
     if len(text) > 60 or isinstance(parent, ast.FormattedValue | ast.JoinedStr):
         return
@@ -96,11 +96,11 @@ def _string(source: SourceFile, node: ast.Constant, text: str) -> Iterator[Found
     elif (is_key and ":" not in text) or source.is_text(node):
         return
     elif _CUDA.fullmatch(text):
-        amp = source.called(_call_around(source, node)).rpartition(".")[2]
+        amp = source.called(_enclosing_call(source, node)).rpartition(".")[2]
         rule = {"autocast": "cuda-amp", "GradScaler": "grad-scaler"}.get(amp, "cuda-device")
         yield node, node.lineno, rule
     elif isinstance(parent, ast.Compare) or _in_comparison(source, node):
-        return  # a string that is only compared selects nothing itself
+        return  # a string that is only compared has no effect
     elif _NCCL.fullmatch(text):
         yield node, node.lineno, "nccl"
     elif _FLOAT16.fullmatch(text):
@@ -110,15 +110,15 @@ def _string(source: SourceFile, node: ast.Constant, text: str) -> Iterator[Found
 
 
 def _in_comparison(source: SourceFile, node: ast.AST) -> bool:
-    """Tell whether a string is in a list that something is looked up in."""
+    """Return whether a string is in a list used for membership tests."""
     parent = source.parents.get(node)
     return isinstance(parent, ast.Tuple | ast.List | ast.Set) and isinstance(
         source.parents.get(parent), ast.Compare
     )
 
 
-def _call_around(source: SourceFile, node: ast.AST) -> ast.Call | None:
-    """Return the call that a string is an argument of, also as one of two choices."""
+def _enclosing_call(source: SourceFile, node: ast.AST) -> ast.Call | None:
+    """Return the call that has a string as an argument, possibly within a conditional."""
     for parent in source.above(node):
         if isinstance(parent, ast.Call):
             return parent
@@ -128,7 +128,7 @@ def _call_around(source: SourceFile, node: ast.AST) -> ast.Call | None:
 
 
 def _is_set(source: SourceFile, node: ast.AST) -> bool:
-    """Tell whether the environment variable that a string names is set there."""
+    """Return whether a string names an environment variable that the program sets."""
     parent = source.parents.get(node)
     if isinstance(parent, ast.Subscript):
         return isinstance(parent.ctx, ast.Store)
@@ -137,8 +137,8 @@ def _is_set(source: SourceFile, node: ast.AST) -> bool:
     return isinstance(parent, ast.Dict)
 
 
-def _named(source: SourceFile, node: ast.Attribute | ast.Name) -> Iterator[Found]:
-    """Look at a whole name: what is part of a longer one is left to that."""
+def _check_name(source: SourceFile, node: ast.Attribute | ast.Name) -> Iterator[RuleMatch]:
+    """Check a full dotted name, not its parts."""
     parent = source.parents.get(node)
     if isinstance(parent, ast.Attribute):
         return
@@ -165,7 +165,7 @@ def _named(source: SourceFile, node: ast.Attribute | ast.Name) -> Iterator[Found
         yield node, line, "cuda-library"
 
 
-def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
+def _check_import(node: ast.Import | ast.ImportFrom) -> Iterator[RuleMatch]:
     module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
     if isinstance(node, ast.ImportFrom) and node.level:
         return
@@ -179,7 +179,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> Iterator[Found]:
             yield node, item.lineno, "grad-scaler"
 
 
-def _call(source: SourceFile, node: ast.Call) -> Iterator[Found]:
+def _check_call(source: SourceFile, node: ast.Call) -> Iterator[RuleMatch]:
     name, last, line = source.name(node.func), last_name(node.func), end_line(node.func)
     if isinstance(node.func, ast.Attribute) and not name.startswith("torch.cuda"):
         if last == "cuda":
@@ -198,13 +198,13 @@ def _call(source: SourceFile, node: ast.Call) -> Iterator[Found]:
         backend = keyword(node, "backend")
         if backend is None or is_constant(backend.value, "inductor", "cudagraphs"):
             yield node, line, "inductor"
-    yield from _loader(source, node, last, line)
-    yield from _padding(source, node, last, line)
-    yield from _forks(source, node, last, line)
+    yield from _check_loader(source, node, last, line)
+    yield from _check_padding(source, node, last, line)
+    yield from _check_forks(source, node, last, line)
 
 
 def _compiles_module(node: ast.Call) -> bool:
-    """Recognise ``model.compile()``, but not Keras' method of that name."""
+    """Return whether a call is ``model.compile()``, but not Keras' method of that name."""
     func = node.func
     return (
         isinstance(func, ast.Attribute)
@@ -215,10 +215,10 @@ def _compiles_module(node: ast.Call) -> bool:
     )
 
 
-def _keyword(
+def _check_setting(
     source: SourceFile, node: ast.AST, name: str, value: ast.expr, *, line: int | None = None
-) -> Iterator[Found]:
-    """Look at a named setting: a keyword argument, or an entry of a dictionary of them."""
+) -> Iterator[RuleMatch]:
+    """Check a setting: a keyword argument, or an entry of a dictionary."""
     if is_constant(value, False, None):
         return
     at = getattr(node, "lineno", value.lineno) if line is None else line
@@ -231,41 +231,45 @@ def _keyword(
     elif name in ("load_in_8bit", "load_in_4bit", "use_flash_attention_2") and can_be_true:
         yield shown, at, "cuda-kernel"
     elif name == "fused" and can_be_true:
-        call = _call_around(source, node)
+        call = _enclosing_call(source, node)
         called = "" if call is None else source.name(call.func)
         if not isinstance(node, ast.keyword) or called == "dict" or _OPTIMIZER.search(called):
             yield shown, at, "cuda-kernel"
 
 
-def _default_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Found]:
-    named = node.args.posonlyargs + node.args.args
-    given = zip(named[len(named) - len(node.args.defaults) :], node.args.defaults, strict=True)
-    for argument, value in (*given, *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)):
+def _check_defaults(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[RuleMatch]:
+    positional = node.args.posonlyargs + node.args.args
+    optional = positional[len(positional) - len(node.args.defaults) :]
+    defaults = zip(optional, node.args.defaults, strict=True)
+    for argument, value in (
+        *defaults,
+        *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+    ):
         if argument.arg == "pin_memory" and is_constant(value, True):
             yield argument, argument.lineno, "pin-memory"
 
 
-def _loader(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[Found]:
-    """Find training loaders whose last batch is smaller."""
+def _check_loader(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[RuleMatch]:
+    """Find training loaders whose last batch may be smaller."""
     if not last.endswith("DataLoader") or last in source.classes:
         return
-    given = {item.arg: item.value for item in node.keywords if item.arg}
+    arguments = {item.arg: item.value for item in node.keywords if item.arg}
     for item in node.keywords:
         if item.arg is None and isinstance(item.value, ast.Name):
-            given |= _entries(source, item.value.id)
-    size = given.get("batch_size", node.args[1] if len(node.args) > 1 else None)
+            arguments |= _kwargs_entries(source, item.value.id)
+    size = arguments.get("batch_size", node.args[1] if len(node.args) > 1 else None)
     if is_constant(size, 1, None) or (size is None and None not in {i.arg for i in node.keywords}):
-        return  # single samples, or no batches at all
-    drops = given.get("drop_last")
+        return  # single samples, or no batching
+    drops = arguments.get("drop_last")
     if drops is not None and not is_constant(drops, False):
         return
-    if given.keys() & {"batch_sampler"} or not _is_training_loader(source, node, given):
+    if arguments.keys() & {"batch_sampler"} or not _is_training_loader(source, node, arguments):
         return
     yield node, line, "last-batch"
 
 
-def _entries(source: SourceFile, name: str) -> dict[str, ast.expr]:
-    """Collect what is ever put into a dictionary of keyword arguments."""
+def _kwargs_entries(source: SourceFile, name: str) -> dict[str, ast.expr]:
+    """Collect all entries of a dictionary of keyword arguments."""
     entries: dict[str, ast.expr] = {}
     for node in source.nodes:
         match node:
@@ -294,9 +298,9 @@ def _pairs(node: ast.AST) -> dict[str, ast.expr]:
     return {str(key.value): value for key, value in pairs if isinstance(key, ast.Constant)}
 
 
-def _is_training_loader(source: SourceFile, node: ast.Call, given: dict[str, ast.expr]) -> bool:
-    """Tell whether a loader feeds training, by what it is called, holds, or is returned from."""
-    data = given.get("dataset", node.args[0] if node.args else None)
+def _is_training_loader(source: SourceFile, node: ast.Call, arguments: dict[str, ast.expr]) -> bool:
+    """Return whether a loader is for training, judging by its names, data and function."""
+    data = arguments.get("dataset", node.args[0] if node.args else None)
     targets, function = list[ast.expr](), ""
     for parent in source.above(node):
         if isinstance(parent, ast.Assign):
@@ -304,25 +308,25 @@ def _is_training_loader(source: SourceFile, node: ast.Call, given: dict[str, ast
         elif isinstance(parent, ast.AnnAssign):
             targets = [parent.target]
         elif isinstance(parent, ast.DictComp):
-            return True  # one for each split
+            return True  # a loader for each split
         elif isinstance(parent, Function):
             function = parent.name
             break
-    if targets and _is_only_counted(source, targets[0]):
+    if targets and _is_used_only_for_length(source, targets[0]):
         return False
     if is_evaluation(function) and not _TRAINING.search(" ".join(map(ast.unparse, targets))):
         return False
-    named = [*map(ast.unparse, targets), *([] if data is None else [ast.unparse(data)]), function]
-    for name in named:
+    names = [*map(ast.unparse, targets), *([] if data is None else [ast.unparse(data)]), function]
+    for name in names:
         if _TRAINING.search(name):
             return True
         if is_evaluation(name):
             return False
-    return not is_constant(given.get("shuffle"), False) or "sampler" in given
+    return not is_constant(arguments.get("shuffle"), False) or "sampler" in arguments
 
 
-def _is_only_counted(source: SourceFile, target: ast.expr) -> bool:
-    """Tell whether a variable is used, and only for its length."""
+def _is_used_only_for_length(source: SourceFile, target: ast.expr) -> bool:
+    """Return whether a variable is used only for its length."""
     if not isinstance(target, ast.Name):
         return False
     uses = [
@@ -333,7 +337,7 @@ def _is_only_counted(source: SourceFile, target: ast.expr) -> bool:
     return bool(uses) and all(uses)
 
 
-def _padding(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[Found]:
+def _check_padding(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[RuleMatch]:
     padding, multiple = keyword(node, "padding"), keyword(node, "pad_to_multiple_of")
     if any(isinstance(up, Function) and is_evaluation(up.name) for up in source.above(node)):
         return
@@ -343,17 +347,17 @@ def _padding(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterat
         if not is_fixed and not is_multiple and keyword(node, "max_length") is None:
             yield node, line, "pad-to-longest"
     elif padding is not None and is_constant(padding.value, True, "longest"):
-        # A variable may be None: what it holds depends on the run.
+        # A variable may be None, depending on the run.
         size = None if multiple is None else multiple.value
         is_multiple = isinstance(size, ast.Constant) and size.value is not None
-        if not is_multiple and not _is_of_one(source, node):
+        if not is_multiple and not _is_single_text(source, node):
             yield padding, padding.value.lineno, "pad-to-longest"
     elif last == "pad_sequence":
         yield node, line, "pad-to-longest"
 
 
-def _is_of_one(source: SourceFile, node: ast.Call) -> bool:
-    """Tell whether a tokenizer is given one text at a time, which has nothing to be padded to."""
+def _is_single_text(source: SourceFile, node: ast.Call) -> bool:
+    """Return whether a tokenizer gets one text at a time, which needs no padding."""
     if not node.args or not isinstance(node.args[0], ast.Name):
         return False
     targets: list[ast.expr] = []
@@ -363,7 +367,7 @@ def _is_of_one(source: SourceFile, node: ast.Call) -> bool:
     return any(isinstance(item, ast.Name) and item.id == node.args[0].id for item in targets)
 
 
-def _forks(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[Found]:
+def _check_forks(source: SourceFile, node: ast.Call, last: str, line: int) -> Iterator[RuleMatch]:
     first = node.args[0] if node.args else None
     if last in ("set_start_method", "get_context") and is_constant(first, "fork"):
         yield node, line, "forked"
@@ -389,8 +393,8 @@ def _spawns(source: SourceFile) -> bool:
     )
 
 
-def _device_uses(source: SourceFile, function: ast.AST, rule: str) -> Iterator[Found]:
-    """Yield what moves a tensor to a device, or makes one there, within a function."""
+def _device_uses(source: SourceFile, function: ast.AST, rule: str) -> Iterator[RuleMatch]:
+    """Find calls in a function that move a tensor to a device, or create one there."""
     for node in ast.walk(function):
         if not isinstance(node, ast.Call):
             continue

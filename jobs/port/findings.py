@@ -1,4 +1,4 @@
-"""A program read for what Trainium does not run: its file, and those of its own that it imports."""
+"""Analyze a program: its file, and the modules it imports from its own folder."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from jobs.program.entry import Entry
 from jobs.program.grammar import imported_files, parsed_source, too_nested
 
 MAX_BYTES = 2_000_000
-"""Largest file that is read; code that people write is far smaller."""
+"""Size limit of a source file; handwritten code is far smaller."""
 
 _MAX_SHOWN = 50
-"""Characters of an expression that are shown."""
+"""Maximum length of a quoted expression."""
 
 
 class SourceFolder(Mapping[str, bytes]):
-    """The files of a folder by their relative paths, read when they are asked for."""
+    """Lazily read files of a folder, by relative path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -32,16 +32,14 @@ class SourceFolder(Mapping[str, bytes]):
         return isinstance(path, str) and not path.startswith(("..", "/")) and self._is_file(path)
 
     def __getitem__(self, path: str) -> bytes:
-        place = self._folder / path
+        file = self._folder / path
         try:
-            if place.stat().st_size > MAX_BYTES:
-                raise _too_large(str(place))
-            return place.read_bytes()
+            if file.stat().st_size > MAX_BYTES:
+                raise _too_large(str(file))
+            return file.read_bytes()
         except OSError as error:
             reason = error.strerror or error
-            raise Refusal(
-                "file", f"{place} cannot be read: {reason}; set its permissions"
-            ) from None
+            raise Refusal("file", f"{file} cannot be read: {reason}; fix its permissions") from None
 
     def __iter__(self) -> Iterator[str]:
         raise NotImplementedError  # whole folders are never read
@@ -57,20 +55,20 @@ class SourceFolder(Mapping[str, bytes]):
 
 
 def find(entry: Entry, contents: Mapping[str, bytes]) -> tuple[Hazard, ...]:
-    """Find what a program needs changed; ``contents`` are its files by their paths."""
+    """Find code to change in a program; ``contents`` are its files by path."""
     root = "" if entry.module else entry.file.rpartition("/")[0]
-    waiting, sources = [entry.file], dict[str, SourceFile]()
-    while waiting:
-        path = waiting.pop()
+    pending, sources = [entry.file], dict[str, SourceFile]()
+    while pending:
+        path = pending.pop()
         if path not in sources:
             tree = _parsed(path, contents[path])
             sources[path] = SourceFile(path, tree)
-            waiting += imported_files(tree, path, root, contents)
+            pending += imported_files(tree, path, root, contents)
     return findings(tuple(sources.values()))
 
 
 def findings(sources: Sequence[SourceFile]) -> tuple[Hazard, ...]:
-    """Apply all rules to files that belong together; one finding for each line and kind."""
+    """Apply all rules to the files of a program; report one finding per line and kind."""
     found: dict[tuple[str, int, str], Hazard] = {}
 
     def add(source: SourceFile, node: ast.AST, line: int, rule: str) -> None:
@@ -109,15 +107,15 @@ def _parsed(path: str, data: bytes) -> ast.Module:
         raise Refusal("syntax-error", f"{path}{at}: {error.msg}; fix it and try again") from None
     except ValueError as error:
         raise Refusal(
-            "not-python", f"{path} is no Python file: {error}; name a Python program"
+            "not-python", f"{path} is not a Python file: {error}; specify a Python program"
         ) from None
 
 
 def _too_large(path: str) -> Refusal:
     return Refusal(
         "file-too-large",
-        f"{path} holds more than {MAX_BYTES // 1_000_000} MB, too much for a program; keep data "
-        "in files of their own",
+        f"{path} is larger than {MAX_BYTES // 1_000_000} MB, the limit for source files; keep "
+        "data in separate files",
     )
 
 

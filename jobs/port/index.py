@@ -1,4 +1,4 @@
-"""The functions and classes of a program, found by the names that its files give them."""
+"""Index of a program's functions and classes, by their names in its files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from jobs.port.names import Function, SourceFile, last_name
 from jobs.port.values import Env
 
 MAX_DEPTH = 8
-"""Classes above a class, or calls within calls, that are followed."""
+"""Maximum depth of base classes and nested calls."""
 
 
 class Index:
-    """Looks functions, classes and methods of a program up."""
+    """Index of a program's functions, classes and methods."""
 
     def __init__(self, sources: Sequence[SourceFile]) -> None:
         paths = [source.path.removesuffix("/__init__.py").removesuffix(".py") for source in sources]
         self.stems = {path.rpartition("/")[2] for path in paths}
-        """Last parts of the modules' names."""
+        """Last parts of the module names."""
         self.functions: dict[str, tuple[SourceFile, Function]] = {}
         self.classes: dict[str, tuple[SourceFile, ast.ClassDef]] = {}
         self.methods: dict[str, list[str]] = {}
@@ -26,40 +26,40 @@ class Index:
         for source in sources:
             for name, function in source.functions.items():
                 self.functions.setdefault(name, (source, function))
-            for name, of in source.classes.items():
-                self.classes.setdefault(name, (source, of))
-        for name, (_, of) in self.classes.items():
-            for item in of.body:
+            for name, definition in source.classes.items():
+                self.classes.setdefault(name, (source, definition))
+        for name, (_, definition) in self.classes.items():
+            for item in definition.body:
                 if isinstance(item, Function):
                     self.methods.setdefault(item.name, []).append(name)
 
     def is_module(self, name: str, depth: int = 0) -> bool:
-        """Tell whether a class is a model or a part of one."""
+        """Return whether a class is a model or part of one."""
         if name not in self.classes or depth > MAX_DEPTH:
             return False
-        source, of = self.classes[name]
+        source, definition = self.classes[name]
         return any(
             last_name(base).endswith(("Module", "PreTrainedModel", "Model"))
             or self.is_module(last_name(base), depth + 1)
-            for base in of.bases
-        ) and not any("LightningDataModule" in source.name(base) for base in of.bases)
+            for base in definition.bases
+        ) and not any("LightningDataModule" in source.name(base) for base in definition.bases)
 
     def function(self, source: SourceFile, node: ast.expr) -> tuple[SourceFile, Function] | None:
-        """Find the function of the program that an expression names."""
+        """Return the program's function that an expression refers to."""
         if isinstance(node, ast.Name) and node.id in source.functions:
             return source, source.functions[node.id]
         name = self._imported(source, node)
         return None if name is None else self.functions.get(name)
 
     def class_named(self, source: SourceFile, node: ast.expr) -> str | None:
-        """Find the class of the program that an expression names."""
+        """Return the program's class that an expression refers to."""
         if isinstance(node, ast.Name) and node.id in source.classes:
             return node.id
         name = self._imported(source, node)
         return name if name in self.classes else None
 
     def _imported(self, source: SourceFile, node: ast.expr) -> str | None:
-        """Return the last part of a name that is imported from a module of the program."""
+        """Return the last part of a name imported from a module of the program."""
         first = node
         while isinstance(first, ast.Attribute):
             first = first.value
@@ -68,27 +68,29 @@ class Index:
         module, _, last = source.name(node).rpartition(".")
         return last if module.rpartition(".")[2] in self.stems else None
 
-    def method(self, of: str, name: str, depth: int = 0) -> tuple[SourceFile, Function, str] | None:
-        """Find a method of a class of the program, or of one that it is made from."""
-        if of not in self.classes or depth > MAX_DEPTH:
+    def method(
+        self, class_name: str, name: str, depth: int = 0
+    ) -> tuple[SourceFile, Function, str] | None:
+        """Find a method of a class of the program, or of its base classes."""
+        if class_name not in self.classes or depth > MAX_DEPTH:
             return None
-        source, node = self.classes[of]
-        for item in node.body:
+        source, definition = self.classes[class_name]
+        for item in definition.body:
             if isinstance(item, Function) and item.name == name:
-                return source, item, of
-        for base in node.bases:
+                return source, item, class_name
+        for base in definition.bases:
             if (found := self.method(last_name(base), name, depth + 1)) is not None:
                 return found
         return None
 
     def only_method(self, name: str) -> tuple[SourceFile, Function, str] | None:
-        """Find the method of a name that one class of the program alone has."""
+        """Find a method whose name is unique among the program's classes."""
         owners = self.methods.get(name, [])
         return self.method(owners[0], name) if len(owners) == 1 else None
 
-    def attributes(self, of: str) -> Env:
-        """Return what is known of the attributes of a class's objects."""
-        return self._attributes.setdefault(of, {})
+    def attributes(self, class_name: str) -> Env:
+        """Return the known attributes of a class's instances."""
+        return self._attributes.setdefault(class_name, {})
 
 
 def parameters(function: Function, *, is_method: bool = True) -> list[tuple[str, ast.expr | None]]:

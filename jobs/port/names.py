@@ -1,4 +1,4 @@
-"""One module of a program as the rules read it: full names, parents of nodes, where text stands."""
+"""A module's syntax tree with full names, parent nodes, and detection of messages."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(eq=False)
 class SourceFile:
-    """The syntax tree of one file, with what its imports call things."""
+    """The syntax tree of a file, with its import aliases."""
 
     path: str
     tree: ast.Module
     aliases: dict[str, str] = field(default_factory=dict)
-    """Full name of each imported local name."""
+    """Full names of imported names, by local name."""
     nodes: list[ast.AST] = field(default_factory=list)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
-    """Functions at the top of the file."""
+    """Top-level functions."""
     classes: dict[str, ast.ClassDef] = field(default_factory=dict)
     annotations: set[ast.AST] = field(default_factory=set)
-    """Nodes of type annotations, which do nothing when the program runs."""
+    """Nodes of type annotations, which have no effect at run time."""
 
     def __post_init__(self) -> None:
         self.nodes = list(ast.walk(self.tree))
@@ -53,7 +53,7 @@ class SourceFile:
                 self.functions[node.name] = node
 
     def name(self, node: ast.AST) -> str:
-        """Return the full dotted name of an expression; empty if it is no name."""
+        """Return the full dotted name of an expression; empty if it is not a name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -64,17 +64,17 @@ class SourceFile:
         return ".".join(reversed(parts))
 
     def called(self, node: ast.AST | None) -> str:
-        """Return the full name of what a call calls; empty for anything else."""
+        """Return the full name of a called function; empty for anything else."""
         return self.name(node.func) if isinstance(node, ast.Call) else ""
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
-        """Yield the nodes around a node, from the inside."""
+        """Yield the ancestors of a node, innermost first."""
         while (parent := self.parents.get(node)) is not None:
             yield parent
             node = parent
 
     def is_text(self, node: ast.AST) -> bool:
-        """Tell whether a string is only read by people: help, a message, a docstring."""
+        """Return whether a string is only for display: help, a message, a docstring."""
         for parent in self.above(node):
             if isinstance(parent, ast.keyword):
                 if parent.arg in _TEXT_KEYWORDS:
@@ -103,7 +103,7 @@ def keyword(call: ast.Call, *names: str) -> ast.keyword | None:
 
 
 def is_constant(node: ast.AST | None, *values: object) -> bool:
-    """Tell whether an expression is one of these constants."""
+    """Return whether an expression is one of these constants."""
     return isinstance(node, ast.Constant) and any(
         node.value is value or (node.value == value and type(node.value) is type(value))
         for value in values
@@ -111,6 +111,6 @@ def is_constant(node: ast.AST | None, *values: object) -> bool:
 
 
 def end_line(node: ast.AST) -> int:
-    """Return the line on which an expression ends: where the last name of a chain stands."""
+    """Return the last line of an expression, with the last name of a chain."""
     line: int = getattr(node, "end_lineno", 0)
     return line

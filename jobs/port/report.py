@@ -1,4 +1,4 @@
-"""Findings as they are shown: lines for people, a document, and a remark before a submission."""
+"""Output of findings: lines, a document, and a warning before a submission."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from jobs.job import counted
 from jobs.port.rules import RULES, Hazard, PortKind, Rule
 from trainium_catalogue.documents import Keywords, Positive, picked
 from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
+from trainium_catalogue.wording import counted
 
 _NAMES = {TorchBackend.XLA: "torch_xla", TorchBackend.TORCH_NEURON: "TorchNeuron"}
 _NAMED_IN_REMARK = ("cuda-device", "cuda-available", "nccl")
-"""Rules that end a program, or leave the chips idle: a remark names the first place of each."""
+"""Rules for code that fails or leaves the chips idle; the warning shows one finding of each."""
 
 
 def backend_of(release: str) -> TorchBackend | None:
-    """Return how PyTorch reaches the chips in a Neuron release, if it is known."""
+    """Return the PyTorch backend of a Neuron release, if known."""
     known = NEURON_RELEASES.get(release)
     return None if known is None else known.backend
 
 
 def lines(found: Sequence[Hazard], backend: TorchBackend | None) -> Iterator[str]:
-    """Yield each place, then for each rule why, and what to write instead."""
+    """Yield each finding, then for each rule the reason and the replacement."""
     for item in found:
         yield f"{item.file}, line {item.line}: {item.kind}: {item.text} {RULES[item.rule].what}"
     for rule in _rules(found):
@@ -43,9 +43,9 @@ def lines(found: Sequence[Hazard], backend: TorchBackend | None) -> Iterator[str
 
 
 def summary(found: Sequence[Hazard]) -> str:
-    """Return how many places need a change, by kind."""
+    """Return the number of findings by kind."""
     if not found:
-        return "no place was found that needs a change for Trainium"
+        return "no code was found that needs a change for Trainium"
     counts = Counter(item.kind for item in found)
     kinds = ", ".join(f"{kind} {counts[kind]}" for kind in PortKind if counts[kind])
     verb = "needs" if len(found) == 1 else "need"
@@ -53,22 +53,22 @@ def summary(found: Sequence[Hazard]) -> str:
 
 
 def remark(found: Sequence[Hazard], command: str) -> str | None:
-    """Return the remark of a submission; ``command`` shows the details."""
+    """Return the warning for a submission; ``command`` shows the details."""
     if not found:
         return None
     parts = [summary(found)]
     for name in _NAMED_IN_REMARK:
         places = [item for item in found if item.rule == name]
-        # A call is certain to be made; a device's name may be one of two choices.
+        # Prefer an unambiguous call to a device name, which may be one of two alternatives.
         first = next((item for item in places if ".cuda(" in item.text), next(iter(places), None))
         if first is not None:
             parts.append(f"{first.file}, line {first.line}: {first.text}: {RULES[name].why}")
-    return "; ".join([*parts, f"for details run {command}"])
+    return "; ".join([*parts, f"for details: {command}"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PortFinding:
-    """A place in the program that a rule is about."""
+    """Code in the program that matches a rule."""
 
     file: str
     line: Positive
@@ -81,31 +81,31 @@ class PortFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class PortRule:
-    """A rule that findings are of."""
+    """A rule that the program matches."""
 
     name: str
     kind: PortKind
     what: str
     why: str
     instead: Annotated[Mapping[TorchBackend, str], Keywords(minProperties=1)]
-    """What to write, by torch_backend."""
+    """Replacement, by torch_backend."""
     source: Annotated[str, Keywords(format="uri")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PortDocument:
-    """What of a GPU program does not run, or runs badly, on Trainium."""
+    """Code of a GPU program that fails or runs slowly on Trainium."""
 
     program: str
-    """The program as one would start it."""
+    """The program as on a command line."""
     torch_backend: TorchBackend | None
-    """How PyTorch reaches the chips; null: advice for both."""
+    """PyTorch backend; null for both."""
     findings: tuple[PortFinding, ...]
     rules: tuple[PortRule, ...]
 
 
 def document(program: str, found: Sequence[Hazard], backend: TorchBackend | None) -> PortDocument:
-    """Make the document of ``port --json``."""
+    """Build the document of ``port --json``."""
     backends = [backend] if backend else [*TorchBackend]
     return PortDocument(
         program=program,
@@ -119,7 +119,7 @@ def document(program: str, found: Sequence[Hazard], backend: TorchBackend | None
 
 
 def _rules(found: Sequence[Hazard]) -> list[Rule]:
-    """Return the rules that findings are of, in the order of their kinds."""
+    """Return the rules of the findings, ordered by kind."""
     names = {item.rule for item in found}
     order = list(PortKind)
     return sorted(

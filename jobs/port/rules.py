@@ -1,6 +1,6 @@
-"""The rules: what of a GPU program is found, why it matters, and what to write instead.
+"""The rules: patterns to find in a GPU program, reasons and replacements.
 
-Two lines of software reach the chips: torch_xla (SDK 2.28 to 2.31) and TorchNeuron (from 2.33 on).
+There are two PyTorch backends: torch_xla (SDK 2.28 to 2.31) and TorchNeuron (SDK 2.33 and later).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _AMP = "https://docs.pytorch.org/docs/stable/amp.html"
 
 
 class PortKind(StrEnum):
-    """What a finding is about, in the order in which a program is changed."""
+    """Topic of a finding, in the order in which to port a program."""
 
     DEVICE = "device"
     BACKEND = "backend"
@@ -41,7 +41,7 @@ class PortKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One thing that a program is searched for."""
+    """A pattern to find in programs."""
 
     name: str
     kind: PortKind
@@ -52,7 +52,7 @@ class Rule:
     source: str
 
     def instead(self, backend: TorchBackend) -> str:
-        """Return what to write for one of the two lines."""
+        """Return the replacement for a backend."""
         return self.xla if backend is TorchBackend.XLA else self.torch_neuron
 
 
@@ -66,7 +66,7 @@ def _rule(
     *,
     source: str,
 ) -> Rule:
-    """Make a rule; without ``torch_neuron`` both lines have the same advice."""
+    """Build a rule; without ``torch_neuron`` both backends have the same replacement."""
     other = xla if torch_neuron is None else torch_neuron
     return Rule(
         name=name, kind=kind, what=what, why=why, xla=xla, torch_neuron=other, source=source
@@ -86,8 +86,8 @@ _RULES = (
     _rule(
         "cuda-available",
         PortKind.DEVICE,
-        "asks for CUDA",
-        "torch.cuda.is_available() is False, so the program trains on the node's CPU, silently",
+        "checks for CUDA",
+        "torch.cuda.is_available() is False, so the program silently trains on the node's CPU",
         "device = torch_xla.device()",
         "device = torch.device('neuron'), or torch.accelerator.current_accelerator()",
         source=_TORCH_NEURON,
@@ -97,23 +97,23 @@ _RULES = (
         PortKind.DEVICE,
         "uses torch.cuda",
         "there is no CUDA: calls raise, or do nothing",
-        "leave it out; to wait for the device: torch_xla.sync(wait=True)",
-        "torch.accelerator.<same name>, or torch.neuron.<same name>; or leave it out",
+        "remove it; to wait for the device: torch_xla.sync(wait=True)",
+        "torch.accelerator.<same name>, or torch.neuron.<same name>; or remove it",
         source=_TORCH_NEURON,
     ),
     _rule(
         "cudnn",
         PortKind.DEVICE,
-        "sets CUDA's or cuDNN's kernels",
-        "there are none",
-        "leave it out",
+        "configures CUDA or cuDNN kernels",
+        "there is no CUDA",
+        "remove it",
         source=_TORCH_NEURON,
     ),
     _rule(
         "device-ids",
         PortKind.DEVICE,
-        "names the GPUs of a DistributedDataParallel",
-        "each process has one NeuronCore, which the launcher chose",
+        "passes device_ids to DistributedDataParallel",
+        "each process has one NeuronCore, assigned by the launcher",
         "DistributedDataParallel(model, gradient_as_bucket_view=True), without device_ids",
         "DistributedDataParallel(model), without device_ids",
         source=_XLA_GUIDE,
@@ -122,22 +122,22 @@ _RULES = (
         "data-parallel",
         PortKind.DEVICE,
         "uses torch.nn.DataParallel",
-        "it splits batches over GPUs of one process; here each NeuronCore has its own process",
-        "DistributedDataParallel, one process per NeuronCore: submit starts them",
+        "it splits batches over the GPUs of one process; here each NeuronCore has its own process",
+        "DistributedDataParallel with one process per NeuronCore, which submit starts",
         source=_XLA_GUIDE,
     ),
     _rule(
         "visible-devices",
         PortKind.DEVICE,
         "reads or sets CUDA_VISIBLE_DEVICES",
-        "it chooses nothing here: the launcher gives each process its NeuronCore",
-        "leave it out",
+        "it has no effect here: the launcher assigns each process its NeuronCore",
+        "remove it",
         source=_TORCH_NEURON,
     ),
     _rule(
         "nccl",
         PortKind.BACKEND,
-        "asks for the process group backend nccl",
+        "selects the process group backend nccl",
         "there is no NCCL: init_process_group('nccl') raises",
         "import torch_xla.distributed.xla_backend, and init_process_group('xla')",
         "init_process_group('cpu:gloo,neuron:neuron'), without device_id",
@@ -146,16 +146,16 @@ _RULES = (
     _rule(
         "nccl-variable",
         PortKind.BACKEND,
-        "sets a variable of NCCL",
-        "there is no NCCL; the launcher sets what EFA needs",
-        "leave it out",
+        "sets an NCCL variable",
+        "there is no NCCL; the launcher sets the variables that EFA needs",
+        "remove it",
         source=_XLA_GUIDE,
     ),
     _rule(
         "float16",
         PortKind.DTYPE,
         "selects float16",
-        "the range of float16 needs a GradScaler, which CUDA alone has; bfloat16 runs as fast",
+        "float16 has a narrow range and needs loss scaling; bfloat16 needs none, and is as fast",
         "torch.bfloat16",
         source=_DATA_TYPES,
     ),
@@ -163,15 +163,15 @@ _RULES = (
         "float64",
         PortKind.DTYPE,
         "selects 64-bit floats",
-        "NeuronCores compute none: they are cut to float32, or run on the CPU",
-        "torch.float32, or compute it on the CPU",
+        "NeuronCores do not support it: values are converted to float32, or computed on the CPU",
+        "torch.float32, or compute on the CPU",
         source=_DATA_TYPES,
     ),
     _rule(
         "grad-scaler",
         PortKind.DTYPE,
         "scales gradients for float16",
-        "bfloat16 has the range of float32: nothing is to be scaled",
+        "bfloat16 has the range of float32, so no scaling is needed",
         "loss.backward() and optimizer.step(), without a GradScaler",
         source=_AMP,
     ),
@@ -179,7 +179,7 @@ _RULES = (
         "cuda-amp",
         PortKind.DTYPE,
         "uses CUDA's mixed precision",
-        "without CUDA it warns and casts nothing",
+        "without CUDA it warns and has no effect",
         "torch.autocast('xla', dtype=torch.bfloat16)",
         "torch.autocast('neuron', dtype=torch.bfloat16)",
         source=_XLA_GUIDE,
@@ -188,65 +188,65 @@ _RULES = (
         "pin-memory",
         PortKind.PIN_MEMORY,
         "pins host memory for CUDA",
-        "without CUDA it raises or warns, and speeds nothing up",
-        "pin_memory=False; torch_xla.distributed.parallel_loader.MpDeviceLoader loads ahead",
+        "without CUDA it raises or warns, and has no benefit",
+        "pin_memory=False; torch_xla.distributed.parallel_loader.MpDeviceLoader prefetches",
         "pin_memory=False",
         source=_LOADER,
     ),
     _rule(
         "data-dependent",
         PortKind.DYNAMIC_SHAPE,
-        "makes a tensor whose shape depends on the data",
-        "every new shape is compiled again, for minutes",
-        "torch.where(mask, x, 0) or a product with the mask: the shape stays",
+        "creates a tensor whose shape depends on the data",
+        "the graph is recompiled for every new shape, which takes minutes",
+        "torch.where(mask, x, 0) or multiply by the mask, which keep the shape",
         source=_XLA_OVERVIEW,
     ),
     _rule(
         "last-batch",
         PortKind.DYNAMIC_SHAPE,
         "keeps the last, smaller batch",
-        "its size is a second shape, which is compiled again",
+        "its size is a second shape, for which the graph is recompiled",
         "drop_last=True",
         source=_XLA_OVERVIEW,
     ),
     _rule(
         "pad-to-longest",
         PortKind.DYNAMIC_SHAPE,
-        "pads to the longest of a batch",
-        "nearly every batch has another shape, and each is compiled again",
-        "padding='max_length' with max_length, or pad_to_multiple_of with few lengths",
+        "pads to the longest sequence of a batch",
+        "nearly every batch has a different shape, for which the graph is recompiled",
+        "padding='max_length' with max_length, or pad_to_multiple_of to limit the lengths",
         source=_XLA_OVERVIEW,
     ),
     _rule(
         "copied-to-host",
         PortKind.HOST_SYNC,
-        "copies a tensor from the device at every step",
-        "the step is cut there, and the host waits for the device",
+        "copies a tensor from the device in every step",
+        "it splits the graph, and the host waits for the device",
         "xm.add_step_closure(log, args=(loss,)) every N steps; keep sums on the device",
-        "loss.detach() on the device, and .item() every N steps only",
+        "loss.detach() on the device, and .item() only every N steps",
         source=_XLA_OVERVIEW,
     ),
     _rule(
         "printed",
         PortKind.HOST_SYNC,
-        "formats a tensor of the device at every step",
-        "formatting fetches its value: the step is cut there, and the host waits",
+        "formats a device tensor in every step",
+        "formatting fetches its value: it splits the graph, and the host waits",
         "xm.add_step_closure(print, args=(loss,)) every N steps",
-        "print every N steps only",
+        "print only every N steps",
         source=_XLA_OVERVIEW,
     ),
     _rule(
         "branch",
         PortKind.HOST_SYNC,
-        "branches on a tensor of the device",
-        "Python needs the value: the step is cut there, and the host waits",
-        "torch.where(condition, a, b), or test it every N steps only",
+        "branches on a device tensor",
+        "Python needs its value: it splits the graph, and the host waits",
+        "torch.where(condition, a, b), or check it only every N steps",
         source=_XLA_OVERVIEW,
     ),
     _rule(
         "worker-device",
         PortKind.FORK,
-        "touches the device in a worker of a DataLoader",
+        "uses the device in a DataLoader worker",
         "workers are forked, and the device belongs to the process that opened it",
         "keep datasets and collate functions on the CPU, and move batches in the training loop",
         source=_FORK,
@@ -256,15 +256,15 @@ _RULES = (
         PortKind.FORK,
         "forks a process that uses the device",
         "the device belongs to the process that opened it: the fork fails or hangs",
-        "set_start_method('spawn'), and leave the device to the processes that submit starts",
+        "set_start_method('spawn'), and use the device only in the processes that submit starts",
         source=_FORK,
     ),
     _rule(
         "cuda-library",
         PortKind.LIBRARY,
         "imports a library that needs CUDA",
-        "its kernels are CUDA's: the import or the first call raises",
-        "plain PyTorch: torch.optim, F.scaled_dot_product_attention; NKI for kernels of your own",
+        "it has CUDA kernels: the import or the first call raises",
+        "plain PyTorch: torch.optim, F.scaled_dot_product_attention; NKI for your own kernels",
         "plain PyTorch: torch.optim, FSDP2, F.scaled_dot_product_attention; NKI for kernels",
         source=_TORCH_NEURON,
     ),
@@ -272,8 +272,8 @@ _RULES = (
         "inductor",
         PortKind.LIBRARY,
         "compiles with Inductor, the default of torch.compile",
-        "Inductor generates Triton or C++ code, none for NeuronCores",
-        "leave it out: torch_xla compiles each step",
+        "Inductor generates Triton or C++ code, which NeuronCores cannot run",
+        "remove it: torch_xla compiles each step",
         "torch.compile(..., backend='neuron', dynamic=False)",
         source=_COMPILE,
     ),
@@ -281,9 +281,9 @@ _RULES = (
         "cuda-graph",
         PortKind.LIBRARY,
         "captures a CUDA graph",
-        "there is no CUDA, and each graph is compiled as a whole anyway",
-        "leave it out",
-        "leave it out, or torch.compile(..., backend='neuron')",
+        "there is no CUDA; a graph compiled for Neuron takes its place",
+        "remove it",
+        "remove it, or torch.compile(..., backend='neuron')",
         source=_COMPILE,
     ),
     _rule(
@@ -291,7 +291,7 @@ _RULES = (
         PortKind.LIBRARY,
         "selects a kernel that needs CUDA",
         "there is no such kernel: it raises",
-        "the plain one: attn_implementation='sdpa' or 'eager', optim='adamw_torch', fused=False",
+        "a standard one: attn_implementation='sdpa' or 'eager', optim='adamw_torch', fused=False",
         source=_TORCH_NEURON,
     ),
 )
@@ -301,7 +301,7 @@ RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in _RULES
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Hazard:
-    """A place in a program that a rule is about."""
+    """Code in a program that matches a rule."""
 
     file: str
     line: int
@@ -311,5 +311,5 @@ class Hazard:
 
     @property
     def kind(self) -> PortKind:
-        """What it is about."""
+        """Topic of its rule."""
         return RULES[self.rule].kind

@@ -1,7 +1,7 @@
-"""Findings that need to know what is a tensor on the device: host syncs and dynamic shapes.
+"""Findings that depend on which values are device tensors: host syncs and dynamic shapes.
 
-A small abstract interpreter: it walks through functions in the order of their statements, with a
-guess of what each variable holds, and looks for findings where a training step is made.
+A small abstract interpreter: it executes functions statement by statement with a guess of what each
+variable holds, and reports findings within training steps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HOST_TYPES = frozenset({"int", "float", "bool", "str", "Path", "Namespace"})
 
 
 class Tensors:
-    """Walks through a program, and collects what its training steps do with tensors."""
+    """Interprets a program, and collects findings about tensors in its training steps."""
 
     def __init__(self, sources: Sequence[SourceFile], training: TrainingSteps) -> None:
         self.found: set[tuple[SourceFile, int, str, ast.AST]] = set()
@@ -39,27 +39,30 @@ class Tensors:
         self._visited: set[ast.AST] = set()
 
     def run(self) -> None:
-        """Walk through all files: what they do when imported or run, then what is left."""
+        """Interpret all files: top-level code first, then functions not reached from it."""
         for source in reversed(self._sources):
-            CallWalk(self, source, self.globals[source], is_step=False, of="", depth=0).block(
-                source.tree.body
-            )
-        for name, (source, of) in self.index.classes.items():
-            for item in of.body:
+            CallWalk(
+                self, source, self.globals[source], is_step=False, class_name="", depth=0
+            ).block(source.tree.body)
+        for name, (source, definition) in self.index.classes.items():
+            for item in definition.body:
                 if isinstance(item, Function) and item.name == "__init__":
-                    self.call(source, item, {}, is_step=False, of=name, depth=0)
-        for name, (source, of) in self.index.classes.items():
-            for item in of.body:
+                    self.call(source, item, {}, is_step=False, class_name=name, depth=0)
+        for name, (source, definition) in self.index.classes.items():
+            for item in definition.body:
                 if isinstance(item, Function):
-                    self._unvisited(source, item, name)
+                    self._enter(source, item, name)
         for source in self._sources:
             for node in source.nodes:
                 if isinstance(node, Function) and node not in self._visited:
-                    self._unvisited(source, node, "")
+                    self._enter(source, node, "")
 
-    def _unvisited(self, source: SourceFile, function: Function, of: str) -> None:
-        is_method_of_steps = bool(of) and function.name in STEP_METHODS
-        if is_method_of_steps and (function.name != "forward" or self._is_trained(function, of)):
+    def _enter(self, source: SourceFile, function: Function, class_name: str) -> None:
+        """Interpret a step method as if a framework called it; another function if not visited."""
+        is_step_method = bool(class_name) and function.name in STEP_METHODS
+        if is_step_method and (
+            function.name != "forward" or self._is_trained(function, class_name)
+        ):
             held = Content.INPUT if function.name == "forward" else Content.UNKNOWN
             is_lightning = function.name == "training_step"
             arguments = {
@@ -69,19 +72,19 @@ class Tensors:
                 for name, default in parameters(function)
             }
             is_step = self.training.is_training or function.name != "forward"
-            self.call(source, function, arguments, is_step=is_step, of=of, depth=0)
+            self.call(source, function, arguments, is_step=is_step, class_name=class_name, depth=0)
         elif function not in self._visited:
             is_step = self.training.is_step(function) and function.name != "main"
-            self.call(source, function, {}, is_step=is_step, of=of, depth=0)
+            self.call(source, function, {}, is_step=is_step, class_name=class_name, depth=0)
 
-    def _is_trained(self, forward: Function, of: str) -> bool:
-        """Tell whether a model's ``forward`` is one of training, as far as its text shows."""
-        without = {"no_grad", "inference_mode"}
-        called = (
+    def _is_trained(self, forward: Function, class_name: str) -> bool:
+        """Return whether a model's ``forward`` is apparently used in training."""
+        decorators = (
             item.func if isinstance(item, ast.Call) else item for item in forward.decorator_list
         )
-        is_after = "postprocess" in of.lower().replace("_", "")
-        return self.index.is_module(of) and not is_after and not without & {*map(last_name, called)}
+        has_gradients = not {"no_grad", "inference_mode"} & {*map(last_name, decorators)}
+        is_postprocessing = "postprocess" in class_name.lower().replace("_", "")
+        return self.index.is_module(class_name) and not is_postprocessing and has_gradients
 
     def call(
         self,
@@ -90,16 +93,23 @@ class Tensors:
         arguments: Mapping[str, Value],
         *,
         is_step: bool,
-        of: str,
+        class_name: str,
         depth: int,
         around: Env | None = None,
     ) -> Value:
-        """Walk through a function with these arguments; return what it gives back."""
+        """Interpret a function with these arguments; return its return value.
+
+        Args:
+            is_step: True if it is part of a training step.
+            class_name: Class of a method; empty for other functions.
+            depth: Number of nested calls.
+            around: Variables of the enclosing function; None for the module's.
+        """
         self._visited.add(function)
-        key = (function, tuple(sorted(arguments.items(), key=lambda i: i[0])), is_step, of)
+        key = (function, tuple(sorted(arguments.items(), key=lambda i: i[0])), is_step, class_name)
         if key in self._memo or depth > MAX_DEPTH:
             return self._memo.get(key, Content.UNKNOWN)
-        self._memo[key] = Content.UNKNOWN  # while it calls itself
+        self._memo[key] = Content.UNKNOWN  # for recursive calls
         env = dict(self.globals[source] if around is None else around)
         for name in [name for name in env if "." in name or "[" in name]:
             del env[name]
@@ -110,14 +120,14 @@ class Tensors:
         env.update(
             {item.arg: Content.HOST for item in every if last_name(item.annotation) in _HOST_TYPES}
         )
-        walk = CallWalk(self, source, env, is_step=is_step, of=of, depth=depth + 1)
+        walk = CallWalk(self, source, env, is_step=is_step, class_name=class_name, depth=depth + 1)
         walk.block(function.body)
         self._memo[key] = join(*walk.returned) if walk.returned else Content.HOST
         return self._memo[key]
 
 
 def _default(held: Content, default: ast.expr | None) -> Content:
-    """Return what a parameter holds that nobody is seen to give."""
+    """Return the value of a parameter without a visible argument."""
     if default is None:
         return held
     return Content.UNKNOWN if is_constant(default, None) else Content.HOST

@@ -1,4 +1,4 @@
-"""Which loops train: those with an optimizer's step or a backward pass in them, or a function's."""
+"""Detect training loops: loops with an optimizer step or backward pass, directly or by call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP_METHODS = frozenset({"training_step", "compute_loss", "train_step", "forwar
 
 
 class TrainingSteps:
-    """The loops and functions of a program that make training steps."""
+    """The loops and functions of a program that perform training steps."""
 
     def __init__(self, sources: Sequence[SourceFile]) -> None:
         self._step_functions: set[str] = set()
@@ -28,54 +28,56 @@ class TrainingSteps:
         by_name: dict[str, list[Function]] = {}
         for function in found:
             by_name.setdefault(function.name, []).append(function)
-        # A step of its own may be called through others, so look until nothing is added.
+        # Steps may be called through other functions, so iterate to a fixed point.
         while True:
             before = len(self._step_functions)
             for name, functions in by_name.items():
                 if name not in self._step_functions and any(
-                    self._has_act(function.body) for function in functions
+                    self._has_step_call(function.body) for function in functions
                 ):
                     self._step_functions.add(name)
             if len(self._step_functions) == before:
                 break
         for source in sources:
             for node in source.nodes:
-                if isinstance(node, Loop) and (self._has_act(node.body) or self._collects(node)):
+                if isinstance(node, Loop) and (
+                    self._has_step_call(node.body) or self._collects(node)
+                ):
                     self.loops.add(node)
         self.is_training = bool(self.loops or self._step_functions)
 
     def is_step(self, function: Function) -> bool:
-        """Tell whether a function makes one training step, outside any loop of its own."""
+        """Return whether a function performs a training step outside its own loops."""
         return function.name in self._step_functions
 
-    def _has_act(self, body: Sequence[ast.stmt]) -> bool:
-        return any(self._is_act(node) for node in _directly(body))
+    def _has_step_call(self, body: Sequence[ast.stmt]) -> bool:
+        return any(self._is_step_call(node) for node in _directly(body))
 
     def _collects(self, node: Loop) -> bool:
-        """Recognise reinforcement learning: rounds that collect what loops within train on."""
-        inside = [
+        """Return whether a loop collects data for inner training loops (reinforcement learning)."""
+        inner = [
             item
             for part in node.body
             for item in ast.walk(part)
             if isinstance(item, Loop | ast.Call)
         ]
-        if not any(isinstance(item, Loop) and self._has_act(item.body) for item in inside):
+        if not any(isinstance(item, Loop) and self._has_step_call(item.body) for item in inner):
             return False
-        over = "" if isinstance(node, ast.While) else ast.unparse(node.iter)
-        over = "" if over.startswith("range(") else over
-        return _LOADERS.search(over) is not None or any(
-            isinstance(item, ast.Call) and _is_environment_step(item) for item in inside
+        iterable = "" if isinstance(node, ast.While) else ast.unparse(node.iter)
+        iterable = "" if iterable.startswith("range(") else iterable
+        return _LOADERS.search(iterable) is not None or any(
+            isinstance(item, ast.Call) and _is_environment_step(item) for item in inner
         )
 
-    def _is_act(self, node: ast.AST) -> bool:
-        """Tell whether a call is a part of a training step."""
+    def _is_step_call(self, node: ast.AST) -> bool:
+        """Return whether a node is a call that indicates a training step."""
         if not isinstance(node, ast.Call):
             return False
         last = last_name(node.func)
         if last in ("backward", "optimizer_step", "manual_backward"):
             return True
         if "scaler" in last and node.args:
-            return True  # timm's scalers are called with the loss and the optimizer
+            return True  # timm's scalers are called with loss and optimizer
         if last in self._step_functions and last not in ("step", "forward", "__call__"):
             return not is_evaluation(last)
         if last != "step" or not isinstance(node.func, ast.Attribute):
@@ -94,11 +96,11 @@ def _is_environment_step(node: ast.Call) -> bool:
 
 
 def _directly(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
-    """Yield what a block does itself: not what its loops and functions do."""
-    waiting = list(body)
-    while waiting:
-        node = waiting.pop()
+    """Yield the nodes of a block, without its inner loops and functions."""
+    pending = list(body)
+    while pending:
+        node = pending.pop()
         if isinstance(node, Loop | Function | ast.Lambda | ast.ClassDef):
             continue
         yield node
-        waiting += ast.iter_child_nodes(node)
+        pending += ast.iter_child_nodes(node)

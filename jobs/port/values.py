@@ -1,4 +1,4 @@
-"""What a variable may hold, as far as the text of a program shows it."""
+"""Abstract values: the contents that static analysis infers for a variable."""
 
 from __future__ import annotations
 
@@ -16,33 +16,37 @@ _LOADERS = re.compile(r"load|_dl$|^dl$|data_?iter|batches|dataset", re.IGNORECAS
 
 
 class Content(Enum):
-    """What a variable may hold."""
+    """Kinds of contents of a variable."""
 
     UNKNOWN = auto()
     HOST = auto()
-    """Numbers, strings, arrays: nothing of a device."""
+    """Numbers, strings, arrays: nothing on a device."""
     CPU = auto()
-    """A tensor, or a batch of them, that has not been moved."""
+    """A tensor, or a batch of them, that has not been moved to the device."""
     DEVICE = auto()
+    """A tensor on the device."""
     MASK = auto()
-    """A tensor of booleans on the device."""
+    """A boolean tensor on the device."""
     INPUT = auto()
-    """What may be a tensor or an option: an argument of a model, or what an unknown call gives."""
+    """A tensor or an option: an argument of a model, or the result of an unknown call."""
     INDICES = auto()
-    """Positions on the host, as many as the data has."""
+    """Indices on the host, whose number depends on the data."""
     TENSORS = auto()
     """A list or dictionary of tensors on the device."""
     MODULE = auto()
+    """A model, or a part of one."""
     LOADER = auto()
+    """A loader of batches on the CPU."""
     DEVICE_LOADER = auto()
-    """A loader whose batches are moved by a library."""
+    """A loader that moves its batches to the device."""
 
 
 @dataclass(frozen=True)
 class ProgramObject:
-    """An object of a class of the program."""
+    """An instance of a class of the program."""
 
-    of: str
+    class_name: str
+    """Name of the class."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Record:
 
     @property
     def values(self) -> tuple[Value, ...]:
-        """What it holds, in the order of its keys."""
+        """Values in the order of the keys."""
         return tuple(value for _, value in self.fields)
 
 
@@ -64,7 +68,7 @@ ON_DEVICE = (Content.DEVICE, Content.MASK)
 
 
 def join(*values: Value) -> Value:
-    """Return what a variable may hold that one branch gives this, another that."""
+    """Return the possible contents of a variable after branches with different values."""
     known = [value for value in values if value is not Content.UNKNOWN]
     if not known:
         return Content.UNKNOWN
@@ -85,7 +89,7 @@ def join(*values: Value) -> Value:
 
 
 def flattened(value: Value) -> Content | ProgramObject:
-    """Return one guess for a value of several parts."""
+    """Return a single guess for a value of several parts."""
     while isinstance(value, tuple | Record):
         parts = value if isinstance(value, tuple) else value.values
         is_tensors = isinstance(value, Record) and on_device(value)
@@ -94,28 +98,28 @@ def flattened(value: Value) -> Content | ProgramObject:
 
 
 def element(value: Value) -> Value:
-    """Return what iterating, or an index, gives."""
+    """Return the value of an element, as in an iteration."""
     if isinstance(value, tuple | Record):
         parts = value if isinstance(value, tuple) else value.values
         return join(*parts) if parts else Content.HOST
-    steps = {
+    elements = {
         Content.TENSORS: Content.DEVICE,
         Content.LOADER: Content.CPU,
         Content.DEVICE_LOADER: Content.DEVICE,
         Content.INPUT: Content.INPUT,
     }
-    return value if isinstance(value, ProgramObject) else steps.get(value, value)
+    return value if isinstance(value, ProgramObject) else elements.get(value, value)
 
 
 def on_device(value: Value) -> bool:
-    """Tell whether a value is a tensor of the device, or holds one."""
+    """Return whether a value is or contains a tensor on the device."""
     if isinstance(value, tuple | Record):
         return any(map(on_device, value if isinstance(value, tuple) else value.values))
     return value in (*ON_DEVICE, Content.TENSORS)
 
 
 def guess(name: str) -> Content:
-    """Guess from a name what a variable holds."""
+    """Guess the contents of a variable from its name."""
     if MODULES.search(name):
         return Content.MODULE
     return Content.LOADER if _LOADERS.search(name) else Content.UNKNOWN

@@ -1,4 +1,4 @@
-"""A walk through one function, statement by statement, that keeps in mind what variables hold."""
+"""Interpretation of one function, statement by statement, tracking the contents of variables."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ PASSED_ON = frozenset(
     {"tqdm", "iter", "list", "tuple", "reversed", "cycle", "islice", "trange", "track", "sorted",
      "set", "progress_bar", "log_every", "prefetcher"}
 )  # fmt: skip
-"""Functions through which a loop goes over their first argument."""
+"""Functions that iterate over their first argument."""
 MAX_VALUES = 1_000_000
-"""Expressions after which nothing is followed any more: a bound on the time for odd programs."""
+"""Maximum number of evaluated expressions, to bound the time for unusual programs."""
 _HOST_ATTRIBUTES = frozenset(
     {"shape", "device", "dtype", "ndim", "is_cuda", "requires_grad", "grad_fn", "name", "layout",
      "is_leaf", "itemsize", "nbytes", "config"}
@@ -41,15 +41,31 @@ _HOST_ATTRIBUTES = frozenset(
 
 
 class Walk:
-    """One function, or the top of a file, statement by statement."""
+    """Interprets the statements of a function or module."""
 
     def __init__(
-        self, whole: Tensors, source: SourceFile, env: Env, *, is_step: bool, of: str, depth: int
+        self,
+        whole: Tensors,
+        source: SourceFile,
+        env: Env,
+        *,
+        is_step: bool,
+        class_name: str,
+        depth: int,
     ) -> None:
+        """Create an interpreter for one call.
+
+        Args:
+            whole: Interpreter of the whole program.
+            env: Contents of the variables, which the statements change.
+            is_step: True if the statements are part of a training step.
+            class_name: Class of a method; empty for other functions.
+            depth: Number of nested calls.
+        """
         self.whole, self.source, self.env = whole, source, env
-        self.is_step, self.of, self.depth = is_step, of, depth
+        self.is_step, self.class_name, self.depth = is_step, class_name, depth
         self.values: dict[ast.expr, Value] = {}
-        """Values of the statement's expressions, each of which is looked at once."""
+        """Cached values of the current statement's expressions, each evaluated once."""
         self.num_loops = 0
         self.returned: list[Value] = []
         self.local: dict[str, Function] = {}
@@ -57,7 +73,7 @@ class Walk:
     # Statements
 
     def block(self, body: Sequence[ast.stmt]) -> bool:
-        """Walk through statements; return whether they leave the block around them."""
+        """Interpret statements; return whether they leave the enclosing block."""
         for statement in body:
             self.statement(statement)
             if isinstance(statement, ast.Return | ast.Continue | ast.Break | ast.Raise):
@@ -105,7 +121,7 @@ class Walk:
             case ast.Expr(value=value):
                 self.value(value)
             case ast.Raise(exc=exc) if exc is not None:
-                pass  # formatted once, when it ends
+                pass  # executed at most once
 
     def loop(self, node: Loop) -> None:
         outside = self.is_step
@@ -114,7 +130,7 @@ class Walk:
         elif isinstance(node, ast.For) and is_evaluation(ast.unparse(node.iter)):
             self.is_step = False
         self.num_loops += 1
-        # What the end of a round leaves, the next one begins with; deep in loops, one is enough.
+        # Interpret twice, so that values flow into the next iteration; once in nested loops.
         for _ in range(2 if self.num_loops <= 4 else 1):
             self.values.clear()
             if isinstance(node, ast.While):
@@ -145,11 +161,12 @@ class Walk:
         self._restore(merged)
 
     def _restore(self, env: Env) -> None:
-        """Put the variables back in place: the top of a file shares them with its functions."""
+        """Restore the variables in place, because functions share the variables of their module."""
         self.env.clear()
         self.env.update(env)
 
     def bind(self, target: ast.expr, held: Value, value: ast.expr) -> None:
+        """Assign ``held``, the contents of the expression ``value``, to a target."""
         self.values.clear()
         match target:
             case ast.Name(id=name):
@@ -171,8 +188,12 @@ class Walk:
                 self.bind(inner, held, value)
             case ast.Attribute(attr=attr):
                 self.env[ast.unparse(target)] = held
-                if self.of and isinstance(target.value, ast.Name) and target.value.id == "self":
-                    known = self.whole.index.attributes(self.of)
+                if (
+                    self.class_name
+                    and isinstance(target.value, ast.Name)
+                    and target.value.id == "self"
+                ):
+                    known = self.whole.index.attributes(self.class_name)
                     known[attr] = join(known.get(attr, Content.UNKNOWN), held)
             case ast.Subscript(value=base, slice=index):
                 current = self.value(base)
@@ -192,11 +213,12 @@ class Walk:
     # Expressions
 
     def find(self, rule: str, node: ast.AST, line: int) -> None:
+        """Report a finding if it is in a training step."""
         if self.is_step:
             self.whole.found.add((self.source, line, rule, node))
 
     def condition(self, node: ast.expr) -> None:
-        """Look at what Python has to know the truth of."""
+        """Evaluate a condition, which forces its truth value."""
         if isinstance(node, ast.BoolOp):
             for item in node.values:
                 self.condition(item)
@@ -206,21 +228,21 @@ class Walk:
             self.find("branch", node, node.lineno)
 
     def formatted(self, node: ast.expr) -> None:
-        """Look at what is made text."""
+        """Evaluate an expression that is formatted."""
         if isinstance(node, ast.Tuple):
             for item in node.elts:
                 self.formatted(item)
         elif isinstance(node, ast.Starred):
             self.formatted(node.value)
         elif isinstance(held := self.value(node), ProgramObject):
-            if (found := self.whole.index.method(held.of, "__str__")) is not None:
-                source, function, of = found
-                self.walk(source, function, (), {}, of=of, is_method=True)
+            if (found := self.whole.index.method(held.class_name, "__str__")) is not None:
+                source, function, class_name = found
+                self.walk(source, function, (), {}, class_name=class_name, is_method=True)
         elif on_device(held):
             self.find("printed", node, node.lineno)
 
     def operation(self, *values: Value) -> Value:
-        """Return what arithmetic of these gives."""
+        """Return the result of arithmetic on these values."""
         flat = [flattened(value) for value in values]
         for held in (Content.DEVICE, Content.MASK, Content.TENSORS):
             if held in flat:
@@ -231,7 +253,7 @@ class Walk:
         return Content.HOST if all(value is Content.HOST for value in flat) else Content.UNKNOWN
 
     def value(self, node: ast.expr | None) -> Value:
-        """Return what an expression gives, and look at it on the way."""
+        """Evaluate an expression, and report findings in it."""
         if node is None or self.whole.num_values > MAX_VALUES:
             return Content.UNKNOWN if node else Content.HOST
         if node not in self.values:
@@ -321,6 +343,7 @@ class Walk:
         return Content.UNKNOWN
 
     def collected(self, values: Sequence[Value]) -> Value:
+        """Return the value of a collection of these values."""
         if any(on_device(value) for value in values):
             return Content.TENSORS
         if values and all(isinstance(value, ProgramObject) for value in values):
@@ -345,6 +368,7 @@ class Walk:
         return Content.TENSORS if on_device(held) else held
 
     def named(self, name: str) -> Value:
+        """Return the value of a variable; guess that of an unknown one from its name."""
         if name in self.env:
             return self.env[name]
         top = self.whole.globals[self.source]
@@ -359,13 +383,13 @@ class Walk:
         base, attr = self.value(node.value), node.attr
         if attr in _HOST_ATTRIBUTES:
             return Content.HOST
-        if isinstance(node.value, ast.Name) and node.value.id == "self" and self.of:
+        if isinstance(node.value, ast.Name) and node.value.id == "self" and self.class_name:
             if attr == "__dict__":
-                return self.collected([*self.whole.index.attributes(self.of).values()])
-            known = self.whole.index.attributes(self.of).get(attr)
+                return self.collected([*self.whole.index.attributes(self.class_name).values()])
+            known = self.whole.index.attributes(self.class_name).get(attr)
             return guess(attr) if known is None or known is Content.UNKNOWN else known
         if isinstance(base, ProgramObject):
-            return self.whole.index.attributes(base.of).get(attr, Content.UNKNOWN)
+            return self.whole.index.attributes(base.class_name).get(attr, Content.UNKNOWN)
         if base in (*ON_DEVICE, Content.TENSORS):
             return Content.DEVICE
         if base in (Content.CPU, Content.INPUT):
@@ -381,9 +405,9 @@ class Walk:
         if key in self.env:
             return self.env[key]
         if isinstance(base, tuple):
-            place = node.slice.value if isinstance(node.slice, ast.Constant) else None
-            if isinstance(place, int) and -len(base) <= place < len(base):
-                return base[place]
+            position = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if isinstance(position, int) and -len(base) <= position < len(base):
+                return base[position]
             return element(base)
         if isinstance(base, Record):
             index = node.slice
@@ -395,7 +419,7 @@ class Walk:
         return element(base)
 
     def indexed(self, node: ast.Subscript, base: Value) -> None:
-        """Look at an index: a mask of booleans chooses as many elements as are true."""
+        """Evaluate an index: a boolean mask selects a data-dependent number of elements."""
         parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         for part in parts:
             held = self.value(part)
@@ -410,7 +434,7 @@ class Walk:
                 self.find("data-dependent", node, node.lineno)
 
     def iterated(self, node: ast.expr) -> Value:
-        """Return what a loop over an expression gives."""
+        """Return the value of the loop variable when iterating over an expression."""
         if isinstance(node, ast.Call):
             last = last_name(node.func)
             if last == "enumerate" and node.args:
@@ -431,19 +455,19 @@ class Walk:
         return element(held)
 
     def iterated_instance(self, held: ProgramObject) -> Value:
-        """Walk through what a loop over an object of the program calls for each round."""
+        """Interpret the methods called when iterating over an object of the program."""
         given = [
-            self.walk(source, function, (), {}, of=of, is_method=True)
+            self.walk(source, function, (), {}, class_name=class_name, is_method=True)
             for name in ("__iter__", "__next__")
-            if (found := self.whole.index.method(held.of, name)) is not None
-            for source, function, of in [found]
+            if (found := self.whole.index.method(held.class_name, name)) is not None
+            for source, function, class_name in [found]
         ]
         return join(*given) if given else held
 
-    # Calls, of which another class knows what they give
+    # Calls, implemented by a subclass
 
     def called(self, node: ast.Call) -> Value:
-        """Return what a call gives, and look at it on the way."""
+        """Evaluate a call, and report findings in it."""
         raise NotImplementedError
 
     def walk(
@@ -453,16 +477,16 @@ class Walk:
         values: Sequence[Value],
         given: Mapping[str | None, Value],
         *,
-        of: str = "",
+        class_name: str = "",
         is_method: bool = False,
         around: Env | None = None,
     ) -> Value:
-        """Walk through a function of the program that is called with these arguments."""
+        """Interpret a call of a program's function with these arguments."""
         raise NotImplementedError
 
 
 def is_string(node: ast.AST) -> bool:
-    """Tell whether an expression is a string in the source."""
+    """Return whether an expression is a string literal."""
     while isinstance(node, ast.BinOp):
         node = node.left
     return isinstance(node, ast.JoinedStr) or (

@@ -1,1 +1,1 @@
-"""A user's own program: its files as a bundle, what to run of it, and the record of what ran."""
+"""A user's own program: its bundle, its entry point, and the record of its submissions."""

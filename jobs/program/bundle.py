@@ -1,7 +1,7 @@
-"""The bundle: an archive of a program's files that is the same for the same files.
+"""The bundle: a reproducible archive of a program's files.
 
-Kept as part of the run and named by its SHA-256, so it is sent once, and a node can tell that it
-has the very files of the submission.
+It is stored with the run and named by its SHA-256, so that it is uploaded once, and nodes can
+verify that they have the submitted files.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256
 
 FORMAT: Literal[1] = 1
 MAX_PACKED_BYTES = 100_000_000
-"""Largest archive: every node fetches and unpacks it in each attempt, while its chips wait."""
+"""Size limit of the archive: in each attempt every node downloads and unpacks it while idle."""
 MAX_BYTES = 1_000_000_000
-"""Most that the files may hold unpacked, for the same reason."""
+"""Size limit of the unpacked files, for the same reason."""
 _LARGE_BYTES = 5_000_000
-"""Size of an archive that takes a moment to send."""
+"""Size above which uploading an archive takes noticeable time."""
 _INSTEAD = (
-    "put data into the bucket with `python -m jobs upload FILE`, which takes any file or folder "
-    "and shows the --input that puts it into TRAINIUM_INPUT_DIR on every node; leave it out here "
-    "with --exclude"
+    "upload data with `python -m jobs upload PATH`, which prints the --input option that copies it "
+    "to TRAINIUM_INPUT_DIR on every node, and exclude it from the bundle with --exclude"
 )
 
 
@@ -48,7 +47,7 @@ class BundledFile:
     bytes: Natural
     sha256: Sha256
     mode: Annotated[int, Keywords(enum=[0o644, 0o755])]
-    """Permissions: 0o644, or 0o755 of what can be executed."""
+    """Permissions: 0o644, or 0o755 for executables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,17 +56,17 @@ class BundleListing:
 
     format: Literal[1]
     sha256: Sha256
-    """Of the archive."""
+    """SHA-256 of the archive."""
     bytes: Positive
     """Size of the archive."""
     files: tuple[BundledFile, ...]
     git: Git | None
-    """Null where the folder is in no repository."""
+    """Null outside a git repository."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A packed archive, and what it holds."""
+    """A packed archive, and its contents."""
 
     sha256: str
     data: bytes
@@ -83,7 +82,7 @@ class Bundle:
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files, unpacked."""
+        """Total size of the unpacked files."""
         return sum(file.bytes for file in self.files)
 
     def contents(self) -> dict[str, bytes]:
@@ -91,12 +90,12 @@ class Bundle:
         return dict(members(self.data))
 
     def sources(self, file: str) -> dict[str, bytes]:
-        """Unpack what is Python: ``file``, whatever its name, and modules."""
-        found = members(self.data)
-        return {path: data for path, data in found if path == file or path.endswith(".py")}
+        """Unpack the Python code: ``file``, whatever its name, and all modules."""
+        entries = members(self.data)
+        return {path: data for path, data in entries if path == file or path.endswith(".py")}
 
     def mentions(self, word: str) -> bool:
-        """Tell whether a word is in any of the files."""
+        """Return whether any of the files contains a word."""
         return any(word.encode() in data for _, data in members(self.data))
 
     @property
@@ -112,8 +111,8 @@ class Bundle:
 
 
 def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
-    """Pack the selected files; refuse keys, links that leave the folder, and too much."""
-    import gzip  # only programs need these, and every command would wait for them
+    """Pack the selected files; refuse credentials, links out of the folder, and too much data."""
+    import gzip  # imported here to keep other commands fast
     import tarfile
 
     sources = dict(_sources(selection))
@@ -124,13 +123,13 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
     if total > MAX_BYTES:
         raise Refusal(
             "bundle-too-large",
-            f"the files of {selection.folder} hold {human(total)}, more than {human(MAX_BYTES)}; "
-            f"the largest are {largest(sizes)}; {_INSTEAD}",
+            f"the files in {selection.folder} total {human(total)}, but the limit is "
+            f"{human(MAX_BYTES)}; the largest are {largest(sizes)}; {_INSTEAD}",
         )
     files: list[BundledFile] = []
-    unnamed: dict[str, bytes] = {}
+    to_scan: dict[str, bytes] = {}
     packed = io.BytesIO()
-    # Everything that differs between machines and moments is left out: names, times, owners.
+    # For reproducibility, omit the archive's name, times and owners.
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=packed, compresslevel=6, mtime=0) as stream,
         tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -139,7 +138,7 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
             data = _read(selection.folder, path, sources[path])
             _check_unchanged(selection.folder, path, sources[path], before[path])
             if match_any(path, include) is None:
-                unnamed[path] = data
+                to_scan[path] = data
             mode = 0o755 if before[path].st_mode & 0o100 else 0o644
             entry = tarfile.TarInfo(path)
             entry.size, entry.mode = len(data), mode
@@ -149,12 +148,13 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
             if packed.tell() > MAX_PACKED_BYTES:
                 raise Refusal(
                     "bundle-too-large",
-                    f"the files of {selection.folder} ({human(total)}) make an archive of more "
-                    f"than {human(MAX_PACKED_BYTES)}; the largest are {largest(sizes)}; {_INSTEAD}",
+                    f"the files in {selection.folder} ({human(total)}) exceed the limit of "
+                    f"{human(MAX_PACKED_BYTES)} even when compressed; the largest are "
+                    f"{largest(sizes)}; {_INSTEAD}",
                 )
     for path, source in sources.items():
         _check_unchanged(selection.folder, path, source, before[path])
-    for path, what in find_secrets(unnamed).items():
+    for path, what in find_secrets(to_scan).items():
         raise _secret(path, what)
     content = packed.getvalue()
     return Bundle(
@@ -170,44 +170,43 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
 def upload(
     bucket: Bucket, run: str, bundle: Bundle, note: Callable[[str], None] | None = None
 ) -> bool:
-    """Put the bundle below the run, unless it is there; tell whether it was sent."""
+    """Upload the bundle to the run unless it exists; return whether it was uploaded."""
     key = contract.bundle_key(run, bundle.sha256)
     if find(bucket, run, bundle.sha256) is not None:
         return False
     if note is not None and len(bundle.data) >= _LARGE_BYTES:
-        note(f"sending {human(len(bundle.data))}")
-    # The list first: whoever finds the archive finds what is in it.
+        note(f"uploading {human(len(bundle.data))}")
+    # Write the list first, so that every archive in the bucket has one.
     text = json.dumps(asdict(bundle.listing), indent=1).encode()
     bucket.write(listing_key(run, bundle.sha256), text)
     checksum = base64.b64encode(bytes.fromhex(bundle.sha256)).decode()
-    # S3 refuses what arrives differently, and can tell the checksum later without its being read.
+    # S3 verifies the checksum on upload, and returns it later without a download.
     bucket.client.put_object(Bucket=bucket.name, Key=key, Body=bundle.data, ChecksumSHA256=checksum)
     return True
 
 
 def find(bucket: Bucket, run: str, digest: str) -> dict[str, Any] | None:
-    """Look a run's bundle up; refuse one whose bytes are not those of its name."""
+    """Return S3's metadata of a bundle; refuse one that does not match the hash in its name."""
     key = contract.bundle_key(run, digest)
     head = bucket.head(key, ChecksumMode="ENABLED")
     if head is None:
         return None
     known = head.get("ChecksumSHA256")
     if known is None:
-        found = hashlib.sha256(bucket.read(key) or b"").hexdigest()
+        actual = hashlib.sha256(bucket.read(key) or b"").hexdigest()
     else:
-        found = base64.b64decode(known).hex() if "-" not in known else "that of an upload in parts"
-    if found != digest:
+        actual = base64.b64decode(known).hex() if "-" not in known else "of a multipart upload"
+    if actual != digest:
         raise Refusal(
             "bundle-differs",
-            f"s3://{bucket.name}/{key} does not hold the bytes that its name says (SHA-256 "
-            f"{found}): somebody has put something else there; remove it with "
-            f"`aws s3 rm s3://{bucket.name}/{key}`, and submit again",
+            f"s3://{bucket.name}/{key} does not match the hash in its name (SHA-256 {actual}): it "
+            f"was replaced; remove it with `aws s3 rm s3://{bucket.name}/{key}`, and submit again",
         )
     return head
 
 
 def fetch(bucket: Bucket, run: str, digest: str) -> dict[str, bytes]:
-    """Read the files of a bundle in the bucket, checked by its hash."""
+    """Read the files of a bundle in the bucket, and verify its hash."""
     import tarfile
     import zlib
 
@@ -216,22 +215,22 @@ def fetch(bucket: Bucket, run: str, digest: str) -> dict[str, bytes]:
     if data is None:
         raise Refusal(
             "no-bundle",
-            f"the code of run {run} is gone: there is no s3://{bucket.name}/{key}; only the "
-            "program.json of the run says what it ran",
+            f"the code of run {run} no longer exists: there is no s3://{bucket.name}/{key}; only "
+            "the run's program.json still describes it",
         )
-    found = hashlib.sha256(data).hexdigest()
-    if found != digest:
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
         raise Refusal(
             "bundle-differs",
-            f"s3://{bucket.name}/{key} does not hold the bytes that its name says (SHA-256 "
-            f"{found}): somebody has put something else there; it is not what the run ran",
+            f"s3://{bucket.name}/{key} does not match the hash in its name (SHA-256 {actual}): it "
+            "was replaced, and is not the code that ran; restore the object's earlier version",
         )
     try:
         return dict(members(data))
     except (tarfile.TarError, OSError, EOFError, zlib.error, KeyError) as error:
         raise Refusal(
             "bundle-differs",
-            f"s3://{bucket.name}/{key} is not an archive that submit made: {error}",
+            f"s3://{bucket.name}/{key} is not an archive written by submit: {error}",
         ) from None
 
 
@@ -247,18 +246,18 @@ def members(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def listing_key(run: str, digest: str) -> str:
-    """Key of the list of a bundle's files."""
+    """Return the key of a bundle's file list."""
     return contract.bundle_key(run, digest).removesuffix(".tar.gz") + ".json"
 
 
 def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
-    """Yield every path of the archive and the file with its contents; links are followed."""
+    """Yield every path of the archive with its source file, following links."""
     root = selection.folder.resolve()
     for path in selection.paths:
         _check_text(path)
         file = selection.folder / path
         if not file.is_symlink():
-            # What is gone is noticed when it is packed.
+            # Files that have disappeared are detected when packing.
             yield path, file
             continue
         try:
@@ -268,9 +267,9 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
         if not target.is_relative_to(root):
             raise Refusal(
                 "link-outside",
-                f"{path} is a link to {file.readlink()}, which is not below "
-                f"{selection.folder}: a node would not have it; copy the file, name a folder that "
-                f"holds both with --workdir, or leave the link out with --exclude {path}",
+                f"{path} is a link to {file.readlink()}, outside {selection.folder}, and would be "
+                "broken on the nodes; copy the file, specify a folder that contains both with "
+                f"--workdir, or exclude the link with --exclude {path}",
             )
         if target.is_file():
             yield path, target
@@ -284,25 +283,25 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
                 if (selection.folder / other).is_dir():
                     raise Refusal(
                         "link-loop",
-                        f"{path} is a link to a folder with the link {other}, and links are "
-                        f"followed once; leave one out: --exclude {path}",
+                        f"{path} is a link to a folder that contains the link {other}, and links "
+                        f"are followed only once; exclude one of them: --exclude {path}",
                     )
                 yield f"{path}/{other.removeprefix(below)}", selection.folder / other
-        elif target.is_symlink():  # resolve() gives up there, from Python 3.13 on
+        elif target.is_symlink():  # where resolve() gives up, since Python 3.13
             raise _loop(path, file)
         else:
             raise Refusal(
                 "link-outside",
-                f"{path} is a link to {file.readlink()}, and there is nothing; mend the link, "
-                f"or leave it out with --exclude {path}",
+                f"{path} is a link to {file.readlink()}, which does not exist; fix the link, or "
+                f"exclude it with --exclude {path}",
             )
 
 
 def _loop(path: str, link: Path) -> Refusal:
     return Refusal(
         "link-loop",
-        f"{path} is a link to {link.readlink()}, which leads back to the link itself, so it has "
-        f"no end; leave it out with --exclude {path}",
+        f"{path} is a link to {link.readlink()}, which leads back to the link itself; exclude it "
+        f"with --exclude {path}",
     )
 
 
@@ -312,13 +311,13 @@ def _check_text(path: str) -> None:
     except UnicodeEncodeError:
         raise Refusal(
             "file-name",
-            f"{path!r} is no name in UTF-8, so a node could not write it; rename the file, or "
-            "leave its folder out with --exclude",
+            f"{path!r} is not a UTF-8 name, so nodes could not write it; rename the file, or "
+            "exclude its folder with --exclude",
         ) from None
 
 
 def _check_names(folder: Path, sources: Mapping[str, Path], include: Sequence[str]) -> None:
-    """Refuse files that are keys by their name, unless the user has named them."""
+    """Refuse files named like credentials, unless explicitly included."""
     root = folder.resolve()
     for path, source in sources.items():
         real = source.resolve()
@@ -331,8 +330,8 @@ def _check_names(folder: Path, sources: Mapping[str, Path], include: Sequence[st
 def _secret(path: str, what: str) -> Refusal:
     return Refusal(
         "secret",
-        f"{path}: {what}, and a bundle is kept in the bucket for all who read it; leave it out "
-        f"with --exclude {path}, or take it along with --include {path}",
+        f"{path}: {what}, and everyone with access to the bucket can read the bundle; exclude it "
+        f"with --exclude {path}, or include it anyway with --include {path}",
     )
 
 
@@ -351,8 +350,8 @@ def _read(folder: Path, path: str, source: Path) -> bytes:
     except OSError as error:
         raise Refusal(
             "file",
-            f"{folder / path} cannot be read: {error.strerror or error}; set its permissions, or "
-            f"leave it out with --exclude {path}",
+            f"{folder / path} cannot be read: {error.strerror or error}; fix its permissions, or "
+            f"exclude it with --exclude {path}",
         ) from None
 
 
@@ -365,6 +364,6 @@ def _check_unchanged(folder: Path, path: str, source: Path, before: os.stat_resu
 def _changed(folder: Path, path: str) -> Refusal:
     return Refusal(
         "bundle-changed",
-        f"{folder / path} changed while the program was packed, so the bundle would be neither "
-        f"the old nor the new; submit again, or leave it out with --exclude {path}",
+        f"{folder / path} changed while the program was being packed; submit again, or exclude it "
+        f"with --exclude {path}",
     )

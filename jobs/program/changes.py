@@ -1,4 +1,4 @@
-"""What differs between two submissions of a run: files, arguments, parameters, nodes."""
+"""Differences between two submissions of a run: files, arguments, parameters, nodes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Set
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
-from jobs.job import counted
 from jobs.program.bundle import Bundle, fetch, listing_key
 from jobs.program.record import Submitted
+from trainium_catalogue.wording import counted
 
-_MOST_SHOWN = 12
-_MOST_LINES = 5_000
-"""Lines of a file up to which they are compared; a longer one is only said to differ."""
+_MAX_SHOWN = 12
+_MAX_LINES = 5_000
+"""Longer files are only reported as changed."""
 
 
 def changes(
@@ -26,7 +26,7 @@ def changes(
     *,
     as_arguments: Set[str] = frozenset(),
 ) -> Iterator[str]:
-    """Say what is other than in the last submission; nothing if it is the same.
+    """Yield the changes since the last submission.
 
     ``as_arguments`` are parameters that become arguments of the program, and are shown as such.
     """
@@ -46,10 +46,10 @@ def changes(
 
 
 def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterator[str]:
-    """Say which files of an earlier bundle are not as they are now."""
+    """Yield the changes since an earlier bundle."""
     listing = bucket.document(listing_key(run, code))
     if listing is None:
-        yield "files: other than before; the list of the earlier ones is gone"
+        yield "files: changed; the earlier list of files no longer exists"
         return
     was = {str(file["path"]): str(file["sha256"]) for file in listing["files"]}
     now = {file.path: file.sha256 for file in bundle.files}
@@ -66,32 +66,32 @@ def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterato
     old = _earlier(bucket, run, code) if differ or removed else {}
     new = bundle.contents() if differ or added else {}
     words = [
-        *(f"{path} changed{_compared(old.get(path), new[path])}" for path in differ),
-        *(f"{path} added{_counted(new[path])}" for path in added),
-        *(f"{path} removed{_counted(old.get(path))}" for path in removed),
+        *(f"{path} changed{_difference_text(old.get(path), new[path])}" for path in differ),
+        *(f"{path} added{_size_text(new[path])}" for path in added),
+        *(f"{path} removed{_size_text(old.get(path))}" for path in removed),
         *switched,
     ]
-    more = len(words) - _MOST_SHOWN
-    shown = ", ".join(words[:_MOST_SHOWN])
+    more = len(words) - _MAX_SHOWN
+    shown = ", ".join(words[:_MAX_SHOWN])
     yield f"files: {shown}" + (f", and {more} more" if more > 0 else "")
 
 
 def _earlier(bucket: Bucket, run: str, code: str) -> Mapping[str, bytes]:
-    """Read the files of an earlier bundle; none if it is gone, which is no reason to stop."""
+    """Read the files of an earlier bundle; empty if it no longer exists."""
     try:
         return fetch(bucket, run, code)
     except Refusal:
         return {}
 
 
-def _compared(old: bytes | None, new: bytes) -> str:
-    """Say by how many lines, or bytes, a file differs."""
+def _difference_text(old: bytes | None, new: bytes) -> str:
+    """Describe the difference of a file in lines or bytes."""
     if old is None:
         return ""
     before, after = _lines(old), _lines(new)
     if before is None or after is None:
-        return f" ({len(old):,} bytes, now {len(new):,})"
-    if max(len(before), len(after)) > _MOST_LINES:
+        return f" ({counted(len(old), 'byte')}, now {len(new):,})"
+    if max(len(before), len(after)) > _MAX_LINES:
         return f" ({len(before):,} lines, now {len(after):,})"
     plus = minus = 0
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
@@ -101,16 +101,17 @@ def _compared(old: bytes | None, new: bytes) -> str:
     return f" (+{plus} -{minus})"
 
 
-def _counted(data: bytes | None) -> str:
+def _size_text(data: bytes | None) -> str:
+    """Format the size of a file in lines or bytes; "" if it is unknown."""
     if data is None:
         return ""
     lines = _lines(data)
-    many = counted(len(data), "byte") if lines is None else counted(len(lines), "line")
-    return f" ({many})"
+    size = counted(len(data), "byte") if lines is None else counted(len(lines), "line")
+    return f" ({size})"
 
 
 def _lines(data: bytes) -> list[str] | None:
-    """Split text into lines; None of what is not text."""
+    """Split text into lines; None for binary data."""
     try:
         return data.decode().splitlines()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Which files of a folder belong to a program: what git says, or everything but what is known."""
+"""Selection of a program's files: those that git does not ignore, or, without git, almost all."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jobs.output.console import human
 from jobs.program.globs import match_any
 
 MAX_FILES = 20_000
-"""Most files of a bundle: each is listed, hashed and written again by every node."""
+"""Maximum number of files in a bundle, since every node lists, hashes and writes each."""
 NEVER = (".git", ".hg", ".svn")
-"""Folders that no pattern brings back: a repository is not part of a program."""
+"""Folders that are never included: a repository is not part of a program."""
 LEFT_OUT = (
     *("__pycache__", "*.pyc", "node_modules", ".venv", "venv", ".tox", ".nox", ".eggs"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".ipynb_checkpoints", ".DS_Store"),
 )
-"""Names that are left out without git too: they are made anew, or are for one machine."""
+"""Names excluded even without git: generated and machine-specific files."""
 _VENV_MARK = "pyvenv.cfg"
 _UNREADABLE = "a folder that cannot be read"
 _SPECIAL = {
@@ -31,43 +31,43 @@ _SPECIAL = {
     stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",
 }
-"""Kinds of entries that hold nothing which could be packed."""
-_MOST_NAMED = 3
-"""Names that git ignores which are shown."""
+"""Kinds of entries that cannot be packed."""
+_MAX_NAMED = 3
+"""Number of git-ignored names to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Git:
-    """State of the repository that the folder is in."""
+    """State of the folder's git repository."""
 
     commit: str | None
-    """Null before the first one."""
+    """Current commit; null before the first one."""
     dirty: bool
-    """True if files of the folder were not committed."""
+    """True if files in the folder have uncommitted changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The files of a bundle, and what was left out of it."""
+    """The files of a bundle, and the names left out."""
 
     folder: Path
     paths: tuple[str, ...]
     """Relative paths with slashes, sorted."""
     left_out: tuple[str, ...]
-    """Names of what was left out, for people."""
+    """Names left out, for display."""
     git: Git | None
     remark: str | None = None
-    """Something to know about how they were found."""
+    """Note about the selection."""
     ignored_code: tuple[str, ...] = ()
-    """Files that ``ignores`` left out although git tracks them, or they are Python."""
+    """Files matched by ``ignores`` that git tracks or that are Python code."""
 
 
 def select(
     folder: Path, *, include: Sequence[str], exclude: Sequence[str], ignores: Sequence[str] = ()
 ) -> Selection:
-    """List the files of a folder; ``include`` brings back what is left out otherwise.
+    """Select the files of a folder; ``include`` overrides all other rules except ``NEVER``.
 
-    ``ignores`` are further patterns to leave out, such as the folder for checkpoints.
+    ``ignores`` are further patterns to exclude, such as the checkpoint folder.
     """
     tracked, git, remark = _by_git(folder, (*exclude, *ignores))
     everything = sorted(_walk(folder)) if tracked is None or include else ()
@@ -79,24 +79,21 @@ def select(
         if match_any(path, (*exclude, *ignores, *LEFT_OUT)) is None:
             left_out[f"{path} ({kind_of(folder / path)})"] = None
     ignored: list[str] = []
-    used: set[str] = set()
     for path in candidates:
         if match_any(path, NEVER):
             continue
-        wanted = match_any(path, include)
-        if wanted is not None:
-            used.add(wanted)
-        elif listed is not None and path not in listed:
-            continue  # git ignores it
-        elif reason := match_any(path, (*exclude, *ignores, *LEFT_OUT)):
-            left_out[reason] = None
-            if reason not in exclude and reason in ignores:
-                ignored.append(path)
-            continue
+        if match_any(path, include) is None:
+            if listed is not None and path not in listed:
+                continue  # git ignores it
+            if reason := match_any(path, (*exclude, *ignores, *LEFT_OUT)):
+                left_out[reason] = None
+                if reason not in exclude and reason in ignores:
+                    ignored.append(path)
+                continue
         if (kind := kind_of(folder / path)) == _UNREADABLE:
             raise Refusal(
                 "file",
-                f"{folder / path} is {kind}; set its permissions, or leave it out with --exclude "
+                f"{folder / path} is {kind}; fix its permissions, or exclude it with --exclude "
                 f"{path.rstrip('/')}",
             )
         if kind in _SPECIAL.values():
@@ -110,13 +107,13 @@ def select(
         if not any(match_any(path, (pattern,)) for path in taken):
             raise Refusal(
                 "no-such-file",
-                f"--include {pattern}: no file in {folder} has such a name; a pattern without a "
-                "slash means a file or folder anywhere, one with a slash begins in that folder",
+                f"--include {pattern}: no file in {folder} matches; a pattern without a slash "
+                "matches a file or folder anywhere, one with a slash is relative to that folder",
             )
     return Selection(
         folder=folder,
         paths=tuple(taken),
-        left_out=(*left_out, *_environments(folder, tracked is None)),
+        left_out=(*left_out, *_environments(folder, without_git=tracked is None)),
         git=git,
         remark=remark,
         ignored_code=tuple(_code(folder, ignored, with_git=tracked is not None)),
@@ -124,20 +121,20 @@ def select(
 
 
 def kind_of(path: Path) -> str:
-    """Name what a path is, in words; a link to a file is a link."""
+    """Describe the kind of a path; a link to a file counts as a file."""
     try:
         mode = path.lstat().st_mode
     except OSError:
         return "gone"
     if stat.S_ISLNK(mode):
-        return "a link to a folder" if path.is_dir() else "a link to nothing"
+        return "a link to a folder" if path.is_dir() else "a broken link"
     if stat.S_ISDIR(mode):
         return "a folder" if os.access(path, os.R_OK | os.X_OK) else _UNREADABLE
     return next((name for is_one, name in _SPECIAL.items() if is_one(mode)), "a file")
 
 
 def _unlisted(folder: Path, listed: Collection[str]) -> Iterator[str]:
-    """Yield what git never lists next to files that it does: pipes, and folders it cannot read."""
+    """Yield entries that git never lists, next to listed files: pipes and unreadable folders."""
     for parent in sorted({path.rpartition("/")[0] for path in listed} | {""}):
         for entry in sorted((folder / parent).iterdir()):
             path = entry.relative_to(folder).as_posix()
@@ -145,8 +142,8 @@ def _unlisted(folder: Path, listed: Collection[str]) -> Iterator[str]:
                 yield path
 
 
-def _ignored_by_git(folder: Path, said: Sequence[str]) -> str | None:
-    """Name what only git leaves out; folders that it ignores as a whole are one name."""
+def _ignored_by_git(folder: Path, patterns: Sequence[str]) -> str | None:
+    """Describe the files that only git excludes, naming each fully ignored folder once."""
     listed = _git(
         folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
     )
@@ -154,20 +151,20 @@ def _ignored_by_git(folder: Path, said: Sequence[str]) -> str | None:
         name
         for name in listed.split("\0")
         if name.strip("./")
-        and match_any(name.rstrip("/"), (*said, *LEFT_OUT, *NEVER)) is None
+        and match_any(name.rstrip("/"), (*patterns, *LEFT_OUT, *NEVER)) is None
         and not (folder / name / _VENV_MARK).exists()
     ]
     if not names:
         return None
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     return (
-        f"git ignores {', '.join(names[:_MOST_NAMED])}{more}, so they stay here; --include takes "
-        "them along"
+        f"git ignores {', '.join(names[:_MAX_NAMED])}{more}, so they are not packed; use --include "
+        "to pack them"
     )
 
 
 def _code(folder: Path, paths: Sequence[str], *, with_git: bool) -> Iterator[str]:
-    """Yield those that are part of the program: tracked by git, or Python."""
+    """Yield the paths that are code: tracked by git, or Python files."""
     if not paths:
         return
     listed = _git(folder, "ls-files", "-z", "--cached") if with_git else ""
@@ -186,22 +183,22 @@ def _check_count(folder: Path, taken: Sequence[str]) -> None:
     shown = ", ".join(f"{top} ({counts[top]:,} or more)" for top in most)
     raise Refusal(
         "bundle-too-large",
-        f"{folder} holds more than {MAX_FILES:,} files, the most of a bundle; most are in {shown}; "
-        "leave folders out with --exclude, or put the program into a folder of its own",
+        f"{folder} has more than {MAX_FILES:,} files, the limit of a bundle; most are in {shown}; "
+        "exclude folders with --exclude, or move the program to a separate folder",
     )
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield every file below a folder; links to folders are yielded, not followed.
+    """Yield every file below a folder, and links to folders without following them.
 
-    So are folders that cannot be read, with a final slash.
+    Also yield unreadable folders, with a final slash.
     """
     seen = 0
-    closed: list[str] = []
+    unreadable: list[str] = []
     if not os.access(folder, os.R_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     for here, folders, files in os.walk(
-        folder, onerror=lambda error: closed.append(error.filename)
+        folder, onerror=lambda error: unreadable.append(error.filename)
     ):
         at = Path(here)
         folders[:] = sorted(
@@ -214,15 +211,15 @@ def _walk(folder: Path) -> Iterator[str]:
             if seen > 50 * MAX_FILES:
                 raise Refusal(
                     "bundle-too-large",
-                    f"{folder} holds more than {50 * MAX_FILES:,} files; put the program into a "
-                    "folder of its own, or name its folder with --workdir",
+                    f"{folder} has more than {50 * MAX_FILES:,} files; move the program to a "
+                    "separate folder, or specify its folder with --workdir",
                 )
-    yield from (f"{Path(name).relative_to(folder).as_posix()}/" for name in closed)
+    yield from (f"{Path(name).relative_to(folder).as_posix()}/" for name in unreadable)
 
 
-def _environments(folder: Path, walked: bool) -> Iterator[str]:
-    """Yield the virtual environments in a folder without git; they are never taken."""
-    if walked:
+def _environments(folder: Path, *, without_git: bool) -> Iterator[str]:
+    """Yield the virtual environments in a folder without git, which are never packed."""
+    if without_git:
         yield from (
             entry.name
             for entry in sorted(folder.iterdir())
@@ -233,17 +230,20 @@ def _environments(folder: Path, walked: bool) -> Iterator[str]:
 def _by_git(
     folder: Path, exclude: Sequence[str]
 ) -> tuple[list[str] | None, Git | None, str | None]:
-    """List what git tracks or does not ignore; None where there is no repository."""
+    """List the files that git tracks or does not ignore, with its state and a remark.
+
+    The list and the state are None without a repository, or if git cannot list the folder.
+    """
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None, None, None
     try:
         names = list(_listed_by_git(folder, "", exclude))
         git = _state(folder)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
-        return None, None, f"git does not answer ({said}): every file of {folder} is taken"
+        reason = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
+        return None, None, f"git failed ({reason}): all files in {folder} are packed"
     if not names:
-        return None, None, f"git ignores {folder}: every file in it is taken"
+        return None, None, f"git ignores {folder}: all files in it are packed"
     return names, git, None
 
 
@@ -254,7 +254,7 @@ def _listed_by_git(folder: Path, prefix: str, exclude: Sequence[str]) -> Iterato
         if not name or not (path.exists() or path.is_symlink()):
             continue  # deleted, not yet committed
         if path.is_dir() and not path.is_symlink():
-            # A submodule, or another repository inside: git lists its folder only.
+            # A submodule or nested repository: git lists only its folder.
             shown = f"{prefix}{name.rstrip('/')}"
             if not (path / ".git").exists():
                 if not match_any(f"{shown}/.git", exclude):
@@ -266,12 +266,12 @@ def _listed_by_git(folder: Path, prefix: str, exclude: Sequence[str]) -> Iterato
 
 
 def _refuse_if_submodule(folder: Path, shown: str, name: str) -> None:
-    """Refuse a submodule whose files a plain clone has not brought; its index entry is a commit."""
+    """Refuse a submodule that was not checked out; its index entry is a commit."""
     if _git(folder, "ls-files", "--stage", "--", name).startswith("160000 "):
         raise Refusal(
             "no-submodule",
-            f"{shown} is a submodule whose files are not here, as after a plain clone; fetch them "
-            f"with: git submodule update --init {shown}; or leave it out: --exclude {shown}",
+            f"{shown} is a submodule that is not checked out, as after a plain clone; fetch it "
+            f"with: git submodule update --init {shown}; or exclude it: --exclude {shown}",
         )
 
 
@@ -286,7 +286,7 @@ def _state(folder: Path) -> Git:
 
 def _git(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        # A status must not wait for, or write, the index of a repository that is in use.
+        # A status must not lock or refresh the index of a repository in use.
         ["git", "--no-optional-locks", "-C", str(folder), *words],
         check=True,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Patterns of `--include` and `--exclude`, and of what a bundle leaves out by itself."""
+"""Patterns of `--include` and `--exclude`, and of files that are always excluded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Tell whether a pattern names a file, or one of the folders that it is in.
+    """Return whether a pattern matches a file or one of its parent folders.
 
-    As in a .gitignore: a pattern without a slash may match any part of the path, one with a slash
-    matches from the program's folder on.
+    As in a .gitignore: a pattern without a slash may match any part of the path, and one with a
+    slash is relative to the program's folder.
     """
     plain = pattern.removeprefix("./").strip("/")
     parts = path.split("/")
@@ -21,5 +21,5 @@ def matches(path: str, pattern: str) -> bool:
 
 
 def match_any(path: str, patterns: Iterable[str]) -> str | None:
-    """Return the first pattern that names the file; None if none does."""
+    """Return the first pattern that matches the file; None if none does."""
     return next((pattern for pattern in patterns if matches(path, pattern)), None)

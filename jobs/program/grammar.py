@@ -1,8 +1,8 @@
-"""Syntax errors of a program, found before anything is sent.
+"""Check a program for syntax errors before anything is sent.
 
-The nodes' Python decides, which need not be the one that runs here. A newer one here is told to
-take the nodes' grammar; an older one may refuse what is right there, so what looks like grammar
-that it cannot know is only remarked.
+The nodes' Python version applies, which may differ from the local one. A newer local Python parses
+with the nodes' grammar, as far as ``ast.parse`` supports it. An older one may reject valid code, so
+an error that looks like newer grammar is only a warning.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def check_grammar(
     python: Version | None,
     note: Callable[[str], None],
 ) -> None:
-    """Refuse a program with a syntax error, in its file or in one of its own that it imports.
+    """Refuse a program with a syntax error in its file or in bundled modules that it imports.
 
-    ``contents`` are the files of the bundle, ``root`` is the folder of it where Python looks for
-    modules first; ``python`` is the nodes' version, if known.
+    ``contents`` are the files of the bundle, ``root`` is the folder in it where Python first looks
+    for modules, and ``python`` is the nodes' version, if known.
     """
     waiting, seen = [file], set()
     while waiting:
@@ -63,27 +63,27 @@ def check_grammar(
             continue
         if path == file and not tree.body:
             raise Refusal(
-                "empty-file", f"{path} has no statement, so it would do nothing; name a program"
+                "empty-file", f"{path} has no statements, so it would do nothing; specify a program"
             )
         waiting += imported_files(tree, path, root, contents)
 
 
 def parsed_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
-    """Parse a user's source; refuse what is nested too deeply, and raise Python's other errors."""
+    """Parse a user's source; refuse code nested too deeply, and raise Python's other errors."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in texts: Python's own business
+            warnings.simplefilter("ignore")  # such as invalid escapes in strings
             return ast.parse(data, filename=path, feature_version=grammar)
     except (RecursionError, MemoryError):
         raise too_nested(path) from None
 
 
 def too_nested(path: str) -> Refusal:
-    """Make the refusal of code that Python's parser, or a walk over its tree, cannot take."""
+    """Build the refusal for code nested too deeply for Python's parser or a walk over its tree."""
     return Refusal(
         "too-nested",
-        f"{path}: code is nested more deeply than can be read; assign parts of a long expression "
-        "to names, and make functions of a long chain",
+        f"{path}: code is nested too deeply; assign parts of a long expression to variables, and "
+        "move parts of a long chain into functions",
     )
 
 
@@ -100,25 +100,25 @@ def _parsed(
         line = (error.text or "").strip()
         if _may_be_newer(error, here, python or _NEWEST):
             note(
-                f"{path}, line {error.lineno}: {error.msg}, says Python {here[0]}.{here[1]} here; "
-                "the nodes' is newer, or not known, and may take it"
+                f"{path}, line {error.lineno}: {error.msg} in Python {here[0]}.{here[1]} on this "
+                "machine; the nodes' Python is newer or unknown, and may accept it"
             )
             return None
         at = f", line {error.lineno}" if error.lineno else ""
         shown = f" ({line[:60]})" if line else ""
         raise Refusal(
             "syntax-error",
-            f"{path}{at}: {error.msg}{shown}, in the grammar of Python {grammar[0]}.{grammar[1]}; "
-            "fix it and try again",
+            f"{path}{at}: {error.msg}{shown} in Python {grammar[0]}.{grammar[1]}; fix it and try "
+            "again",
         ) from None
     except ValueError as error:
         raise Refusal(
-            "not-python", f"{path} is no Python file: {error}; name a Python program"
+            "not-python", f"{path} is not a Python file: {error}; specify a Python program"
         ) from None
 
 
 def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
-    """Tell whether the nodes' Python may know grammar that this one does not."""
+    """Return whether an error may be due to syntax that only the nodes' Python supports."""
     line = error.text or ""
     return any(here < since <= nodes and pattern.search(line) for since, pattern in _NEWER_GRAMMAR)
 
@@ -126,7 +126,7 @@ def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
 def imported_files(
     tree: ast.Module, path: str, root: str, contents: Mapping[str, bytes]
 ) -> Iterator[str]:
-    """Yield the files of the bundle that are certainly imported: by statements at the top."""
+    """Yield the bundled files that are certainly imported, by top-level statements."""
     for statement in tree.body:
         names: list[str] = []
         below = root
@@ -135,12 +135,12 @@ def imported_files(
         elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
             names = [statement.module]
         elif isinstance(statement, ast.ImportFrom) and statement.level:
-            # One dot is the package that the file is in, each further one the package around.
+            # One dot is the file's package, and each further dot the parent package.
             below = posixpath.normpath(posixpath.join(path, *[".."] * statement.level))
             prefix = f"{statement.module}." if statement.module else ""
             names = [f"{prefix}{alias.name}" for alias in statement.names]
             names += [statement.module] if statement.module else []
         for name in names:
             base = posixpath.normpath(posixpath.join(below, name.replace(".", "/")))
-            found = (f"{base}.py", f"{base}/__init__.py")
-            yield from (path for path in found if path in contents)
+            candidates = (f"{base}.py", f"{base}/__init__.py")
+            yield from (path for path in candidates if path in contents)

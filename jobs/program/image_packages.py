@@ -1,6 +1,6 @@
-"""Requirements against the image's own packages, before a job is submitted to collect them.
+"""Check requirements against the packages in the image, before they are collected.
 
-Of what packages require in turn, only the job that collects them knows; it refuses that.
+Transitive requirements are only known to the job that collects them, which checks them too.
 """
 
 from __future__ import annotations
@@ -13,26 +13,22 @@ from jobs.errors import Refusal
 from jobs.program.grammar import python_of
 from jobs.program.requirements import Requirements
 from trainium_catalogue.contract import CONSTRAINT_MARK
-from trainium_catalogue.image_packages import (
-    IMAGE_PACKAGES,
-    IN_EVERY_IMAGE,
-    IN_PUBLISHED_IMAGES,
-)
+from trainium_catalogue.image_packages import IMAGE_PACKAGES, IN_EVERY_IMAGE, IN_PUBLISHED_IMAGES
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
 _REMEDY = (
-    "leave the line out, and the program finds the image's; for another version deploy a Neuron "
-    "release that has it, or an image of your own (image_uri)"
+    "remove the line to use the image's version; for another version, deploy a Neuron release that "
+    "has it, or your own image (image_uri)"
 )
 
 
 def check_image_packages(
     requirements: Requirements, target: Deployment, note: Callable[[str], None]
 ) -> None:
-    """Refuse lines that would replace what stays in the image; remark what cannot be known."""
-    # Only programs with requirements need these, and every command would wait for them.
+    """Refuse lines that would replace packages of the image; note what cannot be checked."""
+    # Imported here to keep other commands fast.
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
@@ -42,45 +38,46 @@ def check_image_packages(
     for line in requirements.named():
         try:
             plain = line.removeprefix(CONSTRAINT_MARK)
-            wanted = Requirement(plain.partition(" --")[0])
+            requirement = Requirement(plain.partition(" --")[0])
         except InvalidRequirement:
-            continue  # pip's own forms, such as an address alone
-        name = canonicalize_name(wanted.name)
-        # Others of such names, as optimum-neuron, need not be there, and may be added then.
-        if name not in known or not _is_for_nodes(wanted, release):
+            continue  # pip's own syntax, such as a bare URL
+        name = canonicalize_name(requirement.name)
+        # Other Neuron packages, such as optimum-neuron, may be missing and can be added.
+        if name not in known or not _is_for_nodes(requirement, release):
             continue
         where = f"{requirements.place(line)}: {plain}"
-        if wanted.url is not None:
+        if requirement.url is not None:
             raise Refusal(
                 "requirements-image",
-                f"{where}: the image has its own {name}, which stays as it is; {_REMEDY}",
+                f"{where}: the image has its own {name}, which is not replaced; {_REMEDY}",
             )
-        there = versions.get(name)
-        exact = any(clause.operator in ("==", "===") for clause in wanted.specifier)
-        if there is None and exact:
+        provided = versions.get(name)
+        exact = any(clause.operator in ("==", "===") for clause in requirement.specifier)
+        if provided is None and exact:
             note(
-                f"{where}: it has to be exactly the version in the image, which is not known here; "
-                "without the line, the program finds the image's"
+                f"{where}: it must be exactly the version in the image, which is unknown; remove "
+                "the line to use the image's version"
             )
-        elif there is not None and not any(
-            wanted.specifier.contains(version, prereleases=True) for version in there
+        elif provided is not None and not any(
+            requirement.specifier.contains(version, prereleases=True) for version in provided
         ):
-            has = f"{name} {there[0]}" if len(there) == 1 else f"{name} {_series(there[0])}"
+            is_one = len(provided) == 1
+            has = f"{name} {provided[0]}" if is_one else f"{name} {_series(provided[0])}"
             raise Refusal(
                 "requirements-image",
-                f"{where}: the image of Neuron {release} has {has}, which stays as it is: "
-                f"it fits the other Neuron packages, the driver and compiled graphs; {_REMEDY}",
+                f"{where}: the image of Neuron {release} has {has}, which is not replaced, because "
+                f"it matches the other Neuron packages, driver and compiled graphs; {_REMEDY}",
             )
 
 
 def _is_published(target: Deployment) -> bool:
-    """Tell whether the deployment's image is known to be made from the release's own."""
+    """Return whether the deployment's image is known to be based on the release's own."""
     settings = target.settings
     return settings is not None and not {"base_image", "image_uri"} & settings.keys()
 
 
-def _is_for_nodes(wanted: Requirement, release: str) -> bool:
-    if wanted.marker is None:
+def _is_for_nodes(requirement: Requirement, release: str) -> bool:
+    if requirement.marker is None:
         return True
     python = python_of(release)
     environment = {
@@ -92,7 +89,7 @@ def _is_for_nodes(wanted: Requirement, release: str) -> bool:
     }
     if python is not None:
         environment |= {"python_version": f"{python[0]}.{python[1]}"}
-    return bool(wanted.marker.evaluate(environment))
+    return bool(requirement.marker.evaluate(environment))
 
 
 def _series(version: str) -> str:

@@ -1,7 +1,7 @@
-"""Modules that a program imports and that are here, but will not be on the nodes.
+"""Warnings about imported modules that exist only on this machine.
 
-Read from its text, without running it: only what its own files import at the top, so that what is
-tried, or is for type checkers, counts as optional.
+Imports are found by parsing. Only top-level imports in the program's own files count, because
+imports in a ``try`` or for type checkers are optional.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jobs.program.grammar import imported_files, parsed_source
 
 _IN_IMAGE = frozenset({"training", "trainium_catalogue"})
 _CLONE = Path(__file__).resolve().parents[2]
-"""What is in this repository is not what a program of the user's own means."""
+"""This repository, whose modules users' programs do not import."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -32,41 +32,41 @@ class Import:
     name: str
 
 
-def left_behind(entry: Entry, contents: Mapping[str, bytes], required: str) -> Iterator[str]:
-    """Remark imports that work here only; ``required`` is the text of the requirements."""
+def missing_imports(entry: Entry, contents: Mapping[str, bytes], required: str) -> Iterator[str]:
+    """Warn about imports that work only on this machine, given the text of the requirements."""
     root = "" if entry.module else entry.file.rpartition("/")[0]
-    names = {_plain(match[0]) for line in required.splitlines() if (match := _NAME.match(line))}
+    names = {
+        _normalized(match[0]) for line in required.splitlines() if (match := _NAME.match(line))
+    }
     sets_path = any(b"sys.path" in data for data in contents.values())
     seen: set[str] = set()
     for item in _imports(entry.file, contents, root):
         if item.name in seen or item.name in sys.stdlib_module_names or item.name in _IN_IMAGE:
             continue
         seen.add(item.name)
-        if _plain(item.name) in names or _is_in(contents, root, item.name):
+        if _normalized(item.name) in names or _is_in(contents, root, item.name):
             continue
         where = f"{item.file}, line {item.line}: {item.name}"
         if root and _is_in(contents, "", item.name):
             module = entry.file.removesuffix(".py").replace("/", ".")
             yield (
-                f"{where} is among the files, but Python looks for modules beside the script, in "
-                f"{root}/; submit -m {module} --workdir {entry.folder} to have it look in all of "
-                "them"
+                f"{where} is in the bundle, but Python looks for modules next to the script, in "
+                f"{root}/; submit -m {module} --workdir {entry.folder} to search the whole bundle"
             )
         elif (place := _place_of(contents, item.name)) is not None and not sets_path:
             yield (
-                f"{where} is in {place}/ among the files, but Python looks for modules in the "
-                f"folder of what is run; have {entry.file} begin with `import sys; "
-                f"sys.path.insert(0, {place!r})`"
+                f"{where} is in {place}/ of the bundle, but Python looks for modules next to the "
+                f"script; begin {entry.file} with `import sys; sys.path.insert(0, {place!r})`"
             )
-        elif (found := _found_here(entry.folder, item.name)) is not None:
+        elif (source := _local_folder(entry.folder, item.name)) is not None:
             yield (
-                f"{where} is in {found} here, which does not go along; name the folder that holds "
-                "both with --workdir, or its package in --requirements"
+                f"{where} is in {source}, which is not packed; specify a folder that contains both "
+                "with --workdir, or list its package in --requirements"
             )
 
 
 def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Import]:
-    """Yield the imports of a file, and of those of the bundle that it imports."""
+    """Yield the imports of a file and of the bundled files that it imports."""
     waiting, seen = [file], set()
     while waiting:
         path = waiting.pop()
@@ -76,7 +76,7 @@ def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Im
         try:
             tree = parsed_source(path, contents[path])
         except (SyntaxError, ValueError):
-            continue  # the grammar of a newer Python, or refused already
+            continue  # newer grammar, or already refused
         for statement in tree.body:
             names: list[str] = []
             if isinstance(statement, ast.Import):
@@ -94,7 +94,7 @@ def _is_in(contents: Mapping[str, bytes], root: str, name: str) -> bool:
 
 
 def _place_of(contents: Mapping[str, bytes], name: str) -> str | None:
-    """Find the folder of sources, as of the src layout, that has a module of a name."""
+    """Find the src-layout folder that contains a module."""
     ends = (f"{SOURCES}/{name}.py", f"{SOURCES}/{name}/__init__.py")
     places = (
         f"{path.removesuffix(end)}{SOURCES}"
@@ -105,18 +105,18 @@ def _place_of(contents: Mapping[str, bytes], name: str) -> str | None:
     return min(places, default=None)
 
 
-def _found_here(folder: Path, name: str) -> Path | None:
-    """Find the folder outside the program's that has a module, or its code's in development."""
+def _local_folder(folder: Path, name: str) -> Path | None:
+    """Find the local folder outside the program that contains a module, if not installed."""
     real = folder.resolve()
     for place in (real.parent, real.parent.parent, Path.cwd()):
         here = place.resolve()
         if _CLONE in (here, *here.parents) or real in (here, *here.parents):
             continue
-        # A folder without that file may be a clone, or what a package such as wandb leaves.
+        # Without __init__.py it may be a clone, or files left by a package such as wandb.
         if (here / f"{name}.py").is_file() or (here / name / "__init__.py").is_file():
             return here
     try:
-        # In PYTHONPATH, or installed for development.
+        # On PYTHONPATH, or an editable install.
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
@@ -130,5 +130,5 @@ def _found_here(folder: Path, name: str) -> Path | None:
     return source.parent
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

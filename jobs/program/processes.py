@@ -1,10 +1,10 @@
-"""Processes that a program starts, or does not share its work among: remarks before it is sent.
+"""Warnings about programs that start their own ranks, or do not share work among processes.
 
-The launcher starts one process per NeuronCore, or as many as ``--processes-per-node`` names. A
-program that starts its own waits for peers that never come: they inherit
-``TORCHELASTIC_USE_AGENT_STORE``, so none of them listens at the address that the program chose
-(``_create_c10d_store`` in torch/distributed/rendezvous.py). One that never asks for its rank does
-the same work in each process.
+The launcher starts one process per NeuronCore, or ``--processes-per-node`` processes. A program
+that starts its own ranks waits for peers forever: they inherit ``TORCHELASTIC_USE_AGENT_STORE``, so
+none of them listens at the address that the program chose (``_create_c10d_store`` in
+torch/distributed/rendezvous.py). A program that never reads its rank does the same work in each
+process.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _USUAL_NAMES: Mapping[str, str] = {
     "notebook_launcher": "accelerate.notebook_launcher",
     "debug_launcher": "accelerate.debug_launcher",
 }
-"""Names of a star import, or of one that is not at the top of the file."""
+"""Common names, for star imports and imports inside functions."""
 _COMMANDS = re.compile(
     r"(?:^|[;&|]\s*|(?:^|\s)-m\s+)(?:\w+=\S*\s+)*(?:\S*/)?"
     r"(torchrun|accelerate\s+launch|deepspeed|torch\.distributed\.(?:run|launch)"
     r"|accelerate\.commands\.launch)(?=\s|$)"
 )
-"""Launchers as the first word of a command, or as what Python runs; not as an argument of pip."""
+"""Launchers as the first word of a command or after -m, but not as an argument of pip."""
 _PROCESS_CALLS = re.compile(
     r"run|call|check_call|check_output|getoutput|Popen|system|popen|exec[lv]p?e?|posix_spawnp?"
     r"|create_subprocess_(?:exec|shell)"
@@ -55,39 +55,39 @@ _SHARES = re.compile(
     rb"|import ray|from ray",
     re.IGNORECASE,
 )
-"""Words of code that knows of other processes, or leaves that to a library."""
+"""Words in code that is aware of other processes, or uses a library that is."""
 _SET = (
     "torchrun has already started the processes of each node and set RANK, WORLD_SIZE, "
     "MASTER_ADDR and MASTER_PORT"
 )
 
 
-def started_processes(
+def process_warnings(
     contents: Mapping[str, bytes], file: str, *, on_node: int = 0
 ) -> Iterator[str]:
-    """Remark what does not go together with the launcher's own processes.
+    """Warn about code that conflicts with the processes started by the launcher.
 
-    ``contents`` are the program's Python files, ``file`` the one that runs, and ``on_node`` the
-    processes that were asked for; 0: one per NeuronCore.
+    ``contents`` are the program's Python files, ``file`` is the file that runs, and ``on_node`` is
+    the requested number of processes; 0 means one per NeuronCore.
     """
     for path in sorted(contents):
         try:
             tree = parsed_source(path, contents[path])
         except (SyntaxError, ValueError):
-            continue  # refused already, not imported, or not Python of this version
+            continue  # already refused, not imported, or for another Python version
         for line, remark in _File(tree).remarks(is_alone=on_node == 1):
             yield f"{path}, line {line}: {remark}"
     if on_node != 1 and not any(map(_SHARES.search, contents.values())):
         processes = f"{on_node} processes" if on_node else "one process per NeuronCore"
         yield (
             f"{file}: nothing reads a rank or joins a process group, so {processes} would do the "
-            "same work and write the same files; --processes-per-node 1 runs one on each node, "
-            "with --nodes 1 one in all"
+            "same work and write the same files; --processes-per-node 1 runs one on each node, and "
+            "with --nodes 1 only one in total"
         )
 
 
 class _File:
-    """One file of a program: its names, and what surrounds each of its nodes."""
+    """One file of a program: its imported names, and its AST nodes with their guards."""
 
     def __init__(self, tree: ast.Module) -> None:
         self._names = dict(_USUAL_NAMES)
@@ -96,7 +96,7 @@ class _File:
         self._visit(tree)
 
     def remarks(self, *, is_alone: bool) -> Iterator[tuple[int, str]]:
-        """Yield lines and remarks; a launcher in a node's only process starts its first ranks."""
+        """Yield line numbers and warnings; the only process of a node may start its own ranks."""
         for node, is_guarded in self._nodes:
             match node:
                 case ast.Call(lineno=line) if (what := self._spawns(node)) is not None:
@@ -105,8 +105,8 @@ class _File:
                     starts_ranks = what in ("torchrun", "torch.distributed.run")
                     if is_alone and starts_ranks:
                         continue
-                    # The others find RANK and WORLD_SIZE set, and take themselves for a rank.
-                    remedy = ", or give --processes-per-node 1" if starts_ranks else ""
+                    # Other launchers find RANK and WORLD_SIZE set, and act as a rank.
+                    remedy = ", or use --processes-per-node 1" if starts_ranks else ""
                     yield (
                         line,
                         f"starts {what} in the program; {_SET}, so call the training function "
@@ -115,15 +115,14 @@ class _File:
                 case ast.Call(lineno=line) if (url := self._address(node)) is not None:
                     yield (
                         line,
-                        f"joins at {url}, where no process listens; {_SET}, so leave init_method "
-                        "away",
+                        f"connects to {url}, where no process listens; {_SET}, so omit init_method",
                     )
                 case ast.stmt(lineno=line) | ast.Call(lineno=line) if not is_guarded:
                     for name in _assigned(node):
-                        yield line, f"assigns {name}; {_SET}, so leave {name} as it is"
+                        yield line, f"assigns {name}; {_SET}, so do not change {name}"
 
     def _visit(self, tree: ast.Module) -> None:
-        # Not recursive: a chain of calls or of elif is as deep as it is long.
+        # Not recursive: long chains of calls or elif are deeply nested.
         waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
         while waiting:
             node, is_guarded = waiting.pop()
@@ -139,11 +138,11 @@ class _File:
                     is_guarded = is_guarded or _asks_environment(test)
                 case ast.ExceptHandler(type=ast.Name(id="KeyError")):
                     is_guarded = True
-            children = reversed(list(ast.iter_child_nodes(node)))  # so the first is the next
+            children = reversed(list(ast.iter_child_nodes(node)))  # the first is visited next
             waiting += [(child, is_guarded) for child in children]
 
     def _dotted(self, node: ast.AST) -> str:
-        """Spell a name in full, as far as imports tell."""
+        """Return the full dotted name of a node, resolved through imports."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
             attributes.append(node.attr)
@@ -157,11 +156,11 @@ class _File:
         if name in _SPAWNERS or (
             short == "spawn" and any(keyword.arg == "nprocs" for keyword in call.keywords)
         ):
-            return f"{short}() starts processes of its own"
+            return f"{short}() starts more processes"
         if short == "Process" and any(keyword.arg == "target" for keyword in call.keywords):
             words = {x.id for x in ast.walk(call) if isinstance(x, ast.Name)}
             if any(map(_RANK_WORDS.search, words)):
-                return "Process() starts ranks of its own"
+                return "Process() starts more ranks"
         return None
 
     def _launches(self, call: ast.Call) -> str | None:
@@ -180,7 +179,7 @@ class _File:
         given = [keyword.value for keyword in call.keywords if keyword.arg == "init_method"]
         for value in (*given, *call.args[1:2]):
             texts = list(_texts(value))
-            # Made of torchrun's own variables it is the address of torchrun's store.
+            # An address built from torchrun's variables is the address of torchrun's own store.
             if texts and texts[0].startswith("tcp://") and not _OF_TORCHRUN & set(texts):
                 return texts[0] if isinstance(value, ast.Constant) else "a tcp:// address"
         return None
@@ -201,7 +200,7 @@ def _is_environment(node: ast.AST) -> bool:
 
 
 def _asks_environment(test: ast.AST) -> bool:
-    """Tell if a condition depends on whether torchrun has started the program."""
+    """Return whether a condition checks if torchrun started the program."""
     return any(
         _is_environment(x)
         or (isinstance(x, ast.Attribute | ast.Name) and _name(x) in _ASKING)
@@ -215,7 +214,7 @@ def _name(node: ast.Attribute | ast.Name) -> str:
 
 
 def _assigned(node: ast.AST) -> list[str]:
-    """List torchrun's variables that a statement or call replaces."""
+    """List torchrun's variables that a statement or call overwrites."""
     names: list[object] = []
     value: ast.AST | None = None
     match node:

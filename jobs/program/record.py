@@ -1,4 +1,4 @@
-"""`program.json`: what a run of a user's own program ran, submission by submission."""
+"""`program.json`: the submissions of a user's own program in a run."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmittedProgram:
-    """What one submission of a run ran."""
+    """The program of one submission of a run."""
 
     submitted_at: Timestamp
     """Time in UTC."""
     code: Sha256
-    """Name of the bundle."""
+    """SHA-256 of the bundle."""
     script: str | None
-    """File of the bundle that ran."""
+    """File in the bundle that was run."""
     module: str | None
-    """Module that ran instead."""
+    """Module that was run instead."""
     argv: tuple[str, ...]
-    """Arguments of the program, as every worker gets them."""
+    """Arguments of the program, for every worker."""
     parameters: Mapping[str, Value] = field(default_factory=dict)
-    """Parameters that were given, of `submit` and of the workload.toml."""
+    """Given parameters, of `submit` and of the workload.toml."""
     num_nodes: Positive
     workload: str | None = None
     """Name in its workload.toml."""
     from_snapshot: str | None = None
-    """What --from-snapshot named: a number, or none; null without it."""
+    """Value of --from-snapshot: a number, or none; null without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,27 +54,27 @@ class Submitted(SubmittedProgram):
     """One submission of a run."""
 
     requirements: Mapping[str, Any] | None = None
-    """Key and text of the requirements, if there were any."""
+    """Key and text of the requirements, if any."""
     from_snapshot: str | None = field(default=None, metadata=OPTIONAL)
-    """As above; earlier releases did not write it."""
+    """Value of --from-snapshot; earlier releases did not write it."""
 
     @property
     def shown(self) -> str:
-        """The program as one would start it."""
+        """The program as on a command line."""
         return f"-m {self.module}" if self.module else str(self.script)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecord:
-    """What a run of a user's own program ran; written just before each submission."""
+    """The submissions of a user's own program in a run; written just before each submission."""
 
     format: Literal[1]
     submissions: Annotated[tuple[Submitted, ...], Keywords(minItems=1)]
-    """The newest is last."""
+    """Submissions, newest last."""
 
 
 def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
-    """Read the submissions of a run, the newest last; none if it is new."""
+    """Read the submissions of a run, newest last; empty for a new run."""
     data = bucket.read(contract.run_key(run, contract.RUN_PROGRAM))
     return () if data is None else _parsed(bucket, run, data)
 
@@ -85,41 +85,41 @@ def _parsed(bucket: Bucket, run: str, data: bytes) -> tuple[Submitted, ...]:
         document = read_object(data)
         if document["format"] != FORMAT:
             raise ValueError(
-                f"it has format {document['format']!r}, and this checkout reads {FORMAT}"
+                f"it has format {document['format']!r}, but this checkout reads {FORMAT}"
             )
         return tuple(_submitted(item) for item in document["submissions"])
     except (KeyError, TypeError, ValueError) as error:
-        said = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise Refusal(
             "program-record",
-            f"s3://{bucket.name}/{key} cannot be used: {said}; use the checkout that submitted the "
-            "run, or another --name",
+            f"s3://{bucket.name}/{key} cannot be used: {reason}; use the checkout that submitted "
+            "the run, or another --name",
         ) from None
 
 
 def add_record(bucket: Bucket, run: str, new: Submitted) -> None:
-    """Add the submission that is about to be made to those of the run.
+    """Append the upcoming submission to the run's record.
 
-    Somebody else may submit at the same time, so the record is replaced only as it was read.
+    Another submission may run concurrently, so the record is replaced conditionally.
     """
     key = contract.run_key(run, contract.RUN_PROGRAM)
     for _ in range(_ATTEMPTS):
-        found = bucket.read_version(key)
-        earlier = () if found is None else _parsed(bucket, run, found.data)
+        stored = bucket.read_version(key)
+        earlier = () if stored is None else _parsed(bucket, run, stored.data)
         record = ProgramRecord(format=FORMAT, submissions=(*earlier, new))
-        etag = None if found is None else found.etag
+        etag = None if stored is None else stored.etag
         data = json.dumps(as_document(record), indent=1).encode()
         if bucket.replace(key, data, etag=etag) is not None:
             return
     raise Refusal(
         "program-record",
-        f"s3://{bucket.name}/{key} has been replaced {_ATTEMPTS} times while this submission was "
-        "about to be added; submit again when nobody else does",
+        f"s3://{bucket.name}/{key} was replaced by other submissions {_ATTEMPTS} times while this "
+        "submission was being added; submit again later",
     )
 
 
 def now() -> str:
-    """Return the time of a submission."""
+    """Return the current time for a record."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 

@@ -1,4 +1,4 @@
-"""What is worth a remark before a program is sent: it will not be on the nodes as it is here."""
+"""Warnings about local paths in a program's arguments, which nodes do not have."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from trainium_catalogue import contract
 
-_THERE_TOO = ("dev", "proc", "sys", "usr", "etc", "bin", "lib", contract.LUSTRE_MOUNT.strip("/"))
-"""Folders of the nodes as well; whoever names something in them does not mean this machine."""
+_ON_NODES_TOO = ("dev", "proc", "sys", "usr", "etc", "bin", "lib", contract.LUSTRE_MOUNT.strip("/"))
+"""Folders that nodes have too, so paths in them are not local."""
 
 
 def local_paths(argv: Sequence[str], variables: Mapping[str, str], folder: Path) -> Iterator[str]:
-    """Remark absolute paths of this machine; ``folder`` is the program's."""
+    """Warn about absolute local paths; ``folder`` is the program's."""
     seen: set[str] = set()
     for shown, words in (*map(_of_argument, argv), *map(_of_variable, variables.items())):
         for word in words:
@@ -23,7 +23,7 @@ def local_paths(argv: Sequence[str], variables: Mapping[str, str], folder: Path)
 
 
 def _of_argument(word: str) -> tuple[str, list[str]]:
-    """Return an argument as it is shown, and what may be a path in it: also after an equals."""
+    """Return an argument for display, and its possible paths, including after an equals sign."""
     return f"argument {word}", [word, word.partition("=")[2]]
 
 
@@ -32,11 +32,11 @@ def _of_variable(item: tuple[str, str]) -> tuple[str, list[str]]:
 
 
 def _existing(word: str) -> Path | None:
-    """Return the path that a word is, if this machine has it and nodes do not."""
+    """Return the path in a word if it exists on this machine but not on nodes."""
     if not word.startswith(("/", "~/")) or len(word) > 4096:
         return None
     path = Path(word).expanduser()
-    if len(path.parts) < 2 or path.parts[1] in _THERE_TOO or path == Path("/tmp"):
+    if len(path.parts) < 2 or path.parts[1] in _ON_NODES_TOO or path == Path("/tmp"):
         return None
     try:
         return path if path.exists() else None
@@ -48,8 +48,8 @@ def _advice(path: Path, folder: Path) -> str:
     real = path.resolve()
     if real != folder and real.is_relative_to(folder):
         inside = real.relative_to(folder).as_posix()
-        return f"a path of this machine, and the program's copy is elsewhere; give {inside}"
+        return f"a local path, and on nodes the program is elsewhere; use {inside}"
     return (
-        "a path of this machine, which the nodes do not have; put data into the bucket (--input, "
-        "--dataset), files into the program's folder, and give their place there"
+        "a local path, which the nodes do not have; put data into the bucket (--input, --dataset) "
+        "or files into the program's folder, and pass their path on the nodes"
     )

@@ -1,7 +1,7 @@
-"""A program's requirements: read as pip would, in one text, without what nodes could not have.
+"""A program's requirements: parsed like pip, inlined into one text, and checked for the nodes.
 
-The text is kept with the run, and the job that collects the wheels hands it to pip. So it holds
-the lines of other files that it names, and neither paths of this machine nor passwords.
+The text is stored with the run, and the job that collects the wheels passes it to pip. So it
+includes the lines of referenced files, but neither local paths nor passwords.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trainium_catalogue.suggest import did_you_mean
 
 KEY_LENGTH = 32
 _KEY_FORMAT = "1"
-"""Raised when wheels of the same requirements have to be collected anew."""
+"""Version, increased when wheels of the same requirements must be collected again."""
 
 # pip's own expressions (pip/_internal/req/req_file.py).
 _COMMENT = re.compile(r"(^|\s+)#.*$")
@@ -34,7 +34,7 @@ _OPTIONS = (
     *("--no-index", "--pre", "--prefer-binary", "--only-binary", "--no-binary"),
     *("--require-hashes", "--trusted-host"),
 )
-"""Options that may stand on a line of their own."""
+"""Options allowed on a separate line."""
 _SHORT = {
     "-i": "--index-url",
     "-f": "--find-links",
@@ -55,24 +55,24 @@ _FROM_REPOSITORY = re.compile(r"(?P<kind>git|hg|svn|bzr)\+")
 _COMMIT = re.compile(r"[^@]+@[0-9a-f]{40}(?:#.*)?")
 _PATH = re.compile(r"[./~\\]|[A-Za-z]:\\|.*\.(whl|zip|tar\.gz|tar\.bz2)(\s|$)|.*@\s*[./~]")
 _ONE_EQUALS = re.compile(rf"({_NAME}{_EXTRAS})\s*=\s*([^=\s]+)$")
-_MOST_BYTES = 512 * 1024
+_MAX_BYTES = 512 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirements:
-    """What a program requires, as one text."""
+    """A program's requirements as one text."""
 
     text: str
-    """One requirement or option a line, without comments; empty if nothing is required."""
+    """One requirement or option per line, without comments; empty without requirements."""
     places: Mapping[str, str] = field(default_factory=dict)
-    """File and number of each line, if they were read from files."""
+    """File and line number of each line, if read from files."""
 
     def named(self) -> Iterator[str]:
-        """Yield the lines that require or limit a package."""
+        """Yield the lines that require or constrain a package."""
         yield from (line for line in self.text.splitlines() if not line.startswith("-"))
 
     def place(self, line: str) -> str:
-        """Name the place of a line, for people."""
+        """Describe where a line comes from."""
         return self.places.get(line, "the run's requirements")
 
     @property
@@ -81,52 +81,52 @@ class Requirements:
         return sum(not line.startswith(("-", CONSTRAINT_MARK)) for line in self.text.splitlines())
 
     def key(self, image: str) -> str:
-        """Name the wheels that these requirements mean in an image."""
+        """Return the key of the wheels for these requirements and an image."""
         whole = "\n".join((_KEY_FORMAT, image, self.text))
         return hashlib.sha256(whole.encode()).hexdigest()[:KEY_LENGTH]
 
 
 def read_requirements(path: Path) -> Requirements:
-    """Read a requirements file and those that it names; refuse lines that cannot work."""
-    found = list(_file_lines(path, chain=()))
-    text = "".join(f"{line}\n" for line, _ in found)
-    if len(text.encode()) > _MOST_BYTES:
+    """Read a requirements file with its referenced files; refuse lines that cannot work."""
+    lines = list(_file_lines(path, chain=()))
+    text = "".join(f"{line}\n" for line, _ in lines)
+    if len(text.encode()) > _MAX_BYTES:
         raise Refusal(
             "requirements-size",
-            f"--requirements {path} has {len(text.encode()):,} bytes; at most {_MOST_BYTES:,} are "
-            "kept with a run; name only what the program imports",
+            f"--requirements {path} is {len(text.encode()):,} bytes, but the limit is "
+            f"{_MAX_BYTES:,}; list only what the program imports",
         )
-    return Requirements(text=text, places=dict(found))
+    return Requirements(text=text, places=dict(lines))
 
 
 def _file_lines(
     path: Path, *, chain: tuple[Path, ...], constrains: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a file and of those that it names, with their places."""
+    """Yield the lines of a file and of its referenced files, with their places."""
     here = (*chain, path.resolve())
     if path.resolve() in chain:
-        raise Refusal("requirements-file", f"{path} names itself; take that line out")
+        raise Refusal("requirements-file", f"{path} includes itself; remove that line")
     for number, line in _logical_lines(_text_of(path, chain)):
         yield from _checked(line, f"{path}, line {number}", path, here, constrains)
 
 
 def _text_of(path: Path, chain: tuple[Path, ...]) -> str:
-    where = f"{chain[-1]} names {path}" if chain else f"--requirements {path}"
+    where = f"{chain[-1]} includes {path}" if chain else f"--requirements {path}"
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise Refusal(
-            "requirements-file", f"{where}: it is not text in UTF-8; write it anew"
+            "requirements-file", f"{where}: it is not UTF-8 text; save it as UTF-8"
         ) from None
     except OSError as error:
         near = [item.name for item in path.parent.glob("*.txt")] if path.parent.is_dir() else []
-        hint = did_you_mean(path.name, near) if near else "name a file of requirements"
+        hint = did_you_mean(path.name, near) if near else "specify a requirements file"
         reason = (error.strerror or str(error)).lower()
         raise Refusal("requirements-file", f"{where}: {reason}; {hint}") from None
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without comments, joined where they end with a backslash, as pip does."""
+    """Yield lines without comments, joined at trailing backslashes like in pip."""
     parts: list[str] = []
     start = 1
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -145,16 +145,16 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 def _checked(
     line: str, where: str, path: Path, chain: tuple[Path, ...], constrains: bool
 ) -> Iterator[tuple[str, str]]:
-    """Check one line; yield it, or the lines of the file that it names."""
+    """Check one line; yield it, or the lines of the file that it includes."""
 
     def refuse(code: str, reason: str) -> Refusal:
         return Refusal(code, f"{where}: {reason}")
 
-    if _VARIABLE.search(line):
+    if variable := _VARIABLE.search(line):
         raise refuse(
             "requirements-variable",
-            f"{_VARIABLE.search(line)[0]} is a variable of this machine, which nodes do not have "  # type: ignore[index]
-            "and the run's record must not; write the line without it",
+            f"{variable[0]} is an environment variable of this machine, which the nodes do not "
+            "have and the run's record must not contain; write the line without it",
         )
     _refuse_secrets(line, where)
     if line.startswith("-"):
@@ -164,25 +164,24 @@ def _checked(
         if name in ("--requirement", "--constraint"):
             if "://" in value:
                 raise refuse(
-                    "requirements-file", f"{value} is an address; copy that file beside this one"
+                    "requirements-file",
+                    f"{value} is a URL, which is not read; copy that file next to this one",
                 )
             limits = constrains or name == "--constraint"
             yield from _file_lines(path.parent / value, chain=chain, constrains=limits)
             return
         if name == "--editable":
-            raise refuse(
-                "requirements-path", f"{line} is code of this machine; {_instead(path, value)}"
-            )
+            raise refuse("requirements-path", f"{line} is local code; {_instead(path, value)}")
         if name not in _OPTIONS:
             known = ", ".join(_OPTIONS)
-            raise refuse("requirements-option", f"{name} cannot be used here; known are {known}")
+            raise refuse("requirements-option", f"{name} is not supported here; use one of {known}")
         if name in _WITH_ADDRESS and urlsplit(value).scheme not in ("http", "https"):
             raise refuse(
                 "requirements-path",
-                f"{value or 'nothing'} is no address on the network, and this machine's folders "
-                "are not where wheels are collected; give an https address",
+                f"{value or 'nothing'} is not a URL, and wheels are not collected on this machine; "
+                "use an https URL",
             )
-        # Constraints have no options of their own, and pip reads none from their files.
+        # pip ignores options in constraints files.
         if not constrains:
             yield f"{name} {value}".strip(), where
         return
@@ -195,20 +194,20 @@ def _refuse_secrets(line: str, where: str) -> None:
         if "@" in urlsplit(word).netloc:
             raise Refusal(
                 "requirements-secret",
-                f"{where}: the address at {urlsplit(word).hostname} carries a name or password, "
-                "and requirements are kept with the run; let the image's pip.conf hold it (an own "
-                "image, image_uri), or copy the packages to an index without one",
+                f"{where}: the URL at {urlsplit(word).hostname} has a user name or password, and "
+                "requirements are stored with the run; put the credentials in the pip.conf of your "
+                "own image (image_uri), or copy the packages to an index that needs none",
             )
     if (what := secret_word(line)) is not None:
         raise Refusal(
             "requirements-secret",
-            f"{where}: {what} has the form of a key, and requirements are kept with the run; "
-            "take it out",
+            f"{where}: {what} looks like a credential, and requirements are stored with the run; "
+            "remove it",
         )
 
 
 def _instead(path: Path, value: str) -> str:
-    """Advise what to do instead of naming a path in requirements file ``path``."""
+    """Return the remedy for ``value``, a local path in the requirements file ``path``."""
     name = re.split(r"[\[;\s]", value, maxsplit=1)[0]
     package = next((p for p in (path.parent / name, Path(name)) if name and p.is_dir()), None)
     sources = None
@@ -217,18 +216,16 @@ def _instead(path: Path, value: str) -> str:
         sources = os.path.relpath(folder, path.parent)
     if sources == ".":
         return (
-            "leave it out: the program's folder goes along as it is, and is on Python's path; name "
-            "what it requires in its place"
+            "remove it: the program's folder is packed as it is, and is on Python's path; list its "
+            "own requirements instead"
         )
     if sources is None or sources.startswith(".."):
         return (
-            "the program's folder goes along, and nothing else; put the package on an index, or "
-            "into that folder"
+            "only the program's folder is packed; put the package on an index, or into that folder"
         )
     return (
-        "leave it out, and name what it requires in its place: the program's folder goes along, "
-        f"and its script finds the package if it begins with `import sys; sys.path.insert(0, "
-        f"{sources!r})`"
+        "remove it, and list its own requirements instead: the program's folder is packed, and its "
+        f"script finds the package if it begins with `import sys; sys.path.insert(0, {sources!r})`"
     )
 
 
@@ -239,14 +236,13 @@ def _check_requirement(line: str, where: str, path: Path) -> None:
     if _PATH.match(line):
         raise Refusal(
             "requirements-path",
-            f"{where}: {line} is a path of this machine; "
-            f"{_instead(path, line.rpartition('@')[2].strip())}",
+            f"{where}: {line} is a local path; {_instead(path, line.rpartition('@')[2].strip())}",
         )
     if _PACKAGE.fullmatch(line):
         return
     meant = _ONE_EQUALS.match(line)
     hint = f"write {meant[1]}=={meant[2]}" if meant else "write it like einops>=0.7"
-    raise Refusal("requirements-line", f"{where}: {line!r} is no requirement; {hint}")
+    raise Refusal("requirements-line", f"{where}: {line!r} is not a requirement; {hint}")
 
 
 def _check_address(url: str, line: str, where: str) -> None:
@@ -255,24 +251,24 @@ def _check_address(url: str, line: str, where: str) -> None:
     if scheme == "file":
         raise Refusal(
             "requirements-path",
-            f"{where}: {line} is a file of this machine; put the package on an index",
+            f"{where}: {line} is a local file; put the package on an index",
         )
     if repository is None:
         if scheme not in ("http", "https"):
             raise Refusal(
                 "requirements-line",
-                f"{where}: {line}: nothing can be fetched from {scheme}:; give an https address",
+                f"{where}: {line}: {scheme}: is not supported; use an https URL",
             )
         return
     if scheme != "git+https":
         raise Refusal(
             "requirements-repository",
-            f"{where}: {line}: where wheels are collected there are no keys for {scheme}; write "
+            f"{where}: {line}: the job that collects wheels has no SSH keys for {scheme}; write "
             "git+https://HOST/REPOSITORY@COMMIT",
         )
     if not _COMMIT.fullmatch(url):
         raise Refusal(
             "requirements-repository",
-            f"{where}: {line} names no commit, so it would not stay the same; write the commit's "
-            "40 digits after an @ (git rev-parse HEAD shows them)",
+            f"{where}: {line} is not pinned to a commit; append @ and the full "
+            "40-character commit hash (git rev-parse HEAD)",
         )

@@ -1,4 +1,4 @@
-"""Credentials in files and arguments: a bundle is kept, and can be read with the bucket."""
+"""Detection of credentials in files and arguments, since bundles are stored in the bucket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from jobs.errors import Refusal
-from jobs.job import counted
 from jobs.program.globs import match_any
+from trainium_catalogue.wording import counted
 
 NAMES = (
     *(".env", ".env.*", "*.env", "*.pem", "*.p12", "*.pfx", "*.key", "*.ppk"),
@@ -21,17 +21,17 @@ NAMES = (
     *("kaggle.json", "secrets.yaml", "secrets.yml", "secrets.toml", "secrets.json"),
     *(".kube/config", "*/.kube/config", ".huggingface/token", "*/.huggingface/token"),
 )
-"""Files that are keys by their name."""
+"""Names of files that contain credentials."""
 EXAMPLES = ("*.example", "*.sample", "*.template", "*.dist")
-"""Files that show what such a file looks like."""
+"""Names of example files."""
 
 MAX_SCANNED_BYTES = 1_000_000
-"""Larger files are data; the detector reads about a megabyte a second."""
+"""Larger files are treated as data: the detector scans about a megabyte per second."""
 _ENVIRONMENT = (
     r"""environ(?:\.setdefault\(|\[)\s*\\?["']\w*(?:KEY|TOKEN|SECRET|PASSWORD)\\?["']"""
     r"""(?:\]\s*=|\s*,)\s*\\?["']([^"'\s\\]{16,})"""
 )
-"""`os.environ["WANDB_API_KEY"] = "..."`, which the detector's own rules miss."""
+"""`os.environ["WANDB_API_KEY"] = "..."`, which the detector's built-in rules miss."""
 _WORD = re.compile(
     r"(?:\b(?:AKIA|ASIA)[A-Z2-7]{16}\b|\bhf_[A-Za-z0-9]{34}\b|\bsk-[A-Za-z0-9_-]{20,}"
     r"|-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----|(?i:aws_secret_access_key)\W{1,4}[A-Za-z0-9/+]{40}\b"
@@ -45,15 +45,17 @@ _FLAG = re.compile(
 
 
 def secret_name(path: str) -> str | None:
-    """Return what a file seems to be, by its name; None if nothing."""
+    """Describe a file whose name suggests that it contains credentials; None for any other."""
     if match_any(path, EXAMPLES):
         return None
-    found = match_any(path, NAMES)
-    return None if found is None else f"a file named like {found}, which holds keys"
+    pattern = match_any(path, NAMES)
+    if pattern is None:
+        return None
+    return f"a file named like {pattern}, which usually contains credentials"
 
 
 def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the files that hold a credential, each with its line and kind."""
+    """Return the files that contain a credential, each with its line and kind."""
     if not files:
         return {}
     try:
@@ -63,9 +65,9 @@ def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
         more = f" and so on for {len(named) - 5} more" if len(named) > 5 else ""
         raise Refusal(
             "secret-scan",
-            f"{counted(len(files), 'file')} of the program cannot be searched for credentials: "
-            f"pybetterleaks has no build for {platform.system()} on {platform.machine()}; look "
-            f"through them, and name each: {' '.join(named[:5])}{more}",
+            f"{counted(len(files), 'file')} of the program cannot be scanned for credentials: "
+            f"pybetterleaks has no build for {platform.system()} on {platform.machine()}; check "
+            f"them yourself, and pass: {' '.join(named[:5])}{more}",
         ) from None
 
     config = BetterleaksConfig.with_defaults(
@@ -79,10 +81,10 @@ def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
                 entropy=3.0,
             )
         ],
-        # It takes class names of the Mistral models for keys: "mistral3", "Mistral3For...".
+        # False positives for class names of Mistral models: "mistral3", "Mistral3For...".
         disabled_rules=["mistral-api-key"],
     )
-    found: dict[str, str] = {}
+    secrets: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         for path, data in files.items():
@@ -94,55 +96,57 @@ def find_secrets(files: Mapping[str, bytes]) -> dict[str, str]:
         if result.errors:
             raise Refusal(
                 "secret-scan",
-                f"the program could not be searched for credentials: {result.errors[0].message}; "
+                f"the program could not be scanned for credentials: {result.errors[0].message}; "
                 "reinstall pybetterleaks with: make setup",
             )
         for finding in result.findings:
             path = Path(finding.file or name).relative_to(folder).as_posix()
             where = "" if finding.line is None else f"line {finding.line} "
-            found.setdefault(path, f"{where}holds a credential (Betterleaks: {finding.rule_id})")
-    return found
+            secrets.setdefault(
+                path, f"{where}contains a credential (Betterleaks: {finding.rule_id})"
+            )
+    return secrets
 
 
 def secret_word(text: str) -> str | None:
-    """Return the start of a word that has the form of a key by itself; None if there is none."""
-    found = _WORD.search(text)
-    return None if found is None else f"{found[0][:6]}..."
+    """Return the start of a word that looks like a credential; None if there is none."""
+    match = _WORD.search(text)
+    return None if match is None else f"{match[0][:6]}..."
 
 
 def secret_words(argv: Sequence[str]) -> Iterable[str]:
-    """Yield the arguments that look like a key, or are named like one, without their values."""
+    """Yield arguments whose value or name suggests a credential, without their values."""
     for index, word in enumerate(argv):
         flag = _FLAG.fullmatch(word)
         if flag is not None:
             follows = flag["value"] or (argv[index + 1] if index + 1 < len(argv) else "")
-            # `--eos_token </s>`, or `--secret` alone: nothing that is as long as a key.
-            least = 8 if flag["token"] else 1
-            if len(follows) >= least and not follows.startswith("--"):
+            # Ignore values too short for a credential, such as `--eos_token </s>`.
+            min_length = 8 if flag["token"] else 1
+            if len(follows) >= min_length and not follows.startswith("--"):
                 yield word.partition("=")[0]
         elif _WORD.search(word) and not (index and _FLAG.fullmatch(argv[index - 1])):
             yield f"{word[:6]}..."
 
 
 def check_arguments(argv: Sequence[str]) -> None:
-    """Raise ``ValueError`` for an argument that has the form of a key."""
+    """Raise ``ValueError`` for an argument that looks like a credential."""
     for index, word in enumerate(argv):
         if _WORD.search(word):
             before = argv[index - 1] if index and argv[index - 1].startswith("-") else ""
             shown = before or (word.partition("=")[0] if "=" in word else f"{word[:6]}...")
             raise ValueError(
-                f"argument {shown}: it has the form of a key, and can be read in the job's "
-                "description, in program.json and in logs; let the program read it from "
+                f"argument {shown}: it looks like a credential, and would be visible in the job's "
+                "description, in program.json and in logs; make the program read it from "
                 "elsewhere, such as AWS Secrets Manager with --aws-credentials"
             )
 
 
 def check_variables(variables: Mapping[str, str]) -> None:
-    """Raise ``ValueError`` for an environment variable that looks like a key."""
+    """Raise ``ValueError`` for an environment variable that looks like a credential."""
     for name, value in variables.items():
         if any(secret_words([f"--{name}={value}", value])):
             raise ValueError(
-                f"--env {name}: it looks like a key, and can be read in the job's description, in "
-                "program.json and in logs; let the program read it from elsewhere, such as AWS "
-                "Secrets Manager with --aws-credentials"
+                f"--env {name}: it looks like a credential, and would be visible in the job's "
+                "description, in program.json and in logs; make the program read it from "
+                "elsewhere, such as AWS Secrets Manager with --aws-credentials"
             )

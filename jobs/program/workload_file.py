@@ -1,7 +1,7 @@
-"""`workload.toml`: what a program's folder says of itself, as a workload of the catalogue.
+"""`workload.toml`: the description of a program's folder as a workload.
 
-From here on it is a workload like the built-in ones: the same table of parameters parses its
-options, prints its help and suggests a name for a mistyped one.
+Once read, it is handled like the built-in ones: its table of parameters is used to parse options,
+print help and suggest names for mistyped options.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ _PROGRAM = WORKLOADS[contract.PROGRAM]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadFile:
-    """A workload.toml that has been read and checked."""
+    """A parsed and validated workload.toml."""
 
     path: Path
     workload: Workload
-    """Its parameters, then those of every program, with the defaults that it gives."""
+    """Its own parameters, then those of every program, with the file's defaults."""
     script: str | None
     module: str | None
     requirements: str | None
-    """File with the requirements, beside this one."""
+    """Requirements file, relative to this one."""
     include: tuple[str, ...]
     exclude: tuple[str, ...]
     parameters: tuple[ProgramParameter, ...]
     settings: Mapping[str, Value]
-    """Parameters of every program's job that the file sets."""
+    """Values that the file sets for the parameters common to all programs."""
 
     def argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """Spell the program's own parameters, as given or by default."""
+        """Return the program's arguments from given values and defaults."""
         words: list[str] = []
         for item in self.parameters:
             value = values.get(item.parameter.name)
@@ -70,12 +70,12 @@ class WorkloadFile:
 
 
 def plain_workload() -> Workload:
-    """Return the workload of a program that says nothing of itself."""
+    """Return the workload of a program without a workload.toml."""
     return replace(_PROGRAM, parameters=PLATFORM_PARAMETERS)
 
 
 def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile:
-    """Read and check a workload.toml; every mistake is one refusal.
+    """Parse and validate a workload.toml; refuse the first mistake.
 
     ``reserved`` are the options of `submit` itself.
     """
@@ -83,11 +83,11 @@ def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile
     top.check_keys(_KEYS)
     script, module = top.text("script"), top.text("module")
     if (script is None) == (module is None):
-        raise top.wrong(
+        raise top.invalid(
             "script",
             script,
-            "either script or module says what to run",
-            'give one of them, such as script = "train.py"',
+            "either script or module must be set",
+            'set one of them, such as script = "train.py"',
         )
     settings: dict[str, Value] = {
         item.name: read_setting(top, item) for item in SETTABLE if snake(item.name) in top.values
@@ -99,8 +99,8 @@ def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile
         _PROGRAM,
         name=_name(top),
         summary=top.text("summary") or f"your own program in {path.parent}",
-        default_nodes=top.whole("nodes", 1, least=1),
-        time_limit_hours=top.number("time_limit_hours", _PROGRAM.time_limit_hours, least=1 / 60),
+        default_nodes=top.integer("nodes", 1, minimum=1),
+        time_limit_hours=top.number("time_limit_hours", _PROGRAM.time_limit_hours, minimum=1 / 60),
         hang_limit_s=float(settings.get("hang-limit-s", _PROGRAM.hang_limit_s or 0)),
         parameters=(
             *(item.parameter for item in parameters),
@@ -126,30 +126,30 @@ def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile
 def _name(top: Table) -> str:
     name = top.text("name") or top.path.absolute().parent.name
     if not re.fullmatch(contract.RUN_NAME_PATTERN, name):
-        raise top.wrong(
+        raise top.invalid(
             "name",
             name,
             "runs are named after it",
-            "use letters, digits, hyphens and underscores, a letter or digit first",
+            "use letters, digits, hyphens and underscores, starting with a letter or digit",
         )
     if name in WORKLOADS:
-        raise top.wrong("name", name, "a built-in workload has this name", "choose another")
+        raise top.invalid("name", name, "a built-in workload has this name", "choose another")
     return name
 
 
 def _variables(top: Table) -> str:
-    """Read the table ``[env]`` into the parameter's form."""
+    """Read the table ``[env]`` as a parameter value."""
     table = top.values.get(ENV, {})
     if not isinstance(table, dict):
-        raise top.wrong(ENV, table, "it is a table", 'write [env], and NAME = "value" below')
+        raise top.invalid(ENV, table, "it must be a table", 'write [env], and NAME = "value" below')
     for name, value in table.items():
         if not isinstance(value, str):
-            raise top.wrong(f"{ENV}.{name}", value, "a variable is a text", "put it into quotes")
+            raise top.invalid(f"{ENV}.{name}", value, "a variable is a string", "put it in quotes")
     text = join_variables(table)
     try:
         check_variables(split_variables(text))
     except ValueError as error:
-        raise top.wrong(ENV, None, str(error), "change it there") from None
+        raise top.invalid(ENV, None, str(error), "change it in [env]") from None
     return text
 
 
@@ -157,16 +157,16 @@ def _parameters(top: Table, reserved: Collection[str]) -> tuple[ProgramParameter
     tables = Table(top.path, "parameters.", top.tables("parameters"))
     style = top.one_of("style", STYLES, "value")
     taken = {*reserved, *(item.name for item in (*PLATFORM_PARAMETERS, *LAUNCH_PARAMETERS))}
-    found: list[ProgramParameter] = []
+    parameters: list[ProgramParameter] = []
     for name, value in tables.values.items():
         item = read_parameter(tables, name, value, style)
         if item.parameter.name in taken:
-            raise tables.wrong(
+            raise tables.invalid(
                 name,
                 None,
-                f"there is an option --{item.parameter.name} already",
-                f'rename the table, and give the program\'s own spelling: flag = "{item.flag}"',
+                f"option --{item.parameter.name} already exists",
+                f'rename the table, and set the program\'s own spelling: flag = "{item.flag}"',
             )
         taken.add(item.parameter.name)
-        found.append(item)
-    return tuple(found)
+        parameters.append(item)
+    return tuple(parameters)

@@ -1,1 +1,1 @@
-"""The way from a command line to a submitted job: resolve, check, plan, confirm, send."""
+"""From a command line to a submitted job: resolve, check, plan, confirm, send."""

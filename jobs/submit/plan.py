@@ -1,52 +1,70 @@
-"""The plan of a submission: its arithmetic, its price, and the question whether to go on."""
+"""The plan of a submission: its arithmetic, its cost, and the confirmation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 
+from jobs.capacity import window_line
+from jobs.cost import (
+    BilledHours,
+    cap_of,
+    endless_wait,
+    hours_of,
+    not_included,
+    settings_for,
+    unknown_facts,
+    why_over,
+    why_unbounded,
+)
 from jobs.errors import Refusal
-from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run, counted
-from jobs.output.console import confirm, is_asked_about, note
+from jobs.job import COMPILE_TIME_LIMIT_HOURS, ESTIMATE_NOTE, JobRequest, compile_run
+from jobs.output.console import confirm, needs_confirmation, note
+from jobs.submit.check import check_backend
 from jobs.submit.choose import Submission, SubmissionPlan
 from jobs.submit.inputs import Inputs, export_inputs, tokenize_inputs, training_inputs
-from jobs.submit.read import SubmitOrder
-from trainium_catalogue.contract import ATTEMPTS
+from jobs.submit.read import SubmitSpec
+from trainium_catalogue.contract import ATTEMPTS, Orchestrator
 from trainium_catalogue.instances import JOB_VCPUS
 from trainium_catalogue.parameters.allreduce import check_sweep
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
-from trainium_catalogue.parameters.verify import check_verify
+from trainium_catalogue.parameters.verify import SHAPE, check_verify
 from trainium_catalogue.releases import DEFAULT_RELEASE
+from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, Hardware, Value
 
 
-def check_program(order: SubmitOrder) -> None:
-    """Check what a program needs no deployment for, in the grammar of the newest release."""
-    if order.program is not None:
+def check_program(spec: SubmitSpec) -> None:
+    """Check a program without a deployment, for the Python version of the default release."""
+    if spec.program is not None:
         from jobs.submit.program_plan import check_syntax, remarks
 
-        program, given = order.program, order.values.given
+        program, given = spec.program, spec.values.given
         check_syntax(program, DEFAULT_RELEASE)
         for remark in remarks(program, program.argv(given), program.job_parameters(given)):
             note(remark)
 
 
 def planned(submission: Submission) -> Submission:
-    """Read the bucket and do the arithmetic; refuse what would fail on the nodes."""
-    order, bucket, run = submission.order, submission.bucket, submission.request.run
-    if order.program is not None:
+    """Add the plan to a submission; refuse one that would fail on the nodes."""
+    spec, bucket, run = submission.spec, submission.bucket, submission.request.run
+    if spec.program is not None:
         from jobs.submit.program_plan import program_plan
 
         return replace(submission, plan=program_plan(submission))
-    if order.workload.trains:
-        inputs = training_inputs(bucket, run, order.values)
-        if order.workload.preset is not None:
+    if spec.workload.trains:
+        inputs = training_inputs(bucket, run, spec.values)
+        check_backend(submission.target, inputs.values)
+        if spec.workload.preset is not None:
             return replace(submission, plan=_training_plan(submission, inputs))
         return submission
-    values = order.values.own
+    values = spec.values.own
+    # The shape of verify's model is not a parameter.
+    check_backend(submission.target, {**SHAPE, **values})
     remarks: tuple[str, ...] = ()
-    match order.workload.name:
+    match spec.workload.name:
         case "all-reduce":
             _check_values(check_sweep, values, submission.num_ranks)
         case "verify":
@@ -59,7 +77,7 @@ def planned(submission: Submission) -> Submission:
 
 
 def show_plan(submission: Submission) -> None:
-    """Print what will run, what follows from its parameters and what it may cost."""
+    """Print the job, the consequences of its parameters, and its cost."""
     request, target, plan = submission.request, submission.target, submission.plan
     first = plan.compile_request
     lines = [_job_line(submission), *plan.lines]
@@ -69,41 +87,114 @@ def show_plan(submission: Submission) -> None:
         )
     if first is not None:
         lines.append(
-            f"first, as run {first.run}: compile its graphs on as many nodes, at most "
-            f"{first.time_limit_hours:g} h; training starts when that has succeeded"
+            f"first, as run {first.run}: compile its graphs on the same number of nodes, for at "
+            f"most {first.time_limit_hours:g} h; training starts after that"
         )
     if request.scales and target.eks is not None:
         from jobs.eks.nodes import scale_command
 
         lines.append(
-            f"the cluster gets the nodes that are missing, within {target.max_nodes}, and removes "
+            f"the cluster adds the missing nodes, up to {target.max_nodes}, and removes "
             + (
-                f"them after {counted(target.eks.idle_minutes, 'idle minute')}"
+                f"them after {counted(target.eks.idle_minutes, 'minute')} without a job"
                 if target.eks.idle_minutes
-                else f"none of them itself: {scale_command(target, 0)}"
+                else f"none of them automatically: {scale_command(target, 0)}"
             )
         )
+    if request.window is not None:
+        lines.append(window_line(request.window, datetime.now(UTC)))
     if submission.wheels is not None:
         lines.append(submission.wheels.line)
     lines.append(_price_line(request))
     if first is not None:
-        lines.append(f"and {_price_line(first)} of compiling")
+        lines.append(f"and {_price_line(first)} for compiling")
+    lines.append(_bound_line(submission))
     note("\n".join(lines))
 
 
+def usd_at_most(
+    submission: Submission, *, num_nodes: int | None = None, hours: float | None = None
+) -> float:
+    """Return the upper bound of all jobs' instance cost, by default with the requested size."""
+    wheels, total = submission.wheels, 0.0
+    for request in submission.requests:
+        smaller = request
+        if wheels is None or request is not wheels.request:
+            smaller = replace(
+                request,
+                num_nodes=num_nodes or request.num_nodes,
+                time_limit_hours=min(hours or request.time_limit_hours, request.time_limit_hours),
+            )
+        total += smaller.num_nodes * smaller.usd_per_node_hour * _hours(submission, smaller).total
+    return total
+
+
+def _hours(submission: Submission, request: JobRequest) -> BilledHours:
+    """Bound the billed hours of a job, which on EKS may wait on its nodes for a compile job."""
+    waits = (
+        submission.plan.compile_request is not None
+        and request.orchestrator is Orchestrator.EKS
+        and request.run == submission.request.run
+    )
+    return hours_of(request, submission.target, waits=waits)
+
+
+def unsure_of(submission: Submission) -> str | None:
+    """Explain why the bound is uncertain; None if it is certain."""
+    return _unknown_of(submission) or _endless_wait_of(submission)
+
+
+def _unknown_of(submission: Submission) -> str | None:
+    reasons = (unknown_facts(request, submission.target) for request in submission.requests)
+    return next((unknown for unknown in reasons if unknown is not None), None)
+
+
+def _endless_wait_of(submission: Submission) -> str | None:
+    return endless_wait(submission.request.orchestrator, _gang_size(submission.request))
+
+
+def _gang_size(request: JobRequest) -> int:
+    """Return the number of hosts that wait for each other."""
+    return 1 if request.hardware is Hardware.CPU else request.num_nodes
+
+
+def check_cap(submission: Submission) -> None:
+    """Refuse a submission that can cost more than its cap, or an unknown amount.
+
+    An indefinite wait is not refused, since every multi-node job on Batch can have one; it is
+    printed with the cap instead.
+    """
+    request, options = submission.request, submission.spec.options
+    cap = cap_of(submission.target, options.max_usd)
+    if cap is None:
+        return
+    if (unknown := _unknown_of(submission)) is not None:
+        raise Refusal("cost-not-known", why_unbounded(cap, unknown))
+    why = why_over(
+        cap,
+        lambda nodes, hours: usd_at_most(submission, num_nodes=nodes, hours=hours),
+        num_nodes=request.num_nodes,
+        fewest=max(1, submission.spec.workload.min_nodes),
+        time_limit_hours=request.time_limit_hours,
+        breakdown=_breakdown(submission),
+    )
+    if why is not None:
+        raise Refusal("over-cap", why)
+
+
 def check_places(submission: Submission) -> None:
-    """Refuse jobs that could not start, or whose nodes could not meet."""
+    """Refuse jobs that could not start, or whose nodes could not connect."""
     submission.service.check_place(submission.request, note)
     if (wheels := submission.wheels) is not None and not wheels.are_collected:
         wheels.service.check_place(wheels.request, note)
 
 
 def ask(submission: Submission) -> None:
-    """Ask before jobs that cost money; refuse without an answer, or on a no."""
-    if is_asked_about(submission.requests):
+    """Ask for confirmation of costly jobs; refuse without it."""
+    if needs_confirmation(submission.requests):
         confirm(
             f"a job of {_size(submission)}",
-            question="submit it, with what changed?" if submission.changes else "submit it?",
+            question="submit it with these changes?" if submission.changes else "submit it?",
             declined="nothing was submitted",
         )
 
@@ -111,7 +202,7 @@ def ask(submission: Submission) -> None:
 def _check_values(
     rule: Callable[[Mapping[str, Value], int], object], values: Mapping[str, Value], num_ranks: int
 ) -> None:
-    """Refuse parameters that contradict each other, or a degree that does not fit the ranks."""
+    """Refuse contradictory parameters, or a degree that does not fit the ranks."""
     try:
         rule(values, num_ranks)
     except ValueError as error:
@@ -119,7 +210,7 @@ def _check_values(
 
 
 def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
-    """Derive every number from model, batch and ranks; refuse what leaves a remainder."""
+    """Derive the plan from model, batch and ranks; refuse values that do not divide evenly."""
     from jobs.output.documents import TrainingSummary
 
     values, num_ranks, run = inputs.values, submission.num_ranks, submission.request.run
@@ -151,48 +242,51 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     model = f"{values['model']}, " if "model" in values else ""
     adapters = ""
     if plan.lora is not None:
-        adapters = f", beside them {plan.num_trained_parameters:,} of adapters are trained"
+        adapters = f", plus {plan.num_trained_parameters:,} trained parameters of adapters"
     lines = (
-        f"model: {model}{plan.shape.num_parameters:,} parameters{adapters}; a checkpoint takes "
+        f"model: {model}{plan.shape.num_parameters:,} parameters{adapters}, checkpoints of "
         f"{plan.checkpoint_bytes / 1e9:.3g} GB",
         f"ranks: {num_ranks} = tensor parallel {plan.tensor_parallel} x data parallel "
         f"{plan.data_parallel}",
-        f"batch: {plan.global_batch:,} sequences of {plan.seq_len:,} = {plan.data_parallel} ranks "
-        f"x {plan.micro_batch} x {plan.accumulation_steps} accumulation steps; "
-        f"{plan.tokens_per_step:,} tokens a step",
-        f"data: {values['dataset']}, {tokens:,} tokens; {max_steps:,} steps read "
-        f"{total:,} tokens, {total / tokens:.3g} times the dataset",
-        *_switched_on(values),
-        f"run {run}: {_standing(inputs, max_steps)}",
+        f"batch: {counted(plan.global_batch, 'sequence')} of {plan.seq_len:,} = data parallel "
+        f"{plan.data_parallel} x micro-batch {plan.micro_batch} x "
+        f"{counted(plan.accumulation_steps, 'accumulation step')}; "
+        f"{plan.tokens_per_step:,} tokens per step",
+        f"data: {values['dataset']}, {tokens:,} tokens; {counted(max_steps, 'step')} "
+        f"{'reads' if max_steps == 1 else 'read'} {total:,} tokens, {total / tokens:.3g} times the "
+        "dataset",
+        *_extras(values),
+        f"run {run}: {_resume_text(inputs, max_steps)}",
     )
-    first = _compile_request(submission, inputs) if submission.order.options.compiles else None
+    first = _compile_request(submission, inputs) if submission.spec.options.compiles else None
     return SubmissionPlan(lines=lines, document=document, compile_request=first)
 
 
-def _switched_on(values: Mapping[str, Value]) -> Iterator[str]:
-    """Name what a run does besides training on whole sequences."""
+def _extras(values: Mapping[str, Value]) -> Iterator[str]:
+    """Describe optional features of a run that are enabled."""
     if values.get("document-masks"):
-        yield "document masks: a token attends to its own document only"
+        yield "document masks: tokens attend only to their own document"
     if every := values.get("eval-every"):
         sequences = f"{values['eval-sequences']} sequences" if "eval-sequences" in values else "it"
         yield f"evaluation: every {every} steps, on {sequences} of the validation split"
 
 
-def _standing(inputs: Inputs, max_steps: int) -> str:
+def _resume_text(inputs: Inputs, max_steps: int) -> str:
+    """Describe which step the run resumes from, if any."""
     checkpoints = inputs.checkpoints
     if checkpoints is None:
         return "new"
     if not checkpoints.are_seen:
-        return f"continues from the newest checkpoint in {checkpoints.uri}"
+        return f"resumes from the newest checkpoint in {checkpoints.uri}"
     step = checkpoints.newest
     if step is None:
-        return "no complete checkpoint yet, begins at step 0"
+        return "no complete checkpoint yet; starts from step 0"
     if step >= max_steps:
         return (
-            f"has made {counted(step, 'step')} already: the job would take its nodes and train "
-            f"nothing; it has all its {max_steps:,} steps; give a larger --max-steps to train on"
+            f"has completed {counted(step, 'step')} and its --max-steps is {max_steps:,}, so the "
+            "job would train no further; pass a larger --max-steps to continue"
         )
-    return f"continues from step {step:,} of {max_steps:,}"
+    return f"resumes from step {step:,} of {max_steps:,}"
 
 
 def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
@@ -200,17 +294,17 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
     run = compile_run(request.run)
     launch = {item.name for item in LAUNCH_PARAMETERS}
     parameters: dict[str, Value] = {
-        # Pass all of them: values stored by an earlier compile job of this name must not matter.
+        # Pass all of them to override values stored by an earlier compile job of the same name.
         **{
             name: inputs.values[name]
-            for name in ("dataset", *GRAPH_PARAMETERS, *_beside_adapters(inputs.values))
+            for name in ("dataset", *GRAPH_PARAMETERS, *_for_adapters(inputs.values))
             if name in inputs.values
         },
         **{name: value for name, value in request.parameters.items() if name in launch},
         "compile-only": True,
     }
-    values = replace(submission.order.values, given=parameters)
-    training_inputs(submission.bucket, run, values)
+    values = replace(submission.spec.values, given=parameters)
+    training_inputs(submission.bucket, run, values)  # refuses values that do not fit
     return replace(
         request,
         run=run,
@@ -219,8 +313,8 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
     )
 
 
-def _beside_adapters(values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Name the weights to begin with for a run of adapters alone, which is refused without."""
+def _for_adapters(values: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return further parameters of adapter training, which requires pretrained weights."""
     return ("init-from",) if values.get("lora-rank") else ()
 
 
@@ -228,7 +322,7 @@ def _job_line(submission: Submission) -> str:
     request = submission.request
     return (
         f"{request.workload} as run {request.run}: {_size(submission)}, at most "
-        f"{request.time_limit_hours:g} h an attempt, at most {ATTEMPTS} attempts"
+        f"{request.time_limit_hours:g} h per attempt, at most {ATTEMPTS} attempts"
     )
 
 
@@ -237,12 +331,39 @@ def _size(submission: Submission) -> str:
     if request.hardware is not Hardware.CPU:
         return f"{request.num_nodes} x {submission.target.instance_type.name}"
     what = "one container" if request.num_nodes == 1 else f"an array of {request.num_nodes}"
-    return f"{what} on ordinary CPU instances, {JOB_VCPUS} vCPUs each"
+    return f"{what} on CPU instances, {JOB_VCPUS} vCPUs each"
+
+
+def _breakdown(submission: Submission) -> str:
+    """Return the breakdown of the bound."""
+    earlier = " and ".join(f"run {item.run}" for item in submission.requests[:-1])
+    hours = _hours(submission, submission.request).text()
+    return f"{hours}; plus {earlier}" if earlier else hours
+
+
+def _bound_line(submission: Submission) -> str:
+    """Describe the upper bound of the cost, and why it is uncertain."""
+    cap = cap_of(submission.target, submission.spec.options.max_usd)
+    unsure = unsure_of(submission)
+    request = submission.request
+    excluded = not_included(
+        request.orchestrator,
+        settings_for(request, submission.target),
+        num_nodes=_gang_size(request),
+    )
+    wait = "" if _endless_wait_of(submission) is None else ", and does not limit that wait"
+    return (
+        f"at most ${usd_at_most(submission):,.2f}: {_breakdown(submission)}; not included: "
+        f"{excluded}"
+        + ("" if unsure is None else f"; no upper bound, since {unsure}")
+        + ("" if cap is None else f"; {cap.source} is ${cap.usd:,.2f}{wait}")
+        + "; a later submission that resumes the run has its own maximum"
+    )
 
 
 def _price_line(request: JobRequest) -> str:
-    each = f"${request.usd_per_node_hour:,.2f} a node and hour; {ESTIMATE_NOTE}"
+    each = f"${request.usd_per_node_hour:,.2f} per node-hour; {ESTIMATE_NOTE}"
     if request.hardware is Hardware.CPU:
-        each = f"CPU instances, ${request.usd_per_node_hour:,.2f} an hour each, Spot less; "
+        each = f"CPU instances, ${request.usd_per_node_hour:,.2f} per hour each, less on Spot; "
         each += ESTIMATE_NOTE
     return f"about ${request.usd_at_time_limit:,.2f} for {request.time_limit_hours:g} h ({each})"

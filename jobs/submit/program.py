@@ -1,4 +1,4 @@
-"""A user's own program as it is submitted: named, packed, with what its run was given before."""
+"""A submission of a user's own program: its entry point, bundle, and settings of the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.program.entry import (
     WORKLOAD_FILE,
     Entry,
     ProgramOptions,
-    checked_workdir,
+    check_workdir,
     is_path,
     module_entry,
     refuse_unknown_package,
@@ -29,7 +29,7 @@ from jobs.program.parameters import ENV
 from jobs.program.record import Submitted, now, read_record
 from jobs.program.requirements import Requirements, read_requirements
 from jobs.program.secrets import check_arguments, check_variables
-from jobs.program.snapshots import Choice, chosen_snapshot
+from jobs.program.snapshots import SnapshotChoice, choose_snapshot
 from jobs.program.workload_file import WorkloadFile, plain_workload, read_workload_file
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.command_line import ParameterValues
@@ -40,62 +40,62 @@ from trainium_catalogue.workloads import Value, Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program as it is named on the command line."""
+    """A program named on the command line."""
 
     entry: Entry
     workload: Workload
-    """Its parameters and defaults, as for a workload of the catalogue."""
+    """Its parameters and defaults, in the form of a catalogue workload."""
     file: WorkloadFile | None = None
-    """Its workload.toml, if it was named by its folder."""
+    """Its workload.toml, if named by its folder."""
 
     @property
     def name(self) -> str:
-        """A short name, of which run names are made."""
+        """A short name, for run names."""
         return self.entry.name if self.file is None else self.workload.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramOrder:
-    """A program with what it is to be given."""
+class ProgramSpec:
+    """A program with its bundle, arguments and requirements."""
 
     program: Program
     bundle: Bundle
     arguments: tuple[str, ...] | None
-    """Words after ``--``; None if there was no ``--``."""
-    ran: tuple[Submitted, ...] = ()
+    """Arguments after ``--``; None without ``--``."""
+    earlier: tuple[Submitted, ...] = ()
     """Earlier submissions of the run."""
     requirements: Requirements | None = None
-    """What it requires; None if nobody said."""
+    """Its requirements; None if it has none."""
     from_snapshot: str | None = None
-    """The snapshot to go back to, as it was given."""
-    choice: Choice | None = None
-    """That snapshot, once it is found in the bucket."""
+    """Value of --from-snapshot."""
+    choice: SnapshotChoice | None = None
+    """The chosen snapshot, once found in the bucket."""
 
     @property
     def entry(self) -> Entry:
-        """The file or module that is run."""
+        """The file or module to run."""
         return self.program.entry
 
     @property
     def described_name(self) -> str | None:
-        """The name in its workload.toml, if it has one."""
+        """The name in its workload.toml, if any."""
         return None if self.program.file is None else self.program.workload.name
 
     @property
     def continued(self) -> Submitted | None:
         """The newest submission of the run, if it ran the same script, module or folder."""
-        last, entry = (self.ran[-1] if self.ran else None), self.entry
+        last, entry = (self.earlier[-1] if self.earlier else None), self.entry
         which = (entry.script, entry.module, self.described_name)
         same = last is not None and (last.script, last.module, last.workload) == which
         return last if same else None
 
     def argv(self, values: Mapping[str, Value]) -> tuple[str, ...]:
-        """Arguments that every worker gets: of the workload.toml, then those after ``--``."""
+        """Return the arguments of every worker: from the workload.toml, then those after ``--``."""
         file = self.program.file
         return (*(() if file is None else file.argv(values)), *(self.arguments or ()))
 
     def job_parameters(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """Return the parameters that the nodes are given."""
+        """Return the parameters passed to the nodes."""
         file, entry = self.program.file, self.entry
         which: dict[str, Value] = {"script": entry.script or ""}
         if entry.module is not None:
@@ -111,16 +111,19 @@ class ProgramOrder:
 def named_program(
     word: str | None, module: str | None, workdir: Path | None, *, reserved: Collection[str]
 ) -> Program | None:
-    """Find the program that a command line names; None for a workload of the catalogue."""
+    """Return the program named on a command line; None for a catalogue workload.
+
+    ``reserved`` are the options of `submit` itself.
+    """
     if module is None and (word is None or not is_path(word)):
         return None
-    folder = checked_workdir(workdir)
+    folder = check_workdir(workdir)
     if module is not None:
         if word is not None:
             raise Refusal(
                 "two-programs",
-                f"{word} and -m {module} name two programs; keep one of them, and put arguments "
-                "of the program after --",
+                f"{word} and -m {module} are two programs; keep one of them, and put arguments of "
+                "the program after --",
             )
         return Program(entry=module_entry(module, folder), workload=plain_workload())
     assert word is not None
@@ -136,9 +139,9 @@ def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Pr
     if not path.is_file():
         raise Refusal(
             "no-workload-file",
-            f"{word} is a folder without a {WORKLOAD_FILE}, so it does not say what to run; "
-            f"name a file of it, such as {word.rstrip('/')}/train.py, or describe it in a "
-            f"{WORKLOAD_FILE} (docs/workload-file.md)",
+            f"{word} is a folder without a {WORKLOAD_FILE}, so its script is unknown; specify a "
+            f"file in it, such as {word.rstrip('/')}/train.py, or add a {WORKLOAD_FILE} "
+            "(docs/workload-file.md)",
         )
     file = read_workload_file(path, reserved=reserved)
     where = folder if workdir is None else workdir
@@ -152,7 +155,7 @@ def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Pr
 
 def packed(
     program: Program, values: ParameterValues, own: ProgramOptions
-) -> tuple[ProgramOrder, ParameterValues]:
+) -> tuple[ProgramSpec, ParameterValues]:
     """Pack the program's folder, and add its variables to the parameters; needs no network."""
     values = _with_variables(values, own.env)
     entry, file = program.entry, program.file
@@ -164,10 +167,10 @@ def packed(
     if values.given.get("checkpoint-dir") == "":
         raise Refusal(
             "checkpoint-dir",
-            "--checkpoint-dir '' names no folder; name one below the program's, such as out, or "
-            "leave the option out",
+            "--checkpoint-dir '' is not a folder name; specify a folder below the program's, such "
+            "as out, or omit the option",
         )
-    kept = kept_folder({**settings, **values.given})
+    kept = checkpoint_folder({**settings, **values.given})
     include, exclude, requirements = own.include, own.exclude, own.requirements
     if file is not None:
         include, exclude = (*file.include, *include), (*file.exclude, *exclude)
@@ -183,23 +186,23 @@ def packed(
     if entry.file and entry.file not in selection.paths:
         raise Refusal(
             "not-in-the-bundle",
-            f"{entry.file} is not among the files that go along: git ignores it, or --exclude or "
-            f"--checkpoint-dir names it; take it along with --include {entry.file}",
+            f"{entry.file} is not packed: git ignores it, or --exclude or --checkpoint-dir names "
+            f"it; pack it with --include {entry.file}",
         )
-    order = ProgramOrder(
+    spec = ProgramSpec(
         program=program,
         bundle=pack(selection, include=include),
         arguments=None if own.arguments is None else tuple(own.arguments),
         requirements=None if requirements is None else read_requirements(requirements),
         from_snapshot=own.from_snapshot,
     )
-    return order, values
+    return spec, values
 
 
 def _with_variables(values: ParameterValues, variables: Sequence[str]) -> ParameterValues:
-    """Add environment variables, each NAME=VALUE, to the parameters; refuses what cannot be one."""
+    """Add environment variables, each NAME=VALUE, to the parameters; refuse invalid ones."""
     try:
-        # Of --set env=..., too, which is quoted already.
+        # --set env=... also sets variables, which are already quoted.
         env = split_variables(str(values.given.get(ENV) or ""))
         env |= split_variables(shlex.join(variables))
         check_variables(env)
@@ -209,18 +212,18 @@ def _with_variables(values: ParameterValues, variables: Sequence[str]) -> Parame
 
 
 def _refuse_code(kept: str, paths: Sequence[str]) -> None:
-    """Refuse a folder for checkpoints that holds a part of the program."""
+    """Refuse a checkpoint folder that contains code."""
     more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
     raise Refusal(
         "checkpoint-dir",
-        f"--checkpoint-dir {kept} holds {paths[0]}{more}, which git tracks or is Python, and a "
-        "folder for checkpoints does not go along; name another folder, or, if the program needs "
-        f"nothing of it, add --exclude {kept}",
+        f"--checkpoint-dir {kept} contains {paths[0]}{more} (Python code, or tracked by git), but "
+        "the checkpoint folder is not packed; specify another folder, or, if the program does not "
+        f"need these files, add --exclude {kept}",
     )
 
 
-def kept_folder(values: Mapping[str, Value]) -> str | None:
-    """Return the folder for checkpoints, below the program's; the bundle leaves it out."""
+def checkpoint_folder(values: Mapping[str, Value]) -> str | None:
+    """Return the checkpoint folder, relative to the program's; it is not bundled."""
     given = str(values.get("checkpoint-dir") or "")
     if not given:
         return None
@@ -228,33 +231,33 @@ def kept_folder(values: Mapping[str, Value]) -> str | None:
     if plain == ".":
         raise Refusal(
             "checkpoint-dir",
-            f"--checkpoint-dir {given} is the folder of the program itself, whose code would be "
-            "kept as a checkpoint; name a folder below it, such as --checkpoint-dir out",
+            f"--checkpoint-dir {given} is the program's own folder, so its code would be saved as "
+            "a checkpoint; specify a folder below it, such as --checkpoint-dir out",
         )
     return plain
 
 
-def remembered(
-    order: ProgramOrder, values: ParameterValues, bucket: Bucket, run: str
-) -> tuple[ProgramOrder, ParameterValues]:
-    """Add what an earlier submission of the run said, where this one says nothing."""
-    ran = read_record(bucket, run)
-    order = replace(order, ran=ran)
-    if (word := order.from_snapshot) is not None:
-        order = replace(order, choice=chosen_snapshot(bucket, run, word))
-    if not ran:
+def with_stored_settings(
+    spec: ProgramSpec, values: ParameterValues, bucket: Bucket, run: str
+) -> tuple[ProgramSpec, ParameterValues]:
+    """Fill in settings that this submission omits, from an earlier submission of the run."""
+    earlier = read_record(bucket, run)
+    spec = replace(spec, earlier=earlier)
+    if (word := spec.from_snapshot) is not None:
+        spec = replace(spec, choice=choose_snapshot(bucket, run, word))
+    if not earlier:
         stored = read_run(bucket, run)
         if stored is not None:
             raise Refusal(
                 "run-changed",
-                f"run {run} is one of {stored.workload}, and its checkpoints are no program's; "
-                "give another --name",
+                f"run {run} is a run of {stored.workload}, whose checkpoints a program cannot use; "
+                "use another --name",
             )
-        return order, values
-    last = order.continued
+        return spec, values
+    last = spec.continued
     if last is None:
-        return order, values
-    workload = order.program.workload
+        return spec, values
+    workload = spec.program.workload
     known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
     kept: dict[str, Value] = {}
     for name, value in last.parameters.items():
@@ -264,53 +267,54 @@ def remembered(
             except ValueError as error:
                 raise Refusal(
                     "run-changed",
-                    f"run {run} had --{error}; give --{name} another value, or another --name",
+                    f"run {run} has an invalid parameter: --{error}; pass another --{name}, or use "
+                    "another --name",
                 ) from None
-    if order.arguments is None and order.program.file is None:
-        order = replace(order, arguments=last.argv)
-    if order.requirements is None and last.requirements is not None:
-        order = replace(order, requirements=Requirements(text=str(last.requirements["text"])))
-    return order, replace(values, given={**kept, **values.given})
+    if spec.arguments is None and spec.program.file is None:
+        spec = replace(spec, arguments=last.argv)
+    if spec.requirements is None and last.requirements is not None:
+        spec = replace(spec, requirements=Requirements(text=str(last.requirements["text"])))
+    return spec, replace(values, given={**kept, **values.given})
 
 
 def program_request(
     request: JobRequest,
-    order: ProgramOrder,
+    spec: ProgramSpec,
     values: ParameterValues,
     bucket: Bucket,
     *,
     wheels_key: str | None = None,
 ) -> tuple[JobRequest, Submitted, tuple[str, ...]]:
-    """Turn the request for a program into one that nodes understand.
+    """Turn a request for a program into a request for the nodes.
 
-    Returns the record of the submission too, and what differs from the last one of the run.
+    Also return the record of the submission, and its differences from the run's last one.
     """
-    file = order.program.file
+    file = spec.program.file
     requirements: dict[str, str] | None = None
-    parameters = order.job_parameters(values.given)
-    if wheels_key is not None and order.requirements is not None:
+    parameters = spec.job_parameters(values.given)
+    if wheels_key is not None and spec.requirements is not None:
         parameters["wheels"] = wheels_key
-        requirements = {"key": wheels_key, "text": order.requirements.text}
+        requirements = {"key": wheels_key, "text": spec.requirements.text}
     request = replace(
         request,
         workload=contract.PROGRAM,
         parameters=parameters,
-        program_argv=order.argv(values.given),
+        program_argv=spec.argv(values.given),
     )
     record = Submitted(
         submitted_at=now(),
-        code=order.bundle.sha256,
-        script=order.entry.script,
-        module=order.entry.module,
+        code=spec.bundle.sha256,
+        script=spec.entry.script,
+        module=spec.entry.module,
         argv=request.program_argv,
         parameters=values.given,
         requirements=requirements,
         num_nodes=request.num_nodes,
-        workload=order.described_name,
-        from_snapshot=order.from_snapshot,
+        workload=spec.described_name,
+        from_snapshot=spec.from_snapshot,
     )
-    if not order.ran:
+    if not spec.earlier:
         return request, record, ()
     own = frozenset() if file is None else file.own_names
-    differ = changes(bucket, request.run, order.ran[-1], record, order.bundle, as_arguments=own)
+    differ = changes(bucket, request.run, spec.earlier[-1], record, spec.bundle, as_arguments=own)
     return request, record, tuple(differ)

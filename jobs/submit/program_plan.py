@@ -1,4 +1,4 @@
-"""The plan of a program's submission: what it does, the data it gets, what deserves a remark."""
+"""The plan of a program's submission: its processes, its data, and warnings."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from pathlib import Path
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment
 from jobs.errors import Refusal, error_code
-from jobs.job import counted
 from jobs.output.console import duration, human, note
 from jobs.output.documents import ProgramPlan, ProgramSummary
 from jobs.port.findings import find
 from jobs.port.report import remark
 from jobs.program.bundle import Bundle
 from jobs.program.grammar import check_grammar, python_of
-from jobs.program.imports import left_behind
+from jobs.program.imports import missing_imports
 from jobs.program.parameters import ENV
-from jobs.program.processes import started_processes
+from jobs.program.processes import process_warnings
 from jobs.program.record import Submitted
 from jobs.program.remarks import local_paths
 from jobs.program.secrets import secret_words
-from jobs.program.snapshots import Choice, Snapshot, newest_snapshot
+from jobs.program.snapshots import Snapshot, SnapshotChoice, newest_snapshot
 from jobs.submit.choose import Submission, SubmissionPlan
 from jobs.submit.inputs import hint
-from jobs.submit.program import ProgramOrder, kept_folder
+from jobs.submit.program import ProgramSpec, checkpoint_folder
 from trainium_catalogue import contract
 from trainium_catalogue.parameters.program import PROCESSES
 from trainium_catalogue.variables import split_variables
+from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import Value
 
 _MEANT_FOR_SUBMIT = frozenset(
     f"--{name}"
     for name in ("nodes", "name", "follow", "time-limit", "dry-run", "yes", "checkpoint-dir", "on")
 )
-"""Options of submit that are remarked among a program's arguments."""
+"""Options of submit that deserve a warning among a program's arguments."""
 _MAX_NAMED = 10
-"""Files of a bundle that the plan names."""
+"""Number of a bundle's files that the plan lists."""
 
 
-def check_syntax(order: ProgramOrder, release: str) -> None:
-    """Refuse syntax errors, in the grammar of the Python that a Neuron release has."""
-    entry = order.entry
+def check_syntax(spec: ProgramSpec, release: str) -> None:
+    """Refuse code that the Python version of a Neuron release cannot parse."""
+    entry = spec.entry
     if entry.file:
         check_grammar(
             entry.file,
-            order.bundle.sources(entry.file),
-            # As Python does: the folder of a script, the working folder of a module.
+            spec.bundle.sources(entry.file),
+            # Like Python: a script's folder, or the working directory for a module.
             root="" if entry.module else entry.file.rpartition("/")[0],
             python=python_of(release),
             note=note,
@@ -57,15 +57,15 @@ def check_syntax(order: ProgramOrder, release: str) -> None:
 
 
 def program_plan(submission: Submission) -> SubmissionPlan:
-    """Look at the program and its run; refuse what would fail on the nodes."""
-    order, request, bucket = submission.order, submission.request, submission.bucket
-    program, record = order.program, submission.record
+    """Plan the submission of a program; refuse one that would fail on the nodes."""
+    spec, request, bucket = submission.spec, submission.request, submission.bucket
+    program, record = spec.program, submission.record
     assert program is not None and record is not None
     check_syntax(program, submission.target.neuron_release)
     snapshot, choice = None, program.choice
     if choice is not None:
         snapshot = choice.snapshot
-    elif order.options.name is not None:
+    elif spec.options.name is not None:
         snapshot = newest_snapshot(bucket, request.run)
     bundle = program.bundle
     lines = (
@@ -75,12 +75,12 @@ def program_plan(submission: Submission) -> SubmissionPlan:
         *_process_lines(submission),
         *_data_lines(bucket, submission.target, request.parameters),
         *(f"changed: {line}" for line in submission.changes),
-        f"run {request.run}: {_standing(program.ran, snapshot, choice)}",
+        f"run {request.run}: {_resume_text(program.earlier, snapshot, choice)}",
     )
-    if own := _own_options(program.arguments or (), program.ran):
+    if own := _own_options(program.arguments or (), program.earlier):
         note(
-            f"{', '.join(own)} after -- goes to the program, as every word there; an option of "
-            "submit stands before --"
+            f"{', '.join(own)} after -- will be passed to the program; put options of submit "
+            "before --"
         )
     for text in remarks(program, request.program_argv, request.parameters):
         note(text)
@@ -93,7 +93,7 @@ def program_plan(submission: Submission) -> SubmissionPlan:
             bytes=len(bundle.data),
             files=len(bundle.files),
             left_out=bundle.left_out,
-            run_exists=bool(program.ran),
+            run_exists=bool(program.earlier),
             changes=submission.changes,
             continues_from_snapshot=None if snapshot is None else snapshot.number,
         )
@@ -102,47 +102,47 @@ def program_plan(submission: Submission) -> SubmissionPlan:
 
 
 def _process_lines(submission: Submission) -> Iterator[str]:
-    """Describe processes that were asked for, instead of one per NeuronCore."""
+    """Describe the number of processes, if not one per NeuronCore."""
     request, cores = submission.request, submission.target.instance_type.processes_per_node
     on_node = int(request.parameters.get(PROCESSES) or 0)
     if not on_node:
         return
-    line = f"processes: {on_node * request.num_nodes} in the job, {on_node} on each node"
+    line = f"processes: {on_node * request.num_nodes} in the job, {on_node} per node"
     if on_node < cores:
         line += f", on {on_node} of its {cores} NeuronCores"
     yield line
     if on_node < cores and request.num_nodes > 1:
         # Developer guide for training with PyTorch NeuronX, "multi-worker data parallel training".
         yield (
-            "AWS's guide asks for all NeuronCores of each node where a job has several nodes: "
-            "processes that exchange data between nodes may not work with fewer; give --nodes 1"
+            "AWS's guide requires multi-node jobs to use all NeuronCores of each node; with fewer, "
+            "communication between nodes may fail; use --nodes 1"
         )
 
 
 def remarks(
-    order: ProgramOrder, argv: Sequence[str], parameters: Mapping[str, Value]
+    spec: ProgramSpec, argv: Sequence[str], parameters: Mapping[str, Value]
 ) -> Iterator[str]:
-    """Say what will probably be otherwise on the nodes, or should not be sent."""
-    entry = order.entry
+    """Yield warnings about possible failures on the nodes, and about credentials."""
+    entry = spec.entry
     for word in dict.fromkeys(secret_words(argv)):
         yield (
-            f"{word} looks like a key: arguments can be read in the job's description, in "
-            "program.json and in logs; let the program read it from elsewhere"
+            f"{word} looks like a credential: arguments are visible in the job's description, in "
+            "program.json and in logs; make the program read it from elsewhere"
         )
     variables = split_variables(str(parameters.get(ENV) or ""))
     yield from local_paths(argv, variables, entry.folder)
     if entry.file:
-        required = "" if order.requirements is None else order.requirements.text
-        sources = order.bundle.sources(entry.file)
-        yield from left_behind(entry, sources, required)
+        required = "" if spec.requirements is None else spec.requirements.text
+        sources = spec.bundle.sources(entry.file)
+        yield from missing_imports(entry, sources, required)
         on_node = int(parameters.get(PROCESSES) or 0)
-        yield from started_processes(sources, entry.file, on_node=on_node)
-        yield from _to_port(order, sources)
+        yield from process_warnings(sources, entry.file, on_node=on_node)
+        yield from _to_port(spec, sources)
 
 
-def _to_port(order: ProgramOrder, sources: Mapping[str, bytes]) -> Iterator[str]:
-    """Remark what of a GPU program does not run on Trainium; ``jobs port`` lists it."""
-    entry, file = order.entry, order.program.file
+def _to_port(spec: ProgramSpec, sources: Mapping[str, bytes]) -> Iterator[str]:
+    """Warn about GPU code to change for Trainium, as listed by ``jobs port``."""
+    entry, file = spec.entry, spec.program.file
     if file is not None:
         named = [str(file.path.parent)]
     elif entry.module is None:
@@ -153,14 +153,14 @@ def _to_port(order: ProgramOrder, sources: Mapping[str, bytes]) -> Iterator[str]
     try:
         text = remark(find(entry, sources), shlex.join(["python", "-m", "jobs", "port", *named]))
     except Refusal:
-        return  # `jobs port` gives the reason; a syntax error has been refused already
+        return  # `jobs port` gives the reason; syntax errors have already been refused
     if text is not None:
         yield text
 
 
-def _own_options(arguments: Sequence[str], ran: Sequence[Submitted]) -> tuple[str, ...]:
-    """Return options of submit among new arguments of the program."""
-    known = set() if not ran else set(ran[-1].argv)
+def _own_options(arguments: Sequence[str], earlier: Sequence[Submitted]) -> tuple[str, ...]:
+    """Return options of submit among the program's new arguments."""
+    known = set() if not earlier else set(earlier[-1].argv)
     words = (word.partition("=")[0] for word in arguments if word not in known)
     return tuple(dict.fromkeys(word for word in words if word in _MEANT_FOR_SUBMIT))
 
@@ -169,35 +169,38 @@ def _bundle_lines(bundle: Bundle) -> Iterator[str]:
     text = f"code: {counted(len(bundle.files), 'file')}, {human(len(bundle.data))} packed"
     if bundle.git is not None and bundle.git.commit is not None:
         text += f", commit {bundle.git.commit[:12]}"
-        text += " with changes that are not committed" if bundle.git.dirty else ""
+        text += " with uncommitted changes" if bundle.git.dirty else ""
     yield text
     names = [file.path for file in bundle.files]
     more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     yield f"files: {', '.join(names[:_MAX_NAMED])}{more}"
     if bundle.left_out:
-        yield f"left out of it: {', '.join(bundle.left_out)}"
+        yield f"not packed: {', '.join(bundle.left_out)}"
     if bundle.remark is not None:
         yield bundle.remark
 
 
-def _kept_lines(order: ProgramOrder, parameters: Mapping[str, Value]) -> Iterator[str]:
-    """Say what is kept while the program runs, unless its own text names the folder for that."""
-    if (folder := kept_folder(parameters)) is not None:
-        yield f"kept: {folder}/"
-    elif not order.bundle.mentions(contract.ENV_CHECKPOINT_DIR):
+def _kept_lines(spec: ProgramSpec, parameters: Mapping[str, Value]) -> Iterator[str]:
+    """Describe the files saved while the program runs, unless its code names the folder."""
+    if (folder := checkpoint_folder(parameters)) is not None:
+        yield f"saved: {folder}/"
+    elif not spec.bundle.mentions(contract.ENV_CHECKPOINT_DIR):
         yield (
-            f"kept: only what it writes to {contract.ENV_CHECKPOINT_DIR}; a program with a folder "
-            "of its own needs --checkpoint-dir"
+            f"saved: only files in {contract.ENV_CHECKPOINT_DIR}; a program that writes to another "
+            "folder needs --checkpoint-dir"
         )
 
 
-def _standing(ran: Sequence[Submitted], snapshot: Snapshot | None, choice: Choice | None) -> str:
-    passed = "" if choice is None or not choice.passed else f"; not from {choice.passed_shown}"
+def _resume_text(
+    earlier: Sequence[Submitted], snapshot: Snapshot | None, choice: SnapshotChoice | None
+) -> str:
+    """Describe what the program resumes from, if anything."""
+    skipped = "" if choice is None or not choice.skipped else f"; not from {choice.skipped_text}"
     if snapshot is not None and (snapshot.checkpoints or snapshot.chosen != 0):
-        text = f"continues from snapshot {snapshot.shown}, {snapshot.at}{_ago(snapshot.at)}"
+        text = f"resumes from snapshot {snapshot.shown}, {snapshot.at}{_ago(snapshot.at)}"
         what = f"{counted(len(snapshot.checkpoints), 'file')}, {human(snapshot.bytes)}"
-        return f"{text}: {what}{passed}"
-    return f"no snapshot{'' if passed else ' yet'}, begins anew{passed}" if ran else "new"
+        return f"{text}: {what}{skipped}"
+    return f"no snapshot{'' if skipped else ' yet'}, starts over{skipped}" if earlier else "new"
 
 
 def _ago(at: str) -> str:
@@ -210,7 +213,7 @@ def _ago(at: str) -> str:
 
 
 def _data_lines(bucket: Bucket, target: Deployment, values: Mapping[str, Value]) -> Iterator[str]:
-    """Check what the nodes would refuse; yield a line of the plan for each place of data."""
+    """Refuse parameters that the nodes would refuse; yield a line of the plan for each input."""
     _check_pattern(str(values.get("progress-pattern") or ""))
     _check_words(str(values.get("resume-arguments") or ""))
     if dataset := str(values.get("dataset") or ""):
@@ -222,7 +225,7 @@ def _data_lines(bucket: Bucket, target: Deployment, values: Mapping[str, Value])
 
 
 def _check_pattern(pattern: str) -> None:
-    """Refuse a pattern that a node would refuse."""
+    """Refuse an invalid progress pattern."""
     try:
         groups = re.compile(pattern).groupindex
     except re.error as error:
@@ -234,19 +237,19 @@ def _check_pattern(pattern: str) -> None:
     if pattern and "step" not in groups:
         raise Refusal(
             "progress-pattern",
-            f"--progress-pattern {pattern}: has no group for the step; mark it with (?P<step>...), "
-            "and the loss, if you like, with (?P<loss>...)",
+            f"--progress-pattern {pattern}: it has no group for the step; add (?P<step>...), and "
+            "optionally (?P<loss>...) for the loss",
         )
 
 
 def _check_words(text: str) -> None:
-    """Refuse arguments to resume with that a node could not split."""
+    """Refuse resume arguments that cannot be split."""
     try:
         shlex.split(text)
     except ValueError as error:
         raise Refusal(
             "resume-arguments",
-            f"--resume-arguments {text}: {str(error).lower()}; close every quote in it",
+            f"--resume-arguments {text}: {str(error).lower()}; close all quotes",
         ) from None
 
 
@@ -258,15 +261,15 @@ def _check_dataset(bucket: Bucket, name: str) -> None:
     if is_name and bucket.has(prefix):
         raise Refusal(
             "dataset-incomplete",
-            f"dataset {name!r} is not complete: its {contract.DATASET_MANIFEST} is missing; wait "
-            "for the job that makes it, or submit that again; for objects of your own give "
-            f"--input s3://{bucket.name}/{prefix} instead",
+            f"dataset {name!r} is incomplete: its {contract.DATASET_MANIFEST} is missing; wait for "
+            "the job that creates it, or submit it again; for your own objects pass --input "
+            f"s3://{bucket.name}/{prefix} instead",
         )
-    there = bucket.names(contract.DATASETS_PREFIX)
+    names = bucket.names(contract.DATASETS_PREFIX)
     raise Refusal(
         "no-dataset",
-        f"there is no dataset {name!r}: {hint('datasets', name, there)}; make one with `python -m "
-        "jobs submit prepare` or `tokenize`, or name objects of your own with --input",
+        f"there is no dataset {name!r} ({hint('datasets', name, names)}); create one with `python "
+        "-m jobs submit prepare` or `tokenize`, or pass your own objects with --input",
     )
 
 
@@ -276,43 +279,43 @@ def _check_input(bucket: Bucket, target: Deployment, uri: str) -> None:
         if not prefix.startswith(contract.INPUT_PREFIXES):
             raise Refusal(
                 "input",
-                f"--input {uri}: in the deployment's bucket a program may read below "
-                f"{', '.join(contract.INPUT_PREFIXES)} only; put the data there, for example with "
+                f"--input {uri}: in the deployment's bucket, programs may read only under "
+                f"{', '.join(contract.INPUT_PREFIXES)}; upload the data there, for example with "
                 "`python -m jobs upload`",
             )
         if not bucket.has(prefix):
-            raise _nothing_there(uri)
+            raise _no_input(uri)
         return
     _check_allowed(target, uri)
     try:
-        is_there = Bucket(client=bucket.client, name=name).has(prefix)
+        exists = Bucket(client=bucket.client, name=name).has(prefix)
     except Exception as error:
-        # A user who submits may lack the rights that the nodes have.
-        note(f"--input {uri} was not looked at ({error_code(error) or type(error).__name__})")
+        # The user may lack permissions that the nodes have.
+        note(f"--input {uri} was not checked ({error_code(error) or type(error).__name__})")
         return
-    if not is_there:
-        raise _nothing_there(uri)
+    if not exists:
+        raise _no_input(uri)
 
 
 def _check_allowed(target: Deployment, uri: str) -> None:
-    """Refuse storage outside the deployment that its nodes may not read, if that is known."""
+    """Refuse external storage that the nodes may not read, if the settings are known."""
     if target.settings is None:
         return
     allowed = target.data_uris
     if any(uri.startswith(known) for known in allowed):
         return
     again = target.redeploy(data_uris=",".join([*allowed, uri]))
-    there = f"it may read {', '.join(allowed)}" if allowed else "it has no data_uris"
+    access = f"only to {', '.join(allowed)}" if allowed else "because it has no data_uris"
     raise Refusal(
         "input",
-        f"--input {uri}: deployment {target.name!r} may not read there, {there}; name one of "
-        f"those, or deploy again with {again}",
+        f"--input {uri}: deployment {target.name!r} has no access to it, {access}; use an allowed "
+        f"URI, or deploy again with {again}",
     )
 
 
-def _nothing_there(uri: str) -> Refusal:
+def _no_input(uri: str) -> Refusal:
     return Refusal(
         "no-input",
-        f"--input {uri}: nothing is there; name the prefix of objects that exist, with its final "
-        "slash",
+        f"--input {uri}: there are no such objects; specify the prefix of existing objects, with a "
+        "trailing slash",
     )

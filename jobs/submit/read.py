@@ -1,6 +1,6 @@
-"""From a command line to an order: a workload or a program, its parameters, its run's name.
+"""Parse a command line into a specification: a workload or program, its parameters and run name.
 
-What can be refused without a deployment is refused here.
+Everything that can be refused without a deployment is refused here.
 """
 
 from __future__ import annotations
@@ -18,60 +18,61 @@ from jobs.program.entry import ProgramOptions, is_path
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.models.presets import MODELS, PRETRAIN
-from trainium_catalogue.parameters.command_line import (
-    ParameterError,
-    ParameterValues,
-    parse_values,
-)
+from trainium_catalogue.parameters.command_line import ParameterError, ParameterValues, parse_values
 from trainium_catalogue.suggest import did_you_mean, nearest
+from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 
 if TYPE_CHECKING:
-    from jobs.submit.program import ProgramOrder
+    from jobs.submit.program import ProgramSpec
 
 OWN_OPTIONS = (
     *("nodes", "name", "follow", "time-limit", "set", "compile", "dry-run", "yes", "json"),
-    *("on", "release", "scale", "check-only", "verbose"),
+    *("on", "release", "scale", "max-usd", "zone-patience", "check-only", "verbose"),
     *("module", "workdir", "include", "exclude", "env", "requirements", "from-snapshot"),
     *("deployment", "region", "help"),
 )
-"""Options of ``submit`` itself; no workload has a parameter of the same name."""
+"""Options of ``submit`` itself, reserved as parameter names."""
 _NOT_BY_NAME = (contract.PROGRAM, contract.WHEELS)
-"""Workloads that other words stand for: the path of a program, and its requirements."""
+"""Internal workloads, selected by a program's path and its requirements."""
 MAX_ARRAY_SIZE = 10_000
 """Children of an array job (Batch user guide, array jobs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmitOptions:
-    """Options of ``submit`` that any workload takes."""
+    """Options of ``submit`` for any workload."""
 
     name: str | None
     """Run name; None for a new one."""
     nodes: int | None
     on: Orchestrator | None
     time_limit_hours: float | None
-    compiles: bool
-    follows: bool
-    folds: bool
-    """True if the launchers' first lines are followed as one."""
-    releases: bool
-    scales: bool
+    compiles: bool = False
+    follows: bool = False
+    folds: bool = False
+    """True to fold the launchers' startup lines into one."""
+    releases: bool = False
+    scales: bool = False
+    max_usd: float | None = None
+    """The user's cost cap."""
     dry_run: bool
     as_json: bool
+    zone_patience_minutes: int | None = None
+    """Minutes that the job may wait for capacity in each of several zones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubmitOrder:
-    """A command line of ``submit``, read against the catalogue."""
+class SubmitSpec:
+    """A parsed and validated command line of ``submit``."""
 
     options: SubmitOptions
     values: ParameterValues
     """The workload and its parameters."""
     run: str
     num_nodes: int
-    program: ProgramOrder | None = None
-    """The user's own program to run, if it is one."""
+    program: ProgramSpec | None = None
+    """The user's own program, if any."""
 
     @property
     def workload(self) -> Workload:
@@ -84,29 +85,31 @@ class SubmitOrder:
         return self.workload.name if self.program is None else contract.PROGRAM
 
 
-def read_order(
+def read_spec(
     what: str | None,
     argv: Sequence[str],
     assignments: Sequence[str],
     *,
     options: SubmitOptions,
     own: ProgramOptions,
-) -> SubmitOrder:
-    """Read what is to run, and with which parameters; needs no network.
+) -> SubmitSpec:
+    """Parse what to run and its parameters, without network access.
 
     Args:
+        what: A workload, or the path of a program.
         argv: Parameters, as ``--name value``.
         assignments: Parameters, as ``name=value``.
-        own: What only a program of the user's own can be given.
+        options: Options for any workload.
+        own: Options for the user's own programs.
     """
-    program: ProgramOrder | None = None
+    program: ProgramSpec | None = None
     if own.module is None and (what is None or not is_path(what)):
-        workload = known_workload(what)
+        workload = resolve_workload(what)
         own.refuse(workload.name)
         values = read_parameters(workload, argv, assignments)
         run = run_name(options.name, values.workload.name)
     else:
-        # The packing of programs is not needed for a workload of the catalogue.
+        # Imported here, because catalogue workloads do not need it.
         from jobs.submit.program import named_program, packed
 
         named = named_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
@@ -114,43 +117,43 @@ def read_order(
         values = read_parameters(named.workload, argv, assignments)
         run = run_name(options.name, named.name)
         program, values = packed(named, values, own)
-    order = SubmitOrder(
+    spec = SubmitSpec(
         options=options,
         values=values,
         run=run,
         num_nodes=values.workload.default_nodes if options.nodes is None else options.nodes,
         program=program,
     )
-    _check_size(order.workload, order.num_nodes)
+    _check_size(spec.workload, spec.num_nodes)
     if options.compiles:
-        _check_compile(order)
+        _check_compile(spec)
     if own.from_snapshot and options.name is None:
         raise Refusal(
             "no-such-snapshot",
-            f"--from-snapshot {own.from_snapshot}: a new run has no snapshots; name the run that "
-            "has them with --name",
+            f"--from-snapshot {own.from_snapshot}: a new run has no snapshots; specify an existing "
+            "run with --name",
         )
-    return order
+    return spec
 
 
-def known_workload(name: str | None) -> Workload:
+def resolve_workload(name: str | None) -> Workload:
     """Look up the workload; refuse an unknown one."""
     if not name:
         raise Refusal(
             "no-workload",
-            "nothing to submit is named; name a workload (`python -m jobs catalogue` lists them), "
-            "a program of yours (./train.py), or a module (-m mypkg.train)",
+            "no workload or program specified; pass a workload (`python -m jobs catalogue` lists "
+            "them), a program (./train.py), or a module (-m mypkg.train)",
         )
     if name.startswith("-"):
         raise Refusal(
             "no-workload",
-            f"{name} stands before what it belongs to; name the workload or program first, as in "
+            f"{name} comes before the workload; specify the workload or program first, as in "
             f"`submit llama2-7b {name}`",
         )
     if name in _NOT_BY_NAME:
         raise Refusal(
             "unknown-workload",
-            f"{name} is not submitted by its name; name the file of your program: submit "
+            f"{name} cannot be submitted by that name; specify the file of your program: submit "
             "./train.py",
         )
     if name in WORKLOADS:
@@ -164,18 +167,18 @@ def known_workload(name: str | None) -> Workload:
 
 
 def _own_program(name: str) -> str:
-    """Say how a program of the user's own is named."""
+    """Describe how to specify the user's own program."""
     if Path(name).is_dir():
-        return f"for the folder of that name write ./{name}"
+        return f"for the folder of that name, write ./{name}"
     if Path(f"{name}.py").is_file():
-        return f"for the file of that name write ./{name}.py"
-    return "for a program of your own give its path: ./train.py"
+        return f"for the file of that name, write ./{name}.py"
+    return "for a program of your own, specify its path: ./train.py"
 
 
 def read_parameters(
     workload: Workload, argv: Sequence[str], assignments: Sequence[str] = ()
 ) -> ParameterValues:
-    """Read ``--name value`` and ``--set name=value`` against the catalogue."""
+    """Parse and validate ``--name value`` and ``--set name=value``."""
     try:
         return parse_values(workload, argv, assignments, options=OWN_OPTIONS)
     except ParameterError as error:
@@ -183,14 +186,14 @@ def read_parameters(
 
 
 def run_name(name: str | None, what: str) -> str:
-    """Return the run's checked name, or a new one made of what runs and the time."""
+    """Return the validated run name, or a new one from ``what`` and the time."""
     if name is not None:
         return valid_run_name(name)
     return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _check_size(workload: Workload, num_nodes: int) -> None:
-    """Refuse a number of nodes that the workload cannot use on any deployment."""
+    """Refuse a number of nodes that the workload does not support."""
     least = max(1, workload.min_nodes)
     if num_nodes < least:
         raise Refusal(
@@ -202,8 +205,8 @@ def _check_size(workload: Workload, num_nodes: int) -> None:
         if num_nodes > 1 and not workload.is_array:
             raise Refusal(
                 "too-many-nodes",
-                f"--nodes {num_nodes}: {workload.name} is one container on an ordinary instance "
-                "and cannot be split; leave --nodes out",
+                f"--nodes {num_nodes}: {workload.name} is one container on a CPU instance and "
+                "cannot be split; omit --nodes",
             )
         if num_nodes > MAX_ARRAY_SIZE:
             raise Refusal(
@@ -214,29 +217,28 @@ def _check_size(workload: Workload, num_nodes: int) -> None:
     if workload.max_nodes is not None and num_nodes > workload.max_nodes:
         raise Refusal(
             "too-many-nodes",
-            f"--nodes {num_nodes}: {workload.name} runs on at most {workload.max_nodes}; submit "
-            f"with --nodes {workload.max_nodes}",
+            f"--nodes {num_nodes}: {workload.name} runs on at most "
+            f"{counted(workload.max_nodes, 'node')}; submit with --nodes {workload.max_nodes}",
         )
 
 
-def _check_compile(order: SubmitOrder) -> None:
-    """Refuse ``--compile`` if there is nothing to compile, or nothing to compile for."""
-    if order.program is not None:
+def _check_compile(spec: SubmitSpec) -> None:
+    """Refuse ``--compile`` for a job without graphs to compile in advance."""
+    if spec.program is not None:
         raise Refusal(
             "nothing-to-compile",
-            "--compile: only the program itself knows its graphs; leave --compile out, they are "
-            "kept with the run once they are compiled",
+            "--compile: the graphs of a program are not known before it runs; omit --compile "
+            "(the run saves its graphs as they are compiled)",
         )
-    if order.workload.preset is None:
+    if spec.workload.preset is None:
         raise Refusal(
             "nothing-to-compile",
-            f"--compile: {order.workload.name} has no graphs to compile beforehand; leave "
-            "--compile out",
+            f"--compile: {spec.workload.name} has no graphs to compile in advance; omit --compile",
         )
-    if order.values.given.get("compile-only"):
+    if spec.values.given.get("compile-only"):
         raise Refusal(
             "nothing-to-compile",
-            "--compile and --compile-only exclude each other: the one compiles before training, "
-            "the other instead; keep one of them",
+            "--compile and --compile-only are mutually exclusive: one compiles before training, "
+            "the other instead of it; use one of them",
         )
-    compile_run(order.run)
+    compile_run(spec.run)

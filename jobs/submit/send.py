@@ -1,42 +1,47 @@
-"""The last steps of `submit`: the compile job, the job itself, following, the JSON document."""
+"""The final steps of `submit`: the compile job, the job itself, following, the JSON document."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from jobs.bucket.attempts import note_submission
+from jobs.bucket.name_hold import NameHold, hold_name, name_held
+from jobs.bucket.objects import Bucket
+from jobs.cost import cap_of
 from jobs.deployment import where
 from jobs.errors import EXIT_OK
-from jobs.job import ESTIMATE_NOTE, Job, JobRequest, RunSummary, compile_run, counted
+from jobs.job import ESTIMATE_NOTE, Job, JobKind, JobRequest, RunSummary, Shape, compile_run
 from jobs.orchestrators import JobService
 from jobs.output.console import echo, exit_code, follow_command, human, note, print_document
-from jobs.submit.choose import Submission, Wheels
-from jobs.submit.hold import NameHold, hold_name, name_held
+from jobs.submit.choose import Submission, Wheels, wheels_run
+from jobs.submit.plan import unsure_of, usd_at_most
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
+from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import Hardware
 
 if TYPE_CHECKING:
     from jobs.output.documents import SubmitAction, SubmitDocument
 
-_SHOWN_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
-_WHEELS_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
-_LISTED_FOR_S = 60
-"""Seconds after which the run's jobs are listed again. Until then taking the name is enough: its
-holder names the job of a submission that came in between, for 5 minutes (``jobs.submit.hold``)."""
+_COMPILE_JOB_IN_A_DRY_RUN = "JOB-ID-OF-THE-COMPILE-JOB"
+_WHEELS_JOB_IN_A_DRY_RUN = "JOB-ID-OF-THE-WHEELS-JOB"
+_RELIST_AFTER_S = 60
+"""Seconds after which the run's jobs are listed again. Until then the lock on the name is enough:
+it records the job of a concurrent submission for 5 minutes (``jobs.bucket.name_hold``)."""
 
 
 def show(submission: Submission) -> int:
-    """Print what would be sent: one payload, or a list of both in order."""
+    """Print the payload to be sent; if there are several, print them as a list in order."""
     if submission.plan.compile_request is not None:
-        submission = _depending(submission, _SHOWN_IN_A_DRY_RUN)
+        submission = _depending(submission, _COMPILE_JOB_IN_A_DRY_RUN)
     if _collects(submission) and not _waits_here(submission):
-        submission = _depending(submission, _WHEELS_IN_A_DRY_RUN)
-    if submission.order.options.as_json:
+        submission = _depending(submission, _WHEELS_JOB_IN_A_DRY_RUN)
+    if submission.spec.options.as_json:
         print_document(_document(submission, action="dry-run"))
     else:
         payloads = _payloads(submission)
@@ -45,45 +50,45 @@ def show(submission: Submission) -> int:
 
 
 def join(submission: Submission, running: RunSummary) -> int:
-    """Submit nothing, because the run already exists."""
+    """Follow the run's unfinished job instead of submitting."""
     note(
-        f"run {running.run} is {running.status} already, job {running.job_id}: nothing was "
+        f"run {running.run} is already {running.status}, job {running.job_id}: nothing was "
         "submitted"
     )
-    place = submission.places.of(running.orchestrator)
-    # Its dependencies were looked after when it was submitted.
+    service = submission.services.of(running.orchestrator)
+    # Its wheels are handled by the command that submitted it.
     submission = replace(submission, wheels=None)
-    return _finish(submission, running.job_id, service=place, status_before=running.status)
+    return _finish(submission, running.job_id, service=service, status_before=running.status)
 
 
 def send(submission: Submission) -> int:
-    """Submit the planned jobs, compile job first, and finish the command."""
+    """Submit the planned jobs in order, and finish the command."""
     service, bucket, run = submission.service, submission.bucket, submission.request.run
     wheels, first = submission.wheels, submission.plan.compile_request
     compile_id = wheels_id = None
     if wheels is not None:
-        # Where the job that collects wheels looks for them.
+        # Read by the job that collects the wheels.
         bucket.write(contract.requirements_key(run, wheels.key), wheels.requirements.text.encode())
     collected = wheels if _collects(submission) else None
     if collected is not None and _waits_here(submission):
-        wheels_id = _send_first(collected.service, collected.request)
+        wheels_id = _send_first(bucket, collected.service, collected.request)
         job = _collect(submission, collected, wheels_id)
         if not job.succeeded:
             return _give_up(submission, wheels_id, job)
     with _held(submission) as (hold, earlier):
         if collected is not None and wheels_id is None:
-            wheels_id = _send_first(collected.service, collected.request)
+            wheels_id = _send_first(bucket, collected.service, collected.request)
             submission = _depending(submission, wheels_id)
         if first is not None:
-            compile_id = _send_first(service, first)
+            compile_id = _send_first(bucket, service, first)
             submission = _depending(submission, compile_id)
-        if submission.order.program is not None:
+        if submission.spec.program is not None:
             _send_program(submission, hold)
         if hold is not None and (len(submission.requests) > 1 or submission.record is not None):
             hold.renew()
         if hold is not None:
             hold.adds_job = True
-        job_id = _send(service, submission.request, earlier=earlier)
+        job_id = _send(bucket, service, submission.request, earlier=earlier)
         if hold is not None:
             hold.job_id = job_id
     return _finish(submission, job_id, service=service, compile_id=compile_id, wheels_id=wheels_id)
@@ -91,69 +96,72 @@ def send(submission: Submission) -> int:
 
 @contextmanager
 def _held(submission: Submission) -> Iterator[tuple[NameHold | None, set[str]]]:
-    """Hold the run's name; yields the hold and the ids of the jobs that the run has had.
+    """Lock the run's name; yield the lock and the ids of the run's previous jobs.
 
-    They are listed once more if the user or the dependencies have taken their time. A generated
-    name is this submission's own, and is not held.
+    Jobs are listed again if confirmation or dependencies took long. A generated name is unique and
+    not locked.
     """
     run = submission.request.run
     known = {summary.job_id for summary in submission.earlier}
-    if submission.order.options.name is None:
+    if submission.spec.options.name is None:
         yield None, known
         return
     with hold_name(submission.bucket, run, known=known) as hold:
-        if time.time() - submission.listed_at > _LISTED_FOR_S:
-            listed = [summary for _, summary in submission.places.runs(run)]
+        if time.time() - submission.listed_at > _RELIST_AFTER_S:
+            listed = [summary for _, summary in submission.services.runs(run)]
             for summary in listed:
                 if summary.job_id not in known and not summary.ended:
-                    raise name_held(run, f"job {summary.job_id} has been submitted meanwhile")
+                    raise name_held(run, f"job {summary.job_id} was just submitted")
             known = {summary.job_id for summary in listed}
         yield hold, known
 
 
 def _send_program(submission: Submission, hold: NameHold | None) -> None:
-    """Put the bundle, the choice of a snapshot and the record into the bucket."""
+    """Upload the bundle, the choice of a snapshot and the record."""
     from jobs.program.bundle import upload
     from jobs.program.record import add_record, now
-    from jobs.program.snapshots import go_back
+    from jobs.program.snapshots import roll_back
 
-    program, record, bucket = submission.order.program, submission.record, submission.bucket
+    program, record, bucket = submission.spec.program, submission.record, submission.bucket
     assert program is not None and record is not None
     bundle, run = program.bundle, submission.request.run
-    if upload(bucket, run, bundle, note):  # which may take minutes
-        note(f"sent {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
+    if upload(bucket, run, bundle, note):  # may take minutes
+        note(f"uploaded {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
     if hold is not None:
         hold.renew()
     if program.choice is not None:
-        go_back(bucket, run, program.choice)
+        roll_back(bucket, run, program.choice)
     add_record(bucket, run, replace(record, submitted_at=now()))
 
 
 def _collects(submission: Submission) -> bool:
-    """Tell whether wheels have to be collected first."""
+    """Return whether wheels must be collected first."""
     return submission.wheels is not None and not submission.wheels.are_collected
 
 
 def _waits_here(submission: Submission) -> bool:
-    """Tell whether this command waits for the wheels, because the job itself cannot."""
+    """Return whether this command must wait for the wheels, because the job cannot."""
     return submission.request.orchestrator is Orchestrator.EKS
 
 
 def _collect(submission: Submission, wheels: Wheels, job_id: str) -> Job:
-    """Stay until the wheels are collected."""
+    """Wait until the wheels are collected."""
     run = submission.request.run
-    note(f"run {run} is submitted when its dependencies are collected; this command waits")
+    note(f"waiting to submit run {run} until its dependencies are collected")
     try:
         return _watch(submission, wheels.service, wheels.request, job_id)
     except BaseException:
-        note(f"run {run} was not submitted; its dependencies go on being collected: submit again")
+        note(
+            f"run {run} was not submitted, because its dependencies are still being collected; "
+            "submit it again later"
+        )
         raise
 
 
 def _give_up(submission: Submission, wheels_id: str, job: Job) -> int:
-    """Submit nothing more, because the wheels could not be collected."""
+    """Finish without submitting, because the wheels could not be collected."""
     note(f"run {submission.request.run} was not submitted: its dependencies were not collected")
-    if submission.order.options.as_json:
+    if submission.spec.options.as_json:
         print_document(_document(submission, action="not-submitted", wheels_id=wheels_id, job=job))
     return exit_code(job)
 
@@ -162,31 +170,42 @@ def _payloads(submission: Submission) -> list[dict[str, Any]]:
     return [submission.service_of(item).payload(item) for item in submission.requests]
 
 
-def _depending(submission: Submission, compile_id: str) -> Submission:
-    return replace(submission, request=replace(submission.request, depends_on=(compile_id,)))
+def _depending(submission: Submission, job_id: str) -> Submission:
+    return replace(submission, request=replace(submission.request, depends_on=(job_id,)))
 
 
-def _send_first(service: JobService, request: JobRequest) -> str:
-    """Submit the compile job, or find the one that is already running."""
+def _send_first(bucket: Bucket, service: JobService, request: JobRequest) -> str:
+    """Submit a job to run first, or find it if it is already running."""
     earlier = service.runs(request.run)
     running = next((summary for summary in earlier if not summary.ended), None)
     if running is not None:
-        note(f"run {request.run} is {running.status} already, job {running.job_id}")
+        note(f"run {request.run} is already {running.status}, job {running.job_id}")
         return running.job_id
-    return _send(service, request, earlier={summary.job_id for summary in earlier})
+    return _send(bucket, service, request, earlier={summary.job_id for summary in earlier})
 
 
-def _send(service: JobService, request: JobRequest, *, earlier: set[str]) -> str:
-    """Submit one job and return its id; ``earlier`` holds the ids of the run's previous jobs."""
+def _send(bucket: Bucket, service: JobService, request: JobRequest, *, earlier: set[str]) -> str:
+    """Submit one job, record it in the bucket and return its id.
+
+    ``earlier`` are the ids of the run's previous jobs.
+    """
     try:
         job_id = service.submit(request, earlier=earlier, sleep=time.sleep)
     except KeyboardInterrupt:
-        note(f"interrupted; whether it was submitted tells: python -m jobs status {request.run}")
+        note(
+            "interrupted; the job may have been submitted; check: python -m jobs status "
+            f"{request.run}"
+        )
         if request.depends_on:
-            first = compile_run(request.run)
-            note(f"its compile job goes on; stop it with: python -m jobs stop {first}")
+            what, first = "compile job", compile_run(request.run)
+            if request.workload == contract.PROGRAM:
+                what, first = "wheels job", wheels_run(str(request.parameters["wheels"]))
+            note(f"its {what} keeps running; stop it with: python -m jobs stop {first}")
         raise
     note(f"submitted run {request.run}, job {job_id}")
+    # Best effort: without it, `report` asks the service, which keeps the job for 7 days.
+    with suppress(Exception):
+        note_submission(bucket, request, job_id)
     return job_id
 
 
@@ -201,9 +220,9 @@ def _finish(
 ) -> int:
     """Follow and print the document if requested; return the exit code.
 
-    ``status_before`` is the status of a job that had been submitted earlier.
+    ``status_before`` is the status of a job that already existed.
     """
-    options, wheels = submission.order.options, submission.wheels
+    options, wheels = submission.spec.options, submission.wheels
     first = submission.plan.compile_request
     job: Job | None = None
     try:
@@ -216,7 +235,9 @@ def _finish(
     except BaseException:
         if options.releases:
             command = _release_command(submission.service)
-            note(f"the nodes stay, and cost; when the job has ended: {command}")
+            note(
+                f"the nodes keep running, and are billed; remove them after the job with: {command}"
+            )
         raise
     if job is None:
         note(f"follow it with: {follow_command(submission.target, submission.request.run)}")
@@ -237,8 +258,8 @@ def _finish(
 
 
 def _watch(submission: Submission, service: JobService, request: JobRequest, job_id: str) -> Job:
-    """Show one of the jobs until it ends."""
-    from jobs.output.screen import watch  # rich is only needed here
+    """Follow one of the jobs until it ends."""
+    from jobs.output.screen import watch  # imports rich, which is slow
 
     is_array = request.hardware is Hardware.CPU and request.num_nodes > 1
     job, _ = watch(
@@ -246,9 +267,9 @@ def _watch(submission: Submission, service: JobService, request: JobRequest, job
         submission.target,
         run=request.run,
         job_id=job_id,
-        keep_lines=submission.order.options.as_json,
-        folds=submission.order.options.folds,
-        part="child" if is_array else "node",
+        keep_lines=submission.spec.options.as_json,
+        folds=submission.spec.options.folds,
+        shape=Shape(kind=JobKind.ARRAY if is_array else JobKind.NODES, size=request.num_nodes),
     )
     return job
 
@@ -262,7 +283,7 @@ def _release_command(service: JobService) -> str:
 
 
 def _release(service: JobService) -> None:
-    """Have idle nodes removed when the job has ended, unless another run still needs them."""
+    """Request the removal of idle nodes after the job ends, unless another run needs them."""
     from jobs.eks.cluster import refusing
     from jobs.eks.node_users import read_use
     from jobs.eks.nodes import request_nodes
@@ -270,17 +291,23 @@ def _release(service: JobService) -> None:
 
     assert isinstance(service, EksService)
     command = _release_command(service)
-    needing = [summary.run for summary in service.runs() if not summary.ended]
-    if needing:
-        note(f"the nodes stay: {', '.join(needing)} needs them; then: {command}")
+    others = [f"run {summary.run}" for summary in service.runs() if not summary.ended]
+    if others:
+        need = "needs" if len(others) == 1 else "need"
+        note(
+            f"the nodes keep running, because {' and '.join(others)} {need} them; remove them "
+            f"later with: {command}"
+        )
         return
     with refusing():
         use = read_use(service.cluster(), service.target)
         left = len(use.runs)
         request_nodes(service.cluster(), left)
-    users = ", ".join(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+    users = list(dict.fromkeys(run for runs in use.runs.values() for run in runs))
+    still = "still uses" if len(users) == 1 else "still use"
     note(
-        f"the node scaler removes all nodes but {left}: {users} still uses them; then: {command}"
+        f"the node scaler removes all nodes except {left}, which {' and '.join(users)} {still}; "
+        f"remove {'it' if left == 1 else 'them'} later with: {command}"
         if left
         else "the node scaler removes all nodes within a minute"
     )
@@ -296,7 +323,7 @@ def _document(
     status: str | None = None,
     job: Job | None = None,
 ) -> SubmitDocument:
-    """Make the document of ``submit --json``."""
+    """Build the document of ``submit --json``."""
     from jobs.output.documents import CompileJob, Estimate, SubmitDocument, WheelsJob, outcome
 
     request, deployment, plan = submission.request, submission.target, submission.plan
@@ -304,6 +331,7 @@ def _document(
     first = plan.compile_request
     payloads = _payloads(submission)
     on_cpu = request.hardware is Hardware.CPU
+    cap = cap_of(deployment, submission.spec.options.max_usd)
     return SubmitDocument(
         **where(deployment, request.run),
         job_id=job_id,
@@ -318,6 +346,9 @@ def _document(
         estimate=Estimate(
             usd_per_node_hour=request.usd_per_node_hour,
             usd_at_time_limit=round(request.usd_at_time_limit, 2),
+            usd_at_most=round(usd_at_most(submission), 2),
+            usd_at_most_unsure=unsure_of(submission),
+            cap_usd=None if cap is None else cap.usd,
             max_attempts=contract.ATTEMPTS,
             note=ESTIMATE_NOTE,
         ),

@@ -1,1 +1,1 @@
-"""Destroys a deployment: ends its jobs, deletes its stacks, and lists what is left."""
+"""Tear down a deployment: stop its jobs, delete its stacks, and list leftovers."""

@@ -1,4 +1,4 @@
-"""What is left of a deployment in its account: looked for by its tag, and in every service."""
+"""Search for remaining resources of a deployment, by its tag and in every service."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES
 
 _STATES = ("StackStatus", "State", "Status", "status", "Lifecycle")
-_GOES_BY_ITSELF = frozenset({"shutting-down", "deleting", "PendingDeletion", "DELETING"})
+_BEING_DELETED = frozenset({"shutting-down", "deleting", "PendingDeletion", "DELETING"})
 _TAGGING = "resourcegroupstaggingapi"
 _MAX_PAGES = 100
-"""Pages of 1,000 versions that are read for the size of a bucket."""
+"""Maximum number of pages, of 1,000 versions, to read for a bucket's size."""
 Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemainingResource:
-    """A resource of the deployment that is still in the account."""
+    """A resource of the deployment that still exists."""
 
     service: str
     kind: str
     id: str
     seen_by: Literal["tag", "service", "tag and service"]
     why: str
-    """Why it belongs to the deployment, or why it stays."""
+    """Why it belongs to the deployment, or is retained."""
     state: str | None
     usd_per_month: Amount | None
-    """Estimate from list prices; null where its size is not known."""
+    """Estimate from list prices; null if its size is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncheckedKind:
-    """A kind of resource that could not be looked for."""
+    """A kind of resource that could not be checked."""
 
     service: str
     kind: str
     right: str
-    """IAM action that the look needs."""
+    """IAM action required to check it."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """Tells a deployment's resources from others."""
+    """Identifies a deployment's resources."""
 
     deployment: str
     other_deployments: frozenset[str]
     physical_ids: frozenset[str]
-    """Of everything that its stacks have or had."""
+    """Physical ids of all present and past resources of its stacks."""
 
     def reason(self, id: str, item: Item) -> str | None:
-        """Give the reason why a resource belongs to the deployment; None if it does not."""
+        """Return why a resource belongs to the deployment; None if it does not."""
         tags = _tags(item)
         if (tagged := tags.get(TAG_DEPLOYMENT)) is not None:
             return f"tag {TAG_DEPLOYMENT}" if tagged == self.deployment else None
@@ -73,24 +73,24 @@ class Ownership:
         return None
 
     def is_named_in(self, text: str) -> bool:
-        """Tell whether a name is one that this deployment's stacks give."""
+        """Return whether a text contains a name assigned by this deployment's stacks."""
         longer = (name for name in self.other_deployments if name.startswith(f"{self.deployment}-"))
         return _mentions(text, self.deployment) and not any(_mentions(text, it) for it in longer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remains:
-    """Result of a look at the account."""
+    """Result of a search."""
 
     found: tuple[RemainingResource, ...]
     unchecked: tuple[UncheckedKind, ...]
 
 
-def look(aws: Aws, owner: Ownership) -> Remains:
-    """List what is there of a deployment: first by its tag, then service by service.
+def find_remains(aws: Aws, owner: Ownership) -> Remains:
+    """List the existing resources of a deployment, by its tag and service by service.
 
-    The tagging API knows deleted resources for a while, and some kinds not at all: where the
-    service could be asked, its answer decides.
+    The tagging API lists deleted resources for a while, and lacks some kinds: if the service can be
+    queried, its response takes precedence.
     """
     unchecked: list[UncheckedKind] = []
     try:
@@ -105,8 +105,8 @@ def look(aws: Aws, owner: Ownership) -> Remains:
             items = list(_listed(aws, listing))
             found += _found(aws, owner, listing, items, own)
         except Exception as error:
-            right = _right(aws, listing)
-            unchecked.append(_unchecked(listing.service, listing.kind, right, error, aws))
+            action = _iam_action(aws, listing)
+            unchecked.append(_unchecked(listing.service, listing.kind, action, error, aws))
             found += [_by_tag(arn, listing.kind) for arn in own]
     known = {arn for arn in arns for listing in LISTINGS if _rest(arn, listing) is not None}
     found += [_by_tag(arn, _kind_of(arn)) for arn in arns if arn not in known]
@@ -114,7 +114,7 @@ def look(aws: Aws, owner: Ownership) -> Remains:
 
 
 def _tagged(aws: Aws, deployment: str) -> list[str]:
-    pages = aws.reading(_TAGGING).get_paginator("get_resources")
+    pages = aws.client(_TAGGING).get_paginator("get_resources")
     tag = {"Key": TAG_DEPLOYMENT, "Values": [deployment]}
     return [
         resource["ResourceARN"]
@@ -126,7 +126,7 @@ def _tagged(aws: Aws, deployment: str) -> list[str]:
 def _listed(aws: Aws, listing: Listing) -> Iterator[tuple[str, Item]]:
     import jmespath  # type: ignore[import-untyped]  # boto3 needs it too
 
-    client, arguments = aws.reading(listing.service), dict(listing.arguments)
+    client, arguments = aws.client(listing.service), listing.arguments_of(aws.client("sts"))
     if client.can_paginate(listing.operation):
         pages: Iterable[Any] = client.get_paginator(listing.operation).paginate(**arguments)
     else:
@@ -139,7 +139,7 @@ def _listed(aws: Aws, listing: Listing) -> Iterator[tuple[str, Item]]:
 def _found(
     aws: Aws, owner: Ownership, listing: Listing, items: list[tuple[str, Item]], arns: list[str]
 ) -> Iterator[RemainingResource]:
-    """Yield what belongs to the deployment, by itself or because of its tag."""
+    """Yield the listed resources that belong to the deployment."""
     for id, item in items:
         tagged = any(_is_of(arn, listing, id) for arn in arns)
         reason = owner.reason(id, item)
@@ -157,9 +157,9 @@ def _found(
         )
 
 
-def goes_by_itself(state: str | None) -> bool:
-    """Tell whether AWS is deleting a resource already."""
-    return state in _GOES_BY_ITSELF
+def is_being_deleted(state: str | None) -> bool:
+    """Return whether AWS is already deleting a resource."""
+    return state in _BEING_DELETED
 
 
 def _by_tag(arn: str, kind: str) -> RemainingResource:
@@ -168,14 +168,14 @@ def _by_tag(arn: str, kind: str) -> RemainingResource:
         kind=kind,
         id=arn,
         seen_by="tag",
-        why=f"tag {TAG_DEPLOYMENT}; the tagging API also lists what was deleted a moment ago",
+        why=f"tag {TAG_DEPLOYMENT}; the tagging API also lists recently deleted resources",
         state=None,
         usd_per_month=None,
     )
 
 
 def _rest(arn: str, listing: Listing) -> str | None:
-    """Return what follows the kind in an ARN; None if it is of another kind."""
+    """Return the part of an ARN after the kind; None for another kind."""
     parts = arn.split(":", 5)
     if len(parts) < 6 or parts[2] != listing.service:
         return None
@@ -201,7 +201,7 @@ def _mentions(text: str, deployment: str) -> bool:
 
 
 def _tags(item: Item) -> dict[str, str]:
-    """Read the tags of a listed resource, as EC2, or as Batch and EKS write them."""
+    """Return the tags of a listed resource, in the format of EC2 or of Batch and EKS."""
     tags = item.get("Tags") or item.get("TagSet") or item.get("tags") or {}
     if isinstance(tags, Mapping):
         return {str(key): str(value) for key, value in tags.items()}
@@ -209,13 +209,13 @@ def _tags(item: Item) -> dict[str, str]:
 
 
 def _details(aws: Aws, listing: Listing, id: str, item: Item) -> tuple[str | None, float | None]:
-    """Read the state and the price of a resource; None where a right for that is missing."""
+    """Read the state and monthly cost of a resource; the cost is None without permission."""
     state = next((item[name] for name in _STATES if item.get(name)), None)
     state = str(state["Name"]) if isinstance(state, Mapping) else state
     try:
         if listing.kind == "key":
-            state = str(aws.reading("kms").describe_key(KeyId=id)["KeyMetadata"]["KeyState"])
-        return state, 0.0 if goes_by_itself(state) else _usd(aws, listing.kind, id, item)
+            state = str(aws.client("kms").describe_key(KeyId=id)["KeyMetadata"]["KeyState"])
+        return state, 0.0 if is_being_deleted(state) else _usd(aws, listing.kind, id, item)
     except Exception as error:
         if as_refusal(error, region=aws.region) is None:
             raise
@@ -223,7 +223,7 @@ def _details(aws: Aws, listing: Listing, id: str, item: Item) -> tuple[str | Non
 
 
 def _usd(aws: Aws, kind: str, id: str, item: Item) -> float | None:
-    """Estimate the price of a month; None if it depends on what is not known."""
+    """Estimate the cost per month; None if unknown."""
     match kind:
         case "instance":
             known = INSTANCE_TYPES.get(item["InstanceType"])
@@ -237,12 +237,12 @@ def _usd(aws: Aws, kind: str, id: str, item: Item) -> float | None:
                 None if (size := bucket_bytes(aws, id)) is None else size / 1e9 * PRICES["s3"].usd
             )
         case "repository":
-            pages = aws.reading("ecr").get_paginator("describe_images").paginate(repositoryName=id)
+            pages = aws.client("ecr").get_paginator("describe_images").paginate(repositoryName=id)
             images = [image for page in pages for image in page["imageDetails"]]
             stored = sum(int(image.get("imageSizeInBytes", 0)) for image in images)
             return stored / 1e9 * PRICES["ecr"].usd
         case "endpoint":
-            # A gateway is in no subnet, and costs nothing.
+            # A gateway endpoint has no subnets, and is free.
             return len(item.get("SubnetIds") or ()) * PRICES["interface-endpoint"].usd
         case "volume":
             return float(item["Size"] * PRICES["gp3"].usd)
@@ -262,9 +262,9 @@ _PRICED = {
 
 
 def bucket_bytes(aws: Aws, bucket: str) -> int | None:
-    """Sum up the versions in a bucket; None if there are too many to list."""
+    """Return the size of all versions in a bucket; None if there are too many to list."""
     size = 0
-    for number, page in enumerate(version_pages(aws.reading("s3"), bucket)):
+    for number, page in enumerate(version_pages(aws.client("s3"), bucket)):
         if number == _MAX_PAGES:
             return None
         size += sum(int(item["Size"]) for item in page.get("Versions", ()))
@@ -272,7 +272,7 @@ def bucket_bytes(aws: Aws, bucket: str) -> int | None:
 
 
 def version_pages(s3: Any, bucket: str) -> Iterator[Item]:
-    """List the versions in a bucket by page; one that is gone has none."""
+    """Yield pages of the versions in a bucket; none if the bucket does not exist."""
     try:
         yield from s3.get_paginator("list_object_versions").paginate(Bucket=bucket)
     except Exception as error:
@@ -280,22 +280,25 @@ def version_pages(s3: Any, bucket: str) -> Iterator[Item]:
             raise
 
 
-def _right(aws: Aws, listing: Listing) -> str:
-    """Name the IAM action of a listing."""
-    # That of ListBuckets has another name (Service Authorization Reference, Amazon S3).
-    operation = aws.reading(listing.service).meta.method_to_api_mapping[listing.operation]
-    return f"{listing.service}:{'ListAllMyBuckets' if listing.service == 's3' else operation}"
+_OTHER_ACTIONS = {"ListBuckets": "ListAllMyBuckets", "DescribeBudgets": "ViewBudget"}
+"""IAM actions that differ from their operation (Service Authorization Reference)."""
 
 
-def _unchecked(service: str, kind: str, right: str, error: Exception, aws: Aws) -> UncheckedKind:
-    """Note that a kind was not looked for; raise what is a defect of ours."""
+def _iam_action(aws: Aws, listing: Listing) -> str:
+    """Return the IAM action of a listing."""
+    operation = aws.client(listing.service).meta.method_to_api_mapping[listing.operation]
+    return f"{listing.service}:{_OTHER_ACTIONS.get(operation, operation)}"
+
+
+def _unchecked(service: str, kind: str, action: str, error: Exception, aws: Aws) -> UncheckedKind:
+    """Describe a kind that could not be checked; re-raise an unexpected error."""
     from botocore.parsers import ResponseParserError
 
     refusal = as_refusal(error, region=aws.region)
     if isinstance(error, ResponseParserError):
-        reason = "the answer cannot be read"  # of an endpoint that does not know the operation
+        reason = "the response cannot be parsed"  # from an endpoint without this operation
     elif refusal is None:
         raise error
     else:
-        reason = "the right is missing" if is_denied(error) else refusal.message
-    return UncheckedKind(service=service, kind=kind, right=right, reason=reason)
+        reason = "the permission is missing" if is_denied(error) else refusal.message
+    return UncheckedKind(service=service, kind=kind, right=action, reason=reason)

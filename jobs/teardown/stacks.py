@@ -1,4 +1,4 @@
-"""A deployment's stacks, also those that are deleted: what they keep, and how they are deleted."""
+"""A deployment's stacks, including deleted ones: retained resources, and deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from jobs.aws import CloudFormationClient
 from jobs.deploy_check.account import DeployedStack, read_stack
 from jobs.deploy_check.assembly import REPOSITORY, SynthesizedStacks, Template, stack_pattern
-from jobs.errors import Refusal
+from jobs.errors import Refusal, is_ambiguous
 from jobs.teardown.remains import version_pages
 from trainium_catalogue import contract
 
@@ -26,15 +26,15 @@ _OF_DEPLOYMENT = re.compile(r"trainium-(.+)-[a-z]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackHistory:
-    """The stacks of a deployment: those there are, and those deleted within 90 days.
+    """The existing stacks of a deployment, and those deleted in the last 90 days.
 
-    CloudFormation remembers deleted stacks for that long (API reference, ListStackResources), so
-    an interrupted destroy resumes from any machine without notes of its own.
+    CloudFormation keeps deleted stacks for that long (API reference, ListStackResources), so an
+    interrupted destroy can resume from any machine without local state.
     """
 
     live: Mapping[str, DeployedStack]
     deleted: tuple[DeployedStack, ...]
-    """Newest first; a name may be there several times."""
+    """Deleted stacks, newest first; names may repeat."""
     other_deployments: frozenset[str]
     """Names of other deployments in the region."""
 
@@ -45,7 +45,7 @@ class StackHistory:
 
     @property
     def kept(self) -> dict[str, str]:
-        """What deleting leaves on purpose: resource types by physical id."""
+        """Types of the resources to retain, by physical id."""
         return {
             stack.physical_ids[name]: entry["Type"]
             for stack in self.every
@@ -55,12 +55,12 @@ class StackHistory:
 
     @property
     def kept_buckets(self) -> list[str]:
-        """Buckets of live stacks that stay."""
+        """Retained buckets of live stacks."""
         return [id for id in self._buckets if id in self.kept]
 
     @property
     def buckets_to_empty(self) -> list[str]:
-        """Buckets that go with their stack, for which they must be empty."""
+        """Buckets to be deleted with their stack, which must be empty."""
         return [id for id in self._buckets if id not in self.kept]
 
     @property
@@ -69,7 +69,7 @@ class StackHistory:
 
     @property
     def settings(self) -> dict[str, str] | None:
-        """The ``-c`` settings of the newest deployment; None if its stack does not state them."""
+        """The ``-c`` settings of the latest ``cdk deploy``; None if no stack has them."""
         wanted = f"/{contract.SSM_SETTINGS}"
         for stack in self.every:
             for _, entry in _resources(stack.template):
@@ -82,12 +82,12 @@ class StackHistory:
         return None
 
     def physical_ids(self) -> frozenset[str]:
-        """Physical ids of everything that the stacks have or had."""
+        """Return the physical ids of all present and past resources of the stacks."""
         return frozenset(
             stack.physical_ids[name]
             for stack in self.every
             for name, entry in _resources(stack.template)
-            # Their ids may be those of somebody else's security group.
+            # The id of a rule may be the id of a security group outside the stack.
             if stack.physical_ids.get(name) and not entry["Type"].endswith(("Ingress", "Egress"))
         )
 
@@ -107,8 +107,8 @@ def read_history(cloudformation: CloudFormationClient, deployment: str) -> Stack
         if status.endswith("_IN_PROGRESS") and not status.startswith(("DELETE", "REVIEW")):
             raise Refusal(
                 "being-deployed",
-                f"stack {name} is {status}: somebody is deploying it; wait until that has ended, "
-                "then run this again",
+                f"stack {name} is {status}: it is being deployed; wait until the deployment has "
+                "finished, then run this again",
             )
         stack = read_stack(cloudformation, name, item["StackId"], status)
         if status == _DELETED:
@@ -124,12 +124,12 @@ def read_history(cloudformation: CloudFormationClient, deployment: str) -> Stack
 
 
 def is_kept(entry: Mapping[str, Any]) -> bool:
-    """Tell whether a resource stays in the account after its stack."""
+    """Return whether a resource outlives its stack."""
     return str(entry.get("DeletionPolicy", "Delete")).startswith("Retain")
 
 
 def check_kept(live: Mapping[str, DeployedStack], assembly: SynthesizedStacks) -> None:
-    """Refuse settings that keep other things than the deployed templates, which decide."""
+    """Refuse settings that retain different resources than the deployed templates do."""
     for stack, template in assembly.templates.items():
         now = dict(_resources(live[stack].template)) if stack in live else {}
         for name, entry in _resources(template):
@@ -137,15 +137,15 @@ def check_kept(live: Mapping[str, DeployedStack], assembly: SynthesizedStacks) -
                 keeps = is_kept(now[name])
                 raise Refusal(
                     "kept-differs",
-                    f"the settings {'would delete' if keeps else 'would keep'} {entry['Type']} "
-                    f"{live[stack].physical_ids.get(name, name)}, and stack {stack} was deployed "
-                    f"to {'keep' if keeps else 'delete'} it (retain_data), which decides; leave "
-                    f"that setting out, or deploy it first: `cdk deploy {stack}`",
+                    f"the settings {'would delete' if keeps else 'would retain'} {entry['Type']} "
+                    f"{live[stack].physical_ids.get(name, name)}, but stack {stack} was deployed "
+                    f"to {'retain' if keeps else 'delete'} it (retain_data), which takes "
+                    f"precedence; omit that setting, or deploy it first: `cdk deploy {stack}`",
                 )
 
 
 def destroy_order(live: Mapping[str, DeployedStack]) -> list[str]:
-    """Sort stacks so that each comes before those whose exports it imports."""
+    """Sort stacks so that importers come before exporters."""
     exporters = {
         json.dumps({"Fn::ImportValue": output["Export"]["Name"]}): name
         for name, stack in live.items()
@@ -164,28 +164,28 @@ def destroy_order(live: Mapping[str, DeployedStack]) -> list[str]:
 
 
 def synthesize(folder: Path, settings: Mapping[str, str], more: Sequence[str]) -> None:
-    """Run ``cdk synth`` with the recorded settings, and what the user added."""
+    """Run ``cdk synth`` with the recorded settings and the user's arguments."""
     pairs = [word for key, value in settings.items() for word in ("-c", f"trainium:{key}={value}")]
-    said: list[str] = []
-    code = run_cdk(["synth", "--quiet", "--output", str(folder), *pairs, *more], said.append)
+    output: list[str] = []
+    code = run_cdk(["synth", "--quiet", "--output", str(folder), *pairs, *more], output.append)
     if code:
         # The app's own refusal is not the CLI's last line.
-        last = said[-1] if said else "it said nothing"
-        reason = next((line for line in said if line.startswith("refused: ")), last)
+        last = output[-1] if output else "no output"
+        reason = next((line for line in output if line.startswith("refused: ")), last)
         raise Refusal(
             "no-synth",
-            f"cdk synth ended with {code} ({reason.removeprefix('refused: ')}), so which stacks "
-            "there are to destroy is not known; give the -c settings that it was deployed "
-            "with after --, use the checkout that deployed it, or name an assembly with --assembly",
+            f"cdk synth exited with {code} ({reason.removeprefix('refused: ')}), so the stacks to "
+            "destroy are unknown; pass the -c settings they were deployed with after --, use the "
+            "checkout that deployed them, or specify an assembly with --assembly",
         )
 
 
 def run_cdk(words: Sequence[str], on_line: Callable[[str], None]) -> int:
-    """Run the pinned CDK CLI of this environment; return its exit code."""
+    """Run this environment's pinned CDK CLI; return its exit code."""
     cdk = Path(sys.executable).parent / "cdk"
     if not cdk.exists():
         raise Refusal(
-            "no-cdk", f"{cdk} is missing, which destroys the stacks; install it with `make setup`"
+            "no-cdk", f"{cdk} is needed to destroy the stacks; install it with `make setup`"
         )
     with subprocess.Popen(
         [str(cdk), *words],
@@ -202,18 +202,18 @@ def run_cdk(words: Sequence[str], on_line: Callable[[str], None]) -> int:
                 if text := line.strip():
                     on_line(text)
         except BaseException:
-            # CloudFormation carries on with what it has begun.
+            # CloudFormation continues operations in progress.
             process.terminate()
             raise
     return process.wait()
 
 
 def delete_stacks(client: Any, names: Iterable[str], note: Callable[[str], None]) -> None:
-    """Delete stacks that the app no longer has, one after the other."""
+    """Delete stacks that the app no longer has, one by one."""
     from botocore.exceptions import WaiterError
 
     for name in names:
-        note(f"deleting stack {name}, which the app does not have")
+        note(f"deleting stack {name}, which is no longer part of the app")
         client.delete_stack(StackName=name)
         try:
             client.get_waiter("stack_delete_complete").wait(
@@ -223,23 +223,31 @@ def delete_stacks(client: Any, names: Iterable[str], note: Callable[[str], None]
             note(f"stack {name} was not deleted: {error}")
 
 
-def empty_bucket(s3: Any, bucket: str) -> int:
-    """Delete every version in a bucket; return their number."""
-    count = 0
+def empty_bucket(s3: Any, bucket: str, counts: dict[str, int]) -> None:
+    """Delete all object versions in a bucket, and count them.
+
+    The count is updated before each request, so that it is an upper bound if interrupted.
+    """
+    counts.setdefault(bucket, 0)
     for page in version_pages(s3, bucket):
         versions = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
         keys = [{"Key": item["Key"], "VersionId": item["VersionId"]} for item in versions]
         if keys:
-            failed = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
-            if errors := failed.get("Errors"):
+            counts[bucket] += len(keys)
+            try:
+                response = s3.delete_objects(Bucket=bucket, Delete={"Objects": keys, "Quiet": True})
+            except Exception as error:
+                if not is_ambiguous(error):
+                    counts[bucket] -= len(keys)
+                raise
+            if errors := response.get("Errors"):
+                counts[bucket] -= len(errors)
                 raise Refusal(
                     "not-emptied",
                     f"bucket {bucket}: {errors[0]['Key']} cannot be deleted "
-                    f"({errors[0].get('Message') or errors[0].get('Code')}); see to its rights or "
-                    "locks, then run this again",
+                    f"({errors[0].get('Message') or errors[0].get('Code')}); fix its permissions "
+                    "or locks, then run this again",
                 )
-        count += len(keys)
-    return count
 
 
 def _resources(template: Template) -> Iterator[tuple[str, Mapping[str, Any]]]:

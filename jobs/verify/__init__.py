@@ -1,1 +1,1 @@
-"""Claims about AWS and the hardware: their list, their probes, and the record of the results."""
+"""Claims about AWS and the hardware: the list, the probes, and the record of results."""

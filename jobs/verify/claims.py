@@ -1,4 +1,4 @@
-"""The claims about AWS and its hardware that docs/claims.toml lists."""
+"""The claims about AWS and its hardware in docs/claims.toml."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ SOURCE = Path(__file__).resolve().parents[2] / "docs" / "claims.toml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One claim of docs/verification.md."""
+    """A claim in docs/verification.md."""
 
     id: str
     subject: str
     claim: str
     evidence: str
     open: str = ""
-    """Part that only an account or hardware can settle; empty if nothing is open."""
+    """Part that only an account or hardware can settle; empty for a settled claim."""
     probe: tuple[ProbeSite, ...] = ()
-    """Places where the probe of this id runs."""
+    """Where the probe of this id runs."""
     why: str = ""
-    """What would settle it where no probe does; with a probe, the part that stays open."""
+    """How to settle it without a probe; with one, the part that stays open."""
 
 
 @cache
 def read_claims() -> tuple[Claim, ...]:
-    """Read every claim, subject by subject."""
+    """Read all claims, by subject."""
     tables = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     return tuple(
         Claim(

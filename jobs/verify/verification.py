@@ -1,4 +1,4 @@
-"""The record of a verification: joined findings of nodes and desk, and the rows built from them."""
+"""The record of a verification: the merged findings of nodes and client, as rows of claims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A claim that a probe may settle, or that is open without a probe."""
+    """A claim with a probe, or an open claim without one."""
 
     claim: Claim
     state: str
@@ -43,17 +43,17 @@ class Row:
 
     @property
     def is_bad(self) -> bool:
-        """True if somebody has to look."""
+        """True if it needs attention."""
         return self.state in (State.RED, State.CRASHED)
 
 
 def key_of(run: str, name: str = RECORD) -> str:
-    """Key of a run's record in the bucket."""
+    """Return the key of a run's record in the bucket."""
     return f"{run_prefix(run, 'results')}{name}"
 
 
 def parse_record(data: bytes, where: str) -> Record:
-    """Parse a record; refuse anything else, and a record changed after it was written."""
+    """Parse a record; refuse anything else, and a modified record."""
     try:
         document = read_object(data)
     except ValueError:
@@ -61,51 +61,51 @@ def parse_record(data: bytes, where: str) -> Record:
     if "findings" not in document:
         raise Refusal(
             "no-record",
-            f"{where} is no record of a verification; name a run, a file or an object that "
-            "`python -m jobs verify` wrote",
+            f"{where} is not the record of a verification; specify a run, or a file or object "
+            "written by `python -m jobs verify`",
         )
     if document.get("schema") != SCHEMA:
         raise Refusal(
             "record-schema",
-            f"{where} has the form {document.get('schema')}, this checkout reads {SCHEMA}; use the "
-            "checkout that wrote it",
+            f"{where} has schema {document.get('schema')}, but this checkout reads {SCHEMA}; use "
+            "the checkout that wrote it",
         )
     if not is_intact(document):
         raise Refusal(
             "record-changed",
-            f"{where} is not what was written: its checksum does not fit; run "
-            "`python -m jobs verify` again, which writes it anew",
+            f"{where} was modified: its checksum does not match; run `python -m jobs verify` "
+            "again, which rewrites it",
         )
     return document
 
 
-def read_record(place: str, bucket: Bucket | None) -> Record:
-    """Read the record in a file, at an address or key of the bucket, or of a run."""
-    path = Path(place)
+def read_record(source: str, bucket: Bucket | None) -> Record:
+    """Read a record from a file, an S3 URI, a key in the bucket, or a run; refuse a missing one."""
+    path = Path(source)
     if path.is_file():
-        return parse_record(path.read_bytes(), place)
+        return parse_record(path.read_bytes(), source)
     assert bucket is not None
-    if "/" not in place:
-        keys = [key_of(place), key_of(place, NODE_RECORD)]
+    if "/" not in source:
+        keys = [key_of(source), key_of(source, NODE_RECORD)]
         where = bucket
     else:
-        name, _, key = place.removeprefix("s3://").partition("/")
-        is_address = place.startswith("s3://")
-        where = Bucket(client=bucket.client, name=name) if is_address else bucket
-        keys = [key if is_address else place]
+        name, _, key = source.removeprefix("s3://").partition("/")
+        is_uri = source.startswith("s3://")
+        where = Bucket(client=bucket.client, name=name) if is_uri else bucket
+        keys = [key if is_uri else source]
     for key in keys:
         if (data := where.read(key)) is not None:
             return parse_record(data, f"s3://{where.name}/{key}")
     raise Refusal(
         "no-record",
-        f"there is no record {place!r}: neither a file nor {' nor '.join(keys)} in {where.name}; "
-        "submit `python -m jobs submit verify --nodes 1 --follow`, then `python -m jobs verify`",
+        f"there is no record {source!r}: neither a file nor {' nor '.join(keys)} in {where.name}; "
+        "run `python -m jobs submit verify --nodes 1 --follow`, then `python -m jobs verify`",
     )
 
 
 def joined(
     target: Deployment,
-    desk: Iterable[Finding],
+    client: Iterable[Finding],
     *,
     nodes: Record | None,
     earlier: Record | None,
@@ -113,18 +113,18 @@ def joined(
     run: str | None,
     job_id: str | None,
 ) -> dict[str, Any]:
-    """Join the findings of nodes and desk into one record.
+    """Merge the findings of nodes and client into one record.
 
-    Some probes can only look while the job runs: findings of an ``earlier`` record of the same job
-    are kept if they could not be repeated this time.
+    Some probes only work while the job runs: findings from an ``earlier`` record of the same job
+    are kept if they could not be repeated.
     """
     same_job = earlier is not None and earlier["job_id"] == (nodes["job_id"] if nodes else job_id)
     known = _by_id(earlier) if earlier is not None and same_job else {}
-    of_desk = [
-        known.get((finding.id, ProbeSite.DESK), finding)
+    of_client = [
+        known.get((finding.id, ProbeSite.CLIENT), finding)
         if finding.state is State.NOT_RUN
         else finding
-        for finding in desk
+        for finding in client
     ]
     of_nodes = [Finding.read(document) for document in nodes["findings"]] if nodes else []
     about = {name: nodes[name] for name in _OF_NODES} if nodes else dict.fromkeys(_OF_NODES)
@@ -137,7 +137,7 @@ def joined(
         **{**about, "run": run, "job_id": about["job_id"] or job_id},
         instance_type=target.instance_type.name,
         neuron_release=target.neuron_release,
-        findings=(*of_nodes, *of_desk),
+        findings=(*of_nodes, *of_client),
     ).sealed()
 
 
@@ -147,7 +147,7 @@ def _by_id(record: Record) -> dict[tuple[str, ProbeSite], Finding]:
 
 
 def rows_of(record: Record, claims: Sequence[Claim] | None = None) -> list[Row]:
-    """Make a row for every claim that has a probe or is open."""
+    """Build a row for every claim that has a probe or is open."""
     found = _by_id(record)
     rows = []
     for claim in read_claims() if claims is None else claims:
@@ -159,23 +159,23 @@ def rows_of(record: Record, claims: Sequence[Claim] | None = None) -> list[Row]:
 
 
 def _row(claim: Claim, findings: Sequence[Finding | None]) -> Row:
-    there = [finding for finding in findings if finding is not None]
-    if not there:
+    known = [finding for finding in findings if finding is not None]
+    if not known:
         where = "a run of verify" if ProbeSite.NODE in claim.probe else "`python -m jobs verify`"
         return Row(claim=claim, state=State.NOT_RUN, seen=f"needs {where}", expected="")
-    worst = min(there, key=lambda finding: _WORST_FIRST.index(finding.state))
+    worst = min(known, key=lambda finding: _WORST_FIRST.index(finding.state))
     seen = f"needs {', '.join(worst.needs)}" if worst.state is State.NOT_RUN else worst.seen
     return Row(claim=claim, state=worst.state, seen=seen, expected=worst.expected)
 
 
 def counts(rows: Iterable[Row]) -> dict[str, int]:
     """Count the rows by state, in a fixed order."""
-    counted = {str(state): 0 for state in (*State, NO_PROBE)}
+    numbers = {str(state): 0 for state in (*State, NO_PROBE)}
     for row in rows:
-        counted[row.state] += 1
-    return counted
+        numbers[row.state] += 1
+    return numbers
 
 
 def is_good(rows: Iterable[Row]) -> bool:
-    """True if no row is red or crashed."""
+    """Return whether no row is red or crashed."""
     return not any(row.is_bad for row in rows)

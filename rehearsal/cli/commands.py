@@ -31,11 +31,14 @@ from rehearsal.cli.options import (
     Keep,
     Module,
     Nodes,
+    NodesOfUp,
     Orchestrators,
+    OrchestratorsOfUp,
     Parameters,
     Processes,
     ProgramFile,
     Quick,
+    Release,
     Requirements,
     Workdir,
     Workloads,
@@ -45,9 +48,9 @@ from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import (
     ROOT,
     OptionsError,
-    ProgramOptions,
     RehearsalFolder,
     RehearsalState,
+    RehearsedProgram,
     Settings,
     load_state,
     refuse_second,
@@ -58,11 +61,12 @@ from rehearsal.report.progress import ProgressDisplay
 from rehearsal.scenario import Rehearsal
 from rehearsal.steps import program as own_program
 from rehearsal.steps.jobs import ALL_REDUCE
+from trainium_catalogue.releases import DEFAULT_RELEASE
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_INTERRUPTED = 130
-# Destroy takes seconds; a node being stopped may use its whole grace period.
+# Destroy takes seconds, but a stopping node may use its whole grace period.
 DOWN_LIMIT_S = 300.0
 
 app = typer.Typer(
@@ -92,6 +96,7 @@ def run(
     nodes: Nodes = None,
     processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
+    neuron_release: Release = DEFAULT_RELEASE,
     workload: Workloads = None,
     fault: Faults = None,
     fault_after: FaultAfter = None,
@@ -104,11 +109,11 @@ def run(
 ) -> None:
     """Deploy, run jobs and train on Batch and on EKS, destroy, and prove that nothing is left.
 
-    First a small part, for a result within a minute, then everything.
+    A short first part gives a result within a minute; the full rehearsal follows.
 
-    Your own program instead: python -m rehearsal run --program ./train.py -- --epochs 3
+    To rehearse your own program instead: python -m rehearsal run --program ./train.py -- --epochs 3
 
-    Exit codes: 0 all went as it must, 1 something failed or is left over, 2 refused, 130 Ctrl-C.
+    Exit codes: 0 passed, 1 something failed or is left over, 2 refused, 130 interrupted.
     """
     settings = _settings(
         quick=quick,
@@ -116,6 +121,7 @@ def run(
         nodes=nodes,
         processes_per_node=processes_per_node,
         instance_type=instance_type,
+        neuron_release=neuron_release,
         workloads=workload,
         faults=fault,
         parameters=set_,
@@ -134,54 +140,59 @@ def run(
             fault_after=fault_after,
         ),
     )
-    # What submit would refuse, it refuses before a minute is spent on deploying.
-    remark = partial(typer.echo, err=True)
-    if (program or module) and (why := own_program.refused(settings, remark)) is not None:
+    # Run submit's checks before spending a minute on deployment.
+    note = partial(typer.echo, err=True)
+    if (program or module) and (why := own_program.refused(settings, note)) is not None:
         _refuse(why)
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=True, stay=keep))
 
 
 @app.command()
 def up(
-    orchestrators: Orchestrators = None,
-    nodes: Nodes = None,
+    orchestrators: OrchestratorsOfUp = None,
+    nodes: NodesOfUp = None,
     processes_per_node: Processes = None,
     instance_type: InstanceType = "trn1.32xlarge",
+    neuron_release: Release = DEFAULT_RELEASE,
     containers: Containers = False,
     as_json: AsJson = False,
     folder: FolderPath = FOLDER,
     addresses: Addresses = "127.0.0",
 ) -> None:
-    """Deploy and stay, so that you can submit jobs and hurt their nodes from another terminal.
+    """Deploy and stay up, so that you can submit jobs and inject faults from another terminal.
 
-    Prints each node's process id. Ctrl-C, or `down` elsewhere, destroys and proves.
+    Prints each node's process id. Ctrl-C, or `down` in another terminal, destroys the deployment
+    and proves that nothing is left.
     """
     settings = _settings(
         orchestrators=orchestrators,
         nodes=nodes,
         processes_per_node=processes_per_node,
         instance_type=instance_type,
+        neuron_release=neuron_release,
         containers=containers,
         addresses=addresses,
     )
-    settings = options.for_visitors(settings)
+    settings = options.for_manual_jobs(settings)
     raise typer.Exit(_rehearse(settings, _folder(folder), as_json=as_json, jobs=False, stay=True))
 
 
 @app.command()
 def down(folder: FolderPath = FOLDER) -> None:
-    """End what `up` (or `run --keep`) deployed, and wait for its proof; interrupt a `run`."""
+    """Destroy the deployment of `up` or `run --keep`, or interrupt a `run`; wait for the result."""
     place = _folder(folder)
     state = load_state(place)
     if state is None:
-        typer.echo(f"nothing is up in {place.path}")
+        typer.echo(f"no deployment is up in {place.path}")
         return
     os.kill(state.pid, signal.SIGTERM)
     if not wait_until(lambda: not state.alive, limit_s=DOWN_LIMIT_S):
-        _refuse(f"process {state.pid} did not end within {DOWN_LIMIT_S:.0f} s; see {place.path}")
+        message = f"process {state.pid} did not end within {DOWN_LIMIT_S:.0f} s; see {place.path}"
+        typer.echo(message, err=True)
+        raise typer.Exit(EXIT_FAILED)
     document = json.loads(place.receipt.read_text(encoding="utf-8"))
-    looked = document["proven_empty"] or document["leftovers"]
-    left = f"{len(document['leftovers'])} left over" if looked else "leftovers were not looked for"
+    is_checked = document["proven_empty"] or document["leftovers"]
+    left = f"{len(document['leftovers'])} left over" if is_checked else "leftovers were not checked"
     typer.echo(f"{document['outcome']}, {left}; {place.receipt}")
     raise typer.Exit(0 if document["outcome"] == "passed" else EXIT_FAILED)
 
@@ -189,7 +200,7 @@ def down(folder: FolderPath = FOLDER) -> None:
 def _rehearse(
     settings: Settings, folder: RehearsalFolder, *, as_json: bool, jobs: bool, stay: bool
 ) -> int:
-    """Run all phases; whatever happens, leave nothing running and write a receipt."""
+    """Run all phases; always stop all processes and write a receipt."""
     console = Console(stderr=as_json, highlight=False)
     try:
         refuse_second(folder)
@@ -197,7 +208,7 @@ def _rehearse(
         _refuse(str(refusal))
     folder.clear()
     RehearsalState.here().save(folder)
-    # SIGINT as well: a shell starts background processes with it ignored.
+    # SIGINT as well, because shells start background processes with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_interrupt)
     begin = time.monotonic()
@@ -213,7 +224,7 @@ def _rehearse(
         receipt=receipt,
     )
     try:
-        rehearsal.go(jobs=jobs, stay=partial(_stay, rehearsal) if stay else None)
+        rehearsal.run(jobs=jobs, stay=partial(_stay, rehearsal) if stay else None)
     except KeyboardInterrupt:
         receipt.interrupted = True
         progress.note("interrupted: stopping the server and its nodes")
@@ -244,7 +255,7 @@ def _rehearse(
 
 
 def _stay(rehearsal: Rehearsal) -> None:
-    """Wait for Ctrl-C or ``down``, the two ordinary ways to end."""
+    """Wait for Ctrl-C or ``down``."""
     settings, folder, note = rehearsal.settings, rehearsal.folder, rehearsal.progress.note
     environment = _short(folder.environment)
     cluster = (
@@ -252,33 +263,32 @@ def _stay(rehearsal: Rehearsal) -> None:
         "kubectl get nodes"
     )
     note(
-        f"\nup at {rehearsal.receipt.endpoint} ({rehearsal.receipt.region}); in another terminal:"
-        f"\n  source .venv/bin/activate; source {environment}"
-        f"{cluster if 'eks' in settings.orchestrators else ''}"
-        f"\n  python -m jobs submit {ALL_REDUCE} --nodes {settings.nodes} --yes --follow "
-        "\\\n    --set max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 "
-        "\\\n    --set peer-timeout-s=5"
-        "\n  kill -KILL PID, or kill -STOP PID, with a process id that is shown here"
-        f"\nend with Ctrl-C, or: python -m rehearsal down{_folder_option(folder)}\n"
+        f"\nup at {rehearsal.receipt.endpoint} ({rehearsal.receipt.region}); in another terminal:\n"
+        "  source .venv/bin/activate; source "
+        f"{environment}{cluster if 'eks' in settings.orchestrators else ''}\n  python -m jobs "
+        f"submit {ALL_REDUCE} --nodes {settings.nodes} --yes --follow \\\n    --set "
+        "max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 \\\n    --set "
+        "peer-timeout-s=5\n  kill -KILL PID, or kill -STOP PID, with a process id shown here\n"
+        f"stop with Ctrl-C, or: python -m rehearsal down{_folder_option(folder)}\n"
     )
     try:
         while rehearsal.server_alive:
             time.sleep(0.5)
     except KeyboardInterrupt:
         return
-    raise cdk.StepFailed(f"the server ended by itself; see {folder.server_log}")
+    raise cdk.StepFailed(f"the server exited unexpectedly; see {folder.server_log}")
 
 
-def _program(argv: list[str], file: Path | None, **given: Any) -> ProgramOptions | None:
+def _program(argv: list[str], file: Path | None, **values: Any) -> RehearsedProgram | None:
     try:
-        return options.program_of(file, argv, **given)
+        return options.program_of(file, argv, **values)
     except OptionsError as refusal:
         _refuse(str(refusal))
 
 
-def _settings(**given: Any) -> Settings:
+def _settings(**values: Any) -> Settings:
     try:
-        return options.check(path=os.environ.get("PATH", ""), **given)
+        return options.check(path=os.environ.get("PATH", ""), **values)
     except ValueError as refusal:
         _refuse(str(refusal))
 

@@ -1,1 +1,1 @@
-"""The emulated account and the tools that deploy to it."""
+"""The emulated account, and the tools that deploy to it."""

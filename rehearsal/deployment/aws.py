@@ -1,4 +1,4 @@
-"""Clients and environments that can reach the rehearsal's server and nothing else."""
+"""Clients and environments that can reach only the rehearsal's server."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from trainium_catalogue import contract
 ACCOUNT = "123456789012"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
 SUBMITTER = "submitter"
-"""IAM user who runs the jobs, with the policy that is published for submitters."""
+"""IAM user who runs the jobs, with the published policy for submitters."""
 POLICY = ROOT / "docs" / "submitter-policy.json"
-# The user's settings for these tools must neither reach a real account nor change the outcome.
+# The user's settings of these tools must neither reach a real account nor affect the result.
 _FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
 
 
@@ -29,7 +29,7 @@ class EmulatedAccount:
 
     def __init__(self, *, endpoint: str, region: str) -> None:
         self.endpoint, self.region = endpoint, region
-        # Shared: each session would read the list of all regions and services again.
+        # Shared, because every session reads the list of all regions and services.
         self._session = boto3.session.Session(
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
@@ -46,7 +46,7 @@ class EmulatedAccount:
                 self._clients[service] = self._session.client(
                     service,
                     endpoint_url=self.endpoint,
-                    # Not every resolver resolves <bucket>.localhost.
+                    # Not all resolvers support <bucket>.localhost.
                     config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
                 )
             return self._clients[service]
@@ -57,12 +57,12 @@ class DeploymentBucket:
 
     def __init__(self, aws: EmulatedAccount) -> None:
         parameter = contract.ssm_parameter(DEPLOYMENT, contract.SSM_BUCKET)
-        found = aws.client("ssm").get_parameter(Name=parameter)
-        self.name = str(found["Parameter"]["Value"])
+        response = aws.client("ssm").get_parameter(Name=parameter)
+        self.name = str(response["Parameter"]["Value"])
         self._s3 = aws.client("s3")
 
     def text(self, key: str) -> str:
-        """Return an object's text, or an empty string if there is none."""
+        """Return an object's text; empty if it does not exist."""
         try:
             body = self._s3.get_object(Bucket=self.name, Key=key)["Body"].read()
         except ClientError:
@@ -70,12 +70,12 @@ class DeploymentBucket:
         return str(body.decode())
 
     def document(self, key: str) -> dict[str, Any]:
-        """Read a JSON document; empty if there is none."""
+        """Read a JSON document; empty if it does not exist."""
         document: dict[str, Any] = json.loads(self.text(key) or "{}")
         return document
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the size of every object below ``prefix``, by the rest of its key."""
+        """Return the size of every object under ``prefix``, by relative key."""
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
         return {
             entry["Key"].removeprefix(prefix): entry["Size"]
@@ -85,7 +85,7 @@ class DeploymentBucket:
 
 
 def create_submitter(aws: EmulatedAccount) -> dict[str, str]:
-    """Create the user who submits; returns its credentials as variables."""
+    """Create the user who submits jobs; return its credentials as environment variables."""
     iam = aws.client("iam")
     iam.create_user(UserName=SUBMITTER)
     key = iam.create_access_key(UserName=SUBMITTER)["AccessKey"]
@@ -96,7 +96,7 @@ def create_submitter(aws: EmulatedAccount) -> dict[str, str]:
 
 
 def allow_submitter(aws: EmulatedAccount) -> None:
-    """Attach the published policy, with the names of the deployment put in."""
+    """Attach the published policy, with the deployment's names filled in."""
     text = POLICY.read_text(encoding="utf-8")
     for placeholder, name in (
         ("REGION", aws.region),
@@ -108,10 +108,10 @@ def allow_submitter(aws: EmulatedAccount) -> None:
     aws.client("iam").put_user_policy(UserName=SUBMITTER, PolicyName=SUBMITTER, PolicyDocument=text)
 
 
-def desk_environment(
+def client_environment(
     base: Mapping[str, str], *, aws: EmulatedAccount | None, docker: Path, bin_folder: Path
 ) -> dict[str, str]:
-    """Environment of the CLIs: the user's, minus anything that leads to an AWS account."""
+    """Return the CLIs' environment: the user's, without access to any AWS account."""
     environment = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
     environment |= CREDENTIALS
     environment |= {
@@ -131,7 +131,7 @@ def desk_environment(
 
 
 def endpoint_environment(aws: EmulatedAccount) -> dict[str, str]:
-    """Variables that point a CLI at the server."""
+    """Return the variables that point a CLI at the server."""
     return {
         "AWS_ENDPOINT_URL": aws.endpoint,
         "AWS_REGION": aws.region,

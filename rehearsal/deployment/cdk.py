@@ -1,4 +1,4 @@
-"""The pinned CDK CLI as a process: its commands, and the assembly that it synthesises."""
+"""The pinned CDK CLI as a process: its commands and the synthesized assembly."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from shlex import quote
 
 from rehearsal.deployment.aws import ACCOUNT, SUBMITTER
 from rehearsal.deployment.state import DEPLOYMENT, ROOT, Settings
+from trainium_catalogue.eks import DEFAULT_KUBERNETES_VERSION, host_image_version
+from trainium_catalogue.releases import NEURON_RELEASES
 
 Command = tuple[str, ...]
 
 
 class StepFailed(RuntimeError):
-    """Raised when a command fails; the message has its last lines and the path of its log."""
+    """Raised when a command fails; the message has its last lines and its log's path."""
 
 
 def executable(bin_folder: Path) -> Path:
-    """The pinned CLI of the virtual environment."""
+    """Return the virtual environment's pinned CLI."""
     cdk = bin_folder / "cdk"
     if not cdk.exists():
         raise StepFailed(f"{cdk} is missing; set the project up with: make setup")
@@ -29,41 +31,48 @@ def executable(bin_folder: Path) -> Path:
 
 
 def version() -> str:
-    """The CLI's version, read from its package: asking the CLI would take a second."""
+    """Return the CLI's version from its package, because running it would take a second."""
     package = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "package.json"
     return str(json.loads(package.read_text(encoding="utf-8"))["version"])
 
 
 def context(settings: Settings) -> dict[str, str]:
-    """The CDK context of a rehearsal: all that differs from a deployment to AWS."""
+    """Return a rehearsal's CDK context; its synthesis differs from one for AWS in nothing else."""
     cluster = {
         "trainium:eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
         "trainium:eks_submitter_arns": f"arn:aws:iam::{ACCOUNT}:user/{SUBMITTER}",
         # Documentation addresses (RFC 5737): the rehearsal's API server is on loopback.
         "trainium:eks_endpoint_cidrs": "192.0.2.0/24",
     }
+    release = NEURON_RELEASES[settings.neuron_release]
+    if release.eks_ami_since is not None:
+        image = host_image_version(DEFAULT_KUBERNETES_VERSION, release.eks_ami_since)
+        cluster["trainium:eks_node_image"] = image
     return {
         "trainium:orchestrators": ",".join(settings.orchestrators),
         "trainium:deployment": DEPLOYMENT,
         "trainium:instance_type": settings.instance_type,
+        "trainium:neuron_release": settings.neuron_release,
         "trainium:max_nodes": str(settings.nodes),
-        # Destroy must leave nothing; by default the bucket is kept.
+        # Destroy must leave nothing behind; by default the bucket is retained.
         "trainium:retain_data": "false",
+        # No email is sent; a queue is also subscribed.
+        "trainium:notify_email": "rehearsal@example.com",
         **(cluster if "eks" in settings.orchestrators else {}),
     }
 
 
 def synth_command(cdk: Path, *, assembly: Path, context: Mapping[str, str]) -> Command:
-    """Synthesise once; deploy and destroy read the result."""
+    """Build the command that synthesizes the assembly used by deploy and destroy."""
     pairs = [word for key, value in context.items() for word in ("-c", f"{key}={value}")]
     return (str(cdk), "synth", "--quiet", "--output", str(assembly), *pairs)
 
 
 def shell_functions(settings: Settings) -> str:
-    """Return shell functions for a visitor that replace `cdk synth` and `cdk deploy`.
+    """Return shell functions that replace `cdk synth` and `cdk deploy`.
 
-    They use the context of the deployment, to which a change adds, and the deployment method for
-    moto (`deploy_command`).
+    They use the deployment's context, plus any changes, and the deployment method for moto
+    (`deploy_command`).
     """
     keys = " ".join(f"-c {quote(f'{key}={value}')}" for key, value in context(settings).items())
     deploy = "--all --app cdk.out --method=direct --require-approval never"
@@ -74,17 +83,17 @@ def shell_functions(settings: Settings) -> str:
 
 
 def bootstrap_command(cdk: Path, *, assembly: Path, region: str) -> Command:
-    """Bootstrap the account as a user does, once per account and region.
+    """Build the command that bootstraps the account in a region.
 
-    Without ``--app`` the CLI would synthesise again, into the user's own output folder.
+    Without ``--app`` the CLI would synthesize again, into the user's output folder.
     """
     return (str(cdk), "bootstrap", f"aws://{ACCOUNT}/{region}", "--app", str(assembly))
 
 
 def deploy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = None) -> Command:
-    """Deploy all stacks, or some of them.
+    """Build the command that deploys all stacks, or some of them.
 
-    ``--method=direct``: moto's change sets do not see the exports of another stack.
+    ``--method=direct``, because moto's change sets cannot use other stacks' exports.
     """
     return (
         *(str(cdk), "deploy", *_chosen(only), "--app", str(assembly)),
@@ -93,7 +102,7 @@ def deploy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = No
 
 
 def destroy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = None) -> Command:
-    """Destroy all stacks, or some of them, without asking."""
+    """Build the command that destroys all stacks, or some of them, without confirmation."""
     return (str(cdk), "destroy", *_chosen(only), "--force", "--app", str(assembly))
 
 
@@ -103,14 +112,14 @@ def _chosen(only: Sequence[str] | None) -> Command:
 
 @dataclass(frozen=True, slots=True)
 class CloudAssembly:
-    """The assembly that ``cdk synth`` wrote."""
+    """The cloud assembly written by ``cdk synth``."""
 
     region: str
     stacks: tuple[str, ...]
 
 
 def read_assembly(folder: Path) -> CloudAssembly:
-    """Read the app's target account and region and its stacks' names from the manifest."""
+    """Read the app's region and the names of its stacks from the manifest."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     stacks = {
         name: artifact["environment"]
@@ -123,11 +132,12 @@ def read_assembly(folder: Path) -> CloudAssembly:
     return CloudAssembly(region=regions.pop(), stacks=tuple(stacks))
 
 
-def write_fake_docker(path: Path, *, record: Path) -> None:
-    """Wrap a module and its options in a script, as CDK_DOCKER can only name a file."""
+def write_docker_emulator(path: Path, *, record: Path) -> None:
+    """Write a script that runs the docker emulator, because CDK_DOCKER must be a single file."""
     path.write_text(
         "#!/bin/sh\n"
-        "# A fake docker while `python -m rehearsal` deploys; see the module.\n"
+        "# Emulates docker while `python -m rehearsal` deploys: emulators/trainium_emulators/"
+        "docker_cli.py\n"
         f"PYTHONPATH='{ROOT}/emulators' exec '{sys.executable}' -m trainium_emulators.docker_cli "
         f"--record '{record}' \"$@\"\n",
         encoding="utf-8",
@@ -144,9 +154,9 @@ def run(
     on_start: Callable[[subprocess.Popen[str]], None] = lambda process: None,
     codes: tuple[int, ...] | None = (0,),
 ) -> int:
-    """Run a command with its output in ``log``; raise with its last lines if it fails.
+    """Run a command and write its output to ``log``; raise ``StepFailed`` if it fails.
 
-    ``codes`` are the exit codes of success; None leaves the judgement to the caller.
+    ``codes`` are the exit codes of success; None accepts any.
     """
     last: list[str] = []
     with (
@@ -177,6 +187,6 @@ def run(
     code = process.wait()
     if codes is not None and code not in codes:
         name = " ".join([Path(command[0]).name, *command[1:2]])
-        words = "\n  ".join(last)
-        raise StepFailed(f"{name} ended with {code}; all of it is in {log}:\n  {words}")
+        output = "\n  ".join(last)
+        raise StepFailed(f"{name} exited with {code}; full log in {log}:\n  {output}")
     return code

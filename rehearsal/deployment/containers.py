@@ -1,7 +1,7 @@
 """Builds the real Dockerfile on a substitute base image, so that nodes can run as containers.
 
 The Neuron base image is over 10 GB; the substitute is Debian, Python and CPU torch. No daemon is
-needed: buildah builds (``--isolation chroot`` needs no privileges beyond a chroot), podman runs.
+needed: buildah builds (``--isolation chroot`` needs only the privileges of a chroot), podman runs.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rehearsal.deployment.state import ROOT, OptionsError, RehearsalFolder
 
 TOOLS = ("podman", "buildah", "debootstrap")
 SUITE = "bookworm"
-# Python of the Debian suite; wheels are fetched for it, whatever Python runs this.
+# The Debian suite's Python, for which wheels are downloaded.
 PYTHON_VERSION = "3.11"
 PACKAGES = ("ca-certificates", "python3", "python3-pip")
 REQUIREMENTS = Path("docker") / "neuron" / "requirements.txt"
-# The substitute must provide what the Neuron base image does.
+# Packages that the substitute must provide, like the Neuron base image.
 BASE_PACKAGES = REQUIREMENTS.with_name("base-packages.txt")
 IMAGE = "localhost/trainium-rehearsal:latest"
-# RUN steps in a chroot build share the host's network, yet the substitute has its own wheels.
+# The substitute has its own wheels, although RUN steps in a chroot build share the host's network.
 BASE_DOCKERFILE = """\
 FROM scratch
 ADD rootfs.tar /
@@ -48,22 +48,21 @@ class ContainerNodes:
 
 
 def missing_tools(path: str) -> list[str]:
-    """List the tools that containers need but ``path`` lacks."""
+    """List the container tools missing from ``path``."""
     return [tool for tool in TOOLS if shutil.which(tool, path=_with_sbin(path)) is None]
 
 
 def refuse_without_tools(path: str) -> None:
-    """Raise ``OptionsError`` with what to install, if a tool is missing."""
+    """Raise ``OptionsError`` that lists the packages to install if a tool is missing."""
     if missing := missing_tools(path):
         raise OptionsError(
-            f"--containers needs {', '.join(missing)}, not found here; "
-            "install them (Debian: apt-get install podman buildah runc debootstrap) "
-            "or leave --containers out"
+            f"--containers needs {', '.join(missing)}, not found here; install them (Debian: "
+            "apt-get install podman buildah runc debootstrap) or omit --containers"
         )
 
 
 def base_name(*lists: str) -> str:
-    """Name of the substitute, which changes whenever its lists of contents change."""
+    """Return the substitute's name, a function of its contents."""
     recipe = "\n".join([SUITE, *PACKAGES, BASE_DOCKERFILE, *lists])
     return f"localhost/trainium-stand-in:{hashlib.sha256(recipe.encode()).hexdigest()[:12]}"
 
@@ -71,17 +70,17 @@ def base_name(*lists: str) -> str:
 def build(
     folder: RehearsalFolder, environment: Mapping[str, str], on_line: Callable[[str], None]
 ) -> ContainerNodes:
-    """Build the substitute unless it exists, then the product's image on top."""
+    """Build the substitute unless it exists, then the training image on top of it."""
     place = folder.path / "containers"
     place.mkdir(parents=True, exist_ok=True)
-    # debootstrap and runc are in sbin, which is only on root's path.
+    # debootstrap and runc are in sbin, which is only on root's PATH.
     full = {**environment, "PATH": _with_sbin(environment["PATH"])}
 
     def run(name: str, *command: str, codes: tuple[int, ...] = (0,)) -> int:
         log = folder.log(f"containers-{name}")
         return cdk.run(command, log=log, environment=full, on_line=on_line, codes=codes)
 
-    # Without the local version: the general index has "2.13.0", PyTorch's has "2.13.0+cpu".
+    # Omit the local version: PyPI has "2.13.0", PyTorch's index has "2.13.0+cpu".
     torch = importlib.metadata.version("torch").partition("+")[0]
     lists = (REQUIREMENTS, BASE_PACKAGES, Path("constraints.txt"))
     base = base_name(torch, *((ROOT / path).read_text(encoding="utf-8") for path in lists))
@@ -109,10 +108,10 @@ def _build_base(place: Path, base: str, *, torch: str, run: Callable[..., int]) 
     shutil.rmtree(rootfs)
     pip = (sys.executable, "-m", "pip", "download", "--dest", str(wheels))
     only = ("--python-version", PYTHON_VERSION, "--only-binary=:all:")
-    what = [f"torch=={torch}"]
+    requirements = [f"torch=={torch}"]
     for path in (BASE_PACKAGES, REQUIREMENTS):
-        what += ["--requirement", str(ROOT / path)]
-    run("wheels", *pip, *only, "--constraint", str(ROOT / "constraints.txt"), *what)
+        requirements += ["--requirement", str(ROOT / path)]
+    run("wheels", *pip, *only, "--constraint", str(ROOT / "constraints.txt"), *requirements)
     shutil.copyfile(ROOT / BASE_PACKAGES, place / BASE_PACKAGES.name)
     (place / "Dockerfile").write_text(BASE_DOCKERFILE, encoding="utf-8")
     run("base", "buildah", "bud", "--isolation", "chroot", "--tag", base, str(place))

@@ -1,4 +1,4 @@
-"""Starts the server beside this process, listens to its events, and stops it."""
+"""Starts the server in a separate process, listens to its events, and stops it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ START_LIMIT_S = 60.0
 STOP_LIMIT_S = 30.0
 JOBS_LIMIT_S = 60.0
 _PR_SET_PDEATHSIG = 1
+_NICENESS = 5
+"""Niceness of the nodes' processes, so that they do not slow down commands."""
 
 
 @dataclass(slots=True)
 class ServerProcess:
-    """The server, in a session of its own, so that Ctrl-C reaches us first."""
+    """The server, in a separate session so that Ctrl-C reaches only this process."""
 
     process: subprocess.Popen[str]
     on_event: Callable[[Event], None]
@@ -36,21 +38,21 @@ class ServerProcess:
     seeded: list[Event] = field(default_factory=list)
     environment_extras: dict[str, str] = field(default_factory=dict)
     kubernetes: str | None = None
-    """Address of the Kubernetes API server, once there is a cluster."""
+    """Address of the Kubernetes API server; None until there is a cluster."""
     charts: dict[str, Event] = field(default_factory=dict)
     """The latest event of each Helm release."""
     _ended: queue.Queue[list[str]] = field(default_factory=queue.Queue)
     _ready: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
     def wait_ready(self, folder: RehearsalFolder) -> str:
-        """Wait for the address; raise with the server's last output if it exits instead."""
+        """Wait for the address; raise ``StepFailed`` if the server exits or takes too long."""
         try:
             endpoint = self._ready.get(timeout=START_LIMIT_S)
         except queue.Empty:
             endpoint = None
         if endpoint is None:
-            words = folder.server_log.read_text(encoding="utf-8").splitlines()[-12:]
-            last = "\n  ".join(words)
+            lines = folder.server_log.read_text(encoding="utf-8").splitlines()[-12:]
+            last = "\n  ".join(lines)
             raise StepFailed(f"the server did not start; see {folder.server_log}:\n  {last}")
         self.endpoint = endpoint
         return endpoint
@@ -60,7 +62,7 @@ class ServerProcess:
         return self.process.poll() is None
 
     def end_jobs(self) -> list[str]:
-        """End all jobs and wait; return what is left of their nodes on this machine."""
+        """End all jobs and wait; return their nodes' leftovers on this machine."""
         self.process.send_signal(signal.SIGUSR1)
         try:
             return self._ended.get(timeout=JOBS_LIMIT_S)
@@ -68,7 +70,7 @@ class ServerProcess:
             return [f"nodes that did not end within {JOBS_LIMIT_S:.0f} s"]
 
     def stop(self) -> None:
-        """Stop the server and the nodes it runs."""
+        """Stop the server and its nodes."""
         for number, limit_s in ((signal.SIGTERM, STOP_LIMIT_S), (signal.SIGKILL, STOP_LIMIT_S)):
             if not self.alive:
                 return
@@ -97,8 +99,10 @@ class ServerProcess:
             elif event.get("event") == "helm-release":
                 self.charts[event["release"]] = event
             elif event.get("event") == "node-started":
-                # Each node has its own address; the first one's is shown.
-                self.environment_extras = event["environment"] | self.environment_extras
+                # Values, such as the address, differ between nodes: keep those of the first node,
+                # unless a later one has more variables because of its emulated device.
+                known, new = self.environment_extras, event["environment"]
+                self.environment_extras = known | new if len(new) > len(known) else new | known
             self.on_event(event)
         self._ready.put(None)
 
@@ -114,6 +118,7 @@ def server_command(
     """Return the server's command line."""
     command = [sys.executable, "-m", "trainium_emulators.aws.server", "--port", "0"]
     command += ["--processes-per-node", str(processes_per_node), "--addresses", addresses]
+    command += ["--niceness", str(_NICENESS)]
     for name, number in (processes_of or {}).items():
         command += ["--processes-of", f"{name}={number}"]
     if runnable_clock != 1.0:
@@ -131,7 +136,7 @@ def start_server(
     environment: Mapping[str, str],
     on_event: Callable[[Event], None],
 ) -> ServerProcess:
-    """Start the server; it ends with this process, however that ends."""
+    """Start the server, which exits with this process even if that is killed."""
     with folder.server_log.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command,
@@ -150,10 +155,10 @@ def start_server(
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """Ask Linux, in the child between fork and exec, for a signal when the parent dies."""
+    """Return a function that, between fork and exec, requests a signal on the parent's death."""
     if not sys.platform.startswith("linux"):
         return None
-    libc = ctypes.CDLL(None)  # loaded before the fork: nothing may be imported after the fork
+    libc = ctypes.CDLL(None)  # before the fork, because imports are unsafe after it
     return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -1,15 +1,17 @@
-"""The settings and files of a rehearsal, and the state of the one that is up."""
+"""The settings, files and running state of a rehearsal."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Positive
+from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TorchBackend
 
 ORCHESTRATORS = tuple(Orchestrator)
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,16 +19,16 @@ DEPLOYMENT = "default"
 
 
 class OptionsError(ValueError):
-    """Raised when the user asks for something impossible; nothing has been started."""
+    """Raised for invalid options, before anything is started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramOptions:
-    """A user's own program, as `jobs submit` is told of it."""
+class RehearsedProgram:
+    """A user's own program, as passed to `jobs submit`."""
 
     file: str = ""
     module: str | None = None
-    """Run instead of a file, from the working folder or a package that the nodes have."""
+    """Module to run instead of a file, from the working folder or an installed package."""
     argv: tuple[str, ...] = ()
     env: tuple[str, ...] = ()
     checkpoint_dir: str | None = None
@@ -35,13 +37,13 @@ class ProgramOptions:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     fault_after: str = "*"
-    """Pattern of a file that a snapshot must have before a node is hurt."""
+    """Pattern of a file that a snapshot must contain before the fault is injected."""
 
 
-EXAMPLE = ProgramOptions(
+EXAMPLE = RehearsedProgram(
     file=str(ROOT / "examples" / "own-program" / "train.py"), argv=("--epochs", "120")
 )
-"""Runs long enough for a first snapshot, also on a slow machine."""
+"""The example, which runs long enough for a first snapshot even on a slow machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,7 @@ class Settings:
     processes_of: Mapping[str, Positive]
     """Processes per node for individual workloads."""
     instance_type: str
+    neuron_release: str = DEFAULT_RELEASE
     workloads: tuple[str, ...]
     """Workloads: all-reduce, llama-tiny and program on Batch; mnist, bert-tiny, program on EKS."""
     faults: tuple[str, ...]
@@ -63,19 +66,29 @@ class Settings:
     containers: bool
     addresses: str
     """First three octets of the nodes' addresses."""
-    program: ProgramOptions = EXAMPLE
-    """What the workload ``program`` runs."""
+    program: RehearsedProgram = EXAMPLE
+    """Program of the workload ``program``."""
+
+    @property
+    def on_neuron_device(self) -> bool:
+        """True if the nodes train on the emulated device of TorchNeuron."""
+        return NEURON_RELEASES[self.neuron_release].backend is TorchBackend.TORCH_NEURON
 
 
 @dataclass(frozen=True, slots=True)
 class RehearsalFolder:
-    """The files of a rehearsal; a new rehearsal replaces those of the last."""
+    """The files of a rehearsal, replaced by the next one."""
 
     path: Path
 
     @property
     def assembly(self) -> Path:
         return self.path / "cdk.out"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The exported model, downloaded."""
+        return self.path / "checkpoint"
 
     @property
     def docker(self) -> Path:
@@ -95,7 +108,7 @@ class RehearsalFolder:
 
     @property
     def kubeconfig(self) -> Path:
-        """Kubeconfig for the emulated cluster, so that the user's own file stays untouched."""
+        """Kubeconfig for the emulated cluster, separate from the user's own."""
         return self.path / "kubeconfig"
 
     @property
@@ -114,25 +127,27 @@ class RehearsalFolder:
         return self.path / f"{name}.log"
 
     def clear(self) -> None:
-        """Remove the files of the last rehearsal; a stale receipt would look like a new one."""
+        """Remove the previous rehearsal's files, such as its receipt."""
         self.path.mkdir(parents=True, exist_ok=True)
         for path in self.path.iterdir():
             if path.is_file():
                 path.unlink()
+        # The next rehearsal's weights differ, and `jobs download` would not overwrite this file.
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalState:
-    """A rehearsal that is up, for ``down`` and for the next one."""
+    """A running rehearsal, as recorded for ``down`` and the next rehearsal."""
 
     pid: int
     started: str
-    """Start time of the process, to recognise a reused process id."""
+    """Start time of the process, to detect a reused process id."""
     endpoint: str | None = None
 
     @classmethod
     def here(cls, endpoint: str | None = None) -> RehearsalState:
-        """Return the state of a rehearsal that is run by this process."""
+        """Return the state of the rehearsal in this process."""
         return cls(pid=os.getpid(), started=_start_time(os.getpid()) or "", endpoint=endpoint)
 
     @property
@@ -144,7 +159,7 @@ class RehearsalState:
 
 
 def load_state(folder: RehearsalFolder) -> RehearsalState | None:
-    """Return the rehearsal that is up in ``folder``, or None."""
+    """Return the rehearsal running in ``folder``, if any."""
     try:
         state = RehearsalState(**json.loads(folder.state.read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError, TypeError):
@@ -153,16 +168,16 @@ def load_state(folder: RehearsalFolder) -> RehearsalState | None:
 
 
 def refuse_second(folder: RehearsalFolder) -> None:
-    """Refuse a second rehearsal in a folder: both would overwrite each other's files."""
+    """Refuse a second rehearsal in the same folder."""
     if (state := load_state(folder)) is not None:
         raise OptionsError(
-            f"a rehearsal is up in {folder.path} (process {state.pid}); "
-            "end it with: python -m rehearsal down"
+            f"a rehearsal is running in {folder.path} (process {state.pid}); stop it with: python "
+            "-m rehearsal down"
         )
 
 
 def _start_time(pid: int) -> str | None:
-    """Start time of a process in kernel ticks; without /proc, only whether it exists."""
+    """Return a process's start time in kernel ticks; without /proc, only check that it exists."""
     try:
         # Fields after the command name, which may contain spaces: proc(5), fields 3 and 22.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

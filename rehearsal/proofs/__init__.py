@@ -1,1 +1,1 @@
-"""Checks of the results of the steps: endings, training, pages, leftovers."""
+"""Checks of the steps' results: endings, training, pages, leftovers."""

@@ -1,4 +1,4 @@
-"""Checks in a real headless browser that TensorBoard's page draws a run's curve."""
+"""Checks in a headless browser that TensorBoard's page draws a run's curve."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from rehearsal.deployment.state import ROOT
 from trainium_catalogue.contract import LOSS_SCALAR
 
 LIMIT_S = 60.0
-"""Time for a curve to appear once its page has loaded."""
+"""Time limit for a curve to appear on a loaded page."""
 _START_S = 180.0
-"""Time for the browser to start and load pages on a busy machine."""
+"""Time limit for the browser to start and load pages on a busy machine."""
 LOOK = ROOT / "tools" / "browser" / "look.mjs"
 _CHROMIUM = LOOK.parent / "node_modules" / ".chromium"
 
 
 def is_installed() -> bool:
-    """Tell whether there is a browser: only the set-up for tests installs one."""
+    """Return whether a browser is installed; only the tests' set-up installs one."""
     return _CHROMIUM.is_dir()
 
 
 class BrowserError(RuntimeError):
-    """Raised when the browser does not start, or cannot open the page."""
+    """Raised if the browser does not start or cannot open the page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarCurve:
-    """A run's curve in a scalar's card, as the page shows it."""
+    """A run's curve in a scalar's card."""
 
     card: bool
-    """True if the page has a card for the scalar, whatever the run."""
+    """True if the page has a card for the scalar, of any run."""
     value: float | None
     """Value at the last step in the card's table, to three or four digits; None if absent."""
     step: int | None
     width: int
     """Width of the chart in pixels."""
     columns: int
-    """Number of pixel columns in which the run's colour appears."""
+    """Number of pixel columns that contain the run's color."""
     first_height: float | None = None
-    """Height of the curve above the chart's bottom in the curve's first column, in pixels."""
+    """Height of the curve in its first column, in pixels above the chart's bottom."""
     last_height: float | None = None
 
     @property
     def has_curve(self) -> bool:
-        """Tell whether a line in the run's colour spans most of the chart."""
+        """Return whether a line in the run's color spans most of the chart."""
         return 2 * self.columns > self.width
 
     @property
     def falls(self) -> bool:
-        """Tell whether the curve ends lower than it begins."""
+        """Return whether the curve ends lower than it starts."""
         if self.first_height is None or self.last_height is None:
             return False
         return self.last_height < self.first_height
@@ -61,8 +61,8 @@ class ScalarCurve:
     def __str__(self) -> str:
         if not self.has_curve:
             return "no curve"
-        way = "that falls" if self.falls else "that does not fall"
-        return f"a curve of {self.columns} pixels {way}, at {self.value} in step {self.step}"
+        direction = "that falls" if self.falls else "that does not fall"
+        return f"a curve of {self.columns} pixels {direction}, at {self.value} in step {self.step}"
 
 
 def look(
@@ -76,20 +76,20 @@ def look(
 ) -> list[dict[str, ScalarCurve]]:
     """Read a scalar's card on each page, by run.
 
-    A page is done as soon as it shows the first run's curve, or after ``limit_s``.
+    Reading stops when a page shows the first run's curve, or after ``limit_s``.
 
     Args:
         addresses: Time-series pages of TensorBoards.
-        runs: Prefixes of the names that TensorBoard gives the runs' folders.
+        runs: Prefixes of TensorBoard's names for the runs' folders.
         tag: Name of the scalar.
         limit_s: Seconds to wait for the curve on a loaded page.
         picture: PNG file for a screenshot of the first page.
-        script: Script that drives the browser installed beside it.
+        script: Script that drives the browser installed next to it.
 
     Raises:
-        BrowserError: With the browser's own message.
+        BrowserError: With the browser's message.
     """
-    asked = {
+    request = {
         "addresses": list(addresses),
         "runs": list(runs),
         "tag": tag,
@@ -99,7 +99,7 @@ def look(
     node = Path(sys.executable).parent / "node"
     try:
         done = subprocess.run(
-            [node, script, json.dumps(asked)],
+            [node, script, json.dumps(request)],
             capture_output=True,
             text=True,
             timeout=limit_s + _START_S,
@@ -108,7 +108,7 @@ def look(
         raise BrowserError(f"{node} is missing; make setup-tests installs it") from None
     except subprocess.TimeoutExpired as error:
         raise BrowserError(
-            f"the headless browser is not done after {error.timeout:.0f} s"
+            f"the headless browser did not finish within {error.timeout:.0f} s"
         ) from None
     if done.returncode:
         raise BrowserError(

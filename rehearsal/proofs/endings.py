@@ -1,4 +1,4 @@
-"""The faults that can be injected, and the ending that the failure model expects of each."""
+"""The injectable faults, and the ending that the failure model expects of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.suggest import did_you_mean
 
 PARAMETER = "/rehearsal/next-fault"
-"""SSM parameter from which the emulator takes the next fault."""
+"""SSM parameter from which the emulator reads the next fault."""
 
 ALL = "all"
 NO_CAPACITY = "no-capacity"
@@ -22,10 +22,10 @@ RUNNABLE_CLOCK = 1200.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEnding:
-    """The way a run is expected to end."""
+    """The expected ending of a run."""
 
     exit_codes: tuple[int | None, ...]
-    """Exit codes of the main node by attempt; None where any is allowed, or it is not known."""
+    """Exit codes of the main node by attempt; None for any or unknown."""
     status: str
     jobs_exit_code: int
     """Exit code of ``python -m jobs submit --follow``."""
@@ -34,14 +34,14 @@ class ExpectedEnding:
 
     @property
     def on_cluster(self) -> ExpectedEnding:
-        """The ending on a cluster, where Volcano ends an attempt's pods as soon as one fails: it is
-        a race whether the main node still reports how its attempt ended."""
+        """The ending on a cluster, where the main node may not report its attempt's end, because
+        Volcano ends an attempt's pods as soon as one fails."""
         return replace(self, exit_codes=(*(None for _ in self.exit_codes[1:]), self.exit_codes[-1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong on the first attempt."""
+    """A fault in the first attempt."""
 
     kind: str
     summary: str
@@ -83,7 +83,7 @@ _FAULTS = (
     Fault(
         kind="reclaim-main",
         summary="the main node's host is reclaimed",
-        # Not the code is retried, but the reason, which names the host.
+        # The job is retried because its reason names the host, not because of the exit code.
         ending=_retried(ExitCode.STOPPED),
     ),
     Fault(
@@ -95,12 +95,12 @@ _FAULTS = (
     ),
     Fault(
         kind="preflight-failure",
-        summary="node 1 may open too few files",
+        summary="node 1's open-file limit is too low",
         ending=_retried(ExitCode.PREFLIGHT),
     ),
     Fault(
         kind=NO_CAPACITY,
-        summary="no instance can be had",
+        summary="no instance is available",
         ending=ExpectedEnding(
             exit_codes=(),
             status="FAILED",
@@ -112,12 +112,12 @@ _FAULTS = (
 OF_NODES = (
     "kill-child", "kill-main", "hang-child", "reclaim-child", "reclaim-main",
 )  # fmt: skip
-"""Faults that hit a node while it works, whatever runs on it."""
+"""Faults of a working node, independent of the workload."""
 FAULTS: Mapping[str, Fault] = MappingProxyType({fault.kind: fault for fault in _FAULTS})
 
 
 def find_faults(names: Iterable[str]) -> tuple[str, ...]:
-    """Return the kinds to inject without duplicates; ``all`` stands for every one."""
+    """Return the faults to inject, without duplicates; ``all`` selects every fault."""
     kinds: dict[str, None] = {}
     for name in names:
         if name == ALL:
@@ -137,22 +137,24 @@ def differences(
     jobs_exit_code: int,
     reasons: Iterable[str | None],
 ) -> list[str]:
-    """List everything that ended differently from what is expected."""
-    found = []
-    wanted = ending.exit_codes
-    if len(exit_codes) != len(wanted) or any(
-        code not in (None, seen) for code, seen in zip(wanted, exit_codes, strict=True)
+    """List the differences from the expected ending."""
+    deviations = []
+    expected = ending.exit_codes
+    if len(exit_codes) != len(expected) or any(
+        code not in (None, actual) for code, actual in zip(expected, exit_codes, strict=True)
     ):
-        found.append(
-            f"the main node ended with {_codes(exit_codes)} instead of {_codes(ending.exit_codes)}"
+        deviations.append(
+            f"the main node exited with {_codes(exit_codes)} instead of {_codes(ending.exit_codes)}"
         )
     if status != ending.status:
-        found.append(f"the job is {status} instead of {ending.status}")
+        deviations.append(f"the job is {status} instead of {ending.status}")
     if jobs_exit_code != ending.jobs_exit_code:
-        found.append(f"jobs submit ended with {jobs_exit_code} instead of {ending.jobs_exit_code}")
+        deviations.append(
+            f"jobs submit exited with {jobs_exit_code} instead of {ending.jobs_exit_code}"
+        )
     if ending.reason is not None and not any(ending.reason in (text or "") for text in reasons):
-        found.append(f"no status reason names {ending.reason}")
-    return found
+        deviations.append(f"no status reason names {ending.reason}")
+    return deviations
 
 
 def describe(ending: ExpectedEnding) -> str:

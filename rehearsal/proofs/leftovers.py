@@ -1,4 +1,4 @@
-"""Lists what is in the account and the cluster, to prove that destroy left nothing behind."""
+"""Lists the resources of the account and the cluster, to prove that destroy left none behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BATCH_SERVICE_ROLE = "AWSServiceRoleForBatch"
 
 @dataclass(frozen=True, slots=True, order=True)
 class AccountResource:
-    """One resource in the account."""
+    """A resource in the account."""
 
     service: str
     kind: str
@@ -29,7 +29,7 @@ class AccountResource:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResource(AccountResource):
-    """A resource that is meant to remain after destroy."""
+    """A resource that is supposed to remain after destroy."""
 
     why: str
 
@@ -37,7 +37,7 @@ class ExpectedResource(AccountResource):
 _SERVICE_LINKED = "Roles[?starts_with(Path, '/aws-service-role/')]"
 LISTINGS = (
     *account_listings.LISTINGS,
-    # AWS keeps these, and so does `jobs down`.
+    # AWS retains these, and so does `jobs down`.
     Listing("iam", "service-linked role", "list_roles", _SERVICE_LINKED, "RoleName"),
 )
 
@@ -52,12 +52,12 @@ _IN_EVERY_CLUSTER = frozenset(
 
 
 def take_inventory(aws: EmulatedAccount) -> frozenset[AccountResource]:
-    """List everything in the services that are used, and everything that carries the tag."""
-    found = {item for listing in LISTINGS for item in _list(aws, listing)}
-    repositories = [item.id for item in found if item.kind == "repository"]
+    """List all resources of the services in use, and everything with the deployment's tag."""
+    resources = {item for listing in LISTINGS for item in _list(aws, listing)}
+    repositories = [item.id for item in resources if item.kind == "repository"]
     return frozenset(
         {
-            *found,
+            *resources,
             *(
                 AccountResource("ecr", "image", image)
                 for name in repositories
@@ -75,7 +75,7 @@ def compare(
     """Split new resources into expected ones and leftovers.
 
     Args:
-        before: The account before anything was deployed.
+        before: The account before the deployment.
         after: The account after destroy.
         toolkit: Physical ids of the bootstrap stack's resources.
     """
@@ -90,7 +90,7 @@ def compare(
 
 
 def toolkit_resources(aws: EmulatedAccount) -> frozenset[str]:
-    """Return the physical ids of what ``cdk bootstrap`` created, as listed by its stack."""
+    """Return the physical ids of the resources created by ``cdk bootstrap``."""
     pages = aws.client("cloudformation").get_paginator("list_stack_resources")
     return frozenset(
         resource["PhysicalResourceId"]
@@ -109,28 +109,28 @@ def count_resources(aws: EmulatedAccount, stack: str) -> int:
 def _why_expected(item: AccountResource, bootstrap: frozenset[str]) -> str | None:
     if item == AccountResource("cloudformation", "stack", TOOLKIT_STACK):
         return "the stack of cdk bootstrap, which all apps of an account share"
-    # An image would be in the bootstrap's repository but not made by it: never expected.
+    # An image in the bootstrap's repository is never expected.
     if item.kind != "image" and item.id in bootstrap:
-        return "made by cdk bootstrap"
+        return "created by cdk bootstrap"
     if item in _IN_EVERY_CLUSTER:
-        return "in every Kubernetes cluster with Volcano, and gone with this one"
+        return "part of every Kubernetes cluster with Volcano, and deleted with it"
     if item.kind == "service-linked role" and item.id.lower() == BATCH_SERVICE_ROLE.lower():
-        return "service-linked role, which AWS makes once per account for Batch"
+        return "service-linked role, which AWS creates once per account for Batch"
     return None
 
 
 def _list(aws: EmulatedAccount, listing: Listing) -> Iterable[AccountResource]:
     client = aws.client(listing.service)
-    arguments = dict(listing.arguments)
+    arguments = listing.arguments_of(aws.client("sts"))
     if client.can_paginate(listing.operation):
         pages = client.get_paginator(listing.operation).paginate(**arguments)
     else:
         pages = [getattr(client, listing.operation)(**arguments)]
     expression = jmespath.compile(listing.items)
     for page in pages:
-        for found in expression.search(page) or ():
+        for item in expression.search(page) or ():
             yield AccountResource(
-                listing.service, listing.kind, found[listing.id] if listing.id else found
+                listing.service, listing.kind, item[listing.id] if listing.id else item
             )
 
 
@@ -142,7 +142,7 @@ def _images(aws: EmulatedAccount, repository: str) -> Iterable[str]:
 
 
 def _clusters(aws: EmulatedAccount) -> Iterable[str]:
-    """ECS clusters that Batch created for its environments; deleted ones are INACTIVE."""
+    """Return the ECS clusters of Batch's compute environments; deleted ones are INACTIVE."""
     ecs = aws.client("ecs")
     arns = [
         arn for page in ecs.get_paginator("list_clusters").paginate() for arn in page["clusterArns"]
@@ -175,11 +175,11 @@ _KUBERNETES_KINDS = {
     "queue": "/apis/scheduling.volcano.sh/v1beta1/queues",
 }
 _KUBERNETES = "kubernetes"
-_ANSWER_LIMIT_S = 30.0
+_RESPONSE_LIMIT_S = 30.0
 
 
 def take_cluster_inventory(endpoint: str | None) -> frozenset[AccountResource]:
-    """List all objects of these kinds; none where no cluster was created."""
+    """List all objects of the kinds in ``_KUBERNETES_KINDS``; none without a cluster."""
     if endpoint is None:
         return frozenset()
     return frozenset(
@@ -192,8 +192,8 @@ def take_cluster_inventory(endpoint: str | None) -> frozenset[AccountResource]:
 def _object_names(endpoint: str, path: str) -> list[str]:
     # Loopback: never go through the user's proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(endpoint + path, timeout=_ANSWER_LIMIT_S) as answer:
-        items = json.load(answer)["items"]
+    with opener.open(endpoint + path, timeout=_RESPONSE_LIMIT_S) as response:
+        items = json.load(response)["items"]
     names = []
     for item in items:
         metadata = item["metadata"]

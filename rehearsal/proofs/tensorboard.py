@@ -1,4 +1,4 @@
-"""Checks what `jobs tensorboard` shows at the address it prints."""
+"""Checks the page of `jobs tensorboard` at the printed address."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from rehearsal.proofs import browser
 from trainium_catalogue.contract import LOSS_SCALAR
 
 DRAWN = "a headless browser finds the loss curve on its page"
-"""Check that is only made on a machine with a browser."""
+"""Name of the check that needs a browser."""
 LIMIT_S = 90.0
-"""Timeout: TensorBoard takes a while to start and to read a run."""
+"""Timeout for TensorBoard to start and read a run."""
 _STOP_LIMIT_S = 20.0
 _URL = re.compile(r"http://127\.0\.0\.1:\d+/[^\s(]*")
 
 
-def look(command: Sequence[str], run: str, *, log: Path, environment: Mapping[str, str]) -> int:
-    """Run the command until its page shows the run, end it with Ctrl-C, return its exit code."""
+def check_page(
+    command: Sequence[str], run: str, *, log: Path, environment: Mapping[str, str]
+) -> int:
+    """Run the command until its page shows the run, interrupt it, and return its exit code."""
     with log.open("w", encoding="utf-8") as record:
         process = subprocess.Popen(
             command,
@@ -37,23 +39,23 @@ def look(command: Sequence[str], run: str, *, log: Path, environment: Mapping[st
             stderr=subprocess.STDOUT,
         )
         deadline = time.monotonic() + LIMIT_S
-        said = ""
+        result = ""
         try:
-            while not said and process.poll() is None and time.monotonic() < deadline:
-                said = seen(log.read_text(encoding="utf-8"), run)
+            while not result and process.poll() is None and time.monotonic() < deadline:
+                result = describe_run(log.read_text(encoding="utf-8"), run)
                 time.sleep(0.5)
-            said += drawn(log, run) if said and browser.is_installed() else ""
+            result += describe_curve(log, run) if result and browser.is_installed() else ""
             process.send_signal(signal.SIGINT)
             code = process.wait(timeout=_STOP_LIMIT_S)
         finally:
             process.kill()
     with log.open("a", encoding="utf-8") as record:
-        record.write(said or f"TensorBoard has no scalars of {run}\n")
+        record.write(result or f"TensorBoard has no scalars of {run}\n")
     return code
 
 
-def drawn(log: Path, run: str) -> str:
-    """Describe what a headless browser finds on the page the log names; save a screenshot."""
+def describe_curve(log: Path, run: str) -> str:
+    """Describe the curve on the page whose address is in the log; save a screenshot."""
     url = url_in(log.read_text(encoding="utf-8"))
     assert url is not None
     try:
@@ -64,22 +66,22 @@ def drawn(log: Path, run: str) -> str:
 
 
 def url_in(output: str) -> str | None:
-    """Return the address that the command prints, once it does."""
+    """Return the address printed by the command, if any."""
     # The line is wrapped to the terminal's width.
-    found = _URL.search(output.replace("\n", ""))
-    return found and found[0]
+    match = _URL.search(output.replace("\n", ""))
+    return match and match[0]
 
 
-def seen(output: str, run: str) -> str:
-    """Describe a run on the page that the output names; empty until there is something."""
+def describe_run(output: str, run: str) -> str:
+    """Describe a run on the page whose address is in the output; empty until it has scalars."""
     url = url_in(output)
     if url is None:
         return ""
     try:
         # Loopback: never go through the user's proxy.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{url.partition('?')[0]}data/plugin/scalars/tags", timeout=5) as answer:
-            tags: dict[str, Any] = json.load(answer)
+        with opener.open(f"{url.partition('?')[0]}data/plugin/scalars/tags", timeout=5) as response:
+            tags: dict[str, Any] = json.load(response)
     except (urllib.error.URLError, OSError, ValueError):
         return ""
     return "".join(

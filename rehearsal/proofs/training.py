@@ -1,4 +1,4 @@
-"""Reads back what a training run left in the bucket, and checks it against the plan."""
+"""Reads a training run's results from the bucket, and checks them against the plan."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rehearsal.deployment.aws import DeploymentBucket, EmulatedAccount
 from rehearsal.receipt import ReceiptCheck, TrainingAttempt
 from trainium_catalogue import contract
 from trainium_catalogue.probing import RECORD, State
+from trainium_catalogue.wording import counted
 
 Json = dict[str, Any]
 _LOGGED = re.compile(r"training: step (\d+) of \d+: loss (\S+),")
@@ -23,18 +24,18 @@ _ENDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedTraining:
-    """The plan for a run: its steps, its saves, and when a node is killed."""
+    """The plan of a run: its steps, saves and killed node."""
 
     max_steps: int
     save_every: int
     killed_after: int
     eval_every: int = 0
-    """0: no text is held out."""
+    """0: no held-out split."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TrainingEvidence:
-    """The run as it actually went."""
+    """The results of the actual run."""
 
     attempts: list[TrainingAttempt] = field(default_factory=list)
     resumed_from: int | None = None
@@ -45,56 +46,56 @@ class TrainingEvidence:
 def gather(
     aws: EmulatedAccount, *, run: str, log: Path, download: Path, plan: ExpectedTraining
 ) -> TrainingEvidence:
-    """Read metrics, status, checkpoints and the exported model, and judge them."""
-    found = gather_training(aws, run=run, log=log, plan=plan)
-    found.checks.append(judge_export(download))
-    return found
+    """Read and check metrics, status, checkpoints and the exported model."""
+    results = gather_training(aws, run=run, log=log, plan=plan)
+    results.checks.append(judge_export(download))
+    return results
 
 
 def gather_training(
     aws: EmulatedAccount, *, run: str, log: Path, plan: ExpectedTraining
 ) -> TrainingEvidence:
-    """Read metrics, status and checkpoints, and judge them."""
+    """Read and check metrics, status and checkpoints."""
     bucket = DeploymentBucket(aws)
     lines = bucket.text(contract.run_key(run, contract.TRAIN_METRICS)).splitlines()
     events = [json.loads(line) for line in lines]
     resumed = [event["step"] for event in events if event["event"] == "resume"]
-    found = TrainingEvidence(
+    results = TrainingEvidence(
         attempts=attempts(events),
         resumed_from=resumed[-1] if resumed else None,
         tokens_per_second=_rate(events),
     )
     name = contract.checkpoint_name(plan.max_steps)
     prefix = f"{contract.run_prefix(run, 'checkpoints')}{name}/"
-    found.checks = [
-        *judge_steps(events, plan, resumed_from=found.resumed_from),
+    results.checks = [
+        *judge_steps(events, plan, resumed_from=results.resumed_from),
         *([judge_validation(events, plan)] if plan.eval_every else []),
         judge_repeated(log.read_text(encoding="utf-8") if log.exists() else ""),
         judge_marker(bucket.text(prefix + contract.CHECKPOINT_MARKER), bucket.sizes(prefix), plan),
         judge_finished(aws, run, step=plan.max_steps),
     ]
-    return found
+    return results
 
 
 def judge_finished(aws: EmulatedAccount, run: str, *, step: int | None = None) -> ReceiptCheck:
-    """Check that the run's own status says it finished, at the step it was meant to reach."""
+    """Check that the run has finished at the expected step."""
     status = DeploymentBucket(aws).document(contract.run_key(run, contract.RUN_STATUS))
     return ReceiptCheck(
-        name="the run's status says that it finished",
+        name="the run's status is finished",
         ok=status.get("state") == "finished" and step in (None, status.get("step")),
         detail=f"{status.get('state')} at step {status.get('step')}",
     )
 
 
 def judge_probes(aws: EmulatedAccount, run: str) -> ReceiptCheck:
-    """Check that every probe that is meaningful without hardware passed, and none crashed."""
+    """Check that all probes that need no hardware passed, and none crashed."""
     return judge_record(
         DeploymentBucket(aws).text(f"{contract.run_prefix(run, 'results')}{RECORD}")
     )
 
 
 def judge_record(text: str) -> ReceiptCheck:
-    """Judge a record of probes; those that need hardware or an account are not run."""
+    """Check a record of probes, in which probes that need hardware or an account were not run."""
     findings = json.loads(text)["findings"] if text else []
     states = [finding["state"] for finding in findings]
     bad = [f"{f['id']} {f['state']}: {f['seen']}" for f in findings if f["state"] in _BAD]
@@ -109,23 +110,23 @@ def judge_record(text: str) -> ReceiptCheck:
 
 
 def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:
-    """Group steps and losses by attempt; a repeated step belongs to the attempt that counts."""
-    made: dict[int, dict[int, float]] = {}
+    """Group steps and losses by attempt; the metrics list a step only in its last attempt."""
+    by_attempt: dict[int, dict[int, float]] = {}
     for event in events:
         if event["event"] == "step":
-            made.setdefault(event["attempt"], {})[event["step"]] = event["loss"]
+            by_attempt.setdefault(event["attempt"], {})[event["step"]] = event["loss"]
     return [
         TrainingAttempt(
             attempt=number, steps=sorted(losses), losses=[losses[step] for step in sorted(losses)]
         )
-        for number, losses in sorted(made.items())
+        for number, losses in sorted(by_attempt.items())
     ]
 
 
 def judge_steps(
     events: Sequence[Json], plan: ExpectedTraining, *, resumed_from: int | None
 ) -> list[ReceiptCheck]:
-    """Check that every step counts once, the run resumed at the right step, and the loss fell."""
+    """Check that each step counts once, the run resumed at the right step, and the loss fell."""
     steps = [event for event in events if event["event"] == "step"]
     numbers = [event["step"] for event in steps]
     losses = [event["loss"] for event in sorted(steps, key=lambda event: event["step"])]
@@ -134,15 +135,18 @@ def judge_steps(
     complete = (plan.killed_after // plan.save_every) * plan.save_every
     return [
         ReceiptCheck(
-            name="every step was made, and counts once",
+            name="the metrics have every step exactly once",
             ok=numbers == list(range(1, plan.max_steps + 1)),
-            detail=f"{len(numbers)} lines, {len(set(numbers))} steps of {plan.max_steps}",
+            detail=(
+                f"{counted(len(numbers), 'line')}, {counted(len(set(numbers)), 'step')} of "
+                f"{plan.max_steps}"
+            ),
         ),
         ReceiptCheck(
-            name="the second attempt continued from the newest complete checkpoint",
+            name="the second attempt resumed from the newest complete checkpoint",
             ok=resumed_from == complete,
-            detail=f"killed after step {plan.killed_after}, continued from step {resumed_from}, "
-            f"the save before was of step {complete}",
+            detail=f"killed after step {plan.killed_after}, resumed from step {resumed_from}, "
+            f"previous save at step {complete}",
         ),
         ReceiptCheck(
             name="the loss fell",
@@ -153,48 +157,72 @@ def judge_steps(
 
 
 def judge_validation(events: Sequence[Json], plan: ExpectedTraining) -> ReceiptCheck:
-    """Check that held-out text was evaluated after the right steps, and that its loss fell."""
-    found = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
+    """Check that the held-out split was evaluated at the right steps, and its loss fell."""
+    evaluations = [(e["step"], e["val_loss"]) for e in events if e["event"] == "evaluation"]
     summary = [
-        f"{'none' if loss is None else f'{loss:.3f}'} after step {step}" for step, loss in found
+        f"{'none' if loss is None else f'{loss:.3f}'} after step {step}"
+        for step, loss in evaluations
     ]
-    wanted = sorted({*range(plan.eval_every, plan.max_steps + 1, plan.eval_every), plan.max_steps})
-    losses = [loss for _, loss in found]
+    steps = sorted({*range(plan.eval_every, plan.max_steps + 1, plan.eval_every), plan.max_steps})
+    losses = [loss for _, loss in evaluations]
     return ReceiptCheck(
         name="the validation loss was computed, and fell",
-        ok=[step for step, _ in found] == wanted and None not in losses and losses[-1] <= losses[0],
+        ok=[step for step, _ in evaluations] == steps
+        and None not in losses
+        and losses[-1] <= losses[0],
         detail=", ".join(summary) or "none",
     )
 
 
 def judge_repeated(log: str) -> ReceiptCheck:
-    """Check that steps made by both attempts have the same loss, to the last logged digit."""
-    seen: dict[int, list[str]] = {}
+    """Check that steps of both attempts have the same loss, to the last logged digit."""
+    logged: dict[int, list[str]] = {}
     for step, loss in _LOGGED.findall(log):
-        seen.setdefault(int(step), []).append(loss)
-    repeated = {step: losses for step, losses in seen.items() if len(losses) > 1}
-    other = {step: losses for step, losses in repeated.items() if len(set(losses)) > 1}
+        logged.setdefault(int(step), []).append(loss)
+    repeated = {step: losses for step, losses in logged.items() if len(losses) > 1}
+    differing = {step: losses for step, losses in repeated.items() if len(set(losses)) > 1}
     return ReceiptCheck(
-        name="steps that were made twice have the same loss twice",
-        ok=bool(repeated) and not other,
-        detail=f"differing: {other}" if other else f"steps {_span(repeated)}",
+        name="recomputed steps have the same loss in both attempts",
+        ok=bool(repeated) and not differing,
+        detail=f"differing: {differing}" if differing else f"steps {_span(repeated)}",
+    )
+
+
+def judge_report(log: Path, *, of: Path) -> ReceiptCheck:
+    """Check that the report's steps match ``of``, the training's log, and its goodput is valid."""
+    text = log.read_text(encoding="utf-8") if log.exists() else ""
+    logged = _LOGGED.findall(of.read_text(encoding="utf-8")) if of.exists() else []
+    steps = {step for step, _ in logged}
+    twice = len(logged) - len(steps)
+    try:
+        document: Json = json.JSONDecoder().raw_decode(text, text.index("{"))[0]
+    except ValueError:
+        document = {}
+    goodput = document.get("goodput") or 0.0
+    reported = (document.get("steps"), document.get("repeated_steps"))
+    return ReceiptCheck(
+        name="the report counts completed and repeated steps as the log does",
+        ok=reported == (len(steps), twice) and 0 < goodput < 1,
+        detail=f"{reported[0]} steps and {reported[1]} twice, of {len(steps)} and {twice}; goodput "
+        f"{goodput:.1%}, about {document.get('usd') or 0.0:.2f} USD",
     )
 
 
 def judge_marker(text: str, sizes: dict[str, int], plan: ExpectedTraining) -> ReceiptCheck:
-    """Check that the last checkpoint's marker lists every file with its size."""
+    """Check that the last checkpoint's marker lists every file and its size."""
     marker = json.loads(text) if len(text) > contract.WITHDRAWN_BYTES else {}
-    named = {name: entry["bytes"] for name, entry in marker.get("files", {}).items()}
-    there = {name: size for name, size in sizes.items() if name != contract.CHECKPOINT_MARKER}
+    listed = {name: entry["bytes"] for name, entry in marker.get("files", {}).items()}
+    stored = {name: size for name, size in sizes.items() if name != contract.CHECKPOINT_MARKER}
     return ReceiptCheck(
         name="the last checkpoint is complete",
-        ok=bool(named) and named == there and marker.get("step") == plan.max_steps,
-        detail=f"step {marker.get('step')}, {len(there)} files, {sum(there.values()):,} bytes",
+        ok=bool(listed) and listed == stored and marker.get("step") == plan.max_steps,
+        detail=f"step {marker.get('step')}, {counted(len(stored), 'file')}, "
+        f"{sum(stored.values()):,} bytes",
     )
 
 
 def judge_export(download: Path) -> ReceiptCheck:
-    """Check that the model is on this machine, in Hugging Face's layout."""
+    """Check that the model was downloaded in Hugging Face format."""
     weights = sorted(download.rglob("*.safetensors"))
     config = next(iter(sorted(download.rglob("config.json"))), None)
     kind = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config else None
@@ -202,7 +230,7 @@ def judge_export(download: Path) -> ReceiptCheck:
     return ReceiptCheck(
         name="the exported model was downloaded",
         ok=kind == "llama" and total > 0,
-        detail=f"{kind}, {len(weights)} files of weights, {total:,} bytes",
+        detail=f"{kind}, {counted(len(weights), 'weight file')}, {total:,} bytes",
     )
 
 
@@ -216,5 +244,5 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _span(steps: Iterable[int]) -> str:
-    found = sorted(steps)
-    return f"{found[0]} to {found[-1]}" if found else "none"
+    ordered = sorted(steps)
+    return f"{ordered[0]} to {ordered[-1]}" if ordered else "none"

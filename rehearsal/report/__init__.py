@@ -1,1 +1,1 @@
-"""Everything that a user sees of a rehearsal, during the run and at the end."""
+"""The output of a rehearsal, during the run and at the end."""

@@ -1,4 +1,4 @@
-"""The loss curve: in the terminal, and as a figure, of which docs/loss.svg is a copy."""
+"""The loss curve, in the terminal and as an SVG figure such as docs/loss.svg."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _STYLE = (
 _CLASSES = ("first", "second")
 
 
-def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
-    """Draw the curve in text, without colours."""
-    import plotext  # imported only when a curve is drawn
+def as_text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
+    """Draw the curve as text, without colors."""
+    import plotext  # imported only if a curve is drawn
 
     figure = plotext.figure
     figure.clear()
@@ -31,7 +31,7 @@ def text(attempts: Sequence[TrainingAttempt], *, width: int) -> str:
     for number, attempt in enumerate(attempts):
         signal = figure.signal(attempt.steps, attempt.losses, marker=_MARKERS[number % 3])
         figure.draw(signal.label(f"attempt {attempt.attempt}"))
-    # Top right, where a falling curve leaves room; relative: in the axes' coordinates.
+    # At the top right, where a falling curve leaves room; ``relative`` selects axis coordinates.
     last = max((step for attempt in attempts for step in attempt.steps), default=0)
     highest = max((loss for attempt in attempts for loss in attempt.losses), default=0.0)
     figure.legend(relative=True, x=last, y=highest, ha="right", va="top")
@@ -55,10 +55,10 @@ def write_svg(
     last_step = max(step for step, _ in points)
     low, high = int(min(loss for _, loss in points)), int(max(loss for _, loss in points)) + 1
 
-    def across(step: float) -> float:
+    def x_of(step: float) -> float:
         return _LEFT + step / last_step * (_WIDTH - _LEFT - _RIGHT)
 
-    def up(loss: float) -> float:
+    def y_of(loss: float) -> float:
         return _TOP + (high - loss) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
 
     def lines() -> Iterator[str]:
@@ -69,13 +69,13 @@ def write_svg(
         yield f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="white"/>'
         yield f'<text class="title" x="{_LEFT}" y="22">{title}</text>'
         for loss in range(low, high + 1):
-            y = up(loss)
+            y = y_of(loss)
             yield f'<path class="grid" d="M{_LEFT},{y:.1f}H{_WIDTH - _RIGHT}"/>'
             yield f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{loss}</text>'
         for step in range(0, last_step + 1, max(1, last_step // 6)):
-            x, y = across(step), _HEIGHT - _BOTTOM + 20
+            x, y = x_of(step), _HEIGHT - _BOTTOM + 20
             yield f'<text x="{x:.1f}" y="{y}" text-anchor="middle">{step}</text>'
-        x = across(killed_after)
+        x = x_of(killed_after)
         yield f'<path class="killed" d="M{x:.1f},{_TOP}V{_HEIGHT - _BOTTOM}"/>'
         notes = [f"a node is killed after step {killed_after};"]
         if resumed_from is not None:
@@ -86,12 +86,12 @@ def write_svg(
             if not curve:
                 continue
             name = _CLASSES[number % len(_CLASSES)]
-            placed = [(across(step), up(loss)) for step, loss in curve]
-            drawn = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-            yield f'<polyline class="{name}" points="{drawn}"/>'
-            for x, y in placed:
+            coordinates = [(x_of(step), y_of(loss)) for step, loss in curve]
+            polyline = " ".join(f"{x:.1f},{y:.1f}" for x, y in coordinates)
+            yield f'<polyline class="{name}" points="{polyline}"/>'
+            for x, y in coordinates:
                 yield f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>'
-            x, y = placed[len(placed) // 2]
+            x, y = coordinates[len(coordinates) // 2]
             label = f"attempt {attempt.attempt}"
             yield f'<text class="{name}" x="{x + 10:.1f}" y="{y - 8:.1f}">{label}</text>'
         yield "</svg>"
@@ -100,6 +100,6 @@ def write_svg(
 
 
 def _points(attempt: TrainingAttempt) -> list[tuple[int, float]]:
-    """Return the steps and losses that can be drawn: a loss may be no number."""
+    """Return the steps and losses to draw, without NaN and infinite losses."""
     pairs = zip(attempt.steps, attempt.losses, strict=True)
     return [(step, loss) for step, loss in pairs if math.isfinite(loss)]

@@ -18,7 +18,7 @@ _DETAIL_WIDTH = 56
 
 
 class ProgressDisplay:
-    """Prints the phases; on a terminal, with a spinner and the running tool's last line."""
+    """Display of the phases; on a terminal, with a spinner and the running tool's last line."""
 
     def __init__(self, console: Console, *, show_nodes: bool = False) -> None:
         self._console = console
@@ -31,12 +31,12 @@ class ProgressDisplay:
 
     @contextmanager
     def phase(self, phase: PhaseRecord) -> Iterator[None]:
-        """Show a phase while it runs, possibly beside others, and print a line when it ends.
+        """Show a phase while it runs, possibly concurrently, and print a line at its end.
 
-        Without a terminal, which shows a spinner, a line says that it begins.
+        Without a terminal, print a line at its start instead of showing a spinner.
         """
         if not self._console.is_terminal:
-            self._console.print(Text(f"begins {phase.name}", "dim"))
+            self._console.print(Text(f"started {phase.name}", "dim"))
         self._running.append(phase.name)
         self._show()
         try:
@@ -55,11 +55,11 @@ class ProgressDisplay:
 
     def detail(self, line: str) -> None:
         """Show the last line of the running tool."""
-        # The text may contain square brackets that are not markup.
+        # Square brackets in the text are not markup.
         self._show(Text.from_ansi(line).plain[:_DETAIL_WIDTH])
 
-    def _show(self, words: str = "") -> None:
-        """Show every running phase, on a terminal."""
+    def _show(self, line: str = "") -> None:
+        """Show every running phase if there is a terminal."""
         with self._lock:
             if self._status is None and self._running and self._console.is_terminal:
                 self._status = self._console.status("")
@@ -68,19 +68,19 @@ class ProgressDisplay:
                 self._status.stop()
                 self._status = None
             if self._status is not None:
-                self._status.update(Text.assemble(" | ".join(self._running), (f"  {words}", "dim")))
+                self._status.update(Text.assemble(" | ".join(self._running), (f"  {line}", "dim")))
 
     def note(self, text: str) -> None:
         """Print a line that stays on the screen."""
         self._console.print(Text(text))
 
     def event(self, event: dict[str, Any]) -> None:
-        """Print what a user needs to break a node: its process id and its address."""
+        """Print events, including the process ids and addresses needed to kill a node."""
         match event.get("event"):
             case "job-submitted":
                 self._sizes[event["job_id"]] = event["num_nodes"]
             case "node-started" if self._show_nodes:
-                self._say(
+                self._print(
                     f"node {event['node']} of {event['run']}, attempt {event['attempt']}: "
                     f"process {event['pid']} on {event['address']}"
                 )
@@ -88,12 +88,12 @@ class ProgressDisplay:
                 self._all_started(event)
             case "node-ended" if self._show_nodes:
                 reason = f" ({event['reason']})" if event.get("reason") else ""
-                self._say(f"node {event['node']} ended with {event['exit_code']}{reason}")
+                self._print(f"node {event['node']} exited with {event['exit_code']}{reason}")
             case "job-status" if self._show_nodes:
                 reason = f": {event['reason']}" if event.get("reason") else ""
-                self._say(f"job is {event['status']}{reason}")
+                self._print(f"job is {event['status']}{reason}")
             case "fault-injected":
-                self._say(f"injected {event['kind']}: {event['detail']}")
+                self._print(f"injected {event['kind']}: {event['detail']}")
 
     def _all_started(self, event: dict[str, Any]) -> None:
         attempt = (event["job_id"], event["attempt"])
@@ -101,7 +101,7 @@ class ProgressDisplay:
         nodes[event["node"]] = event["pid"]
         if len(nodes) == self._sizes.get(event["job_id"]):
             pids = " ".join(str(nodes[node]) for node in sorted(nodes))
-            self._say(f"attempt {event['attempt']}: nodes 0 to {len(nodes) - 1} run as {pids}")
+            self._print(f"attempt {event['attempt']}: nodes 0-{len(nodes) - 1}, PIDs {pids}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(Text(f"  {datetime.now():%H:%M:%S} {text}", style="dim"))

@@ -1,4 +1,4 @@
-"""The end of a rehearsal: what it proves in the terminal, and the whole report in a file."""
+"""The results of a rehearsal: proofs in the terminal, the full report in a file."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from rehearsal.receipt import (
     RunRecord,
 )
 from rehearsal.report import curve
+from trainium_catalogue.wording import counted
 
 _WIDTH = 100
 
 
 def show(receipt: Receipt, console: Console) -> None:
-    """Print what a rehearsal that passed has proven, and of another one everything."""
+    """Print only the proofs if the rehearsal passed, otherwise every table."""
     if receipt.outcome != "passed":
         show_all(receipt, console)
         return
     _print(_proof(receipt), console)
-    for text in (text for program in receipt.programs for text in program.unproven):
-        console.print(Text(f"\nnot proven: {text}"))
+    for program in receipt.programs:
+        for text in program.unproven:
+            console.print(Text(f"\nnot proven: {text}"))
     _verdict(receipt, console)
 
 
@@ -39,16 +41,16 @@ def _proof(receipt: Receipt) -> Iterator[Table]:
     if any(run.fault for run in receipt.runs):
         yield _runs(receipt)
     if receipt.training is not None:
-        yield _checks(receipt.training.checks, "Proven on Batch")
+        yield _checks(receipt.training.checks, "Checked on emulated Batch")
     if receipt.cluster is not None:
-        yield _checks(receipt.cluster.checks, "Proven on the cluster")
+        yield _checks(receipt.cluster.checks, "Checked on the emulated cluster")
     for program in receipt.programs:
-        title = f"Proven with a program of your own on {program.orchestrator}"
+        title = f"Checked with a program of your own on emulated {program.orchestrator}"
         yield _checks(program.checks, title)
 
 
 def write(receipt: Receipt, path: Path) -> None:
-    """Write the whole report as text."""
+    """Write the full report as text."""
     with path.open("w", encoding="utf-8") as file:
         show_all(receipt, Console(file=file, width=_WIDTH))
 
@@ -58,12 +60,12 @@ def show_all(receipt: Receipt, console: Console) -> None:
     tables = (
         _deployed(receipt),
         _runs(receipt),
-        *(_ends(run) for run in receipt.runs if run.nodes),
+        *(_node_exits(run) for run in receipt.runs if run.nodes),
         *(_sizes(run) for run in receipt.runs if run.fault is None and run.sizes),
         *_training(receipt, console),
         _charts(receipt),
         _phases(receipt),
-        _left(receipt),
+        _leftovers(receipt),
     )
     _print(tables, console)
     _extras(receipt, console)
@@ -74,7 +76,7 @@ def show_all(receipt: Receipt, console: Console) -> None:
 def _print(tables: Iterable[Table], console: Console) -> None:
     for table in tables:
         if table.row_count:
-            # The table's own title would be wrapped to the table's width.
+            # rich would wrap the title to the width of the table.
             title, table.title = table.title, None
             console.print(Text(f"\n{title}", "bold"), table, sep="\n", end="")
 
@@ -101,16 +103,16 @@ def _deployed(receipt: Receipt) -> Table:
         table.add_section()
         table.add_row(
             f"image, {how}: {image.dockerfile} ({image.dockerfile_sha256[:12]}, "
-            f"{image.platform}) on {image.base_image}",
-            f"{len(image.context_files)} files",
+            f"{image.platform}) on {image.base_image or 'its torchneuron stage'}",
+            counted(len(image.context_files), "file"),
         )
     return table
 
 
 def _runs(receipt: Receipt) -> Table:
     table = _table(
-        "Jobs: exit codes of the main node, then the status",
-        *("fault", "must end", "ended", "", "s"),
+        "Jobs: exit codes of the main node, and final status",
+        *("fault", "expected", "actual", "", "s"),
         numbers=("s",),
     )
     for run in receipt.runs:
@@ -125,7 +127,7 @@ def _runs(receipt: Receipt) -> Table:
     return table
 
 
-def _ends(run: RunRecord) -> Table:
+def _node_exits(run: RunRecord) -> Table:
     nodes = sorted({end.node for end in run.nodes})
     table = _table(
         f"Nodes of {run.run} ({run.summary}): exit code and seconds",
@@ -134,11 +136,11 @@ def _ends(run: RunRecord) -> Table:
     )
     for attempt in sorted({end.attempt for end in run.nodes}):
         ends = {end.node: end for end in run.nodes if end.attempt == attempt}
-        table.add_row(str(attempt), *(_end(ends.get(node)) for node in nodes))
+        table.add_row(str(attempt), *(_node_exit(ends.get(node)) for node in nodes))
     return table
 
 
-def _end(end: Any) -> Text:
+def _node_exit(end: Any) -> Text:
     if end is None:
         return Text("-", "dim")
     code = "?" if end.exit_code is None else str(end.exit_code)
@@ -148,7 +150,7 @@ def _end(end: Any) -> Text:
 
 def _sizes(run: RunRecord) -> Table:
     names = ("bytes", "p50 us", "p99 us", "algbw GiB/s", "busbw GiB/s")
-    table = _table(f"All-reduce of {run.run} on CPU; says nothing of EFA", *names, numbers=names)
+    table = _table(f"All-reduce of {run.run} on CPU; does not measure EFA", *names, numbers=names)
     for size in run.sizes:
         table.add_row(
             f"{size.bytes:,}",
@@ -164,23 +166,23 @@ def _training(receipt: Receipt, console: Console) -> Iterator[Table]:
     if (training := receipt.training) is not None:
         yield _steps("On Batch", training.steps)
         _curve(training.run, training, console)
-        yield from (_ends(training.run), _checks(training.checks))
+        yield from (_node_exits(training.run), _checks(training.checks))
     if (cluster := receipt.cluster) is not None:
         yield _steps("On the cluster", cluster.steps)
         if cluster.runs:
             _curve(cluster.runs[-1], cluster, console)
-        yield from (*map(_ends, cluster.runs), _checks(cluster.checks))
+        yield from (*map(_node_exits, cluster.runs), _checks(cluster.checks))
     for program in receipt.programs:
         yield _steps(f"A program of your own on {program.orchestrator}", program.steps)
-        yield from (_ends(run) for run in [program.run] if run is not None)
+        yield from (_node_exits(run) for run in [program.run] if run is not None)
         yield _checks(program.checks)
 
 
 def _steps(title: str, steps: list[CommandRecord]) -> Table:
     table = _table(title, "command", "", "s", numbers=("s",))
     for step in steps:
-        good = Text("refused" if step.expected_exit_code else "ok", "green")
-        mark = good if step.problem is None else Text("WRONG", "bold red")
+        passed = Text("refused" if step.expected_exit_code else "ok", "green")
+        mark = passed if step.problem is None else Text("WRONG", "bold red")
         table.add_row(step.command, mark, f"{step.seconds:.1f}")
     return table
 
@@ -189,11 +191,11 @@ def _curve(run: RunRecord, training: BatchTraining | ClusterTraining, console: C
     """Print a run's loss curve, before the tables that refer to it."""
     if any(attempt.steps for attempt in training.attempts):
         console.print(Text(f"\nLoss of {run.run}; also in {training.figure}", "bold"))
-        console.print(Text(curve.text(training.attempts, width=console.width)), soft_wrap=True)
+        console.print(Text(curve.as_text(training.attempts, width=console.width)), soft_wrap=True)
 
 
-def _checks(checks: list[ReceiptCheck], title: str = "What it proves") -> Table:
-    table = _table(title, "must be so", "", "found")
+def _checks(checks: list[ReceiptCheck], title: str = "Checks") -> Table:
+    table = _table(title, "required", "", "found")
     for check in checks:
         mark = Text("ok", "green") if check.ok else Text("WRONG", "bold red")
         table.add_row(check.name, mark, check.detail)
@@ -201,7 +203,7 @@ def _checks(checks: list[ReceiptCheck], title: str = "What it proves") -> Table:
 
 
 def _charts(receipt: Receipt) -> Table:
-    table = _table("Helm releases, recorded and not rendered", "release", "chart", "version", "")
+    table = _table("Helm releases, recorded but not rendered", "release", "chart", "version", "")
     for chart in receipt.charts:
         end = Text("uninstalled", "green") if chart.uninstalled else Text("LEFT OVER", "bold red")
         table.add_row(chart.release, chart.chart, chart.version, end)
@@ -213,11 +215,11 @@ def _phases(receipt: Receipt) -> Table:
     for phase in receipt.phases:
         table.add_row(phase.name, f"{phase.seconds:.1f}")
     table.add_section()
-    table.add_row("all", f"{receipt.seconds:.1f}")
+    table.add_row("total", f"{receipt.seconds:.1f}")
     return table
 
 
-def _left(receipt: Receipt) -> Table:
+def _leftovers(receipt: Receipt) -> Table:
     table = _table("In the account after destroy", "what", "id")
     for why in dict.fromkeys(expected.why for expected in receipt.expected_left):
         table.add_row(Text("expected", "dim"), Text(why, "dim"))
@@ -233,17 +235,17 @@ def _left(receipt: Receipt) -> Table:
 
 def _extras(receipt: Receipt, console: Console) -> None:
     if receipt.environment_extras:
-        console.print(Text("\nWhat a node's environment holds beyond AWS Batch's", "bold"))
+        console.print(Text("\nEnvironment variables that a node on AWS does not have", "bold"))
         for name, value in sorted(receipt.environment_extras.items()):
             console.print(Text(f"  {name}={value}"), soft_wrap=True)
     if receipt.seeded:
-        console.print(Text("\nWhat AWS publishes and the emulator was given", "bold"))
+        console.print(Text("\nAWS public parameters, as set in the emulator", "bold"))
         for seed in receipt.seeded:
             console.print(Text(f"  {seed['name']} = {seed['value']}"), soft_wrap=True)
 
 
 def _unproven(receipt: Receipt, console: Console) -> None:
-    console.print(Text("\nNot proven by this", "bold"))
+    console.print(Text("\nNot proven by this rehearsal", "bold"))
     points = Table.grid(padding=(0, 1))
     for text in receipt.unproven:
         points.add_row(" -", Text(text))
@@ -254,7 +256,7 @@ def _verdict(receipt: Receipt, console: Console) -> None:
     console.print()
     for problem in receipt.problems:
         console.print(Text(problem, "red"))
-    left = str(len(receipt.leftovers) or "none") if receipt.proven_empty else "not looked for"
+    left = str(len(receipt.leftovers) or "none") if receipt.proven_empty else "not checked"
     style = "bold green" if receipt.outcome == "passed" else "bold red"
     jobs = len(receipt.runs) + (receipt.training is not None)
     jobs += len(receipt.cluster.runs) if receipt.cluster is not None else 0
@@ -262,6 +264,6 @@ def _verdict(receipt: Receipt, console: Console) -> None:
     console.print(
         Text.assemble(
             (receipt.outcome.upper(), style),
-            f"  {jobs} job{'' if jobs == 1 else 's'}, leftovers: {left}, {receipt.seconds:.0f} s",
+            f"  {counted(jobs, 'job')}, leftovers: {left}, {receipt.seconds:.0f} s",
         )
     )

@@ -1,1 +1,1 @@
-"""The commands of both halves of a rehearsal, as tables, and the code that runs them."""
+"""The commands of both halves of a rehearsal, and the code that runs them."""

@@ -1,9 +1,11 @@
-"""The steps on Batch: from text to an exported model, surviving the loss of a node."""
+"""The steps on Batch: from text to an exported model, with a lost node."""
 
 from __future__ import annotations
 
 import importlib.util
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
 
@@ -18,10 +20,12 @@ from rehearsal.steps.runner import Chain, Runner, flags, step
 
 WORKLOAD = "llama-tiny"
 PROCESSES_PER_NODE = 2
-"""With 2 nodes: tensor parallel 2 x data parallel 2."""
+"""Tensor parallel 2 x data parallel 2 on 2 nodes."""
 RUN = "tiny"
+VERIFY = "verify"
+"""Workload of the probes, which every rehearsal on Batch that trains also runs."""
 PROBED = "probed"
-"""Name of the run of verify, whose probes check whether they can probe."""
+"""Name of verify's run, with its probes."""
 CORPUS = "aws-api-docs"
 DATASET = "aws-api-docs-128"
 TOKENIZER = "tokenizer.model"
@@ -30,10 +34,10 @@ MAX_NODES = 2
 MAX_STEPS = 24
 SAVE_EVERY = 6
 KILLED_AFTER = 11
-"""Step in the log at which the node is killed: well after a save, well before the next."""
+"""Logged step at which the node is killed: well after a save, well before the next."""
 DOCUMENTS = 400
 HELD_OUT = "0.05"
-"""Fraction of the documents; the default would be just two of them."""
+"""Fraction of the documents; by default, only two would be held out."""
 PARAMETERS = {
     "max-steps": str(MAX_STEPS),
     "save-every": str(SAVE_EVERY),
@@ -44,23 +48,32 @@ PARAMETERS = {
     "eval-every": "8",
     "eval-sequences": "16",
 }
-"""Small: the point is that training continues, not that the model learns much."""
+"""Parameters of a small run, which should resume rather than learn much."""
 
 
-def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chain, ...]:
-    """Return every command, as a user types it."""
+def chains(
+    settings: Settings,
+    *,
+    tokenizer: Path,
+    download: Path,
+    page: Path,
+    program_ended: threading.Event,
+) -> tuple[Chain, ...]:
+    """Return all commands as a user types them."""
     nodes, training = num_nodes(settings), flags(parameters(settings))
+    checks = flags(own_parameters(settings.parameters, VERIFY))
     prepare = f"jobs submit prepare --dataset {CORPUS} --max-documents {DOCUMENTS}"
     tokenize = f"jobs submit tokenize --input {CORPUS} --tokenizer {TOKENIZER} --dataset {DATASET}"
-    train = f"jobs submit {WORKLOAD} --nodes {nodes} --dataset {DATASET} --name {RUN} --compile"
+    train = f"jobs submit {WORKLOAD} --nodes {nodes} --dataset {DATASET} --name {RUN}"
     return (
-        # It needs no data, so it runs while the training's are made.
+        # Starts after the program has ended, to leave nodes free for training, the longest step.
         _chain(
             "verify",
-            verify=f"jobs submit verify --nodes {nodes} --name {PROBED} --yes --follow",
+            wait=program_ended.wait,
+            verify=f"jobs submit {VERIFY} --nodes {nodes} --name {PROBED} {checks} --yes --follow",
             probes=f"jobs verify {PROBED}",
         ),
-        # The longest row of chains: nothing in it waits for a step that it does not need.
+        # The critical path waits only for steps that it needs.
         _chain("tokenizer", upload=f"jobs upload {quote(str(tokenizer))}"),
         _chain("text", prepare=f"{prepare} --yes --follow"),
         _chain(
@@ -75,30 +88,42 @@ def chains(settings: Settings, *, tokenizer: Path, download: Path) -> tuple[Chai
             export=f"jobs submit export --run {RUN} --yes --follow",
             download=f"jobs download {RUN} --to {quote(str(download))}",
         ),
-        _chain("status", after=("train",), status=f"jobs status {RUN} --plot"),
+        _chain(
+            "status",
+            after=("train",),
+            status=f"jobs status {RUN} --plot",
+            report=f"jobs report {RUN} --html {quote(str(page))} --json",
+        ),
     )
 
 
-def _chain(name: str, *, after: tuple[str, ...] = (), **lines: str) -> Chain:
+def _chain(
+    name: str,
+    *,
+    after: tuple[str, ...] = (),
+    wait: Callable[[], object] = lambda: None,
+    **lines: str,
+) -> Chain:
     return Chain(
         name=name,
         after=after,
+        wait=wait,
         steps=tuple(step(n, line, processes=PROCESSES_PER_NODE) for n, line in lines.items()),
     )
 
 
 def num_nodes(settings: Settings) -> int:
-    """Number of nodes that train."""
+    """Return the number of nodes that train."""
     return min(MAX_NODES, settings.nodes)
 
 
 def fault_kind(settings: Settings) -> str:
-    """The fault that kills a node: not the main one, if there is another."""
+    """Return the fault that kills a node, other than the main node if possible."""
     return "kill-child" if num_nodes(settings) > 1 else "kill-main"
 
 
 def tokenizer_model(folder: RehearsalFolder) -> Path:
-    """A SentencePiece model like Llama-2's, from a package: Meta's own needs its licence."""
+    """Copy a SentencePiece model like Llama-2's from a package; Meta's requires a license."""
     spec = importlib.util.find_spec("mistral_common")
     if spec is None or spec.origin is None:
         raise cdk.StepFailed("mistral-common is not installed; set the project up with: make setup")
@@ -107,47 +132,59 @@ def tokenizer_model(folder: RehearsalFolder) -> Path:
 
 
 def run(
-    settings: Settings, *, aws: EmulatedAccount, folder: RehearsalFolder, runner: Runner
+    settings: Settings,
+    *,
+    aws: EmulatedAccount,
+    folder: RehearsalFolder,
+    runner: Runner,
+    program_ended: threading.Event,
 ) -> BatchTraining:
-    """Run every command, and report how training went."""
-    download = folder.path / "checkpoint"
+    """Run every command, and report on the training."""
+    download, page = folder.checkpoint, folder.path / "report.html"
+    table = chains(
+        settings,
+        tokenizer=tokenizer_model(folder),
+        download=download,
+        page=page,
+        program_ended=program_ended,
+    )
     with armed(aws, run=RUN, kind=fault_kind(settings), after=KILLED_AFTER):
-        runner.run(chains(settings, tokenizer=tokenizer_model(folder), download=download))
-    given = parameters(settings)
-    found = evidence.gather(
+        runner.run(table)
+    values = parameters(settings)
+    results = evidence.gather(
         aws,
         run=RUN,
         log=runner.log("train"),
         download=download,
         plan=evidence.ExpectedTraining(
-            max_steps=int(given["max-steps"]),
-            save_every=int(given["save-every"]),
+            max_steps=int(values["max-steps"]),
+            save_every=int(values["save-every"]),
             killed_after=KILLED_AFTER,
-            eval_every=int(given["eval-every"]),
+            eval_every=int(values["eval-every"]),
         ),
     )
-    found.checks.append(evidence.judge_probes(aws, PROBED))
+    results.checks.append(evidence.judge_probes(aws, PROBED))
+    results.checks.append(evidence.judge_report(runner.log("report"), of=runner.log("train")))
     figure = folder.path / "loss.svg"
     curve.write_svg(
         figure,
-        found.attempts,
+        results.attempts,
         title=f"{WORKLOAD} on {num_nodes(settings)} nodes: loss by step",
         killed_after=KILLED_AFTER,
-        resumed_from=found.resumed_from,
+        resumed_from=results.resumed_from,
     )
     return BatchTraining(
         steps=runner.steps,
         run=ended_run(runner, "train", run=RUN, fault=fault_kind(settings)),
         killed_after=KILLED_AFTER,
-        resumed_from=found.resumed_from,
-        attempts=found.attempts,
-        tokens_per_second=found.tokens_per_second,
-        checks=found.checks,
+        resumed_from=results.resumed_from,
+        attempts=results.attempts,
+        tokens_per_second=results.tokens_per_second,
+        checks=results.checks,
         figure=str(figure),
     )
 
 
 def parameters(settings: Settings) -> dict[str, str]:
-    """Parameters of the training job: the rehearsal's own, then the user's."""
-    given = own_parameters(settings.parameters, WORKLOAD)
-    return {**PARAMETERS, **LAUNCH_DEFAULTS, **given}
+    """Return the training job's parameters: the rehearsal's, overridden by the user's."""
+    return {**PARAMETERS, **LAUNCH_DEFAULTS, **own_parameters(settings.parameters, WORKLOAD)}

@@ -1,4 +1,4 @@
-"""Submits jobs through `python -m jobs`, as a user would, and reads back how they ended."""
+"""Submits jobs with `python -m jobs`, like a user, and reads their outcomes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from rehearsal.proofs.endings import (
 from rehearsal.receipt import NodeAttempt, RunRecord, Size
 from rehearsal.steps.runner import Runner, Step, step
 from trainium_catalogue import contract
+from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
-# Small enough for a laptop, long enough for a fault to hit while the workers are running.
 ALL_REDUCE = "all-reduce"
+# Small enough for a laptop, long enough for a fault to occur while the workers are running.
 DEFAULTS: dict[str, dict[str, str]] = {
     ALL_REDUCE: {
         "max-bytes": "16777216",
@@ -40,30 +41,30 @@ DEFAULTS: dict[str, dict[str, str]] = {
     }
 }
 LAUNCH_DEFAULTS = {"peer-timeout-s": "10", "join-timeout-s": "120", "stop-grace-s": "5"}
-# The first attempt of a fault waits for these; nothing in its second is expected to be slow.
+# Short, because a fault's first attempt waits for them.
 FAULT_DEFAULTS = {"peer-timeout-s": "5", "hang-limit-s": "60", "max-bytes": "1048576"}
 
 
 def own_parameters(pairs: Iterable[str], workload: str) -> dict[str, str]:
-    """Select the ``key=value`` pairs that a workload has; the rest belong to other workloads."""
+    """Select a workload's pairs from ``key=value`` pairs of all workloads."""
     known = {p.name for p in (*find_workload(workload).parameters, *LAUNCH_PARAMETERS)}
-    given = dict(pair.split("=", 1) for pair in pairs)
-    return {name: value for name, value in given.items() if name in known}
+    values = dict(pair.split("=", 1) for pair in pairs)
+    return {name: value for name, value in values.items() if name in known}
 
 
 def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
-    """Values for ``--set``: the rehearsal's own, then the fault's, then the user's."""
+    """Return the values for ``--set``: the rehearsal's, overridden by fault and user."""
     merged = {**DEFAULTS[ALL_REDUCE], **LAUNCH_DEFAULTS}
-    given = list(settings.parameters)
+    pairs = list(settings.parameters)
     if fault is not None:
         merged |= FAULT_DEFAULTS
-        given += FAULTS[fault].parameters
-    merged |= own_parameters(given, ALL_REDUCE)
+        pairs += FAULTS[fault].parameters
+    merged |= own_parameters(pairs, ALL_REDUCE)
     return tuple(f"{name}={value}" for name, value in merged.items())
 
 
 def submission(settings: Settings, *, run: str, fault: str | None) -> Step:
-    """Return the command that a user would type, with every parameter."""
+    """Return the command as a user would type it."""
     ending = SUCCESS if fault is None else FAULTS[fault].ending
     pairs = join(word for pair in parameters(settings, fault) for word in ("--set", pair))
     return step(
@@ -76,7 +77,7 @@ def submission(settings: Settings, *, run: str, fault: str | None) -> Step:
 def submit(
     settings: Settings, *, run: str, fault: str | None, aws: EmulatedAccount, runner: Runner
 ) -> RunRecord:
-    """Arm the fault if there is one, submit, follow to the end, read the outcome."""
+    """Arm the fault, if any, submit the job, follow it to its end, and read the outcome."""
     is_armed = fault is not None and FAULTS[fault].armed
     with armed(aws, run=run, kind=fault) if fault is not None and is_armed else nullcontext():
         record = runner.run_one(submission(settings, run=run, fault=fault))
@@ -105,8 +106,8 @@ def armed(
 ) -> Iterator[None]:
     """Arm a fault for a run's first attempt.
 
-    It comes once the nodes work, after a training step, or once the bucket has an object whose key
-    matches ``after_key``, and which lists a file that matches ``after_path``.
+    It is injected once the nodes work, after a training step, or once the bucket has an object with
+    a key that matches ``after_key`` and a listed file that matches ``after_path``.
     """
     fault = {"kind": kind, "run": run}
     if after is not None:
@@ -120,7 +121,7 @@ def armed(
     try:
         yield
     finally:
-        # A fault that no job took would stay armed.
+        # Otherwise an uninjected fault would stay armed.
         with suppress(ClientError):
             ssm.delete_parameter(Name=name)
 
@@ -128,7 +129,7 @@ def armed(
 def ended_run(
     runner: Runner, step: str, *, run: str, fault: str | None, on_cluster: bool = False
 ) -> RunRecord:
-    """Read how the job of a step ended, from ``jobs status``."""
+    """Read the outcome of a step's job from ``jobs status``."""
     record = runner.step(step)
     if record is None:
         problems = [known.problem for known in runner.steps if known.problem]
@@ -156,13 +157,13 @@ def judge(
 ) -> RunRecord:
     """Compare the output of ``jobs status --json`` with the expected ending.
 
-    ``sizes`` is None for a workload that measures none.
+    ``sizes`` is None for a workload without a sweep.
     """
     ending: ExpectedEnding = SUCCESS if fault is None else FAULTS[fault].ending
     if on_cluster:
         ending = ending.on_cluster
     exit_codes = [attempt["exit_code"] for attempt in status["attempts"]]
-    found = differences(
+    problems = differences(
         ending,
         exit_codes=exit_codes,
         status=status["status"],
@@ -171,18 +172,18 @@ def judge(
     )
     nodes = _nodes(status)
     known = 1 if on_cluster else len(exit_codes)
-    # Volcano removes the pods of an attempt once one has failed, and with them how they ended.
+    # Volcano deletes an attempt's pods, and thereby their exit codes, once one has failed.
     is_cut = on_cluster and status["status"] == "FAILED"
     if ending.exit_codes and not is_cut and len(nodes) != known * status["num_nodes"]:
-        found.append(
-            f"{len(nodes)} ends of nodes are recorded instead of "
-            f"{known} attempts x {status['num_nodes']} nodes"
+        problems.append(
+            f"{counted(len(nodes), 'node exit')} recorded instead of {counted(known, 'attempt')} x "
+            f"{counted(status['num_nodes'], 'node')}"
         )
     if status["status"] == "SUCCEEDED" and sizes is not None and not sizes:
-        found.append("the job succeeded without a result in the bucket")
+        problems.append("the job succeeded without a result in the bucket")
     if any(not size.correct for size in sizes or ()):
-        found.append("the result holds a wrong sum")
-    seen = ExpectedEnding(
+        problems.append("the result has a wrong sum")
+    actual = ExpectedEnding(
         exit_codes=tuple(exit_codes), status=status["status"], jobs_exit_code=jobs_exit_code
     )
     return RunRecord(
@@ -190,8 +191,8 @@ def judge(
         fault=fault,
         summary="no fault" if fault is None else FAULTS[fault].summary,
         expected=describe(ending),
-        seen=describe(seen),
-        differences=found,
+        seen=describe(actual),
+        differences=problems,
         job_id=status["job_id"],
         status=status["status"],
         status_reason=status["status_reason"],
@@ -212,7 +213,7 @@ def job_status(run: str, environment: Mapping[str, str]) -> dict[str, Any]:
     except json.JSONDecodeError:
         document = {}
     if "status" not in document:
-        raise cdk.StepFailed(f"jobs status {run} ended with {done.returncode}: {done.stderr}")
+        raise cdk.StepFailed(f"jobs status {run} exited with {done.returncode}: {done.stderr}")
     return document
 
 
@@ -237,7 +238,7 @@ def _seconds(attempt: dict[str, Any]) -> float | None:
 
 
 def _sizes(aws: EmulatedAccount, run: str, workload: str) -> list[Size]:
-    """Read the sweep from the result file in the deployment's bucket."""
+    """Read the sweep's results from the deployment's bucket."""
     result = DeploymentBucket(aws).document(f"{contract.run_prefix(run, 'results')}{workload}.json")
     fields = Size.__dataclass_fields__
     return [Size(**{name: size[name] for name in fields}) for size in result.get("sizes", [])]

@@ -1,4 +1,4 @@
-"""Runs steps, which are a user's commands, in parallel chains, and keeps their output."""
+"""Runs steps (a user's commands) in parallel chains, and logs their output."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rehearsal.receipt import CommandRecord, ReceiptCheck
 from trainium_catalogue import contract
 
 _AT_A_TIME = 4
-"""Commands of one half that run in parallel; a command with --follow mostly waits."""
+"""Maximum number of concurrent commands in one half; a command with --follow mostly waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One user command, its expected exit code, and the output it must contain."""
+    """A user's command, with its expected exit code and output."""
 
     name: str
     program: str = "jobs"
@@ -37,11 +37,11 @@ class Step:
     argv: tuple[str, ...]
     """Arguments after the program."""
     processes: int | None = None
-    """Processes per node, where the command counts ranks."""
+    """Processes per node, if the command depends on the number of ranks."""
     until_seen: str = ""
     """Run that TensorBoard must show before the command is interrupted."""
     exit_code: int = 0
-    says: Mapping[str, str] = field(default_factory=dict)
+    expects: Mapping[str, str] = field(default_factory=dict)
     """Checks by name, each with the regular expression that the output must match."""
 
     @property
@@ -64,31 +64,33 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """Steps run one after another, up to the first with an unexpected ending."""
+    """Steps that run in sequence, stopping after the first that ends unexpectedly."""
 
     name: str
     steps: tuple[Step, ...]
     after: tuple[str, ...] = ()
-    """Chains of the same table that must have succeeded before."""
+    """Chains of the same table that must succeed first."""
+    wait: Callable[[], object] = lambda: None
+    """Called after those chains; returns once this chain may start."""
     ended: Callable[[], None] = lambda: None
-    """Called once the chain has ended, or was skipped."""
+    """Called after the chain has ended or been skipped."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Ended:
-    """A chain that was run, or skipped because of another one."""
+class _ChainResult:
+    """The result of a chain, which was run or skipped."""
 
-    well: bool
+    ok: bool
     steps: list[CommandRecord] = field(default_factory=list)
     checks: list[ReceiptCheck] = field(default_factory=list)
 
 
-class Interrupted(Exception):
-    """Somebody has ended the rehearsal: what a step did until then proves nothing."""
+class RehearsalInterrupted(Exception):
+    """Raised when the rehearsal is interrupted: the results of its steps prove nothing."""
 
 
 class Runner:
-    """Runs the chains of one half, each as soon as the chains it depends on have ended."""
+    """Runs the chains of one half of the rehearsal (Batch or EKS), in parallel where possible."""
 
     def __init__(
         self,
@@ -110,15 +112,15 @@ class Runner:
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
         self.steps: list[CommandRecord] = []
-        """Steps that were run, in the order of the tables, whichever was faster."""
+        """Executed steps in the order of the tables."""
         self.checks: list[ReceiptCheck] = []
 
     def run(self, chains: Sequence[Chain]) -> bool:
         """Run a table of chains; return True if every step ended as expected.
 
-        Raises ``Interrupted``.
+        Raises ``RehearsalInterrupted``.
         """
-        running: dict[str, Future[_Ended]] = {}
+        running: dict[str, Future[_ChainResult]] = {}
         with ThreadPoolExecutor(max_workers=len(chains)) as pool:
             for chain in chains:
                 needed = [running[name] for name in chain.after]
@@ -130,19 +132,19 @@ class Runner:
                 raise
         self.steps += [record for chain in ended for record in chain.steps]
         self.checks += [check for chain in ended for check in chain.checks]
-        return all(chain.well for chain in ended)
+        return all(chain.ok for chain in ended)
 
     def run_one(self, step: Step) -> CommandRecord:
-        """Run a single step, in a phase of the caller's; raises ``Interrupted``."""
+        """Run a single step in the caller's phase; may raise ``RehearsalInterrupted``."""
         with self._room:
             record, checks = self._run(step)
         self.steps.append(record)
         self.checks += checks
-        self._tell(step, record)
+        self._note_problem(step, record)
         return record
 
     def stop(self) -> None:
-        """Terminate every command: a signal to this process alone does not reach its children."""
+        """Terminate every command, because a signal to this process does not reach its children."""
         self._stopped = True
         for process in self._processes:
             process.terminate()
@@ -152,55 +154,59 @@ class Runner:
         return next((record for record in self.steps if record.name == name), None)
 
     def log(self, step: str) -> Path:
-        """Return the file that holds a step's output."""
+        """Return the log file of a step."""
         return self._folder.log(f"{self._half}-{step.replace(' ', '-')}")
 
     def last_lines(self, step: str) -> str:
-        """Quote the end of a step's output, and name the file that holds all of it."""
+        """Return the end of a step's output, and the path of its log."""
         log = self.log(step)
         last = "\n  ".join(log.read_text(encoding="utf-8").splitlines()[-12:])
-        return f"all of it is in {log}:\n  {last}"
+        return f"full log in {log}:\n  {last}"
 
-    def _chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:
+    def _chain(self, chain: Chain, needed: Iterable[Future[_ChainResult]]) -> _ChainResult:
         try:
             return self._run_chain(chain, needed)
         finally:
             chain.ended()
 
-    def _run_chain(self, chain: Chain, needed: Iterable[Future[_Ended]]) -> _Ended:
-        ended = _Ended(well=all([future.result().well for future in needed]))
-        if not ended.well:
-            return ended
+    def _run_chain(self, chain: Chain, needed: Iterable[Future[_ChainResult]]) -> _ChainResult:
+        result = _ChainResult(ok=all([future.result().ok for future in needed]))
+        if not result.ok:
+            return result
+        chain.wait()
         with self.phase(f"{self._half}: {chain.name}"):
             for step in chain.steps:
                 with self._room:
                     record, checks = self._run(step)
-                ended.steps.append(record)
-                ended.checks += checks
-                if self._tell(step, record):
-                    ended.well = False
+                result.steps.append(record)
+                result.checks += checks
+                if self._note_problem(step, record):
+                    result.ok = False
                     break
-        return ended
+        return result
 
-    def _tell(self, step: Step, record: CommandRecord) -> bool:
-        """Show how a step ended, if it did not end as expected; returns True then."""
+    def _note_problem(self, step: Step, record: CommandRecord) -> bool:
+        """Report a step that ended unexpectedly; return whether it did."""
         if record.problem is None:
             return False
         self._note(f"{record.problem}; {self.last_lines(step.name)}")
         return True
 
     def _run(self, step: Step) -> tuple[CommandRecord, list[ReceiptCheck]]:
-        self._go_on()
+        self._raise_if_stopped()
         begin = time.monotonic()
         log = self.log(step.name)
         environment = dict(self.environment)
-        # A submitter's role has no such right; kubectl only looks.
+        # Some steps use kubectl to change the node scaler or read its log, for which a submitter
+        # has no permission.
         if step.program == "kubectl":
             environment |= CREDENTIALS
         if step.processes is not None:
             environment[contract.ENV_PROCESSES_PER_NODE] = str(step.processes)
         if step.until_seen:
-            code = tensorboard.look(step.command, step.until_seen, log=log, environment=environment)
+            code = tensorboard.check_page(
+                step.command, step.until_seen, log=log, environment=environment
+            )
         else:
             code = cdk.run(
                 step.command,
@@ -208,11 +214,11 @@ class Runner:
                 environment=environment,
                 on_line=self._on_line,
                 on_start=self._processes.append,
-                # Whatever the error, it goes into the receipt.
+                # Any exit code is recorded in the receipt.
                 codes=None,
             )
-        self._go_on()
-        said = log.read_text(encoding="utf-8")
+        self._raise_if_stopped()
+        output = log.read_text(encoding="utf-8")
         record = CommandRecord(
             name=step.name,
             command=step.shown,
@@ -221,25 +227,25 @@ class Runner:
             seconds=round(time.monotonic() - begin, 2),
         )
         return record, [
-            ReceiptCheck(name=name, ok=bool(re.search(pattern, said)), detail=step.shown)
-            for name, pattern in step.says.items()
+            ReceiptCheck(name=name, ok=bool(re.search(pattern, output)), detail=step.shown)
+            for name, pattern in step.expects.items()
         ]
 
-    def _go_on(self) -> None:
+    def _raise_if_stopped(self) -> None:
         if self._stopped:
-            raise Interrupted
+            raise RehearsalInterrupted
 
 
 def step(name: str, line: str, **more: Any) -> Step:
-    """Make a step from the line that a user types; this project's own CLI is ``jobs ...``."""
+    """Build a step from a user's command line; ``jobs ...`` is this project's CLI."""
     program, *argv = shlex.split(line)
     return Step(name=name, program=program, argv=tuple(argv), **more)
 
 
 def flags(parameters: Mapping[str, str]) -> str:
-    """Format the options of a command, as a user types them."""
-    words: list[str] = []
+    """Format a command's options, as a user types them."""
+    options: list[str] = []
     for name, value in parameters.items():
-        # A value that looks like an option itself, such as arguments of a program.
-        words += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
-    return shlex.join(words)
+        # A value may look like an option, such as a program's arguments.
+        options += [f"--{name}={value}"] if value.startswith("-") else [f"--{name}", value]
+    return shlex.join(options)

@@ -1,4 +1,4 @@
-"""Context -> one frozen, validated ``AppConfig``; every refusal happens here."""
+"""Turn CDK context into one frozen, validated ``AppConfig``; every refusal happens here."""
 
 from stacks.config.app_config import AppConfig
 from stacks.config.refusal import PREFIX, ConfigError

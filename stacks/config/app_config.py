@@ -1,4 +1,4 @@
-"""The configuration of one deployment: read from the context, checked, with its warnings."""
+"""The configuration of one deployment, read from CDK context and validated, and its warnings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from stacks.config.keys import all_given, keys_of, read_all
+from stacks.config.keys import explicit_settings, keys_of, read_all
 from stacks.config.rules import check
 from stacks.config.values import ConfigValues
 from stacks.config.warnings import ConfigWarning, dated_warnings_of, warnings_of
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppConfig(ConfigValues):
-    """The configuration of one deployment; every existing object has passed all checks."""
+    """The validated configuration of one deployment."""
 
     settings: tuple[tuple[str, str], ...] = ()
-    """Every key that was given, by ``-c`` or in cdk.json, as it stands after ``-c``."""
+    """Every key set with ``-c`` or in cdk.json, as text that ``-c`` accepts."""
 
     def __post_init__(self) -> None:
-        """Refuse an impossible configuration, also after ``dataclasses.replace``."""
+        """Refuse an invalid configuration, even one made by ``dataclasses.replace``."""
         for name, declared in keys_of(type(self)).items():
             declared.read(name, getattr(self, name))
         check(self)
 
     @classmethod
     def from_context(cls, node: Node) -> Self:
-        """Read the app's context; nothing else reads it."""
+        """Read the app's context, in the only place that does; raise ``ConfigError``."""
         context = node.get_all_context()
-        return cls(**read_all(keys_of(cls), context), settings=all_given(context))
+        return cls(**read_all(keys_of(cls), context), settings=explicit_settings(context))
 
     @classmethod
     def from_mapping(cls, context: Mapping[str, object]) -> Self:
-        """Read context given as a mapping; ``ConfigError`` says what is wrong with it."""
+        """Read context from a mapping; raise ``ConfigError`` if it is invalid."""
         return cls(**read_all(keys_of(cls), context))
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:
-        """Warnings about what could not be checked, or costs money while idle."""
+        """Warnings about settings that could not be checked or cost money while idle."""
         return warnings_of(self)
 
     def dated_warnings(self, today: date) -> tuple[ConfigWarning, ...]:
-        """Warnings about versions whose time is running out."""
+        """Return warnings about a version near its end of support and an old AMI."""
         return dated_warnings_of(self, today)

@@ -26,7 +26,7 @@ from trainium_catalogue.eks import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EksKeys(ContextKeys):
-    """All keys; those of this class have no effect unless ``orchestrators`` names ``eks``."""
+    """All keys; those declared here need ``eks`` in ``orchestrators``, except ``node_shell``."""
 
     kubernetes_version: str = key(
         kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version"),
@@ -36,25 +36,24 @@ class EksKeys(ContextKeys):
     eks_admin_arns: tuple[str, ...] = key(
         kinds.possibly_empty_list(principal_arn, noun="list"),
         default=(),
-        help="ARNs of the IAM roles and users that may do everything in the cluster; EKS needs "
-        "one at least",
+        help="ARNs of the IAM roles and users that administer the cluster; EKS needs at least one",
     )
     eks_submitter_arns: tuple[str, ...] = key(
         kinds.possibly_empty_list(principal_arn, noun="list"),
         default=(),
-        help="ARNs of the IAM roles and users that may submit, watch, enter and stop jobs in the "
-        "cluster, and nothing else there",
+        help="ARNs of the IAM roles and users that may submit, watch, exec into and stop jobs in "
+        "the cluster, and do nothing else",
     )
     eks_endpoint_cidrs: tuple[str, ...] = key(
         kinds.possibly_empty_list(endpoint_cidr, noun="list"),
         default=(),
-        help="public address ranges that may call the cluster's API, say `203.0.113.7/32`; EKS "
-        "needs one at least, or `eks_private`, and with that private ranges (default: the VPC)",
+        help="public address ranges that may call the cluster's API, such as `203.0.113.7/32`; EKS "
+        "needs at least one, or `eks_private`: then these are private ranges (default: the VPC)",
     )
     eks_private: bool = key(
         kinds.boolean(),
         default=False,
-        help="true: the cluster's API answers only inside the VPC and networks connected to it",
+        help="true: the cluster's API is reachable only from the VPC and connected networks",
     )
     eks_nodes: int = key(
         kinds.whole_number(0, 1000),
@@ -72,45 +71,45 @@ class EksKeys(ContextKeys):
     eks_subnet_ids: tuple[str, ...] = key(
         kinds.possibly_empty_list(kinds.resource_id("subnet").read, noun="list"),
         default=(),
-        help="existing private subnets of `vpc_id` in other zones than `subnet_id`, with a route "
-        "to the internet: EKS puts its control plane's interfaces into two zones",
+        help="existing private subnets of `vpc_id` in zones other than that of `subnet_id`, with a "
+        "route to the internet: EKS puts its control plane's interfaces into two zones",
     )
     eks_system_instance_types: tuple[str, ...] = key(
         kinds.comma_separated(system_instance_type, noun="list"),
         default=DEFAULT_SYSTEM_INSTANCE_TYPES,
-        help="types that the two on-demand nodes of the cluster's own add-ons may have",
+        help="instance types of the two On-Demand nodes of the cluster's add-ons",
     )
     eks_node_image: str | None = key(
         kinds.optional(host_image_release()),
         default=None,
-        help="release version of the Trainium nodes' host image, say `1.35.6-20260625`, instead of "
-        "the one that fits `neuron_release`; another one replaces the nodes",
+        help="release version of the Trainium nodes' AMI, such as `1.35.6-20260625`, "
+        "instead of that of `neuron_release`; a change replaces the nodes",
     )
     eks_system_image: str | None = key(
         kinds.optional(host_image_release()),
         default=None,
-        help="release version of the host image of the add-ons' nodes, instead of the pinned one",
+        help="release version of the AMI of the add-ons' nodes, instead of the pinned one",
     )
     eks_add_on_versions: tuple[str, ...] = key(
         kinds.possibly_empty_list(add_on_version, noun="list"),
         default=(),
-        help="other versions of EKS's own add-ons than the pinned ones, say "
+        help="versions of EKS add-ons that replace the pinned ones, such as "
         "`vpc-cni=v1.22.4-eksbuild.3`",
     )
     eks_image_registry: str | None = key(
         kinds.optional(image_registry()),
         default=None,
-        help="registry with Volcano's images instead of Docker Hub, which limits anonymous pulls "
-        "of an address: a mirror, or a pull-through cache such as "
+        help="registry of Volcano's images instead of Docker Hub, which limits anonymous pulls "
+        "per address: a mirror, or a pull-through cache such as "
         "`111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub`",
     )
     eks_chart_versions: tuple[str, ...] = key(
         kinds.possibly_empty_list(chart_version, noun="list"),
         default=(),
-        help="other versions of Helm charts than the pinned ones, say `efa=v0.5.29`",
+        help="versions of Helm charts that replace the pinned ones, such as `efa=v0.5.29`",
     )
     node_shell: bool = key(
         kinds.boolean(),
         default=False,
-        help="true: nodes accept sessions of AWS Systems Manager (`python -m jobs shell` on Batch)",
+        help="true: nodes accept AWS Systems Manager sessions (`python -m jobs shell` on Batch)",
     )

@@ -1,4 +1,4 @@
-"""The form of every refusal: the value, the reason, and what would work."""
+"""The form of every refusal: value, reason and remedy."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Refusals: TypeAlias = Iterator[tuple[str, str, str]]
 """Key, reason and remedy of each refusal of a configuration."""
 
 
-class Unfit(ValueError):
-    """An unusable value; the caller, who knows its key, turns it into a ``ConfigError``."""
+class InvalidValue(ValueError):
+    """An invalid value; ``Key.read`` adds the key and raises a ``ConfigError``."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(f"{reason}; {remedy}")
@@ -25,21 +25,21 @@ class Unfit(ValueError):
 
 
 class ConfigError(ValueError):
-    """A refused configuration, explained to its author in one line."""
+    """A refused configuration, explained in one line."""
 
     def __init__(self, key: str, value: object, reason: str, remedy: str) -> None:
-        super().__init__(f"{spell(key)}={spell(value)} {reason}; {remedy}")
+        super().__init__(f"{format_value(key)}={format_value(value)} {reason}; {remedy}")
 
 
 def setting(key: str, value: object) -> str:
     """Format ``trainium:key=value`` as a user would type it after ``-c``."""
-    return f"{PREFIX}{key}={spell(value)}"
+    return f"{PREFIX}{key}={format_value(value)}"
 
 
-def spell(value: object) -> str:
-    """Render a value in one short line; text that would be ambiguous is quoted."""
+def format_value(value: object) -> str:
+    """Format a value in one short line; quote ambiguous text."""
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, str) for item in value):
-        value = ",".join(value)  # as it is typed after -c
+        value = ",".join(value)  # as typed after -c
     if isinstance(value, str) and value.isascii() and value.isprintable() and value.strip():
         text = value
     else:

@@ -1,4 +1,4 @@
-"""Warnings about what cannot be checked here or costs money: data for ``Annotations``."""
+"""Warnings, for ``Annotations``, about settings that cost money or cannot be checked."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ from trainium_catalogue.eks import (
     SYSTEM_NODES,
     USD_PER_HOUR_ESTIMATE,
 )
+from trainium_catalogue.wording import counted, either
 from trainium_catalogue.zones import USD_PER_GB_ACROSS_ZONES
 
 _FAMILIES_ON_BATCH = frozenset({"trn1", "trn1n"})
-"""Families in the list that Batch itself printed (torchx pull request 792, of 2023)."""
+"""Families that Batch listed as accepted (torchx pull request 792, 2023)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigWarning:
-    """A warning with an id, by which ``Annotations.acknowledge_warning`` silences it."""
+    """A warning with an id for ``Annotations.acknowledge_warning``."""
 
     id: str
     message: str
 
 
 def warnings_of(config: ConfigValues) -> tuple[ConfigWarning, ...]:
-    """All warnings about this configuration."""
+    """Return all warnings about this configuration."""
     return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in _warnings(config))
 
 
 def dated_warnings_of(config: ConfigValues, today: date) -> tuple[ConfigWarning, ...]:
-    """Warnings that appear with time; apart, since templates and tests depend on no date."""
+    """Return warnings that depend on the date, unlike templates."""
     if not config.runs_on_eks:
         return ()
-    found = [*_support_ends(config, today), *_system_image_is_old(config, today)]
-    return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in found)
+    dated = [*_support_ends(config, today), *_system_image_is_old(config, today)]
+    return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in dated)
 
 
 def _support_ends(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
@@ -50,9 +51,9 @@ def _support_ends(config: ConfigValues, today: date) -> Iterator[tuple[str, str]
         return
     yield (
         "supportEnds",
-        f"{setting('kubernetes_version', config.kubernetes_version)} has EKS's standard support "
-        f"until {ends}; from then on EKS upgrades the control plane by itself, at an hour of its "
-        "choice, and leaves nodes and add-ons behind: see docs/upgrading.md",
+        f"{setting('kubernetes_version', config.kubernetes_version)} is in EKS standard support "
+        f"until {ends}; after that, EKS upgrades the control plane automatically, at a time that "
+        "it chooses, but not the nodes or add-ons: see docs/upgrading.md",
     )
 
 
@@ -63,7 +64,7 @@ def _system_image_is_old(config: ConfigValues, today: date) -> Iterator[tuple[st
         return
     yield (
         "systemImage",
-        f"{setting('eks_system_image', image)} is {age} days old, and later ones have security "
+        f"{setting('eks_system_image', image)} is {age:,} days old, and newer ones have security "
         "fixes: see docs/upgrading.md for the newest",
     )
 
@@ -71,77 +72,81 @@ def _system_image_is_old(config: ConfigValues, today: date) -> Iterator[tuple[st
 def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
     type_name = config.instance_type
     if config.zone_name is not None:
-        offered = ", ".join(config.instance.zone_ids[config.region])
+        offered = either(config.instance.zone_ids[config.region])
         yield (
             "zoneName",
             f"{setting('availability_zone_id', config.zone_name)} cannot be checked: a zone name "
-            f"means another zone in every account; the zone ids that offer {type_name} are "
+            f"can map to a different zone in each account; for {type_name}, its zone id must be "
             f"{offered}",
         )
     if config.subnet_id is not None and config.availability_zone_id is None:
         yield (
             "subnetZone",
             f"{setting('subnet_id', config.subnet_id)} cannot be checked: set "
-            f"{setting('availability_zone_id', '<its zone id>')} to know whether its zone offers "
+            f"{setting('availability_zone_id', '<its zone id>')} to check that its zone offers "
             f"{type_name}",
         )
     if config.runs_on_batch and config.instance.family not in _FAMILIES_ON_BATCH:
         yield (
             "batchInstanceType",
-            f"{setting('instance_type', type_name)} cannot be checked: nothing that AWS publishes "
-            "says that Batch takes the type, and if it does not, the deployment of the `batch` "
-            f"stack fails; {setting('orchestrators', 'eks')} does not depend on it",
+            f"{setting('instance_type', type_name)} cannot be checked: AWS does not document "
+            "whether Batch accepts the type; if it does not, the deployment of the `batch` stack "
+            f"fails; {setting('orchestrators', 'eks')} does not use Batch for nodes",
         )
     if config.security_group_id is not None:
         yield (
             "securityGroup",
-            f"{setting('security_group_id', config.security_group_id)} cannot be checked: EFA "
-            "needs all traffic from the group to itself, in and out",
+            f"{setting('security_group_id', config.security_group_id)} cannot be checked: for EFA, "
+            "it must allow all traffic to and from itself",
         )
     needs_default_group = config.vpc_id is not None and config.tasks_use_default_group
     if needs_default_group and config.default_security_group_id is None:
         yield (
             "defaultSecurityGroup",
             f"{setting('vpc_id', config.vpc_id)} has a default security group that cannot be "
-            "checked: tasks of multi-node jobs carry it, and it must admit itself on TCP, in and "
-            f"out; {setting('default_security_group_id', '<its id>')} says that it does, and "
-            "submit looks",
+            "checked: tasks of multi-node jobs use it, and it must allow TCP between its members, "
+            f"in and out; set {setting('default_security_group_id', '<its id>')} so that `submit` "
+            "checks it",
         )
     if config.has_lustre and config.security_group_id is not None:
-        both = " and be admitted by it" if config.lustre_dns_name else ""
+        reverse = ", whose rules must allow the same" if config.lustre_dns_name else ""
         yield (
             "lustreGroup",
             f"{setting('security_group_id', config.security_group_id)} is not changed: it must "
-            f"admit the file system's group on TCP 988 and 1018-1023, in and out{both}",
+            f"allow TCP 988 and 1018-1023 to and from the file system's group{reverse}",
         )
     if config.lustre_security_group_id is not None:
         yield (
             "lustreServersGroup",
             f"{setting('lustre_security_group_id', config.lustre_security_group_id)} cannot be "
-            f"checked: {config.lustre_dns_name} must carry it",
+            f"checked: {config.lustre_dns_name} must use it",
         )
     if config.lustre_gib:
         yield (
             "lustre",
-            f"{setting('lustre_gib', config.lustre_gib)} is billed by the hour while it exists, "
-            "and destroy deletes it with what has not been exported to the bucket",
+            f"{setting('lustre_gib', config.lustre_gib)} creates a file system that is billed by "
+            "the hour while it exists; destroy deletes it with all data that was not exported to "
+            "the bucket",
         )
-    if config.lustre_gib and config.lustre_zone_id not in (None, config.availability_zone_id):
-        zone = config.availability_zone_id
+    zones = config.zone_ids or (config.availability_zone_id,)
+    others = [zone for zone in zones if zone is not None and zone != config.lustre_zone_id]
+    if config.lustre_gib and config.lustre_zone_id is not None and others:
+        same_zone = (
+            f"; to use their zone, set {setting('lustre_zone_id', others[0])}, but delete an "
+            f"existing file system first with {setting('lustre_gib', 0)}"
+        )
         yield (
             "lustreZone",
-            f"{setting('lustre_zone_id', config.lustre_zone_id)} is not the nodes' zone {zone}: "
-            "what they read and write takes longer, and is billed at "
-            f"{USD_PER_GB_ACROSS_ZONES:.2f} USD a GB each way (estimate); "
-            f"{setting('lustre_zone_id', zone)} is beside them, but moves no file system that "
-            "exists: let that go first with "
-            f"{setting('lustre_gib', 0)}",
+            f"{setting('lustre_zone_id', config.lustre_zone_id)} is not the nodes' zone, "
+            f"{either(others)}: reads and writes across zones are slower, and billed at "
+            f"{USD_PER_GB_ACROSS_ZONES:.2f} USD a GB each way (estimate)"
+            f"{same_zone if len(zones) == 1 else ''}",
         )
     if config.runs_on_eks:
         yield (
             "eks",
-            f"{setting('orchestrators', ','.join(config.orchestrators))} makes a cluster with "
-            f"{SYSTEM_NODES} small nodes for its add-ons, billed day and night: about "
+            f"{setting('orchestrators', ','.join(config.orchestrators))} creates a cluster with "
+            f"{SYSTEM_NODES} small nodes for its add-ons, billed continuously: about "
             f"{USD_PER_HOUR_ESTIMATE:.2f} USD an hour (estimate)",
         )
     if config.runs_on_eks and config.kubernetes_version in NEWER_KERNEL and config.has_lustre:
@@ -153,39 +158,40 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
     if config.runs_on_eks and config.kubernetes_version not in VOLCANO_KUBERNETES:
         yield (
             "volcanoKubernetes",
-            f"{setting('kubernetes_version', config.kubernetes_version)} is newer than what "
-            f"Volcano {VOLCANO_VERSION} lists as compatible "
-            f"({', '.join(sorted(VOLCANO_KUBERNETES))}): it ignores what that version added",
+            f"{setting('kubernetes_version', config.kubernetes_version)} is newer than the "
+            f"versions that Volcano {VOLCANO_VERSION} lists as compatible "
+            f"({', '.join(sorted(VOLCANO_KUBERNETES))}): Volcano ignores that "
+            "version's new features",
         )
     if config.eks_node_image is not None:
         yield (
             "nodeImage",
-            f"{setting('eks_node_image', config.eks_node_image)} cannot be checked as far as its "
-            "driver is not known: Neuron release "
+            f"{setting('eks_node_image', config.eks_node_image)} cannot be fully checked, "
+            "because its driver may be unknown: Neuron release "
             f"{config.neuron_release} needs driver {config.release.driver_range}",
         )
     if config.eks_chart_versions:
         yield (
             "chartVersions",
             f"{setting('eks_chart_versions', ','.join(config.eks_chart_versions))} cannot be "
-            "checked: the values that the charts get are those of the pinned versions, and the "
-            f"commands read what Volcano {VOLCANO_VERSION} writes",
+            "checked: the charts' values are those of the pinned versions, and the commands parse "
+            f"the output of Volcano {VOLCANO_VERSION}",
         )
     if config.eks_nodes:
         usd = config.eks_nodes * config.instance.usd_per_hour_estimate
         idle = config.eks_idle_minutes
-        until = f"no job has used them for {idle} minutes" if idle else "they are scaled down"
+        until = f"idle for {counted(idle, 'minute')}" if idle else "scaled down"
         yield (
             "eksNodes",
-            f"{setting('eks_nodes', config.eks_nodes)} starts nodes that run, and are billed, "
-            f"until {until}: about {usd:.0f} USD an hour (estimate)",
+            f"{setting('eks_nodes', config.eks_nodes)} starts {counted(config.eks_nodes, 'node')}, "
+            f"billed until {until}: about {usd:,.0f} USD an hour (estimate)",
         )
     if config.runs_on_eks and not config.eks_idle_minutes:
         yield (
             "idleNodes",
-            f"{setting('eks_idle_minutes', 0)} leaves nodes of the cluster that no job uses "
-            f"running, about {config.instance.usd_per_hour_estimate:.0f} USD an hour each "
-            "(estimate), until somebody scales them down",
+            f"{setting('eks_idle_minutes', 0)} keeps idle nodes of the cluster running, about "
+            f"{config.instance.usd_per_hour_estimate:.0f} USD an hour each (estimate), until you "
+            "scale them down",
         )
     if config.ami_id is not None:
         yield (
@@ -197,7 +203,7 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
         if (image := getattr(config, key)) is not None:
             yield (
                 "containerImage",
-                f"{setting(key, image)} cannot be checked: it must hold the runtime of Neuron "
+                f"{setting(key, image)} cannot be checked: it must contain the runtime of Neuron "
                 f"release {config.neuron_release} ({config.release.runtime_library})",
             )
     for key in ("capacity_reservation_id", "capacity_block_id"):
@@ -205,33 +211,54 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
             zone = config.availability_zone_id or f"the zone of {config.subnet_id}"
             yield (
                 "reservation",
-                f"{setting(key, reservation)} cannot be checked: it must hold {type_name} in "
+                f"{setting(key, reservation)} cannot be checked: it must be for {type_name} in "
                 f"{zone}",
             )
+    if config.monthly_budget_usd is not None and config.capacity_block_id is not None:
+        yield (
+            "blockBudget",
+            f"{setting('monthly_budget_usd', config.monthly_budget_usd)} does not count "
+            f"{setting('capacity_block_id', config.capacity_block_id)}: a block is paid for "
+            "upfront, outside this deployment and without its tag",
+        )
     if config.placement_group is not None:
         yield (
             "placementGroup",
             f"{setting('placement_group', config.placement_group)} cannot be checked: it must be a "
-            f"cluster placement group of this account in {config.region}, and hold a reservation "
-            "that was made in it",
+            f"cluster placement group of this account in {config.region}; if a reservation was "
+            "created in a placement group, it must be that one",
         )
     if config.bucket_kms_key_arn is not None:
         yield (
             "bucketKey",
             f"{setting('bucket_kms_key_arn', config.bucket_kms_key_arn)} cannot be checked: the "
-            "key's policy must let the account's IAM policies grant its use, and who submits needs "
-            "kms:Decrypt and kms:GenerateDataKey too",
+            "key's policy must let the account's IAM policies grant its use, and users who submit "
+            "need kms:Decrypt and kms:GenerateDataKey too",
         )
     elif config.bucket_name is not None:
         yield (
             "existingBucket",
-            f"{setting('bucket_name', config.bucket_name)} cannot be checked: where it encrypts "
-            f"with a KMS key of its own, add {setting('bucket_kms_key_arn', '<its ARN>')}",
+            f"{setting('bucket_name', config.bucket_name)} cannot be checked: if it is encrypted "
+            f"with a customer managed key, add {setting('bucket_kms_key_arn', '<its ARN>')}",
+        )
+    if config.notify_topic_arn is not None:
+        yield (
+            "notifyTopic",
+            f"{setting('notify_topic_arn', config.notify_topic_arn)} cannot be checked: it must "
+            "exist; if it belongs to another account, or is encrypted with a customer managed "
+            "key, the policies of the topic and the key must let this account's roles use them",
+        )
+    if config.notify_topic_arn is not None and config.monthly_budget_usd is not None:
+        yield (
+            "budgetTopic",
+            f"{setting('notify_topic_arn', config.notify_topic_arn)} cannot be checked: the budget "
+            "notifies only a topic of this account whose policy allows budgets.amazonaws.com to "
+            "publish (and to use its key)",
         )
     if config.min_nodes:
         usd = config.min_nodes * config.instance.usd_per_hour_estimate
         yield (
             "minNodes",
-            f"{setting('min_nodes', config.min_nodes)} keeps nodes running and billed day and "
-            f"night: about {usd:.0f} USD an hour (estimate)",
+            f"{setting('min_nodes', config.min_nodes)} keeps {counted(config.min_nodes, 'node')} "
+            f"running and billed continuously: about {usd:,.0f} USD an hour (estimate)",
         )

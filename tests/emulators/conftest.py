@@ -1,4 +1,4 @@
-"""A server of AWS for each module that asks for clients of it."""
+"""An AWS server for each module that requests clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Client = Callable[[str], Any]
 
 
 def client_of(endpoint: str, service: str, **more: Any) -> Any:
-    """A client of a server of AWS on this machine."""
+    """Return a client of an AWS server on this machine."""
     return boto3.client(
         service,
         endpoint_url=endpoint,
@@ -31,7 +31,7 @@ def client_of(endpoint: str, service: str, **more: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """Address of a server of this module's own."""
+    """Address of this module's own server."""
     with subprocess.Popen(
         [sys.executable, "-m", "trainium_emulators.aws.server"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

@@ -26,7 +26,7 @@ def s3(endpoint: str) -> Any:
     return made
 
 
-def test_of_many_that_create_the_same_key_one_wins(s3: Any) -> None:
+def test_concurrent_creation_of_key_has_one_winner(s3: Any) -> None:
     def create(number: int) -> int:
         try:
             s3.put_object(Bucket="bucket", Key="once", Body=str(number), IfNoneMatch="*")
@@ -41,7 +41,7 @@ def test_of_many_that_create_the_same_key_one_wins(s3: Any) -> None:
     assert set(codes[1:]) <= {409, 412}
 
 
-def test_an_object_is_only_replaced_while_it_is_as_it_was(s3: Any) -> None:
+def test_object_is_replaced_only_if_unchanged(s3: Any) -> None:
     etag = s3.put_object(Bucket="bucket", Key="lock", Body=b"1")["ETag"]
     s3.put_object(Bucket="bucket", Key="lock", Body=b"2", IfMatch=etag)
 

@@ -1,4 +1,4 @@
-"""The docker emulator: what it records, what it refuses, what it pushes."""
+"""The docker emulator: records, refusals and pushes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def docker(tmp_path: Path, endpoint: str) -> Docker:
     dockerfile.write_text("ARG BASE_IMAGE\nFROM ${BASE_IMAGE}\n")
     (tmp_path / "context" / "training.py").write_text("")
     path, record = tmp_path / "docker", tmp_path / "docker.jsonl"
-    cdk.write_fake_docker(path, record=record)
+    cdk.write_docker_emulator(path, record=record)
     environment = {
         **CREDENTIALS,
         "PATH": os.environ["PATH"],
@@ -74,7 +74,7 @@ def docker(tmp_path: Path, endpoint: str) -> Docker:
     return Docker(path, record, tmp_path / "context", environment)
 
 
-def test_a_build_is_recorded_with_base_image_platform_and_context(docker: Docker) -> None:
+def test_build_is_recorded_with_base_image_platform_and_context(docker: Docker) -> None:
     assert docker.build().returncode == 0
 
     (build,) = read_record(docker.record)
@@ -83,14 +83,14 @@ def test_a_build_is_recorded_with_base_image_platform_and_context(docker: Docker
     assert build["context_files"] == ["docker/neuron/Dockerfile", "training.py"]
 
 
-def test_a_build_argument_that_the_dockerfile_does_not_declare_is_refused(docker: Docker) -> None:
+def test_undeclared_build_argument_is_refused(docker: Docker) -> None:
     done = docker.build("--build-arg", "BASE=typo")
 
     assert done.returncode == 125
     assert "BASE" in done.stderr
 
 
-def test_a_build_without_a_dockerfile_is_refused(docker: Docker) -> None:
+def test_build_without_a_dockerfile_is_refused(docker: Docker) -> None:
     (docker.context / "docker" / "neuron" / "Dockerfile").unlink()
 
     assert "does not exist" in docker.build().stderr
@@ -100,31 +100,31 @@ def test_a_build_without_a_dockerfile_is_refused(docker: Docker) -> None:
     "words",
     [("run", "image"), ("build", "--squash", "."), ("buildx", "build"), ("push", "--all-tags")],
 )
-def test_what_is_not_understood_is_refused(docker: Docker, words: tuple[str, ...]) -> None:
+def test_unsupported_command_is_refused(docker: Docker, words: tuple[str, ...]) -> None:
     assert docker(*words).returncode == 125
     assert read_record(docker.record) == []
 
 
-def test_an_unknown_image_is_reported_as_docker_does(docker: Docker) -> None:
+def test_unknown_image_is_reported_like_docker(docker: Docker) -> None:
     # The CDK CLI takes 1 for "not built yet" and everything else for an error.
     assert docker("inspect", LOCAL).returncode == 1
 
 
-def test_a_built_image_is_known_under_each_of_its_names(docker: Docker) -> None:
+def test_built_image_is_known_under_each_of_its_names(docker: Docker) -> None:
     docker.build()
     docker("tag", LOCAL, IMAGE)
 
     assert [docker("inspect", name).returncode for name in (LOCAL, IMAGE)] == [0, 0]
 
 
-def test_a_password_is_taken_and_not_recorded(docker: Docker) -> None:
+def test_password_is_accepted_but_not_recorded(docker: Docker) -> None:
     done = docker("login", "--username", "AWS", "--password-stdin", "registry", stdin="secret")
 
     assert done.returncode == 0
     assert "secret" not in docker.record.read_text()
 
 
-def test_a_push_puts_an_image_into_the_repository(docker: Docker, endpoint: str) -> None:
+def test_push_puts_an_image_into_the_repository(docker: Docker, endpoint: str) -> None:
     ecr = client_of(endpoint, "ecr")
     ecr.create_repository(repositoryName="trainium-default")
     docker.build()
@@ -136,5 +136,5 @@ def test_a_push_puts_an_image_into_the_repository(docker: Docker, endpoint: str)
     assert json.loads(docker.record.read_text().splitlines()[-1])["digest"] == image["imageDigest"]
 
 
-def test_an_image_that_was_not_built_cannot_be_pushed(docker: Docker) -> None:
+def test_image_that_was_not_built_cannot_be_pushed(docker: Docker) -> None:
     assert docker("push", IMAGE).returncode == 1

@@ -1,4 +1,4 @@
-"""EKS as moto is taught it: a real stack against the real server and its Kubernetes cluster."""
+"""Models of EKS: a real stack against the real server and its Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ACCOUNT = {
 
 @dataclass
 class Server:
-    """A rehearsal's server of this module's own."""
+    """This module's own rehearsal server."""
 
     process: subprocess.Popen[str]
     endpoint: str
@@ -52,7 +52,7 @@ class Server:
         return client_of(self.endpoint, service)
 
     def wait(self, name: str) -> Json:
-        """The next event of a name."""
+        """Return the next event with a name."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.events.append(json.loads(line))
@@ -84,7 +84,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def kubernetes(server: Server) -> str:
-    """Address of the API server, as EKS gives it."""
+    """Address of the API server as described by EKS."""
     described = server.client("eks").describe_cluster(name="training")["cluster"]
     return str(described["endpoint"])
 
@@ -99,7 +99,7 @@ def resource(kind: str, /, **properties: Any) -> Json:
 
 
 def of(kind: str, /, **properties: Any) -> Json:
-    """Something of the cluster."""
+    """Return a document of the API server."""
     return resource(kind, ClusterName={"Ref": "Cluster"}, **properties)
 
 
@@ -175,13 +175,13 @@ def cluster(**changes: Any) -> Json:
 
 
 def refusal(server: Server, wrong: Json) -> str:
-    """Say why a stack with one wrong resource is not made."""
+    """Return the reason why a stack with one invalid resource is not created."""
     with pytest.raises(botocore.exceptions.ClientError) as error:
         server.create(f"wrong-{uuid.uuid4()}", {"Wrong": wrong})
     return str(error.value)
 
 
-def test_the_cluster_is_described_with_the_address_of_the_api_server(server: Server) -> None:
+def test_cluster_is_described_with_the_address_of_the_api_server(server: Server) -> None:
     described = server.client("eks").describe_cluster(name="training")["cluster"]
 
     assert described["status"] == "ACTIVE"
@@ -189,7 +189,7 @@ def test_the_cluster_is_described_with_the_address_of_the_api_server(server: Ser
     assert described["resourcesVpcConfig"]["clusterSecurityGroupId"].startswith("sg-")
 
 
-def test_what_belongs_to_a_cluster_can_be_listed(server: Server) -> None:
+def test_cluster_members_are_listed(server: Server) -> None:
     eks = server.client("eks")
 
     assert eks.list_addons(clusterName="training")["addons"] == ["eks-pod-identity-agent"]
@@ -199,7 +199,7 @@ def test_what_belongs_to_a_cluster_can_be_listed(server: Server) -> None:
     assert (identity["namespace"], identity["serviceAccount"]) == ("trainium", "job-mnist")
 
 
-def test_a_node_group_has_its_launch_templates_instance_type_on_ready_nodes(
+def test_node_group_has_its_launch_templates_instance_type_on_ready_nodes(
     kubernetes: str,
 ) -> None:
     (node,) = listed(kubernetes, "/api/v1/nodes")
@@ -212,7 +212,7 @@ def test_a_node_group_has_its_launch_templates_instance_type_on_ready_nodes(
     assert {"type": "Ready", "status": "True"} in node["status"]["conditions"]
 
 
-def test_a_group_that_is_scaled_has_other_nodes(server: Server, kubernetes: str) -> None:
+def test_scaling_changes_number_of_nodes(server: Server, kubernetes: str) -> None:
     eks = server.client("eks")
     (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
 
@@ -229,7 +229,7 @@ def test_a_group_that_is_scaled_has_other_nodes(server: Server, kubernetes: str)
 
 @pytest.fixture
 def busy(server: Server, kubernetes: str) -> Iterator[str]:
-    """Name of the one busy node of a group of two: the second."""
+    """Return the name of the busy node of a group of two: the second."""
     eks = server.client("eks")
     (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
 
@@ -264,7 +264,7 @@ def names(kubernetes: str) -> list[str]:
 
 
 def auto_scaling_group(server: Server) -> Json:
-    """The one behind the node group, found as on AWS."""
+    """Return the group behind the node group, found as on AWS."""
     eks = server.client("eks")
     (name,) = eks.list_nodegroups(clusterName="training")["nodegroups"]
     group = eks.describe_nodegroup(clusterName="training", nodegroupName=name)["nodegroup"]
@@ -275,9 +275,7 @@ def auto_scaling_group(server: Server) -> Json:
     return dict(found)
 
 
-def test_a_plain_smaller_number_may_cost_a_busy_node(
-    server: Server, kubernetes: str, busy: str
-) -> None:
+def test_scale_down_may_remove_busy_node(server: Server, kubernetes: str, busy: str) -> None:
     group = auto_scaling_group(server)
     server.client("autoscaling").set_desired_capacity(
         AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
@@ -287,9 +285,7 @@ def test_a_plain_smaller_number_may_cost_a_busy_node(
     assert len(names(kubernetes)) == 1
 
 
-def test_an_instance_that_is_chosen_goes_and_no_other(
-    server: Server, kubernetes: str, busy: str
-) -> None:
+def test_only_chosen_instance_is_terminated(server: Server, kubernetes: str, busy: str) -> None:
     (idle,) = (
         node for node in listed(kubernetes, "/api/v1/nodes") if node["metadata"]["name"] != busy
     )
@@ -314,7 +310,7 @@ def test_an_instance_that_is_chosen_goes_and_no_other(
         ),
     ],
 )
-def test_an_auto_scaling_group_refuses_what_aws_refuses(
+def test_auto_scaling_group_refuses_like_aws(
     server: Server, operation: str, arguments: Json, words: str
 ) -> None:
     if "DesiredCapacity" in arguments:
@@ -324,7 +320,7 @@ def test_an_auto_scaling_group_refuses_what_aws_refuses(
         getattr(server.client("autoscaling"), operation)(**arguments)
 
 
-def test_a_group_for_which_ec2_has_no_capacity_fills_by_half_and_says_why(
+def test_group_without_capacity_fills_partially_with_reason(
     server: Server, kubernetes: str
 ) -> None:
     eks, autoscaling = server.client("eks"), server.client("autoscaling")
@@ -361,9 +357,7 @@ def test_a_group_for_which_ec2_has_no_capacity_fills_by_half_and_says_why(
     assert (described()["status"], described()["health"]["issues"]) == ("ACTIVE", [])
 
 
-def test_a_changed_manifest_takes_away_what_it_no_longer_has(
-    server: Server, kubernetes: str
-) -> None:
+def test_changed_manifest_prunes_removed_objects(server: Server, kubernetes: str) -> None:
     other = {**ACCOUNT, "metadata": {"name": "job-bert", "namespace": "trainium"}}
     changed = {**manifest(other), "DependsOn": ["Namespace"]}
 
@@ -376,9 +370,8 @@ def test_a_changed_manifest_takes_away_what_it_no_longer_has(
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (chart(Version=""), "no version"),
-        (chart(Repository=""), "neither repository nor oci"),
-        (chart(Release="Volcano"), "invalid release name"),
+        (chart(Version=""), "specifies no chart version"),
+        (chart(Repository=""), "no https:// or oci:// repository or chart"),
         (chart(Colour="red"), "Colour"),
         (manifest({**NAMESPACE, "spec": {"colour": "red"}}, cluster="training"), "colour"),
         (manifest({"kind": "Other", "metadata": {}}, cluster="training"), "no matches for kind"),
@@ -388,7 +381,7 @@ def test_a_changed_manifest_takes_away_what_it_no_longer_has(
         ),
     ],
 )  # fmt: skip
-def test_what_a_cluster_would_refuse_fails_the_deployment(
+def test_object_refused_by_cluster_fails_deployment(
     server: Server, wrong: Json, named: str
 ) -> None:
     assert named in refusal(server, wrong)

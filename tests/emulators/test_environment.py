@@ -1,4 +1,4 @@
-"""A node gets what Batch would give it, and the documented extras."""
+"""A node's environment: Batch's variables and the documented extras."""
 
 import pytest
 
@@ -20,20 +20,22 @@ def place(index: int) -> NodePlace:
 
 
 @pytest.mark.parametrize(("index", "expected"), [(0, False), (1, True), (3, True)])
-def test_only_children_know_the_main_nodes_address(index: int, expected: bool) -> None:
+def test_only_children_have_main_node_address(index: int, expected: bool) -> None:
     environment = batch_environment(place(index), main_address="127.0.0.2")
 
     assert (MAIN_ADDRESS in environment) is expected
 
 
-def test_a_nodes_job_id_carries_its_index() -> None:
+def test_node_job_id_contains_index() -> None:
     environment = batch_environment(place(3), main_address="127.0.0.2")
 
     assert environment["AWS_BATCH_JOB_ID"] == "job#3"
     assert environment["AWS_BATCH_JOB_ATTEMPT"] == "2"
 
 
-def test_extras_never_replace_what_batch_sets() -> None:
-    extras = rehearsal_extras(endpoint="http://localhost:1", processes_per_node=1, address="a")
+def test_extras_do_not_override_batch_variables() -> None:
+    extras = rehearsal_extras(
+        endpoint="http://localhost:1", processes_per_node=1, address="a", device={}
+    )
 
     assert not set(extras) & set(batch_environment(place(1), main_address="a"))

@@ -1,4 +1,4 @@
-"""Batch's rules for containers, arrays and dependencies: real jobs on the real server."""
+"""Batch's rules for containers, arrays and dependencies: real processes, emulated server."""
 
 import json
 import os
@@ -30,7 +30,7 @@ HOST_LOST = [
 
 @dataclass(frozen=True)
 class Batch:
-    """A queue of ordinary instances, and one container definition."""
+    """Queues for CPU and Trainium hosts; job definitions for a container and several nodes."""
 
     endpoint: str
     clients: dict[str, Any] = field(default_factory=dict)
@@ -117,12 +117,17 @@ class Batch:
         (job,) = self.client("batch").describe_jobs(jobs=[job_id])["jobs"]
         return dict(job)
 
+    def nodes(self, job_id: str, status: str) -> list[Json]:
+        """The nodes of a job that have this status."""
+        found = self.client("batch").list_jobs(multiNodeJobId=job_id, jobStatus=status)
+        return list(found["jobSummaryList"])
+
     def end(self, job_id: str) -> Json:
         """Wait for the end of a job."""
         return self.wait(job_id, lambda job: job["status"] in ("SUCCEEDED", "FAILED"))
 
     def wait(self, job_id: str, condition: Callable[[Json], bool]) -> Json:
-        """Wait until a job is as wanted."""
+        """Wait until a job meets a condition."""
         deadline = time.monotonic() + scaled(30)
         while not condition(job := self.describe(job_id)):
             assert time.monotonic() < deadline, job
@@ -130,7 +135,7 @@ class Batch:
         return job
 
     def arm(self, fault: Json) -> None:
-        """Arm a fault for the job that it names."""
+        """Arm a fault for the job it names."""
         name = f"/rehearsal/next-fault/{fault['run']}"
         self.client("ssm").put_parameter(Name=name, Value=json.dumps(fault), Type="String")
 
@@ -161,12 +166,12 @@ def serving(addresses: str, temporary: Path) -> Iterator[Batch]:
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    """A server of this module's own."""
+    """This module's own server."""
     with serving("127.0.46", tmp_path_factory.mktemp("server")) as made:
         yield made
 
 
-def test_what_a_container_leaves_goes_with_the_server(tmp_path: Path) -> None:
+def test_container_leftovers_are_deleted_with_server(tmp_path: Path) -> None:
     with serving("127.0.52", tmp_path) as made:
         log = made.log(made.end(made.submit()))
         (left,) = [Path(line) for line in log if line.startswith(str(tmp_path))]
@@ -175,21 +180,21 @@ def test_what_a_container_leaves_goes_with_the_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_container_job_runs_with_batchs_environment_and_its_own(batch: Batch) -> None:
+def test_container_job_has_batch_and_own_environment(batch: Batch) -> None:
     job = batch.end(batch.submit(environment={"CODE": 0}))
 
     assert (job["status"], job["attempts"][0]["container"]["exitCode"]) == ("SUCCEEDED", 0)
     assert {f"AWS_BATCH_JOB_ID={job['jobId']}", "AWS_BATCH_JOB_ATTEMPT=1"} <= set(batch.log(job))
 
 
-def test_a_failed_container_is_retried_as_often_as_its_strategy_says(batch: Batch) -> None:
+def test_failed_container_is_retried_by_its_strategy(batch: Batch) -> None:
     job = batch.end(batch.submit(environment={"CODE": 3}))
 
     codes = [attempt["container"]["exitCode"] for attempt in job["attempts"]]
     assert (job["status"], codes) == ("FAILED", [3, 3])
 
 
-def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Batch) -> None:
+def test_lost_host_leaves_no_exit_code_and_is_retried(batch: Batch) -> None:
     fault = {"kind": "lose-host", "run": "spot", "after": "working"}
     batch.client("ssm").put_parameter(
         Name="/rehearsal/next-fault",
@@ -209,7 +214,7 @@ def test_a_lost_host_leaves_no_exit_code_and_leads_to_another_attempt(batch: Bat
     assert second["container"]["exitCode"] == 0
 
 
-def test_a_host_that_is_taken_back_says_so_first_and_leads_to_another_attempt(
+def test_reclaimed_host_warns_first_and_is_retried(
     batch: Batch,
 ) -> None:
     batch.arm({"kind": "reclaim-main", "run": "warned", "after": "working"})
@@ -227,7 +232,7 @@ def test_a_host_that_is_taken_back_says_so_first_and_leads_to_another_attempt(
 @pytest.mark.parametrize(
     ("awaited", "seconds", "code"), [("*.ckpt", 2, 0), ("*.yaml", 60, 128 + signal.SIGKILL)]
 )
-def test_a_fault_can_wait_for_a_file_that_an_object_lists(
+def test_fault_can_wait_for_a_file_that_an_object_lists(
     batch: Batch, awaited: str, seconds: int, code: int
 ) -> None:
     run = f"listed-{code}"
@@ -236,7 +241,7 @@ def test_a_fault_can_wait_for_a_file_that_an_object_lists(
     s3 = batch.client("s3")
     location = {"LocationConstraint": "us-west-2"}
     s3.create_bucket(Bucket=run, CreateBucketConfiguration=location)
-    for name, other in ("02", b"no JSON"), ("03", b"[]"), ("04", b'{"files": [{}]}'):
+    for name, other in ("02", b"not JSON"), ("03", b"[]"), ("04", b'{"files": [{}]}'):
         s3.put_object(Bucket=run, Key=f"runs/{run}/snapshots/{name}.json", Body=other)
     body = json.dumps({"files": [{"path": "out/config.yaml"}]}).encode()
     s3.put_object(Bucket=run, Key=f"runs/{run}/snapshots/00000001.json", Body=body)
@@ -248,7 +253,7 @@ def test_a_fault_can_wait_for_a_file_that_an_object_lists(
     batch.client("batch").terminate_job(jobId=job_id, reason="seen")
 
 
-def test_a_node_that_has_ended_is_not_hit_any_more(batch: Batch) -> None:
+def test_ended_node_gets_no_fault(batch: Batch) -> None:
     batch.arm({"kind": "kill-main", "run": "over", "after_key": "runs/over/*"})
 
     job = batch.end(batch.submit("over"))
@@ -256,7 +261,7 @@ def test_a_node_that_has_ended_is_not_hit_any_more(batch: Batch) -> None:
     assert (job["status"], len(job["attempts"])) == ("SUCCEEDED", 1)
 
 
-def test_an_array_runs_a_child_for_each_index(batch: Batch) -> None:
+def test_array_runs_a_child_for_each_index(batch: Batch) -> None:
     parent = batch.end(batch.submit("array", arrayProperties={"size": 3}))
 
     children = [batch.describe(f"{parent['jobId']}:{index}") for index in range(3)]
@@ -294,7 +299,7 @@ def test_terminating_an_array_ends_all_its_children(batch: Batch) -> None:
     assert {batch.end(f"{job_id}:{index}")["status"] for index in range(3)} == {"FAILED"}
 
 
-def test_a_job_waits_for_the_one_it_depends_on(batch: Batch) -> None:
+def test_job_waits_for_dependency(batch: Batch) -> None:
     first = batch.submit("first", environment={"SECONDS_": 1})
     second = batch.submit("second", dependsOn=[{"jobId": first}])
     time.sleep(0.5)
@@ -306,7 +311,7 @@ def test_a_job_waits_for_the_one_it_depends_on(batch: Batch) -> None:
     assert ended["startedAt"] >= batch.describe(first)["stoppedAt"]
 
 
-def test_a_job_fails_with_the_one_it_depends_on(batch: Batch) -> None:
+def test_job_fails_with_dependency(batch: Batch) -> None:
     first = batch.submit("first", environment={"CODE": 3})
 
     job = batch.end(batch.submit("second", dependsOn=[{"jobId": first}]))
@@ -315,7 +320,7 @@ def test_a_job_fails_with_the_one_it_depends_on(batch: Batch) -> None:
     assert job["attempts"] == []
 
 
-def test_gangs_run_together_as_long_as_there_are_nodes_for_them(batch: Batch) -> None:
+def test_gangs_run_concurrently_while_nodes_suffice(batch: Batch) -> None:
     first, second, third, fourth = (batch.submit_gang() for _ in range(4))
 
     def is_running(job: Json) -> bool:
@@ -324,10 +329,12 @@ def test_gangs_run_together_as_long_as_there_are_nodes_for_them(batch: Batch) ->
     for running in first, second:
         batch.wait(running, is_running)
     assert batch.describe(third)["status"] == "RUNNABLE"
-    # A gang that waits may be told to end, and one that ends makes room.
+    # A waiting gang may be terminated, and one that ends makes room.
     batch.client("batch").terminate_job(jobId=third, reason="enough")
     assert batch.end(third)["statusReason"] == "enough"
     assert not is_running(batch.describe(fourth))
+    assert {node["status"] for node in batch.nodes(first, "RUNNING")} == {"RUNNING"}
+    assert batch.nodes(first, "FAILED") == []
     batch.client("batch").terminate_job(jobId=first, reason="enough")
     batch.wait(fourth, is_running)
 
@@ -345,6 +352,6 @@ def test_gangs_run_together_as_long_as_there_are_nodes_for_them(batch: Batch) ->
         ({"nodeOverrides": {"numNodes": 2}}, "nodeOverrides"),
     ],
 )
-def test_what_batch_refuses_is_refused_here(batch: Batch, given: Json, named: str) -> None:
+def test_batch_refusals_apply(batch: Batch, given: Json, named: str) -> None:
     with pytest.raises(botocore.exceptions.ClientError, match=named):
         batch.submit(**given)

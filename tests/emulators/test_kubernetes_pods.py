@@ -92,7 +92,7 @@ def ready(cluster: ClusterEmulator) -> int:
     return int(status.get("readyReplicas", 0))
 
 
-def test_a_deployment_keeps_its_pod(cluster: ClusterEmulator) -> None:
+def test_deployment_keeps_its_pod(cluster: ClusterEmulator) -> None:
     wait(lambda: ready(cluster) == 1)
     (before,) = pods(cluster)
 
@@ -102,7 +102,7 @@ def test_a_deployment_keeps_its_pod(cluster: ClusterEmulator) -> None:
     assert len(pods(cluster)) == 1
 
 
-def test_a_manifest_of_a_namespace_is_deleted_once_its_pods_have_ended(
+def test_namespace_manifest_is_deleted_after_its_pods(
     cluster: ClusterEmulator,
 ) -> None:
     deployed, place = KubernetesCluster(), {"name": "brief"}
@@ -127,7 +127,7 @@ def uid(pod: Json) -> str:
     return str(pod["metadata"]["uid"])
 
 
-def test_what_a_job_writes_on_a_claim_is_on_the_volume(cluster: ClusterEmulator) -> None:
+def test_job_files_on_claim_are_on_volume(cluster: ClusterEmulator) -> None:
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lustre"}}
     writer = job("writer", ["sh", "-c", "mkdir -p $WHERE/runs && echo loss > $WHERE/runs/x"],
                  nodes=1, environment={"WHERE": "/fsx"}, volumes=[volume])  # fmt: skip
@@ -138,7 +138,7 @@ def test_what_a_job_writes_on_a_claim_is_on_the_volume(cluster: ClusterEmulator)
     wait(lambda: written.exists() and written.read_text() == "loss\n")
 
 
-def test_a_deployment_that_is_deleted_takes_its_pod_with_it(cluster: ClusterEmulator) -> None:
+def test_deleted_deployment_removes_its_pod(cluster: ClusterEmulator) -> None:
     cluster.store.delete(DEPLOYMENT, NAMESPACE, "files")
 
     wait(lambda: not pods(cluster))
@@ -148,7 +148,7 @@ def phase(cluster: ClusterEmulator, name: str) -> str:
     return str(cluster.store.get(CLAIM, NAMESPACE, name)["status"]["phase"])
 
 
-def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(
+def test_claim_without_its_volume_is_pending_and_so_are_its_pods(
     cluster: ClusterEmulator,
 ) -> None:
     cluster.apply(claim("later"))
@@ -177,7 +177,7 @@ def test_a_claim_without_its_volume_is_pending_and_so_are_its_pods(
     ],
     ids=lambda offer: next(iter(offer)),
 )
-def test_a_volume_that_does_not_fit_is_not_bound(cluster: ClusterEmulator, offer: Json) -> None:
+def test_volume_that_does_not_fit_is_not_bound(cluster: ClusterEmulator, offer: Json) -> None:
     cluster.apply(volume("unfit", **offer))
     cluster.apply(claim("unfit"))
     found = phase(cluster, "unfit")
@@ -187,7 +187,7 @@ def test_a_volume_that_does_not_fit_is_not_bound(cluster: ClusterEmulator, offer
     assert found == "Pending"
 
 
-def test_a_volume_has_one_claim(cluster: ClusterEmulator) -> None:
+def test_volume_has_one_claim(cluster: ClusterEmulator) -> None:
     cluster.apply(claim("second", volumeName="lustre"))
 
     assert phase(cluster, "second") == "Pending"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.emulators.volcano_jobs import job
 from trainium_emulators.kubernetes.pod_environment import (
-    Unresolved,
+    UnresolvedReference,
     container_command,
     container_environment,
     expanded,
@@ -46,18 +46,18 @@ JSON = st.recursive(
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )
-def test_a_merge_patch_does_what_the_rfc_says(base: Any, patch: Any, result: Any) -> None:
+def test_merge_patch_follows_rfc(base: Any, patch: Any, result: Any) -> None:
     assert merged(base, patch) == result
 
 
 @given(JSON, JSON)
-def test_a_merge_patch_changes_nothing_the_second_time(base: Any, patch: Any) -> None:
+def test_merge_patch_is_idempotent(base: Any, patch: Any) -> None:
     once = merged(base, patch)
 
     assert merged(once, patch) == once
 
 
-def test_a_strategic_patch_merges_lists_by_their_key() -> None:
+def test_strategic_patch_merges_lists_by_their_key() -> None:
     base = {"containers": [{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}]}
     patch = {
         "$setElementOrder/containers": [{"name": "a"}, {"name": "b"}],
@@ -89,7 +89,7 @@ def test_a_strategic_patch_merges_lists_by_their_key() -> None:
         ("", "spec.nodeName=x", False),
     ],
 )
-def test_selectors_read_as_kubernetes_writes_them(labels: str, fields: str, expected: bool) -> None:
+def test_selectors_are_parsed_like_kubernetes(labels: str, fields: str, expected: bool) -> None:
     entry = {"metadata": {"name": "one", "labels": {"app": "a"}}, "status": {"phase": "Running"}}
 
     assert matches(entry, labels=labels, fields=fields) is expected
@@ -99,11 +99,11 @@ def test_selectors_read_as_kubernetes_writes_them(labels: str, fields: str, expe
     ("text", "number"),
     [("2", 2), ("500m", Fraction(1, 2)), ("1Gi", 2**30), ("1.5k", 1500), (16, 16)],
 )
-def test_quantities_have_their_units(text: str | int, number: Fraction) -> None:
+def test_quantities_are_parsed_with_units(text: str | int, number: Fraction) -> None:
     assert quantity(text) == number
 
 
-def test_the_downward_api_gives_fields_of_the_pod_and_no_others(tmp_path: Path) -> None:
+def test_downward_api_resolves_only_pod_fields(tmp_path: Path) -> None:
     def environment(path: str) -> dict[str, str]:
         variable = {"name": "X", "valueFrom": {"fieldRef": {"fieldPath": path}}}
         pod = {
@@ -114,11 +114,11 @@ def test_the_downward_api_gives_fields_of_the_pod_and_no_others(tmp_path: Path) 
 
     found = [environment(path)["X"] for path in ("spec.nodeName", "metadata.annotations['a/b']")]
     assert found == ["node-1", "c"]
-    with pytest.raises(Unresolved, match=r"no spec\.hostname"):
+    with pytest.raises(UnresolvedReference, match=r"no spec\.hostname"):
         environment("spec.hostname")
 
 
-def test_references_expand_as_in_the_pods_documentation() -> None:
+def test_references_expand_as_documented() -> None:
     environment = {"NAME": "value"}
 
     assert expanded("$(NAME) $(OTHER) $$(NAME) $NAME", environment) == (
@@ -126,7 +126,7 @@ def test_references_expand_as_in_the_pods_documentation() -> None:
     )
 
 
-def test_a_claim_is_a_folder_and_all_addresses_are_the_pods(tmp_path: Path) -> None:
+def test_claim_becomes_folder_and_addresses_become_pods(tmp_path: Path) -> None:
     pod = {
         "metadata": {"namespace": "n"},
         "status": {"podIP": "127.0.0.9"},
@@ -149,28 +149,31 @@ def test_a_claim_is_a_folder_and_all_addresses_are_the_pods(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("event", "code", "action"),
     [
-        ("PodFailed", 1, "TerminateJob"),
-        ("PodFailed", 64, "TerminateJob"),
-        ("PodFailed", 70, "RestartJob"),
-        ("PodFailed", 137, "RestartJob"),
-        ("PodFailed", 143, "RestartJob"),
-        ("PodEvicted", 0, "RestartJob"),
+        ("PodFailed", 1, ("TerminateJob", 0)),
+        ("PodFailed", 64, ("TerminateJob", 0)),
+        ("PodFailed", 70, ("RestartJob", 0)),
+        ("PodFailed", 71, ("RestartJob", 15)),
+        ("PodFailed", 137, ("RestartJob", 0)),
+        ("PodFailed", 143, ("RestartJob", 0)),
+        ("PodEvicted", 0, ("RestartJob", 0)),
         ("TaskCompleted", 0, None),
     ],
 )
-def test_the_first_policy_that_applies_decides(event: str, code: int, action: str | None) -> None:
+def test_first_policy_that_applies_decides(
+    event: str, code: int, action: tuple[str, float] | None
+) -> None:
     assert action_for(job("x", []), task="node-0", event=event, exit_code=code) == action
 
 
-def test_the_tasks_own_policies_go_before_the_jobs() -> None:
+def test_task_policies_precede_job_policies() -> None:
     manifest = job("x", [])
     manifest["spec"]["tasks"][0]["policies"] = [{"event": "PodFailed", "action": "AbortJob"}]
 
-    assert action_for(manifest, task="node-0", event="PodFailed", exit_code=1) == "AbortJob"
+    assert action_for(manifest, task="node-0", event="PodFailed", exit_code=1) == ("AbortJob", 0)
 
 
 @given(st.integers(1, 6), st.integers(0, 6))
-def test_whole_node_pods_get_a_node_each_or_are_left_over(pods: int, nodes: int) -> None:
+def test_whole_node_pods_get_one_node_each_or_stay_unplaced(pods: int, nodes: int) -> None:
     requests = {"resources": {"limits": {"aws.amazon.com/neuron": "16"}}}
     pod = {"spec": {"containers": [requests]}}
     room = {"aws.amazon.com/neuron": "16"}

@@ -1,4 +1,4 @@
-"""Objects that the emulated API server refuses because they are not legal."""
+"""Invalid objects that the emulated API server refuses."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def refusal(manifest: Json) -> tuple[int, str]:
         ),
     ],
 )
-def test_a_built_in_object_is_judged_by_kubernetes_own_schema(
+def test_built_in_object_is_validated_by_kubernetes_schema(
     manifest: Json, code: int, message: str
 ) -> None:
     found, said = refusal(manifest)
@@ -143,7 +143,7 @@ JOB = job("gang", ["true"])
         ),
     ],
 )
-def test_a_volcano_job_is_judged_by_its_definition(
+def test_volcano_job_is_validated_by_its_definition(
     path: tuple[str | int, ...], value: Any, code: int, message: str
 ) -> None:
     found, said = refusal(changed(JOB, *path, to=value))
@@ -153,24 +153,24 @@ def test_a_volcano_job_is_judged_by_its_definition(
     assert code == 400 or said.startswith('Job.batch.volcano.sh "gang" is invalid: ')
 
 
-def test_several_mistakes_are_told_at_once() -> None:
+def test_several_errors_are_reported_together() -> None:
     wrong = changed(changed(JOB, "spec", "minAvailable", to=-1), "spec", "maxRetry", to=-1)
 
     assert refusal(wrong)[1].count("should be greater than or equal to 0") == 2
 
 
-def test_what_the_cli_sends_is_what_the_definition_takes() -> None:
+def test_cli_jobs_fit_definition() -> None:
     sent = made(lustre_claim="lustre")
 
     schemas.check(schemas.JOB, sent)
     assert refusal(changed(sent, "spec", "ttlSecondsAfterFinished", to="7d"))[0] == 422
 
 
-def test_what_the_stack_applies_is_what_the_api_server_takes() -> None:
+def test_stack_manifests_pass_api_server() -> None:
     applied = objects_of(with_cluster(eks_submitter_arns="arn:aws:iam::111122223333:role/research"))
 
     for each in applied:
-        # What CloudFormation fills in, such as ids, is part of some names.
+        # Values that CloudFormation fills in, such as ids, are part of some names.
         filled_in = json.loads(re.sub(r"<[^<>]*>", "fs-0123456789abcdef0", json.dumps(each)))
         schemas.check(kind_of(each), filled_in)
     assert {each["kind"] for each in applied} >= {"Role", "Queue", "DaemonSet", "ResourceQuota"}
@@ -197,14 +197,16 @@ def kubectl(cluster: ClusterEmulator, tmp_path_factory: pytest.TempPathFactory) 
         (changed(JOB, "spec", "minAvailable", to="2"), "must be of type integer"),
     ],
 )
-def test_kubectl_shows_why_nothing_was_made(kubectl: Kubectl, manifest: Json, said: str) -> None:
+def test_kubectl_shows_reason_of_refusal(kubectl: Kubectl, manifest: Json, said: str) -> None:
     done = kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))
 
     assert done.returncode == 1
     assert said in done.stderr
 
 
-def test_a_change_is_judged_like_a_new_object(kubectl: Kubectl, cluster: ClusterEmulator) -> None:
+def test_changed_object_is_validated_like_new_one(
+    kubectl: Kubectl, cluster: ClusterEmulator
+) -> None:
     cluster.apply({**SERVICE, "metadata": {"name": "web", "namespace": NAMESPACE}})
     patch = '{"spec": {"ports": [{"port": "eighty"}]}}'
     done = kubectl("patch", "service", "web", "--type=merge", "-p", patch)
@@ -230,7 +232,7 @@ def test_every_rule_is_one_of_the_real_definitions(kind: ApiResource) -> None:
 
 
 def differences(ours: Mapping[str, Any], real: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Yield what our schema says and the real one does not."""
+    """Yield rules of our schema that the real one does not have."""
     for rule in ("minimum", "maxLength", "minLength", "pattern", "minItems", "enum", "required"):
         if ours.get(rule) and ours[rule] != real.get(rule) and set(ours[rule]) != set(
             real.get(rule, ())

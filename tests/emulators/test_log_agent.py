@@ -1,6 +1,6 @@
-"""The agent of the emulated nodes does what Fluent Bit does, right configuration or wrong.
+"""The agent of the emulated nodes behaves like Fluent Bit, with valid and invalid configuration.
 
-What is expected was recorded: Fluent Bit 5.0.9, built from its source, read the same lines below
+The expected results were recorded: Fluent Bit 5.0.9, built from source, read the same lines below
 the same paths with each of these configurations and wrote to moto.
 """
 
@@ -31,8 +31,8 @@ Written = dict[str, list[str]]
 
 
 @dataclass
-class Kept:
-    """A stream that keeps what is written."""
+class RecordingStream:
+    """A stream that stores its lines."""
 
     name: str
     lines: list[str]
@@ -65,13 +65,13 @@ def store() -> Store:
 
 
 def written(store: Store, *, namespace: str = "trainium", on: str = "nodes-0") -> Written:
-    """What reaches CloudWatch of a pod's lines."""
+    """Return the lines of a pod that reach CloudWatch."""
     found: Written = {}
 
-    def open_stream(region: str, group: str, name: str) -> Kept:
+    def open_stream(region: str, group: str, name: str) -> RecordingStream:
         if (region, group) != ("us-west-2", "group"):
             raise LookupError(group)
-        return Kept(name=name, lines=found.setdefault(name, []))
+        return RecordingStream(name=name, lines=found.setdefault(name, []))
 
     pod = {
         "metadata": {"namespace": namespace, "name": "gang-node-0-0", "uid": UID},
@@ -126,10 +126,10 @@ def written(store: Store, *, namespace: str = "trainium", on: str = "nodes-0") -
             {f"x-gang-node-0-0/{UID}": [LINES[0], LINES[2]]},
             id="another prefix",
         ),
-        pytest.param(output_with(log_group_name="other"), {}, id="a log group that is not there"),
+        pytest.param(output_with(log_group_name="other"), {}, id="a log group that does not exist"),
     ],
 )
-def test_lines_go_where_fluent_bit_sent_them(
+def test_lines_follow_recorded_fluent_bit_routes(
     store: Store, change: Change, expected: Written
 ) -> None:
     def edit(entry: dict[str, Any]) -> None:
@@ -142,12 +142,12 @@ def test_lines_go_where_fluent_bit_sent_them(
     assert written(store) == expected
 
 
-def test_pods_of_other_namespaces_are_nobodys_business(store: Store) -> None:
+def test_logs_of_other_namespaces_are_not_sent(store: Store) -> None:
     assert written(store, namespace="kube-system") == {}
 
 
 @pytest.mark.parametrize("part", ["nodeSelector", "tolerations", "volumes"])
-def test_a_node_without_an_agent_that_sees_its_logs_sends_none(store: Store, part: str) -> None:
+def test_node_without_log_agent_sends_nothing(store: Store, part: str) -> None:
     wrong: dict[str, Any] = {"nodeSelector": {"a": "b"}, "tolerations": [], "volumes": None}
 
     def edit(entry: dict[str, Any]) -> None:

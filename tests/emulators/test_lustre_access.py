@@ -1,4 +1,4 @@
-"""Security groups as deployed let nodes mount a file system that was there before them."""
+"""Deployed security groups allow nodes to mount an existing file system."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LUSTRE = [{"IpProtocol": "tcp", "FromPort": low, "ToPort": high}
           for low, high in ((988, 988), (1018, 1023))]  # fmt: skip
 
 
-def group_of_the_servers(ec2: Any, vpc: str) -> str:
-    """Create a group as FSx wants it: its members admit each other, and may call anywhere."""
+def file_system_group(ec2: Any, vpc: str) -> str:
+    """Create a group as FSx requires: traffic among members, and all egress."""
     group = str(ec2.create_security_group(
         GroupName="lustre", Description="x", VpcId=vpc)["GroupId"])  # fmt: skip
     itself = [{**rule, "UserIdGroupPairs": [{"GroupId": group}]} for rule in LUSTRE]
@@ -25,7 +25,7 @@ def group_of_the_servers(ec2: Any, vpc: str) -> str:
 
 
 def admits(rules: list[dict[str, Any]], peer: str, port: int) -> bool:
-    """Tell whether the rules of one direction let a peer through on a TCP port."""
+    """Return whether the rules of one direction allow a peer on a TCP port."""
     return any(
         (
             peer in {pair["GroupId"] for pair in rule["UserIdGroupPairs"]}
@@ -40,7 +40,7 @@ def test_nodes_in_a_new_group_mount_an_existing_file_system(client: Client) -> N
     ec2 = client("ec2")
     vpc = ec2.create_vpc(CidrBlock="10.0.0.0/16")["Vpc"]["VpcId"]
     subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="10.0.0.0/20")["Subnet"]["SubnetId"]
-    servers = group_of_the_servers(ec2, vpc)
+    servers = file_system_group(ec2, vpc)
     made = deployment(
         vpc_id=vpc,
         subnet_id=subnet,
@@ -68,5 +68,5 @@ def test_nodes_in_a_new_group_mount_an_existing_file_system(client: Client) -> N
         assert admits(of_lustre["IpPermissionsEgress"], nodes, port)
         assert admits(of_nodes["IpPermissions"], servers, port)
         assert admits(of_nodes["IpPermissionsEgress"], servers, port)
-    # What other clients of the file system rely on.
+    # Other clients of the file system rely on these rules.
     assert admits(of_lustre["IpPermissionsEgress"], "sg-of-others", 988)

@@ -40,14 +40,14 @@ def create(client: Client, name: str, resources: dict[str, Any]) -> dict[str, st
         ("AWS::Batch::JobQueue", {"Priority": 1, "Colour": "red"}, "Colour"),
     ],
 )
-def test_what_nothing_understands_fails_the_deployment(
+def test_unsupported_property_fails_deployment(
     client: Client, kind: str, properties: dict[str, Any], named: str
 ) -> None:
     with pytest.raises(botocore.exceptions.ClientError, match=f"Wrong: .*{named}"):
         create(client, "wrong", {"Wrong": {"Type": kind, "Properties": properties}})
 
 
-def test_a_refused_template_creates_nothing(client: Client) -> None:
+def test_refused_template_creates_nothing(client: Client) -> None:
     before = len(client("ec2").describe_vpcs()["Vpcs"])
     resources = {
         "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.0.0.0/16"}},
@@ -60,8 +60,8 @@ def test_a_refused_template_creates_nothing(client: Client) -> None:
     assert len(client("ec2").describe_vpcs()["Vpcs"]) == before
 
 
-def test_what_is_replaced_here_is_replaced_on_aws() -> None:
-    """The judge is CloudFormation's registry, as cfn-lint carries it."""
+def test_replacement_here_implies_replacement_on_aws() -> None:
+    """The reference is CloudFormation's registry, as included in cfn-lint."""
     wrong = {
         (kind, name)
         for kind, names in REPLACED_BY.items()
@@ -76,7 +76,7 @@ def test_what_is_replaced_here_is_replaced_on_aws() -> None:
     assert wrong == set()
 
 
-def test_a_security_group_has_the_egress_rules_of_the_template_only(client: Client) -> None:
+def test_security_group_has_only_template_egress_rules(client: Client) -> None:
     https = {"CidrIp": "0.0.0.0/0", "FromPort": 443, "ToPort": 443, "IpProtocol": "tcp"}
     resources = {
         "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.1.0.0/16"}},
@@ -97,7 +97,7 @@ def test_a_security_group_has_the_egress_rules_of_the_template_only(client: Clie
     assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [443]
 
 
-def test_a_new_vpc_has_a_default_group_as_ec2_makes_it(client: Client) -> None:
+def test_new_vpc_has_default_group_like_ec2(client: Client) -> None:
     vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.3.0.0/16"}}
 
     made = create(client, "default-group", {"Vpc": vpc})
@@ -121,14 +121,14 @@ def default_group(client: Client, vpc_id: str) -> dict[str, Any]:
 
 
 def default_group_rule(direction: str, **rule: Any) -> dict[str, Any]:
-    """A rule of the default group of the VPC "Vpc"."""
+    """A rule of the default security group of the VPC "Vpc"."""
     group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
     itself = {key: group if value == "itself" else value for key, value in rule.items()}
     kind = f"AWS::EC2::SecurityGroup{direction}"
     return {"Type": kind, "Properties": {"GroupId": group, **itself}}
 
 
-def test_a_rule_that_the_default_group_has_is_a_duplicate(client: Client) -> None:
+def test_existing_default_group_rule_is_duplicate(client: Client) -> None:
     resources = {
         "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.4.0.0/16"}},
         "In": default_group_rule("Ingress", IpProtocol="-1", SourceSecurityGroupId="itself"),
@@ -138,7 +138,7 @@ def test_a_rule_that_the_default_group_has_is_a_duplicate(client: Client) -> Non
         create(client, "duplicate", resources)
 
 
-def test_a_stated_rule_out_takes_the_one_that_ec2_made_away(client: Client) -> None:
+def test_explicit_egress_rule_removes_default_rule(client: Client) -> None:
     resources = {
         "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.5.0.0/16"}},
         "Out": default_group_rule("Egress", IpProtocol="-1", DestinationSecurityGroupId="itself"),
@@ -152,8 +152,8 @@ def test_a_stated_rule_out_takes_the_one_that_ec2_made_away(client: Client) -> N
     assert outside.get("IpRanges", []) == []
 
 
-def test_an_environment_without_groups_is_described_without_groups(client: Client) -> None:
-    # Batch takes the groups of the launch template's interfaces, and describes none of its own.
+def test_environment_without_groups_is_described_without_groups(client: Client) -> None:
+    # Batch uses the groups of the launch template's interfaces, and describes none.
     ec2, iam, batch = client("ec2"), client("iam"), client("batch")
     group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
     iam.create_instance_profile(InstanceProfileName="nodes")
@@ -214,8 +214,46 @@ def test_auto_delete_really_empties_the_bucket(client: Client) -> None:
     assert client("s3").list_buckets()["Buckets"] == []
 
 
+def test_budget_is_deleted_with_stack(client: Client) -> None:
+    subscriber = {"SubscriptionType": "EMAIL", "Address": "team@example.com"}
+    notification = {
+        "NotificationType": "ACTUAL",
+        "ComparisonOperator": "GREATER_THAN",
+        "Threshold": 80,
+        "ThresholdType": "PERCENTAGE",
+    }
+
+    def resources(usd: int) -> dict[str, Any]:
+        limit = {"Amount": usd, "Unit": "USD"}
+        types = {"IncludeCredit": False, "IncludeRefund": False}
+        budget = {
+            "BudgetType": "COST",
+            "TimeUnit": "MONTHLY",
+            "BudgetLimit": limit,
+            "CostTypes": types,
+        }
+        informs = {"Notification": notification, "Subscribers": [subscriber]}
+        properties = {"Budget": budget, "NotificationsWithSubscribers": [informs]}
+        return {"B": {"Type": "AWS::Budgets::Budget", "Properties": properties}}
+
+    def limits() -> list[str]:
+        described = client("budgets").describe_budgets(AccountId="123456789012")
+        return [each["BudgetLimit"]["Amount"] for each in described["Budgets"]]
+
+    create(client, "budget", resources(10))
+    before = limits()
+    changed = json.dumps({"Resources": resources(20)})
+    client("cloudformation").update_stack(StackName="budget", TemplateBody=changed)
+
+    assert [*map(float, before)] == [10] and [*map(float, limits())] == [20]
+
+    client("cloudformation").delete_stack(StackName="budget")
+
+    assert limits() == []
+
+
 @pytest.mark.parametrize(("empties", "left"), [(True, 0), (False, 1)])
-def test_a_repository_with_images_goes_only_when_it_empties_itself(
+def test_repository_with_images_is_deleted_only_with_empty_on_delete(
     client: Client, empties: bool, left: int
 ) -> None:
     name = f"images-{empties}".lower()
@@ -230,3 +268,50 @@ def test_a_repository_with_images_goes_only_when_it_empties_itself(
 
     repositories = client("ecr").describe_repositories()["repositories"]
     assert len([r for r in repositories if r["repositoryName"] == name]) == left
+
+
+def test_function_runs_in_process_and_returns_its_error(client: Client) -> None:
+    code = (
+        "import os\n"
+        "def handler(event, context):\n"
+        "    return [os.environ['NAME'], os.environ['AWS_REGION'], 1 / event['divisor']]\n"
+    )
+    trust = {"Action": "sts:AssumeRole", "Effect": "Allow", "Principal": {"Service": "lambda"}}
+    resources = {
+        "Role": {
+            "Type": "AWS::IAM::Role",
+            "Properties": {"AssumeRolePolicyDocument": {"Statement": [trust]}},
+        },
+        "Function": {
+            "Type": "AWS::Lambda::Function",
+            "Properties": {
+                "Code": {"ZipFile": code},
+                "Environment": {"Variables": {"NAME": "mine"}},
+                "Handler": "index.handler",
+                "Role": {"Fn::GetAtt": ["Role", "Arn"]},
+                "Runtime": "python3.14",
+                "Timeout": 60,
+            },
+        },
+        "Calls": {
+            "Type": "AWS::Lambda::EventInvokeConfig",
+            "Properties": {
+                "FunctionName": {"Ref": "Function"},
+                "MaximumRetryAttempts": 0,
+                "Qualifier": "$LATEST",
+            },
+        },
+    }
+    name = create(client, "functions", resources)["Function"]
+    calls = client("lambda").get_function_event_invoke_config(FunctionName=name)
+    assert calls["MaximumRetryAttempts"] == 0
+
+    def call(divisor: int) -> dict[str, Any]:
+        event = json.dumps({"divisor": divisor})
+        answer: dict[str, Any] = client("lambda").invoke(FunctionName=name, Payload=event)
+        return answer
+
+    assert json.load(call(2)["Payload"]) == ["mine", "us-west-2", 0.5]
+    failed = call(0)
+    assert failed["FunctionError"] == "Unhandled"
+    assert "ZeroDivisionError" in json.load(failed["Payload"])["errorMessage"]

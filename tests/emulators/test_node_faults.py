@@ -1,8 +1,9 @@
-"""Nodes that break while a gang runs on them, or that a gang cannot use."""
+"""Nodes that fail while a gang runs on them, or that a gang cannot use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.emulators.volcano_jobs import end, events, job, output, pods, serving
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE, pod_resources
 from trainium_emulators.kubernetes import ClusterEmulator, nodes
-from trainium_emulators.kubernetes.resources import NODE, POD_GROUP, VOLCANO_JOB
+from trainium_emulators.kubernetes.resources import NODE, POD, POD_GROUP, VOLCANO_JOB
 
 Json = dict[str, Any]
 INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
@@ -41,7 +42,7 @@ def phase(cluster: ClusterEmulator, name: str) -> str:
     ("status", "key"),
     [("False", "node.kubernetes.io/not-ready"), ("Unknown", "node.kubernetes.io/unreachable")],
 )
-def test_a_node_that_is_not_ready_gets_no_pods_until_it_is_again(
+def test_unready_node_gets_no_pods_until_ready(
     cluster: ClusterEmulator, status: str, key: str
 ) -> None:
     (first, _) = cluster.store.list(NODE)
@@ -57,7 +58,7 @@ def test_a_node_that_is_not_ready_gets_no_pods_until_it_is_again(
     assert end(cluster, "gang")["state"]["phase"] == "Completed"
 
 
-def test_a_node_that_lacks_a_chip_gets_no_pod_of_a_whole_node(cluster: ClusterEmulator) -> None:
+def test_node_missing_chip_gets_no_whole_node_pod(cluster: ClusterEmulator) -> None:
     lame = cluster.store.list(NODE)[0]["metadata"]["name"]
     nodes.lose_chips(cluster.store, lame)
     cluster.apply(job("gang", ["true"], resources=WHOLE))
@@ -71,7 +72,7 @@ def test_a_node_that_lacks_a_chip_gets_no_pod_of_a_whole_node(cluster: ClusterEm
     assert counts == ["16", "15"]
 
 
-def test_pods_of_a_node_that_cannot_be_reached_stay_until_its_object_has_gone(
+def test_pods_on_unreachable_node_stay_until_node_deletion(
     cluster: ClusterEmulator,
 ) -> None:
     start(cluster, "gang", SLEEP, resources=WHOLE)
@@ -88,7 +89,26 @@ def test_pods_of_a_node_that_cannot_be_reached_stay_until_its_object_has_gone(
     cluster.scale(GROUP, INSTANCE_TYPE, 2)
 
 
-def test_a_node_that_holds_its_pods_keeps_the_job_restarting(cluster: ClusterEmulator) -> None:
+def test_deletion_time_is_end_of_grace_period_and_can_only_be_shortened(
+    cluster: ClusterEmulator,
+) -> None:
+    start(cluster, "gang", SLEEP, resources=WHOLE)
+    nodes.set_ready(cluster.store, node_of(cluster, "gang", 0), "Unknown")
+    name = pods(cluster, "gang")[0]["metadata"]["name"]
+    begin = datetime.now(UTC)
+
+    left = []
+    for grace_s in (600, 900, 60):
+        metadata = cluster.store.delete(POD, NAMESPACE, name, grace_s=grace_s)["metadata"]
+        ends = datetime.fromisoformat(metadata["deletionTimestamp"])
+        left.append((ends - begin).total_seconds())
+        assert metadata["deletionGracePeriodSeconds"] == min(grace_s, 600)
+
+    # Timestamps are in whole seconds.
+    assert left == pytest.approx([600, 600, 60], abs=20)
+
+
+def test_node_with_stuck_pods_keeps_job_restarting(cluster: ClusterEmulator) -> None:
     start(cluster, "gang", SLEEP, resources=WHOLE)
     held = node_of(cluster, "gang", 0)
     nodes.hold_pods(cluster.store, held)
@@ -101,7 +121,7 @@ def test_a_node_that_holds_its_pods_keeps_the_job_restarting(cluster: ClusterEmu
     cluster.store.delete(VOLCANO_JOB, NAMESPACE, "gang")
 
 
-def test_a_gang_that_was_placed_before_waits_for_a_cordoned_node(cluster: ClusterEmulator) -> None:
+def test_placed_gang_waits_for_cordoned_node(cluster: ClusterEmulator) -> None:
     start(cluster, "gang", SLEEP, resources=WHOLE)
     name = node_of(cluster, "gang", 0)
     cluster.store.update(NODE, "", name, lambda node: node["spec"].update(unschedulable=True))
@@ -118,10 +138,10 @@ def group_phase(cluster: ClusterEmulator) -> str:
     return str(group["status"]["phase"])
 
 
-def test_a_job_whose_nodes_lack_stays_restarting_with_pods_that_have_gone(
+def test_job_without_nodes_stays_restarting_with_stale_counts(
     cluster: ClusterEmulator,
 ) -> None:
-    """Volcano 1.15.1: syncJob counts pods only once the scheduler has let the gang in again."""
+    """Volcano 1.15.1: syncJob counts pods only once the scheduler has admitted the gang again."""
     start(cluster, "gang", SLEEP, resources=WHOLE)
     cluster.scale(GROUP, INSTANCE_TYPE, 1)
     wait(lambda: phase(cluster, "gang") == "Restarting" and not pods(cluster, "gang"))
@@ -134,7 +154,7 @@ def test_a_job_whose_nodes_lack_stays_restarting_with_pods_that_have_gone(
     assert state(cluster, "gang")["terminating"] == 0
 
 
-def test_a_gang_that_is_evicted_is_let_in_again_while_it_still_ends(
+def test_evicted_gang_is_readmitted_while_terminating(
     cluster: ClusterEmulator,
 ) -> None:
     """The session of Volcano 1.15.1 (getPodGroupPhase) does not count pods that are terminating."""

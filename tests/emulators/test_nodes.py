@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -23,7 +24,7 @@ class Stream:
         pass
 
 
-def test_a_finished_node_leaves_neither_processes_nor_a_folder() -> None:
+def test_finished_node_leaves_neither_processes_nor_a_folder() -> None:
     node = NodeProcess(
         command=[sys.executable, "-c", _TWO],
         environment={"NODE_TEST": f"{time.time()}"},
@@ -32,10 +33,25 @@ def test_a_finished_node_leaves_neither_processes_nor_a_folder() -> None:
         marks=("NODE_TEST",),
     )
     assert wait_for(lambda: "up" in node.lines, scaled(20))
-    assert len(node.left()) == 3
+    assert len(node.leftovers()) == 3
 
     node.send(signal.SIGKILL)
     assert wait_for(lambda: node.exit_code() is not None, scaled(20))
     node.finish()
 
-    assert node.left() == []
+    assert node.leftovers() == []
+
+
+def test_node_processes_have_lower_priority() -> None:
+    node = NodeProcess(
+        command=[sys.executable, "-c", "import os; print(os.nice(0))"],
+        environment={"NODE_TEST": f"{time.time()}"},
+        stream=Stream(),
+        engine=None,
+        niceness=5,
+        marks=("NODE_TEST",),
+    )
+    assert wait_for(lambda: node.exit_code() is not None, scaled(20))
+    node.finish()
+
+    assert node.lines == [str(os.nice(0) + 5)]

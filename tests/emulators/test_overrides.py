@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_emulators.aws.batch.api import InvalidOverride, node_properties
+from trainium_emulators.aws.batch.api import UnsupportedOverride, node_properties
 
 
 def definition(*targets: str, num_nodes: int = 2) -> dict[str, Any]:
@@ -20,13 +20,13 @@ def definition(*targets: str, num_nodes: int = 2) -> dict[str, Any]:
 
 
 @given(st.integers(1, 64))
-def test_an_open_range_takes_any_number_of_nodes(num_nodes: int) -> None:
+def test_open_range_takes_any_number_of_nodes(num_nodes: int) -> None:
     nodes = node_properties(definition("0:"), {"numNodes": num_nodes})["nodes"]
 
     assert len(nodes) == num_nodes
 
 
-def test_an_override_reaches_the_nodes_of_its_range_only() -> None:
+def test_override_reaches_the_nodes_of_its_range_only() -> None:
     override = {"targetNodes": "1:", "containerOverrides": {"command": ["new"]}}
 
     nodes = node_properties(definition("0:"), {"nodePropertyOverrides": [override]})["nodes"]
@@ -43,14 +43,14 @@ def test_environment_overrides_are_merged_by_name() -> None:
     assert nodes[0]["environment"] == given_environment
 
 
-def test_an_override_that_nothing_understands_is_refused() -> None:
+def test_unsupported_override_is_refused() -> None:
     override = {"targetNodes": "0:", "containerOverrides": {"instanceType": "trn2.48xlarge"}}
 
-    with pytest.raises(InvalidOverride, match="instanceType"):
+    with pytest.raises(UnsupportedOverride, match="instanceType"):
         node_properties(definition("0:"), {"nodePropertyOverrides": [override]})
 
 
-def test_a_definition_is_not_changed_by_a_submission() -> None:
+def test_submission_does_not_change_definition() -> None:
     properties = definition("0:")
     override = {"targetNodes": "0:", "containerOverrides": {"command": ["new"]}}
 

@@ -1,4 +1,4 @@
-"""The emulated AWS refuses what no policy of an IAM user allows, as AWS does."""
+"""The emulated AWS refuses requests that no policy of an IAM user allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.emulators.conftest import Client
 from trainium_catalogue.kubernetes import SUBMITTERS
 from trainium_emulators.aws import permissions
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
-from trainium_emulators.aws.cloudformation.eks_members import AccessEntry, belongings
+from trainium_emulators.aws.cloudformation.eks_members import AccessEntry, members_of
 from trainium_emulators.aws.permissions import allows
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 
@@ -44,13 +44,13 @@ def policy(*statements: dict[str, Any]) -> dict[str, Any]:
         ("arn:aws:s3:::[a]", "arn:aws:s3:::a", False),
     ],
 )
-def test_wildcards_are_those_of_iam(pattern: str, resource: str, expected: bool) -> None:
+def test_wildcards_match_like_iam(pattern: str, resource: str, expected: bool) -> None:
     assert (
         allows([policy(statement("s3:GetObject", pattern))], "s3:GetObject", resource) is expected
     )
 
 
-def test_what_is_not_evaluated_here_is_no_permission() -> None:
+def test_unsupported_statement_grants_nothing() -> None:
     for beyond in (
         {**statement("a:B", "*"), "Effect": "Deny"},
         statement("a:B", "*", Condition={"Bool": {"a:C": "true"}}),
@@ -98,7 +98,7 @@ def submitter(client: Client, endpoint: str) -> Iterator[Callable[[str], Any]]:
 
 
 def code_of(call: Callable[..., Any], **arguments: Any) -> str:
-    """Return the code of the error with which a call ends, or an empty text."""
+    """Return the error code of a call, or an empty text."""
     try:
         call(**arguments)
     except ClientError as error:
@@ -106,7 +106,7 @@ def code_of(call: Callable[..., Any], **arguments: Any) -> str:
     return ""
 
 
-def test_a_user_reaches_the_resources_of_the_policy_and_no_others(
+def test_user_accesses_only_policy_resources(
     submitter: Callable[[str], Any],
 ) -> None:
     ssm, s3, logs, eks = (submitter(name) for name in ("ssm", "s3", "logs", "eks"))
@@ -116,7 +116,7 @@ def test_a_user_reaches_the_resources_of_the_policy_and_no_others(
     assert code_of(s3.put_object, Bucket="bucket", Key="mine/a", Body=b"") == ""
     assert code_of(s3.put_object, Bucket="bucket", Key="a", Body=b"") == "AccessDenied"
     assert code_of(s3.head_object, Bucket="bucket", Key="mine/a") == "403"
-    # Allowed, and not there.
+    # Allowed, but missing.
     stream = {"logStreamName": "s"}
     assert code_of(logs.get_log_events, logGroupName="mine-1", **stream) == (
         "ResourceNotFoundException"
@@ -130,7 +130,7 @@ def test_a_user_reaches_the_resources_of_the_policy_and_no_others(
     assert code_of(eks.describe_cluster, name="mine-12345") == "AccessDeniedException"
 
 
-def test_an_action_without_resources_needs_a_statement_for_all_of_them(
+def test_action_without_resources_needs_a_statement_for_all_of_them(
     submitter: Callable[[str], Any],
 ) -> None:
     batch, autoscaling = submitter("batch"), submitter("autoscaling")
@@ -140,11 +140,11 @@ def test_an_action_without_resources_needs_a_statement_for_all_of_them(
     assert code_of(autoscaling.describe_auto_scaling_groups) == "AccessDenied"
 
 
-def test_who_one_is_may_always_be_asked(submitter: Callable[[str], Any]) -> None:
+def test_caller_identity_is_always_allowed(submitter: Callable[[str], Any]) -> None:
     assert submitter("sts").get_caller_identity()["Arn"].endswith(":user/me")
 
 
-def test_a_submission_needs_its_definition_its_queue_and_its_tags() -> None:
+def test_submission_needs_definition_queue_and_tags() -> None:
     def arn(service: str, rest: str) -> str:
         return f"{service}|{rest}"
 
@@ -157,7 +157,7 @@ def test_a_submission_needs_its_definition_its_queue_and_its_tags() -> None:
     ]
 
 
-def test_a_cluster_knows_a_user_by_the_access_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_identifies_user_by_access_entry(monkeypatch: pytest.MonkeyPatch) -> None:
     iam = iam_backends[ACCOUNT]["aws"]
     iam.create_user(REGION, user_name="tokens")
     try:
@@ -169,7 +169,7 @@ def test_a_cluster_knows_a_user_by_the_access_entry(monkeypatch: pytest.MonkeyPa
 
         without = permissions.caller_of(token)
         place = AccountRegion(account_id=ACCOUNT, region=REGION)
-        entries = belongings(place, "cluster", AccessEntry.type_name)
+        entries = members_of(place, "cluster", AccessEntry.type_name)
         monkeypatch.setitem(entries, arn, {"KubernetesGroups": [SUBMITTERS]})
 
         assert without is None

@@ -1,4 +1,4 @@
-"""The executor retries as Batch's user guide says."""
+"""The executor retries as Batch's user guide describes."""
 
 from typing import Any
 
@@ -29,9 +29,7 @@ RULES: dict[str, Any] = {
         ("*", "", True),
     ],
 )
-def test_a_pattern_matches_the_whole_text_or_its_beginning(
-    pattern: str, text: str, expected: bool
-) -> None:
+def test_pattern_matches_whole_text_or_prefix(pattern: str, text: str, expected: bool) -> None:
     assert matches(pattern, text) is expected
 
 
@@ -44,7 +42,7 @@ def test_a_pattern_matches_the_whole_text_or_its_beginning(
         (AttemptEnd(exit_code=0), False),
     ],
 )
-def test_the_first_rule_that_matches_decides(outcome: AttemptEnd, expected: bool) -> None:
+def test_first_rule_that_matches_decides(outcome: AttemptEnd, expected: bool) -> None:
     assert retries(RULES, outcome, attempt=1) is expected
 
 
@@ -57,12 +55,12 @@ def test_all_patterns_of_a_rule_must_match() -> None:
 
 
 @given(st.integers(1, 255))
-def test_what_matches_no_rule_is_retried(exit_code: int) -> None:
+def test_unmatched_failure_is_retried(exit_code: int) -> None:
     strategy = {"attempts": 2, "evaluateOnExit": []}
 
     assert retries(strategy, AttemptEnd(exit_code=exit_code), attempt=1)
 
 
 @given(st.integers(1, 255), st.integers(1, 10))
-def test_no_attempt_comes_after_the_last(exit_code: int, attempts: int) -> None:
+def test_no_retry_after_last_attempt(exit_code: int, attempts: int) -> None:
     assert not retries({"attempts": attempts}, AttemptEnd(exit_code=exit_code), attempt=attempts)

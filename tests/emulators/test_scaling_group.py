@@ -1,4 +1,4 @@
-"""An Auto Scaling group on a clock of the test's own, with capacity that disappoints."""
+"""An Auto Scaling group on a simulated clock, with capacity faults."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainium_emulators.kubernetes.store import Store
 
 
 class Trial:
-    """A group of its own store."""
+    """A group with its own store."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -40,7 +40,7 @@ def trial() -> Trial:
     return Trial()
 
 
-def test_without_faults_every_instance_is_a_node_at_once(trial: Trial) -> None:
+def test_without_faults_instances_join_immediately(trial: Trial) -> None:
     trial.group.set_desired(2)
 
     assert trial.joined() == set(trial.group.instances())
@@ -48,7 +48,7 @@ def test_without_faults_every_instance_is_a_node_at_once(trial: Trial) -> None:
     assert trial.group.failure() == ""
 
 
-def test_a_group_fills_by_half_and_again_when_there_is_capacity(trial: Trial) -> None:
+def test_group_fills_partially_and_retries_after_interval(trial: Trial) -> None:
     trial.group.plant(CapacityFaults(available=2))
     trial.group.set_desired(4)
 
@@ -57,7 +57,7 @@ def test_a_group_fills_by_half_and_again_when_there_is_capacity(trial: Trial) ->
     assert trial.group.desired == 4
 
     trial.group.plant(CapacityFaults(available=3))
-    assert len(trial.joined()) == 2  # it does not try at every moment
+    assert len(trial.joined()) == 2  # it does not retry immediately
     trial.now += RETRY_S
     assert len(trial.joined()) == 3
     trial.group.plant(CapacityFaults())
@@ -66,7 +66,7 @@ def test_a_group_fills_by_half_and_again_when_there_is_capacity(trial: Trial) ->
     assert trial.group.failure() == ""
 
 
-def test_every_attempt_that_fails_is_an_activity(trial: Trial) -> None:
+def test_every_failed_attempt_is_activity(trial: Trial) -> None:
     trial.group.plant(CapacityFaults(available=0))
     trial.group.set_desired(1)
     trial.now += RETRY_S
@@ -76,7 +76,7 @@ def test_every_attempt_that_fails_is_an_activity(trial: Trial) -> None:
     assert trial.states() == []
 
 
-def test_a_size_that_is_given_up_fails_no_more(trial: Trial) -> None:
+def test_reduced_size_stops_failures(trial: Trial) -> None:
     trial.group.plant(CapacityFaults(available=1))
     trial.group.set_desired(2)
     trial.group.set_desired(1)
@@ -85,7 +85,7 @@ def test_a_size_that_is_given_up_fails_no_more(trial: Trial) -> None:
     assert len(trial.joined()) == 1
 
 
-def test_an_instance_is_late_to_start_and_late_to_join(trial: Trial) -> None:
+def test_instance_start_and_join_are_delayed(trial: Trial) -> None:
     trial.group.plant(CapacityFaults(launch_s=60, join_s=120))
     trial.group.set_desired(1)
     assert (trial.states(), trial.joined()) == ([PENDING], set())
@@ -95,7 +95,7 @@ def test_an_instance_is_late_to_start_and_late_to_join(trial: Trial) -> None:
     assert trial.joined() == set(trial.group.instances())
 
 
-def test_as_many_as_planted_never_join_and_those_in_their_place_do(trial: Trial) -> None:
+def test_planted_instances_never_join_but_replacements_do(trial: Trial) -> None:
     trial.group.plant(CapacityFaults(never_join=1))
     trial.group.set_desired(2)
     trial.now = 1e6
@@ -106,7 +106,7 @@ def test_as_many_as_planted_never_join_and_those_in_their_place_do(trial: Trial)
     assert len(trial.joined()) == 2
 
 
-def test_a_terminated_instance_outlives_its_termination_and_holds_its_capacity(
+def test_terminating_instance_occupies_capacity(
     trial: Trial,
 ) -> None:
     trial.group.plant(CapacityFaults(available=1, terminate_s=90))
@@ -121,7 +121,7 @@ def test_a_terminated_instance_outlives_its_termination_and_holds_its_capacity(
     assert len(trial.joined()) == 1
 
 
-def test_a_termination_that_decrements_is_not_replaced(trial: Trial) -> None:
+def test_termination_that_decrements_is_not_replaced(trial: Trial) -> None:
     trial.group.set_desired(2)
     first, second = trial.group.instances()
     trial.group.terminate(first, decrement=True)

@@ -1,4 +1,4 @@
-"""Stacks that are deployed a second time: real updates against the real server."""
+"""Updates of stacks against the real server."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def create(client: Client, name: str, resources: Json, **exports: Any) -> None:
 
 
 def update(client: Client, name: str, resources: Json, **exports: Any) -> None:
-    """Update as the CDK CLI does: with previous values of the parameters that it was not given."""
+    """Update as the CDK CLI does: with previous values of unset parameters."""
     client("cloudformation").update_stack(
         StackName=name,
         TemplateBody=template(resources, exports),
@@ -58,7 +58,7 @@ def definition(command: str) -> Json:
     return {"Type": "AWS::Batch::JobDefinition", "Properties": properties}
 
 
-def test_an_update_changes_a_property_adds_a_resource_and_takes_one_away(client: Client) -> None:
+def test_update_changes_adds_and_removes(client: Client) -> None:
     create(client, "values", {"Kept": value("/u/kept", "1"), "Gone": value("/u/gone", "1")})
 
     update(client, "values", {"Kept": value("/u/kept", "2"), "Added": value("/u/added", "1")})
@@ -68,7 +68,7 @@ def test_an_update_changes_a_property_adds_a_resource_and_takes_one_away(client:
         read(client, "/u/gone")
 
 
-def test_what_refers_to_a_replaced_resource_is_updated_too(client: Client) -> None:
+def test_references_to_replaced_resource_are_updated(client: Client) -> None:
     publishes = value("/u/definition", {"Ref": "Definition"})
     create(client, "revisions", {"Definition": definition("a"), "Publishes": publishes})
     first = read(client, "/u/definition")
@@ -105,7 +105,7 @@ def test_rules_of_a_security_group_follow_the_template(client: Client) -> None:
     assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [8443]
 
 
-def test_a_parameter_that_names_one_of_systems_manager_is_read_anew(client: Client) -> None:
+def test_ssm_parameter_value_is_read_again_on_update(client: Client) -> None:
     def body(text: str) -> str:
         parameter = {"Type": "AWS::SSM::Parameter::Value<String>", "Default": "/u/source"}
         return json.dumps(
@@ -131,7 +131,7 @@ def test_a_parameter_that_names_one_of_systems_manager_is_read_anew(client: Clie
     assert read(client, "/u/copy") == "second"
 
 
-def test_what_cannot_be_changed_in_place_is_refused_and_named(client: Client) -> None:
+def test_unsupported_in_place_change_is_refused_and_named(client: Client) -> None:
     vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.8.0.0/16"}}
     create(client, "vpc", {"Vpc": vpc})
     other = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.9.0.0/16"}}
@@ -140,7 +140,7 @@ def test_what_cannot_be_changed_in_place_is_refused_and_named(client: Client) ->
         update(client, "vpc", {"Vpc": other})
 
 
-def test_an_updated_stack_is_deleted_with_all_that_it_has_by_then(client: Client) -> None:
+def test_updated_stack_is_deleted_with_current_resources(client: Client) -> None:
     create(client, "end", {"One": value("/u/one", "1")})
     update(client, "end", {"One": value("/u/one", "2"), "Two": value("/u/two", "1")})
 
@@ -157,7 +157,7 @@ def refused(message: str) -> Any:
     return pytest.raises(botocore.exceptions.ClientError, match=message)
 
 
-def test_an_export_that_another_stack_imports_is_not_deleted_by_an_update(client: Client) -> None:
+def test_update_does_not_delete_export_in_use(client: Client) -> None:
     create(client, "offers1", {"One": value("/u/offers1", "1")}, Offer1="1")
     create(client, "takes1", {"One": value("/u/takes1", {"Fn::ImportValue": "Offer1"})})
 
@@ -167,7 +167,7 @@ def test_an_export_that_another_stack_imports_is_not_deleted_by_an_update(client
     assert read(client, "/u/offers1") == "1"
 
 
-def test_an_export_that_another_stack_imports_is_not_changed(client: Client) -> None:
+def test_export_in_use_is_not_changed(client: Client) -> None:
     create(client, "offers2", {"One": value("/u/offers2", "1")}, Offer2="1")
     create(client, "takes2", {"One": value("/u/takes2", {"Fn::ImportValue": "Offer2"})})
 
@@ -175,7 +175,7 @@ def test_an_export_that_another_stack_imports_is_not_changed(client: Client) -> 
         update(client, "offers2", {"One": value("/u/offers2", "1")}, Offer2="2")
 
 
-def test_a_stack_with_an_export_in_use_is_not_deleted(client: Client) -> None:
+def test_stack_with_export_in_use_is_not_deleted(client: Client) -> None:
     create(client, "offers3", {"One": value("/u/offers3", "1")}, Offer3="1")
     create(client, "takes3", {"One": value("/u/takes3", {"Fn::ImportValue": "Offer3"})})
 
@@ -185,7 +185,7 @@ def test_a_stack_with_an_export_in_use_is_not_deleted(client: Client) -> None:
     assert read(client, "/u/offers3") == "1"
 
 
-def test_an_export_goes_once_nobody_imports_it(client: Client) -> None:
+def test_export_is_deleted_without_importers(client: Client) -> None:
     create(client, "offers4", {"One": value("/u/offers4", "1")}, Offer4="1")
     create(client, "takes4", {"One": value("/u/takes4", {"Fn::ImportValue": "Offer4"})})
 
@@ -196,7 +196,7 @@ def test_an_export_goes_once_nobody_imports_it(client: Client) -> None:
         create(client, "late4", {"One": value("/u/late4", {"Fn::ImportValue": "Offer4"})})
 
 
-def test_what_an_update_exports_can_be_imported(client: Client) -> None:
+def test_export_of_update_can_be_imported(client: Client) -> None:
     create(client, "offers5", {"One": value("/u/offers5", "1")})
     update(client, "offers5", {"One": value("/u/offers5", "1")}, Offer5="5")
 
@@ -246,10 +246,10 @@ def nodes(*, with_efa: bool) -> Json:
     }
 
 
-def test_a_change_to_a_type_with_efa_moves_the_queue_to_another_environment(
+def test_change_to_type_with_efa_moves_queue_to_new_environment(
     client: Client,
 ) -> None:
-    # The other way the emulator makes the environment before it changes the launch template.
+    # In reverse, the emulator creates the environment before changing the launch template.
     batch = client("batch")
     create(client, "nodes", nodes(with_efa=False))
     (before,) = batch.describe_compute_environments()["computeEnvironments"]

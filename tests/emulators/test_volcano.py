@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -56,12 +56,12 @@ def process_of(pod: Json) -> psutil.Process:
 
 @pytest.fixture(scope="module")
 def completed(cluster: ClusterEmulator) -> tuple[Json, list[Json]]:
-    """A job that went well, and its pods."""
+    """A successful job and its pods."""
     status = run(cluster, "good", ["env"], environment={"GREETING": "from $(TRAINIUM_JOB_ID)"})
     return status, pods(cluster, "good")
 
 
-def test_a_gang_completes_when_every_pod_has_succeeded(
+def test_gang_completes_when_every_pod_has_succeeded(
     completed: tuple[Json, list[Json]],
 ) -> None:
     status, _ = completed
@@ -75,7 +75,7 @@ def test_a_gang_completes_when_every_pod_has_succeeded(
     assert status["taskStatusCount"]["node-1"] == {"phase": {"Succeeded": 1}}
 
 
-def test_every_pod_knows_the_address_of_the_main_one(
+def test_every_pod_knows_main_pod_address(
     cluster: ClusterEmulator, completed: tuple[Json, list[Json]]
 ) -> None:
     main, child = completed[1]
@@ -94,7 +94,7 @@ def test_references_in_the_environment_are_resolved(
     assert (found["TRAINIUM_DEVICE"], found["VC_TASK_INDEX"]) == ("cpu", "0")
 
 
-def test_a_lost_pod_restarts_the_whole_gang(cluster: ClusterEmulator) -> None:
+def test_lost_pod_restarts_the_whole_gang(cluster: ClusterEmulator) -> None:
     once = 'echo attempt $TRAINIUM_ATTEMPT; test "$TRAINIUM_ATTEMPT" = 1 || sleep 60'
     start(cluster, "lost", ["sh", "-c", once])
     first = pods(cluster, "lost")
@@ -107,7 +107,7 @@ def test_a_lost_pod_restarts_the_whole_gang(cluster: ClusterEmulator) -> None:
     assert "lost-node-1-0: PodFailed with exit code 137" in events(cluster, "lost")
 
 
-def test_a_pod_that_is_evicted_restarts_the_gang_whatever_its_exit_code(
+def test_evicted_pod_restarts_gang_for_any_exit_code(
     cluster: ClusterEmulator,
 ) -> None:
     code = 'trap "exit 143" TERM; echo up; test "$TRAINIUM_ATTEMPT" = 1 || { sleep 60 & wait; }'
@@ -119,7 +119,7 @@ def test_a_pod_that_is_evicted_restarts_the_gang_whatever_its_exit_code(
     assert (status["state"]["phase"], status["retryCount"]) == ("Completed", 1)
 
 
-def test_an_error_of_the_workload_ends_the_job_and_its_log_stays(cluster: ClusterEmulator) -> None:
+def test_workload_error_fails_job_and_keeps_log(cluster: ClusterEmulator) -> None:
     fail = 'test "$TRAINIUM_NODE_INDEX" = 0 && sleep 60; echo Traceback; exit 1'
 
     status = run(cluster, "wrong", ["sh", "-c", fail])
@@ -133,13 +133,13 @@ def test_an_error_of_the_workload_ends_the_job_and_its_log_stays(cluster: Cluste
     assert (terminated["exitCode"], terminated["reason"]) == (1, "Error")
 
 
-def test_a_job_fails_after_as_many_attempts_as_max_retry_says(cluster: ClusterEmulator) -> None:
+def test_job_fails_after_max_retry_attempts(cluster: ClusterEmulator) -> None:
     status = run(cluster, "unlucky", ["sh", "-c", "exit 75"], nodes=1)
 
     assert (status["state"]["phase"], status["retryCount"]) == ("Failed", 3)
 
 
-def test_a_job_that_is_deleted_leaves_nothing(cluster: ClusterEmulator) -> None:
+def test_deleted_job_leaves_nothing(cluster: ClusterEmulator) -> None:
     start(cluster, "gone", SLEEP, terminationGracePeriodSeconds=1)
     processes = [process_of(pod) for pod in pods(cluster, "gone")]
 
@@ -153,7 +153,7 @@ def test_a_job_that_is_deleted_leaves_nothing(cluster: ClusterEmulator) -> None:
     assert not [name for name in names if name.startswith("gone")]
 
 
-def test_a_command_aborts_a_job(cluster: ClusterEmulator) -> None:
+def test_command_aborts_a_job(cluster: ClusterEmulator) -> None:
     start(cluster, "unwanted", SLEEP)
     target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "unwanted"}
 
@@ -165,7 +165,7 @@ def test_a_command_aborts_a_job(cluster: ClusterEmulator) -> None:
     assert not pods(cluster, "unwanted")
 
 
-def test_a_pod_past_its_deadline_is_ended_and_says_so(cluster: ClusterEmulator) -> None:
+def test_pod_past_deadline_ends_with_reason(cluster: ClusterEmulator) -> None:
     manifest = job("late", SLEEP, nodes=1, activeDeadlineSeconds=1)
     manifest["spec"]["maxRetry"] = 1
     cluster.apply(manifest)
@@ -175,7 +175,7 @@ def test_a_pod_past_its_deadline_is_ended_and_says_so(cluster: ClusterEmulator) 
     assert left["status"]["reason"] == "DeadlineExceeded"
 
 
-def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: ClusterEmulator) -> None:
+def test_gang_too_big_for_queue_gets_no_pods_with_reason(cluster: ClusterEmulator) -> None:
     resources = {"limits": {"aws.amazon.com/neuron": "16"}}
     cluster.apply(job("big", SLEEP, nodes=3, resources=resources))
 
@@ -202,7 +202,7 @@ def test_a_gang_too_big_for_its_queue_gets_no_pods_and_says_why(cluster: Cluster
         ({"tasks": []}, "spec.tasks in body should have at least 1 items"),
     ],
 )
-def test_what_volcanos_webhooks_refuse_is_refused(
+def test_volcano_webhook_refusals_apply(
     cluster: ClusterEmulator, change: Json, message: str
 ) -> None:
     manifest = job("refused", SLEEP)
@@ -219,7 +219,7 @@ def counted() -> Iterator[ClusterEmulator]:
         yield running
 
 
-def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: ClusterEmulator) -> None:
+def test_gang_waits_for_nodes_for_all_pods(counted: ClusterEmulator) -> None:
     type_ = INSTANCE_TYPES["trn1.32xlarge"]
     pod: Json = {
         "resources": {"limits": {"aws.amazon.com/neuron": "16"}},
@@ -239,7 +239,7 @@ def test_a_gang_waits_until_there_are_nodes_for_all_of_it(counted: ClusterEmulat
     assert names == {"trainium-0", "trainium-1"}
 
 
-def test_a_gang_that_no_node_tolerates_stays_pending(counted: ClusterEmulator) -> None:
+def test_gang_that_no_node_tolerates_stays_pending(counted: ClusterEmulator) -> None:
     counted.scale("trainium", INSTANCE_TYPES["trn1.32xlarge"], 2)
     counted.apply(job("unfit", ["true"], nodes=1, tolerations=[]))
 
@@ -248,19 +248,7 @@ def test_a_gang_that_no_node_tolerates_stays_pending(counted: ClusterEmulator) -
     assert [pod["status"]["phase"] for pod in pods(counted, "unfit")] == ["Pending"]
 
 
-def test_the_launcher_reduces_over_two_pods(cluster: ClusterEmulator) -> None:
-    words = ["all-reduce", "--max-bytes", "4096", "--iterations", "2"]
-
-    cluster.apply(job("sum", [sys.executable, "-m", "training.launch", *words]))
-    status = end(cluster, "sum", 120)
-
-    main, child = pods(cluster, "sum")
-    assert status["state"]["phase"] == "Completed", output(cluster, main)
-    assert any("node 0 of 2 (main)" in line for line in output(cluster, main))
-    assert any("exit 0" in line for line in output(cluster, child))
-
-
-def test_a_job_that_is_deleted_between_two_pods_that_get_a_node_leaves_none(
+def test_job_deleted_during_binding_leaves_no_pods(
     cluster: ClusterEmulator,
 ) -> None:
     deleted: list[str] = []
@@ -278,10 +266,27 @@ def test_a_job_that_is_deleted_between_two_pods_that_get_a_node_leaves_none(
     wait(lambda: deleted and not pods(cluster, "short-lived"))
 
 
-def test_the_end_of_all_jobs_leaves_no_pod_of_them() -> None:
+def test_end_jobs_leaves_no_pods() -> None:
     with serving("127.0.93") as cluster:
         start(cluster, "long", SLEEP)
 
         cluster.end_jobs()
 
         assert pods(cluster, "long") == []
+
+
+def test_policy_timeout_delays_action_and_keeps_failed_pod(
+    cluster: ClusterEmulator,
+) -> None:
+    script = 'test "$TRAINIUM_NODE_INDEX$TRAINIUM_ATTEMPT" != 10 || exit 71; sleep 60'
+    manifest = job("delayed", ["sh", "-c", script])
+    manifest["spec"]["policies"] = [{"exitCode": 71, "action": "RestartJob", "timeout": "3s"}]
+    cluster.apply(manifest)
+    wait(lambda: [p for p in pods(cluster, "delayed") if p["status"]["phase"] == "Failed"])
+    failed_at = time.monotonic()
+    wait(lambda: state(cluster, "delayed")["failed"] == 1)
+    assert state(cluster, "delayed")["state"]["phase"] == "Running"
+    wait(lambda: state(cluster, "delayed")["retryCount"] == 1)
+
+    assert time.monotonic() - failed_at > 2
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "delayed")

@@ -1,6 +1,6 @@
 """Every fault of the Batch rehearsal on a cluster, with the real launcher in the pods.
 
-Launchers and workers take seconds to start, so that all jobs run at the same time, and one job
+Launchers and workers take seconds to start, so all jobs run at the same time, and one job
 bears a fault in each of its attempts.
 """
 
@@ -56,25 +56,27 @@ def ended(cluster: ClusterEmulator) -> dict[str, Json]:
     return {name: end(cluster, name, 180) for name in (WRONG, UNLUCKY)}
 
 
-def test_preflight_a_hung_node_and_a_killed_main_node_each_cost_one_attempt(
+# `make rehearse` kills a pod; without processes: test_volcano_fidelity.py.
+@pytest.mark.full
+def test_each_node_fault_costs_one_attempt(
     cluster: ClusterEmulator, ended: dict[str, Json]
 ) -> None:
     assert (ended[UNLUCKY]["state"]["phase"], ended[UNLUCKY]["retryCount"]) == ("Failed", 3)
     assert FAULTS == []
     codes = [int(text.rpartition(" ")[2]) for text in events(cluster, UNLUCKY) if "exit" in text]
-    # Whether the frozen launcher's guardian or its peer is the first to give up is open.
+    # Either the frozen launcher's guardian or its peer may give up first.
     assert {ExitCode.PREFLIGHT, ExitCode.KILLED} <= set(codes)
     assert set(codes) <= {ExitCode.PREFLIGHT, ExitCode.KILLED, ExitCode.HOST}
 
 
-def test_a_python_error_is_not_tried_again(
-    cluster: ClusterEmulator, ended: dict[str, Json]
-) -> None:
+# The policy: tests/jobs/eks/test_volcano_job.py.
+@pytest.mark.full
+def test_python_error_is_not_retried(cluster: ClusterEmulator, ended: dict[str, Json]) -> None:
     assert (ended[WRONG]["state"]["phase"], ended[WRONG]["retryCount"]) == ("Terminated", 0)
     assert any(f"exit code {ExitCode.WORKLOAD:d}" in text for text in events(cluster, WRONG))
 
 
-def test_a_job_that_has_ended_gives_its_share_of_the_queue_back(cluster: ClusterEmulator) -> None:
+def test_ended_job_frees_queue_share(cluster: ClusterEmulator) -> None:
     whole = {"limits": {"aws.amazon.com/neuron": "16"}}
     run(cluster, "before", ["true"], resources=whole)
 
@@ -85,7 +87,7 @@ def test_a_job_that_has_ended_gives_its_share_of_the_queue_back(cluster: Cluster
     assert len(pods(cluster, "before")) == 2
 
 
-def test_a_pod_that_no_policy_is_about_is_made_again(cluster: ClusterEmulator) -> None:
+def test_pod_without_policy_is_recreated(cluster: ClusterEmulator) -> None:
     manifest = job("plain", ["sh", "-c", "echo $HOSTNAME; sleep 60"])
     manifest["spec"]["policies"] = []
     cluster.apply(manifest)
@@ -104,7 +106,7 @@ def uids(cluster: ClusterEmulator, name: str) -> list[str]:
     return [pod["metadata"]["uid"] for pod in pods(cluster, name)]
 
 
-def test_a_claim_that_is_missing_keeps_the_whole_gang_waiting_and_says_so(
+def test_missing_claim_keeps_gang_pending_with_reason(
     cluster: ClusterEmulator,
 ) -> None:
     volume = {"name": "shared", "persistentVolumeClaim": {"claimName": "lost"}}
@@ -119,14 +121,14 @@ def test_a_claim_that_is_missing_keeps_the_whole_gang_waiting_and_says_so(
 
 
 def test_pods_that_are_refused_leave_an_event(cluster: ClusterEmulator) -> None:
-    cluster.apply(job("stranger", ["true"], serviceAccountName="job-x"))
+    cluster.apply(job("no-account", ["true"], serviceAccountName="job-x"))
 
-    wait(lambda: events(cluster, "stranger"))
-    assert 'serviceaccount "job-x" not found' in events(cluster, "stranger")[0]
-    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "stranger")
+    wait(lambda: events(cluster, "no-account"))
+    assert 'serviceaccount "job-x" not found' in events(cluster, "no-account")[0]
+    cluster.store.delete(VOLCANO_JOB, NAMESPACE, "no-account")
 
 
-def test_a_failed_containers_last_words_are_kept_when_asked_for(cluster: ClusterEmulator) -> None:
+def test_failed_container_log_tail_is_kept_on_request(cluster: ClusterEmulator) -> None:
     manifest = job("spoken", ["sh", "-c", "echo first; echo last; exit 1"], nodes=1)
     container = manifest["spec"]["tasks"][0]["template"]["spec"]["containers"][0]
     container["terminationMessagePolicy"] = "FallbackToLogsOnError"
@@ -137,7 +139,7 @@ def test_a_failed_containers_last_words_are_kept_when_asked_for(cluster: Cluster
     assert left["status"]["containerStatuses"][0]["state"]["terminated"]["message"] == "first\nlast"
 
 
-def test_a_command_for_a_job_that_is_not_there_is_used_up(cluster: ClusterEmulator) -> None:
+def test_command_for_missing_job_is_consumed(cluster: ClusterEmulator) -> None:
     target = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "name": "nobody"}
     cluster.store.create(
         COMMAND, NAMESPACE, {"metadata": {"name": "c"}, "action": "AbortJob", "target": target}

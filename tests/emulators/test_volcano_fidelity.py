@@ -1,4 +1,4 @@
-"""Refusals of the emulated Volcano and API server, which a cluster gives as well."""
+"""Refusals of the emulated Volcano and API server that match those of a real cluster."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def queue(chips: int, *, used: int = 0, waiting: int = 0) -> QueueUsage:
     ("wanted", "of_queue", "of_nodes", "words"),
     [
         (32, queue(64), nodes(32), None),
-        # overcommit lets in a fifth more than there is, proportion does not.
+        # overcommit admits a fifth more than the capacity, proportion does not.
         (96, queue(128), nodes(80), "queue resource quota insufficient"),
         (64, queue(64), nodes(32), "resource in cluster is overused"),
         (32, queue(64), nodes(32, used=32), "resource in cluster is overused"),
@@ -58,7 +58,7 @@ def queue(chips: int, *, used: int = 0, waiting: int = 0) -> QueueUsage:
         (32, queue(64, used=32), None, None),
     ],
 )
-def test_a_gang_is_let_in_when_queue_and_nodes_have_room(
+def test_gang_is_admitted_when_queue_and_nodes_have_room(
     wanted: int, of_queue: QueueUsage, of_nodes: ClusterUsage | None, words: str | None
 ) -> None:
     why = refusal(amounts(chips=wanted), queue=of_queue, nodes=of_nodes)
@@ -87,19 +87,19 @@ QUOTA: Json = {
 }
 
 
-def test_a_quota_on_processors_wants_to_know_how_many() -> None:
+def test_cpu_quota_requires_cpu_requests() -> None:
     with pytest.raises(errors.ApiError, match=r"must specify requests\.cpu for: main"):
         store(QUOTA).create(POD, NAMESPACE, pod())
 
 
 @pytest.mark.parametrize("kind", [CONFIG_MAP, SERVICE, VOLCANO_JOB], ids=lambda kind: kind.plural)
-def test_a_quota_on_processors_asks_nothing_of_other_objects(kind: ApiResource) -> None:
+def test_cpu_quota_ignores_other_objects(kind: ApiResource) -> None:
     made = job("a", ["true"]) if kind == VOLCANO_JOB else {"metadata": {"name": "a"}, "spec": {}}
 
     assert store(QUOTA).create(kind, NAMESPACE, made)["metadata"]["name"] == "a"
 
 
-def test_pods_above_a_quota_are_refused_until_others_have_ended() -> None:
+def test_pods_above_quota_are_refused_until_others_end() -> None:
     there = store(QUOTA)
     wanted = {"limits": {"cpu": "3", CHIP: "16"}}
     there.create(POD, NAMESPACE, pod("first", resources=wanted))
@@ -114,7 +114,7 @@ def test_pods_above_a_quota_are_refused_until_others_have_ended() -> None:
     there.create(POD, NAMESPACE, pod("second", resources=wanted))
 
 
-def test_a_pod_needs_its_service_account() -> None:
+def test_pod_needs_its_service_account() -> None:
     account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "job-mnist"}}
     there = store(account)
     there.create(POD, NAMESPACE, pod("known", serviceAccountName="job-mnist"))
@@ -133,7 +133,7 @@ def test_a_pod_needs_its_service_account() -> None:
         ({"privileged": True}, "privileged"),
     ],
 )
-def test_a_pod_is_held_to_what_its_namespace_enforces(spec: Json, words: str) -> None:
+def test_pod_security_of_namespace_is_enforced(spec: Json, words: str) -> None:
     there = store()
     labels = {"pod-security.kubernetes.io/enforce": "baseline"}
     there.update(
@@ -150,14 +150,14 @@ def test_a_pod_is_held_to_what_its_namespace_enforces(spec: Json, words: str) ->
         there.create(POD, NAMESPACE, made)
 
 
-def test_a_job_whose_pods_would_have_too_long_names_is_refused() -> None:
+def test_job_whose_pods_would_have_too_long_names_is_refused() -> None:
     admit(store(), job("x" * 54, ["true"]))
 
     with pytest.raises(errors.ApiError, match="no more than 63 characters"):
         admit(store(), job("x" * 55, ["true"]))
 
 
-def test_a_running_job_that_gets_a_new_pod_is_pending_again() -> None:
+def test_running_job_with_new_pod_is_pending_again() -> None:
     running = {**job("again", ["true"]), "status": {"state": {"phase": "Running"}}}
 
     assert next_phase(running, Counts(running=1, pending=1)) == "Pending"
@@ -185,7 +185,7 @@ def service(name: str, **spec: Any) -> Json:
         ),
     ],
 )
-def test_a_quota_counts_services(hard: Json, spec: Json, said: str) -> None:
+def test_quota_counts_services(hard: Json, spec: Json, said: str) -> None:
     there = store({**QUOTA, "spec": {"hard": hard}})
     there.create(SERVICE, NAMESPACE, service("first"))
 
@@ -196,7 +196,7 @@ def test_a_quota_counts_services(hard: Json, spec: Json, said: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [CLAIM, CONFIG_MAP, VOLCANO_JOB], ids=lambda kind: kind.plural)
-def test_a_quota_counts_other_objects_too(kind: ApiResource) -> None:
+def test_quota_counts_other_objects_too(kind: ApiResource) -> None:
     there = store({**QUOTA, "spec": {"hard": {f"count/{kind.reference}": "0"}}})
     made = job("a", ["true"]) if kind == VOLCANO_JOB else {"metadata": {"name": "a"}, "spec": {}}
 

@@ -1,4 +1,4 @@
-"""Volcano jobs for tests, and what became of them."""
+"""Volcano jobs for tests, and their results."""
 
 from __future__ import annotations
 

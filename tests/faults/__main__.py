@@ -1,14 +1,14 @@
-"""Random faults of processes, networks and storage against whole runs of a training.
+"""Inject random faults of processes, networks and storage into complete training runs.
 
     python -m tests.faults --seed 1 --schedules 20 [--orchestrator batch|eks|local] [--only 7]
 
 Each schedule disturbs up to three attempts of a run, on two nodes (``local``: one) and in a local
 folder or an emulated S3, then lets one attempt or submission finish. It must end with the losses of
-an undisturbed run, every step's line in the history once, and the status of the last job that held
-the run. Launchers, workers and storage are the real ones; only torchrun is left out and what takes
-seconds is shortened (``processes.py``). Prints a JSON document; exit code 1 if a schedule ended
-otherwise. A schedule is found again by its seed and number (``--only``), with the logs of its nodes
-if ``--keep`` names a folder; how its processes interleave is the machine's.
+a fault-free run, every step's line in the history once, and the status of the last job that held
+the run. Launchers, workers and storage are real; torchrun is omitted and delays of seconds are
+shortened (``processes.py``). Prints a JSON document; exit code 1 if a schedule ended otherwise.
+Seed and number (``--only``) reproduce a schedule, with its nodes' logs if ``--keep`` names a
+folder; how processes interleave depends on the machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from training.storage import Objects, open_objects
 ORCHESTRATORS = ("batch", "eks", "local")
 _ATTEMPT_S = 60.0
 _TO_FINISH = 4
-"""Undisturbed attempts in which a run has to finish; the first may still be refused."""
+"""Fault-free attempts in which a run has to finish; the first may still be refused."""
 
 
 class Stuck(Exception):
@@ -50,14 +50,14 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Undo:
-    """The end of a fault."""
+    """When and how a fault ends."""
 
     action: Callable[[], None]
 
 
 @dataclass
 class Schedule:
-    """One schedule in a folder of its own."""
+    """One schedule in its own folder."""
 
     place: Place
     bucket: Objects
@@ -74,10 +74,10 @@ class Schedule:
         return self.bucket.at(f"runs/{self.place.run}")
 
     def play(self, whole: Losses) -> list[str]:
-        """Run it to its end; returns what is wrong then."""
+        """Run the schedule to its end; return the violations."""
         try:
             for number, attempt in enumerate(self.attempts):
-                self._disturbed(number, attempt)
+                self._with_faults(number, attempt)
             self._finish()
             return judge(self.run, whole, self.damaged)
         except Stuck as error:
@@ -92,7 +92,7 @@ class Schedule:
         job.start()
         return job
 
-    def _disturbed(self, number: int, attempt: Attempt) -> None:
+    def _with_faults(self, number: int, attempt: Attempt) -> None:
         if attempt.damage and (folder := damage(self.run, attempt.damage, self.rng)):
             self.damaged.add(folder)
         if attempt.damage:
@@ -152,7 +152,7 @@ class Schedule:
     def _inject(
         self, job: Job, fault: Fault, now: float, plan: list[Any], switch: Path
     ) -> list[tuple[float, Fault | Undo | str]]:
-        """Let it happen; returns what ends it, and when."""
+        """Inject the fault; return how and when it ends."""
         match fault.kind:
             case "kill":
                 job.signal(signal.SIGKILL, fault.what, fault.node)
@@ -175,7 +175,7 @@ class Schedule:
         return []
 
     def _thaw(self, current: Job | None) -> None:
-        """Let replaced jobs resume: those whose time has come, or all after the last attempt."""
+        """Resume replaced jobs: those that are due, or all after the last attempt."""
         for entry in list(self.frozen):
             job, line = entry
             if job is not current and (current is None or (line and current.has(line))):
@@ -193,7 +193,7 @@ class Schedule:
                 time.sleep(0.01)
 
     def _finish(self) -> None:
-        """Let the run finish without faults; frozen jobs resume meanwhile, or after it."""
+        """Finish the run without faults; frozen jobs resume during or after it."""
         for number in range(_TO_FINISH):
             is_local = self.place.orchestrator == "local"
             job = self.start(*("local", 1) if is_local else ("last", number + 1))
@@ -212,10 +212,10 @@ class Schedule:
             if set(job.codes.values()) == {0}:
                 self._thaw(None)
                 self._await_others()
-                # One that resumes after the end may take the run, which is free.
+                # A job that resumes after the end may take the unlocked run.
                 if holder(self.run) == (job.name, job.attempt):
                     return
-            # One may be frozen with the lock of a local folder.
+            # A frozen job may hold the lock of a local folder.
             self._thaw(None)
             self._await_others()
         raise Stuck(f"the run does not finish: {job.codes}")
@@ -265,8 +265,8 @@ def _s3(port: int) -> Objects:
     )
 
 
-def undisturbed(base: Path, num_nodes: int) -> Losses:
-    """Losses of a run that nothing disturbs."""
+def fault_free(base: Path, num_nodes: int) -> Losses:
+    """Return the losses of a fault-free run."""
     orchestrator = "local" if num_nodes == 1 else "batch"
     folder = base / f"whole-{num_nodes}"
     folder.mkdir()
@@ -284,7 +284,7 @@ def undisturbed(base: Path, num_nodes: int) -> Losses:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the schedules that the command line asks for."""
+    """Run the requested schedules."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--schedules", type=int, default=20)
@@ -313,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
             port = int(server.stdout.readline())
             write_plan(base / "plan.json", [])
             write_dataset(_s3(port).at("datasets/words"), validation_tokens=_VALIDATION_TOKENS)
-            whole = {count: undisturbed(base, count) for count in (1, 2)}
+            whole = {count: fault_free(base, count) for count in (1, 2)}
             numbers = range(wanted.schedules) if wanted.only is None else [wanted.only]
             for number in numbers:
                 orchestrator = wanted.orchestrator or ORCHESTRATORS[number % len(ORCHESTRATORS)]

@@ -31,7 +31,7 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a schedule's jobs run, and what they share."""
+    """Location and shared state of a schedule's jobs."""
 
     folder: Path
     orchestrator: str
@@ -92,7 +92,7 @@ class Job:
             env |= {
                 "TRAINIUM_BUCKET": place.bucket,
                 "AWS_REGION": "us-east-1",
-                # The proxy knows by its own address which node asks.
+                # The proxy identifies the node by its listening address.
                 "AWS_ENDPOINT_URL": f"http://{self.address(index)}:{place.s3_port}",
                 "AWS_ACCESS_KEY_ID": "none",
                 "AWS_SECRET_ACCESS_KEY": "none",
@@ -137,11 +137,11 @@ class Job:
         return ""
 
     def has(self, line: str) -> bool:
-        """Tell whether the main node's log has a line that begins so."""
+        """Return whether the main node's log has a line that begins so."""
         return f"\n{line}" in f"\n{self.log(0)}"
 
     def poll(self) -> bool:
-        """Collect launchers that have ended; returns True once all have."""
+        """Collect exited launchers; return True once all have exited."""
         for index, pid in self.pids.items():
             if index not in self.codes:
                 found, status = os.waitpid(pid, os.WNOHANG)
@@ -150,7 +150,7 @@ class Job:
         return len(self.codes) == self.num_nodes
 
     def pids_of(self, what: str, node: int) -> list[int]:
-        """Processes of a node, or of all if it is -1: of one kind, or ``node`` for every one."""
+        """Return processes of a node, or of all for -1: of one kind, or every one for ``node``."""
         found = []
         for index in range(self.num_nodes) if node < 0 else (node,):
             for pid in processes_of(self.address(index)):
@@ -167,7 +167,7 @@ class Job:
             signal_quietly(pid, number)
 
     def kill(self) -> None:
-        """End everything that is left."""
+        """Kill all remaining processes."""
         for _ in range(3):
             self.signal(signal.SIGKILL, "node", -1)
             time.sleep(0.01)
@@ -177,7 +177,7 @@ class Job:
 
 @dataclass(slots=True)
 class Forwarder:
-    """Passes the launchers' link on, until it is told to lose it; a process of its own."""
+    """Separate process that forwards the launchers' connection until told to drop it."""
 
     pid: int = 0
 
@@ -196,7 +196,7 @@ class Forwarder:
 
 
 def _forward(listens: str, target: str, switch: Path) -> None:
-    """Pass bytes on while the file ``switch`` is absent; they wait while it is there."""
+    """Forward bytes while the file ``switch`` is absent; hold them while it exists."""
     server = socket.create_server((listens, PEER_WATCH))
     selector = selectors.DefaultSelector()
     selector.register(server, selectors.EVENT_READ)
@@ -241,7 +241,7 @@ def write_plan(path: Path, faults: list[Mapping[str, object]]) -> None:
 
 
 def storage_fault(job: Job, fault: Fault) -> Mapping[str, object]:
-    """The plan's entry for a fault."""
+    """Return the plan's entry for a fault."""
     return {
         "kind": fault.error,
         "keys": fault.what,

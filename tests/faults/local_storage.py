@@ -1,4 +1,4 @@
-"""Errors of a local disk, injected below ``LocalObjects``, and the plan that both storages read."""
+"""Local-disk errors injected below ``LocalObjects``, and the plan that both storages read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENV_NODE = "FAULTS_NODE"
 
 
 def is_hit(plan: Path, key: str, node: str, number: int) -> str | None:
-    """The kind of fault that a request meets, if any."""
+    """Return the kind of fault for a request, if any."""
     try:
         faults = json.loads(plan.read_text())
     except (OSError, ValueError):
@@ -37,9 +37,9 @@ def is_hit(plan: Path, key: str, node: str, number: int) -> str | None:
 
 
 def install() -> None:
-    """Make this process's ``LocalObjects``, and those of its forks, meet the plan."""
+    """Apply the plan to ``LocalObjects`` of this process and its forks."""
     new_file: Any = LocalObjects._new_file
-    found: Any = LocalObjects._found
+    found: Any = LocalObjects._reporting_missing
     count = iter(range(1 << 62))
 
     def meet(key: str) -> None:
@@ -60,4 +60,4 @@ def install() -> None:
             yield
 
     LocalObjects._new_file = faulty_file  # type: ignore[method-assign]
-    LocalObjects._found = faulty_find  # type: ignore[method-assign]
+    LocalObjects._reporting_missing = faulty_find  # type: ignore[method-assign]

@@ -1,7 +1,7 @@
-"""Launchers and workers as forks of one process, whose imports take seconds and here come once.
+"""Launchers and workers as forks of one process, which imports the slow-loading modules once.
 
-Launcher, guardian and workers are processes of their own, as in production, with the environment
-that their own code looks for in /proc. Only torchrun is left out: it sets a few variables.
+Launcher, guardian and workers are separate processes, as in production, with an environment
+that can be read in /proc. Only torchrun is omitted; ``_Worker`` sets its few variables instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.core.processes import die_with_parent, is_gone
 from training.storage import local, results, retries, run_lock
 from training.trainer import run_files
 from training.trainer.loop import Loop
-from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
+from training.workloads import IMPLEMENTATIONS, hide_sklearn
 
 WORKLOAD = "llama-tiny"
 _ROOM = "TRAINIUM_FAULTS_ROOM"
@@ -42,19 +42,19 @@ _STEP_S = 0.03
 
 
 def with_room(argv: Sequence[str]) -> None:
-    """Start this program again unless it has room for another environment in its memory."""
+    """Restart this program with room in its environment block for that of a node."""
     if _ROOM not in os.environ:
         more = {_ROOM: "x" * 16384, "OMP_NUM_THREADS": "1"}
         os.execve(sys.executable, [sys.executable, *argv], {**os.environ, **more})
 
 
 def prepare() -> None:
-    """Import what launchers and workers need, and shorten what a job would wait for.
+    """Import the modules of launchers and workers, and shorten a job's waits.
 
-    Everything that takes seconds or minutes in production takes tenths of seconds here.
+    Heartbeats, uploads, retries and steps are much faster here than in production.
     """
     torch.set_num_threads(1)
-    leave_out_sklearn()
+    hide_sklearn()
     IMPLEMENTATIONS[WORKLOAD].load()
     for name in (
         *("training.core.device", "training.backends.native", "torch.utils.tensorboard", "boto3"),
@@ -71,22 +71,22 @@ def prepare() -> None:
         defaults[name] = seconds
     vars(run_files)["_BETWEEN_UPLOADS_S"] = _UPLOADS_S
     vars(local)["_LOCK_S"] = _RETRIES_S
-    make_step: Any = Loop._step
+    original_step: Any = Loop._step
 
     def slow_step(self: Loop, number: int, last: int) -> Any:
         time.sleep(_STEP_S)
-        return make_step(self, number, last)
+        return original_step(self, number, last)
 
     Loop._step = slow_step  # type: ignore[method-assign]
     vars(processes)["subprocess"] = SimpleNamespace(Popen=_Worker, DEVNULL=subprocess.DEVNULL)
     local_storage.install()
-    _remember_service_models()
+    _cache_service_models()
     gc.collect()
     gc.freeze()
 
 
-def _remember_service_models() -> None:
-    """Read botocore's descriptions of S3 once; every client reads megabytes of them."""
+def _cache_service_models() -> None:
+    """Load botocore's service models only once; every client would load megabytes of them."""
     import boto3
     from botocore.loaders import JSONFileLoader
 
@@ -105,7 +105,7 @@ def _remember_service_models() -> None:
 def start_node(
     env: Mapping[str, str], argv: Sequence[str], *, folder: Path, log: Path, skew_s: float
 ) -> int:
-    """Start a launcher; returns its process id."""
+    """Start a launcher; return its process ID."""
     sys.stdout.flush()
     parent = os.getpid()
     if pid := os.fork():
@@ -141,7 +141,7 @@ def _end(run: Callable[[], int]) -> NoReturn:
 
 
 def _replace_environment(env: Mapping[str, str]) -> None:
-    """Replace the environment, also where /proc/<pid>/environ shows it."""
+    """Replace the environment, including /proc/<pid>/environ."""
     os.environ.clear()
     os.environ.update({**env, "OMP_NUM_THREADS": "1"})
     text = Path("/proc/self/stat").read_text()
@@ -153,7 +153,7 @@ def _replace_environment(env: Mapping[str, str]) -> None:
 
 
 def _skew_clock(seconds: float) -> None:
-    """Set the wall clock that this process and its forks see off."""
+    """Offset the wall clock of this process and its forks."""
     if not seconds:
         return
     now = time.time
@@ -168,7 +168,7 @@ def _skew_clock(seconds: float) -> None:
 
 
 class _Worker:
-    """Takes the place of ``subprocess.Popen`` for torchrun: starts the worker that it would."""
+    """Replacement for ``subprocess.Popen`` of torchrun that starts the worker directly."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class _Worker:
                 "MASTER_PORT": options["master-port"],
             }
             _replace_environment({**env, **torchrun})
-            # Last, as in production: until here the launcher cannot have died unnoticed.
+            # Last, as in production; it also ends this process if the launcher has already died.
             preexec_fn()
             worker.main(argv, os.environ)
             return 0
@@ -231,11 +231,12 @@ class _Worker:
 
 
 REAL_MAIN = "FAULTS_MAIN_ADDRESS"
-"""Where gloo's ranks meet; the launchers' own link goes through a forwarder that can be cut."""
+"""Address for the rendezvous of gloo's ranks; the launchers' own connections go through a forwarder
+that can cut them."""
 
 
 def processes_of(address: str) -> list[int]:
-    """Every process of a node, found by its address, which no two nodes share."""
+    """Return every process of a node, found by its unique address."""
     needle = f"TRAINIUM_NODE_ADDRESS={address}".encode()
     found = []
     for entry in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""An emulated S3 behind a proxy that injects the faults of a plan, as a process of its own.
+"""An emulated S3 behind a fault-injecting proxy, as a separate process.
 
     python -m tests.faults.s3 <plan>
 

@@ -1,4 +1,4 @@
-"""A schedule: what happens to the attempts of a run, all of it decided by the seed."""
+"""A schedule: the faults of a run's attempts, determined by the seed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One attempt, and how the next one comes about."""
+    """One attempt, and how the next one starts."""
 
     faults: tuple[Fault, ...]
     skews_s: tuple[float, ...]
@@ -52,7 +52,7 @@ class Attempt:
 
 
 def draw(rng: random.Random, *, on_s3: bool, num_nodes: int) -> Sequence[Attempt]:
-    """Make the disturbed attempts of a schedule; an undisturbed one follows."""
+    """Generate a schedule's attempts with faults; one without follows."""
 
     def line() -> str:
         if rng.random() < 0.15:

@@ -1,4 +1,4 @@
-"""The storage of a schedule: what is damaged in it, and what must be right in the end."""
+"""A schedule's storage: damage during it, and invariants at the end."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ Losses = dict[str, dict[int, float]]
 
 
 def complete(run: Objects) -> list[str]:
-    """Folders of the checkpoints that have a marker, oldest first."""
+    """Return the folders of checkpoints with a marker, oldest first."""
     keys = [info.key for info in run.list("checkpoints/") if info.size != WITHDRAWN_BYTES]
     return sorted(key.rpartition("/")[0] for key in keys if key.endswith(CHECKPOINT_MARKER))
 
 
 def damage(run: Objects, kind: str, rng: random.Random) -> str:
-    """Damage something that the run can do without; returns the folder."""
+    """Damage a checkpoint that the run does not need; return its folder."""
     if kind == "torn":
         folder = f"checkpoints/{checkpoint_name(STEPS)}"
         run.put(f"{folder}/__0_0.distcp", b"torn")
@@ -42,7 +42,7 @@ def damage(run: Objects, kind: str, rng: random.Random) -> str:
         return ""
     folders = complete(run)
     if len(folders) < 2:
-        return ""  # the only checkpoint is not to be done without
+        return ""  # the only checkpoint is needed
     keys = [info.key for info in run.list(f"{folders[-1]}/")]
     if kind == "marker":
         key = f"{folders[-1]}/{CHECKPOINT_MARKER}"
@@ -67,12 +67,12 @@ def damage(run: Objects, kind: str, rng: random.Random) -> str:
 
 
 def history(run: Objects) -> list[dict[str, Any]]:
-    """Lines of train.jsonl."""
+    """Return the lines of train.jsonl."""
     return [json.loads(line) for line in run.get(TRAIN_METRICS).decode().splitlines()]
 
 
 def is_only_copy(run: Objects, key: str) -> bool:
-    """Tell whether the lines of a checkpoint are not in the run's own history (yet)."""
+    """Return whether the lines of a checkpoint are not in the run's own history (yet)."""
     try:
         return not run.get(TRAIN_METRICS).startswith(run.get(key))
     except ObjectMissing:
@@ -80,21 +80,21 @@ def is_only_copy(run: Objects, key: str) -> bool:
 
 
 def losses(lines: list[dict[str, Any]], event: str) -> dict[int, float]:
-    """Losses of the steps, or of the evaluations."""
+    """Return the losses of the steps, or of the evaluations."""
     name = {"step": "loss", "evaluation": "val_loss"}[event]
     return {line["step"]: line[name] for line in lines if line["event"] == event}
 
 
 def holder(run: Objects) -> tuple[str, int]:
-    """Job and attempt that have held the run last."""
+    """Return the job and attempt that last held the run."""
     lock = json.loads(run.get(RUN_LOCK))
     return lock["job_id"], lock["attempt"]
 
 
 def judge(run: Objects, whole: Losses, damaged: set[str]) -> list[str]:
-    """Everything that is wrong with a run that has ended.
+    """Return all violations of an ended run.
 
-    ``whole`` are the losses of an undisturbed one, ``damaged`` the folders of checkpoints that were
+    ``whole`` are the losses of a fault-free one, ``damaged`` the folders of checkpoints that were
     damaged on purpose.
     """
     wrong = []
@@ -118,8 +118,8 @@ def judge(run: Objects, whole: Losses, damaged: set[str]) -> list[str]:
     if not folders or folders[-1] != f"checkpoints/{checkpoint_name(STEPS)}":
         wrong.append(f"the last checkpoint is missing: {folders}")
     for folder in folders:
-        # One that was damaged is repaired by being saved again, but not its lines, which the run
-        # has besides.
+        # Saving a damaged checkpoint again repairs it, but not its lines, which the run also
+        # stores.
         spared = {_HISTORY} if folder in damaged else set()
         if folder in damaged and folder != folders[-1]:
             continue

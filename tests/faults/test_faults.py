@@ -1,4 +1,4 @@
-"""Disturbed runs end as undisturbed ones do."""
+"""Runs with faults end like runs without."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEDULES = 20
 # The faults of the reports that led to this are in llama/test_replaced_runs.py, without a seed.
 @pytest.mark.full
 @pytest.mark.timeout(2400)
-def test_twenty_random_schedules_of_faults_leave_a_run_as_if_undisturbed(tmp_path: Path) -> None:
+def test_twenty_random_fault_schedules_leave_a_run_unaffected(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "tests.faults", "--schedules", str(SCHEDULES), "--seed", "1"],
         env={**os.environ, "PYTHONPATH": PATHS, "TMPDIR": str(tmp_path)},
@@ -58,7 +58,7 @@ STEP = json.dumps({"event": "step", "step": 8, "loss": 1.5})
         ([STEP], {"attempt": 2}, "status finished 8 by ('last', 2); held by ('last', 1)"),
     ],
 )
-def test_what_is_wrong_is_seen(
+def test_wrong_code_is_detected(
     tmp_path: Path, lines: list[str], status: dict[str, Any], found: str
 ) -> None:
     run = LocalObjects(tmp_path)

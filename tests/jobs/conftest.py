@@ -1,4 +1,4 @@
-"""A moto server on loopback with one deployment, and the CLI as a user calls it."""
+"""A moto server on loopback with one deployment, and the CLI as a user runs it."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from tests.jobs import permissions
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
-from trainium_emulators.aws import quotas
+from trainium_emulators.aws import host_images, quotas
+from trainium_emulators.aws.permissions import install_simulation
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
 SCRIPT = "import sys\n\nprint(sys.argv)\n"
-"""The program that the fixture `program` makes."""
+"""The program created by the fixture `program`."""
 
 
 @pytest.fixture(scope="session")
 def endpoint() -> Iterator[str]:
-    """Address of a moto server of this test process."""
+    """Return the address of this test process's moto server."""
     default_user_config["batch"]["use_docker"] = False
     quotas.install()
+    host_images.install()
+    install_simulation()
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -49,7 +52,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hold every command of these tests to the policy of a submitter."""
+    """Check every call of these tests against the submitter policy."""
     yield from permissions.calls_are_allowed(monkeypatch)
 
 
@@ -65,8 +68,8 @@ def _client(service: str, endpoint: str) -> Any:
 
 
 @dataclass(slots=True)
-class Desk:
-    """The account, and the commands."""
+class Cli:
+    """The account and the commands."""
 
     endpoint: str
 
@@ -74,13 +77,14 @@ class Desk:
         return _client(service, self.endpoint)
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
-        """Call `python -m jobs` in this process."""
+        """Run `python -m jobs` in this process."""
         from jobs.cli import app
 
         return CliRunner().invoke(app, list(arguments), input=stdin)
 
     def parameter(self, name: str, value: str, *, deployment: str = "default") -> None:
-        # In moto itself: a deployment has many, and each call takes as long as a short test.
+        # Directly in moto, because a deployment has many parameters, and a call for each would take
+        # as long as a short test.
         ssm_backends[ACCOUNT][REGION].put_parameter(
             name=contract.ssm_parameter(deployment, name),
             description="",
@@ -101,12 +105,12 @@ class Desk:
         self.client("s3").put_object(Bucket="bucket", Key=key, Body=body)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """Keys in the bucket."""
+        """Return the keys in the bucket."""
         listed = self.client("s3").list_objects_v2(Bucket="bucket", Prefix=prefix)
         return [item["Key"] for item in listed.get("Contents", ())]
 
     def jobs(self, run: str) -> list[dict[str, Any]]:
-        """Jobs of a run, as Batch describes them."""
+        """Return the jobs of a run, as Batch describes them."""
         batch = self.client("batch")
         wanted = [{"name": "JOB_NAME", "values": [run]}]
         listed = [
@@ -114,15 +118,16 @@ class Desk:
             for queue in ("queue", "cpu-queue")
             for item in batch.list_jobs(jobQueue=queue, filters=wanted)["jobSummaryList"]
         ]
-        found: list[dict[str, Any]] = (
+        described: list[dict[str, Any]] = (
             batch.describe_jobs(jobs=[item["jobId"] for item in listed])["jobs"] if listed else []
         )
-        return found
+        return described
 
     def submitted(self, run: str, *flags: str, status: str = "RUNNING", num_nodes: int = 2) -> str:
         """Submit a run; return its job id.
 
-        moto ends it at once and drops what the submission overrides: both are put back.
+        moto ends the job immediately and drops the submission's overrides, so set its status and
+        command again.
         """
         result = self.run(
             "submit", "all-reduce", "--nodes", str(num_nodes), "--name", run, "--yes", *flags
@@ -140,11 +145,11 @@ class Desk:
         return job_id
 
     def backend_job(self, job_id: str) -> Any:
-        """moto's own object of a job."""
+        """Return moto's own object for a job."""
         return batch_backends[ACCOUNT][REGION]._jobs[job_id]
 
     def with_nodes(self, job_id: str, *nodes: dict[str, Any], **job: Any) -> None:
-        """Give a job what moto lacks: nodes, attempts, a status reason."""
+        """Add what moto lacks to a job: nodes, attempts, a status reason."""
         backend = batch_backends[ACCOUNT][REGION]
         original = backend._jobs[job_id]
         described = {**original.describe(), "nodeProperties": {"numNodes": len(nodes)}, **job}
@@ -163,7 +168,7 @@ class Desk:
 
 @dataclass(slots=True)
 class _Described:
-    """A child job for moto: it can be described, nothing else."""
+    """A child job for moto, which can only be described."""
 
     detail: dict[str, Any]
 
@@ -176,7 +181,7 @@ class _Described:
 
 
 @pytest.fixture
-def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def cli(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cli]:
     """An account with the deployment `default`: 4 nodes of trn1.32xlarge."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "TRAINIUM_")):
@@ -189,33 +194,33 @@ def desk(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nowhere")
     monkeypatch.setenv("COLUMNS", "200")
-    # Each reset would lead to 1,300 new images, which no command of ours asks for.
+    # Each reset would create 1,300 new images, which no command uses.
     monkeypatch.setattr("moto.settings.ec2_load_default_amis", lambda: False)
-    desk = Desk(endpoint)
-    reset(desk)
-    deploy(desk)
-    yield desk
+    cli = Cli(endpoint)
+    reset(cli)
+    deploy(cli)
+    yield cli
     # Other tests in this process reset moto too.
     forget_described()
 
 
 def forget_described() -> None:
-    """Remove what stands for nodes: moto knows how to end its own jobs only."""
+    """Remove the stand-ins for nodes: moto can only end its own jobs."""
     jobs = batch_backends[ACCOUNT][REGION]._jobs
     for job_id in [name for name, job in jobs.items() if isinstance(job, _Described)]:
         del jobs[job_id]
 
 
-def reset(desk: Desk) -> None:
-    """Empty the account."""
+def reset(cli: Cli) -> None:
+    """Reset the account."""
     forget_described()
-    request = urllib.request.Request(f"{desk.endpoint}/moto-api/reset", method="POST")
+    request = urllib.request.Request(f"{cli.endpoint}/moto-api/reset", method="POST")
     urllib.request.urlopen(request, timeout=scaled(10)).close()
 
 
-def deploy(desk: Desk) -> None:
-    """Make what `cdk deploy` makes, as far as the CLI sees it."""
-    # In moto itself, as its calls would take longer than most tests.
+def deploy(cli: Cli) -> None:
+    """Create the parts of a deployment that the CLI reads."""
+    # Directly in moto, because calls would take longer than most tests.
     role = iam_backends[ACCOUNT]["aws"].create_role(
         role_name="batch",
         assume_role_policy_document="{}",
@@ -268,11 +273,11 @@ def deploy(desk: Desk) -> None:
     vpc, group = default_group()
     values |= {contract.SSM_VPC: vpc, contract.SSM_DEFAULT_SECURITY_GROUP: group}
     for name, value in values.items():
-        desk.parameter(name, value)
+        cli.parameter(name, value)
 
 
 def default_group() -> tuple[str, str]:
-    """Ids of the VPC and of its default group, which EC2 makes open to itself and moto does not."""
+    """Return the ids of the VPC and its default security group, open to itself as in EC2."""
     backend = ec2_backends[ACCOUNT][REGION]
     vpc = backend.get_default_vpc()
     group = backend.get_security_group_from_name("default", vpc_id=vpc.id)
@@ -313,7 +318,7 @@ def _definition(workload: Workload) -> str:
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with a program of two files, and go there."""
+    """Create a folder with a program of two files, and change into it."""
     folder = tmp_path / "mine"
     (folder / "pkg").mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)

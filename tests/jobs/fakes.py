@@ -1,6 +1,6 @@
-"""A hand-made cluster for the follower: Batch and CloudWatch Logs on a clock of their own.
+"""Fakes of Batch and CloudWatch Logs on a simulated clock, for the follower.
 
-moto runs no multi-node jobs, and no emulator delays, pages or throttles on purpose.
+moto does not run multi-node jobs, and no emulator delays, pages or throttles on purpose.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from jobs.output.follow import Clock
 
 JOB_ID = "0b1c"
 LOG_GROUP = "group"
+_LISTED = ("status", "statusReason", "startedAt", "stoppedAt")
 
 
 def client_error(code: str, *, operation: str = "Operation", status: int = 400) -> ClientError:
-    """The error that boto3 raises for ``code``."""
+    """Return the error that boto3 raises for ``code``."""
     return ClientError(
         {"Error": {"Code": code, "Message": "said AWS"}, "ResponseMetadata": _http(status)},
         operation,
@@ -32,7 +33,7 @@ def _http(status: int) -> Any:
 
 @dataclass(slots=True)
 class FakeClock:
-    """Time that passes only when somebody sleeps."""
+    """Time that advances only on sleep."""
 
     seconds: float = 1_000_000.0
 
@@ -49,7 +50,7 @@ class FakeClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Printed:
-    """A line, and when CloudWatch shows it."""
+    """A line and the time at which CloudWatch shows it."""
 
     timestamp_ms: int
     message: str
@@ -58,21 +59,21 @@ class Printed:
 
 @dataclass(slots=True)
 class FakeLogs:
-    """Streams of lines that become visible one after the other."""
+    """Streams whose lines become visible over time."""
 
     clock: FakeClock
     streams: dict[str, list[Printed]] = field(default_factory=dict)
     page_size: int = 10_000
     random: random.Random = field(default_factory=random.Random)
     throttled: float = 0.0
-    """Share of calls that are turned away."""
+    """Share of throttled calls."""
     empty_pages: float = 0.0
-    """Share of pages that are empty although more lines follow."""
+    """Share of empty pages although more lines follow."""
     calls: int = 0
 
     def get_log_events(self, **kwargs: Any) -> Mapping[str, Any]:
         assert kwargs["logGroupName"] == LOG_GROUP
-        assert kwargs["startFromHead"] is True
+        assert kwargs["startFromHead"] is ("limit" not in kwargs)
         self.calls += 1
         if self.random.random() < self.throttled:
             raise client_error("ThrottlingException", operation="GetLogEvents")
@@ -83,8 +84,9 @@ class FakeLogs:
         ]
         if not visible:
             raise client_error("ResourceNotFoundException", operation="GetLogEvents")
-        # As with AWS, the token names a place and an empty page may come with a new token.
-        start, nonce = map(int, kwargs.get("nextToken", "0/0").split("/"))
+        # As on AWS, the token is a position, and an empty page may come with a new token.
+        first = 0 if kwargs["startFromHead"] else max(0, len(visible) - kwargs["limit"])
+        start, nonce = map(int, kwargs.get("nextToken", f"{first}/0").split("/"))
         if start < len(visible) and self.random.random() < self.empty_pages:
             return {"events": [], "nextForwardToken": f"{start}/{nonce + 1}"}
         page = visible[start : start + self.page_size]
@@ -99,27 +101,43 @@ class FakeBatch:
 
     clock: FakeClock
     scenes: list[tuple[float, Mapping[str, Mapping[str, Any]]]] = field(default_factory=list)
-    """From when on which job ids are described how."""
+    """Descriptions by job id, each with its start time."""
     random: random.Random = field(default_factory=random.Random)
     throttled: float = 0.0
     calls: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
 
     def describe_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
         self.calls.append(("describe_jobs", kwargs))
+        assert len(kwargs["jobs"]) <= 100
         if self.random.random() < self.throttled:
             raise client_error("TooManyRequestsException", operation="DescribeJobs")
-        now = [scene for since, scene in self.scenes if since <= self.clock.seconds]
-        jobs: Mapping[str, Mapping[str, Any]] = now[-1] if now else {}
+        jobs = self._now()
         return {"jobs": [{"jobId": i, **jobs[i]} for i in kwargs["jobs"] if i in jobs]}
+
+    def _now(self) -> Mapping[str, Mapping[str, Any]]:
+        now = [scene for since, scene in self.scenes if since <= self.clock.seconds]
+        return now[-1] if now else {}
 
     def submit_job(self, **kwargs: Any) -> Mapping[str, Any]:
         raise AssertionError("a follower submits nothing")
 
     def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("a follower lists nothing")
+        """Return the children in one status, as in ListJobs: without attempts and log streams."""
+        self.calls.append(("list_jobs", kwargs))
+        is_array = "arrayJobId" in kwargs
+        prefix = f"{kwargs['arrayJobId']}:" if is_array else f"{kwargs['multiNodeJobId']}#"
+        found = [
+            {"jobId": i, **{name: job[name] for name in _LISTED if name in job}}
+            for i, job in self._now().items()
+            if i.startswith(prefix) and job["status"] == kwargs["jobStatus"]
+        ]
+        return {"jobSummaryList": found}
 
     def terminate_job(self, **kwargs: Any) -> Mapping[str, Any]:
         raise AssertionError("a follower stops nothing")
+
+    def cancel_job(self, **kwargs: Any) -> Mapping[str, Any]:
+        raise AssertionError("commands cancel nothing")
 
     def describe_job_queues(self, **kwargs: Any) -> Mapping[str, Any]:
         raise AssertionError("not part of the story")
@@ -132,7 +150,7 @@ class FakeBatch:
 
 
 def parent(status: str, *, num_nodes: int = 2, **more: Any) -> dict[str, Any]:
-    """A job as DescribeJobs shows it."""
+    """Return a job as in DescribeJobs."""
     return {
         "jobName": "nightly",
         "status": status,
@@ -143,13 +161,13 @@ def parent(status: str, *, num_nodes: int = 2, **more: Any) -> dict[str, Any]:
 
 
 def child(status: str, *, stream: str | None = None, **more: Any) -> dict[str, Any]:
-    """A node as DescribeJobs shows it."""
+    """Return a node as in DescribeJobs."""
     container = {} if stream is None else {"logStreamName": stream}
     return {"jobName": "nightly", "status": status, "container": container, **more}
 
 
 def attempt(*, stream: str, exit_code: int, started_s: float, stopped_s: float) -> dict[str, Any]:
-    """An attempt as DescribeJobs shows it, of a job or of a node."""
+    """Return an attempt of a job or a node as in DescribeJobs."""
     return {
         "container": {"logStreamName": stream, "exitCode": exit_code, "reason": None},
         "startedAt": round(started_s * 1000),
@@ -159,12 +177,12 @@ def attempt(*, stream: str, exit_code: int, started_s: float, stopped_s: float) 
 
 
 def scene(job: Mapping[str, Any], *nodes: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """What Batch knows at one time."""
+    """Return Batch's descriptions at one time."""
     return {JOB_ID: job, **{f"{JOB_ID}#{index}": node for index, node in enumerate(nodes)}}
 
 
 def lines(start_s: float, messages: Sequence[str], *, lag_s: float = 0.0) -> list[Printed]:
-    """One line a second from ``start_s``, each readable ``lag_s`` later."""
+    """Return one line a second from ``start_s``, each visible ``lag_s`` later."""
     return [
         Printed(
             timestamp_ms=round((start_s + index) * 1000),

@@ -1,4 +1,4 @@
-"""What the commands ask of AWS, held to the policy that a submitter is told to need."""
+"""The commands' AWS calls, checked against the documented submitter policy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.aws import Aws
 
 POLICY = Path(__file__).parents[2] / "docs" / "submitter-policy.json"
 
-# Where the action has another name than the operation (Service Authorization Reference, Amazon S3).
+# Actions not named like their operation (Service Authorization Reference, Amazon S3).
 ACTIONS_OF_S3 = {
     "HeadObject": "GetObject",
     "HeadBucket": "ListBucket",
@@ -25,7 +25,7 @@ ACTIONS_OF_S3 = {
 
 
 def allowed() -> set[str]:
-    """Every action of the policy."""
+    """Return every action of the policy."""
     actions: set[str] = set()
     for statement in json.loads(POLICY.read_text(encoding="utf-8"))["Statement"]:
         assert statement["Effect"] == "Allow"
@@ -35,23 +35,23 @@ def allowed() -> set[str]:
 
 
 def action_of(service: str, operation: str) -> str:
-    """The IAM action that an operation needs."""
+    """Return the IAM action that an operation needs."""
     return f"{service}:{ACTIONS_OF_S3.get(operation, operation) if service == 's3' else operation}"
 
 
 def calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Note every call of a command; fail on one that the policy does not allow.
+    """Record every call of a command; fail if the policy does not allow one.
 
-    Clients of probes (``Aws.reading``) are no submitter's: `jobs verify` says what it may not see.
-    Nor are those of who deploys and destroys: `jobs check-deploy` reads stacks, and `jobs down`
-    deletes them (``Aws.destroying``).
+    Exempt are clients of probes (``Aws.client``), since `jobs verify` reports missing
+    permissions, and of administrators: `jobs check-deploy` reads stacks, and `jobs down` deletes
+    them (``Aws.teardown_client``).
     """
     used: set[str] = set()
     make = Aws._client
 
     def note(model: Any, params: Any, **_: Any) -> None:
         if model.service_model.service_name != "cloudformation":
-            # The name in signatures is IAM's prefix: servicequotas, where boto3 has a hyphen.
+            # The signing name is IAM's prefix: servicequotas, which has a hyphen in boto3.
             used.add(action_of(model.service_model.signing_name, model.name))
 
     def watched(aws: Aws, service: str, **settings: Any) -> Any:
@@ -59,12 +59,12 @@ def calls_are_allowed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         client.meta.events.register("before-call", note)
         return client
 
-    def reading(aws: Aws, service: str) -> Any:
+    def client(aws: Aws, service: str) -> Any:
         return make(aws, service, mode="standard", attempts=4)
 
     monkeypatch.setattr(Aws, "_client", watched)
-    monkeypatch.setattr(Aws, "reading", reading)
-    monkeypatch.setattr(Aws, "destroying", reading)
+    monkeypatch.setattr(Aws, "client", client)
+    monkeypatch.setattr(Aws, "teardown_client", client)
     yield
     missing = sorted(used - allowed())
     assert not missing, f"{POLICY.name} does not allow {', '.join(missing)}: add it there"

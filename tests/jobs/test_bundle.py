@@ -1,4 +1,4 @@
-"""The bundle of a program: what is in it, what is not, and what is refused."""
+"""The bundle of a program: included files, excluded files and refusals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ACCESS_KEY = "AKIA" + "QWERTYUIOPASDF23"
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a file of the program's folder."""
+    """Write a file in the program's folder."""
 
     def put(name: str, text: str | bytes = "x = 1\n") -> Path:
         path = tmp_path / "mine" / name
@@ -52,7 +52,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
-def test_the_same_files_make_the_same_archive(tmp_path: Path, write: Write) -> None:
+def test_same_files_make_same_archive(tmp_path: Path, write: Write) -> None:
     first = packed(tmp_path)
     os.utime(tmp_path / "mine" / "train.py", (1, 1))
     (tmp_path / "mine").rename(tmp_path / "other")
@@ -62,7 +62,7 @@ def test_the_same_files_make_the_same_archive(tmp_path: Path, write: Write) -> N
     assert first.sha256 == second.sha256
 
 
-def test_a_byte_more_makes_another_archive(tmp_path: Path, write: Write) -> None:
+def test_one_more_byte_makes_different_archive(tmp_path: Path, write: Write) -> None:
     first = packed(tmp_path)
     write("train.py", "x = 2\n")
 
@@ -71,7 +71,7 @@ def test_a_byte_more_makes_another_archive(tmp_path: Path, write: Write) -> None
 
 @settings(max_examples=30, deadline=None)
 @given(st.binary(max_size=300), st.text("abc é\n'", min_size=1, max_size=8))
-def test_what_is_unpacked_is_what_was_packed(
+def test_unpacked_files_equal_packed_files(
     tmp_path_factory: pytest.TempPathFactory, data: bytes, name: str
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -88,7 +88,7 @@ def test_executable_files_stay_executable(tmp_path: Path, write: Write) -> None:
     assert modes == {"run.sh": 0o755, "train.py": 0o644}
 
 
-def test_without_git_everything_goes_but_what_is_made_anew(tmp_path: Path, write: Write) -> None:
+def test_folder_without_git_excludes_generated_files(tmp_path: Path, write: Write) -> None:
     for name in ("a/b.txt", "__pycache__/x.pyc", "node_modules/y.js", ".venv/z", "env/pyvenv.cfg"):
         write(name)
 
@@ -98,7 +98,7 @@ def test_without_git_everything_goes_but_what_is_made_anew(tmp_path: Path, write
     assert {"__pycache__", "node_modules", ".venv", "env"} <= set(bundle.left_out)
 
 
-def test_with_git_what_it_ignores_stays(tmp_path: Path, write: Write) -> None:
+def test_ignored_files_are_excluded_with_git(tmp_path: Path, write: Write) -> None:
     write(".gitignore", "data/\n*.log\n")
     write("data/big.bin")
     write("new.py")
@@ -118,7 +118,7 @@ def test_with_git_what_it_ignores_stays(tmp_path: Path, write: Write) -> None:
     ]  # fmt: skip
 
 
-def test_of_a_larger_repository_only_the_folder_goes(tmp_path: Path, write: Write) -> None:
+def test_only_program_folder_of_repository_is_packed(tmp_path: Path, write: Write) -> None:
     (tmp_path / "other.py").write_text("")
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
@@ -130,7 +130,7 @@ def test_of_a_larger_repository_only_the_folder_goes(tmp_path: Path, write: Writ
     assert bundle.git.commit is None
 
 
-def test_a_deleted_file_that_git_still_tracks_is_no_part(tmp_path: Path, write: Write) -> None:
+def test_deleted_tracked_file_is_excluded(tmp_path: Path, write: Write) -> None:
     write("old.py")
     git(tmp_path / "mine", "init", "-q")
     git(tmp_path / "mine", "add", ".")
@@ -139,7 +139,7 @@ def test_a_deleted_file_that_git_still_tracks_is_no_part(tmp_path: Path, write: 
     assert paths(tmp_path) == ["train.py"]
 
 
-def test_a_repository_inside_goes_along(tmp_path: Path, write: Write) -> None:
+def test_nested_repository_is_included(tmp_path: Path, write: Write) -> None:
     write("vendored/lib.py")
     git(tmp_path / "mine" / "vendored", "init", "-q")
     git(tmp_path / "mine", "init", "-q")
@@ -147,7 +147,7 @@ def test_a_repository_inside_goes_along(tmp_path: Path, write: Write) -> None:
     assert paths(tmp_path) == ["train.py", "vendored/lib.py"]
 
 
-def test_a_submodule_that_a_plain_clone_left_empty_is_refused(tmp_path: Path, write: Write) -> None:
+def test_empty_submodule_is_refused(tmp_path: Path, write: Write) -> None:
     library = tmp_path / "library"
     library.mkdir()
     (library / "part.py").write_text("x = 1\n")
@@ -171,9 +171,7 @@ def test_a_submodule_that_a_plain_clone_left_empty_is_refused(tmp_path: Path, wr
     assert "vendor/library/part.py" in select(clone, include=(), exclude=()).paths
 
 
-def test_a_folder_that_git_ignores_goes_as_a_whole_and_says_so(
-    tmp_path: Path, write: Write
-) -> None:
+def test_ignored_folder_is_packed_with_note(tmp_path: Path, write: Write) -> None:
     (tmp_path / ".gitignore").write_text("mine/\n")
     git(tmp_path, "init", "-q")
 
@@ -183,13 +181,13 @@ def test_a_folder_that_git_ignores_goes_as_a_whole_and_says_so(
     assert "git ignores" in (bundle.remark or "")
 
 
-def test_a_repository_that_git_cannot_read_is_said(tmp_path: Path, write: Write) -> None:
+def test_unreadable_repository_is_noted(tmp_path: Path, write: Write) -> None:
     write(".git", "gitdir: /nowhere\n")
 
     bundle = packed(tmp_path)
 
     assert sorted(bundle.paths) == ["train.py"]
-    assert "git does not answer" in (bundle.remark or "")
+    assert "git failed" in (bundle.remark or "")
 
 
 @pytest.mark.parametrize(
@@ -204,11 +202,11 @@ def test_a_repository_that_git_cannot_read_is_said(tmp_path: Path, write: Write)
         ("a/b/c.py", "*.pt", False),
     ],
 )
-def test_patterns_are_those_of_a_gitignore(path: str, pattern: str, expected: bool) -> None:
+def test_patterns_follow_gitignore(path: str, pattern: str, expected: bool) -> None:
     assert matches(path, pattern) is expected
 
 
-def test_excluded_files_stay_and_included_ones_win(tmp_path: Path, write: Write) -> None:
+def test_include_overrides_exclude(tmp_path: Path, write: Write) -> None:
     write("data/big.bin")
     write("data/tiny.json")
 
@@ -218,7 +216,7 @@ def test_excluded_files_stay_and_included_ones_win(tmp_path: Path, write: Write)
     ]  # fmt: skip
 
 
-def test_a_link_within_the_folder_becomes_what_it_points_to(tmp_path: Path, write: Write) -> None:
+def test_link_within_folder_is_resolved(tmp_path: Path, write: Write) -> None:
     write("lib/a.py", "a = 1\n")
     (tmp_path / "mine" / "b.py").symlink_to("lib/a.py")
     (tmp_path / "mine" / "alias").symlink_to("lib")
@@ -235,21 +233,21 @@ def refusal(tmp_path: Path, **options: tuple[str, ...]) -> str:
     return refused.value.message
 
 
-def test_a_link_that_leaves_the_folder_is_refused(tmp_path: Path, write: Write) -> None:
+def test_link_out_of_folder_is_refused(tmp_path: Path, write: Write) -> None:
     (tmp_path / "data.txt").write_text("x")
     (tmp_path / "mine" / "data.txt").symlink_to("../data.txt")
 
     said = refusal(tmp_path)
 
-    assert "data.txt is a link to ../data.txt, which is not below" in said
-    assert "--workdir, or leave the link out with --exclude data.txt" in said
+    assert "data.txt is a link to ../data.txt, outside" in said
+    assert "--workdir, or exclude the link with --exclude data.txt" in said
     assert paths(tmp_path, exclude=("data.txt",)) == ["train.py"]
 
 
-def test_a_link_to_nothing_is_refused(tmp_path: Path, write: Write) -> None:
+def test_dangling_link_is_refused(tmp_path: Path, write: Write) -> None:
     (tmp_path / "mine" / "a").symlink_to("gone")
 
-    assert "a is a link to gone, and there is nothing; mend the link" in refusal(tmp_path)
+    assert "a is a link to gone, which does not exist; fix the link" in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -259,22 +257,20 @@ def test_a_link_to_nothing_is_refused(tmp_path: Path, write: Write) -> None:
         "home/.aws/credentials", ".git-credentials", "id_ed25519", ".docker/config.json",
     ],
 )  # fmt: skip
-def test_files_named_like_keys_are_refused_unless_they_are_named(
-    tmp_path: Path, write: Write, name: str
-) -> None:
+def test_key_files_are_refused_unless_included(tmp_path: Path, write: Write, name: str) -> None:
     write(name)
 
     said = refusal(tmp_path)
 
     assert said.startswith(f"{name}: a file named like ")
-    assert f"--exclude {name}, or take it along with --include {name}" in said
+    assert f"--exclude {name}, or include it anyway with --include {name}" in said
     assert name in paths(tmp_path, include=(name,))
     assert name not in paths(tmp_path, exclude=(name,))
 
 
-def test_examples_of_keys_are_no_keys(tmp_path: Path, write: Write) -> None:
+def test_example_keys_are_accepted(tmp_path: Path, write: Write) -> None:
     write(".env.example", "TOKEN=\n")
-    # The ids of AWS's own documentation.
+    # The ids in AWS's own documentation.
     write(
         "a.md",
         "AKIAIOSFODNN7EXAMPLE aws_secret_access_key=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
@@ -283,14 +279,14 @@ def test_examples_of_keys_are_no_keys(tmp_path: Path, write: Write) -> None:
     assert paths(tmp_path) == [".env.example", "a.md", "train.py"]
 
 
-def test_a_link_to_a_key_is_a_key(tmp_path: Path, write: Write) -> None:
+def test_link_to_key_file_is_refused(tmp_path: Path, write: Write) -> None:
     write("secret/.env")
     (tmp_path / "mine" / "config").symlink_to("secret/.env")
 
     assert "config: a file named like .env" in refusal(tmp_path, exclude=("secret",))
 
 
-def test_too_large_an_archive_is_refused_with_its_largest_files(
+def test_oversized_archive_is_refused_with_largest_files(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bundles, "MAX_PACKED_BYTES", 10_000)
@@ -299,22 +295,22 @@ def test_too_large_an_archive_is_refused_with_its_largest_files(
 
     said = refusal(tmp_path)
 
-    assert "make an archive of more than 10 kB" in said
+    assert "exceed the limit of 10 kB even when compressed" in said
     assert "the largest are weights.bin (30 kB), small.bin (2 kB)" in said
-    assert "`python -m jobs upload FILE`, which takes any file or folder" in said
+    assert "`python -m jobs upload PATH`, which prints the --input option" in said
     assert "--exclude" in said
 
 
-def test_what_is_too_large_unpacked_is_refused_before_it_is_packed(
-    tmp_path: Path, write: Write
-) -> None:
+def test_oversized_content_is_refused_before_packing(tmp_path: Path, write: Write) -> None:
     with write("zeros.bin").open("wb") as file:
         file.truncate(bundles.MAX_BYTES)
 
-    assert "hold 1 GB, more than 1 GB; the largest are zeros.bin (1 GB)" in refusal(tmp_path)
+    assert "total 1 GB, but the limit is 1 GB; the largest are zeros.bin (1 GB)" in refusal(
+        tmp_path
+    )
 
 
-def test_too_many_files_are_refused_with_their_folders(
+def test_too_many_files_are_refused_with_folders(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "MAX_FILES", 10)
@@ -325,7 +321,7 @@ def test_too_many_files_are_refused_with_their_folders(
     assert "most are in images/" in refusal(tmp_path)
 
 
-def test_a_file_that_changes_while_it_is_packed_is_refused(
+def test_file_changed_while_packing_is_refused(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write("a.log", "1\n")
@@ -338,36 +334,36 @@ def test_a_file_that_changes_while_it_is_packed_is_refused(
 
     monkeypatch.setattr(Path, "read_bytes", read_and_grow)
 
-    assert "changed while the program was packed" in refusal(tmp_path)
+    assert "changed while the program was being packed" in refusal(tmp_path)
 
 
-def test_a_file_that_goes_while_it_is_packed_is_refused(tmp_path: Path, write: Write) -> None:
+def test_file_deleted_while_packing_is_refused(tmp_path: Path, write: Write) -> None:
     path = write("a.py")
     selection = select(tmp_path / "mine", include=(), exclude=())
     path.unlink()
 
-    with pytest.raises(Refusal, match="changed while the program was packed"):
+    with pytest.raises(Refusal, match="changed while the program was being packed"):
         pack(selection)
 
 
-def test_a_file_that_cannot_be_read_is_refused(
+def test_unreadable_file_is_refused(
     tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path) -> bytes:  # root may read every file
+    def refuse(self: Path) -> bytes:  # root can read every file
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
 
-    assert "train.py cannot be read: Permission denied; set its permissions" in refusal(tmp_path)
+    assert "train.py cannot be read: Permission denied; fix its permissions" in refusal(tmp_path)
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path, write: Write) -> None:
+def test_undecodable_name_is_refused(tmp_path: Path, write: Write) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path / "mine") + b"/\xff.py")).write_text("")
 
-    assert "is no name in UTF-8" in refusal(tmp_path)
+    assert "is not a UTF-8 name" in refusal(tmp_path)
 
 
-def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, write: Write) -> None:
+def test_unmatched_pattern_is_refused(tmp_path: Path, write: Write) -> None:
     said = refusal(tmp_path, include=("*.pt",))
 
     assert said.startswith("--include *.pt: no file in ")
@@ -390,5 +386,5 @@ def test_a_pattern_that_names_nothing_is_refused(tmp_path: Path, write: Write) -
         (["--lr", "0.1"], []),
     ],
 )
-def test_arguments_that_look_like_keys_are_seen(words: list[str], found: list[str]) -> None:
+def test_arguments_resembling_keys_are_detected(words: list[str], found: list[str]) -> None:
     assert [*secret_words(words)] == found

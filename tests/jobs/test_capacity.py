@@ -1,6 +1,6 @@
-"""A job that the account's quota or the deployment's Capacity Block keeps from starting is refused.
+"""Jobs that the account's quota or the Capacity Block prevents from starting are refused.
 
-Answers of AWS are held to botocore's models (Stubber), since moto has no reservations.
+AWS's responses are validated by botocore's models (Stubber), since moto has no reservations.
 """
 
 from __future__ import annotations
@@ -17,91 +17,97 @@ from botocore.stub import Stubber
 from typer.testing import Result
 
 from jobs.aws import Aws
-from jobs.capacity import check_block
+from jobs.capacity import check_wait, check_window, read_window
 from jobs.errors import Refusal
-from tests.jobs.conftest import REGION, Desk
+from jobs.job import CapacityWindow
+from tests.jobs.conftest import REGION, Cli
 from tests.jobs.fakes import client_error
 from tests.jobs.test_submission import REQUEST
 from tests.jobs.test_waiting import DEPLOYMENT
 from tests.stacks.synthesis import deployment
 from trainium_catalogue import contract
-from trainium_catalogue.workloads import Hardware
+from trainium_catalogue.contract import Orchestrator
 from trainium_emulators.aws import quotas
 
 BLOCK = "cr-0123456789abcdef0"
+QUOTA = "quota L-"
+"""Start of a note on a quota."""
 
 
-def deployed(desk: Desk, **settings: str) -> Desk:
-    desk.parameter(contract.SSM_SETTINGS, json.dumps(settings))
-    return desk
+def deployed(cli: Cli, **settings: str) -> Cli:
+    cli.parameter(contract.SSM_SETTINGS, json.dumps(settings))
+    return cli
 
 
-def on_nodes(desk: Desk, nodes: int = 4, *words: str) -> Result:
-    return desk.run(
-        "submit", "all-reduce", "--nodes", str(nodes), "--name", "meet", "--yes", *words
-    )
+def on_nodes(cli: Cli, nodes: int = 4, *words: str) -> Result:
+    return cli.run("submit", "all-reduce", "--nodes", str(nodes), "--name", "meet", "--yes", *words)
 
 
-def on_cpus(desk: Desk) -> Result:
-    return desk.run("submit", "prepare", "--dataset", "digits", "--name", "data", "--yes")
+def on_cpus(cli: Cli) -> Result:
+    return cli.run("submit", "prepare", "--dataset", "digits", "--name", "data", "--yes")
+
+
+def client(service: Any) -> Any:
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    return boto3.client(service, region_name=REGION, **keys)
 
 
 @pytest.fixture
 def account(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    """Quotas of the account, by code."""
+    """Return the quotas of the account, by code."""
     values: dict[str, float] = {}
     monkeypatch.setattr(quotas, "VALUES", values)
     return values
 
 
 class TestQuota:
-    """vCPUs that the account may have."""
+    """The account's vCPU quota."""
 
     @pytest.mark.parametrize(
         ("value", "says"), [(0, "is 0 vCPUs"), (384, "or submit with --nodes 3")]
     )
-    def test_nodes_beyond_it_are_refused_with_code_figure_and_link(
-        self, desk: Desk, account: dict[str, float], value: float, says: str
+    def test_job_beyond_quota_is_refused_with_code_value_and_link(
+        self, cli: Cli, account: dict[str, float], value: float, says: str
     ) -> None:
         account["L-2C3B7624"] = value
 
-        result = on_nodes(deployed(desk))
+        result = on_nodes(deployed(cli))
 
         assert result.exit_code == 2
         assert "L-2C3B7624 (Running On-Demand Trn instances)" in result.stderr
         assert says in result.stderr and "the job needs 512" in result.stderr
         assert "us-west-2.console.aws.amazon.com/servicequotas/" in result.stderr
         assert ("--nodes" in result.stderr) is (value > 0)
-        assert desk.jobs("meet") == []
+        assert cli.jobs("meet") == []
 
-    def test_nodes_within_it_are_submitted_without_a_remark(
-        self, desk: Desk, account: dict[str, float]
+    def test_job_within_quota_is_submitted_silently(
+        self, cli: Cli, account: dict[str, float]
     ) -> None:
         account["L-2C3B7624"] = 512
 
-        result = on_nodes(deployed(desk))
+        result = on_nodes(deployed(cli))
 
         assert result.exit_code == 0, result.stderr
-        assert "quota" not in result.stderr
+        assert QUOTA not in result.stderr
 
     @pytest.mark.parametrize(
         ("settings", "code"), [({}, "L-34B43A08"), ({"cpu_spot": "false"}, "L-1216C47A")]
     )
-    def test_a_data_job_needs_the_one_of_its_instances(
-        self, desk: Desk, account: dict[str, float], settings: dict[str, str], code: str
+    def test_data_job_needs_quota_of_its_instances(
+        self, cli: Cli, account: dict[str, float], settings: dict[str, str], code: str
     ) -> None:
         account[code] = 15
 
-        result = on_cpus(deployed(desk, **settings))
+        result = on_cpus(deployed(cli, **settings))
 
         assert result.exit_code == 2
         assert code in result.stderr and "the job needs 16" in result.stderr
 
-    def test_data_jobs_run_on_spot_unless_told_otherwise(self) -> None:
-        assert deployment().config.cpu_spot  # what `needed_quota` takes for the default
+    def test_data_jobs_run_on_spot_by_default(self) -> None:
+        assert deployment().config.cpu_spot  # what `needed_quota` takes as the default
 
-    def test_who_may_not_read_it_submits_with_one_remark(
-        self, desk: Desk, account: dict[str, float], monkeypatch: pytest.MonkeyPatch
+    def test_missing_permission_is_one_warning(
+        self, cli: Cli, account: dict[str, float], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         account["L-2C3B7624"] = 0
 
@@ -109,42 +115,37 @@ class TestQuota:
             raise client_error("AccessDeniedException", operation="GetServiceQuota")
 
         monkeypatch.setattr(Aws, "quotas", lambda self: SimpleNamespace(get_service_quota=denied))
-        result = on_nodes(deployed(desk))
+        result = on_nodes(deployed(cli))
 
         assert result.exit_code == 0, result.stderr
-        (line,) = [line for line in result.stderr.splitlines() if "quota" in line]
-        assert "not looked at (AccessDeniedException of servicequotas:GetServiceQuota)" in line
+        (line,) = [line for line in result.stderr.splitlines() if QUOTA in line]
+        assert "not checked (AccessDeniedException from servicequotas:GetServiceQuota)" in line
 
     @pytest.mark.parametrize("settings", ["null", json.dumps({"capacity_block_id": BLOCK})])
-    def test_it_is_not_asked_for_where_it_may_not_apply(
-        self, desk: Desk, account: dict[str, float], settings: str
+    def test_quota_is_not_checked_if_it_may_not_apply(
+        self, cli: Cli, account: dict[str, float], settings: str
     ) -> None:
         account["L-2C3B7624"] = 0
-        desk.parameter(contract.SSM_SETTINGS, settings)
+        cli.parameter(contract.SSM_SETTINGS, settings)
 
-        result = on_nodes(desk)
+        result = on_nodes(cli)
 
         assert result.exit_code == 0, result.stderr
-        assert "quota" not in result.stderr
+        assert QUOTA not in result.stderr
 
 
 class TestBlock:
-    """A Capacity Block that has not started, or has ended."""
+    """A Capacity Block that has not started, ends soon, or has ended."""
 
-    def check(
+    def window(
         self,
         *,
         starts: timedelta,
         lasts: timedelta = timedelta(days=7),
         state: str = "scheduled",
-        hardware: Hardware = Hardware.TRAINIUM,
-    ) -> list[str]:
-        ec2, batch = (
-            boto3.client(
-                service, region_name=REGION, aws_access_key_id="a", aws_secret_access_key="b"
-            )
-            for service in ("ec2", "batch")
-        )
+        setting: str = "capacity_block_id",
+    ) -> CapacityWindow:
+        ec2 = client("ec2")
         start = datetime.now(UTC) + starts
         reservation = {
             "CapacityReservationId": BLOCK,
@@ -153,8 +154,24 @@ class TestBlock:
             "EndDate": start + lasts,
             "TotalInstanceCount": 4,
         }
-        found = {"CapacityReservations": [reservation]}
-        asked = {"CapacityReservationIds": [BLOCK]}
+        with Stubber(ec2) as reservations:
+            reservations.add_response(
+                "describe_capacity_reservations",
+                {"CapacityReservations": [reservation]},
+                {"CapacityReservationIds": [BLOCK]},
+            )
+            found = read_window(
+                cast("Aws", SimpleNamespace(ec2=lambda: ec2)),
+                replace(DEPLOYMENT, settings={setting: BLOCK}),
+            )
+        assert found is not None
+        return found
+
+    def check(self, window: CapacityWindow, on: Orchestrator = Orchestrator.BATCH) -> None:
+        """Check like ``check_place``, with a queue that cancels a job after an hour."""
+        request = replace(REQUEST, window=window, orchestrator=on)
+        check_window(DEPLOYMENT, request)
+        batch = client("batch")
         action = {"reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", "state": "RUNNABLE"}
         queue = {
             "jobQueueName": "queue",
@@ -164,46 +181,81 @@ class TestBlock:
             "computeEnvironmentOrder": [],
             "jobStateTimeLimitActions": [{**action, "maxTimeSeconds": 3600, "action": "CANCEL"}],
         }
-        notes: list[str] = []
-        with Stubber(ec2) as reservations, Stubber(batch) as queues:
-            reservations.add_response("describe_capacity_reservations", found, asked)
+        with Stubber(batch) as queues:
             queues.add_response("describe_job_queues", {"jobQueues": [queue]})
-            check_block(
-                cast("Aws", SimpleNamespace(ec2=lambda: ec2)),
-                cast("Any", batch),
-                replace(DEPLOYMENT, settings={"capacity_block_id": BLOCK}),
-                replace(REQUEST, hardware=hardware),
-                notes.append,
-            )
-        return notes
+            check_wait(cast("Any", batch), DEPLOYMENT, request, pytest.fail)
 
-    def test_a_job_that_would_be_cancelled_before_it_starts_is_refused(self) -> None:
-        with pytest.raises(Refusal, match="cancels a job that has waited 60 minutes") as refused:
-            self.check(starts=timedelta(days=2))
+    def test_job_cancelled_before_start_of_block_is_refused(self) -> None:
+        with pytest.raises(Refusal, match="cancels a job after 60 minutes") as refused:
+            self.check(self.window(starts=timedelta(days=2)))
 
         submit_after = datetime.now(UTC) + timedelta(days=2, hours=-1)
         assert refused.value.code == "block-not-started"
         assert f"submit after {submit_after:%Y-%m-%d}" in refused.value.message
+        assert "-c trainium:runnable_time_limit_minutes=1440" in refused.value.message
 
     @pytest.mark.parametrize(
         ("starts", "state"),
         [(timedelta(minutes=50), "scheduled"), (timedelta(hours=-5), "active")],
     )
-    def test_a_job_that_can_wait_for_it_is_submitted(self, starts: timedelta, state: str) -> None:
-        assert self.check(starts=starts, state=state) == []
+    def test_job_that_can_wait_for_block_is_submitted(self, starts: timedelta, state: str) -> None:
+        self.check(self.window(starts=starts, state=state))
 
     @pytest.mark.parametrize("state", ["active", "expired", "payment-failed"])
-    def test_a_block_that_has_ended_is_refused(self, state: str) -> None:
+    def test_ended_block_is_refused(self, state: str) -> None:
+        window = self.window(starts=timedelta(days=-8), state=state)
+
         with pytest.raises(Refusal, match="destroy the `batch` stack and deploy again") as refused:
-            self.check(starts=timedelta(days=-8), state=state)
+            self.check(window)
+        with pytest.raises(
+            Refusal, match=f"has ended, in state {state}; deploy again with the next one"
+        ):
+            self.check(window, Orchestrator.EKS)
 
         assert refused.value.code == "block-ended"
 
-    def test_a_data_job_does_not_run_in_it(self) -> None:
-        assert self.check(starts=timedelta(days=2), hardware=Hardware.CPU) == []
+    def test_block_in_its_last_40_minutes_is_refused(self) -> None:
+        window = self.window(starts=-timedelta(days=7, minutes=-39), state="active")
 
-    def test_who_may_not_read_it_submits_with_one_remark(
-        self, desk: Desk, monkeypatch: pytest.MonkeyPatch
+        with pytest.raises(Refusal, match="jobs stop 40 minutes before") as refused:
+            self.check(window)
+
+        assert refused.value.code == "block-ending"
+
+    def test_ordinary_reservation_has_no_stop_time(self) -> None:
+        setting = "capacity_reservation_id"
+        window = self.window(starts=-timedelta(days=7, minutes=-5), state="active", setting=setting)
+
+        self.check(window)
+        assert window.stop_at is None
+
+    def test_plan_and_job_have_stop_time(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+        window = self.window(starts=timedelta(minutes=30))
+        monkeypatch.setattr("jobs.submit.choose.find_window", lambda *_: window)
+
+        result = on_nodes(deployed(cli, capacity_block_id=BLOCK), 4, "--dry-run")
+
+        assert window.ends is not None
+        stop_at = window.ends - timedelta(minutes=40)
+        assert (
+            f"saves and stops at {stop_at:%Y-%m-%d %H:%M} UTC, 40 minutes earlier" in result.stderr
+        )
+        (override,) = json.loads(result.stdout)["nodeOverrides"]["nodePropertyOverrides"]
+        (stop,) = (
+            each["value"]
+            for each in override["containerOverrides"]["environment"]
+            if each["name"] == contract.ENV_STOP_AT
+        )
+        assert stop == f"{stop_at:%Y-%m-%dT%H:%M:%SZ}"
+
+    def test_data_job_ignores_block(self, cli: Cli) -> None:
+        result = on_cpus(deployed(cli, capacity_block_id=BLOCK))
+
+        assert result.exit_code == 0, result.stderr
+        assert "capacity" not in result.stderr
+
+    def test_missing_permission_is_one_warning(
+        self, cli: Cli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def denied(**_: Any) -> Any:
             raise client_error("UnauthorizedOperation")
@@ -211,7 +263,7 @@ class TestBlock:
         monkeypatch.setattr(
             Aws, "ec2", lambda self: SimpleNamespace(describe_capacity_reservations=denied)
         )
-        result = on_nodes(deployed(desk, capacity_block_id=BLOCK), 1)
+        result = on_nodes(deployed(cli, capacity_block_id=BLOCK), 1)
 
         assert result.exit_code == 0, result.stderr
-        assert f"Capacity Block {BLOCK} was not looked at (UnauthorizedOperation)" in result.stderr
+        assert "reserved capacity was not checked (UnauthorizedOperation" in result.stderr

@@ -1,4 +1,4 @@
-"""`check-deploy` as a user calls it, on stacks of moto's CloudFormation."""
+"""`check-deploy` as a user runs it, on stacks of moto's CloudFormation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from moto.cloudformation.models import cloudformation_backends
 from moto.core import DEFAULT_ACCOUNT_ID
 
 from jobs.deploy_check.assembly import newer_source
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_refusals import assert_refused
 from tests.support.schemas import conforms
 
@@ -26,7 +26,7 @@ def queue(name: str = "one") -> Json:
 
 
 def assemble(folder: Path, *, region: str = "us-west-2", **templates: Json) -> Path:
-    """Write what `cdk synth` writes."""
+    """Write an assembly like `cdk synth`."""
     artifacts: Json = {"Tree": {"type": "cdk:tree", "properties": {"file": "tree.json"}}}
     for name, content in templates.items():
         stack = name.replace("_", "-")
@@ -40,36 +40,36 @@ def assemble(folder: Path, *, region: str = "us-west-2", **templates: Json) -> P
     return folder
 
 
-def check(desk: Desk, folder: Path, *arguments: str) -> Any:
-    return desk.run("check-deploy", "--assembly", str(folder), *arguments)
+def check(cli: Cli, folder: Path, *arguments: str) -> Any:
+    return cli.run("check-deploy", "--assembly", str(folder), *arguments)
 
 
-def document(desk: Desk, folder: Path) -> Json:
-    found: Json = json.loads(check(desk, folder, "--json").stdout)
+def document(cli: Cli, folder: Path) -> Json:
+    found: Json = json.loads(check(cli, folder, "--json").stdout)
     conforms("jobs-check-deploy", found)
     return found
 
 
 @pytest.fixture
-def deployed(desk: Desk) -> Desk:
-    """The deployment, of one stack, beside stacks of others."""
+def deployed(cli: Cli) -> Cli:
+    """A deployment of one stack, among stacks of others."""
     for name in (STACK, "trainium-default-b-data", "trainium-other-data", "something-else"):
         text = json.dumps(queue(name))
-        desk.client("cloudformation").create_stack(StackName=name, TemplateBody=text)
-    return desk
+        cli.client("cloudformation").create_stack(StackName=name, TemplateBody=text)
+    return cli
 
 
-def test_what_is_deployed_already_ends_nothing(deployed: Desk, tmp_path: Path) -> None:
+def test_unchanged_deployment_has_no_findings(deployed: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_default_data=queue(STACK))
     result = check(deployed, folder)
 
     assert (result.exit_code, document(deployed, folder)["findings"]) == (0, [])
-    assert "no job ends, nothing is lost, nothing is left behind" in result.stdout
+    assert "no job ends, no data is lost, nothing is left behind" in result.stdout
 
 
 @pytest.mark.parametrize("status", ["ROLLBACK_COMPLETE", "ROLLBACK_FAILED", "REVIEW_IN_PROGRESS"])
-def test_a_stack_that_was_never_created_is_created(
-    deployed: Desk, tmp_path: Path, status: str
+def test_stack_that_was_never_created_is_created(
+    deployed: Cli, tmp_path: Path, status: str
 ) -> None:
     for region in cloudformation_backends[DEFAULT_ACCOUNT_ID].values():
         for stack in region.stacks.values():
@@ -81,7 +81,7 @@ def test_a_stack_that_was_never_created_is_created(
     assert found["findings"] == []
 
 
-def test_a_finding_ends_with_1_and_is_in_the_document(deployed: Desk, tmp_path: Path) -> None:
+def test_finding_exits_with_1_and_is_in_document(deployed: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_default_data=queue("another"))
     result = check(deployed, folder)
     found = document(deployed, folder)
@@ -105,93 +105,93 @@ def test_a_finding_ends_with_1_and_is_in_the_document(deployed: Desk, tmp_path: 
     ]
 
 
-def test_stacks_of_this_deployment_only_are_left_behind(deployed: Desk, tmp_path: Path) -> None:
+def test_only_stacks_of_this_deployment_are_left_behind(deployed: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_default_network={"Resources": {}})
     actions = {stack["name"]: stack["action"] for stack in document(deployed, folder)["stacks"]}
 
     assert actions == {"trainium-default-network": "create", STACK: "left-behind"}
 
 
-def test_a_template_that_was_sent_as_yaml_is_read(desk: Desk, tmp_path: Path) -> None:
+def test_yaml_template_is_read(cli: Cli, tmp_path: Path) -> None:
     text = (
         "Resources:\n  Logs:\n    Type: AWS::Logs::LogGroup\n    Properties:\n"
         f"      LogGroupName: /{STACK}\n      RetentionInDays: 30\n"
     )
-    desk.client("cloudformation").create_stack(StackName=STACK, TemplateBody=text)
+    cli.client("cloudformation").create_stack(StackName=STACK, TemplateBody=text)
     folder = assemble(tmp_path, trainium_default_data=queue(STACK))
 
-    assert document(desk, folder)["stacks"][0]["action"] == "unchanged"
+    assert document(cli, folder)["stacks"][0]["action"] == "unchanged"
 
 
-def test_nothing_deployed_yet_is_all_created(desk: Desk, tmp_path: Path) -> None:
+def test_new_deployment_is_created(cli: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_default_data=queue())
 
-    assert check(desk, folder).exit_code == 0
-    assert document(desk, folder)["stacks"][0]["action"] == "create"
+    assert check(cli, folder).exit_code == 0
+    assert document(cli, folder)["stacks"][0]["action"] == "create"
 
 
-def test_an_assembly_that_is_missing_is_refused(desk: Desk, tmp_path: Path) -> None:
-    result = check(desk, tmp_path / "cdk.out")
+def test_missing_assembly_is_refused(cli: Cli, tmp_path: Path) -> None:
+    result = check(cli, tmp_path / "cdk.out")
 
-    assert_refused(result, "holds no cloud assembly", "cdk synth --quiet", "--assembly")
+    assert_refused(result, "is not a cloud assembly", "cdk synth --quiet", "--assembly")
 
 
 @pytest.mark.parametrize("text", ["{", "{}", '{"artifacts": {"a": {"type": "aws:cloudformation:'])
-def test_an_assembly_that_cannot_be_read_is_refused(desk: Desk, tmp_path: Path, text: str) -> None:
+def test_unreadable_assembly_is_refused(cli: Cli, tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
 
-    assert_refused(check(desk, tmp_path), "cannot be read", "cdk synth --quiet")
+    assert_refused(check(cli, tmp_path), "cannot be read", "cdk synth --quiet")
 
 
-def test_an_assembly_whose_template_is_gone_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_assembly_without_template_is_refused(cli: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_default_data=queue())
     (folder / f"{STACK}.template.json").unlink()
 
-    assert_refused(check(desk, folder), "cannot be read", "cdk synth --quiet")
+    assert_refused(check(cli, folder), "cannot be read", "cdk synth --quiet")
 
 
-def test_another_deployment_s_assembly_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_assembly_of_other_deployment_is_refused(cli: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_team_b_data=queue())
 
     assert_refused(
-        check(desk, folder),
-        "trainium-team-b-data, which is not of deployment 'default'",
+        check(cli, folder),
+        "stacks that do not belong to deployment 'default': trainium-team-b-data",
         "--deployment",
         "-c trainium:deployment=default",
     )
 
 
-def test_an_assembly_without_stacks_is_refused(desk: Desk, tmp_path: Path) -> None:
-    assert_refused(check(desk, assemble(tmp_path)), "holds no stack")
+def test_assembly_without_stacks_is_refused(cli: Cli, tmp_path: Path) -> None:
+    assert_refused(check(cli, assemble(tmp_path)), "has no stack")
 
 
-def test_another_region_s_assembly_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_assembly_of_other_region_is_refused(cli: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, region="us-east-2", trainium_default_data=queue())
 
-    assert_refused(check(desk, folder), "goes to us-east-2", "--region us-east-2")
+    assert_refused(check(cli, folder), "is for us-east-2", "--region us-east-2")
 
 
-def test_an_assembly_of_no_region_goes_where_the_command_looks(desk: Desk, tmp_path: Path) -> None:
+def test_assembly_without_region_uses_region_of_command(cli: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, region="unknown-region", trainium_default_data=queue())
 
-    assert check(desk, folder).exit_code == 0
+    assert check(cli, folder).exit_code == 0
 
 
-def test_an_assembly_older_than_the_sources_is_said(desk: Desk, tmp_path: Path) -> None:
+def test_assembly_older_than_sources_is_noted(cli: Cli, tmp_path: Path) -> None:
     folder = assemble(tmp_path, trainium_default_data=queue())
     os.utime(folder / "manifest.json", (0, 0))
-    result = check(desk, folder)
+    result = check(cli, folder)
 
     assert result.exit_code == 0
     assert "was changed after" in result.stderr and "cdk synth --quiet" in result.stderr
-    assert document(desk, folder)["newer_source"]
+    assert document(cli, folder)["newer_source"]
 
 
 @pytest.mark.parametrize(
     ("path", "counts"),
     [("stacks/a.py", True), ("cdk.json", True), ("jobs/a.py", False), ("stacks/a.pyc", False)],
 )
-def test_sources_are_what_templates_are_made_of(tmp_path: Path, path: str, counts: bool) -> None:
+def test_sources_are_files_that_affect_templates(tmp_path: Path, path: str, counts: bool) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_text("{}")
     os.utime(manifest, (0, 0))

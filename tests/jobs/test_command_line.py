@@ -1,15 +1,17 @@
-"""Command lines that cannot be read, and a Python without what the CLI needs."""
+"""Invalid command lines, and a Python without the CLI's dependencies."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import Desk
+from jobs.cli import COMMANDS
+from tests.jobs.conftest import Cli
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 from tools import setup
@@ -25,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
         (("lst", "--json"), "No such command 'lst'"),
     ],
 )
-def test_a_wrong_command_line_has_a_document_too(words: tuple[str, ...], says: str) -> None:
-    result = Desk("").run(*words)
+def test_invalid_command_line_prints_document(words: tuple[str, ...], says: str) -> None:
+    result = Cli("").run(*words)
     document = json.loads(result.stdout)
 
     conforms("jobs-scale", document)
@@ -35,14 +37,22 @@ def test_a_wrong_command_line_has_a_document_too(words: tuple[str, ...], says: s
     assert result.exit_code == 2
 
 
-def test_a_wrong_command_line_without_json_prints_no_document() -> None:
-    result = Desk("").run("scale", "--nodes", "many")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_does_not_show_names_of_functions(command: str) -> None:
+    result = Cli("").run(command, "--help")
+
+    assert result.exit_code == 0
+    assert re.findall(r"<\w*_\w*>", result.stdout) == []
+
+
+def test_invalid_command_line_without_json_prints_no_document() -> None:
+    result = Cli("").run("scale", "--nodes", "many")
 
     assert (result.exit_code, result.stdout) == (2, "")
 
 
-def test_outside_the_virtual_environment_one_line_says_how_to_get_in() -> None:
-    # -S leaves out what is installed.
+def test_python_without_virtual_environment_gets_hint() -> None:
+    # -S ignores installed packages.
     done = subprocess.run(
         [sys.executable, "-S", "-m", "jobs", "list"],
         cwd=ROOT,
@@ -58,7 +68,7 @@ def test_outside_the_virtual_environment_one_line_says_how_to_get_in() -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_trainium_is_the_same_program_from_any_folder(tmp_path: Path) -> None:
+def test_trainium_command_works_from_any_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [setup.VENV / "bin" / "trainium", "--help"],
         cwd=tmp_path,

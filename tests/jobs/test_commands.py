@@ -1,4 +1,4 @@
-"""`jobs list`, `status`, `logs`, `stop` and `catalogue`, and what all commands share."""
+"""`jobs list`, `status`, `logs`, `stop` and `catalogue`, and behavior common to all commands."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = [sys.executable, "-m", "jobs"]
 ENDED_MS = 1_000_000
-NOW_MS = round(time.time() * 1000)  # CloudWatch takes no lines older than 14 days
+NOW_MS = round(time.time() * 1000)  # CloudWatch refuses lines older than 14 days
 
 
 def ended_attempt(
@@ -39,8 +39,8 @@ def ended_attempt(
     }
 
 
-def write(desk: Desk, stream: str, *events: tuple[int, str]) -> None:
-    logs = desk.client("logs")
+def write(cli: Cli, stream: str, *events: tuple[int, str]) -> None:
+    logs = cli.client("logs")
     logs.create_log_stream(logGroupName="log-group", logStreamName=stream)
     logs.put_log_events(
         logGroupName="log-group",
@@ -50,15 +50,15 @@ def write(desk: Desk, stream: str, *events: tuple[int, str]) -> None:
 
 
 @pytest.fixture
-def failed(desk: Desk) -> Desk:
-    """Run `nightly` failed on node 1 with an error of the workload, after an attempt with 75."""
-    job_id = desk.submitted("nightly")
-    write(desk, "node/default/a1", (0, "first try"))
-    write(desk, "node/default/a2", (10, "zero"), (30, "two"))
-    write(desk, "node/default/b2", (20, "one"))
+def failed(cli: Cli) -> Cli:
+    """A run `nightly` that failed on node 1 with a workload error, after an attempt with 75."""
+    job_id = cli.submitted("nightly")
+    write(cli, "node/default/a1", (0, "first try"))
+    write(cli, "node/default/a2", (10, "zero"), (30, "two"))
+    write(cli, "node/default/b2", (20, "one"))
     first = ended_attempt(exit_code=75, stream="node/default/a1", stopped=500_000)
     second = ended_attempt(exit_code=1, stream="node/default/a2", started=600_000)
-    desk.with_nodes(
+    cli.with_nodes(
         job_id,
         {"attempts": [first, second]},
         {"attempts": [ended_attempt(exit_code=1, stream="node/default/b2", started=600_001)]},
@@ -68,16 +68,16 @@ def failed(desk: Desk) -> Desk:
         startedAt=600_000,
         stoppedAt=ENDED_MS,
     )
-    return desk
+    return cli
 
 
 @pytest.fixture
-def succeeded(desk: Desk) -> Desk:
-    """Run `nightly` succeeded on two nodes."""
-    job_id = desk.submitted("nightly")
-    write(desk, "node/default/a", (0, "zero"), (20, "two"))
-    write(desk, "node/default/b", (10, "one"))
-    desk.with_nodes(
+def succeeded(cli: Cli) -> Cli:
+    """A run `nightly` that succeeded on two nodes."""
+    job_id = cli.submitted("nightly")
+    write(cli, "node/default/a", (0, "zero"), (20, "two"))
+    write(cli, "node/default/b", (10, "one"))
+    cli.with_nodes(
         job_id,
         {"attempts": [ended_attempt(exit_code=0, stream="node/default/a")]},
         {"attempts": [ended_attempt(exit_code=0, stream="node/default/b")]},
@@ -86,7 +86,7 @@ def succeeded(desk: Desk) -> Desk:
         startedAt=1,
         stoppedAt=ENDED_MS,
     )
-    return desk
+    return cli
 
 
 def checked(result: Result, command: str) -> dict[str, Any]:
@@ -95,23 +95,23 @@ def checked(result: Result, command: str) -> dict[str, Any]:
     return document
 
 
-def test_an_empty_list_says_how_to_begin(desk: Desk) -> None:
-    result = desk.run("list")
+def test_empty_list_names_deployment(cli: Cli) -> None:
+    result = cli.run("list")
 
     assert result.exit_code == 0
     assert "no runs in deployment 'default'" in result.stderr
 
 
-def test_the_list_can_be_shortened(desk: Desk) -> None:
+def test_list_is_limited(cli: Cli) -> None:
     for name in ("one", "two", "three"):
-        desk.submitted(name)
+        cli.submitted(name)
 
-    result = desk.run("list", "--limit", "1")
+    result = cli.run("list", "--limit", "1")
 
     assert "2 older runs are not shown" in result.stderr
 
 
-def test_status_tells_the_cause_from_the_end_of_the_log(failed: Desk) -> None:
+def test_status_shows_cause_from_end_of_log(failed: Cli) -> None:
     logs = failed.client("logs")
     logs.put_log_events(
         logGroupName="log-group",
@@ -124,16 +124,16 @@ def test_status_tells_the_cause_from_the_end_of_the_log(failed: Desk) -> None:
 
     result = failed.run("status", "nightly")
 
-    assert "of attempt 2: exit code 1; node 1: ValueError: x; the work" in result.stdout
-    assert "took 6 min 40 s of attempt 2, 15 min 0 s in 2 attempts" in result.stdout
+    assert "in attempt 2: exit code 1; node 1: ValueError: x; the work" in result.stdout
+    assert "took 6 min 40 s in attempt 2, 15 min 0 s in 2 attempts" in result.stdout
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])
-def test_status_exits_with_the_state_on_request(failed: Desk, more: tuple[str, ...]) -> None:
+def test_status_exit_code_follows_state_on_request(failed: Cli, more: tuple[str, ...]) -> None:
     assert failed.run("status", "nightly", "--exit-code", *more).exit_code == 1
 
 
-def test_status_of_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
+def test_status_of_succeeded_run_exits_with_0(succeeded: Cli) -> None:
     assert succeeded.run("status", "nightly", "--exit-code").exit_code == 0
     result = succeeded.run("status", "nightly")
 
@@ -142,49 +142,49 @@ def test_status_of_a_run_that_succeeded_exits_with_0(succeeded: Desk) -> None:
     assert "s3://bucket/runs/nightly/results/" in result.stdout
 
 
-def test_status_without_a_name_shows_the_newest_run(desk: Desk) -> None:
-    desk.submitted("older")
+def test_status_without_name_shows_newest_run(cli: Cli) -> None:
+    cli.submitted("older")
     time.sleep(0.01)
-    desk.submitted("newer")
+    cli.submitted("newer")
 
-    assert "run newer: RUNNING" in desk.run("status").stdout
+    assert "run newer: RUNNING" in cli.run("status").stdout
 
 
-def test_status_explains_why_a_run_waits(desk: Desk) -> None:
-    job_id = desk.submitted("nightly")
+def test_status_explains_waiting_run(cli: Cli) -> None:
+    job_id = cli.submitted("nightly")
     reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity"
-    desk.with_nodes(job_id, {}, {}, status="RUNNABLE", statusReason=reason)
+    cli.with_nodes(job_id, {}, {}, status="RUNNABLE", statusReason=reason)
 
-    result = desk.run("status", "nightly")
+    result = cli.run("status", "nightly")
 
     assert reason in result.stdout
-    assert "EC2 has not enough instances of the type free" in result.stdout
+    assert "EC2 has insufficient capacity of the type" in result.stdout
 
 
-def test_status_looks_for_a_cause_when_batch_gives_none(desk: Desk) -> None:
-    job_id = desk.submitted("nightly")
-    desk.with_nodes(job_id, {}, {}, status="RUNNABLE")
-    desk.client("batch").update_compute_environment(
+def test_status_finds_cause_if_batch_gives_none(cli: Cli) -> None:
+    job_id = cli.submitted("nightly")
+    cli.with_nodes(job_id, {}, {}, status="RUNNABLE")
+    cli.client("batch").update_compute_environment(
         computeEnvironment="environment", state="DISABLED"
     )
 
-    assert "the compute environment is DISABLED" in desk.run("status", "nightly").stdout
+    assert "the compute environment is DISABLED" in cli.run("status", "nightly").stdout
 
 
-def test_logs_merge_the_nodes_by_time(succeeded: Desk) -> None:
+def test_logs_merge_nodes_by_time(succeeded: Cli) -> None:
     result = succeeded.run("logs", "nightly")
 
     assert result.exit_code == 0
     assert result.stdout.splitlines() == ["node 0 | zero", "node 1 | one", "node 0 | two"]
 
 
-def test_logs_of_one_node_can_be_chosen(succeeded: Desk) -> None:
+def test_logs_of_one_node_can_be_selected(succeeded: Cli) -> None:
     result = succeeded.run("logs", "nightly", "--node", "1")
 
     assert result.stdout.splitlines() == ["node 1 | one"]
 
 
-def test_logs_label_later_attempts(failed: Desk) -> None:
+def test_logs_label_retries(failed: Cli) -> None:
     result = failed.run("logs", "nightly")
 
     assert result.stdout.splitlines() == [
@@ -195,15 +195,15 @@ def test_logs_label_later_attempts(failed: Desk) -> None:
     ]
 
 
-def test_following_a_failed_run_exits_with_1_and_says_why(failed: Desk) -> None:
+def test_follow_of_failed_run_exits_with_1_and_reason(failed: Cli) -> None:
     result = failed.run("logs", "nightly", "--follow")
 
     assert result.exit_code == 1
-    assert "run nightly failed after 6 min 40 s of attempt 2: exit code 1" in result.stderr
-    assert "the log of the node that is named has the rest" in result.stderr
+    assert "run nightly failed after 6 min 40 s in attempt 2: exit code 1" in result.stderr
+    assert "see the log of the named node" in result.stderr
 
 
-def test_following_ends_with_what_the_launcher_said_last(failed: Desk) -> None:
+def test_follow_ends_with_last_launcher_message(failed: Cli) -> None:
     said = "launch: exit 1 (the workload raised an error): node 1: rank 33: ValueError: no"
     failed.client("logs").put_log_events(
         logGroupName="log-group",
@@ -215,12 +215,12 @@ def test_following_ends_with_what_the_launcher_said_last(failed: Desk) -> None:
     assert "exit code 1; node 1: rank 33: ValueError: no; the workload raised" in result.stderr
 
 
-def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
-    job_id = desk.submitted("nightly")
-    desk.with_nodes(job_id, {}, {}, status="RUNNING")
-    process = start_cli(desk, "submit", "all-reduce", "--name", "nightly", "--yes", "--follow")
+def test_submit_follow_of_running_name_follows_it(cli: Cli) -> None:
+    job_id = cli.submitted("nightly")
+    cli.with_nodes(job_id, {}, {}, status="RUNNING")
+    process = start_cli(cli, "submit", "all-reduce", "--name", "nightly", "--yes", "--follow")
     read_until(process, "RUNNING")
-    desk.with_nodes(job_id, {}, {}, status="SUCCEEDED", startedAt=1, stoppedAt=2)
+    cli.with_nodes(job_id, {}, {}, status="SUCCEEDED", startedAt=1, stoppedAt=2)
 
     _, said = process.communicate(timeout=scaled(30))
 
@@ -229,18 +229,16 @@ def test_submitting_a_running_name_with_follow_follows_it(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("verbose", [False, True])
-def test_submit_follows_a_nodes_first_lines_as_one_and_logs_shows_all(
-    desk: Desk, verbose: bool
-) -> None:
-    job_id = desk.submitted("nightly", num_nodes=1)
+def test_submit_follow_folds_startup_lines_but_logs_do_not(cli: Cli, verbose: bool) -> None:
+    job_id = cli.submitted("nightly", num_nodes=1)
     first = ["launch: node 0 of 1", "launch: start: python"]
-    write(desk, "node/default/a", *((5000 * i, text) for i, text in enumerate([*first, "step 1"])))
+    write(cli, "node/default/a", *((5000 * i, text) for i, text in enumerate([*first, "step 1"])))
     attempt = ended_attempt(exit_code=0, stream="node/default/a")
     container = {"container": {"logStreamName": "node/default/a"}}
-    desk.with_nodes(job_id, container, status="RUNNING")
+    cli.with_nodes(job_id, container, status="RUNNING")
     flags = ["--verbose"] if verbose else []
     process = start_cli(
-        desk,
+        cli,
         "submit",
         "all-reduce",
         "--nodes",
@@ -253,17 +251,17 @@ def test_submit_follows_a_nodes_first_lines_as_one_and_logs_shows_all(
     )
     read_until(process, "RUNNING")
     ended = {"attempts": [attempt], "startedAt": 1, "stoppedAt": ENDED_MS}
-    desk.with_nodes(job_id, {"attempts": [attempt]}, status="SUCCEEDED", **ended)
+    cli.with_nodes(job_id, {"attempts": [attempt]}, status="SUCCEEDED", **ended)
     shown, said = process.communicate(timeout=scaled(30))
 
     all_lines = [f"node 0 | {text}" for text in (*first, "step 1")]
     assert shown.splitlines() == (all_lines if verbose else all_lines[-1:])
-    told = "node 0: ready after 5 s (2 lines; --verbose or logs shows them)"
+    told = "node 0: ready after 5 s (2 lines hidden; see --verbose or logs)"
     assert (told in said) != verbose
-    assert desk.run("logs", "nightly", "--follow").stdout.splitlines() == all_lines
+    assert cli.run("logs", "nightly", "--follow").stdout.splitlines() == all_lines
 
 
-def start_cli(desk: Desk, *arguments: str) -> subprocess.Popen[str]:
+def start_cli(cli: Cli, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*CLI, *arguments],
         cwd=ROOT,
@@ -284,23 +282,23 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"ended without {text!r}: {said}")
 
 
-def test_ctrl_c_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> None:
-    job_id = desk.submitted("nightly")
-    desk.with_nodes(job_id, {}, {}, status="RUNNING")
-    process = start_cli(desk, "logs", "nightly", "--follow")
+def test_ctrl_c_leaves_job_running_and_prints_command_to_follow(cli: Cli) -> None:
+    job_id = cli.submitted("nightly")
+    cli.with_nodes(job_id, {}, {}, status="RUNNING")
+    process = start_cli(cli, "logs", "nightly", "--follow")
     read_until(process, "RUNNING")
 
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=scaled(30))
 
     assert process.returncode == 130
-    assert f"run nightly goes on (job {job_id})" in said
+    assert f"run nightly keeps running (job {job_id})" in said
     assert "python -m jobs --region us-west-2 logs nightly --follow" in said
-    assert desk.jobs("nightly")[0]["status"] == "RUNNING"
+    assert cli.jobs("nightly")[0]["status"] == "RUNNING"
 
 
-def asked(desk: Desk) -> tuple[subprocess.Popen[str], int]:
-    """Submit on a terminal; return the process at its question, and our end of the terminal."""
+def asked(cli: Cli) -> tuple[subprocess.Popen[str], int]:
+    """Submit on a terminal; return the process at its prompt, and our end of the terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*CLI, "submit", "all-reduce", "--nodes", "2", "--name", "nightly"],
@@ -316,56 +314,56 @@ def asked(desk: Desk) -> tuple[subprocess.Popen[str], int]:
 
 
 @pytest.mark.parametrize(("answer", "num_jobs", "code"), [("y", 1, 0), ("n", 0, 2), ("", 0, 2)])
-def test_a_multi_node_job_is_asked_about_on_a_terminal(
-    desk: Desk, answer: str, num_jobs: int, code: int
+def test_multi_node_job_needs_confirmation_on_terminal(
+    cli: Cli, answer: str, num_jobs: int, code: int
 ) -> None:
-    process, terminal = asked(desk)
+    process, terminal = asked(cli)
     os.write(terminal, f"{answer}\n".encode())
     _, said = process.communicate(timeout=scaled(30))
     os.close(terminal)
 
     assert "submit it? [y/N]" in said
-    assert (process.returncode, len(desk.jobs("nightly"))) == (code, num_jobs)
+    assert (process.returncode, len(cli.jobs("nightly"))) == (code, num_jobs)
 
 
-def test_ctrl_c_at_the_question_submits_nothing(desk: Desk) -> None:
-    process, terminal = asked(desk)
+def test_ctrl_c_at_confirmation_submits_nothing(cli: Cli) -> None:
+    process, terminal = asked(cli)
     read_until(process, "about $43.00")
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=scaled(30))
     os.close(terminal)
 
     assert process.returncode == 130
-    assert desk.jobs("nightly") == []
+    assert cli.jobs("nightly") == []
 
 
-def test_stop_ends_the_job_with_a_reason(desk: Desk) -> None:
-    job_id = desk.submitted("nightly")
+def test_stop_ends_job_with_reason(cli: Cli) -> None:
+    job_id = cli.submitted("nightly")
 
-    result = desk.run("stop", "nightly")
+    result = cli.run("stop", "nightly")
 
     assert result.exit_code == 0
     assert "its nodes get SIGTERM" in result.stderr
-    stopped_reason = desk.backend_job(job_id).job_stopped_reason
+    stopped_reason = cli.backend_job(job_id).job_stopped_reason
     assert stopped_reason.startswith("stopped by ")
     assert stopped_reason.endswith(" with jobs stop")
 
 
-def test_stop_of_a_waiting_run_says_that_it_is_cancelled(desk: Desk) -> None:
-    desk.submitted("nightly", status="RUNNABLE")
+def test_stop_of_waiting_run_reports_cancellation(cli: Cli) -> None:
+    cli.submitted("nightly", status="RUNNABLE")
 
-    assert "it is cancelled before it starts" in desk.run("stop", "nightly").stderr
+    assert "cancelled before it started" in cli.run("stop", "nightly").stderr
 
 
-def test_stop_of_a_run_that_ended_changes_nothing(succeeded: Desk) -> None:
+def test_stop_of_ended_run_is_a_no_op(succeeded: Cli) -> None:
     result = succeeded.run("stop", "nightly")
 
     assert result.exit_code == 0
-    assert "has ended already (SUCCEEDED); nothing to stop" in result.stderr
+    assert "has already ended (SUCCEEDED); nothing to stop" in result.stderr
 
 
-def test_submit_prints_a_document(desk: Desk) -> None:
-    result = desk.run("submit", "all-reduce", "--nodes", "4", "--name", "n", "--yes", "--json")
+def test_submit_prints_document(cli: Cli) -> None:
+    result = cli.run("submit", "all-reduce", "--nodes", "4", "--name", "n", "--yes", "--json")
 
     document = checked(result, "submit")
     assert (document["action"], document["nodes"]) == ("submitted", 4)
@@ -373,22 +371,22 @@ def test_submit_prints_a_document(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("command", ["submit", "list", "status", "logs", "stop"])
-def test_a_refusal_is_a_valid_document_of_every_command(desk: Desk, command: str) -> None:
+def test_refusal_is_a_valid_document_of_every_command(cli: Cli, command: str) -> None:
     argument = {"submit": "all-reduce", "list": None}.get(command, "nightly")
     arguments = [command, *([argument] if argument else []), "--json", "--deployment", "none"]
 
-    result = desk.run(*arguments)
+    result = cli.run(*arguments)
 
     assert checked(result, command)["refused"] == "no-deployment"
 
 
-def test_list_prints_a_document(succeeded: Desk) -> None:
+def test_list_prints_document(succeeded: Cli) -> None:
     document = checked(succeeded.run("list", "--json"), "list")
 
     assert [run["run"] for run in document["runs"]] == ["nightly"]
 
 
-def test_status_prints_a_document(failed: Desk) -> None:
+def test_status_prints_document(failed: Cli) -> None:
     result = failed.run("status", "nightly", "--json")
 
     document = checked(result, "status")
@@ -398,34 +396,34 @@ def test_status_prints_a_document(failed: Desk) -> None:
 
 
 @pytest.mark.parametrize("follow", [[], ["--follow"]])
-def test_logs_print_a_document(succeeded: Desk, follow: list[str]) -> None:
+def test_logs_print_document(succeeded: Cli, follow: list[str]) -> None:
     document = checked(succeeded.run("logs", "nightly", *follow, "--json"), "logs")
 
     assert [line["message"] for line in document["lines"]] == ["zero", "one", "two"]
     assert document["outcome"]["status"] == "SUCCEEDED"
 
 
-def test_stop_prints_a_document(desk: Desk) -> None:
-    desk.submitted("nightly")
+def test_stop_prints_document(cli: Cli) -> None:
+    cli.submitted("nightly")
 
-    document = checked(desk.run("stop", "nightly", "--grace", "0.1", "--json"), "stop")
+    document = checked(cli.run("stop", "nightly", "--wait", "0.1", "--json"), "stop")
 
     assert (document["action"], document["ended"]) == ("stopping", False)
 
 
-def test_the_catalogue_prints_a_document() -> None:
-    document = checked(Desk("").run("catalogue", "--json"), "catalogue")
+def test_catalogue_prints_document() -> None:
+    document = checked(Cli("").run("catalogue", "--json"), "catalogue")
 
     assert "trn1.32xlarge" in [item["name"] for item in document["instance_types"]]
 
 
-def test_a_workload_of_the_catalogue_is_submitted_without_the_code_for_programs() -> None:
+def test_submit_of_workload_does_not_import_program_code() -> None:
     code = "import sys, jobs.commands.submit; sys.exit('jobs.submit.program' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_the_cli_starts_without_slow_modules() -> None:
+def test_cli_starts_without_slow_modules() -> None:
     slow = {"boto3", "botocore", "rich", "pydantic", "torch", "aws_cdk"}
     code = "import sys, jobs.cli; print(*sys.modules)"
 

@@ -1,4 +1,4 @@
-"""The deployment is read with few calls."""
+"""Reading the deployment takes few calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.jobs.fakes import client_error
 
 
 class Ssm:
-    """Counts the calls; knows nothing."""
+    """Counts calls, and has no parameters."""
 
     def __init__(self) -> None:
         self.names: list[list[str]] = []
@@ -26,7 +26,7 @@ class Ssm:
         raise client_error("AccessDeniedException")
 
 
-def test_one_call_asks_for_no_more_than_ssm_allows() -> None:
+def test_calls_stay_within_ssm_batch_limit() -> None:
     ssm = Ssm()
 
     with pytest.raises(Refusal):
@@ -36,6 +36,6 @@ def test_one_call_asks_for_no_more_than_ssm_allows() -> None:
     assert all(len(names) <= 10 for names in ssm.names)
 
 
-def test_a_hint_that_is_denied_does_not_hide_the_refusal() -> None:
+def test_denied_hint_does_not_hide_refusal() -> None:
     with pytest.raises(Refusal, match="no deployment 'default' in us-west-2"):
         read_deployment(Ssm(), "default", region="us-west-2")

@@ -1,4 +1,4 @@
-"""How AWS's errors read."""
+"""Messages for AWS's errors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.jobs.fakes import client_error
         ("ExpiredTokenException", "expired-credentials", "aws sso login"),
         ("UnrecognizedClientException", "invalid-credentials", "AWS_PROFILE"),
         ("InvalidSignatureException", "invalid-credentials", "clock"),
-        ("AccessDeniedException", "access-denied", "ask for that permission"),
+        ("AccessDeniedException", "access-denied", "request that permission"),
         ("AccessDenied", "access-denied", "right account"),
         ("TooManyRequestsException", "throttled", "in a minute"),
         ("ThrottlingException", "throttled", "in a minute"),
         ("ClientException", "aws", "said AWS (ClientException)"),
     ],
 )
-def test_an_error_response_becomes_one_message(code: str, refusal: str, remedy: str) -> None:
+def test_error_response_becomes_one_message(code: str, refusal: str, remedy: str) -> None:
     found = errors.from_aws(client_error(code, operation="SubmitJob"), region="us-west-2")
 
     assert found is not None
@@ -33,7 +33,7 @@ def test_an_error_response_becomes_one_message(code: str, refusal: str, remedy: 
     assert "\n" not in found.message
 
 
-def test_a_refusal_says_what_aws_said() -> None:
+def test_refusal_quotes_aws_message() -> None:
     found = errors.from_aws(client_error("AccessDeniedException"), region="us-west-2")
 
     assert found is not None
@@ -49,7 +49,7 @@ def test_a_refusal_says_what_aws_said() -> None:
         aws.SSOTokenLoadError(profile_name="p", error_msg="no"),
     ],
 )
-def test_credentials_that_cannot_be_renewed_ask_for_a_login(error: Exception) -> None:
+def test_expired_credentials_ask_for_login(error: Exception) -> None:
     found = errors.from_aws(error, region=None)
 
     assert found is not None
@@ -66,18 +66,18 @@ def test_credentials_that_cannot_be_renewed_ask_for_a_login(error: Exception) ->
         aws.ProxyConnectionError(proxy_url="https://x"),
     ],
 )
-def test_a_network_error_asks_to_check_the_network(error: Exception) -> None:
+def test_network_error_suggests_checking_network(error: Exception) -> None:
     found = errors.from_aws(error, region="us-west-2")
 
     assert found is not None
     assert found.code == "unreachable"
 
 
-def test_an_error_of_ours_is_not_taken_for_one_of_aws() -> None:
+def test_own_error_is_not_an_aws_error() -> None:
     assert errors.from_aws(KeyError("ours"), region=None) is None
 
 
-def test_any_other_error_of_botocore_still_reads_as_a_message() -> None:
+def test_other_botocore_error_becomes_message() -> None:
     found = errors.from_aws(aws.ParamValidationError(report="bad"), region=None)
 
     assert found is not None
@@ -97,7 +97,5 @@ def test_any_other_error_of_botocore_still_reads_as_a_message() -> None:
         (client_error("TooManyRequestsException", status=429), False),
     ],
 )
-def test_only_a_lost_answer_leaves_open_whether_the_call_was_done(
-    error: Exception, ambiguous: bool
-) -> None:
+def test_only_lost_response_is_ambiguous(error: Exception, ambiguous: bool) -> None:
     assert errors.is_ambiguous(error) is ambiguous

@@ -1,4 +1,4 @@
-"""Reasons and exit codes in plain words."""
+"""Explanations of reasons and exit codes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from jobs.output.explain import explain, explain_exit, explain_reason, is_news
         (
             "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity "
             "requested for instance type trn1.32xlarge",
-            "not enough instances",
+            "insufficient capacity",
         ),
         (
             "Canceled by JobStateTimeLimit action due to reason: "
             "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
-            "not enough instances",
+            "insufficient capacity",
         ),
         ("MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE - CE(s)", "more vCPUs"),
         ("MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job", "vCPUs and memory"),
@@ -27,7 +27,7 @@ from jobs.output.explain import explain, explain_exit, explain_reason, is_news
         ("Job attempt duration exceeded timeout", "time limit"),
         ("stopped by ann with jobs stop", "stopped the run"),
         ("OutOfMemoryError: Container killed due to memory usage", "memory"),
-        ("CannotPullContainerError: pull image manifest has been retried", "fetch the image"),
+        ("CannotPullContainerError: pull image manifest has been retried", "pull the image"),
         (
             "CannotStartContainerError: Error response from daemon: error gathering device "
             'information while adding custom device "/dev/neuron0": no such file or directory',
@@ -35,30 +35,30 @@ from jobs.output.explain import explain, explain_exit, explain_reason, is_news
         ),
     ],
 )
-def test_a_reason_is_explained(reason: str, meaning: str) -> None:
+def test_known_reason_is_explained(reason: str, meaning: str) -> None:
     found = explain_reason(reason)
 
     assert found is not None
     assert meaning in found.meaning
 
 
-def test_a_reason_that_nobody_knows_is_left_alone() -> None:
+def test_unknown_reason_is_not_explained() -> None:
     assert explain_reason("something new") is None
 
 
-def test_a_signal_is_named() -> None:
+def test_signal_is_named() -> None:
     found = explain_exit(139)
 
     assert found is not None
     assert found.meaning == "ended by signal 11"
 
 
-def test_a_reason_explains_more_than_the_exit_code_that_it_comes_with() -> None:
+def test_reason_takes_precedence_over_exit_code() -> None:
     found = explain(exit_code=137, reasons=[None, "OutOfMemoryError: Container killed"])
 
     assert found is not None
     assert "more memory than its limit" in found.meaning
 
 
-def test_that_a_container_exited_is_no_news() -> None:
+def test_container_exit_is_not_news() -> None:
     assert not is_news("Essential container in task exited")

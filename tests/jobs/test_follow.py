@@ -1,4 +1,4 @@
-"""What following a job tells, from the queue to the last line."""
+"""Events while following a job, from the queue to the last line."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from botocore.exceptions import EndpointConnectionError
 from jobs.batch.describe import describe_job
 from jobs.errors import Refusal
 from jobs.job import Explanation, Job, JobKind, Shape
-from jobs.output.beginnings import Beginnings
 from jobs.output.follow import (
-    AttemptBegan,
     AttemptEnded,
-    Ended,
+    AttemptStarted,
     Event,
     Follower,
+    JobEnd,
+    NoResponse,
     Pace,
     StatusChanged,
     StillWaiting,
-    Trouble,
 )
+from jobs.output.startup import StartupFilter
 from jobs.output.streams import LogLine, Streams
 from tests.jobs.fakes import (
     JOB_ID,
@@ -46,7 +46,7 @@ def statuses(events: list[Event]) -> list[tuple[str, str | None]]:
 
 
 def two_nodes_that_succeed(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
-    """Waits 20 s, runs 10 s on two nodes."""
+    """Return a job that waits 20 s and runs 10 s on two nodes."""
     running = scene(parent("RUNNING"), child("RUNNING", stream="a"), child("RUNNING", stream="b"))
     ended_at = T0 + 30
     batch = FakeBatch(
@@ -83,7 +83,7 @@ def two_nodes_that_succeed(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
     return batch, logs
 
 
-def test_every_status_on_the_way_is_told() -> None:
+def test_every_status_change_is_reported() -> None:
     clock = FakeClock()
 
     events = follow(clock, *two_nodes_that_succeed(clock))
@@ -94,7 +94,7 @@ def test_every_status_on_the_way_is_told() -> None:
     assert told[-1] == "SUCCEEDED"
 
 
-def test_one_node_can_be_chosen() -> None:
+def test_one_node_can_be_selected() -> None:
     clock = FakeClock()
 
     events = follow(clock, *two_nodes_that_succeed(clock), only_node=1)
@@ -102,7 +102,7 @@ def test_one_node_can_be_chosen() -> None:
     assert messages(events) == ["b0", "b1", "b2"]
 
 
-def test_a_reason_that_batch_gives_while_waiting_is_told() -> None:
+def test_reason_of_waiting_job_is_reported() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
     reason = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity"
@@ -113,7 +113,7 @@ def test_a_reason_that_batch_gives_while_waiting_is_told() -> None:
     assert ("RUNNABLE", reason) in statuses(events)
 
 
-def test_a_long_wait_without_a_reason_is_looked_into() -> None:
+def test_long_wait_without_reason_is_investigated() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
     batch.scenes = [(T0, scene(parent("RUNNABLE"))), *((t + 200, s) for t, s in batch.scenes[2:])]
@@ -134,7 +134,7 @@ def test_a_long_wait_without_a_reason_is_looked_into() -> None:
     assert [remark.explanation for remark in remarks] == [found]
 
 
-def test_a_look_that_is_denied_does_not_end_the_following() -> None:
+def test_denied_investigation_does_not_end_follow() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
     batch.scenes = [(T0, scene(parent("RUNNABLE"))), *((t + 200, s) for t, s in batch.scenes[2:])]
@@ -145,10 +145,10 @@ def test_a_look_that_is_denied_does_not_end_the_following() -> None:
     events = follow(clock, batch, logs, why_waiting=denied)
 
     assert [e.explanation for e in events if isinstance(e, StillWaiting)] == [None]
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], JobEnd)
 
 
-def test_the_end_waits_for_nodes_that_still_stop() -> None:
+def test_end_waits_for_stopping_nodes() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
     since, ended = batch.scenes[-1]
@@ -157,11 +157,11 @@ def test_the_end_waits_for_nodes_that_still_stop() -> None:
 
     events = follow(clock, batch, logs)
 
-    assert isinstance(events[-1], Ended)
+    assert isinstance(events[-1], JobEnd)
     assert events[-1].job.nodes[1].status == "SUCCEEDED"
 
 
-def test_a_run_that_ended_long_ago_is_shown_without_waiting() -> None:
+def test_ended_run_is_shown_without_waiting() -> None:
     clock = FakeClock(T0 + 10_000)
     batch, logs = two_nodes_that_succeed(clock)
 
@@ -171,7 +171,7 @@ def test_a_run_that_ended_long_ago_is_shown_without_waiting() -> None:
 
 
 def second_attempt(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
-    """Attempt 1 ends with 75 after 10 s, attempt 2 succeeds."""
+    """Return a job whose attempt 1 exits with 75 after 10 s, and whose attempt 2 succeeds."""
     first = attempt(stream="a1", exit_code=75, started_s=T0 + 1, stopped_s=T0 + 10)
     second = attempt(stream="a2", exit_code=0, started_s=T0 + 20, stopped_s=T0 + 30)
     children = [
@@ -228,16 +228,16 @@ def second_attempt(clock: FakeClock) -> tuple[FakeBatch, FakeLogs]:
     return batch, logs
 
 
-def test_a_new_attempt_is_announced_before_its_first_line() -> None:
+def test_new_attempt_is_announced_before_its_first_line() -> None:
     clock = FakeClock()
 
     events = follow(clock, *second_attempt(clock))
 
-    told = [e for e in events if isinstance(e, LogLine | AttemptBegan)]
-    assert told.index(AttemptBegan(number=2)) == 4
+    told = [e for e in events if isinstance(e, LogLine | AttemptStarted)]
+    assert told.index(AttemptStarted(number=2)) == 4
 
 
-def test_the_end_shows_what_an_array_child_has_said_in_a_second_attempt() -> None:
+def test_end_shows_lines_of_array_child_in_second_attempt() -> None:
     clock = FakeClock()
     batch, logs = second_attempt(clock)
     logs.streams["a2"] = lines(T0 + 22, ["launch: one"])
@@ -253,13 +253,13 @@ def test_the_end_shows_what_an_array_child_has_said_in_a_second_attempt() -> Non
         streams=Streams(logs=logs, log_group=LOG_GROUP),
         job_id=JOB_ID,
         clock=clock.as_clock(),
-        beginnings=Beginnings(),
+        startup=StartupFilter(),
     )
 
     assert "launch: one" in messages(list(follower.events()))
 
 
-def test_why_the_attempt_before_ended_is_told() -> None:
+def test_end_of_previous_attempt_is_explained() -> None:
     clock = FakeClock()
 
     events = follow(clock, *second_attempt(clock))
@@ -269,7 +269,7 @@ def test_why_the_attempt_before_ended_is_told() -> None:
 
 
 @pytest.mark.parametrize(("code", "number"), [(0, 0), (1, 0), (64, 0), (75, 1)])
-def test_an_attempt_that_nothing_follows_is_left_to_the_end(code: int, number: int) -> None:
+def test_end_of_attempt_is_reported_only_before_retry(code: int, number: int) -> None:
     clock = FakeClock()
     only = attempt(stream="a", exit_code=code, started_s=T0, stopped_s=T0 + 5)
     status = "SUCCEEDED" if code == 0 else "FAILED"
@@ -293,7 +293,7 @@ def test_an_attempt_that_nothing_follows_is_left_to_the_end(code: int, number: i
     assert len([e for e in events if isinstance(e, AttemptEnded)]) == number
 
 
-def test_lines_of_a_new_attempt_follow_those_of_the_old_one() -> None:
+def test_lines_of_new_attempt_follow_previous_attempt() -> None:
     clock = FakeClock()
 
     events = follow(clock, *second_attempt(clock))
@@ -304,16 +304,16 @@ def test_lines_of_a_new_attempt_follow_those_of_the_old_one() -> None:
     assert [e.attempt for e in events if isinstance(e, LogLine)] == [1] * 4 + [2] * 4
 
 
-def test_following_after_the_end_tells_lines_and_the_end_only() -> None:
+def test_follow_after_end_reports_only_lines_and_end() -> None:
     clock = FakeClock(T0 + 10_000)
 
     events = follow(clock, *second_attempt(clock))
 
-    assert {type(event) for event in events} == {LogLine, AttemptBegan, Ended}
+    assert {type(event) for event in events} == {LogLine, AttemptStarted, JobEnd}
 
 
 class Unreachable(FakeBatch):
-    """Does not answer between two times."""
+    """Does not respond between two times."""
 
     def describe_jobs(self, **kwargs: Any) -> Any:
         if T0 + 5 <= self.clock.seconds < T0 + 25:
@@ -321,17 +321,17 @@ class Unreachable(FakeBatch):
         return FakeBatch.describe_jobs(self, **kwargs)
 
 
-def test_a_lost_connection_is_told_and_waited_out() -> None:
+def test_lost_connection_is_reported_and_retried() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
 
     events = follow(clock, Unreachable(clock, scenes=batch.scenes), logs)
 
-    assert len([e for e in events if isinstance(e, Trouble)]) == 1
-    assert isinstance(events[-1], Ended)
+    assert len([e for e in events if isinstance(e, NoResponse)]) == 1
+    assert isinstance(events[-1], JobEnd)
 
 
-def test_a_connection_that_stays_lost_ends_the_following() -> None:
+def test_persistent_connection_loss_ends_follow() -> None:
     clock = FakeClock()
     batch, logs = two_nodes_that_succeed(clock)
     pace = Pace(give_up_s=10)
@@ -340,16 +340,18 @@ def test_a_connection_that_stays_lost_ends_the_following() -> None:
         follow(clock, Unreachable(clock, scenes=batch.scenes), logs, pace=pace)
 
 
-def test_a_job_that_is_deleted_ends_the_following_with_what_is_left_of_it() -> None:
+def test_deleted_job_ends_follow_with_remaining_lines() -> None:
     clock = FakeClock()
     running = scene(parent("RUNNING"), child("RUNNING", stream="s0"))
     batch = FakeBatch(clock, scenes=[(T0, running), (T0 + 20, {})])
 
-    with pytest.raises(Refusal, match=r"not known.*destroyed its cluster.*is in the bucket"):
+    with pytest.raises(
+        Refusal, match=r"no longer exists.*cluster was destroyed.*still in the bucket"
+    ):
         follow(clock, batch, FakeLogs(clock), pace=Pace(give_up_s=10))
 
 
-def test_a_denied_call_ends_the_following_at_once() -> None:
+def test_denied_call_ends_follow_immediately() -> None:
     clock = FakeClock()
 
     class Denied(FakeLogs):
@@ -360,7 +362,7 @@ def test_a_denied_call_ends_the_following_at_once() -> None:
         follow(clock, two_nodes_that_succeed(clock)[0], Denied(clock))
 
 
-def test_many_nodes_are_not_read_faster_than_cloudwatch_allows() -> None:
+def test_log_reads_stay_below_cloudwatch_limit() -> None:
     clock = FakeClock()
     names = [f"s{index}" for index in range(200)]
     running = scene(
@@ -385,10 +387,10 @@ LAST_LINE = "launch: exit 0 (finished): every node finished"
     ("last_of_a", "last_of_b", "waits"),
     [
         (LAST_LINE, LAST_LINE, False),
-        (LAST_LINE, "b2", True),  # killed, or not readable yet
+        (LAST_LINE, "b2", True),  # killed, or not visible yet
     ],
 )
-def test_it_waits_for_more_lines_unless_every_launcher_has_said_its_last(
+def test_follow_waits_for_lines_until_every_launcher_ended(
     last_of_a: str, last_of_b: str, waits: bool
 ) -> None:
     clock = FakeClock()
@@ -408,7 +410,7 @@ def test_it_waits_for_more_lines_unless_every_launcher_has_said_its_last(
     assert (clock.now() - (T0 + 30) >= Pace().quiet_s) == waits
 
 
-def test_a_line_before_the_last_one_that_arrives_late_is_told_as_well() -> None:
+def test_late_line_before_last_line_is_shown() -> None:
     clock = FakeClock()
     batch, _ = two_nodes_that_succeed(clock)
     logs = FakeLogs(

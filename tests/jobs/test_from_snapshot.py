@@ -1,4 +1,4 @@
-"""Going back to an older snapshot of a program's run, or to none."""
+"""Resuming a program's run from an older snapshot, or from none."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.programs import dry_run, ended, record, running, snapshot, submitted
 from tests.jobs.test_refusals import assert_refused
 from tests.support.schemas import conforms
 
 
 @pytest.fixture
-def run(desk: Desk, program: Path) -> Desk:
-    """Submit the run `x`, which has left snapshots 7, 8 and 9."""
-    submitted(desk, "./train.py", "--name", "x")
-    ended(desk)
+def run(cli: Cli, program: Path) -> Cli:
+    """A run `x` with snapshots 7, 8 and 9."""
+    submitted(cli, "./train.py", "--name", "x")
+    ended(cli)
     for number in (7, 8, 9):
-        desk.put(manifest_key(number), snapshot(number, number - 6))
-    return desk
+        cli.put(manifest_key(number), snapshot(number, number - 6))
+    return cli
 
 
 def manifest_key(number: int) -> str:
     return f"runs/x/snapshots/{number:08d}.json"
 
 
-def manifest(desk: Desk, number: int) -> dict[str, Any]:
-    body = desk.client("s3").get_object(Bucket="bucket", Key=manifest_key(number))["Body"].read()
+def manifest(cli: Cli, number: int) -> dict[str, Any]:
+    body = cli.client("s3").get_object(Bucket="bucket", Key=manifest_key(number))["Body"].read()
     found: dict[str, Any] = json.loads(body)
     conforms("snapshot", found)
     return found
 
 
-def test_the_chosen_snapshot_becomes_the_newest(run: Desk) -> None:
+def test_selected_snapshot_becomes_newest(run: Cli) -> None:
     said = submitted(run, "./train.py", "--name", "x", "--from-snapshot", "7")
 
-    assert "run x: continues from snapshot 7, 2026-11-22T14:00:07+00:00 (" in said
+    assert "run x: resumes from snapshot 7, 2026-11-22T14:00:07+00:00 (" in said
     assert "1 file, 1 kB; not from 8 and 9\n" in said
     assert manifest(run, 10) == {**manifest(run, 7), "number": 10, "chosen": 7}
     assert [item.get("from_snapshot") for item in record(run)] == [None, "7"]
@@ -48,11 +48,11 @@ def test_the_chosen_snapshot_becomes_the_newest(run: Desk) -> None:
     assert ", from snapshot 7: train.py" in shown[1]
     ended(run)
     said = submitted(run, "./train.py", "--name", "x")
-    assert "continues from snapshot 10 (that is 7 again), 2026-11-22T14:00:07" in said
+    assert "resumes from snapshot 10 (a copy of 7), 2026-11-22T14:00:07" in said
     assert len(run.keys("runs/x/snapshots/")) == 4
 
 
-def test_none_begins_anew_with_the_compiled_graphs(run: Desk) -> None:
+def test_none_starts_over_with_compiled_graphs(run: Cli) -> None:
     newest = manifest(run, 9)
     graph = {**newest["files"][0], "root": "cache", "path": "a.neff", "bytes": 7}
     links = [{"root": "checkpoints", "path": "last", "target": "0.pt"}]
@@ -60,22 +60,22 @@ def test_none_begins_anew_with_the_compiled_graphs(run: Desk) -> None:
 
     said = submitted(run, "./train.py", "--name", "x", "--from-snapshot", "none")
 
-    assert "run x: no snapshot, begins anew; not from 7, 8 and 9\n" in said
+    assert "run x: no snapshot, starts over; not from 7, 8 and 9\n" in said
     made = manifest(run, 10)
     assert (made["chosen"], made["bytes"], made["files"], made["links"]) == (0, 7, [graph], [])
     ended(run)
-    assert "begins anew\n" in submitted(run, "./train.py", "--name", "x")
+    assert "starts over\n" in submitted(run, "./train.py", "--name", "x")
     assert_refused(run.run("download", "x", "--to", "here"), "run x has no complete snapshot")
 
 
-def test_the_newest_may_be_named_too(run: Desk) -> None:
+def test_newest_snapshot_can_be_selected(run: Cli) -> None:
     submitted(run, "./train.py", "--name", "x", "--from-snapshot", "9")
 
     assert len(run.keys("runs/x/snapshots/")) == 3
     assert record(run)[-1]["from_snapshot"] == "9"
 
 
-def test_a_dry_run_goes_back_to_nothing(run: Desk) -> None:
+def test_dry_run_writes_no_snapshot(run: Cli) -> None:
     found = dry_run(run, "./train.py", "--name", "x", "--from-snapshot", "8")
 
     assert found["plan"]["program"]["continues_from_snapshot"] == 8
@@ -83,7 +83,7 @@ def test_a_dry_run_goes_back_to_nothing(run: Desk) -> None:
 
 
 @pytest.mark.parametrize("word", ["6", "-1", "8.5", "newest"])
-def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(run: Desk, word: str) -> None:
+def test_missing_snapshot_is_refused_with_existing_ones(run: Cli, word: str) -> None:
     assert_refused(
         run.run("submit", "./train.py", "--name", "x", "--yes", f"--from-snapshot={word}"),
         f"--from-snapshot {word}: run x has no such snapshot",
@@ -93,27 +93,29 @@ def test_a_snapshot_that_is_not_there_is_refused_with_those_that_are(run: Desk, 
     assert len(record(run)) == 1
 
 
-def test_a_run_without_snapshots_has_none_to_choose(desk: Desk, program: Path) -> None:
+def test_run_without_snapshots_is_refused(cli: Cli, program: Path) -> None:
     words = ("submit", "./train.py", "--yes", "--from-snapshot")
 
-    assert_refused(desk.run(*words, "3"), "a new run has no snapshots; name the run", "--name")
-    assert_refused(desk.run(*words, "3", "--name", "x"), "it has none; leave the option out")
-    assert desk.run(*words, "none", "--name", "x").exit_code == 0
-    assert desk.keys("runs/x/snapshots/") == []
+    assert_refused(
+        cli.run(*words, "3"), "a new run has no snapshots; specify an existing run", "--name"
+    )
+    assert_refused(cli.run(*words, "3", "--name", "x"), "it has none; omit the option")
+    assert cli.run(*words, "none", "--name", "x").exit_code == 0
+    assert cli.keys("runs/x/snapshots/") == []
 
 
-def test_a_job_that_runs_does_not_go_back(run: Desk) -> None:
+def test_running_job_is_refused(run: Cli) -> None:
     submitted(run, "./train.py", "--name", "x")
     running(run)
 
     assert_refused(
         run.run("submit", "./train.py", "--name", "x", "--yes", "--from-snapshot", "7"),
-        "run x is RUNNING already", "--from-snapshot 7 says what a job begins with", "stop x",
+        "run x is already RUNNING", "--from-snapshot 7 selects where a job starts", "stop x",
     )  # fmt: skip
 
 
-def test_a_built_in_workload_has_no_snapshots(desk: Desk) -> None:
+def test_built_in_workload_has_no_snapshots(cli: Cli) -> None:
     assert_refused(
-        desk.run("submit", "all-reduce", "--yes", "--from-snapshot", "3"),
-        "--from-snapshot: all-reduce is no program of your own",
+        cli.run("submit", "all-reduce", "--yes", "--from-snapshot", "3"),
+        "--from-snapshot: all-reduce is not a program of your own",
     )

@@ -1,4 +1,4 @@
-"""`jobs shell` on Batch: which host, and whether it takes sessions."""
+"""`jobs shell` on Batch: the host, and whether it accepts sessions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from jobs.batch.shell import find_instance, session_command
 from jobs.errors import Refusal
 from jobs.job import Job, JobKind, Shape
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.fakes import JOB_ID, FakeBatch, FakeClock, child, parent, scene
 
 INSTANCE = "arn:aws:ecs:us-west-2:123456789012:container-instance/cluster-of-batch/abc"
@@ -56,7 +56,7 @@ def batch(container: Mapping[str, Any]) -> FakeBatch:
     return FakeBatch(clock, scenes=[(0.0, nodes)])
 
 
-def test_the_host_of_a_node_is_asked_of_its_cluster() -> None:
+def test_host_of_node_is_read_from_its_cluster() -> None:
     ecs = FakeEcs()
     host = find_instance(batch({"containerInstanceArn": INSTANCE}), ecs, job(), 1)
 
@@ -69,12 +69,12 @@ def test_the_host_of_a_node_is_asked_of_its_cluster() -> None:
     [({}, "RUNNABLE"), ({"containerInstanceArn": INSTANCE}, "FAILED")],
     ids=["no host yet", "ended"],
 )
-def test_a_node_that_does_not_run_has_no_host(container: Mapping[str, Any], status: str) -> None:
-    with pytest.raises(Refusal, match="a shell needs a node that is RUNNING"):
+def test_stopped_node_has_no_host(container: Mapping[str, Any], status: str) -> None:
+    with pytest.raises(Refusal, match=f"the job is {status}, not RUNNING"):
         find_instance(batch(container), FakeEcs(), job(status), 1)
 
 
-def test_a_session_is_a_shell_or_one_command() -> None:
+def test_session_is_a_shell_or_one_command() -> None:
     shell = session_command("i-0abc", "us-west-2", [])
     one = session_command("i-0abc", "us-west-2", ["sh", "-c", "echo a b"])
 
@@ -85,22 +85,22 @@ def test_a_session_is_a_shell_or_one_command() -> None:
 
 
 @pytest.fixture
-def running(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> Desk:
-    job_id = desk.submitted("nightly")
+def running(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    job_id = cli.submitted("nightly")
     container = {"containerInstanceArn": INSTANCE}
-    desk.with_nodes(job_id, {"container": container}, {"container": container})
+    cli.with_nodes(job_id, {"container": container}, {"container": container})
     monkeypatch.setattr("jobs.aws.Aws.ecs", lambda _: FakeEcs())
-    return desk
+    return cli
 
 
-def test_a_host_that_takes_no_sessions_is_refused_with_what_to_deploy(
-    running: Desk, monkeypatch: pytest.MonkeyPatch
+def test_host_without_sessions_is_refused_with_setting(
+    running: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.aws.Aws.managed_instances", lambda _: Managed(()))
     result = running.run("shell", "nightly", "--node", "1")
 
     assert result.exit_code == 2
-    assert "host i-0abc takes no sessions" in result.stderr
+    assert "host i-0abc accepts no sessions" in result.stderr
     assert "-c trainium:node_shell=true" in result.stderr
 
 
@@ -115,8 +115,8 @@ class Managed:
         return {"InstanceInformationList": [{"PingStatus": status} for status in self.statuses]}
 
 
-def test_without_the_session_manager_the_command_is_said(
-    running: Desk, monkeypatch: pytest.MonkeyPatch
+def test_missing_session_manager_shows_command(
+    running: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.aws.Aws.managed_instances", lambda _: Managed())
     monkeypatch.setenv("PATH", "/nowhere")
@@ -127,9 +127,7 @@ def test_without_the_session_manager_the_command_is_said(
     assert "aws ssm start-session --region us-west-2 --target i-0abc" in result.stderr
 
 
-def test_a_session_ends_with_the_exit_code_of_the_cli(
-    running: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_session_exits_with_code_of_cli(running: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
 
     def run(words: list[str]) -> subprocess.CompletedProcess[bytes]:

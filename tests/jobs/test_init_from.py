@@ -1,4 +1,4 @@
-"""Models at the desk: uploaded, and looked at before a job begins with one."""
+"""Models: uploaded, and validated before a job starts from one."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_submit_training import command, existing_run, payloads
-from training.models.llama.huggingface import llama_config
+from training.models.llama.huggingface import decoder_config
 from trainium_catalogue.models.in_bucket import workload_of
 from trainium_catalogue.models.presets import LLAMA_PRESETS, MODELS, ModelShape
 
@@ -24,7 +24,7 @@ CONFIG = {
     "hidden_size": SHAPE.hidden_size,
     "intermediate_size": SHAPE.intermediate_size,
     "num_hidden_layers": SHAPE.num_hidden_layers,
-    # Llama-2-7B's own leaves the heads of keys and values out.
+    # Llama-2-7B's own config omits the number of key-value heads.
     "num_attention_heads": SHAPE.num_attention_heads,
 }
 SCALING = {
@@ -40,36 +40,36 @@ INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
 
 
 @pytest.fixture
-def ready(desk: Desk) -> Desk:
-    """A dataset and a model are there."""
-    desk.put("datasets/wiki/manifest.json", {"vocab_size": 32000, "num_tokens": 1_000_000_000})
-    desk.put("models/llama/config.json", CONFIG)
-    desk.put("models/llama/model.safetensors.index.json", INDEX)
-    desk.put("models/llama/model-1.safetensors")
-    desk.put("models/llama/model-2.safetensors")
-    return desk
+def ready(cli: Cli) -> Cli:
+    """A deployment with a dataset and a model."""
+    cli.put("datasets/wiki/manifest.json", {"vocab_size": 32000, "num_tokens": 1_000_000_000})
+    cli.put("models/llama/config.json", CONFIG)
+    cli.put("models/llama/model.safetensors.index.json", INDEX)
+    cli.put("models/llama/model-1.safetensors")
+    cli.put("models/llama/model-2.safetensors")
+    return cli
 
 
-def test_a_run_begins_with_a_model_of_the_bucket(ready: Desk) -> None:
+def test_run_starts_from_model_in_bucket(ready: Cli) -> None:
     (payload,) = payloads(ready.run(*TRAIN, "--init-from", "llama", "--dry-run", "--json"))
 
     assert "--init-from" in json.dumps(payload)
     assert ready.run(*TRAIN, "--init-from", "llama").exit_code == 0
 
 
-def test_what_is_not_there_is_refused_with_what_is(ready: Desk) -> None:
+def test_missing_model_is_refused_with_existing_ones(ready: Cli) -> None:
     ready.put("export/first/config.json", CONFIG)
 
     assert_refused(
         ready.run(*TRAIN, "--init-from", "nothing"),
-        "there is no model 'nothing': models in the bucket: llama, export/first",
+        "there is no model 'nothing' (models in the bucket: llama, export/first)",
         "python -m jobs upload FOLDER",
     )
     assert_refused(ready.run(*TRAIN, "--init-from", "lama"), "did you mean 'llama'?")
 
 
 @pytest.mark.parametrize("key", ["config.json", "model-2.safetensors"])
-def test_a_model_that_lacks_a_file_is_refused(ready: Desk, key: str) -> None:
+def test_incomplete_model_is_refused(ready: Cli, key: str) -> None:
     ready.client("s3").delete_object(Bucket="bucket", Key=f"models/llama/{key}")
 
     assert_refused(
@@ -82,27 +82,27 @@ def test_a_model_that_lacks_a_file_is_refused(ready: Desk, key: str) -> None:
     ("index", "exit_code"),
     [({"weight_map": ["model-1.safetensors"]}, 0), ({"weight_map": {"a": {}}}, 2), ({}, 0)],
 )
-def test_an_index_that_is_none_breaks_nothing_here(
-    ready: Desk, index: dict[str, object], exit_code: int
+def test_malformed_index_does_not_crash_submission(
+    ready: Cli, index: dict[str, object], exit_code: int
 ) -> None:
     ready.put("models/llama/model.safetensors.index.json", index)
 
     assert ready.run(*TRAIN, "--init-from", "llama", "--dry-run").exit_code == exit_code
 
 
-def test_a_model_of_another_size_is_refused_with_the_words_to_submit(ready: Desk) -> None:
+def test_model_of_other_size_is_refused_with_options(ready: Cli) -> None:
     ready.put("models/llama/config.json", {**CONFIG, "num_hidden_layers": 16, "vocab_size": 32256})
 
     assert_refused(
         ready.run(*TRAIN, "--init-from", "llama"),
-        "model 'llama' is of another size: --vocab-size 32256 (the run has 32000), "
+        "model 'llama' has different sizes: --vocab-size 32256 (the run has 32000), "
         "--num-layers 16 (the run has 32)",
     )
 
 
 @pytest.mark.parametrize(("adapters", "rank"), [((), "0"), (("--lora-rank", "16"), "16")])
-def test_graphs_are_compiled_without_the_weights_unless_adapters_stand_beside_them(
-    ready: Desk, adapters: tuple[str, ...], rank: str
+def test_compile_job_needs_weights_only_for_adapters_with_base(
+    ready: Cli, adapters: tuple[str, ...], rank: str
 ) -> None:
     words = (*TRAIN, "--init-from", "llama", *adapters, "--compile", "--dry-run")
     compiled, trained = (command(one) for one in payloads(ready.run(*words)))
@@ -112,13 +112,13 @@ def test_graphs_are_compiled_without_the_weights_unless_adapters_stand_beside_th
     assert "--init-from" in trained
 
 
-def test_a_model_of_another_family_is_refused_whatever_its_sizes(ready: Desk) -> None:
+def test_model_of_other_family_is_refused_regardless_of_size(ready: Cli) -> None:
     ready.put("models/llama/config.json", {**CONFIG, "model_type": "qwen3"})
 
     assert_refused(
         ready.run(*TRAIN, "--init-from", "llama"),
-        "model 'llama' is of another family: model_type qwen3 (the run has llama)",
-        "pretrain --model: llama3.1-8b",
+        "model 'llama' is from a different family: model_type qwen3 (the run has llama)",
+        "`submit pretrain --model` accepts llama3.1-8b",
     )
     ready.put("models/llama/config.json", CONFIG)
     assert_refused(
@@ -127,7 +127,7 @@ def test_a_model_of_another_family_is_refused_whatever_its_sizes(ready: Desk) ->
     )
 
 
-def test_a_run_with_a_checkpoint_needs_its_first_weights_no_more(ready: Desk) -> None:
+def test_run_with_checkpoint_no_longer_needs_initial_weights(ready: Cli) -> None:
     existing_run(ready, 100, values={"init-from": "gone"})
     assert ready.run(*TRAIN).exit_code == 0
 
@@ -146,9 +146,9 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) -> None:
+def test_model_folder_is_uploaded(cli: Cli, tmp_path: Path) -> None:
     document = checked(
-        desk.run("upload", str(write_model(tmp_path / "Llama-2-7b-hf")), "--json"),
+        cli.run("upload", str(write_model(tmp_path / "Llama-2-7b-hf")), "--json"),
         "upload",
     )
 
@@ -158,9 +158,9 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
         f"models/Llama-2-7b-hf/{name}"
         for name in ("config.json", "model.safetensors", "tokenizer.json")
     ]
-    said = desk.run("upload", str(tmp_path / "Llama-2-7b-hf"))
+    said = cli.run("upload", str(tmp_path / "Llama-2-7b-hf"))
     assert "--init-from Llama-2-7b-hf" in said.stderr
-    assert "left out, not part of a model: pytorch_model.bin" in said.stderr
+    assert "skipped, not part of a model: pytorch_model.bin" in said.stderr
 
 
 @pytest.mark.parametrize(
@@ -188,59 +188,59 @@ def test_the_folder_of_a_model_is_uploaded_as_one(desk: Desk, tmp_path: Path) ->
         ),
     ],
 )  # fmt: skip
-def test_the_workload_that_trains_a_model_is_told(document: dict[str, Any], workload: str) -> None:
+def test_workload_of_model_is_detected(document: dict[str, Any], workload: str) -> None:
     assert workload_of(document) == workload
 
 
-def test_models_of_the_same_sizes_are_told_apart() -> None:
-    """As an export describes them."""
+def test_models_of_same_size_are_distinguished() -> None:
+    """Exports describe models like this."""
     for name, preset in {**LLAMA_PRESETS, **MODELS}.items():
         shape = preset.shape
         assert isinstance(shape, ModelShape)
-        document = llama_config(shape, seq_len=8).to_dict()
+        document = decoder_config(shape, seq_len=8).to_dict()
         assert workload_of(document).split()[-1] == name
 
 
-def test_weights_without_their_description_are_refused(desk: Desk, tmp_path: Path) -> None:
+def test_weights_without_config_are_refused(cli: Cli, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "config.json").unlink()
 
     assert_refused(
-        desk.run("upload", str(folder)),
-        "has weights (model.safetensors) and no config.json that names a model_type",
+        cli.run("upload", str(folder)),
+        "has weights (model.safetensors) but no config.json with a model_type",
     )
 
 
-def test_a_model_without_its_weights_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_model_without_weights_is_refused(cli: Cli, tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
-    assert_refused(desk.run("upload", str(folder)), "is a Git LFS pointer; fetch the file itself")
+    assert_refused(cli.run("upload", str(folder)), "is a Git LFS pointer; download the file itself")
 
     (folder / "model.safetensors").unlink()
-    assert_refused(desk.run("upload", str(folder)), "has no *.safetensors; fetch the model's")
+    assert_refused(cli.run("upload", str(folder)), "has no *.safetensors; download the model's")
 
 
-def test_what_is_learnt_is_said_by_run_and_dataset_alike(ready: Desk) -> None:
+def test_responses_option_must_match_dataset(ready: Cli) -> None:
     ready.put(
         "datasets/chats/manifest.json",
         {"vocab_size": 32000, "num_tokens": 4096 * 100, "seq_len": 4096, "response_tokens": 9},
     )
     chats = (*TRAIN[:-1], "chats")
 
-    assert_refused(ready.run(*TRAIN, "--responses"), "dataset wiki is text, and --responses needs")
+    assert_refused(ready.run(*TRAIN, "--responses"), "dataset wiki is text, but --responses needs")
     assert_refused(ready.run(*chats), "dataset chats has prompts and responses; submit with --resp")
     assert_refused(
         ready.run(*chats, "--responses", "--seq-len", "2048"),
-        "dataset chats has sequences of 4096 and the run --seq-len 2048",
+        "dataset chats has sequences of 4096, but the run has --seq-len 2048",
     )
     assert ready.run(*chats, "--responses").exit_code == 0
 
 
-def test_adapters_without_weights_beside_them_are_refused(ready: Desk) -> None:
+def test_adapters_without_base_weights_are_refused(ready: Cli) -> None:
     assert_refused(
         ready.run(*TRAIN, "--lora-rank", "16"), "lora-rank=16 without init-from", "--init-from"
     )
     assert_refused(
         ready.run(*TRAIN, "--lora-rank", "16", "--lora-targets", "w_proj"),
-        "lora-targets=w_proj cannot be; it takes names among q_proj",
+        "lora-targets=w_proj is not valid; it must be one or more of q_proj",
     )

@@ -1,4 +1,4 @@
-"""Files of this machine that a command reads or writes: their names, permissions and kinds."""
+"""Local files that a command reads or writes: names, permissions and kinds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 from typer.testing import Result
 
 from jobs.cli import app
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_bundle import git
 from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_untrusted_keys import snapshot
@@ -26,11 +26,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def path_options() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield every option and argument that is a path, with the rest of a command line."""
+    """Yield every path option and argument, with the rest of a command line."""
     group = typer.main.get_command(app)
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         for parameter in command.params:
-            if parameter.type.name in ("path", "given_path", "first_of_list"):
+            if parameter.type.name in ("path", "local path", "parse_path_list"):
                 others = [
                     "x" for p in command.params if p.param_type_name == "argument" and p.required
                 ]
@@ -49,33 +49,35 @@ def path_options() -> Iterator[tuple[str, str, list[str]]]:
 @pytest.mark.parametrize(
     ("kind", "words"), [pytest.param(k, w, id=" ".join(w)) for _, k, w in path_options()]
 )
-def test_an_empty_text_is_no_path(kind: str, words: list[str]) -> None:
-    result = Desk("").run(*words, "--json")
+def test_empty_text_is_not_a_path(kind: str, words: list[str]) -> None:
+    result = Cli("").run(*words, "--json")
 
     assert result.exit_code == 2
     assert '"refused": "usage"' in result.stdout
-    assert "'' is no path; name a file or folder, or . for this one" in result.stdout
-    assert kind != "path"  # typer's own takes '' for the current folder
+    assert (
+        "'' is not a path; specify a file or folder, or . for the current folder" in result.stdout
+    )
+    assert kind != "path"  # typer's own type treats '' as the current folder
 
 
-def test_a_tilde_that_no_shell_has_expanded_is_the_home(
-    desk: Desk, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unexpanded_tilde_is_home_folder(
+    cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
 
-    assert desk.run("code", "x", "--fetch=~/back").exit_code == 0
-    assert_usage(desk.run("code", "x", "--fetch=~nobody-of-that-name/x"), "an unknown user")
+    assert cli.run("code", "x", "--fetch=~/back").exit_code == 0
+    assert_usage(cli.run("code", "x", "--fetch=~nobody-of-that-name/x"), "an unknown user")
 
     assert (tmp_path / "back" / "train.py").is_file()
     assert not (run / "~").exists()
 
 
-def test_an_empty_name_of_an_upload_is_refused(desk: Desk, tmp_path: Path) -> None:
+def test_empty_upload_name_is_refused(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x = 1\n")
 
-    result = desk.run("upload", str(tmp_path / "train.py"), "--name", "")
+    result = cli.run("upload", str(tmp_path / "train.py"), "--name", "")
 
-    assert_refused(result, "'' cannot be its name in the bucket", "give one with --name")
+    assert_refused(result, "'' cannot be used as a name in the bucket", "set --name to")
 
 
 def assert_usage(result: Result, fragment: str) -> None:
@@ -84,31 +86,31 @@ def assert_usage(result: Result, fragment: str) -> None:
 
 
 @pytest.fixture
-def there(desk: Desk, run: Path, tmp_path: Path) -> Path:
-    """A folder with files of the user's where a download would put others of the same name."""
-    snapshot(desk, "last.pt")
+def there(cli: Cli, run: Path, tmp_path: Path) -> Path:
+    """A folder with the user's files, named like those of a download."""
+    snapshot(cli, "last.pt")
     folder = tmp_path / "here"
     folder.mkdir()
     (folder / "last.pt").write_bytes(b"mine")
     return folder
 
 
-def test_a_download_asks_before_it_overwrites(desk: Desk, there: Path) -> None:
+def test_download_asks_before_overwriting(cli: Cli, there: Path) -> None:
     words = ("download", "x", "--to", str(there))
 
-    assert_refused(desk.run(*words), "overwriting last.pt in ", "is asked about", "add --yes")
-    assert "would overwrite last.pt" in desk.run(*words, "--dry-run").stderr
+    assert_refused(cli.run(*words), "overwriting last.pt in ", "needs confirmation", "add --yes")
+    assert "would overwrite last.pt" in cli.run(*words, "--dry-run").stderr
     assert (there / "last.pt").read_bytes() == b"mine"
 
-    assert desk.run(*words, "--yes").exit_code == 0
+    assert cli.run(*words, "--yes").exit_code == 0
     assert (there / "last.pt").read_bytes() == b"theirs"
-    again = desk.run(*words)
-    assert (again.exit_code, "1 file there already" in again.stderr) == (0, True)
+    again = cli.run(*words)
+    assert (again.exit_code, "1 file already present" in again.stderr) == (0, True)
 
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder named like nothing else, whose permissions a test may take away."""
+    """A folder with a unique name, whose permissions a test may revoke."""
     path = ROOT / "build" / f"closed-{os.getpid()}"
     path.mkdir(parents=True)
     yield path
@@ -119,10 +121,10 @@ def folder() -> Iterator[Path]:
 
 
 def without_privilege(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Call the command line as a user whom permissions bind, root included."""
+    """Run the command line bound by file permissions, even as root."""
     own = []
     if os.geteuid() == 0:
-        # Root stays the owner of what it needs, and has no right to override permissions.
+        # Root keeps ownership of its files, but loses the capability to override permissions.
         own = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     return subprocess.run(
         [*own, sys.executable, "-m", "jobs", *words],
@@ -150,10 +152,10 @@ def without_privilege(*words: str, cwd: Path) -> subprocess.CompletedProcess[str
         ("", ("check-deploy", "--assembly", "{}")),
     ],
 )
-def test_a_folder_without_permission_is_one_message(
-    desk: Desk, run: Path, folder: Path, closed: str, words: tuple[str, ...]
+def test_folder_without_permission_is_one_message(
+    cli: Cli, run: Path, folder: Path, closed: str, words: tuple[str, ...]
 ) -> None:
-    snapshot(desk, "last.pt")
+    snapshot(cli, "last.pt")
     (folder / "pkg").mkdir()
     for name in ("train.py", "pkg/train.py", "pkg/a.txt"):
         (folder / name).write_text("x = 1\n")
@@ -168,50 +170,48 @@ def test_a_folder_without_permission_is_one_message(
     assert str(folder) in done.stderr
 
 
-def bundle_lines(desk: Desk, *words: str) -> str:
-    result = desk.run("submit", "./train.py", "--dry-run", "--name", "mine", *words)
+def bundle_lines(cli: Cli, *words: str) -> str:
+    result = cli.run("submit", "./train.py", "--dry-run", "--name", "mine", *words)
     return result.stderr
 
 
 @pytest.mark.parametrize("with_git", [False, True])
-def test_a_pipe_in_the_folder_is_named_among_what_stays(
-    desk: Desk, program: Path, with_git: bool
-) -> None:
+def test_pipe_in_folder_is_listed_as_not_packed(cli: Cli, program: Path, with_git: bool) -> None:
     if with_git:
         git(program, "init", "-q")
     os.mkfifo(program / "pkg" / "queue")
 
-    assert "left out of it: pkg/queue (a pipe)" in bundle_lines(desk)
-    assert "a pipe" not in bundle_lines(desk, "--exclude", "queue")
+    assert "not packed: pkg/queue (a pipe)" in bundle_lines(cli)
+    assert "a pipe" not in bundle_lines(cli, "--exclude", "queue")
 
 
 @pytest.mark.parametrize(
     ("link", "target"), [("me", "me"), ("pkg/up", ".."), ("all", "."), ("pkg/a", "b")]
 )
-def test_a_link_that_leads_back_to_itself_is_refused(
-    desk: Desk, program: Path, link: str, target: str
-) -> None:
+def test_link_to_itself_is_refused(cli: Cli, program: Path, link: str, target: str) -> None:
     (program / link).symlink_to(target)
     if target == "b":
         (program / "pkg" / "b").symlink_to("a")
 
-    result = desk.run("submit", "./train.py", "--dry-run")
+    result = cli.run("submit", "./train.py", "--dry-run")
 
     assert_refused(result, "is a link to ", "--exclude ")
     assert "leads back to the link itself" in result.stderr
 
 
-def test_a_link_within_a_linked_folder_is_refused(desk: Desk, program: Path) -> None:
+def test_link_within_linked_folder_is_refused(cli: Cli, program: Path) -> None:
     (program / "data").mkdir()
     (program / "data" / "more").symlink_to("../pkg")
     (program / "linked").symlink_to("data")
 
-    result = desk.run("submit", "./train.py", "--dry-run")
+    result = cli.run("submit", "./train.py", "--dry-run")
 
-    assert_refused(result, "linked is a link to a folder with the link data/more", "--exclude")
+    assert_refused(
+        result, "linked is a link to a folder that contains the link data/more", "--exclude"
+    )
 
 
-def test_an_upload_names_what_is_no_file(desk: Desk, tmp_path: Path) -> None:
+def test_upload_lists_skipped_special_files(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "text"
     (folder / "sub").mkdir(parents=True)
     (folder / "a.txt").write_text("a")
@@ -219,42 +219,42 @@ def test_an_upload_names_what_is_no_file(desk: Desk, tmp_path: Path) -> None:
     (folder / "sub" / "me").symlink_to("me")
     (folder / "again").symlink_to("sub")
 
-    result = desk.run("upload", str(folder))
+    result = cli.run("upload", str(folder))
 
     assert result.exit_code == 0, result.stderr
     assert (
-        "left out, not text: again (a link to a folder), queue (a pipe), sub/me (a link to nothing)"
+        "skipped, not text: again (a link to a folder), queue (a pipe), sub/me (a broken link)"
         in result.stderr
     )
-    assert desk.keys("corpora/") == ["corpora/text/a.txt"]
+    assert cli.keys("corpora/") == ["corpora/text/a.txt"]
 
 
 @pytest.mark.parametrize("name", ["data.bin", "noext", "images.tar.gz"])
-def test_any_file_gets_to_a_program(desk: Desk, program: Path, name: str) -> None:
+def test_any_file_is_usable_as_program_input(cli: Cli, program: Path, name: str) -> None:
     (program / name).write_bytes(b"\0" * 10)
 
-    sent = desk.run("upload", f"./{name}", "--name", "mine")
+    sent = cli.run("upload", f"./{name}", "--name", "mine")
     uri = "s3://bucket/corpora/mine/"
-    result = desk.run("submit", "./train.py", "--input", uri, "--name", "r", "--yes")
+    result = cli.run("submit", "./train.py", "--input", uri, "--name", "r", "--yes")
 
-    assert f"submit ./train.py --input {uri} ..., which puts it into TRAINIUM_INPUT_DIR" in (
+    assert f"submit ./train.py --input {uri} ..., which copies it to TRAINIUM_INPUT_DIR" in (
         sent.stderr
     )
-    assert desk.keys("corpora/") == [f"corpora/mine/{name}"]
+    assert cli.keys("corpora/") == [f"corpora/mine/{name}"]
     assert result.exit_code == 0, result.stderr
     assert f"input: {uri}, in TRAINIUM_INPUT_DIR on every node" in result.stderr
 
 
-def test_any_folder_gets_there_whole(desk: Desk, tmp_path: Path) -> None:
+def test_upload_all_includes_every_file(cli: Cli, tmp_path: Path) -> None:
     folder = tmp_path / "images"
     (folder / "_a").mkdir(parents=True)
     names = (".index", "1.png", "_a/2.png", "labels.txt")
     for name in names:
         (folder / name).write_bytes(b"x")
 
-    text = desk.run("upload", str(folder), "--dry-run")
-    whole = desk.run("upload", str(folder), "--all")
+    text = cli.run("upload", str(folder), "--dry-run")
+    whole = cli.run("upload", str(folder), "--all")
 
-    assert "left out, not text: 1.png\n--all takes every file" in text.stderr
+    assert "skipped, not text: 1.png\n--all uploads every file" in text.stderr
     assert whole.exit_code == 0, whole.stderr
-    assert desk.keys("corpora/") == [f"corpora/images/{name}" for name in names]
+    assert cli.keys("corpora/") == [f"corpora/images/{name}" for name in names]

@@ -1,4 +1,4 @@
-"""`jobs status --plot`: the curve that the terminal shows."""
+"""`jobs status --plot`: the curve in the terminal."""
 
 import json
 
@@ -15,14 +15,14 @@ def lines(losses: dict[int, float]) -> bytes:
     return "\n".join(json.dumps(event) for event in events).encode()
 
 
-def test_a_curve_shows_both_ends_of_the_loss() -> None:
+def test_curve_shows_both_ends_of_loss() -> None:
     picture = plotted(lines({1: 10.4, 2: 9.0, 3: 7.6}))
 
     assert picture is not None
     assert "10.4" in picture and "7.6" in picture and "step" in picture
 
 
-def test_the_validation_loss_is_drawn_beside_it() -> None:
+def test_validation_loss_is_plotted_too() -> None:
     evaluated = json.dumps({"event": "evaluation", "step": 2, "val_loss": 12.5}).encode()
 
     picture = plotted(lines({1: 10.4, 2: 9.0, 3: 7.6}) + b"\n" + evaluated)
@@ -31,5 +31,5 @@ def test_the_validation_loss_is_drawn_beside_it() -> None:
     assert "12.5" in picture and "validation loss (o)" in picture
 
 
-def test_one_step_makes_no_curve() -> None:
+def test_single_step_makes_no_curve() -> None:
     assert plotted(lines({1: 10.4})) is None

@@ -1,4 +1,4 @@
-"""Output that cannot be written, input that is closed, and text that would command a terminal."""
+"""Unwritable output, closed input, and text with terminal control sequences."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from jobs.bucket.transfers import Direction, TransferItem, move
 from jobs.output.console import printable
-from jobs.output.terminal import Terminal, with_colours
-from tests.jobs.conftest import Desk
+from jobs.output.terminal import Terminal, with_colors
+from tests.jobs.conftest import Cli
 from tests.jobs.test_commands import write
 from tests.jobs.test_untrusted_keys import bucket_of
 from tests.support.limits import scaled
@@ -21,11 +21,11 @@ from tests.support.limits import scaled
 ROOT = Path(__file__).resolve().parents[2]
 CLI = f"{sys.executable} -m jobs"
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\rfaked\u202e\x9b2J"
-"""A title, a cleared screen, a line written over, text that runs backwards, and a C1 control."""
+"""A title, a cleared screen, an overwritten line, right-to-left text and a C1 control."""
 
 
 def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a line of a shell, as a user types it; ``{cli}`` is the command line."""
+    """Run a shell command line; ``{cli}`` is the CLI."""
     return subprocess.run(
         ["bash", "-c", script.replace("{cli}", CLI)],
         cwd=ROOT,
@@ -37,22 +37,22 @@ def shell(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("command", ["catalogue --json", "submit --help"])
-def test_a_full_disk_behind_the_output_is_one_message(command: str) -> None:
+def test_full_disk_behind_stdout_is_one_message(command: str) -> None:
     done = shell(f"{{cli}} {command} > /dev/full")
 
     assert done.stderr == (
-        "<stdout> cannot be written: no space left on device; anything that the command has "
-        "changed stays changed\n"
+        "<stdout> cannot be written: no space left on device; changes already made by "
+        "the command remain\n"
     )
     assert (done.returncode, done.stderr.count("\n")) == (74, 1)
 
 
-def test_a_full_disk_behind_the_messages_is_no_success() -> None:
+def test_full_disk_behind_stderr_is_a_failure() -> None:
     assert shell("{cli} status 2> /dev/full", AWS_REGION="nowhere").returncode == 74
 
 
 @pytest.mark.parametrize("command", ["catalogue --json", "submit --help"])
-def test_a_reader_that_is_gone_ends_the_command_quietly(command: str) -> None:
+def test_closed_pipe_ends_command_quietly(command: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
 
@@ -69,15 +69,15 @@ def test_a_reader_that_is_gone_ends_the_command_quietly(command: str) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", "</dev/null"])
-def test_without_an_input_a_question_is_refused(desk: Desk, closed: str) -> None:
+def test_question_without_input_is_refused(cli: Cli, closed: str) -> None:
     done = shell(f"{{cli}} submit all-reduce --nodes 2 --name nightly {closed}")
 
     assert done.returncode == 2
     assert done.stderr.endswith("standard input is not a terminal; add --yes\n")
-    assert desk.jobs("nightly") == []
+    assert cli.jobs("nightly") == []
 
 
-def test_a_character_that_the_terminal_lacks_is_written_out(program: Path) -> None:
+def test_unencodable_character_is_escaped(program: Path) -> None:
     (program / "workload.toml").write_text('script = "train.py"\nsummary = "漢"\n')
 
     done = shell(f"{{cli}} submit {program} --help", PYTHONIOENCODING="latin-1")
@@ -99,17 +99,17 @@ def test_a_character_that_the_terminal_lacks_is_written_out(program: Path) -> No
         ("ftp://x/", ["list"]),
     ],
 )
-def test_an_endpoint_that_is_none_is_one_message(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, address: str, words: list[str]
+def test_invalid_endpoint_is_one_message(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, address: str, words: list[str]
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", address)
 
-    result = desk.run(*words)
+    result = cli.run(*words)
 
     assert result.exit_code == 2, result.exception
-    assert result.stderr.startswith("refused: AWS_ENDPOINT_URL, or endpoint_url of the profile: ")
+    assert result.stderr.startswith("refused: AWS_ENDPOINT_URL, or the profile's endpoint_url: ")
     assert result.stderr.endswith(
-        "give one like http://127.0.0.1:5000, or unset it for AWS itself\n"
+        "set a URL such as http://127.0.0.1:5000, or unset it to use AWS itself\n"
     )
 
 
@@ -117,20 +117,20 @@ def is_harmless(text: str) -> bool:
     return printable(text, keep="\n\t") == text
 
 
-def test_a_hostile_run_commands_no_terminal(desk: Desk) -> None:
-    job_id = desk.submitted("nightly")
+def test_hostile_run_cannot_control_terminal(cli: Cli) -> None:
+    job_id = cli.submitted("nightly")
     stream = "node/default/a"
-    write(desk, stream, (0, HOSTILE), (1, f"launch: exit 1 (failed): {HOSTILE}"))
+    write(cli, stream, (0, HOSTILE), (1, f"launch: exit 1 (failed): {HOSTILE}"))
     attempt = {
         "container": {"exitCode": 1, "logStreamName": stream, "reason": HOSTILE},
         "startedAt": 1,
         "stoppedAt": 2,
         "statusReason": f"[bold]{HOSTILE}[/nothing]",
     }
-    desk.with_nodes(
+    cli.with_nodes(
         job_id, {"attempts": [attempt]}, status="FAILED", statusReason=HOSTILE, attempts=[attempt]
     )
-    desk.put(
+    cli.put(
         "runs/nightly/results/status.json",
         {"kind": "training", "state": HOSTILE, "error": HOSTILE, "time": "x"},
     )
@@ -151,30 +151,30 @@ def test_a_hostile_run_commands_no_terminal(desk: Desk) -> None:
         ("submit", "all-reduce", "--set", f"{HOSTILE}={HOSTILE}"),
         ("upload", HOSTILE),
     ):
-        result = desk.run(*words)
+        result = cli.run(*words)
         assert is_harmless(result.stdout), (words, result.stdout)
         assert is_harmless(result.stderr), (words, result.stderr)
         assert not isinstance(result.exception, Exception | None) or result.exit_code == 0
-    assert "[/nothing]" in desk.run("status", "nightly").stdout  # no markup, and no error of it
-    logged = json.loads(desk.run("logs", "nightly", "--json").stdout)["lines"]
+    assert "[/nothing]" in cli.run("status", "nightly").stdout  # no markup, and no markup error
+    logged = json.loads(cli.run("logs", "nightly", "--json").stdout)["lines"]
     assert logged[0]["message"] == HOSTILE
 
 
-def test_a_workload_file_commands_no_terminal(desk: Desk, program: Path) -> None:
+def test_hostile_workload_file_cannot_control_terminal(cli: Cli, program: Path) -> None:
     shown = json.dumps(HOSTILE)
     (program / "workload.toml").write_text(
         f'script = "train.py"\nsummary = {shown}\n[parameters.x]\ndefault = 1\nhelp = {shown}\n'
     )
 
-    result = desk.run("submit", ".", "--help")
+    result = cli.run("submit", ".", "--help")
 
     assert result.exit_code == 0
     assert "owned" in result.stdout
     assert is_harmless(result.stdout)
 
 
-def test_a_progress_bar_takes_names_as_they_are(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_progress_bar_does_not_interpret_names(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
@@ -183,10 +183,10 @@ def test_a_progress_bar_takes_names_as_they_are(
     path.write_bytes(b"x")
 
     moved = move(
-        bucket_of(desk),
+        bucket_of(cli),
         [TransferItem(path=path, key="x", size=1)],
         Direction.UP,
-        there=(),
+        up_to_date=(),
         note=print,
         console=Terminal(stderr=True),
     )
@@ -209,5 +209,5 @@ def test_a_progress_bar_takes_names_as_they_are(
         ("\u202e\u2066\x85\udcff", "\\u202e\\u2066\\x85\\udcff"),
     ],
 )
-def test_of_control_sequences_only_colours_are_kept(text: str, shown: str) -> None:
-    assert with_colours(text) == shown
+def test_only_colors_of_control_sequences_are_kept(text: str, shown: str) -> None:
+    assert with_colors(text) == shown

@@ -1,4 +1,4 @@
-"""A workload's parameters as words of a command line."""
+"""A workload's parameters on the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parsed(*words: str, assignments: tuple[str, ...] = ()) -> dict[str, Value]:
     return dict(read_parameters(LLAMA, words, assignments).given)
 
 
-def test_a_parameter_is_an_option_of_its_name() -> None:
+def test_parameter_is_an_option_of_its_name() -> None:
     assert parsed("--dataset", "x", "--lr", "1e-4", "--save-every=50") == {
         "dataset": "x",
         "lr": 1e-4,
@@ -30,38 +30,38 @@ def test_a_parameter_is_an_option_of_its_name() -> None:
     }
 
 
-def test_set_and_options_mean_the_same() -> None:
+def test_set_and_options_are_equivalent() -> None:
     assert parsed("--max-steps", "7") == parsed(assignments=("max-steps=7",))
 
 
-def test_underscores_are_taken_for_hyphens() -> None:
+def test_underscores_are_accepted_for_hyphens() -> None:
     assert parsed("--max_steps", "7") == {"max-steps": 7}
 
 
-def test_a_boolean_alone_is_true() -> None:
+def test_boolean_without_value_is_true() -> None:
     assert parsed("--compile-only", "--lr", "1") == {"compile-only": True, "lr": 1.0}
 
 
 @pytest.mark.parametrize(
     ("words", "assignments", "message"),
     [
-        (["--learning-rate", "1"], (), "no parameter 'learning-rate'; known are"),
+        (["--learning-rate", "1"], (), "no parameter 'learning-rate'; known:"),
         (["--save-evry", "1"], (), "no parameter 'save-evry'; did you mean 'save-every'?"),
         (["--node", "4"], (), "no parameter 'node'; did you mean 'nodes'?"),
         (["--lr"], (), "--lr has no value; it takes peak learning rate"),
         (["--lr", "--seed", "1"], (), "--lr has no value"),
         (["--lr", "fast"], (), "--lr=fast is not a number; the default is 0.0003"),
         (["--lr", "nan"], (), "--lr=nan is not finite"),
-        (["--beta1", "1"], (), "--beta1=1 is too large; the most is 0.99999"),
-        (["--dataset", "a b"], (), "--dataset=a b cannot be; it takes a name"),
-        (["--seed", "1", "--seed", "2"], (), "--seed is given twice; keep one of them"),
-        (["--seed", "1"], ("seed=2",), "--set seed is given twice; keep one of them"),
+        (["--beta1", "1"], (), "--beta1=1 is too large; the maximum is 0.99999"),
+        (["--dataset", "a b"], (), "--dataset=a b is not valid; it must be a name"),
+        (["--seed", "1", "--seed", "2"], (), "--seed is set twice; keep one of the two"),
+        (["--seed", "1"], ("seed=2",), "--set seed is set twice; keep one of the two"),
         (["wikicorpus"], (), "'wikicorpus' is not a parameter; parameters look like --"),
         ([], ("seed",), "--set seed is not key=value; for example: --set "),
         (["--async-save", "1"], (), "--async-save=1 is not a boolean; write true or false"),
     ],
 )
-def test_a_wrong_word_is_refused(
+def test_invalid_option_or_value_is_refused(
     words: list[str], assignments: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(Refusal) as refused:
@@ -70,19 +70,19 @@ def test_a_wrong_word_is_refused(
     assert message in refused.value.message
 
 
-def test_a_parameter_without_default_must_be_given() -> None:
+def test_parameter_without_default_is_required() -> None:
     with pytest.raises(Refusal, match=r"tokenize needs --input \(.*\) and --tokenizer .*--help"):
         read_parameters(WORKLOADS["tokenize"], ["--dataset", "x"])
 
 
-def test_no_parameter_has_the_name_of_an_option_of_submit() -> None:
+def test_no_parameter_has_name_of_submit_option() -> None:
     parameters = {p.name for w in WORKLOADS.values() for p in (*w.parameters, *LAUNCH_PARAMETERS)}
-    parameters -= {*GIVEN_BY_SUBMIT, ENV}  # nobody types those, and submit collects this one
+    parameters -= {*GIVEN_BY_SUBMIT, ENV}  # users do not type those, and submit sets this one
 
     assert parameters.isdisjoint(OWN_OPTIONS)
 
 
-def test_every_option_of_submit_is_known_as_its_own() -> None:
+def test_every_submit_option_is_known() -> None:
     own = {"as_json": "json", "compiles": "compile", "assignments": "set"}
     own |= {"releases": "release", "scales": "scale"}
     names = set(inspect.signature(submit).parameters) - {"context", "what"}
@@ -105,7 +105,7 @@ def _texts(parameter: Parameter) -> st.SearchStrategy[str]:
         {}, optional={p.name: _texts(p) for p in (*ALL_REDUCE.parameters, *LAUNCH_PARAMETERS)}
     )
 )
-def test_what_the_node_is_told_reads_back_as_what_was_given(texts: dict[str, str]) -> None:
+def test_parameters_round_trip_to_node(texts: dict[str, str]) -> None:
     words = [word for name, text in texts.items() for word in (f"--{name}", text)]
     given_values = read_parameters(ALL_REDUCE, words).given
     request = JobRequest(

@@ -1,4 +1,4 @@
-"""The policy of a submitter: as much as the commands use, on what is deployed, and no more."""
+"""The submitter policy: exactly the commands' calls, on the deployed resources."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cfnlint.helpers import load_resource
 
 from jobs import aws
 from jobs.capacity import TRAINIUM
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.permissions import POLICY, action_of, allowed
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import Deployment, deployment
@@ -21,7 +21,7 @@ from tests.support.linting import findings_of
 from trainium_catalogue import contract
 from trainium_emulators.aws.permissions import allows, needed
 
-# Not an operation of a client, or not one by that name.
+# Not operations of a client, or not by this name.
 BESIDE_CLIENTS = {
     "batch:TagResource": "SubmitJob carries tags (AWS Batch User Guide, tag resources)",
     "ssm:StartSession": "`jobs shell` runs the AWS CLI",
@@ -29,6 +29,8 @@ BESIDE_CLIENTS = {
     "s3:PutObject": "boto3's transfers",
 }
 OF_WHO_DEPLOYS = {"CloudFormationClient"}
+OF_FUNCTIONS = {"batch:CancelJob"}
+"""Actions of the deployment's own functions (``notifier``), granted to their role."""
 SERVICES = {
     "AutoScalingClient": "autoscaling",
     "SsmClient": "ssm",
@@ -40,12 +42,14 @@ SERVICES = {
     "EksClient": "eks",
     "EcsClient": "ecs",
     "Ec2Client": "ec2",
+    "EcrClient": "ecr",
+    "KmsClient": "kms",
     "QuotasClient": "servicequotas",
 }
 
 
 def operations() -> set[str]:
-    """Actions of all that the protocols of jobs/aws.py name."""
+    """Return the actions of all operations in the protocols of jobs/aws.py."""
     found: set[str] = set()
     for name, service in SERVICES.items():
         for method in vars(getattr(aws, name)):
@@ -55,15 +59,15 @@ def operations() -> set[str]:
     return found
 
 
-def test_every_client_is_known_here() -> None:
+def test_every_client_is_covered() -> None:
     assert {name for name in vars(aws) if name.endswith("Client")} == {
         *SERVICES,
         *OF_WHO_DEPLOYS,
     }
 
 
-def test_the_policy_allows_what_the_commands_use_and_no_more() -> None:
-    assert allowed() == operations() | set(BESIDE_CLIENTS)
+def test_policy_matches_calls_of_commands_exactly() -> None:
+    assert allowed() == (operations() - OF_FUNCTIONS) | set(BESIDE_CLIENTS)
 
 
 REGION, ACCOUNT = "us-west-2", "111122223333"
@@ -77,7 +81,7 @@ def arn(service: str, rest: str) -> str:
 
 
 def filled_in(deployment_name: str = "default", bucket: str = BUCKET) -> dict[str, Any]:
-    """Read the policy with the names of a deployment put in, as the page says."""
+    """Return the policy filled in with the names of a deployment, as documented."""
     text = POLICY.read_text(encoding="utf-8")
     names = {"REGION": REGION, "ACCOUNT": ACCOUNT, "DEPLOYMENT": deployment_name, "BUCKET": bucket}
     for placeholder, name in names.items():
@@ -87,7 +91,7 @@ def filled_in(deployment_name: str = "default", bucket: str = BUCKET) -> dict[st
 
 
 class Names:
-    """Names as CloudFormation gives them to what the templates of a deployment declare.
+    """Names that CloudFormation gives to the resources in the templates of a deployment.
 
     A resource without a name is called <stack>-<logical id>-<random> (CloudFormation template
     reference, name type).
@@ -132,7 +136,7 @@ class Names:
             case {"Fn::GetAtt": [str(name), "NodegroupName"]}:
                 return self._named(part, name)
             case _:
-                # No part of a name that a policy has: an image, a VPC's id.
+                # Not part of a name in the policy: an image, a VPC's id.
                 return "x"
 
     def _named(self, part: str, logical_id: str) -> str:
@@ -163,7 +167,7 @@ def of(published: dict[str, str], name: str) -> str:
 
 
 def requests(published: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield what the commands ask for of a deployment: action and parameters."""
+    """Yield the commands' requests to a deployment: action and parameters."""
     cluster = of(published, contract.SSM_EKS_CLUSTER)
     yield "ssm:GetParameters", {"Names": list(published)}
     for path in (contract.ssm_parameter("default", "").rstrip("/"), "/trainium"):
@@ -183,13 +187,15 @@ def requests(published: dict[str, str]) -> Iterator[tuple[str, dict[str, Any]]]:
     group = of(published, contract.SSM_EKS_NODE_GROUP)
     yield "eks:DescribeNodegroup", {"clusterName": cluster, "nodegroupName": group}
     yield "servicequotas:GetServiceQuota", {"ServiceCode": "ec2", "QuotaCode": TRAINIUM.code}
+    yield "ecr:BatchGetImage", {"repositoryName": "trainium-default"}
+    yield "kms:DescribeKey", {"KeyId": arn("kms", "key/1234abcd-12ab-34cd-56ef-1234567890ab")}
     yield "ec2:GetConsoleOutput", {"InstanceId": "i-0123456789abcdef0"}
     instances = {"cluster": "AWSBatch-1", "containerInstances": ["1a2b"]}
     yield "ecs:DescribeContainerInstances", instances
 
 
 def needs(published: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield action and resource for each of the requests."""
+    """Yield action and resource of each request."""
     for action, params in requests(published):
         for each, resource in needed(action, params, arn):
             yield each, resource
@@ -206,13 +212,13 @@ def needs(published: dict[str, str]) -> Iterator[tuple[str, str]]:
         yield "ssm:StartSession", resource
 
 
-def test_what_is_deployed_is_named_as_the_policy_says(published: dict[str, str]) -> None:
+def test_policy_names_match_deployed_resources(published: dict[str, str]) -> None:
     refused = [each for each in needs(published) if not allows([filled_in()], *each)]
 
     assert refused == []
 
 
-def test_every_resource_of_the_policy_is_one_of_something_deployed(
+def test_every_policy_resource_is_deployed(
     published: dict[str, str],
 ) -> None:
     policy = filled_in()
@@ -226,25 +232,25 @@ def test_every_resource_of_the_policy_is_one_of_something_deployed(
             assert any(allows([alone], *each) for each in needs(published)), resource
 
 
-def test_of_another_deployment_only_what_has_no_name_of_its_own_is_reached(
+def test_other_deployment_is_reachable_only_by_generated_names(
     published: dict[str, str],
 ) -> None:
     others = filled_in("other", "bucket-of-others")
     reached = {each[0].partition(":")[0] for each in needs(published) if allows([others], *each)}
 
-    # Batch's names and hosts' ids are generated without the stack's, every deployment can be
-    # listed, and quotas are the account's.
-    assert reached == {"batch", "ec2", "ecs", "servicequotas", "ssm"}
+    # Batch's names and the ids of hosts and keys do not contain the stack's name, every deployment
+    # can be listed, and quotas belong to the account.
+    assert reached == {"batch", "ec2", "ecs", "kms", "servicequotas", "ssm"}
 
 
-def test_a_deployment_whose_name_begins_with_anothers_is_not_reached() -> None:
+def test_deployment_with_name_prefix_of_another_is_not_reachable() -> None:
     cluster = "trainium-default-eks-more-eks-1a2b3c4d"
 
     assert not allows([filled_in()], "eks:DescribeCluster", arn("eks", f"cluster/{cluster}"))
 
 
 def resource_types(action: str) -> list[list[str]]:
-    """List the formats of ARNs of each resource that an action takes.
+    """Return the ARN formats of each resource type of an action.
 
     From cfn-lint's copy of the Service Authorization Reference.
     """
@@ -254,7 +260,7 @@ def resource_types(action: str) -> list[list[str]]:
     return [known["Resources"][each.lower()]["ARNFormats"] for each in taken]
 
 
-def test_actions_take_the_resources_that_the_emulator_asks_for(published: dict[str, str]) -> None:
+def test_actions_accept_resource_types_used_by_emulator(published: dict[str, str]) -> None:
     asked = [(action, resource) for action, resource in needs(published)]
     asked += [(action, "*") for action in allowed() - {action for action, _ in asked}]
     for action, resource in asked:
@@ -268,23 +274,21 @@ def test_actions_take_the_resources_that_the_emulator_asks_for(published: dict[s
             assert any(re.fullmatch(one, resource) for one in patterns), (action, resource)
 
 
-def test_the_policy_is_sound_to_cfn_lint() -> None:
+def test_policy_passes_cfn_lint() -> None:
     policy = {"Type": "AWS::IAM::ManagedPolicy", "Properties": {"PolicyDocument": filled_in()}}
     template = json.dumps({"Resources": {"Submitter": policy}})
 
     assert [str(each) for each in findings_of(template, REGION)] == []
 
 
-def test_a_call_that_the_policy_does_not_allow_would_be_noticed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_call_not_in_policy_is_detected(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.jobs import permissions
 
     with monkeypatch.context() as patch:
         patch.setattr(permissions, "allowed", lambda: allowed() - {"batch:ListJobs"})
         watched = permissions.calls_are_allowed(patch)
         next(watched)
-        desk.run("list")
+        cli.run("list")
 
         with pytest.raises(AssertionError, match="does not allow batch:ListJobs: add it there"):
             next(watched)

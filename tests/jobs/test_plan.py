@@ -1,8 +1,9 @@
-"""`jobs plan`: figures from the catalogue alone, and deployments that take what was planned."""
+"""`jobs plan`: figures from the catalogue alone, and deployments that fit the plan."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,17 @@ import pytest
 
 from jobs import planning
 from stacks.config import AppConfig
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import INSTANCE_TYPES
-from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
+from trainium_catalogue.releases import TorchBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def plan(*words: str) -> dict[str, Any]:
-    """Return the document of a plan that works."""
-    result = Desk("").run("plan", *words, "--json")
+    """Return the document of a feasible plan."""
+    result = Cli("").run("plan", *words, "--json")
     assert result.exit_code == 0, result.output
     document: dict[str, Any] = json.loads(result.stdout)
     schema = json.loads((ROOT / "docs" / "schemas" / "jobs-plan.schema.json").read_text())
@@ -30,7 +31,7 @@ def plan(*words: str) -> dict[str, Any]:
 
 
 def configuration(command: str) -> AppConfig:
-    """Read the context of a `cdk deploy` as the app does."""
+    """Parse the context of a `cdk deploy` like the app."""
     command = command.replace("ADDRESS", "203.0.113.7")
     words = command.replace("ACCOUNT:role/ROLE", "111122223333:role/admin").split()
     assert words[:3] == ["cdk", "deploy", "--all"]
@@ -38,11 +39,11 @@ def configuration(command: str) -> AppConfig:
     return AppConfig.from_mapping({key: value for key, _, value in pairs})
 
 
-def test_hours_agree_with_what_aws_measured() -> None:
-    """81 sequences a second on 16 trn1.32xlarge are 31.4 % of their peak.
+def test_hours_match_aws_measurement() -> None:
+    """81 sequences a second on 16 trn1.32xlarge are 31.4% of their peak.
 
     Llama 2 7B with 1,024 sequences of 4,096 tokens a step (aws-neuron-sdk, trn1_trn1n_nlp_data.csv,
-    Neuron 2.15), counted as PaLM does; AWS's own count gives 30.8 %.
+    Neuron 2.15), counted as in PaLM; AWS's own count gives 30.8%.
     """
     sizes = ("--max-steps", "100", "--global-batch", "1024", "--seq-len", "4096")
     (found,) = plan("llama2-7b", "--nodes", "16", *sizes, "--mfu", "0.314")["estimates"]
@@ -54,7 +55,7 @@ def test_hours_agree_with_what_aws_measured() -> None:
 @pytest.mark.parametrize(
     "kind", [k for k in INSTANCE_TYPES if INSTANCE_TYPES[k].supports_multi_node]
 )
-def test_the_deployment_it_names_takes_the_run(kind: str, orchestrator: str) -> None:
+def test_planned_deployment_fits_run(kind: str, orchestrator: str) -> None:
     words = ("--nodes", "3", "--on", orchestrator, "--time-limit", "200.5")
     (found,) = plan("mnist", "--compare", kind, *words)["estimates"]
 
@@ -67,17 +68,28 @@ def test_the_deployment_it_names_takes_the_run(kind: str, orchestrator: str) -> 
     assert found["addresses"] <= config.usable_addresses
 
 
-def test_it_prices_the_endpoints_that_a_deployment_has() -> None:
-    assert len(DEFAULT_INTERFACE_ENDPOINTS) == planning.INTERFACE_ENDPOINTS
+@pytest.mark.parametrize(
+    ("model", "ranks"), [("llama3.1-70b", (4, 64, 4)), ("qwen3-32b", (2, 16, 8))]
+)
+def test_model_with_more_ranks_than_heads_is_planned_for_torchneuron(
+    model: str, ranks: tuple[int, int, int]
+) -> None:
+    (found,) = plan("pretrain", "--model", model, "--compare", "trn2.48xlarge")["estimates"]
+
+    assert (found["nodes"], found["tensor_parallel"], found["data_parallel"]) == ranks
+    config = configuration(found["deploy"])
+    assert config.release is not None and config.release.backend is TorchBackend.TORCH_NEURON
 
 
-def test_one_submission_costs_at_most_all_its_attempts() -> None:
+def test_maximum_cost_of_submission_covers_all_attempts() -> None:
     (found,) = plan("mnist", "--nodes", "2", "--time-limit", "6")["estimates"]
 
     standing = planning.standing_usd_per_hour(Orchestrator.BATCH)
-    price = 2 * INSTANCE_TYPES["trn1.32xlarge"].usd_per_hour_estimate
-    assert found["usd_at_most"] == pytest.approx(3 * 6 * (price + standing))
+    assert found["usd_per_hour"] == pytest.approx(2 * 21.5 + standing)
     assert standing == pytest.approx(0.045 + 0.005 + 6 * 0.01)
+    # Three times one hour of waiting, six of work and two minutes of grace.
+    assert found["usd_at_most"] == pytest.approx(2 * 21.5 * 3 * (1 + 6 + 120 / 3600))
+    assert "ready hosts wait until `jobs stop`" in found["usd_at_most_unsure"]
 
 
 @pytest.mark.parametrize(
@@ -86,28 +98,34 @@ def test_one_submission_costs_at_most_all_its_attempts() -> None:
         (("llama2-7b", "--nodes", "2", "--compare", "trn1.2xlarge"), "has no EFA"),
         (
             ("llama2-7b", "--compare", "trn2.3xlarge", "--nodes", "4", "--region", "us-east-1"),
-            "trn2.3xlarge is not offered in us-east-1; it is in ap-south-2",
+            "trn2.3xlarge is not offered in us-east-1; use one of sa-east-1",
         ),
         (("llama2-7b", "--nodes", "4", "--tensor-parallel", "3"), "does not divide"),
+        (
+            ("pretrain", "--model", "qwen3-32b", "--nodes", "4"),
+            "--tensor-parallel 16 exceeds the 8 key-value heads",
+        ),
+        (
+            ("pretrain", "--model=qwen3-32b", "--compare=trn2.48xlarge", "--tensor-parallel=32"),
+            "its torus of chips cannot route",
+        ),
         (
             ("pretrain", "--model", "llama3.1-8b", "--nodes", "1", "--tensor-parallel", "1"),
             "raise --tensor-parallel",
         ),
     ],
 )
-def test_a_plan_that_cannot_work_says_why_and_ends_with_2(
-    words: tuple[str, ...], reason: str
-) -> None:
-    result = Desk("").run("plan", *words)
+def test_infeasible_plan_shows_reason_and_exits_with_2(words: tuple[str, ...], reason: str) -> None:
+    result = Cli("").run("plan", *words)
 
     assert result.exit_code == 2
-    assert "cannot work: " in result.stdout and reason in result.stdout
+    assert "not feasible: " in result.stdout and reason in result.stdout
     assert "cdk deploy" not in result.stdout
 
 
-def test_a_comparison_works_if_one_of_its_plans_does() -> None:
+def test_comparison_succeeds_if_one_plan_is_feasible() -> None:
     words = ("llama2-7b", "--compare", "trn1.2xlarge,trn1.32xlarge", "--nodes", "1,4")
-    result = Desk("").run("plan", *words)
+    result = Cli("").run("plan", *words)
 
     assert result.exit_code == 0
     assert "trn1.2xlarge x 4: trn1.2xlarge has no EFA" in " ".join(result.stdout.split())
@@ -117,44 +135,75 @@ def test_a_comparison_works_if_one_of_its_plans_does() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("mnist", "--nodes", "1,x"), "'x' is not a number of nodes; give one, or several"),
+        (("mnist", "--nodes", "1,x"), "'x' is not a number of nodes; specify one number, or"),
         (("mnist", "--nodes", "0"), "'0' is not a number of nodes"),
         (("mnist", "--compare", "trn9.large"), "'trn9.large' is not in the catalogue"),
-        (("prepare", "--dataset", "wikicorpus"), "runs on ordinary instances"),
+        (("prepare", "--dataset", "wikicorpus"), "runs on CPU instances"),
         (("lama2-7b",), "did you mean"),
-        (("mnist", "--mfu", "nan"), "--mfu nan is no number"),
-        (("mnist", "--time-limit", "nan"), "--time-limit nan is no number"),
-        (("mnist", "--region", "us-east-1x"), "sells no Trainium that is known here; did you mean"),
-        (("mnist", "--region", ""), "sells no Trainium that is known here"),
+        (("mnist", "--compile"), "--compile is an option of `submit` itself"),
+        (("mnist", "--mfu", "nan"), "--mfu nan is not a number"),
+        (("mnist", "--time-limit", "nan"), "--time-limit nan is not a number"),
+        (("mnist", "--region", "us-east-1x"), "offers no known Trainium type; did you mean"),
+        (
+            ("mnist", "--max-usd", "nan"),
+            "--max-usd nan is not a positive amount; specify one above 0",
+        ),
+        (("mnist", "--max-usd", "0"), "--max-usd 0 is not a positive amount"),
+        (("mnist", "--region", ""), "offers no known Trainium type"),
         (("mnist", "--max-stepz", "3"), "has no parameter 'max-stepz'"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(words: tuple[str, ...], message: str) -> None:
-    result = Desk("").run("plan", *words)
+def test_invalid_plan_is_refused(words: tuple[str, ...], message: str) -> None:
+    result = Cli("").run("plan", *words)
 
     assert result.exit_code == 2
     assert message in " ".join(result.stderr.split())
 
 
-def test_idle_nodes_of_a_cluster_count() -> None:
+def test_idle_nodes_of_cluster_are_included() -> None:
     (found,) = plan("mnist", "--on", "eks", "--time-limit", "6")["estimates"]
 
-    assert found["usd_at_most"] == pytest.approx(3 * 6.5 * found["usd_per_hour"])
+    assert found["billed_hours"]["idle"] == pytest.approx(0.5 + 20 / 3600)
 
 
-def test_layers_that_span_nodes_are_remarked() -> None:
+def test_plan_over_cap_names_options_that_fit() -> None:
+    words = ("plan", "mnist", "--nodes", "2", "--time-limit", "6", "--max-usd", "500")
+    over = Cli("").run(*words)
+
+    assert over.exit_code == 2
+    assert "can cost $907.30, and --max-usd is $500.00" in over.stdout
+    fits = re.search(
+        r"submit with --nodes (1), or submit with --time-limit (2\.8), or raise the cap with "
+        r"--max-usd (908)",
+        over.stdout,
+    )
+    assert fits, over.stdout
+    for option, value in zip(("--nodes", "--time-limit", "--max-usd"), fits.groups(), strict=True):
+        assert Cli("").run(*words, option, value).exit_code == 0, option
+
+
+def test_unknown_price_has_no_upper_bound() -> None:
+    words = ("mnist", "--compare", "trn2.48xlarge", "--nodes", "1")
+    (found,) = plan(*words)["estimates"]
+
+    assert found["usd_at_most_unsure"] == "no list price of trn2.48xlarge is known"
+    assert "no list price of trn2.48xlarge" in Cli("").run("plan", *words).stdout
+    assert Cli("").run("plan", *words, "--max-usd", "1e9").exit_code == 2
+
+
+def test_layers_spanning_nodes_are_noted() -> None:
     words = ("plan", "llama2-7b", "--compare", "trn2.3xlarge", "--nodes", "2")
 
-    assert "8 ranks that share a layer are on several nodes" in Desk("").run(*words).stdout
+    assert "8 ranks that share a layer span several nodes" in Cli("").run(*words).stdout
 
 
-def test_what_a_plan_lacks_is_named_as_it_is() -> None:
-    (found,) = json.loads(Desk("").run("plan", "pretrain", "--json").stdout)["estimates"]
+def test_missing_parameter_is_named() -> None:
+    (found,) = json.loads(Cli("").run("plan", "pretrain", "--json").stdout)["estimates"]
 
     assert found["obstacle"].startswith("pretrain needs --model")
 
 
-def test_a_program_of_ones_own_is_planned_by_its_time_limit() -> None:
+def test_program_is_planned_by_time_limit() -> None:
     program = ROOT / "examples" / "own-program" / "train.py"
     (found,) = plan(str(program), "--nodes", "2", "--time-limit", "6")["estimates"]
 

@@ -1,4 +1,4 @@
-"""`jobs port`: what it finds in programs of every kind, and that odd ones never break it.
+"""`jobs port`: findings in programs of every kind, and no crash on odd ones.
 
 Measured on public scripts: `python tools/port_score.py tests/jobs/port_labels.json FOLDER`.
 """
@@ -22,7 +22,7 @@ from jobs.port.findings import MAX_BYTES, SourceFolder, find, findings, source_o
 from jobs.port.report import lines, remark, summary
 from jobs.port.rules import RULES, Hazard, PortKind
 from jobs.program.entry import Entry
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tools.port_score import score
 from trainium_catalogue.releases import TorchBackend
 
@@ -43,7 +43,7 @@ def find_in(contents: Mapping[str, bytes]) -> tuple[Hazard, ...]:
 
 
 @pytest.mark.parametrize("kind", PortKind)
-def test_every_place_of_a_kind_is_found_and_no_other(kind: PortKind) -> None:
+def test_labelled_lines_are_found_exactly(kind: PortKind) -> None:
     path = EXAMPLES / f"{kind.replace('-', '_')}.py"
     wanted = {
         (number, name)
@@ -58,7 +58,7 @@ def test_every_place_of_a_kind_is_found_and_no_other(kind: PortKind) -> None:
     assert kind in {name for _, name in wanted}
 
 
-def test_modules_of_the_program_are_read_and_called_from_its_loop() -> None:
+def test_imported_modules_called_from_loop_are_checked() -> None:
     engine = "import tools\ndef train(model, opt):\n    for x in loader:\n"
     engine += "        loss = model(x.to(d))\n        loss.backward()\n        tools.log(loss)\n"
     tools = "def log(loss):\n    print(loss)\n"
@@ -68,7 +68,7 @@ def test_modules_of_the_program_are_read_and_called_from_its_loop() -> None:
     assert [(item.file, item.line, item.rule) for item in found] == [("tools.py", 2, "printed")]
 
 
-def test_a_program_without_training_has_no_host_syncs() -> None:
+def test_program_without_training_has_no_host_syncs() -> None:
     assert found_in("for x in loader:\n    print(model(x.to(d)).item())\n") == ()
 
 
@@ -78,22 +78,20 @@ def test_a_program_without_training_has_no_host_syncs() -> None:
         (b"x = (\n", "train.py, line 1: '(' was never closed; fix it and try again"),
         (b"x = '\x00'\n", "null bytes"),
         (b"\xff\xfe\x00", "train.py"),
-        (b"x = " + b"+".join([b"a"] * 5000), "train.py: code is nested more deeply"),
-        (b"x" + b".a()" * 600, "train.py: code is nested more deeply"),
+        (b"x = " + b"+".join([b"a"] * 5000), "train.py: code is nested too deeply"),
+        (b"x" + b".a()" * 600, "train.py: code is nested too deeply"),
         (b"x = " + b"(" * 3000, "train.py"),
-        (b"#" * (MAX_BYTES + 1), "train.py holds more than 2 MB"),
+        (b"#" * (MAX_BYTES + 1), "train.py is larger than 2 MB"),
     ],
 )
-def test_what_cannot_be_read_is_refused(data: bytes, says: str) -> None:
+def test_unreadable_program_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(Refusal) as refused:
         find_in({"train.py": data})
 
     assert says in refused.value.message
 
 
-def test_a_module_that_cannot_be_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_module_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").write_text("import engine\n")
     (tmp_path / "engine.py").write_text("")
 
@@ -101,11 +99,11 @@ def test_a_module_that_cannot_be_read_is_refused(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", denied)
-    with pytest.raises(Refusal, match=r"train\.py cannot be read: Permission denied; set its"):
+    with pytest.raises(Refusal, match=r"train\.py cannot be read: Permission denied; fix its"):
         find_in(SourceFolder(tmp_path))
 
 
-def test_no_file_outside_the_folder_is_read(tmp_path: Path) -> None:
+def test_files_outside_folder_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_text("model.cuda()\n")
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -187,7 +185,7 @@ def test_odd_bytes_are_read_or_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", range(4))
-def test_programs_of_all_kinds_are_read_or_refused(start: int) -> None:
+def test_any_program_is_read_or_refused(start: int) -> None:
     sample = [*STANDARD, *sorted(Path(hypothesis.__file__).parent.rglob("*.py"))][start::80]
     for path in sample:
         try:
@@ -196,14 +194,14 @@ def test_programs_of_all_kinds_are_read_or_refused(start: int) -> None:
             assert refusal.code in ("syntax-error", "not-python", "too-nested"), path
 
 
-def test_a_chain_of_calls_takes_no_longer_than_its_length() -> None:
+def test_call_chain_takes_linear_time() -> None:
     chain = "x" + ".a(y.b(print(str(z))))" * 40
     text = "".join(f"{' ' * depth}for a{depth} in y:\n" for depth in range(12))
 
     assert found_in(f"{text}{' ' * 12}loss.backward(); {chain}\n") == ()
 
 
-def test_both_lines_have_advice_where_it_differs() -> None:
+def test_advice_is_given_per_backend_if_it_differs() -> None:
     found = found_in("model.cuda()\nx.half()\n")
 
     both, one = "\n".join(lines(found, None)), "\n".join(lines(found, TorchBackend.TORCH_NEURON))
@@ -213,7 +211,7 @@ def test_both_lines_have_advice_where_it_differs() -> None:
     assert "instead  .to(device), with device = torch.device('neuron')" in one
 
 
-def test_the_remark_names_the_first_call_and_the_backend() -> None:
+def test_note_names_first_call_and_backend() -> None:
     text = "device = 'cuda'\nmodel.cuda()\nmodel.cuda()\ninit('nccl')\n"
 
     said = remark(found_in(text), "python -m jobs port ./train.py")
@@ -221,20 +219,20 @@ def test_the_remark_names_the_first_call_and_the_backend() -> None:
     assert said == (
         "4 places need a change for Trainium: device 3, backend 1; train.py, line 2: model.cuda(): "
         f"{RULES['cuda-device'].why}; train.py, line 4: 'nccl': {RULES['nccl'].why}; "
-        "for details run python -m jobs port ./train.py"
+        "for details: python -m jobs port ./train.py"
     )
     assert remark((), "port") is None
-    assert summary(()) == "no place was found that needs a change for Trainium"
+    assert summary(()) == "no code was found that needs a change for Trainium"
 
 
-def test_every_rule_of_a_kind_has_a_source_and_advice_for_both_lines() -> None:
+def test_every_rule_has_source_and_advice_for_both_backends() -> None:
     assert {rule.kind for rule in RULES.values()} == {*PortKind}
     for rule in RULES.values():
         assert rule.source.startswith("https://")
         assert all(rule.instead(backend) for backend in TorchBackend)
 
 
-def test_a_label_counts_as_found_on_the_next_line_once() -> None:
+def test_label_matches_finding_on_next_line_once() -> None:
     labelled = {(3, "device"), (8, "device"), (9, "dtype")}
     found = {(4, "device"), (5, "device"), (9, "dtype"), (8, "dtype")}
 
@@ -250,27 +248,27 @@ torch.nn.Linear(8, 8).cuda()
 
 @pytest.fixture
 def gpu_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program for GPUs, in the folder of the test."""
+    """A GPU program in the test's folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "train.py"
     path.write_text(GPU_PROGRAM)
     return path
 
 
-def test_port_needs_no_account_and_ends_with_1_if_there_is_something(gpu_program: Path) -> None:
-    result = Desk("").run("port", "./train.py")
+def test_port_needs_no_account_and_exits_with_1_on_findings(gpu_program: Path) -> None:
+    result = Cli("").run("port", "./train.py")
 
     assert result.exit_code == 1
-    assert "train.py, line 3: backend: 'nccl' asks for the process group backend" in result.stdout
+    assert "train.py, line 3: backend: 'nccl' selects the process group backend" in result.stdout
     assert "3 places need a change for Trainium: device 2, backend 1" in result.stdout
 
 
-def test_port_ends_with_0_if_there_is_nothing(gpu_program: Path) -> None:
+def test_port_without_findings_exits_with_0(gpu_program: Path) -> None:
     gpu_program.write_text("print(3)\n")
 
-    result = Desk("").run("port", "./train.py")
+    result = Cli("").run("port", "./train.py")
 
-    assert (result.exit_code, result.stdout.count("no place was found")) == (0, 1)
+    assert (result.exit_code, result.stdout.count("no code was found")) == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -282,10 +280,10 @@ def test_port_ends_with_0_if_there_is_nothing(gpu_program: Path) -> None:
         (["."], {"xla", "torchneuron"}),
     ],
 )
-def test_port_prints_a_document(gpu_program: Path, words: list[str], backends: set[str]) -> None:
+def test_port_prints_document(gpu_program: Path, words: list[str], backends: set[str]) -> None:
     gpu_program.with_name("workload.toml").write_text('name = "x"\nscript = "train.py"\n')
 
-    result = Desk("").run("port", *words, "--json")
+    result = Cli("").run("port", *words, "--json")
 
     document = json.loads(result.stdout)
     schema = json.loads((ROOT / "docs" / "schemas" / "jobs-port.schema.json").read_text())
@@ -296,18 +294,18 @@ def test_port_prints_a_document(gpu_program: Path, words: list[str], backends: s
     assert {name for rule in document["rules"] for name in rule["instead"]} == backends
 
 
-def test_port_gives_the_advice_of_a_deployment_that_is_named(desk: Desk, gpu_program: Path) -> None:
-    result = desk.run("port", "./train.py", "--deployment", "default", "--json")
+def test_port_gives_advice_for_named_deployment(cli: Cli, gpu_program: Path) -> None:
+    result = cli.run("port", "./train.py", "--deployment", "default", "--json")
 
     assert json.loads(result.stdout)["torch_backend"] == "xla"
 
 
-def test_port_takes_a_deployment_that_is_named_before_it_or_in_the_environment(
-    desk: Desk, gpu_program: Path, monkeypatch: pytest.MonkeyPatch
+def test_port_accepts_deployment_before_command_or_in_environment(
+    cli: Cli, gpu_program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = desk.run("--deployment", "nope", "port", "./train.py")
+    before = cli.run("--deployment", "nope", "port", "./train.py")
     monkeypatch.setenv("TRAINIUM_DEPLOYMENT", "elsewhere")
-    of_environment = desk.run("port", "./train.py")
+    of_environment = cli.run("port", "./train.py")
 
     assert before.exit_code == of_environment.exit_code == 2
     assert "no deployment 'nope'" in before.stderr
@@ -315,51 +313,51 @@ def test_port_takes_a_deployment_that_is_named_before_it_or_in_the_environment(
     assert "no deployment 'elsewhere'" in of_environment.stderr
 
 
-def test_port_shows_a_link_that_leads_nowhere(gpu_program: Path) -> None:
+def test_port_shows_dangling_link(gpu_program: Path) -> None:
     gpu_program.with_name("loopy.py").symlink_to("loopy.py")
     gpu_program.with_name("broken.py").symlink_to("gone.py")
 
-    loop, broken = (Desk("").run("port", word) for word in ("./loopy.py", "./broken.py"))
+    loop, broken = (Cli("").run("port", word) for word in ("./loopy.py", "./broken.py"))
 
-    assert "./loopy.py is a link that leads back to itself; name a Python file" in loop.stderr
+    assert "./loopy.py is a link that leads back to itself; specify a Python file" in loop.stderr
     assert "./broken.py is a link to gone.py, which does not exist" in broken.stderr
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "no program was given; name its file or folder, such as ./train.py"),
-        (["llama2-7b"], "llama2-7b is no program of yours"),
+        ([], "no program was specified; specify your program's file or folder, such as ./train.py"),
+        (["llama2-7b"], "llama2-7b is not a program of your own"),
         (["./nowhere.py"], "there is no file ./nowhere.py"),
-        ([""], "no program was given"),
+        ([""], "no program was specified"),
         (["-m", "torch.nowhere"], "-m torch.nowhere is not in "),
-        (["./train.py", "-m", "train"], "name two programs"),
+        (["./train.py", "-m", "train"], "are two programs"),
     ],
 )
-def test_port_refuses_what_is_no_program(gpu_program: Path, words: list[str], says: str) -> None:
-    result = Desk("").run("port", *words)
+def test_port_refuses_non_programs(gpu_program: Path, words: list[str], says: str) -> None:
+    result = Cli("").run("port", *words)
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
 
 
-def test_submit_remarks_what_does_not_run(desk: Desk, gpu_program: Path) -> None:
-    result = desk.run("submit", "./train.py", "--name", "x", "--dry-run")
+def test_submit_notes_unsupported_code(cli: Cli, gpu_program: Path) -> None:
+    result = cli.run("submit", "./train.py", "--name", "x", "--dry-run")
 
     assert "3 places need a change for Trainium: device 2, backend 1; train.py, line 4: " in (
         result.stderr
     )
-    assert "for details run python -m jobs port train.py" in result.stderr
+    assert "for details: python -m jobs port train.py" in result.stderr
 
 
-def test_submit_of_a_module_remarks_the_command_for_it(
-    desk: Desk, gpu_program: Path, monkeypatch: pytest.MonkeyPatch
+def test_submit_of_module_names_port_command(
+    cli: Cli, gpu_program: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
 
-    result = desk.run(
+    result = cli.run(
         "submit", "-m", "train", "--workdir", str(gpu_program.parent), "--name", "x", "--dry-run"
     )
 
     command = f"python -m jobs port -m train --workdir {gpu_program.parent}\n"
-    assert f"for details run {command}" in result.stderr
+    assert f"for details: {command}" in result.stderr

@@ -1,4 +1,4 @@
-"""Syntax errors of a program: found before it is sent, in the grammar of the nodes' Python."""
+"""Syntax errors of a program, found before it is sent, by the grammar of the nodes' Python."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from jobs.errors import Refusal
 from jobs.program.grammar import check_grammar, python_of
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.programs import dry_run
 from tests.jobs.test_refusals import assert_refused
 
@@ -35,50 +35,50 @@ def refused(text: str | bytes, **options: Any) -> str:
     return error.value.message
 
 
-def test_a_published_image_says_its_python() -> None:
+def test_python_version_of_published_image_is_known() -> None:
     assert python_of("2.28.0") == (3, 12)
     assert python_of("2.33.1") is None
     assert python_of("unknown") is None
 
 
-def test_a_syntax_error_is_refused_with_its_line() -> None:
+def test_syntax_error_is_refused_with_line() -> None:
     assert refused("import os\n\ndef f(:\n    pass\n").startswith(
-        "train.py, line 3: invalid syntax (def f(:), in the grammar of Python"
+        "train.py, line 3: invalid syntax (def f(:) in Python"
     )
 
 
-def test_an_error_in_a_module_of_the_bundle_is_refused_too() -> None:
+def test_error_in_bundled_module_is_refused() -> None:
     says = refused("import pkg.model\n", pkg__model="from other import x\n", other="x = (\n")
 
     assert says.startswith("other.py, line 1: '(' was never closed")
 
 
-def test_modules_that_may_never_be_imported_do_not_matter() -> None:
+def test_unimported_modules_are_not_checked() -> None:
     text = "try:\n    import broken\nexcept ImportError:\n    broken = None\n"
 
     assert check(text, broken="x = (", unused="print 'python 2'") == []
 
 
-def test_a_script_finds_modules_beside_itself() -> None:
+def test_modules_next_to_script_are_found() -> None:
     assert check("import util\n", root="scripts", util="x = (") == []
     assert "scripts/util.py, line 1" in refused("import util\n", root="scripts", scripts__util="(")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n"])
-def test_a_file_without_a_statement_is_refused(text: str) -> None:
-    assert "train.py has no statement, so it would do nothing" in refused(text)
+def test_file_without_statement_is_refused(text: str) -> None:
+    assert "train.py has no statements, so it would do nothing" in refused(text)
 
 
-def test_what_is_no_text_is_refused() -> None:
+def test_binary_file_is_refused() -> None:
     assert "train.py" in refused(b"x = '\x00'\n")
     assert "train.py" in refused(b"\x80\x04\x95")
 
 
-def test_line_ends_of_windows_and_a_byte_order_mark_are_fine() -> None:
+def test_crlf_and_byte_order_mark_are_accepted() -> None:
     assert check(b"\xef\xbb\xbfimport os\r\n\r\nif os:\r\n    pass\r\n") == []
 
 
-def test_escapes_that_python_warns_of_are_its_own_business(
+def test_python_warnings_are_suppressed(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     assert check("x = '\\d'\n") == []
@@ -86,8 +86,8 @@ def test_escapes_that_python_warns_of_are_its_own_business(
 
 
 @pytest.mark.skipif(HERE < (3, 12), reason="needs the grammar of 3.12")
-def test_grammar_that_the_nodes_do_not_know_is_refused() -> None:
-    with pytest.raises(Refusal, match=r"in the grammar of Python 3\.11"):
+def test_grammar_newer_than_node_python_is_refused() -> None:
+    with pytest.raises(Refusal, match=r" in Python 3\.11"):
         check("type X = int\n", python=(3, 11))
 
 
@@ -96,26 +96,26 @@ def test_grammar_that_the_nodes_do_not_know_is_refused() -> None:
     "text", ["type X = int\n", "def f[T](x: T) -> T: ...\n", "x = f'{'a'}'\n", "class A[T]: ...\n"]
 )
 @pytest.mark.parametrize("python", [(3, 12), None])
-def test_grammar_that_only_the_nodes_may_know_is_remarked(
+def test_grammar_that_node_python_may_accept_is_noted(
     text: str, python: tuple[int, int] | None
 ) -> None:
     (note,) = check(text, python=python)
 
     assert note.startswith("train.py, line 1: ")
-    assert "may take it" in note
+    assert "may accept it" in note
 
 
 @pytest.mark.parametrize(
     "line",
     ["from .deep import broken", "from .deep.broken import x", "from ..pkg.deep.broken import x"],
 )
-def test_relative_imports_of_a_package_are_followed(line: str) -> None:
+def test_relative_imports_of_package_are_followed(line: str) -> None:
     files = {"pkg__mod": f"{line}\n", "pkg__deep__broken": "x = (\n"}
 
     assert refused("import pkg.mod", **files).startswith("pkg/deep/broken.py, line 1: ")
 
 
-def test_a_relative_import_that_leaves_the_folder_is_the_programs_own_matter() -> None:
+def test_relative_import_out_of_folder_is_ignored() -> None:
     assert check("from ....other import x\nfrom . import nothing\n") == []
 
 
@@ -129,25 +129,23 @@ DEEP = {
 
 
 @pytest.mark.parametrize("kind", DEEP)
-def test_deep_code_that_is_not_imported_does_not_end_a_submission(
-    desk: Desk, program: Path, kind: str
-) -> None:
+def test_unimported_deep_code_does_not_stop_submission(cli: Cli, program: Path, kind: str) -> None:
     (program / "gen.py").write_text(DEEP[kind])
 
-    dry_run(desk, "./train.py")
+    dry_run(cli, "./train.py")
 
 
 @pytest.mark.parametrize("kind", ["elif", "calls"])
-def test_deep_code_that_python_can_read_is_sent(desk: Desk, program: Path, kind: str) -> None:
+def test_deep_code_that_python_can_read_is_submitted(cli: Cli, program: Path, kind: str) -> None:
     (program / "train.py").write_text(DEEP[kind])
 
-    dry_run(desk, "./train.py")
+    dry_run(cli, "./train.py")
 
 
-def test_code_of_the_program_that_is_too_deep_to_read_is_refused(desk: Desk, program: Path) -> None:
+def test_code_too_deep_to_parse_is_refused(cli: Cli, program: Path) -> None:
     (program / "train.py").write_text("import gen\n")
     (program / "gen.py").write_text(DEEP["sum"])
 
-    result = desk.run("submit", "./train.py", "--dry-run")
+    result = cli.run("submit", "./train.py", "--dry-run")
 
-    assert_refused(result, "gen.py: code is nested more deeply than can be read")
+    assert_refused(result, "gen.py: code is nested too deeply")

@@ -1,4 +1,4 @@
-"""What Batch says about a job becomes attempts and nodes."""
+"""Conversion of Batch's descriptions of a job into attempts and nodes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def described(*nodes: Mapping[str, Any], **job: Any) -> Job:
 
 
 class Listing(FakeBatch):
-    """Lists three jobs on two pages."""
+    """A listing of three jobs on two pages."""
 
     def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
         self.calls.append(("list_jobs", kwargs))
@@ -43,13 +43,13 @@ def _summary(job_id: str, name: str, created: int, status: str = "RUNNING") -> d
     return {"jobId": job_id, "jobName": name, "status": status, "createdAt": created}
 
 
-def test_runs_come_newest_first() -> None:
+def test_runs_are_listed_newest_first() -> None:
     found = [run.job_id for run in list_runs(Listing(FakeClock()), QUEUES, run="nightly")]
 
     assert found == ["newest", "new", "old"]
 
 
-def test_the_job_that_goes_on_is_found_before_a_newer_one_that_ended() -> None:
+def test_active_job_takes_precedence_over_newer_ended_one() -> None:
     class Service:
         orchestrator = Orchestrator.BATCH
 
@@ -70,7 +70,7 @@ def test_batch_filters_by_name() -> None:
     assert batch.calls[0][1]["filters"] == [{"name": "JOB_NAME", "values": ["nightly"]}]
 
 
-def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known() -> None:
+def test_job_and_nodes_are_described_in_one_call_if_size_is_known() -> None:
     batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING"), child("RUNNING")))])
 
     describe_job(batch, JOB_ID, shape=Shape(kind=JobKind.NODES, size=2))
@@ -80,29 +80,21 @@ def test_a_job_and_its_nodes_are_read_with_one_call_when_their_number_is_known()
     ]
 
 
-def test_no_call_asks_for_more_jobs_than_batch_allows() -> None:
-    batch = FakeBatch(FakeClock(), scenes=[(T0, scene(parent("RUNNING", num_nodes=250)))])
-
-    describe_job(batch, JOB_ID, shape=Shape(kind=JobKind.NODES, size=250))
-
-    assert [len(kwargs["jobs"]) for _, kwargs in batch.calls] == [100, 100, 51]
-
-
-def test_the_stream_of_a_running_node_is_its_next_attempt() -> None:
+def test_stream_of_running_node_is_its_next_attempt() -> None:
     first = attempt(stream="a1", exit_code=75, started_s=T0, stopped_s=T0 + 5)
     job = described(child("RUNNING", stream="a2", attempts=[first]), attempts=[first])
 
     assert [(a.number, a.log_stream) for a in job.nodes[0].attempts] == [(1, "a1"), (2, "a2")]
 
 
-def test_an_attempt_is_not_counted_twice_when_batch_shows_it_twice() -> None:
+def test_attempt_listed_twice_is_counted_once() -> None:
     only = attempt(stream="a1", exit_code=0, started_s=T0, stopped_s=T0 + 5)
     job = described(child("SUCCEEDED", stream="a1", attempts=[only]), attempts=[only])
 
     assert len(job.nodes[0].attempts) == 1
 
 
-def test_a_node_that_missed_an_attempt_is_numbered_by_time() -> None:
+def test_node_that_missed_an_attempt_is_numbered_by_time() -> None:
     first = attempt(stream="a1", exit_code=70, started_s=T0, stopped_s=T0 + 5)
     second = attempt(stream="a2", exit_code=0, started_s=T0 + 10, stopped_s=T0 + 20)
     late = attempt(stream="b2", exit_code=0, started_s=T0 + 11, stopped_s=T0 + 20)

@@ -1,4 +1,4 @@
-"""Remarks and tables that a person reads."""
+"""Messages and tables for users."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jobs.output.screen import Screen, describe_event
 from jobs.output.streams import LogLine
 
 
-def test_a_status_without_news_is_one_word() -> None:
+def test_status_without_news_is_one_word() -> None:
     assert (
         describe_event(StatusChanged(status="RUNNING", reason="Essential container in task exited"))
         == "RUNNING"
     )
 
 
-def test_an_attempt_that_is_retried_says_why() -> None:
+def test_retried_attempt_shows_reason() -> None:
     attempt = Attempt(
         number=1,
         exit_code=75,
@@ -34,11 +34,11 @@ def test_an_attempt_that_is_retried_says_why() -> None:
 
     assert describe_event(AttemptEnded(attempt=attempt, max_attempts=3)) == (
         "attempt 1 of 3 ended, exit code 75, a peer was lost, a node hung or a host failed; "
-        "Batch makes another one"
+        "Batch starts another attempt"
     )
 
 
-def test_a_file_gets_the_lines_of_the_nodes_unchanged() -> None:
+def test_file_output_keeps_node_lines_verbatim() -> None:
     file = io.StringIO()
 
     Screen(lines_to=file).line(
@@ -48,7 +48,7 @@ def test_a_file_gets_the_lines_of_the_nodes_unchanged() -> None:
     assert file.getvalue() == "node 1, attempt 2 | [bold]not markup[/bold] \x1b[31mred\n"
 
 
-def test_a_terminal_gets_coloured_labels_and_the_text_itself(
+def test_terminal_output_has_colored_labels_and_literal_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Terminal(io.StringIO):
@@ -71,5 +71,5 @@ def test_a_terminal_gets_coloured_labels_and_the_text_itself(
 @pytest.mark.parametrize(
     ("seconds", "text"), [(5.4, "5 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")]
 )
-def test_durations_read_naturally(seconds: float, text: str) -> None:
+def test_durations_are_readable(seconds: float, text: str) -> None:
     assert duration(seconds) == text

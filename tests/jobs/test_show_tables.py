@@ -1,4 +1,4 @@
-"""The list of runs on terminals of any width, and what becomes of attempts without nodes."""
+"""The list of runs on terminals of any width, and attempts without nodes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def printed(table: Table, width: int) -> str:
     ("width", "left_out"),
     [(140, []), (100, ["last attempt"]), (80, ["last attempt", "submitted"])],
 )
-def test_no_name_is_cut_for_other_columns(width: int, left_out: list[str]) -> None:
+def test_names_are_not_truncated_for_other_columns(width: int, left_out: list[str]) -> None:
     table, without = runs_table(RUNS, width=width)
     text = printed(table, width)
 
@@ -74,31 +74,31 @@ def test_no_name_is_cut_for_other_columns(width: int, left_out: list[str]) -> No
     assert without == left_out
 
 
-def test_a_name_that_does_not_fit_by_itself_is_folded() -> None:
+def test_name_wider_than_terminal_is_folded() -> None:
     table, _ = runs_table([replace(RUN, run="a" * 90)], width=40)
 
     assert printed(table, 40).count("a") - printed(table, 40).count("status") == 90
 
 
-def test_a_container_that_failed_says_why_in_the_list() -> None:
+def test_failed_container_shows_reason_in_list() -> None:
     table, _ = runs_table(RUNS, width=140)
 
     assert "exit code 75: a peer was lost" in printed(table, 140)
 
 
-def test_attempts_whose_pods_are_gone_are_in_the_table_of_nodes() -> None:
+def test_attempts_without_pods_are_in_node_table() -> None:
     node = Node(index=0, status="FAILED", status_reason=None, attempts=())
-    stopped = replace(HOST, number=2, exit_code=143, reason="node 0: told to stop")
+    stopped = replace(HOST, number=2, exit_code=143, reason="node 0: stop requested")
     job = replace(
         JOB, attempts=(HOST, stopped), nodes=(node,), orchestrator=Orchestrator.EKS, status="FAILED"
     )
     text = printed(node_table(job), 140)
 
     assert "all │       1 │ FAILED │        75 │ a peer was lost" in text
-    assert "all │       2 │ FAILED │       143 │ node 0: told to stop; stopped on request" in text
+    assert "all │       2 │ FAILED │       143 │ node 0: stop requested; stopped on request" in text
 
 
-def test_a_run_that_was_stopped_is_not_said_to_have_failed() -> None:
+def test_stopped_run_is_not_called_failed() -> None:
     reason = "stopped by ann with jobs stop"
     gone = tuple(
         Node(index=index, status="FAILED", status_reason=None, attempts=()) for index in range(2)
@@ -106,7 +106,7 @@ def test_a_run_that_was_stopped_is_not_said_to_have_failed() -> None:
     job = replace(JOB, attempts=(), nodes=gone, status="FAILED", status_reason=reason)
 
     assert verdict(job, bucket="bucket") == (
-        "run nightly was stopped by ann with jobs stop, after 2 s; submit it again to go on"
+        "run nightly was stopped by ann with jobs stop, after 2 s; submit it again to resume"
     )
     assert printed(node_table(job), 140).count("FAILED") == 1
     assert reason in printed(node_table(job), 140)

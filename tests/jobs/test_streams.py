@@ -16,7 +16,7 @@ def line(timestamp_ms: int, message: str, *, node: int = 0) -> LogLine:
     return LogLine(timestamp_ms=timestamp_ms, node=node, attempt=1, message=message)
 
 
-def test_lines_of_one_stream_keep_their_order_when_its_clock_goes_back() -> None:
+def test_lines_of_stream_keep_order_if_clock_goes_back() -> None:
     merger = Merger()
     merger.add(line(20, "first"), stream="a")
     merger.add(line(10, "second"), stream="a")
@@ -25,7 +25,7 @@ def test_lines_of_one_stream_keep_their_order_when_its_clock_goes_back() -> None
     assert [found.message for found in merger.flush()] == ["other", "first", "second"]
 
 
-def test_a_line_waits_no_longer_than_one_round() -> None:
+def test_line_is_held_for_at_most_one_round() -> None:
     merger = Merger()
     merger.add(line(20, "a"), stream="a")
     list(merger.end_round())
@@ -34,7 +34,7 @@ def test_a_line_waits_no_longer_than_one_round() -> None:
     assert [found.message for found in merger.end_round()] == ["a"]
 
 
-def test_a_stream_that_fails_between_two_pages_goes_on_where_it_was() -> None:
+def test_stream_resumes_after_failure_between_pages() -> None:
     clock = FakeClock()
     clock.seconds += 100
 
@@ -54,9 +54,23 @@ def test_a_stream_that_fails_between_two_pages_goes_on_where_it_was() -> None:
     assert [found.message for found in merger.flush()] == ["0", "1", "2"]
 
 
-def test_a_stream_that_does_not_exist_yet_is_no_error() -> None:
+def test_missing_stream_is_not_an_error() -> None:
     stream = LogStream(name="late", node=0, attempt=1)
 
     stream.read_into(Merger(), FakeLogs(FakeClock()), LOG_GROUP)
 
     assert stream.caught_up
+
+
+def test_oversized_node_number_is_ignored() -> None:
+    class Logs:
+        """One page with a line printed by a program."""
+
+        def get_log_events(self, **_: Any) -> Mapping[str, Any]:
+            message = f"launch: exit 75 (x): node {'9' * 5000}"
+            return {"nextForwardToken": "1", "events": [{"timestamp": 1, "message": message}]}
+
+    stream = LogStream(name="a", node=0, attempt=1)
+    stream.read_into(Merger(), Logs(), "group")
+
+    assert stream.named_node is None

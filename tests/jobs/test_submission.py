@@ -1,4 +1,4 @@
-"""A request becomes one job, whatever happens on the way."""
+"""A request creates one job, whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from botocore.exceptions import EndpointConnectionError, ReadTimeoutError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jobs.batch.request import submit_arguments
 from jobs.batch.service import WAITS_S, submit_once
 from jobs.job import JobRequest
 from tests.jobs.fakes import FakeBatch, FakeClock, client_error
@@ -32,7 +33,7 @@ THROTTLED = client_error("TooManyRequestsException", status=429)
 
 @dataclass(slots=True)
 class Flaky(FakeBatch):
-    """Answers as told: an error before the job is made, or after it."""
+    """Responds according to a story: with errors before or after the job is created."""
 
     story: list[str] = field(default_factory=list)
     jobs: list[str] = field(default_factory=list)
@@ -58,11 +59,13 @@ class Flaky(FakeBatch):
 
 
 def submit(batch: Flaky, earlier: set[str] | None = None) -> str:
-    return submit_once(REQUEST, batch, earlier=earlier or set(), sleep=batch.clock.sleep)
+    return submit_once(
+        submit_arguments(REQUEST), batch, earlier=earlier or set(), sleep=batch.clock.sleep
+    )
 
 
 @given(st.lists(st.sampled_from(["throttled", "lost-before", "lost-after"]), max_size=len(WAITS_S)))
-def test_exactly_one_job_comes_of_a_submission(story: list[str]) -> None:
+def test_submission_creates_exactly_one_job(story: list[str]) -> None:
     batch = Flaky(FakeClock(), story=list(story))
 
     job_id = submit(batch)
@@ -70,20 +73,20 @@ def test_exactly_one_job_comes_of_a_submission(story: list[str]) -> None:
     assert batch.jobs == [job_id]
 
 
-def test_an_earlier_job_of_the_run_is_not_taken_for_the_new_one() -> None:
+def test_earlier_job_of_run_is_not_mistaken_for_new_one() -> None:
     batch = Flaky(FakeClock(), story=["lost-before"], jobs=["job-old"])
 
     assert submit(batch, earlier={"job-old"}) == "job-1"
 
 
-def test_throttling_that_lasts_is_given_up() -> None:
+def test_persistent_throttling_is_an_error() -> None:
     batch = Flaky(FakeClock(), story=["throttled"] * 20)
 
     with pytest.raises(type(THROTTLED)):
         submit(batch)
 
 
-def test_an_address_where_nobody_answers_is_not_tried_again() -> None:
+def test_unreachable_endpoint_is_not_retried() -> None:
     class Nowhere(Flaky):
         def submit_job(self, **kwargs: Any) -> Mapping[str, Any]:
             raise EndpointConnectionError(endpoint_url="https://batch")
@@ -95,8 +98,8 @@ def test_an_address_where_nobody_answers_is_not_tried_again() -> None:
     assert batch.clock.seconds == FakeClock().seconds
 
 
-def test_a_lost_answer_stays_the_error_where_jobs_cannot_be_listed_either() -> None:
-    """The name of its run is then held, as a job may have been added."""
+def test_lost_response_error_is_kept_if_jobs_cannot_be_listed() -> None:
+    """The name stays held, since a job may have been added."""
 
     class Cut(Flaky):
         def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Submissions of workloads whose datasets prepare makes: looked up, and refused, at the desk."""
+"""Submissions of workloads with datasets made by prepare: lookups and refusals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_refusals import assert_refused
 
 MANIFESTS: dict[str, dict[str, Any]] = {
@@ -35,14 +35,14 @@ MANIFESTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def ready(desk: Desk) -> Desk:
+def ready(cli: Cli) -> Cli:
     for name, manifest in MANIFESTS.items():
-        desk.put(f"datasets/{name}/manifest.json", manifest)
-    desk.put("datasets/half/train-images-idx3-ubyte")
-    return desk
+        cli.put(f"datasets/{name}/manifest.json", manifest)
+    cli.put("datasets/half/train-images-idx3-ubyte")
+    return cli
 
 
-def test_bert_and_mnist_need_no_word_about_their_datasets(ready: Desk) -> None:
+def test_bert_and_mnist_have_default_datasets(ready: Cli) -> None:
     for workload in ("bert", "mnist"):
         result = ready.run("submit", workload, "--name", f"{workload}-1", "--yes")
 
@@ -50,7 +50,7 @@ def test_bert_and_mnist_need_no_word_about_their_datasets(ready: Desk) -> None:
         assert len(ready.jobs(f"{workload}-1")) == 1
 
 
-def test_the_plan_of_a_bert_has_no_tensor_parallelism(ready: Desk) -> None:
+def test_bert_plan_has_no_tensor_parallelism(ready: Cli) -> None:
     result = ready.run("submit", "bert", "--name", "bert-1", "--nodes", "1", "--dry-run", "--json")
 
     assert '"data_parallel": 32' in result.stdout
@@ -60,39 +60,50 @@ def test_the_plan_of_a_bert_has_no_tensor_parallelism(ready: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("bert", "--dataset", "wiki"), "wiki is of kind packed, and bert trains on kind bert"),
-        (("mnist", "--dataset", "long"), "long is of kind bert, and mnist trains on kind images"),
-        (("llama-tiny", "--dataset", "mnist"), "mnist is of kind images, and llama-tiny trains"),
-        (("bert", "--dataset", "long"), "sequences of 512 and the run --seq-len 128; submit with"),
-        (("mnist", "--dataset", "digits"), "make it with `python -m jobs submit prepare --dataset"),
+        (("bert", "--dataset", "wiki"), "wiki is of kind packed, but bert trains on kind bert"),
+        (("mnist", "--dataset", "long"), "long is of kind bert, but mnist trains on kind images"),
+        (("llama-tiny", "--dataset", "mnist"), "mnist is of kind images, but llama-tiny trains"),
+        (
+            ("bert", "--dataset", "long"),
+            "sequences of 512, but the run has --seq-len 128; submit with",
+        ),
+        (
+            ("mnist", "--dataset", "digits"),
+            "create it with `python -m jobs submit prepare --dataset",
+        ),
         (
             ("bert", "--dataset", "roomy"),
-            "masked words of a sequence, at most 80 and the run --max-predictions 20; submit with",
+            "a masked-word limit of 80, but the run has --max-predictions 20; submit with",
         ),
-        (("bert", "--dataset", "terse"), "manifest.json says None of num_tokens, not a whole"),
-        (("llama-tiny", "--dataset", "silent"), "manifest.json says None of vocab_size, not a"),
+        (("bert", "--dataset", "terse"), "num_tokens in its manifest.json is None, not an integer"),
+        (("llama-tiny", "--dataset", "silent"), "vocab_size in its manifest.json is None, not an"),
         (
             ("mnist", "--dataset", "nope"),
-            "make what mnist trains on with `python -m jobs submit prepare --dataset mnist` and "
+            "create a dataset for mnist with `python -m jobs submit prepare --dataset mnist` and "
             "submit with --dataset mnist",
         ),
         (("bert", "--dataset", "nope"), "submit prepare --dataset bert-wikicorpus` and submit wi"),
-        (("llama-tiny", "--dataset", "nope"), "make it with `python -m jobs submit tokenize --da"),
+        (
+            ("llama-tiny", "--dataset", "nope"),
+            "create it with `python -m jobs submit tokenize --da",
+        ),
         (
             ("llama-tiny", "--dataset", "wiki", "--eval-every", "5"),
-            "wiki holds 0 tokens out, and --eval-every needs a sequence of --seq-len 128 at least; "
-            "tokenize into another --dataset with a larger --validation-fraction, or submit with",
+            "wiki has 0 held-out tokens, but --eval-every needs at least one sequence of "
+            "--seq-len 128; tokenize into another --dataset with a larger --validation-fraction, "
+            "or submit with",
         ),
         (
             ("llama-tiny", "--dataset", "split", "--eval-every", "5", "--seq-len", "500"),
-            "split holds 400 tokens out, and --eval-every needs a sequence of --seq-len 500",
+            "split has 400 held-out tokens, but --eval-every needs at least one sequence "
+            "of --seq-len 500",
         ),
-        (("mnist", "--dataset", "half"), "write one as docs/interfaces.md describes it for kind"),
-        (("mnist", "--compile"), "mnist has no graphs to compile beforehand"),
+        (("mnist", "--dataset", "half"), "write one for kind"),
+        (("mnist", "--compile"), "mnist has no graphs to compile in advance"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
-def test_what_would_fail_on_the_nodes_is_refused(
-    ready: Desk, words: tuple[str, ...], reason: str
+def test_submission_that_would_fail_on_nodes_is_refused(
+    ready: Cli, words: tuple[str, ...], reason: str
 ) -> None:
     assert_refused(ready.run("submit", *words, "--name", "r", "--yes"), reason)

@@ -1,4 +1,4 @@
-"""`jobs submit pretrain --model`: whose defaults, what is refused, what a run remembers."""
+"""`jobs submit pretrain --model`: defaults, refusals and stored parameters of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue.models.presets import MODELS
@@ -18,10 +18,10 @@ QWEN = (*TRAIN, "--model", "qwen3-4b")
 
 
 @pytest.fixture(name="ready")
-def _ready(desk: Desk) -> Desk:
-    """The dataset `wiki` is there, with the ids of Qwen's tokenizer."""
-    desk.put("datasets/wiki/manifest.json", {"vocab_size": 151669, "num_tokens": 10**9})
-    return desk
+def _ready(cli: Cli) -> Cli:
+    """A deployment with the dataset `wiki`, with ids of Qwen's tokenizer."""
+    cli.put("datasets/wiki/manifest.json", {"vocab_size": 151669, "num_tokens": 10**9})
+    return cli
 
 
 def words_of(payload: dict[str, Any]) -> list[str]:
@@ -30,24 +30,24 @@ def words_of(payload: dict[str, Any]) -> list[str]:
     return words
 
 
-def existing_run(desk: Desk, model: str) -> None:
+def existing_run(cli: Cli, model: str) -> None:
     workload = WORKLOADS["pretrain"].of_model({"model": model})
     values = {item.name: item.default for item in workload.parameters}
     stored = {**values, "dataset": "wiki", "lr": 0.002}
-    desk.put("runs/my-run/run.json", {"schema": 1, "workload": "pretrain", "values": stored})
-    desk.put("runs/my-run/checkpoints/step-00000100/complete.json")
+    cli.put("runs/my-run/run.json", {"schema": 1, "workload": "pretrain", "values": stored})
+    cli.put("runs/my-run/checkpoints/step-00000100/complete.json")
 
 
-def test_a_model_brings_its_nodes_degree_and_plan(ready: Desk) -> None:
+def test_model_sets_nodes_parallelism_and_plan(ready: Cli) -> None:
     result = ready.run(*QWEN, "--dataset", "wiki")
 
     assert result.exit_code == 0, result.stderr
-    assert "model: qwen3-4b, 4,022,468,096 parameters; a checkpoint takes 48.3 GB" in result.stderr
+    assert "model: qwen3-4b, 4,022,468,096 parameters, checkpoints of 48.3 GB" in result.stderr
     assert "ranks: 64 = tensor parallel 4 x data parallel 16" in result.stderr
     assert "1,024 sequences of 4,096" in result.stderr
 
 
-def test_the_nodes_get_the_model_and_what_was_given(ready: Desk) -> None:
+def test_nodes_get_model_and_explicit_options(ready: Cli) -> None:
     result = ready.run(*QWEN, "--dataset", "wiki", "--lr", "1e-3", "--dry-run")
 
     payload = json.loads(result.stdout)
@@ -57,7 +57,7 @@ def test_the_nodes_get_the_model_and_what_was_given(ready: Desk) -> None:
     ]  # fmt: skip
 
 
-def test_a_new_run_without_a_model_is_refused(ready: Desk) -> None:
+def test_new_run_without_model_is_refused(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki")
 
     assert_refused(result, "run my-run is new and needs --model, one of llama3.1-8b", "qwen3-8b")
@@ -65,13 +65,15 @@ def test_a_new_run_without_a_model_is_refused(ready: Desk) -> None:
 
 
 @pytest.mark.parametrize("model", ["qwen3-5b", "llama2-7b"])
-def test_an_unknown_model_is_refused(ready: Desk, model: str) -> None:
+def test_unknown_model_is_refused(ready: Cli, model: str) -> None:
     result = ready.run(*TRAIN, "--model", model, "--dataset", "wiki")
 
-    assert_refused(result, f"--model={model} cannot be; it takes one of llama3.1-8b, llama3.2-1b")
+    assert_refused(
+        result, f"--model={model} is not valid; it must be one of llama3.1-8b, llama3.1-70b"
+    )
 
 
-def test_a_run_remembers_its_model_and_parameters(ready: Desk) -> None:
+def test_run_remembers_model_and_parameters(ready: Cli) -> None:
     existing_run(ready, "qwen3-4b")
     result = ready.run(*TRAIN, "--nodes", "2", "--compile", "--dry-run", "--json")
 
@@ -86,7 +88,7 @@ def test_a_run_remembers_its_model_and_parameters(ready: Desk) -> None:
     assert "--model" not in words_of(second)
 
 
-def test_a_run_goes_on_with_the_nodes_of_the_model_it_remembers(ready: Desk) -> None:
+def test_resumed_run_uses_node_count_of_its_model(ready: Cli) -> None:
     existing_run(ready, "qwen3-8b")
 
     assert ready.run(*TRAIN, "--dry-run").exit_code == 0
@@ -96,27 +98,29 @@ def test_a_run_goes_on_with_the_nodes_of_the_model_it_remembers(ready: Desk) -> 
     assert payload["nodeOverrides"]["numNodes"] == 2
 
 
-def test_a_run_keeps_its_model(ready: Desk) -> None:
+def test_run_keeps_its_model(ready: Cli) -> None:
     existing_run(ready, "qwen3-8b")
 
     assert_refused(ready.run(*QWEN), "cannot continue with model=qwen3-4b (the run has qwen3-8b)")
 
 
-def test_a_dataset_of_more_ids_than_the_model_is_refused(ready: Desk) -> None:
+def test_dataset_with_larger_vocabulary_than_model_is_refused(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--model", "llama3.2-1b", "--dataset", "wiki")
 
-    assert_refused(result, "wiki has ids up to 151668 and the model's vocabulary only 128256")
+    assert_refused(
+        result, "wiki has token IDs up to 151,668, but the model's vocabulary has only 128,256"
+    )
 
 
-def test_a_sequence_longer_than_the_models_positions_is_refused(ready: Desk) -> None:
+def test_sequence_longer_than_model_positions_is_refused(ready: Cli) -> None:
     result = ready.run(*QWEN, "--dataset", "wiki", "--seq-len", "65536")
 
-    assert_refused(result, "--seq-len=65536 is more than the 32768 positions of the model")
+    assert_refused(result, "--seq-len=65536 is more than the 32,768 positions of the model")
 
 
-def test_help_shows_the_models_defaults(desk: Desk) -> None:
-    general = desk.run("submit", "pretrain", "--help").stdout
-    of_model = desk.run("submit", "pretrain", "--model", "qwen3-4b", "--help").stdout
+def test_help_shows_model_defaults(cli: Cli) -> None:
+    general = cli.run("submit", "pretrain", "--help").stdout
+    of_model = cli.run("submit", "pretrain", "--model", "qwen3-4b", "--help").stdout
 
     assert "the model's" in general
     assert "the model's" not in of_model and "9728" in of_model

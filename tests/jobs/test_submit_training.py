@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
@@ -20,37 +20,37 @@ TRAIN = ("submit", "llama2-7b", "--nodes", "4", "--name", "my-run", "--yes")
 
 
 @pytest.fixture
-def ready(desk: Desk) -> Desk:
-    """The dataset `wiki` is there."""
-    desk.put("datasets/wiki/manifest.json", MANIFEST)
-    return desk
+def ready(cli: Cli) -> Cli:
+    """A deployment with the dataset `wiki`."""
+    cli.put("datasets/wiki/manifest.json", MANIFEST)
+    return cli
 
 
-def test_a_run_of_a_program_is_not_continued_by_a_workload(ready: Desk) -> None:
+def test_run_of_program_is_not_continued_by_workload(ready: Cli) -> None:
     ready.put("runs/my-run/program.json", {"format": 1, "submissions": []})
 
     assert_refused(
         ready.run(*TRAIN, "--dataset", "wiki"),
-        "run my-run is one of a program of your own", "give another --name",
+        "run my-run is a program of your own", "use another --name",
     )  # fmt: skip
 
 
 def existing_run(
-    desk: Desk,
+    cli: Cli,
     *steps: int,
     workload: str = "llama2-7b",
     values: Mapping[str, object] | None = None,
 ) -> None:
     defaults = {item.name: item.default for item in WORKLOADS[workload].parameters}
     stored = {**defaults, "dataset": "wiki", **(values or {})}
-    desk.put("runs/my-run/run.json", {"schema": 1, "workload": workload, "values": stored})
+    cli.put("runs/my-run/run.json", {"schema": 1, "workload": workload, "values": stored})
     for step in steps:
-        desk.put(f"runs/my-run/checkpoints/step-{step:08d}/complete.json")
+        cli.put(f"runs/my-run/checkpoints/step-{step:08d}/complete.json")
 
 
-def command_of(desk: Desk, run: str) -> list[str]:
-    (job,) = desk.jobs(run)
-    sent: list[str] = desk.backend_job(job["jobId"]).container_overrides["command"]
+def command_of(cli: Cli, run: str) -> list[str]:
+    (job,) = cli.jobs(run)
+    sent: list[str] = cli.backend_job(job["jobId"]).container_overrides["command"]
     return sent
 
 
@@ -66,27 +66,25 @@ def command(payload: dict[str, Any]) -> list[str]:
     return words
 
 
-def test_parameters_by_name_reach_the_nodes(ready: Desk) -> None:
+def test_named_parameters_reach_nodes(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki", "--lr", "1e-4", "--dry-run")
 
     assert command(payloads(result)[0])[4:] == ["--dataset", "wiki", "--lr", "0.0001"]
 
 
-def test_the_plan_is_shown_before_anything_is_spent(ready: Desk) -> None:
+def test_plan_is_shown_before_submission(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki")
 
     shown = result.stderr
-    assert "6,738,415,616 parameters; a checkpoint takes 80.9 GB" in shown
+    assert "6,738,415,616 parameters, checkpoints of 80.9 GB" in shown
     assert "128 = tensor parallel 8 x data parallel 16" in shown
-    assert "16 ranks x 1 x 64 accumulation steps; 4,194,304 tokens a step" in shown
+    assert "16 x micro-batch 1 x 64 accumulation steps; 4,194,304 tokens per step" in shown
     assert "wiki, 1,000,000,000 tokens; 10,000 steps read 41,943,040,000 tokens, 41.9" in shown
     assert "run my-run: new" in shown
-    assert shown.index("tokens a step") < shown.index("submitted run my-run")
+    assert shown.index("tokens per step") < shown.index("submitted run my-run")
 
 
-def test_a_rehearsal_plans_with_its_own_processes(
-    ready: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_per_node_follow_environment(ready: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(contract.ENV_PROCESSES_PER_NODE, "2")
 
     result = ready.run(
@@ -96,54 +94,57 @@ def test_a_rehearsal_plans_with_its_own_processes(
     assert checked(result, "submit")["plan"]["num_ranks"] == 4
 
 
-def test_a_run_continues_without_naming_its_dataset(ready: Desk) -> None:
+def test_resumed_run_keeps_dataset(ready: Cli) -> None:
     existing_run(ready, 100, 200)
 
     result = ready.run(*TRAIN)
 
     assert result.exit_code == 0
-    assert "run my-run: continues from step 200 of 10,000" in result.stderr
+    assert "run my-run: resumes from step 200 of 10,000" in result.stderr
 
 
-def test_a_checkpoint_without_its_marker_does_not_count(ready: Desk) -> None:
+def test_checkpoint_without_marker_is_ignored(ready: Cli) -> None:
     existing_run(ready, 100)
     ready.put("runs/my-run/checkpoints/step-00000200/__0_0.distcp")
 
-    assert "continues from step 100" in ready.run(*TRAIN).stderr
+    assert "resumes from step 100" in ready.run(*TRAIN).stderr
 
 
-def test_checkpoints_are_looked_for_where_the_run_keeps_them(ready: Desk) -> None:
+def test_checkpoints_are_searched_in_location_of_run(ready: Cli) -> None:
     existing_run(ready, values={"checkpoint-uri": "s3://bucket/elsewhere"})
     ready.put("elsewhere/my-run/step-00000300/complete.json")
 
-    assert "continues from step 300" in ready.run(*TRAIN).stderr
+    assert "resumes from step 300" in ready.run(*TRAIN).stderr
 
 
-def test_checkpoints_on_a_file_system_are_not_guessed(ready: Desk) -> None:
+def test_checkpoints_on_file_system_are_not_listed(ready: Cli) -> None:
     existing_run(ready, values={"checkpoint-uri": "/fsx/checkpoints"})
 
     assert "the newest checkpoint in /fsx/checkpoints/my-run" in ready.run(*TRAIN).stderr
 
 
-def test_a_run_that_has_all_its_steps_says_so(ready: Desk) -> None:
+def test_completed_run_is_reported(ready: Cli) -> None:
     existing_run(ready, 60, values={"max-steps": 60})
 
     said = ready.run(*TRAIN).stderr
 
-    assert "has made 60 steps already: the job would take its nodes and train nothing" in said
-    assert "has all its 60 steps; give a larger --max-steps" in said
+    assert (
+        "has completed 60 steps and its --max-steps is 60, so the job would train no further"
+        in said
+    )
+    assert "pass a larger --max-steps" in said
 
 
-def test_a_plan_names_what_a_run_does_beside_training(ready: Desk) -> None:
+def test_plan_mentions_document_masks(ready: Cli) -> None:
     said = ready.run(*TRAIN, "--dataset", "wiki", "--document-masks", "true").stderr
 
-    assert "document masks: a token attends to its own document only" in said
+    assert "document masks: tokens attend only to their own document" in said
 
 
-def test_a_plan_remembers_the_parameters_of_the_run(ready: Desk) -> None:
+def test_plan_uses_stored_parameters_of_run(ready: Cli) -> None:
     existing_run(ready, values={"micro-batch": 2})
 
-    assert "16 ranks x 2 x 32 accumulation steps" in ready.run(*TRAIN).stderr
+    assert "16 x micro-batch 2 x 32 accumulation steps" in ready.run(*TRAIN).stderr
 
 
 @pytest.mark.parametrize(
@@ -160,9 +161,9 @@ def test_a_plan_remembers_the_parameters_of_the_run(ready: Desk) -> None:
             ["--dataset", "wikki"],
             ["there is no dataset 'wikki'", "did you mean 'wiki'?", "submit tokenize --dataset"],
         ),
-        (["--dataset", "half"], ["dataset 'half' is not complete: its manifest is missing"]),
-        (["--dataset", "wide"], ["has ids up to 32767", "--vocab-size 32768"]),
-        (["--dataset", "short"], ["short has 4,096 tokens, less than one sequence"]),
+        (["--dataset", "half"], ["dataset 'half' is incomplete: its manifest is missing"]),
+        (["--dataset", "wide"], ["has token IDs up to 32,767", "--vocab-size 32768"]),
+        (["--dataset", "short"], ["short has 4,096 tokens, too few for one sequence"]),
         (
             ["--dataset", "wiki", "--tensor-parallel", "3"],
             ["--tensor-parallel=3 does not divide the 128 ranks"],
@@ -173,12 +174,12 @@ def test_a_plan_remembers_the_parameters_of_the_run(ready: Desk) -> None:
         ),
         (
             ["--dataset", "wiki", "--compile", "--compile-only"],
-            ["--compile and --compile-only exclude each other"],
+            ["--compile and --compile-only are mutually exclusive"],
         ),
     ],
 )
-def test_what_would_fail_on_the_nodes_is_refused(
-    ready: Desk, arguments: list[str], fragments: list[str]
+def test_submission_that_would_fail_on_nodes_is_refused(
+    ready: Cli, arguments: list[str], fragments: list[str]
 ) -> None:
     ready.put("datasets/half/shard-00000.bin")
     ready.put("datasets/wide/manifest.json", {"vocab_size": 32768, "num_tokens": 10**9})
@@ -188,7 +189,7 @@ def test_what_would_fail_on_the_nodes_is_refused(
     assert ready.jobs("my-run") == []
 
 
-def test_an_existing_run_keeps_what_makes_it_what_it_is(ready: Desk) -> None:
+def test_resumed_run_keeps_fixed_parameters(ready: Cli) -> None:
     existing_run(ready, 100)
 
     result = ready.run(*TRAIN, "--seq-len", "2048")
@@ -198,28 +199,58 @@ def test_an_existing_run_keeps_what_makes_it_what_it_is(ready: Desk) -> None:
     )
 
 
-def test_a_run_of_another_workload_is_refused(ready: Desk) -> None:
+def test_run_of_other_workload_is_refused(ready: Cli) -> None:
     existing_run(ready, workload="llama-small")
 
     assert_refused(ready.run(*TRAIN), "run my-run is a run of llama-small, not of llama2-7b")
 
 
-def test_a_bucket_without_datasets_says_so(desk: Desk) -> None:
-    assert_refused(desk.run(*TRAIN), "the bucket has no datasets; the bucket has no runs")
+def test_bucket_without_datasets_is_refused(cli: Cli) -> None:
+    assert_refused(cli.run(*TRAIN), "the bucket has no datasets; the bucket has no runs")
 
 
-def test_a_release_whose_graphs_stay_on_the_node_compiles_nothing_beforehand(ready: Desk) -> None:
+def test_compile_with_release_that_compiles_on_node_is_refused(ready: Cli) -> None:
     ready.parameter(contract.SSM_NEURON_RELEASE, "2.33.1")
 
     result = ready.run(*TRAIN, "--dataset", "wiki", "--compile")
 
     assert result.exit_code == 2
-    assert "--compile: Neuron 2.33.1 (TorchNeuron) keeps its compiled graphs on" in result.stderr
-    assert "leave --compile out" in result.stderr
+    assert "--compile: Neuron 2.33.1 (TorchNeuron) compiles during training" in result.stderr
+    assert "omit --compile" in result.stderr
     assert ready.jobs("my-run-compile") == []
 
 
-def test_a_compile_job_comes_first_and_training_depends_on_it(ready: Desk) -> None:
+def test_mesh_that_trn2_cannot_route_is_refused(ready: Cli) -> None:
+    ready.parameter(contract.SSM_NEURON_RELEASE, "2.33.1")
+    ready.parameter(contract.SSM_INSTANCE_TYPE, "trn2.48xlarge")
+
+    refused = ready.run(*TRAIN, "--dataset", "wiki")
+    fitting = ready.run(*TRAIN, "--dataset", "wiki", "--tensor-parallel", "4", "--dry-run")
+
+    assert_refused(refused, "--tensor-parallel 8", "a mesh of 8 x 8", "use 1, 2, 4, 16 or 64")
+    assert fitting.exit_code == 0, fitting.stderr
+
+
+def test_feature_missing_in_backend_is_refused(ready: Cli) -> None:
+    refused = ready.run(*TRAIN, "--dataset", "wiki", "--recompute", "selective")
+
+    assert_refused(refused, "recompute=selective needs TorchNeuron", "set recompute=attention")
+
+
+def test_resumed_run_keeps_routable_mesh(ready: Cli) -> None:
+    ready.parameter(contract.SSM_NEURON_RELEASE, "2.33.1")
+    ready.parameter(contract.SSM_INSTANCE_TYPE, "trn2.48xlarge")
+    existing_run(ready, 100, values={"tensor-parallel": 4})
+
+    other = ready.run(*TRAIN, "--tensor-parallel", "8", "--dry-run")
+    continued = ready.run(*TRAIN)
+
+    assert_refused(other, "--tensor-parallel 8", "use 1, 2, 4, 16 or 64")
+    assert continued.exit_code == 0, continued.stderr
+    assert "tensor parallel 4 x data parallel 64" in continued.stderr
+
+
+def test_training_depends_on_compile_job(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki", "--compile")
 
     assert result.exit_code == 0, result.stderr
@@ -227,7 +258,7 @@ def test_a_compile_job_comes_first_and_training_depends_on_it(ready: Desk) -> No
     assert [item["jobId"] for item in second["dependsOn"]] == [first["jobId"]]
 
 
-def test_a_compile_job_of_a_submission_that_came_second_is_not_paid_for(ready: Desk) -> None:
+def test_refused_concurrent_submission_creates_no_compile_job(ready: Cli) -> None:
     held = {"by": "ana@desk", "at": "2026-11-22T14:00:00+00:00", "job_id": None, "ended": False}
     ready.put(contract.run_key("my-run", contract.RUN_SUBMISSION), held)
 
@@ -237,7 +268,7 @@ def test_a_compile_job_of_a_submission_that_came_second_is_not_paid_for(ready: D
     assert ready.jobs("my-run") == ready.jobs("my-run-compile") == []
 
 
-def test_a_compile_job_gets_everything_that_decides_the_graphs(ready: Desk) -> None:
+def test_compile_job_gets_every_graph_parameter(ready: Cli) -> None:
     existing_run(ready, values={"micro-batch": 2})
 
     first, second = payloads(ready.run(*TRAIN, "--compile", "--stop-grace-s", "9", "--dry-run"))
@@ -252,7 +283,7 @@ def test_a_compile_job_gets_everything_that_decides_the_graphs(ready: Desk) -> N
     assert "--compile-only" not in command(second)
 
 
-def test_a_compile_job_has_a_run_name_of_its_own(ready: Desk) -> None:
+def test_compile_job_has_own_run_name(ready: Cli) -> None:
     first, _ = payloads(ready.run(*TRAIN, "--dataset", "wiki", "--compile", "--dry-run"))
 
     (node_range,) = first["nodeOverrides"]["nodePropertyOverrides"]
@@ -262,7 +293,7 @@ def test_a_compile_job_has_a_run_name_of_its_own(ready: Desk) -> None:
     assert first["tags"][contract.TAG_RUN] == "my-run-compile"
 
 
-def test_a_compile_job_that_is_running_is_waited_for_and_not_repeated(ready: Desk) -> None:
+def test_running_compile_job_is_reused(ready: Cli) -> None:
     ready.run(*TRAIN, "--dataset", "wiki", "--compile")
     (first,), (second,) = ready.jobs("my-run-compile"), ready.jobs("my-run")
     ready.backend_job(first["jobId"]).status = "RUNNING"
@@ -270,11 +301,11 @@ def test_a_compile_job_that_is_running_is_waited_for_and_not_repeated(ready: Des
 
     result = ready.run(*TRAIN, "--dataset", "wiki", "--compile")
 
-    assert f"run my-run-compile is RUNNING already, job {first['jobId']}" in result.stderr
+    assert f"run my-run-compile is already RUNNING, job {first['jobId']}" in result.stderr
     assert len(ready.jobs("my-run-compile")) == 1
 
 
-def test_what_an_earlier_compile_job_fixed_is_refused_at_the_desk(ready: Desk) -> None:
+def test_conflict_with_earlier_compile_job_is_refused(ready: Cli) -> None:
     values = {item.name: item.default for item in WORKLOADS["llama2-7b"].parameters}
     stored = {**values, "dataset": "wiki", "seq-len": 2048}
     ready.put(
@@ -286,13 +317,13 @@ def test_what_an_earlier_compile_job_fixed_is_refused_at_the_desk(ready: Desk) -
     assert_refused(result, "run my-run-compile cannot continue with seq-len=4096")
 
 
-def test_a_name_that_leaves_no_room_for_the_compile_job_is_refused(ready: Desk) -> None:
+def test_name_too_long_for_compile_job_is_refused(ready: Cli) -> None:
     result = ready.run("submit", "llama2-7b", "--name", "x" * 95, "--dataset", "wiki", "--compile")
 
-    assert_refused(result, "-compile' cannot be a run name")
+    assert_refused(result, "-compile' is not a valid run name")
 
 
-def test_a_dry_run_of_two_jobs_is_one_document(ready: Desk) -> None:
+def test_dry_run_of_two_jobs_is_one_document(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki", "--compile", "--dry-run", "--json")
 
     document = checked(result, "submit")
@@ -302,7 +333,7 @@ def test_a_dry_run_of_two_jobs_is_one_document(ready: Desk) -> None:
     assert document["plan"]["accumulation_steps"] == 64
 
 
-def test_a_submission_names_both_jobs(ready: Desk) -> None:
+def test_submission_document_has_both_jobs(ready: Cli) -> None:
     result = ready.run(*TRAIN, "--dataset", "wiki", "--compile", "--json")
 
     document = checked(result, "submit")
@@ -310,8 +341,8 @@ def test_a_submission_names_both_jobs(ready: Desk) -> None:
     assert document["compile"]["job_id"] == ready.jobs("my-run-compile")[0]["jobId"]
 
 
-def test_a_workload_shows_what_it_needs(desk: Desk) -> None:
-    result = desk.run("submit", "tokenize", "--help")
+def test_help_shows_required_parameters(cli: Cli) -> None:
+    result = cli.run("submit", "tokenize", "--help")
 
     assert "submit tokenize --input INPUT --tokenizer TOKENIZER --dataset DATASET" in result.stdout
     assert "required" in result.stdout
@@ -325,22 +356,20 @@ def test_a_workload_shows_what_it_needs(desk: Desk) -> None:
         (["--inject-error-rank", "64"], "the job has ranks 0 to 63"),
     ],
 )
-def test_a_sweep_that_contradicts_itself_is_refused(
-    desk: Desk, words: list[str], message: str
-) -> None:
-    assert_refused(desk.run("submit", "all-reduce", "--nodes", "2", "--yes", *words), message)
+def test_contradictory_sweep_is_refused(cli: Cli, words: list[str], message: str) -> None:
+    assert_refused(cli.run("submit", "all-reduce", "--nodes", "2", "--yes", *words), message)
 
 
-def test_a_negative_value_is_a_value(desk: Desk) -> None:
-    result = desk.run(
+def test_negative_value_is_accepted(cli: Cli) -> None:
+    result = cli.run(
         "submit", "all-reduce", "--nodes", "1", "--dry-run", "--inject-error-rank", "-1"
     )
 
     assert command(payloads(result)[0])[4:] == ["--inject-error-rank", "-1"]
 
 
-def test_the_verify_workload_runs_on_four_nodes_at_most(desk: Desk) -> None:
-    result = desk.run("submit", "verify", "--nodes", "5", "--yes")
+def test_verify_workload_runs_on_at_most_four_nodes(cli: Cli) -> None:
+    result = cli.run("submit", "verify", "--nodes", "5", "--yes")
 
     assert_refused(result, "--nodes 5: verify runs on at most 4")
 
@@ -348,12 +377,12 @@ def test_the_verify_workload_runs_on_four_nodes_at_most(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--checks", "sums,speed"], "--checks=sums,speed names 'speed'; there are sums,"),
+        (["--checks", "sums,speed"], "--checks=sums,speed names 'speed'; known checks: sums,"),
         (["--tensor-parallel", "3"], "--tensor-parallel=3 does not divide the 64 ranks"),
-        (["--tensor-parallel", "16"], "--tensor-parallel=16 does not divide num-kv-heads=8"),
+        (["--tensor-parallel", "16"], "--tensor-parallel 16 exceeds the 8 key-value heads"),
     ],
 )
-def test_what_verify_would_refuse_on_the_nodes_is_refused(
-    desk: Desk, words: list[str], message: str
+def test_submission_refused_by_verify_on_nodes_is_refused(
+    cli: Cli, words: list[str], message: str
 ) -> None:
-    assert_refused(desk.run("submit", "verify", "--nodes", "2", "--yes", *words), message)
+    assert_refused(cli.run("submit", "verify", "--nodes", "2", "--yes", *words), message)

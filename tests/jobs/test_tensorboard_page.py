@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from rehearsal.proofs.browser import LOOK, BrowserError, look
-from rehearsal.proofs.tensorboard import seen, url_in
-from tests.jobs.conftest import Desk
+from rehearsal.proofs.tensorboard import describe_run, url_in
+from tests.jobs.conftest import Cli
 from tests.jobs.eks.conftest import ROOT
 from tests.training.llama.conftest import CONTEXT
 from training.storage import open_objects
@@ -43,7 +43,7 @@ LIMIT_S = 90
 
 
 def write(logs: Path, run: str, losses: Sequence[float]) -> None:
-    """What a training writes of its steps, as it writes it."""
+    """Write the event file of a training run."""
     files = RunFiles.open(
         open_objects(str(logs.parent / "bucket" / run), region=None, endpoint_url=None),
         logs / run,
@@ -63,19 +63,19 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.2)
 
 
-# TensorBoard and a browser take some ten seconds: nothing less shows what a user sees.
-def test_the_page_that_opens_has_the_curve_of_the_runs_loss(desk: Desk, tmp_path: Path) -> None:
+# TensorBoard and a browser take about ten seconds: only they show what a user sees.
+def test_page_has_loss_curve_of_run(cli: Cli, tmp_path: Path) -> None:
     logs = tmp_path / "runs"
     write(logs, "nightly", LOSSES)
     for path in (logs / "nightly").rglob("*tfevents*"):
         key = path.relative_to(logs / "nightly")
-        desk.put(f"runs/nightly/{key}", path.read_bytes())
+        cli.put(f"runs/nightly/{key}", path.read_bytes())
     output = tmp_path / "output"
     with output.open("w") as file:
         words = [sys.executable, "-m", "jobs", "tensorboard", "nightly", "--no-browser"]
         process = subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=file)
     try:
-        wait(lambda: seen(output.read_text(), "nightly"))
+        wait(lambda: describe_run(output.read_text(), "nightly"))
         url = url_in(output.read_text())
         assert url is not None
         (page,) = look([url], runs=("nightly", "other"))
@@ -90,7 +90,7 @@ def test_the_page_that_opens_has_the_curve_of_the_runs_loss(desk: Desk, tmp_path
     assert (page["other"].card, page["other"].has_curve) == (True, False)
 
 
-def test_a_page_without_charts_has_no_curve() -> None:
+def test_page_without_charts_has_no_curve() -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -108,7 +108,7 @@ def test_a_page_without_charts_has_no_curve() -> None:
     assert (page["nightly"].card, page["nightly"].has_curve) == (False, False)
 
 
-def test_a_page_that_cannot_be_opened_is_an_error() -> None:
+def test_page_that_cannot_be_opened_is_an_error() -> None:
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         address = f"http://127.0.0.1:{server.server_port}"
 
@@ -116,7 +116,7 @@ def test_a_page_that_cannot_be_opened_is_an_error() -> None:
         look([address], runs=["nightly"])
 
 
-def test_a_browser_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_browser_start_failure_shows_reason(tmp_path: Path) -> None:
     script = tmp_path / "look.mjs"
     script.write_text(LOOK.read_text())
     packages = tmp_path / "node_modules"

@@ -1,4 +1,4 @@
-"""What neuron-monitor reports, in the documented form (Neuron Monitor User Guide)."""
+"""Reports of neuron-monitor in the documented format (Neuron Monitor User Guide)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from jobs.eks.usage import PROCESS_SCRIPT, PROCESSES, parse_neuron_monitor, parse_processes
 
-# Field names and nesting are the guide's; the numbers are made up.
+# Field names and nesting follow the guide; the numbers are made up.
 RUNTIME: dict[str, Any] = {
     "pid": 4711,
     "neuron_runtime_tag": "4711",
@@ -52,7 +52,7 @@ def report(*runtimes: dict[str, Any], **system: Any) -> str:
     return json.dumps({"neuron_runtime_data": list(runtimes), "system_data": {**SYSTEM, **system}})
 
 
-def test_cores_memory_and_vcpus_are_read() -> None:
+def test_cores_memory_and_vcpus_are_parsed() -> None:
     usage = parse_neuron_monitor(report(RUNTIME))
 
     assert usage.cores_in_use == 2
@@ -63,13 +63,13 @@ def test_cores_memory_and_vcpus_are_read() -> None:
     assert usage.errors == ()
 
 
-def test_a_node_without_a_runtime_is_idle() -> None:
+def test_node_without_runtime_is_idle() -> None:
     usage = parse_neuron_monitor(report())
 
     assert (usage.cores_in_use, usage.core_percent, usage.device_bytes) == (0, 0.0, 0)
 
 
-def test_processes_of_a_node_are_added_up() -> None:
+def test_processes_of_node_are_summed() -> None:
     other = json.loads(json.dumps(RUNTIME))
     other["report"]["neuroncore_counters"]["neuroncores_in_use"] = {
         "2": {"neuroncore_utilization": 60.0}
@@ -81,7 +81,7 @@ def test_processes_of_a_node_are_added_up() -> None:
 
 
 @pytest.mark.parametrize("group", [None, {}, {"period": 5.0, "error": "no access"}])
-def test_a_group_that_is_missing_costs_no_other(group: Any) -> None:
+def test_missing_group_does_not_affect_others(group: Any) -> None:
     broken = json.loads(json.dumps(RUNTIME))
     broken["report"]["neuroncore_counters"] = group
     usage = parse_neuron_monitor(report(broken, vcpu_usage=group))
@@ -93,12 +93,12 @@ def test_a_group_that_is_missing_costs_no_other(group: Any) -> None:
 
 
 @pytest.mark.parametrize("line", ["", "[]", '{"other": 1}', "usage: neuron-monitor"])
-def test_something_else_is_no_report(line: str) -> None:
+def test_invalid_report_is_refused(line: str) -> None:
     with pytest.raises(ValueError):
         parse_neuron_monitor(line)
 
 
-def test_processes_are_known_by_job_and_node() -> None:
+def test_processes_are_matched_by_job_and_node() -> None:
     environment = {**os.environ, "TRAINIUM_JOB_ID": "usage-test", "TRAINIUM_NODE_INDEX": "3"}
     other = {**environment, "TRAINIUM_NODE_INDEX": "4"}
     busy = [sys.executable, "-c", "held = bytearray(30_000_000)\nwhile True: pass"]

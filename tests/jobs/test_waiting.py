@@ -1,4 +1,4 @@
-"""Why a job waits although Batch says nothing."""
+"""Why a job waits if Batch gives no reason."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Infrastructure(FakeBatch):
 
 @pytest.mark.parametrize("part", ["queue", "environment"])
 @pytest.mark.parametrize("fault", [{"state": "DISABLED"}, {"status": "INVALID"}])
-def test_what_is_disabled_or_invalid_is_named(part: str, fault: dict[str, str]) -> None:
+def test_disabled_or_invalid_part_is_named(part: str, fault: dict[str, str]) -> None:
     batch = Infrastructure(FakeClock())
     getattr(batch, part).update(fault, statusReason="CLIENT_ERROR - no such role")
 
@@ -76,23 +76,23 @@ def test_what_is_disabled_or_invalid_is_named(part: str, fault: dict[str, str]) 
     assert "CLIENT_ERROR - no such role" in found.meaning
 
 
-def test_a_compute_environment_that_is_too_small_is_named_with_the_numbers() -> None:
+def test_too_small_compute_environment_is_named_with_figures() -> None:
     batch = Infrastructure(FakeClock())
     batch.environment["computeResources"] = {"maxvCpus": 256}
 
     found = why_waiting(batch, DEPLOYMENT, JOB)
 
-    assert found.meaning == "the job needs 512 vCPUs, the compute environment may have 256"
+    assert found.meaning == "the job needs 512 vCPUs, and the compute environment has only 256"
     assert "trainium:max_nodes=4" in found.remedy
 
 
-def test_when_all_is_in_order_the_quota_is_the_next_thing_to_look_at() -> None:
+def test_quota_is_suggested_if_infrastructure_is_healthy() -> None:
     found = why_waiting(Infrastructure(FakeClock()), DEPLOYMENT, JOB)
 
     assert "(L-2C3B7624) covers 512" in found.remedy
 
 
-def test_an_environment_that_batch_gave_up_on_points_at_the_hosts() -> None:
+def test_invalidated_environment_points_at_hosts() -> None:
     batch = Infrastructure(FakeClock())
     # Verbatim: AWS Batch user guide, INVALID compute environment.
     batch.environment.update(

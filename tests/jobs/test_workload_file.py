@@ -1,4 +1,4 @@
-"""`workload.toml`: a program's folder as a workload, and every mistake in it."""
+"""`workload.toml`: a program's folder as a workload, and every possible mistake in it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import Refusal
+from jobs.program.requirements import read_requirements
 from jobs.program.workload_file import WorkloadFile, read_workload_file
 from jobs.submit.read import OWN_OPTIONS, read_parameters
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_refusals import assert_refused
 
+ROOT = Path(__file__).resolve().parents[2]
 LINE = """
 name = "line"
 summary = "train a line"
@@ -50,7 +52,7 @@ def argv(file: WorkloadFile, *words: str) -> list[str]:
     return [*file.argv(read_parameters(file.workload, words).given)]
 
 
-def test_it_is_a_workload_with_the_defaults_that_it_names(tmp_path: Path) -> None:
+def test_file_defines_workload_and_defaults(tmp_path: Path) -> None:
     workload = read(tmp_path, LINE).workload
 
     assert (workload.name, workload.summary) == ("line", "train a line")
@@ -62,7 +64,21 @@ def test_it_is_a_workload_with_the_defaults_that_it_names(tmp_path: Path) -> Non
     assert launch["hang-limit-s"] == 900.0
 
 
-def test_what_has_a_default_is_passed_and_the_rest_when_it_is_given(tmp_path: Path) -> None:
+def test_torchtitan_is_refused_until_its_commit_is_filled_in() -> None:
+    folder = ROOT / "examples" / "torchtitan"
+    file = read_workload_file(folder / "workload.toml", reserved=OWN_OPTIONS)
+
+    assert argv(file, "--config", "mine") == [
+        "--module", "torchtitan_neuron.models.qwen3", "--config", "mine",
+        "--hf_assets_path", "tokenizer", "--checkpoint.enable",
+    ]  # fmt: skip
+    with pytest.raises(
+        Refusal, match=r"torchtitan-neuron@COMMIT is not pinned to a commit.* 40-character"
+    ):
+        read_requirements(folder / "requirements.txt")
+
+
+def test_defaults_and_given_parameters_are_passed(tmp_path: Path) -> None:
     file = read(tmp_path, LINE)
 
     assert argv(file) == ["--learning_rate", "0.05", "--optimizer", "adamw"]
@@ -79,16 +95,14 @@ def test_what_has_a_default_is_passed_and_the_rest_when_it_is_given(tmp_path: Pa
         ("value", ["--lr", "0.1", "--amp"]),
     ],
 )
-def test_a_program_is_spoken_to_in_its_own_style(
-    tmp_path: Path, style: str, words: list[str]
-) -> None:
+def test_arguments_follow_style_of_program(tmp_path: Path, style: str, words: list[str]) -> None:
     text = f'script = "a.py"\nstyle = "{style}"\n[parameters.lr]\ndefault = 0.1\n'
     file = read(tmp_path, f"{text}[parameters.amp]\ndefault = true\n")
 
     assert argv(file) == words
 
 
-def test_a_flag_may_be_spelt_otherwise_than_the_option(tmp_path: Path) -> None:
+def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
     text = 'script = "a.py"\n[parameters.corpus]\ndefault = "x"\nflag = "--dataset"\n'
 
     assert argv(read(tmp_path, text), "--corpus", "wiki") == ["--dataset", "wiki"]
@@ -97,31 +111,40 @@ def test_a_flag_may_be_spelt_otherwise_than_the_option(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("script = ", "is not TOML: invalid value (at end of document)"),
-        ("", "script: either script or module says what to run; give one of them"),
-        ('script = "a.py"\nmodule = "a"', 'script = "a.py": either script or module says what'),
-        ('scrpt = "a.py"', "scrpt = \"a.py\": there is no such key; did you mean 'script'?"),
-        ("script = 3", 'script = 3: it is a text, and not empty; write script = "..."'),
-        ('script = ""', 'script = "": it is a text, and not empty'),
+        ("script = ", "is not valid TOML: invalid value (at end of document)"),
+        ("", "script: either script or module must be set; set one of them"),
+        ('script = "a.py"\nmodule = "a"', 'script = "a.py": either script or module must be'),
+        ('scrpt = "a.py"', "scrpt = \"a.py\": unknown key; did you mean 'script'?"),
+        ("script = 3", 'script = 3: it must be a non-empty string; write script = "..."'),
+        ('script = ""', 'script = "": it must be a non-empty string'),
         ('name = "a b"', 'name = "a b": runs are named after it; use letters, digits'),
         ('name = "bert"', 'name = "bert": a built-in workload has this name; choose another'),
-        ("nodes = 0", "nodes = 0: it is a whole number from 1; write nodes = 1"),
-        ("nodes = true", "nodes = true: it is a whole number from 1"),
-        ("time_limit_hours = 0", "time_limit_hours = 0: it is a number of at least 0.0167"),
-        ("time_limit_hours = nan", "time_limit_hours = nan: it is a number of at least"),
-        ('include = "*.pt"', 'include = "*.pt": it is a list of texts; write include = ["...'),
-        ('checkpoint_dir = "/ckpt"', "checkpoint-dir=/ckpt cannot be; it takes a folder below"),
-        ("checkpoint_dir = 3", "checkpoint_dir = 3: it is a text; it means: folder that the"),
-        ("keep_snapshots = 0", "keep-snapshots=0 is too small; the least is 1"),
-        ("keep_snapshots = 1.5", "keep_snapshots = 1.5: it is a whole number; it means"),
-        ('code = "x"', 'code = "x": there is no such key'),
-        ('style = "hydra"', 'style = "hydra": there is no such one; choose "value" (--name'),
-        ("parameters = 3", "parameters = 3: it is a table; write [parameters.NAME] above"),
+        ("nodes = 0", "nodes = 0: it must be an integer of at least 1; write nodes = 1"),
+        ("nodes = true", "nodes = true: it must be an integer of at least 1"),
+        ("time_limit_hours = 0", "time_limit_hours = 0: it must be a number of at least 0.0167"),
+        ("time_limit_hours = nan", "time_limit_hours = nan: it must be a number of at least"),
+        (
+            'include = "*.pt"',
+            'include = "*.pt": it must be a list of strings; write include = ["...',
+        ),
+        (
+            'checkpoint_dir = "/ckpt"',
+            "checkpoint-dir=/ckpt is not valid; it must be a folder below",
+        ),
+        (
+            "checkpoint_dir = 3",
+            "checkpoint_dir = 3: it must be a string; description: folder to which the",
+        ),
+        ("keep_snapshots = 0", "keep-snapshots=0 is too small; the minimum is 1"),
+        ("keep_snapshots = 1.5", "keep_snapshots = 1.5: it must be an integer; description"),
+        ('code = "x"', 'code = "x": unknown key'),
+        ('style = "hydra"', 'style = "hydra": unknown value; choose "value" (--name'),
+        ("parameters = 3", "parameters = 3: it must be a table; write [parameters.NAME] above"),
         ("[parameters]\nlr = 3", "parameters.lr = 3: a parameter is a table; write [parameters."),
-        ("[parameters.lr]", "parameters.lr.default: it is missing, and so is the type; give a"),
-        ("[parameters.lr]\ndefalt = 3", "lr.defalt = 3: there is no such key; did you mean 'd"),
-        ('[parameters.lr]\ntype = "flaot"', 'lr.type = "flaot": no such type; did you mean \'f'),
-        ("[parameters.lr]\ndefault = [1]", "lr.default = [1]: a parameter is a text, a number"),
+        ("[parameters.lr]", "parameters.lr.default: both default and type are missing; add a"),
+        ("[parameters.lr]\ndefalt = 3", "lr.defalt = 3: unknown key; did you mean 'd"),
+        ('[parameters.lr]\ntype = "flaot"', 'lr.type = "flaot": unknown type; did you mean \'f'),
+        ("[parameters.lr]\ndefault = [1]", "lr.default = [1]: a parameter is a string, a number"),
         (
             '[parameters.lr]\ntype = "float"\ndefault = "x"',
             'lr.default = "x": lr=x is not a number',
@@ -129,34 +152,49 @@ def test_a_flag_may_be_spelt_otherwise_than_the_option(tmp_path: Path) -> None:
         ("[parameters.lr]\ndefault = 1\nminimum = 2", "lr.default = 1: lr=1 is too small; the"),
         ("[parameters.lr]\ndefault = 1\nminimum = 3\nmaximum = 2", "lr.minimum = 3.0: the maxim"),
         ('[parameters.lr]\ndefault = 1\nminimum = "2"', 'lr.minimum = "2": it is not a number'),
-        ('[parameters.o]\ndefault = "a"\nminimum = 2', "o.minimum = 2: only numbers have one; re"),
-        ('[parameters.o]\ndefault = "a"\nchoices = []', "o.choices = []: it is a list; write ch"),
-        ('[parameters.o]\ndefault = "a"\nchoices = [1]', "o.choices = 1: it is not a text; write"),
+        (
+            '[parameters.o]\ndefault = "a"\nminimum = 2',
+            "o.minimum = 2: only numbers have a minimum",
+        ),
+        (
+            '[parameters.o]\ndefault = "a"\nchoices = []',
+            "o.choices = []: it must be a list; write ch",
+        ),
+        (
+            '[parameters.o]\ndefault = "a"\nchoices = [1]',
+            "o.choices = 1: it is not a string; use",
+        ),
         (
             '[parameters.o]\ndefault = "a"\nchoices = ["b", "c"]',
-            'o.default = "a": o=a cannot be; it takes one of b, c; give one that fits',
+            'o.default = "a": o=a is not valid; it must be one of b, c; use a valid one',
         ),
         ("[parameters.o]\ndefault = true\nchoices = [true]", "o.choices = [True]: a boolean is"),
-        ("[parameters.o]\ndefault = 1\nrequired = true", "o.required = true: a parameter with a"),
-        ("[parameters.o]\ndefault = 1\nrequired = 1", "o.required = 1: it is a boolean; write"),
-        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option takes letters, digits"),
+        (
+            "[parameters.o]\ndefault = 1\nrequired = true",
+            "o.required = true: a required parameter has",
+        ),
+        (
+            "[parameters.o]\ndefault = 1\nrequired = 1",
+            "o.required = 1: it must be a boolean; write",
+        ),
+        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option has letters, digits"),
         (
             "[parameters.dataset]\ndefault = 1",
-            "parameters.dataset: there is an option --dataset already; rename the table, and give "
+            "parameters.dataset: option --dataset already exists; rename the table, and set "
             'the program\'s own spelling: flag = "--dataset"',
         ),
-        ('env = "A=1"', 'env = "A=1": it is a table; write [env], and NAME = "value" below'),
-        ("[env]\nA = 1", "env.A = 1: a variable is a text; put it into quotes"),
-        ('[env]\nRANK = "1"', "env: --env RANK: torchrun sets it for each process; leave it out"),
-        ('[env]\nHF_TOKEN = "0123456789"', "env: --env HF_TOKEN: it looks like a key"),
-        ("[parameters.nodes]\ndefault = 1", "parameters.nodes: there is an option --nodes already"),
+        ('env = "A=1"', 'env = "A=1": it must be a table; write [env], and NAME = "value" below'),
+        ("[env]\nA = 1", "env.A = 1: a variable is a string; put it in quotes"),
+        ('[env]\nRANK = "1"', "env: --env RANK: torchrun sets it for each process; omit it"),
+        ('[env]\nHF_TOKEN = "0123456789"', "env: --env HF_TOKEN: it looks like a credential"),
+        ("[parameters.nodes]\ndefault = 1", "parameters.nodes: option --nodes already exists"),
         (
             "[parameters.a_b]\ndefault = 1\n[parameters.a-b]\ndefault = 1",
-            "parameters.a-b: there is an option --a-b already",
+            "parameters.a-b: option --a-b already exists",
         ),
     ],
 )
-def test_a_mistake_is_one_message_with_file_key_value_reason_and_remedy(
+def test_mistake_is_one_message_with_file_key_value_reason_and_remedy(
     tmp_path: Path, text: str, says: str
 ) -> None:
     about_script = text.startswith(("script", "scrpt", "module")) or not text
@@ -170,10 +208,10 @@ def test_a_mistake_is_one_message_with_file_key_value_reason_and_remedy(
     assert refused.value.code == "workload-file"
 
 
-def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
+def test_file_with_other_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "workload.toml").write_bytes(b'script = "\xff.py"')
 
-    with pytest.raises(Refusal, match="is not UTF-8, as TOML is; save it so"):
+    with pytest.raises(Refusal, match="is not UTF-8; save it as UTF-8"):
         read_workload_file(tmp_path / "workload.toml", reserved=())
 
 
@@ -186,9 +224,9 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_a_folder_is_submitted_like_a_built_in_workload(desk: Desk, folder: Path) -> None:
+def test_folder_is_submitted_like_built_in_workload(cli: Cli, folder: Path) -> None:
     words = ("--name", "x", "--learning-rate", "0.1", "--dry-run", "--json")
-    result = desk.run("submit", str(folder), *words, "--", "--more")
+    result = cli.run("submit", str(folder), *words, "--", "--more")
 
     assert result.exit_code == 0, result.stderr
     document = json.loads(result.stdout)
@@ -203,8 +241,8 @@ def test_a_folder_is_submitted_like_a_built_in_workload(desk: Desk, folder: Path
     ]  # fmt: skip
 
 
-def test_its_help_is_that_of_a_workload(desk: Desk, folder: Path) -> None:
-    result = desk.run("submit", str(folder), "--help")
+def test_folder_has_workload_help(cli: Cli, folder: Path) -> None:
+    result = cli.run("submit", str(folder), "--help")
 
     assert result.exit_code == 0
     assert "train a line" in result.stdout
@@ -212,19 +250,17 @@ def test_its_help_is_that_of_a_workload(desk: Desk, folder: Path) -> None:
     assert "step size" in result.stdout
 
 
-def test_an_unknown_parameter_of_a_folder_is_refused_with_the_nearest(
-    desk: Desk, folder: Path
-) -> None:
+def test_unknown_parameter_of_folder_is_refused_with_suggestion(cli: Cli, folder: Path) -> None:
     assert_refused(
-        desk.run("submit", str(folder), "--lerning-rate", "3"),
+        cli.run("submit", str(folder), "--lerning-rate", "3"),
         "line has no parameter 'lerning-rate'; did you mean 'learning-rate'?",
     )
     assert_refused(
-        desk.run("submit", str(folder), "--optimizer", "sdg"), "one of adamw, sgd; did you mean"
+        cli.run("submit", str(folder), "--optimizer", "sdg"), "one of adamw, sgd; did you mean"
     )
 
 
-def test_the_script_of_a_folder_has_to_be_in_it(desk: Desk, folder: Path) -> None:
+def test_script_of_folder_must_be_inside(cli: Cli, folder: Path) -> None:
     (folder / "train.py").unlink()
 
-    assert_refused(desk.run("submit", str(folder)), "there is no file", "holds no Python file")
+    assert_refused(cli.run("submit", str(folder)), "there is no file", "has no Python files")

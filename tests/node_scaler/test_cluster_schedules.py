@@ -1,9 +1,9 @@
 """Random faults of nodes and capacity in the emulated cluster, while the node scaler runs.
 
 ``python -m tests.node_scaler.test_cluster_schedules 0 500 4`` (PYTHONPATH=.:constructs:emulators)
-runs that many schedules, four at a time, each in a cluster of its own. The API, Volcano, the
-kubelets and the Auto Scaling group are those that the rehearsal deploys to, the scaler reads and
-writes over HTTP, and ten minutes of its rules are a second.
+runs 500 schedules, four at a time, each in its own cluster. The API, Volcano, the kubelets and the
+Auto Scaling group are those of the rehearsal, the scaler uses HTTP, and ten minutes of its rules
+take a second.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from node_scaler.cluster import ClusterClient
-from node_scaler.plan import Group, Rules
+from node_scaler.model import Group, Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
+from tests.support.limits import scaled
+from trainium_catalogue import node_use
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.kubernetes import (
     DROPPED,
@@ -57,8 +60,10 @@ RULES = Rules(
     cordon_time=timedelta(seconds=0.4),
     devices=device_resources(TYPE),
 )
+KILL_S = 2.0
+"""Instead of 60 seconds after the grace period, which are a hundred minutes here."""
 SLACK = timedelta(seconds=6)
-"""Sessions of Volcano, whole seconds of timestamps, and a machine that does other things."""
+"""Allowance for Volcano's sessions, timestamps in whole seconds and a busy machine."""
 DISTURBED_S, CALM_S = 12.0, 60.0
 _TICK_S = 0.1
 _EVICTED_AFTER_S = 0.5
@@ -73,19 +78,19 @@ _BROKEN = ("silent", "not ready", "chip", "cordon", "stuck", "reclaimed")
 
 @dataclass(slots=True, kw_only=True)
 class IdleTime:
-    """A node's time without users, since the last one."""
+    """A node's time since its last user."""
 
     since: datetime
     spent: timedelta = timedelta(0)
     new_jobs: set[str] = field(default_factory=set)
-    """Jobs submitted meanwhile."""
+    """Jobs submitted during that time."""
     requests: set[str | None] = field(default_factory=set)
-    """Users' requests in force meanwhile."""
+    """Users' requests in force during that time."""
 
     @property
     def limit(self) -> timedelta:
-        """Idle time, held time and idle time again, once for all jobs that wait, and once more for
-        each that is submitted meanwhile; each request of a user restarts the idle time.
+        """Hold and idle timeouts once for all waiting jobs, and again for each newly submitted one;
+        each user request adds an idle timeout.
         """
         assert RULES.idle is not None
         kept = (1 + len(self.new_jobs)) * (RULES.hold + RULES.idle)
@@ -94,13 +99,15 @@ class IdleTime:
 
 @dataclass(slots=True)
 class ManagedNodeGroup:
-    """What the scaler sees of the Auto Scaling group, and does to it."""
+    """The Auto Scaling group as seen and changed by the scaler."""
 
     world: Disturbed
 
     def read(self) -> Group:
         behind = self.world.group
-        return Group(name="eks", desired=behind.desired, most=MOST, instances=behind.instances())
+        return Group(
+            name="eks", desired=behind.desired, max_size=MOST, instances=behind.instances()
+        )
 
     def resize(self, group: Group, number: int) -> None:
         assert self.world.group.desired < number <= MOST
@@ -111,18 +118,18 @@ class ManagedNodeGroup:
         self.world.group.set_desired(min(size, self.world.group.desired))
         return size
 
-    def terminate(self, instance: str) -> None:
+    def terminate(self, instance: str, *, is_replaced: bool = False) -> None:
         self.world.check_unused(instance)
-        self.world.group.terminate(instance, decrement=True)
+        self.world.group.terminate(instance, decrement=not is_replaced)
 
 
 @dataclass(slots=True)
 class Disturbed:
-    """A cluster, and all that happens to it."""
+    """A cluster with random faults."""
 
     seed: int
     credentials: Path
-    wrong: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
     group: ScalingGroup = field(init=False)
@@ -152,21 +159,21 @@ class Disturbed:
         self.start_scaler()
 
     def start_scaler(self) -> None:
-        """Replace the scaler's process by a new one, which knows nothing."""
+        """Replace the scaler with a new process without state."""
         self._scaler = Scaler(
             cluster=ClusterClient(self.cluster.endpoint, self.credentials),
-            node_group=ManagedNodeGroup(self),  # type: ignore[arg-type]
+            node_groups={"": ManagedNodeGroup(self)},  # type: ignore[dict-item]
             namespace=NAMESPACE,
             rules=RULES,
             say=lambda text: self._say(f"scaler: {text}"),
         )
 
     def run(self) -> None:
-        """Let things happen, and then let everything come to its end."""
+        """Inject faults, then wait until all jobs have ended."""
         begin = time.monotonic()
         while (since := time.monotonic() - begin) < DISTURBED_S + CALM_S:
             if since < DISTURBED_S:
-                with suppress(errors.ApiError):  # what it was to hit has gone
+                with suppress(errors.ApiError):  # its target is gone
                     self._something_happens()
             else:
                 self._plant(CapacityFaults(launch_s=120, join_s=120))
@@ -187,7 +194,7 @@ class Disturbed:
     def _plant(self, faults: CapacityFaults) -> None:
         self.group.plant(faults)
 
-    # --- what happens ----------------------------------------------------------------------------
+    # --- faults ----------------------------------------------------------------------------------
     def _something_happens(self) -> None:
         chance, pick = self._random.random, self._random.choice
         if chance() < 0.05:
@@ -227,11 +234,17 @@ class Disturbed:
         name = f"gang-{self._count}"
         seconds = self._random.choice((0.2, 1, 3))
         resources = {"limits": pod_resources(TYPE)}
-        made = job(name, ["sleep", str(seconds)], nodes=size, resources=resources)
+        made = job(
+            name,
+            ["sleep", str(seconds)],
+            nodes=size,
+            resources=resources,
+            terminationGracePeriodSeconds=1,
+        )
         made["metadata"]["annotations"] = {SCALE: "true"} if scales else {}
         self.cluster.apply(made)
         self._created[name] = datetime.now(UTC)
-        self._happened(f"{name} wants {size} nodes{', and buys them' if scales else ''}", "submit")
+        self._happened(f"{name} needs {size} nodes{', and adds them' if scales else ''}", "submit")
 
     def _ask(self, number: int) -> None:
         self._count += 1
@@ -240,7 +253,7 @@ class Disturbed:
         self.cluster.store.update(
             CONFIG_MAP, NAMESPACE, NODE_REQUEST, lambda entry: {**entry, "data": data}
         )
-        self._happened(f"a user asks for {number} nodes", "ask")
+        self._happened(f"a user requests {number} nodes", "ask")
 
     def _break(self, node: Json, kind: str) -> None:
         name, store = node["metadata"]["name"], self.cluster.store
@@ -250,7 +263,7 @@ class Disturbed:
             self._silent[name] = time.monotonic()
         elif kind == "chip":
             nodes.lose_chips(store, name)
-            nodes.evict(store, name)  # the runtime on it fails
+            nodes.evict(store, name)  # its runtime fails
         elif kind == "cordon":
             store.update(NODE, "", name, lambda entry: entry["spec"].update(unschedulable=True))
         elif kind == "stuck":
@@ -260,7 +273,7 @@ class Disturbed:
             self.group.terminate(nodes.instance_of(node), decrement=False)
 
     def _evict(self) -> None:
-        """Evict the pods of nodes that do not answer; forget nodes that have gone."""
+        """Evict the pods of silent nodes; forget deleted nodes."""
         there = {node["metadata"]["name"] for node in self.cluster.store.list(NODE)}
         for name, since in list(self._silent.items()):
             if name not in there:
@@ -269,7 +282,7 @@ class Disturbed:
                 nodes.evict(self.cluster.store, name)
 
     def _release(self) -> None:
-        """Let kubelets end pods again: one that runs on such a node would never be seen to end."""
+        """Let kubelets terminate pods again: otherwise pods on such a node would never end."""
         for node in self.cluster.store.list(NODE):
             if nodes.STUCK in (node["metadata"].get("annotations") or {}):
                 nodes.hold_pods(self.cluster.store, node["metadata"]["name"], held=False)
@@ -278,17 +291,17 @@ class Disturbed:
         self._say(text)
         self.happened[kind] += 1
 
-    # --- what must hold --------------------------------------------------------------------------
+    # --- invariants ------------------------------------------------------------------------------
     def _jobs(self) -> list[Json]:
         return self.cluster.store.list(VOLCANO_JOB)
 
     def _users(self, name: str) -> list[Json]:
-        """Pods of jobs that have not ended on a node."""
+        """Return the active pods on a node."""
         found = self.cluster.store.list(POD, fields=f"spec.nodeName={name}")
         return [pod for pod in found if is_alive(pod)]
 
     def check_unused(self, instance: str) -> None:
-        """Note it if a node that is about to be terminated has a pod that runs."""
+        """Record an error if a node about to be terminated has a running pod."""
         for node in self.cluster.store.list(NODE):
             name = node["metadata"]["name"]
             if nodes.instance_of(node) != instance or name in self._silent:
@@ -296,12 +309,12 @@ class Disturbed:
             running = [p for p in self._users(name) if "deletionTimestamp" not in p["metadata"]]
             if running and is_ready(node):
                 of = running[0]["metadata"]["annotations"][JOB_NAME]
-                self.wrong.append(f"{name} was ended under {of}")
+                self.violations.append(f"{name} was ended under {of}")
             if not is_cordoned(node):
-                self.wrong.append(f"{name} was ended without a cordon")
+                self.violations.append(f"{name} was ended without a cordon")
 
     def _measure(self) -> None:
-        """Add up how long each node has been without users, and for how long it may."""
+        """Measure how long each node has been idle, and compare with its limit."""
         now = datetime.now(UTC)
         for node in self.cluster.store.list(NODE):
             name = node["metadata"]["uid"]
@@ -313,10 +326,10 @@ class Disturbed:
             idle.new_jobs |= {gang for gang, made in self._created.items() if made > idle.since}
             idle.requests.add(self._request)
             if idle.spent > idle.limit:
-                self.wrong.append(f"{node['metadata']['name']} is idle for {idle.spent}")
+                self.violations.append(f"{node['metadata']['name']} is idle for {idle.spent}")
 
     def _unserved(self) -> list[str]:
-        """Gangs that asked for nodes, have not run and are not told why."""
+        """Return gangs that requested nodes and neither ran nor got a reason."""
         return [
             f"{entry['metadata']['name']} ({_phase(entry)})"
             for entry in self._jobs()
@@ -329,10 +342,10 @@ class Disturbed:
         return not (self._unserved() or self.group.desired or self.group.instances())
 
     def _check_end(self) -> None:
-        self.wrong += [f"{each} waits for ever and asks for nodes" for each in self._unserved()]
+        self.violations += [f"{each} waits forever and requests nodes" for each in self._unserved()]
         left = len(self.group.instances())
         if left or self.group.desired:
-            self.wrong.append(f"{left} nodes are left, {self.group.desired} are wanted")
+            self.violations.append(f"{left} nodes are left, {self.group.desired} are desired")
 
 
 def _phase(entry: Json) -> str:
@@ -340,35 +353,73 @@ def _phase(entry: Json) -> str:
 
 
 def lived(seed: int) -> tuple[list[str], Counter[str], list[str]]:
-    """Run one schedule; returns what is wrong, what happened, and the log."""
+    """Run one schedule; return errors, fault counts and the log."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "token").write_text("scaler")
-        with redirect_stdout(io.StringIO()):  # the nodes tell what happens on them
+        # The nodes log to standard output.
+        with redirect_stdout(io.StringIO()), patch.object(node_use, "KILL_S", KILL_S):
             world = Disturbed(seed, Path(folder))
             world.run()
-        return world.wrong, world.happened, world.log
+        return world.violations, world.happened, world.log
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in (1, 2, 3))]
 )
-def test_gangs_run_or_are_told_why_not_and_no_node_is_left(seed: int) -> None:
-    wrong, happened, log = lived(seed)
+def test_gangs_run_or_get_reason_and_no_node_is_left(seed: int) -> None:
+    violations, happened, log = lived(seed)
 
-    assert not wrong, "\n".join((*log, *wrong))
+    assert not violations, "\n".join((*log, *violations))
     assert happened
+
+
+_FIRST_ATTEMPT = """
+test "$TRAINIUM_ATTEMPT" != 0 && exit 0
+test "$TRAINIUM_NODE_INDEX" = 1 && exit 71
+exec sleep 600
+"""
+"""The launchers' behavior on two nodes, where the second has an unfit host."""
+
+
+def test_retry_avoids_node_with_unfit_host(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("scaler")
+    world = Disturbed(250, tmp_path)
+    store = world.cluster.store
+    world.group.set_desired(2)  # the gang does not request nodes itself
+    gang = job("gang", ["sh", "-c", _FIRST_ATTEMPT], resources={"limits": pod_resources(TYPE)})
+    world.cluster.apply(gang)
+    placed: dict[str, set[str]] = {}
+    deadline = time.monotonic() + scaled(60)
+    completed = False
+    while not completed:
+        assert time.monotonic() < deadline, "\n".join(world.log)
+        # Checked first: the pods of a completed job remain, and are seen once more.
+        completed = _phase(store.get(VOLCANO_JOB, NAMESPACE, "gang")) == "Completed"
+        # By instance: a replacement node may get the name of its predecessor.
+        there = {node["metadata"]["name"]: nodes.instance_of(node) for node in store.list(NODE)}
+        for pod in store.list(POD, NAMESPACE):
+            if instance := there.get(pod["spec"].get("nodeName", "")):
+                placed.setdefault(pod["metadata"]["name"], set()).add(instance)
+        world._scaler.round(datetime.now(UTC))
+        time.sleep(_TICK_S)
+
+    assert store.get(VOLCANO_JOB, NAMESPACE, "gang")["status"]["retryCount"] == 1
+    assert any("has failed a job's preflight" in line for line in world.log)
+    assert world.group.desired == 2
+    assert len(set.union(*placed.values())) == 3, "the unfit host, the other one, and a new one"
+    world.cluster.stop()
 
 
 if __name__ == "__main__":
     everything: Counter[str] = Counter()
-    num_wrong = 0
+    num_failed = 0
     seeds = range(int(sys.argv[1]), int(sys.argv[2]))
     with ProcessPoolExecutor(int(sys.argv[3])) as pool:
-        for seed, (wrong, happened, log) in zip(seeds, pool.map(lived, seeds), strict=True):
+        for seed, (violations, happened, log) in zip(seeds, pool.map(lived, seeds), strict=True):
             everything += happened
-            if wrong:
-                num_wrong += 1
-                print("\n".join((*log, f"seed {seed}", *wrong)), flush=True)
-    print(f"{len(seeds)} schedules, {num_wrong} end wrong; {dict(everything)}")
-    sys.exit(bool(num_wrong))
+            if violations:
+                num_failed += 1
+                print("\n".join((*log, f"seed {seed}", *violations)), flush=True)
+    print(f"{len(seeds)} schedules, {num_failed} end wrong; {dict(everything)}")
+    sys.exit(bool(num_failed))

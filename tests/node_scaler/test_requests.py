@@ -1,4 +1,4 @@
-"""The node scaler's requests, answered by the emulated API server and Auto Scaling group."""
+"""The node scaler's requests to the emulated API server and Auto Scaling group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moto import mock_aws
 from node_scaler import __main__ as program
 from node_scaler.cluster import ClusterClient, ClusterError
 from node_scaler.group import ManagedNodeGroup
-from node_scaler.plan import IN_SERVICE, Rules
+from node_scaler.model import IN_SERVICE, Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import job, serving
 from trainium_catalogue import contract, kubernetes
@@ -91,17 +91,17 @@ def marks(emulator: ClusterEmulator, name: str) -> dict[str, str]:
 def scaler_of(cluster: ClusterClient, node_group: ManagedNodeGroup, said: list[str]) -> Scaler:
     return Scaler(
         cluster=cluster,
-        node_group=node_group,
+        node_groups={"": node_group},
         namespace=kubernetes.NAMESPACE,
         rules=RULES,
         say=said.append,
     )
 
 
-def test_a_patch_changes_what_it_names_and_null_removes_it(
+def test_patch_changes_named_fields_and_null_removes(
     emulator: ClusterEmulator, cluster: ClusterClient, node_group: ManagedNodeGroup
 ) -> None:
-    """The API server tells a patch by its content type, and takes application/json for none."""
+    """The API server selects the patch type by content type, and refuses application/json."""
     name = emulator.store.list(NODE)[0]["metadata"]["name"]
     cluster.patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"a": "1", "b": "2"}}})
     cluster.patch(f"/api/v1/nodes/{name}", {"metadata": {"annotations": {"a": None}}})
@@ -109,7 +109,7 @@ def test_a_patch_changes_what_it_names_and_null_removes_it(
     assert marks(emulator, name) == {"b": "2"}
 
 
-def test_a_proxy_of_the_environment_is_not_asked(
+def test_environment_proxy_is_ignored(
     emulator: ClusterEmulator, credentials: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
@@ -119,9 +119,7 @@ def test_a_proxy_of_the_environment_is_not_asked(
     assert ClusterClient(emulator.endpoint, credentials).items("/api/v1/namespaces")
 
 
-def test_the_token_is_read_again_because_the_kubelet_renews_it(
-    cluster: ClusterClient, credentials: Path
-) -> None:
+def test_token_is_reread_after_rotation(cluster: ClusterClient, credentials: Path) -> None:
     (credentials / "token").write_text("outdated")
     with pytest.raises(ClusterError, match=r"GET /api/v1/nodes: 401 .*Unauthorized"):
         cluster.items("/api/v1/nodes")
@@ -130,7 +128,7 @@ def test_the_token_is_read_again_because_the_kubelet_renews_it(
     assert cluster.items("/api/v1/nodes") == []
 
 
-def test_an_instance_that_is_terminated_is_not_replaced(
+def test_terminated_instance_is_not_replaced(
     emulator: ClusterEmulator, node_group: ManagedNodeGroup
 ) -> None:
     first, second = node_group.read().instances
@@ -141,17 +139,15 @@ def test_an_instance_that_is_terminated_is_not_replaced(
     assert len(emulator.store.list(NODE)) == 1
 
 
-def test_a_group_is_raised_to_the_number(
-    emulator: ClusterEmulator, node_group: ManagedNodeGroup
-) -> None:
+def test_group_is_raised_to_number(emulator: ClusterEmulator, node_group: ManagedNodeGroup) -> None:
     before = node_group.read()
     node_group.resize(before, 3)
 
-    assert (before.desired, before.most, before.changing) == (2, 4, False)
+    assert (before.desired, before.max_size, before.changing) == (2, 4, False)
     assert node_group.read().desired == len(emulator.store.list(NODE)) == 3
 
 
-def test_a_group_that_is_lowered_keeps_what_ec2_has_delivered(
+def test_lowered_group_keeps_delivered_instances(
     emulator: ClusterEmulator, node_group: ManagedNodeGroup
 ) -> None:
     type_ = find_instance_type("trn1.32xlarge")
@@ -167,7 +163,7 @@ def test_a_group_that_is_lowered_keeps_what_ec2_has_delivered(
     behind.plant(CapacityFaults())
 
 
-def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
+def test_round_marks_idle_nodes_and_adds_nodes_for_job(
     emulator: ClusterEmulator, cluster: ClusterClient, node_group: ManagedNodeGroup
 ) -> None:
     gang = job("asks", ["true"], nodes=3)
@@ -185,10 +181,10 @@ def test_a_round_marks_idle_nodes_and_buys_for_a_job_that_it_then_tells(
     emulator.apply(gang)
     assert scaler.round(NOW) == 0, said
     told = [each["message"] for each in emulator.store.list(EVENT, kubernetes.NAMESPACE)]
-    assert "2 -> 3 nodes, for asks" in told
+    assert "2 -> 3 nodes for asks" in told
 
 
-def test_a_node_that_a_person_has_cordoned_stays_so_when_a_pod_comes(
+def test_node_cordoned_by_user_stays_cordoned(
     emulator: ClusterEmulator, cluster: ClusterClient, node_group: ManagedNodeGroup
 ) -> None:
     name = emulator.store.list(NODE)[0]["metadata"]["name"]
@@ -207,9 +203,25 @@ class Stop(BaseException):
     """Ends the program's loop."""
 
 
-@pytest.mark.parametrize(("clock", "idle_s"), [(None, 1800), ("600", 3)])
-def test_the_program_takes_its_times_in_their_units_and_its_names_in_their_places(
-    monkeypatch: pytest.MonkeyPatch, credentials: Path, clock: str | None, idle_s: float
+@pytest.mark.parametrize(
+    ("clock", "idle_s", "groups", "named"),
+    [
+        (None, 1800, "--node-group g", {"": ("c", "g")}),
+        (
+            "600",
+            3,
+            "--node-group usw2-az4=g --node-group usw2-az1=h",
+            {"usw2-az4": ("c", "g"), "usw2-az1": ("c", "h")},
+        ),
+    ],
+)
+def test_program_parses_times_and_names(
+    monkeypatch: pytest.MonkeyPatch,
+    credentials: Path,
+    clock: str | None,
+    idle_s: float,
+    groups: str,
+    named: dict[str, tuple[str, str]],
 ) -> None:
     made: dict[str, Any] = {}
     pauses: list[float] = []
@@ -231,7 +243,7 @@ def test_the_program_takes_its_times_in_their_units_and_its_names_in_their_place
     if clock is not None:
         environment[contract.ENV_IDLE_CLOCK] = clock
     words = (
-        "--cluster c --node-group g --namespace n --instance-type trn1.32xlarge --idle-minutes 30 "
+        f"--cluster c {groups} --namespace n --instance-type trn1.32xlarge --idle-minutes 30 "
         "--hold-minutes 60 --api http://a"
     )
     with pytest.raises(Stop):
@@ -241,8 +253,7 @@ def test_the_program_takes_its_times_in_their_units_and_its_names_in_their_place
     assert rules.idle == timedelta(seconds=idle_s)
     assert rules.hold == 2 * rules.idle
     assert rules.devices == RULES.devices
-    assert (made["namespace"], made["node_group"].cluster, made["node_group"].name) == (
-        "n", "c", "g"
-    )  # fmt: skip
-    # It sees a node several times before the node goes, and a cordon a period later.
+    found = {zone: (each.cluster, each.name) for zone, each in made["node_groups"].items()}
+    assert (made["namespace"], found) == ("n", named)
+    # It observes a node several times before removal, and a cordon one period later.
     assert timedelta(seconds=pauses[0]) < rules.idle

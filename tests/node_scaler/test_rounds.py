@@ -1,4 +1,4 @@
-"""A round's effects: its requests to the cluster and the group, and no others."""
+"""A round's effects: exactly its requests to the cluster and the group."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from node_scaler.plan import IN_SERVICE, Group, Rules
+from node_scaler.model import IN_SERVICE, Group, Rules
 from node_scaler.rounds import Scaler
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from trainium_catalogue import kubernetes
@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 @dataclass
 class FakeCluster:
-    """Answers from a dictionary and records requests."""
+    """Responds from a dictionary, and records requests."""
 
     lists: dict[str, list[Json]]
     asked: list[tuple[str, str, Json]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class FakeCluster:
 
 @dataclass
 class FakeGroup:
-    """A node group with the instances that it is given."""
+    """A node group with the given instances."""
 
     group: Group
     name: str = "nodes"
@@ -64,8 +64,8 @@ class FakeGroup:
     def resize(self, group: Group, number: int) -> None:
         self.done.append(number)
 
-    def terminate(self, instance: str) -> None:
-        self.done.append(instance)
+    def terminate(self, instance: str, *, is_replaced: bool = False) -> None:
+        self.done.append((instance, "replaced") if is_replaced else instance)
 
 
 def node(name: str, **marks: str) -> Json:
@@ -112,7 +112,7 @@ class Run:
     def __post_init__(self) -> None:
         self.scaler = Scaler(
             cluster=self.cluster,  # type: ignore[arg-type]
-            node_group=self.group,  # type: ignore[arg-type]
+            node_groups={"": self.group},  # type: ignore[dict-item]
             namespace=kubernetes.NAMESPACE,
             rules=Rules(
                 idle=timedelta(minutes=30),
@@ -128,12 +128,12 @@ class Run:
 
 def scaler(*nodes: Json, jobs: tuple[Json, ...] = (), refuses: str = "nothing") -> Run:
     states = {f"i-{each['metadata']['name']}": IN_SERVICE for each in nodes}
-    group = Group(name="eks-1", desired=len(nodes), most=4, instances=states)
+    group = Group(name="eks-1", desired=len(nodes), max_size=4, instances=states)
     lists = {"nodes": list(nodes), "pods": [], "jobs": list(jobs)}
     return Run(FakeCluster(lists, refuses=refuses), FakeGroup(group))
 
 
-def test_an_idle_node_is_cordoned_first() -> None:
+def test_idle_node_is_cordoned_first() -> None:
     run = scaler(IDLE)
     run.round()
 
@@ -143,7 +143,7 @@ def test_an_idle_node_is_cordoned_first() -> None:
     assert changes["metadata"]["annotations"] == {kubernetes.CORDONED_SINCE: stamp(NOW)}
 
 
-def test_a_cordoned_node_ends_with_its_instance() -> None:
+def test_cordoned_node_is_terminated_with_its_instance() -> None:
     run = scaler(DUE)
     run.round()
     (changes,) = run.cluster.asked_to("patch")
@@ -152,14 +152,24 @@ def test_a_cordoned_node_ends_with_its_instance() -> None:
     assert changes == {"metadata": {"annotations": {kubernetes.TERMINATING_SINCE: stamp(NOW)}}}
 
 
-def test_an_instance_whose_node_cannot_be_marked_is_not_ended() -> None:
+def test_unfit_host_is_replaced_with_logged_reason() -> None:
+    since = stamp(NOW - timedelta(minutes=1))
+    marks = (kubernetes.UNFIT_SINCE, kubernetes.UNUSABLE_SINCE, kubernetes.CORDONED_SINCE)
+    run = scaler(node("n", **dict.fromkeys(marks, since)), jobs=(JOB,))
+    run.round()
+
+    assert run.group.done == [("i-n", "replaced")]
+    assert f"node n: replaced i-n: has failed a job's preflight since {since}" in run.said
+
+
+def test_instance_with_unmarkable_node_is_not_terminated() -> None:
     run = scaler(DUE, refuses="nodes/due")
 
     assert run.round() == 1
     assert run.group.done == []
 
 
-def test_what_is_done_is_in_the_log_and_in_the_events() -> None:
+def test_actions_are_in_log_and_events() -> None:
     run = scaler(DUE)
     run.round()
     (event,) = run.cluster.asked_to("create")
@@ -172,17 +182,17 @@ def test_what_is_done_is_in_the_log_and_in_the_events() -> None:
     assert f"node due: {event['message']}" in run.said
 
 
-def test_a_job_that_asks_gets_its_nodes_and_is_told() -> None:
+def test_scaling_job_gets_nodes_and_event() -> None:
     run = scaler(jobs=(JOB,))
     run.round()
     (event,) = run.cluster.asked_to("create")
 
     assert run.group.done == [1]
     assert event["involvedObject"]["kind"] == "Job"
-    assert event["message"] == "0 -> 1 nodes, for gang"
+    assert event["message"] == "0 -> 1 node for gang"
 
 
-def test_a_round_in_which_nothing_changes_says_nothing() -> None:
+def test_round_without_changes_is_silent() -> None:
     run = scaler(node("n", **{kubernetes.IDLE_SINCE: stamp(NOW)}))
     run.round()
     once = list(run.said)
@@ -192,18 +202,18 @@ def test_a_round_in_which_nothing_changes_says_nothing() -> None:
     assert run.said == once
 
 
-def test_a_step_that_fails_keeps_no_other_from_being_taken() -> None:
+def test_failed_step_does_not_stop_others() -> None:
     run = scaler(IDLE, DUE, refuses="nodes/idle")
 
     assert run.round() == 1
     assert run.group.done == ["i-due"]
-    assert "mark failed: RuntimeError: refused" in run.said
+    assert "Mark failed: RuntimeError: refused" in run.said
 
 
-def test_an_instance_that_never_becomes_a_node_goes_after_its_time() -> None:
+def test_instance_that_never_joins_is_terminated() -> None:
     run = scaler()
     run.group.group = Group(
-        name="eks-1", desired=2, most=4, instances={"i-lost": IN_SERVICE, "i-new": "Pending"}
+        name="eks-1", desired=2, max_size=4, instances={"i-lost": IN_SERVICE, "i-new": "Pending"}
     )
     for minutes in (0, 19):
         run.round(NOW + timedelta(minutes=minutes))
@@ -211,20 +221,20 @@ def test_an_instance_that_never_becomes_a_node_goes_after_its_time() -> None:
 
     run.round(NOW + timedelta(minutes=20))
     assert run.group.done == ["i-lost"]
-    assert "terminated i-lost, no node since 2026-05-01T12:00:00Z" in run.said
+    assert "terminated i-lost: has not joined since 2026-05-01T12:00:00Z" in run.said
 
 
-def test_an_instance_is_terminated_once_while_it_is_still_described_as_in_service() -> None:
-    """A second time would shrink the group by a node of its own choice."""
+def test_instance_still_listed_in_service_is_terminated_once() -> None:
+    """A second termination would remove another node of the group's choice."""
     run = scaler()
-    run.group.group = Group(name="eks-1", desired=1, most=4, instances={"i-lost": IN_SERVICE})
+    run.group.group = Group(name="eks-1", desired=1, max_size=4, instances={"i-lost": IN_SERVICE})
     for seconds in (0, 1200, 1205, 1210, 1500):
         run.round(NOW + timedelta(seconds=seconds))
 
     assert run.group.done == ["i-lost"]
 
 
-def test_an_instance_that_joins_late_is_no_stranger_any_more() -> None:
+def test_late_joining_instance_is_kept() -> None:
     run = scaler(IDLE)
     joined, run.cluster.lists["nodes"] = run.cluster.lists["nodes"], []
     run.round(NOW - timedelta(minutes=19))
@@ -234,7 +244,7 @@ def test_an_instance_that_joins_late_is_no_stranger_any_more() -> None:
     assert run.group.done == []
 
 
-def test_a_users_request_is_answered_in_its_config_map() -> None:
+def test_user_request_is_answered_in_config_map() -> None:
     run = scaler()
     run.cluster.request = {"data": {"nodes": "2", "id": "r"}}
     run.round()
@@ -247,7 +257,7 @@ def test_a_users_request_is_answered_in_its_config_map() -> None:
 
 
 @pytest.mark.parametrize("number", ["", "two", "-1", "1e3", "99999999999999999999", "²"])
-def test_a_request_that_is_no_number_is_ignored(number: str) -> None:
+def test_invalid_request_is_ignored(number: str) -> None:
     run = scaler()
     run.cluster.request = {"data": {"nodes": number, "id": "r"}}
 
@@ -255,7 +265,7 @@ def test_a_request_that_is_no_number_is_ignored(number: str) -> None:
     assert run.group.done == []
 
 
-def test_a_dropped_job_gets_the_reason_as_annotation_and_event() -> None:
+def test_dropped_job_gets_reason_as_annotation_and_event() -> None:
     annotations = {kubernetes.SCALE: "true", kubernetes.HELD_SINCE: stamp(NOW - timedelta(hours=2))}
     job = {**JOB, "metadata": {**JOB["metadata"], "annotations": annotations}}
     run = scaler(IDLE, jobs=(job,))
@@ -268,7 +278,7 @@ def test_a_dropped_job_gets_the_reason_as_annotation_and_event() -> None:
     assert "NodesDropped" in events
 
 
-def test_an_event_that_is_refused_fails_nothing() -> None:
+def test_refused_event_does_not_fail_round() -> None:
     run = scaler(DUE, refuses="events")
 
     assert run.round() == 0
@@ -277,7 +287,7 @@ def test_an_event_that_is_refused_fails_nothing() -> None:
 
 @pytest.fixture(scope="module")
 def granted() -> set[tuple[str, str, str, str]]:
-    """List namespace (``*``: all), group, resource and verb of all that the template grants."""
+    """Return namespace (``*``: all), group, resource and verb of the template's permissions."""
     found = set()
     for each in objects_of(with_cluster()):
         if each["kind"] in ("Role", "ClusterRole") and each["metadata"]["name"] == "node-scaler":
@@ -289,7 +299,7 @@ def granted() -> set[tuple[str, str, str, str]]:
     return found
 
 
-def test_the_template_grants_what_rounds_ask_for_and_nothing_else(
+def test_template_grants_exactly_requested_permissions(
     granted: set[tuple[str, str, str, str]],
 ) -> None:
     asked = set()

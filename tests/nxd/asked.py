@@ -1,4 +1,4 @@
-"""What the project asks of NxD and torch_xla, in order, as the fake of CI records it too."""
+"""The project's calls of NxD and torch_xla, in order, as CI's fake also records them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GATHER = "allgather_weights_and_update_full_parameter"
 
 
 def listen() -> list[str]:
-    """Names of calls, from now on, in this process."""
+    """Record the names of subsequent calls in this process."""
     heard: list[str] = []
     for module, names in _FUNCTIONS.items():
         for name in names:

@@ -1,9 +1,9 @@
-"""AWS's example model, at the best settings that its public scripts and options know.
+"""AWS's example model, at the best settings of its public scripts and options.
 
 ``examples/training/llama`` of the repository that NxD comes from, taken by path: sequence parallel
 and selective recomputation (``tp_zero1_llama2_7B_hf_pretrain.sh``), flash attention, fused QKV and
 transposed inputs of the kernel (defaults of ``tp_zero1_llama_hf_pretrain.py``). Its training script
-cannot be imported without a data set's packages, so what it asks of NxD is repeated here.
+cannot be imported without a dataset's packages, so its calls of NxD are repeated here.
 
 It is written for transformers 4.48. Of a later one it lacks two docstrings, and a decoder layer
 that returns a tuple.
@@ -48,7 +48,7 @@ def lower(example: Path, words: list[str]) -> tuple[str, str]:
         activation_checkpoint_config=llama.CoreAttention,
         model_init_config={
             "meta_device_init": True,
-            # Values are not looked at; the rotary frequencies are made anew, as init_weights does.
+            # Values are not read; the rotary frequencies are recomputed, as in init_weights.
             "param_init_fn": lambda module, device: (
                 llama.init_weights(module, device)
                 if not list(module.parameters(recurse=False))
@@ -99,7 +99,7 @@ def lower(example: Path, words: list[str]) -> tuple[str, str]:
 
 
 def _model_of(example: Path) -> Any:
-    """The example's module."""
+    """Import the example's module."""
     modeling: Any = import_module("transformers.models.llama.modeling_llama")
     for name in ("LLAMA_INPUTS_DOCSTRING", "LLAMA_START_DOCSTRING"):
         if not hasattr(modeling, name):
@@ -133,7 +133,7 @@ def _config_of(example: Path, words: list[str]) -> Any:
 
 
 def _make_states(zero1: Any) -> None:
-    """What the first steps make, so that this is a step like all others."""
+    """Create the optimizer state of the first steps, for a steady-state step."""
     import torch
 
     for weights, masters in zip(zero1.param_groups, zero1.base_optimizer.param_groups, strict=True):

@@ -1,14 +1,15 @@
-"""What the ranks of this suite compute: small models, each case on ranks of its own.
+"""Computations of this suite's ranks: small models, each case on its own ranks.
 
 A case leaves in its folder ``figures.json`` (losses, norms, collectives), what each rank holds
 after ``build``, and the checkpoints before and after the first step. Gradients are read from these
-(see ``figures``), so every tensor that is compared has gone the way of a user's checkpoint.
+(see ``figures``), so every compared tensor has passed through a user's checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +20,19 @@ SEQ_LEN, VOCABULARY = 32, 256
 LIMIT = 0.5
 """Of the gradient norm: less than it is, so that clipping is judged too."""
 END = 0
-"""Ends a document, where documents are told apart."""
+"""Ends a document, where documents are separated."""
 HELD_OUT = range(10_000, 10_002)
 """Positions of sequences that are evaluated after the last step."""
-ASKED_STEPS = 2
-"""Of which it is kept what the project asks of NxD, from ``build`` on."""
+RECORDED_STEPS = 2
+"""Number of steps whose calls of NxD are recorded, from ``build`` on."""
 LLAMA = (
     *("llama-tiny", f"--vocab-size={VOCABULARY}", "--hidden-size=64", "--intermediate-size=192"),
-    # Grouped-query attention, and a key-value head for each rank at a degree of 4.
+    # Grouped-query attention, with a key-value head per rank at a degree of 4.
     *("--num-layers=2", "--num-heads=8", "--num-kv-heads=4", f"--seq-len={SEQ_LEN}"),
     *("--global-batch=16", "--micro-batch=2", f"--max-steps={STEPS}", "--warmup-steps=4"),
     *("--lr=0.01", f"--max-grad-norm={LIMIT}"),
 )
-LORA = ("--lora-rank=4", "--lora-alpha=8", "--init-from=given")
+LORA = ("--lora-rank=4", "--lora-alpha=8", "--init-from=pretrained")
 _SIZES = LLAMA[1:]
 FAMILIES = {
     name: ("pretrain", f"--model={name}", *_SIZES, "--head-dim=16")
@@ -42,7 +43,7 @@ tied embeddings, and scaled rotary frequencies or norms of heads."""
 BERT = (
     *("bert-tiny", "--vocab-size=512", "--hidden-size=64", "--intermediate-size=128"),
     *("--num-layers=2", "--num-heads=4", "--seq-len=32", "--max-predictions=5"),
-    # Dropout too: its random numbers are a function of the data's position, whatever the rank.
+    # Includes dropout: its random numbers depend on the data's position, not on the rank.
     *("--global-batch=16", "--micro-batch=4", f"--max-steps={STEPS}", "--warmup-steps=4"),
     *("--dropout=0.1", "--lr=0.005", f"--max-grad-norm={LIMIT}"),
 )
@@ -63,18 +64,25 @@ class Case:
     """bf16 arithmetic with fp32 master weights; NxD's is always so."""
     defect: bool = False
     """NxD's default for the type in which input gradients are summed, which loses the sum."""
-    given: bool = False
+    pretrained: bool = False
     """The same initial weights, read from a folder as Hugging Face's models have."""
     steps: int = STEPS
+    saves_late: bool = False
+    """The checkpoint after the first step is written once all steps are done."""
+
+    @property
+    def is_padded(self) -> bool:
+        """True if data-parallel ranks divide rows with a remainder."""
+        return "--global-batch=18" in self.words
 
     @property
     def is_masked(self) -> bool:
-        """Whether documents of a sequence do not see each other."""
+        """Whether documents of a sequence are masked from each other."""
         return "--document-masks" in self.words
 
     @property
     def learns_responses(self) -> bool:
-        """Whether only some tokens count."""
+        """Whether only some tokens count towards the loss."""
         return "--responses" in self.words
 
     @property
@@ -91,7 +99,7 @@ class Case:
 
     @property
     def num_ranks(self) -> int:
-        """Of all."""
+        """Return the number of ranks."""
         return self.tensor * self.data
 
 
@@ -102,6 +110,7 @@ def _cases() -> list[Case]:
     whole, apart = "--sequence-parallel=false", "--fused-projections=false"
     adapters = (*LLAMA, *LORA)
     responses = (*LLAMA, "--responses")
+    padded = (*(word for word in LLAMA if "global-batch" not in word), "--global-batch=18")
     llama = [
         Case(name="one"),
         Case(name="one-kept", words=kept),
@@ -114,7 +123,7 @@ def _cases() -> list[Case]:
         Case(name="tp2dp2-layers", tensor=2, data=2, words=layers),
         # Enough to see that ranks 0, 2, 4 and 6 share a model; losses are judged on fewer ranks.
         Case(name="tp4dp2", tensor=4, data=2, steps=3),
-        # Sequences are divided and projections fused unless a run says otherwise.
+        # Sequences are divided and projections fused unless a run overrides it.
         *(
             Case(
                 name=f"tp2{'dp2' if data == 2 else ''}-{name}",
@@ -132,15 +141,21 @@ def _cases() -> list[Case]:
         ),
         # It is in a sum that divided sequences do not need.
         Case(name="tp2-defect", words=(*LLAMA, whole), tensor=2, defect=True),
-        Case(name="tp2dp2-given", tensor=2, data=2, given=True, steps=3),
+        Case(name="tp2dp2-saved-late", tensor=2, data=2, saves_late=True, steps=3),
+        # No weight has a number of rows that three divide.
+        *(
+            Case(name=f"{name}-padded", words=padded, data=ranks, steps=3)
+            for name, ranks in (("one", 1), ("dp3", 3))
+        ),
+        Case(name="tp2dp2-pretrained", tensor=2, data=2, pretrained=True, steps=3),
         *(
             Case(
                 name=f"lora-{name}",
                 words=words,
-                given=True,
+                pretrained=True,
                 tensor=tensor,
                 data=data,
-                # Later the gradients are mostly rounding.
+                # Later gradients are mostly rounding.
                 steps=12,
             )
             for name, words, tensor, data in (
@@ -180,7 +195,7 @@ def _cases() -> list[Case]:
         for ranks, tensor, data in (("one", 1, 1), ("tp2", 2, 1), ("tp2dp2", 2, 2))
     ]
     families += [
-        # Without what a run may turn off.
+        # Without the optional features of a run.
         Case(
             name=f"{name}-tp2-whole-apart-layers",
             words=(*words, whole, apart, "--recompute=layers"),
@@ -196,7 +211,7 @@ CASES = {case.name: case for case in _cases()}
 
 
 def tokens(positions: range) -> Any:
-    """Sequences whose tokens follow from the two before, ``[n, SEQ_LEN + 1]`` int64.
+    """Return sequences whose tokens follow from the previous two, ``[n, SEQ_LEN + 1]`` int64.
 
     An eighth of the vocabulary occurs, evenly spread over the ranks that share it.
     """
@@ -212,14 +227,14 @@ def tokens(positions: range) -> Any:
 
 
 def masked_tokens(positions: range) -> dict[str, Any]:
-    """The same in documents that token ``END`` ends."""
+    """Return the same as documents terminated by token ``END``."""
     from training.models.llama.data import with_documents
 
     return with_documents(tokens(positions).numpy(), eos_id=END)
 
 
 def weighted_tokens(positions: range) -> dict[str, Any]:
-    """The same, of which between none and all tokens of a sequence count."""
+    """Return the same, with none to all tokens of a sequence counted."""
     import torch
 
     from training.backends.base import WEIGHTS
@@ -232,7 +247,7 @@ def weighted_tokens(positions: range) -> dict[str, Any]:
 
 
 def digits(positions: range) -> dict[str, Any]:
-    """Blots of ten kinds in the size of MNIST's images."""
+    """Return blots of ten classes in MNIST's image size."""
     import torch
 
     labels = torch.tensor([position % 10 for position in positions])
@@ -248,7 +263,7 @@ def digits(positions: range) -> dict[str, Any]:
 
 
 def train(case: Case, folder: Path) -> None:
-    """Be one rank of it: what the training loop does, without a run's files."""
+    """Run one rank: the training loop without a run's files."""
     import torch
 
     from tests.nxd import asked, gloo
@@ -266,16 +281,24 @@ def train(case: Case, folder: Path) -> None:
     heard = asked.listen() if case.backend == "nxd" else []
     backend.build()
     torch.save(_held(backend), folder / f"held-{device.rank}.pt")
+    writes = threading.Event()
+    writes.set()
+
+    def until_it_writes() -> None:
+        writes.wait(60)
+
     checkpoints = Checkpoints(
         open_objects(str(folder / "checkpoints"), region=None, endpoint_url=None),
         Ranks.open(),
         keep_last=10,
         keep_every=0,
+        # Read before anything is written.
+        guard=until_it_writes,
     )
     backend.save(checkpoints, 0, {}, asynchronous=False)
     checkpoints.wait()
-    if case.given:
-        read = backend._network._initial_part.__self__._given.bytes_read
+    if case.pretrained:
+        read = backend._network._initial_part.__self__._pretrained.bytes_read
         (folder / f"read-{device.rank}.txt").write_text(str(read))
     first_heard: list[str] = []
     losses, norms, calls = [], [], dict[str, list[gloo.Call]]()
@@ -287,11 +310,14 @@ def train(case: Case, folder: Path) -> None:
         calls["update"] = gloo.take()
         losses.append(backend.mean_over_data(loss))
         norms.append(backend.fetch(norm))
-        if step == ASKED_STEPS:
+        if step == RECORDED_STEPS:
             first_heard = list(heard)
         if step == 1:
-            backend.save(checkpoints, 1, {}, asynchronous=False)
-            checkpoints.wait()
+            if case.saves_late:
+                writes.clear()
+            backend.save(checkpoints, 1, {}, asynchronous=case.saves_late)
+    writes.set()
+    checkpoints.wait()
     held_out = backend.losses_of(batch(HELD_OUT)).tolist() if case.backend == "nxd" else []
     every = Ranks.open().gather({"losses": losses, "norms": norms})
     if device.rank == 0:
@@ -300,7 +326,7 @@ def train(case: Case, folder: Path) -> None:
             "norms": norms,
             "ranks": every,
             "calls": calls,
-            "asked": first_heard,
+            "first_calls": first_heard,
             "held out": held_out,
             "nxd": _version(),
             "micro_batches": config.plan.accumulation_steps,
@@ -311,7 +337,7 @@ def train(case: Case, folder: Path) -> None:
 
 
 def micro_batches(config: Any, backend: Any, batch: Callable[[range], Any], step: int) -> Any:
-    """Those of step ``step``, counted from 1, as the training loop makes them; this rank's loss."""
+    """Run a step's micro-batches as the training loop does; return this rank's loss."""
     count, loss = config.plan.accumulation_steps, None
     for micro in range(count):
         found = batch(config.positions(step - 1, micro, backend.data_rank))
@@ -319,37 +345,37 @@ def micro_batches(config: Any, backend: Any, batch: Callable[[range], Any], step
     return loss
 
 
-def given_model(words: list[str], folder: Path) -> Any:
-    """Initial weights, which one rank writes and each reads a part of."""
+def pretrained_model(words: list[str], folder: Path) -> Any:
+    """Return the initial weights, which one rank writes and each reads a shard of."""
     import torch
     from transformers import LlamaForCausalLM
 
     from training.core.arguments import parse
     from training.core.ranks import Ranks
-    from training.models.llama.given import GivenModel
-    from training.models.llama.huggingface import initial_weight, llama_config
+    from training.models.llama.huggingface import decoder_config, initial_weight
+    from training.models.llama.pretrained import PretrainedModel
     from training.storage import StorageAccess
     from trainium_catalogue.parameters.plan import shape_of
 
     own = [word for word in words if not word.startswith("--init-from")]
-    values = parse([*own, f"--init-from={folder / 'given'}"]).values
+    values = parse([*own, f"--init-from={folder / 'pretrained'}"]).values
 
     def write() -> None:
-        model = LlamaForCausalLM(llama_config(shape_of(values), seq_len=SEQ_LEN))
+        model = LlamaForCausalLM(decoder_config(shape_of(values), seq_len=SEQ_LEN))
         with torch.no_grad():
             for name, weight in model.named_parameters():
                 weight.copy_(initial_weight(name, weight.size(), seed=int(values["seed"])))
-        model.save_pretrained(folder / "given", max_shard_size="100KB")
+        model.save_pretrained(folder / "pretrained", max_shard_size="100KB")
 
     ranks = Ranks.open()
     ranks.agree(write)
-    return GivenModel.open(values, StorageAccess(root=str(folder)), ranks)
+    return PretrainedModel.open(values, StorageAccess(root=str(folder)), ranks)
 
 
 def parts(
     case: Case, device: Any, folder: Path = Path()
 ) -> tuple[Any, Any, Callable[[range], Any]]:
-    """Configuration, back-end and data, as the workload's task makes them."""
+    """Build configuration, backend and data as the workload's task does."""
     from types import SimpleNamespace
 
     from training.backends import open_data_parallel
@@ -372,7 +398,7 @@ def parts(
         batch = masked_tokens if case.is_masked else tokens
         if case.learns_responses:
             batch = weighted_tokens
-        network = LlamaNetwork(config, given_model(words, folder) if case.given else None)
+        network = LlamaNetwork(config, pretrained_model(words, folder) if case.pretrained else None)
         return (
             config,
             NxdBackend(config, device, network, ranks=Ranks.open(), peak_flops=None),
@@ -387,7 +413,7 @@ def parts(
             content=(None, None, SimpleNamespace(fact=lambda name: 1)),
         )
         config = MnistTask().config(values, device.num_ranks, dataset)
-        # The rate would follow the ranks.
+        # The rate would depend on the number of ranks.
         backend: Any = open_data_parallel(config, device, MlpNetwork(config), peak_flops=None)
         return config, backend, digits
     task = BertTask()
@@ -405,7 +431,7 @@ def _version() -> str:
 
 
 def _held(backend: Any) -> dict[str, Any]:
-    """What this rank computes with, and which part of the model it has."""
+    """Return this rank's weights, and its shard of the model."""
     tensor_rank = 0
     parameters = {name: _local(p.detach()) for name, p in backend._model.named_parameters()}
     if backend.name == "nxd":
@@ -433,7 +459,7 @@ def _local(tensor: Any) -> Any:
 
 
 def put_the_defect_back() -> None:
-    """Have column-parallel layers reduce in NxD's default type, whatever the project asks for."""
+    """Force column-parallel layers to reduce in NxD's default type."""
     from importlib import import_module
 
     layers: Any = import_module("neuronx_distributed.parallel_layers")

@@ -3,8 +3,8 @@
     python -m tests.nxd.compilations <folder>
 
 Writes ``<folder>/compilations.json``. Started with ``on_cpu.environment(lazy=True)``: NxD then is
-as on a device, in a world of one, and torch_xla records, compiles and caches as it does there.
-What is counted is its counter ``UncachedCompile``, which neuronx-cc would have work from.
+as on a device, in a world of one, and torch_xla records, compiles and caches as it does there. The
+count is its counter ``UncachedCompile``, each a compilation of neuronx-cc.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEDULES = {
 
 
 def main(folder: Path) -> None:
-    """Count everything."""
+    """Write all counts."""
     for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
         os.environ[name] = value
     os.environ.update(LOCAL_WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
@@ -52,14 +52,14 @@ def main(folder: Path) -> None:
 
 
 def compiled() -> int:
-    """Graphs so far."""
+    """Return the number of graphs so far."""
     from torch_xla.debug import metrics
 
     return int(metrics.counter_value("UncachedCompile") or 0)
 
 
 def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
-    """Graphs of a job that compiles, of what a run does more, and of a run that continues."""
+    """Count graphs of a compile job, of a run's other parts, and of a resumed run."""
     from training.checkpoint import Checkpoints
     from training.core.ranks import Ranks
     from training.storage import open_objects
@@ -82,7 +82,7 @@ def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
     backend.save(checkpoints, LATE, {}, asynchronous=False)
     checkpoints.wait()
     counts["save"] = lap()
-    # Another job: what the one above has compiled is in the cache.
+    # Another job: the graphs of the one above are cached.
     config, backend, batch = parts(case, device)
     backend.build()
     counts["build again"] = lap()
@@ -97,19 +97,19 @@ def _model(case: Case, device: Any, folder: Path) -> dict[str, Any]:
 
 
 class Lap:
-    """Graphs since it was last asked."""
+    """Return the number of graphs since the last call."""
 
     def __init__(self) -> None:
         self._before = compiled()
 
     def __call__(self) -> int:
-        """So many."""
+        """Run this many steps."""
         before, self._before = self._before, compiled()
         return self._before - before
 
 
 def _step(config: Any, backend: Any, batch: Any, step: int, lap: Lap) -> tuple[int, int]:
-    """Of the step itself, and of the numbers that are logged."""
+    """Count graphs of the step itself, and of logged numbers."""
     loss = micro_batches(config, backend, batch, step)
     norm = backend.clip_and_step(config.learning_rate_at(step))
     of_step = lap()
@@ -119,7 +119,7 @@ def _step(config: Any, backend: Any, batch: Any, step: int, lap: Lap) -> tuple[i
 
 
 def _fetches(config: Any, backend: Any, batch: Any, step: int) -> tuple[int, int]:
-    """Tensors that a step has the host wait for, and those of the numbers that are logged."""
+    """Count tensors the host waits for in a step, and those of logged numbers."""
     before = fetched()
     loss = micro_batches(config, backend, batch, step)
     norm = backend.clip_and_step(config.learning_rate_at(step))
@@ -130,7 +130,7 @@ def _fetches(config: Any, backend: Any, batch: Any, step: int) -> tuple[int, int
 
 
 def fetched() -> int:
-    """Transfers from the device so far."""
+    """Return the number of transfers from the device so far."""
     from torch_xla.debug import metrics
 
     data = metrics.metric_data("TransferFromDeviceTime")
@@ -138,18 +138,18 @@ def fetched() -> int:
 
 
 def _evaluate(config: Any, backend: Any, lap: Lap) -> int:
-    """Of a validation loss, where the workload has one."""
+    """Count graphs of a validation loss, where the workload has one."""
     from training.trainer.loop import validation_loss
-    from training.trainer.task import HeldOut
+    from training.trainer.task import HeldOutSplit
 
     if backend.name == "nxd":
-        held_out = HeldOut(batch=tokens, num_sequences=5)
+        held_out = HeldOutSplit(batch=tokens, num_sequences=5)
         validation_loss(held_out, config=config, backend=backend)
     return lap()
 
 
 def _schedule(words: tuple[str, ...]) -> list[int]:
-    """The steps of a workload's whole schedule whose update was a graph not seen before."""
+    """Return the steps of a whole schedule whose update was a new graph."""
     import torch_xla.core.xla_model as xm
 
     from training.backends.optimizers import traced_adamw
@@ -163,7 +163,7 @@ def _schedule(words: tuple[str, ...]) -> list[int]:
 
 
 def _torchs_own(steps: range) -> list[int]:
-    """The same of torch's AdamW, of some steps of Llama-2-7B's."""
+    """Return the same for torch's AdamW, for some steps of Llama-2-7B."""
     import torch
     import torch_xla.core.xla_model as xm
 

@@ -1,4 +1,4 @@
-"""Faults that a test asks a job's workers for, by their environment."""
+"""Faults that a test requests of a job's workers by environment variables."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 ENV_HOLD = "NXD_TEST_HOLD"
-"""``<step>:<file>``: the checkpoint of that step never becomes complete, and the file tells when
-everything but its marker is there."""
+"""``<step>:<file>``: the checkpoint of that step never becomes complete; the file is
+created when everything but its marker is stored."""
 
 
-def hold_a_commit(folders: Any) -> None:
-    """What ``training.checkpoint.folders`` is changed by, as soon as it has been imported."""
+def hold_commit(folders: Any) -> None:
+    """Patch ``training.checkpoint.folders`` as soon as it is imported."""
     if ENV_HOLD not in os.environ:
         return
     wanted, _, sign = os.environ[ENV_HOLD].partition(":")

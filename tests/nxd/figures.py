@@ -1,4 +1,4 @@
-"""What the cases have left, as the tests ask for it."""
+"""Access to the output of the cases."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _BETA1 = 0.9
 
 @dataclass(frozen=True)
 class Figures:
-    """Of all cases, in a folder each."""
+    """Output of all cases, one folder each."""
 
     folder: Path
 
     def of(self, name: str) -> dict[str, Any]:
-        """Losses, norms and collectives; fails the test that asks if the case has failed."""
+        """Return losses, norms and collectives; fail the calling test if the case failed."""
         failure = self.folder / name / "failure.txt"
         if failure.exists():
             pytest.fail(f"case {name}: {failure.read_text()}")
@@ -42,7 +42,7 @@ class Figures:
         return found
 
     def held(self, name: str) -> list[dict[str, Any]]:
-        """Of each rank: what it computes with, as training begins."""
+        """Return each rank's weights at the start of training."""
         import torch
 
         self.of(name)
@@ -52,22 +52,22 @@ class Figures:
         ]
 
     def initial(self, name: str) -> Tensors:
-        """Whole parameters of the checkpoint before the first step."""
+        """Return the full parameters of the checkpoint before the first step."""
         found: Tensors = self._checkpoint(name, 0)["model"]
         return found
 
     def gradients(self, name: str) -> Tensors:
-        """Whole gradients of the first step, before they were clipped.
+        """Return the full gradients of the first step, before clipping.
 
-        From AdamW's first moment, which is then (1 - beta1) times the clipped gradient; plain
-        gradient descent has moved the weights by its rate times the gradient.
+        From AdamW's first moment, which is then (1 - beta1) times the clipped gradient; plain SGD
+        has moved the weights by its rate times the gradient.
         """
         figures = self.of(name)
         before, after = self.initial(name), self._checkpoint(name, 1)
         if "optimizer" not in after:
             moved = after["model"]
             return {n: (before[n] - moved[n]) / figures["rate"] for n in before}
-        # As torch's clip_grad_norm_ has it, and NxD's.
+        # As in torch's clip_grad_norm_ and NxD's.
         scale = max(1.0, (figures["norms"][0] + 1e-6) / LIMIT) / (1 - _BETA1)
         return {n: moment * scale for n, moment in after["optimizer"]["exp_avg"].items()}
 
@@ -77,11 +77,11 @@ class Figures:
 
 
 def compute(folder: Path, names: Iterable[str]) -> Figures:
-    """Run cases, whose failures are told where somebody asks for their figures."""
+    """Run cases; failures are reported when their figures are requested."""
     with (folder / "nursery.log").open("wb") as log:
         subprocess.run(
             [sys.executable, "-m", "tests.nxd.nursery", str(folder), *names],
-            env=on_cpu.environment_of_a_process(folder),
+            env=on_cpu.process_environment(folder),
             stdout=log,
             stderr=subprocess.STDOUT,
             check=False,
@@ -92,7 +92,7 @@ def compute(folder: Path, names: Iterable[str]) -> Figures:
 
 @functools.cache
 def load(folder: Path) -> dict[str, Any]:
-    """A checkpoint of any number of ranks, put together by torch alone."""
+    """Load a checkpoint of any number of ranks by torch alone."""
     import torch
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -103,7 +103,7 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def distance(mine: Tensors, theirs: Tensors) -> dict[str, float]:
-    """By parameter: the norm of the difference, over the norm of ``theirs`` unless that is 0."""
+    """Return each parameter's norm of the difference, relative to ``theirs`` unless that is 0."""
     assert sorted(mine) == sorted(theirs)
     return {
         name: float((mine[name].float() - theirs[name].float()).norm())

@@ -1,8 +1,8 @@
-"""torch_xla's collectives over gloo: the same replica groups, at once instead of recorded.
+"""torch_xla's collectives over gloo: the same replica groups, executed eagerly.
 
-Every collective that moves gradients, activations or weights is noted in ``CALLS``, whoever asked
-for it: torch_xla's functions (ZeRO-1, the gradient norm, the project's own) or torch.distributed's
-(NxD's layers). What hosts tell each other, over groups of objects, is not.
+Every collective of gradients, activations or weights is recorded in ``CALLS``, from torch_xla's
+functions (ZeRO-1, the gradient norm, the project's own) and torch.distributed's (NxD's layers).
+Object collectives between hosts are not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Groups = Sequence[Sequence[int]] | None
 
 
 class Call(NamedTuple):
-    """One collective, as this rank has seen it."""
+    """One collective, as seen by this rank."""
 
     name: str
     dtype: str
@@ -30,7 +30,7 @@ _MADE: dict[tuple[tuple[int, ...], ...], Any] = {}
 
 
 def take() -> list[Call]:
-    """The calls since the last time."""
+    """Return the calls since the last call of this."""
     taken, CALLS[:] = list(CALLS), []
     return taken
 
@@ -43,7 +43,7 @@ def _note(name: str, tensor: Any, elements: int, group: Any) -> None:
 
 
 def group_of(groups: Groups) -> Any:
-    """This rank's process group among replica groups; every rank makes all of them, in order."""
+    """Return this rank's process group; every rank creates all groups, in order."""
     import torch.distributed as dist
 
     if not groups:
@@ -56,7 +56,7 @@ def group_of(groups: Groups) -> Any:
 
 
 class WithReplicaGroups:
-    """torch.distributed, whose functions take replica groups for ``group`` as they do on XLA."""
+    """torch.distributed whose functions accept replica groups for ``group``, as on XLA."""
 
     def __getattr__(self, name: str) -> Any:
         import torch.distributed as dist
@@ -74,7 +74,7 @@ class WithReplicaGroups:
 
 
 def noted_reduce_scatter(function: Any) -> Any:
-    """NxD's own, of its other collectives, which gloo does not have."""
+    """Return NxD's reduce-scatter with its calls recorded."""
 
     def noted(*, input: Any, groups: Any, **settings: Any) -> Any:
 
@@ -86,7 +86,7 @@ def noted_reduce_scatter(function: Any) -> Any:
 
 
 def replace_collectives(xm: Any) -> None:
-    """Give ``torch_xla.core.xla_model`` those below, and torch.distributed the back-end ``xla``."""
+    """Patch ``torch_xla.core.xla_model`` and register torch.distributed's backend ``xla``."""
     import torch
     import torch.distributed as dist
 
@@ -167,13 +167,13 @@ def replace_collectives(xm: Any) -> None:
     xm.is_master_ordinal = lambda local=True: dist.get_rank() == 0
     for module in (dist, dist.distributed_c10d):
         setattr(module, "init_process_group", join_by_gloo)  # noqa: B010 - no type checker agrees
-    # Not in distributed_c10d: hosts gather objects through that one.
+    # Not in distributed_c10d: object collectives use that one.
     setattr(dist, "all_reduce", noted_reduce)  # noqa: B010
     setattr(dist, "all_gather", noted_gather)  # noqa: B010
 
 
 def _each(one: Any, values: Any, output: Any) -> Any:
-    """Apply to a tensor or to each of a list, into ``output`` where there is one."""
+    """Apply to a tensor or each of a list, into ``output`` if passed."""
     many = isinstance(values, (list, tuple))
     results = [one(value) for value in (values if many else [values])]
     if output is not None:

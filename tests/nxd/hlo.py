@@ -1,9 +1,8 @@
-"""What a step costs, counted in its HLO text.
+"""Cost of a step, counted in its HLO text.
 
-Matrix products, collectives and what they send, large results, and the most that is alive at once.
-The text is a module before any optimization, its operations in the order in which torch_xla has
-recorded them; what a compiler fuses or reorders is not known here. So a count says something beside
-another of the same kind, and little by itself.
+Matrix products, collectives and their bytes, large results, and peak live bytes. The text is an
+unoptimized module in torch_xla's recording order; a compiler's fusion and reordering are unknown.
+Counts are meaningful only relative to others of the same kind.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _INDEX = re.compile(r"\), index=(\d+)")
 
 @dataclass(slots=True)
 class Cost:
-    """Of one rank's graph."""
+    """Counts of one rank's graph."""
 
     flops: int = 0
     """Of matrix products."""
@@ -70,7 +69,7 @@ class _Operation(NamedTuple):
 
 
 def cost(text: str) -> Cost:
-    """Read a module's text, as ``_get_xla_tensors_hlo`` gives it."""
+    """Parse a module's text, as returned by ``_get_xla_tensors_hlo``."""
     found = Cost()
     dims = dict[str, list[int]]()
     for operation in _operations(text):
@@ -88,7 +87,7 @@ def cost(text: str) -> Cost:
 
 
 def _operations(text: str, *, entry: bool = False) -> Iterator[_Operation]:
-    """All of them, or those of the entry alone: others are what is done to each element."""
+    """Yield all instructions, or only the entry's: others are element functions."""
     within = not entry
     for line in text.splitlines():
         within = within or line.startswith("ENTRY")
@@ -98,7 +97,7 @@ def _operations(text: str, *, entry: bool = False) -> Iterator[_Operation]:
 
 
 def _arguments(rest: str) -> str:
-    """What is within the parentheses: attributes after it name computations."""
+    """Return the operands in parentheses; attributes after them name computations."""
     depth = 1
     for place, character in enumerate(rest):
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -126,7 +125,7 @@ def _add_collective(found: Cost, operation: _Operation) -> None:
 
 
 def _peak(operations: list[_Operation]) -> int:
-    """Follow the text: a result is there from its operation until the last one that reads it."""
+    """Return peak live bytes: a result lives from its operation to its last reader."""
     of = {operation.name: operation for operation in operations}
     behind = dict[str, list[str]]()
     """By operation: the results that it names, itself where it makes one."""
@@ -149,7 +148,7 @@ def _peak(operations: list[_Operation]) -> int:
                 behind[operation.name] = [operation.name]
     root = operations[-1]
     last.update((name, len(operations)) for name in behind[root.name])
-    # What takes the place of something given, such as a sum of gradients, needs no other.
+    # A result that replaces an argument, such as a gradient sum, needs no new memory.
     updated = {
         name
         for name in behind[root.name]

@@ -1,8 +1,8 @@
 """Whole jobs on the real NxD: ``python -m training.launch`` as a user's image starts it.
 
-Nodes are those of ``tests/training/conftest.py``, told that they are trn1.32xlarge with a Neuron
-release of the XLA line. Launcher, torchrun and workers are processes of their own, each with the
-replacements of ``on_cpu``.
+Nodes are those of ``tests/training/conftest.py``, configured as trn1.32xlarge with a Neuron release
+of the XLA line. Launcher, torchrun and workers are separate processes, each with the replacements
+of ``on_cpu``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WITHIN_S = 240.0
 
 
 class Nodes(Cluster):
-    """Nodes of a job, with Neuron devices as far as the launcher can tell."""
+    """Nodes of a job that look like Neuron nodes to the launcher."""
 
     def __init__(self, folder: Path, *, num_nodes: int, processes: int) -> None:
         super().__init__(folder, num_nodes=num_nodes)
@@ -54,8 +54,8 @@ class Nodes(Cluster):
 
 
 @dataclass
-class Desk:
-    """A folder with a dataset and the runs that were made with it."""
+class LocalRuns:
+    """A folder with a dataset and its runs."""
 
     folder: Path
     clusters: list[Cluster] = field(default_factory=list)
@@ -63,7 +63,7 @@ class Desk:
 
     @property
     def root(self) -> Path:
-        """What takes the place of the bucket."""
+        """Return the folder that replaces the bucket."""
         return self.folder / "build"
 
     def start(
@@ -76,7 +76,7 @@ class Desk:
         native: bool = False,
         extra: Mapping[str, str] | None = None,
     ) -> Cluster:
-        """Begin an attempt of ``run``; ``native`` on the CPU as such, without NxD."""
+        """Start an attempt of ``run``; ``native`` runs on the CPU without NxD."""
         cluster = (
             Cluster(self.folder, num_nodes=nodes)
             if native
@@ -97,14 +97,14 @@ class Desk:
         return cluster
 
     def finish(self, run: str, *words: str, **where: Any) -> str:
-        """Run an attempt to its end; returns its log."""
+        """Run an attempt to its end; return its log."""
         cluster = self.start(run, *words, **where)
         codes = cluster.end(within_s=_WITHIN_S)
         assert set(codes.values()) == {0}, cluster.all_logs()
         return cluster.all_logs()
 
     def copy(self, run: str, name: str, *, up_to: int) -> None:
-        """Another run with the checkpoints of ``run``, of which ``up_to`` is the newest."""
+        """Copy ``run`` with its checkpoints up to ``up_to``."""
         source, target = self.root / "runs" / run, self.root / "runs" / name
         shutil.copytree(source / "checkpoints", target / "checkpoints")
         for folder in (target / "checkpoints").iterdir():
@@ -130,17 +130,17 @@ class Desk:
         return [line["loss"] for line in steps]
 
     def held_out(self, run: str) -> list[float]:
-        """Losses of the validation split."""
+        """Return the losses of the validation split."""
         return [line["val_loss"] for line in self.lines(run, "evaluation")]
 
     def close(self) -> None:
-        """End what still runs."""
+        """Kill what still runs."""
         for cluster in self.clusters:
             cluster.kill()
 
 
 def write_digits(root: Path) -> None:
-    """A dataset ``digits`` of 80 images whose label is where they are bright."""
+    """Create a dataset ``digits`` of 80 images whose bright spot encodes the label."""
     import numpy as np
 
     from training.datasets.manifest import DatasetManifest, finish_dataset, store_file
@@ -164,7 +164,7 @@ def write_digits(root: Path) -> None:
 
 
 def flip_a_bit(folder: Path) -> str:
-    """In the middle of the largest file of a checkpoint; returns the file's name."""
+    """Flip a bit in the middle of a checkpoint's largest file; return its name."""
     path = max(folder.glob("*.distcp"), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1

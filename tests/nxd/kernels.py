@@ -1,8 +1,8 @@
 """Stand-ins for the flash-attention kernels of Neuron's compiler, of the same shapes.
 
-NxD's own function around them (``kernels/flash_attn.py``) is the real one. ``replace`` puts in
-place what computes nothing of use in operations that cost next to nothing, for graphs that are
-counted; the products within the kernels are noted, to be added alike to whatever calls them.
+NxD's own function around them (``kernels/flash_attn.py``) is the real one. For counted graphs
+``replace`` installs near-free operations with meaningless results; the products within the kernels
+are recorded and added for every caller alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FOUND: Counter[str] = Counter()
 
 
 def replace() -> None:
-    """Let the kernels be called here."""
+    """Make the kernels callable here."""
     place: Any = import_module("neuronxcc.nki.kernels")
     attention: Any = import_module("neuronxcc.nki.kernels.attention")
     attention.FlashConfig = lambda **settings: settings
@@ -30,17 +30,17 @@ def replace() -> None:
 
 
 def write_calls(folder: Path) -> None:
-    """Leave what the kernels have been asked for."""
+    """Write the recorded kernel calls."""
     (folder / _CALLS).write_text(json.dumps(_FOUND))
 
 
 def flops_within(folder: Path) -> int:
-    """Of the matrix products that the kernels of a graph make."""
+    """Return the matrix-product FLOPs of a graph's kernels."""
     return int(json.loads((folder / _CALLS).read_text()).get("flops", 0))
 
 
 class _Kernel:
-    """Called as one of Neuron's: with the grid that it runs on, then with tensors."""
+    """Kernel called like Neuron's: with its grid, then with tensors."""
 
     def __init__(self, function: Any) -> None:
         self._function = function
@@ -51,13 +51,13 @@ class _Kernel:
 
 def _note(query: Any, products: int) -> None:
     batch, heads, size, length = query.shape
-    # Half of the pairs: nothing looks ahead.
+    # Half of the pairs: attention is causal.
     _FOUND["flops"] += products * 2 * batch * heads * length * length * size // 2
     _FOUND["calls"] += 1
 
 
 def _forward(query: Any, key: Any, value: Any, seed: Any, **settings: Any) -> tuple[Any, Any]:
-    """Tensors are ``[batch, heads, head, sequence]``; the result has the last two exchanged."""
+    """Tensors are ``[batch, heads, head, sequence]``; the result has the last two swapped."""
     _note(query, _FORWARD_PRODUCTS)
     if not (settings["config"] or {}).get("should_transpose_v"):
         value = value.transpose(2, 3)

@@ -1,14 +1,14 @@
-"""Lower one rank's step to HLO, at full size, on any machine: the project's, or that of AWS.
+"""Lower one rank's step to full-size HLO on any machine: the project's or AWS's.
 
     python -m tests.nxd.lowering <folder> [--defect] <workload> [--parameter=value]...
     python -m tests.nxd.lowering <folder> --aws <examples/training/llama> [--name=value]...
 
 One process stands for rank 0 of 32: a fake process group, and lazy tensors of torch_xla's CPU
-device. No step is executed, so Llama-2-7B's widths cost seconds. The texts are what neuronx-cc
-would be given, collectives with their replica groups included: ``micro-batch.hlo``, forward and
-backward with the sums of gradients, and ``update.hlo``, the optimizer's. Both sides get here by
-NxD's ``initialize_parallel_model`` and ``initialize_parallel_optimizer``, with all that they are
-told to do. Started with ``on_cpu.environment(lazy=True)``.
+device. No step is executed, so Llama-2-7B's widths cost seconds. The texts are neuronx-cc's input,
+including collectives with replica groups: ``micro-batch.hlo`` (forward and backward with gradient
+sums) and ``update.hlo`` (the optimizer). Both sides get here by NxD's ``initialize_parallel_model``
+and ``initialize_parallel_optimizer``, including everything these are configured to do. Started with
+``on_cpu.environment(lazy=True)``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RANKS, DEGREE = 32, 8
 
 def main(folder: Path, words: list[str]) -> None:
     """Write the graphs."""
-    # Before NxD is imported, which takes them as it is.
+    # Before NxD is imported, which binds them then.
     kernels.replace()
     _believe_in_the_other_ranks()
     if words[0] == "--aws":
@@ -89,7 +89,7 @@ def _believe_in_the_other_ranks() -> None:
 
 
 def lower(words: list[str]) -> tuple[str, str]:
-    """The texts of the project's own back-end."""
+    """Return the texts of the project's backend."""
     import torch
     import torch_xla.core.xla_model as xm
 
@@ -102,10 +102,10 @@ def lower(words: list[str]) -> tuple[str, str]:
 
     config = TrainConfig.from_values(parse(words).values, RANKS)
     place: Any = NxdLlama
-    # Values are not looked at.
+    # Values are not read.
     place.fill = lambda self, module, device: zero(module)
     shards: Any = Shards
-    # The masters are gathered from ranks that are not there.
+    # Master weights would be gathered from absent ranks.
     shards.publish = lambda self: None
     device: Any = SimpleNamespace(rank=0, num_ranks=RANKS)
     ranks: Any = SimpleNamespace()
@@ -134,7 +134,7 @@ def zero(module: Any) -> None:
 def graphs(
     micro_batch: Callable[[], Any], update: Callable[[], Any], zero1: Any
 ) -> tuple[str, str]:
-    """What is recorded by a micro-batch, and by the update after one."""
+    """Return the graphs of a micro-batch and of the update after it."""
     import torch_xla.core.xla_model as xm
 
     pairs = [
@@ -145,10 +145,10 @@ def graphs(
         for pair in zip(weights["params"], masters["params"], strict=True)
     ]
     loss = micro_batch()
-    # As the backward pass makes them: the last layer's first.
+    # In the order of the backward pass: the last layer first.
     gradients = [master.main_grad for _, master in reversed(pairs)]
     first = hlo([loss, *gradients])
-    # What is recorded so far is never run: the update begins with gradients that are there.
+    # The recording so far is never executed: the update starts with existing gradients.
     import_module("torch_xla")._XLAC._clear_pending_irs(str(xm.xla_device()))
     norm = update()
     states = [value for _, master in pairs for value in zero1.base_optimizer.state[master].values()]
@@ -158,7 +158,7 @@ def graphs(
 
 
 def hlo(tensors: Sequence[Any]) -> str:
-    """The text that computes them."""
+    """Return the HLO text that computes these tensors."""
     text: str = import_module("_XLAC")._get_xla_tensors_hlo(list(tensors))
     return text
 

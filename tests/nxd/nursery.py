@@ -2,8 +2,8 @@
 
     python -m tests.nxd.nursery <folder> <case>...
 
-Importing takes longer than what a rank computes, so it is done once and not 30 times. A case that
-fails leaves ``failure.txt`` in its folder; the others go on.
+Importing takes longer than a rank's computation, so it is done once and not 30 times. A failed case
+writes ``failure.txt`` in its folder; the others continue.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _import() -> None:
     import training.models.llama.task
     import training.models.mnist.task  # noqa: F401
 
-    # A thread of the parent's would not be there in the child, which would wait for it.
+    # The child would wait for a thread of the parent, which forks do not inherit.
     torch.set_num_threads(1)
 
 
@@ -60,7 +60,7 @@ def _run(case: Case, place: Path) -> None:
         _be_rank, (case, place, port), case.num_ranks, join=False, start_method="fork"
     )
     until_s = time.monotonic() + _TIMEOUT_S
-    # Raises what a rank has raised, and ends the others.
+    # Raises a rank's exception and kills the others.
     while not context.join(timeout=1):
         if time.monotonic() > until_s:
             for process in context.processes:
@@ -91,6 +91,6 @@ def _logs(place: Path) -> str:
 
 
 if __name__ == "__main__":
-    # An interrupted test leaves nothing behind.
+    # An interrupted test leaves no processes behind.
     die_with_parent(os.getppid())
     main(Path(sys.argv[1]), sys.argv[2:] or list(CASES))

@@ -1,22 +1,22 @@
 """Run the real neuronx_distributed on this machine's CPU, in every process of a job.
 
-``install`` imports nothing; it arranges what happens when something else is imported. Replaced is
-what a machine without Neuron cannot have, and nothing else:
+``install`` imports nothing; it hooks later imports. It replaces only what a machine without Neuron
+cannot have:
 
 - Neuron's binary packages (torch_neuronx, neuronxcc, nki, nkilib, libneuronxla). NxD imports names
   of them that training never calls: whatever is taken from such a package raises when it is called.
-- ``neuronx_distributed.trace``: inference, which subclasses things of Neuron's own torch.
+- ``neuronx_distributed.trace``: inference, which subclasses classes of Neuron's torch.
 - torch_xla's device, which becomes the CPU, and its collectives, which become gloo's, over the same
-  replica groups. Arithmetic is then torch's own, at once and in bf16 where the back-end says so.
-- What the launcher's preflight finds on the host: that of a trn1.32xlarge.
+  replica groups. Arithmetic is then torch's, eager and in bf16 where the backend selects it.
+- The host seen by the launcher's preflight: a trn1.32xlarge.
 
 NxD's layers, mappings, loss, ZeRO-1 optimizer, gradient norm, activation recomputation and process
-groups are the real ones, and so is torch_xla's optimizer below NxD's. What stays unjudged is what
-only exists compiled: fusion and rounding by neuronx-cc, and the device's collectives.
+groups are the real ones, and so is torch_xla's optimizer below NxD's. Not tested is what exists
+only compiled: neuronx-cc's fusion and rounding, and the device's collectives.
 
 **Inside a Neuron image** the same holds. Its real torch_neuronx and libneuronxla are hidden in the
 same way, so that torch_xla, which would otherwise hand the device over to them as it is imported
-(``_aws_ec2_inf_trn_init``), takes the CPU by ``PJRT_DEVICE=CPU``, and torch loads no back-end by
+(``_aws_ec2_inf_trn_init``), takes the CPU by ``PJRT_DEVICE=CPU``, and torch loads no backend by
 itself (``TORCH_DEVICE_BACKEND_AUTOLOAD=0``; both are set by ``environment``). The installed NxD is
 used where ``NXD_SOURCE`` is not set. It needs no free NeuronCore and touches none.
 """
@@ -50,7 +50,7 @@ _HIDDEN = ("libneuronxla",)
 
 
 def environment(*, lazy: bool = False) -> dict[str, str]:
-    """For a process that is to run NxD on the CPU, beside what it needs anyway.
+    """Return the additional environment of a process that runs NxD on the CPU.
 
     ``lazy`` leaves torch_xla as it is: tensors are recorded and compiled, on one rank.
     """
@@ -65,8 +65,8 @@ def environment(*, lazy: bool = False) -> dict[str, str]:
     }
 
 
-def environment_of_a_process(home: Path, *, lazy: bool = False) -> dict[str, str]:
-    """All of it, for a process that the tests start themselves."""
+def process_environment(home: Path, *, lazy: bool = False) -> dict[str, str]:
+    """Return the full environment of a process that a test starts."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -77,12 +77,12 @@ def environment_of_a_process(home: Path, *, lazy: bool = False) -> dict[str, str
 
 
 def install() -> None:
-    """Arrange the replacements, before anything of torch_xla or NxD is imported."""
+    """Install the replacements before torch_xla or NxD is imported."""
     sys.meta_path.insert(0, _Finder(os.environ.get(ENV_SOURCE)))
 
 
 class _Absent(ModuleType):
-    """A module of which everything can be imported and nothing called."""
+    """A module whose names can all be imported but not called."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -107,7 +107,7 @@ class _AbsentLoader(importlib.abc.Loader):
 
 
 class _Patched(importlib.abc.Loader):
-    """Loads as ``loader`` does, and then changes the module."""
+    """Loader that patches the module after ``loader``."""
 
     def __init__(self, loader: Any, patch: Callable[[Any], None]) -> None:
         self._loader, self._patch = loader, patch
@@ -139,7 +139,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         if _is_below(name, _ABSENT):
             return importlib.machinery.ModuleSpec(name, _AbsentLoader(), is_package=True)
         if name == "neuronx_distributed" and self._source is not None:
-            # Nothing else of that folder, which may be another environment's site-packages.
+            # Only that package: the folder may be another environment's site-packages.
             path = [self._source]
         elif name not in self._patches:
             return None
@@ -154,7 +154,7 @@ def _is_below(name: str, packages: Sequence[str]) -> bool:
 
 
 class _CollectivesConfig:
-    """Pairs for ring attention, which NxD asks for and nobody here uses."""
+    """Return pairs for ring attention, which NxD requests but nothing here uses."""
 
     def __init__(self, **unused: Any) -> None:
         self.rank_src_tgt_pairs: dict[int, list[Any]] = collections.defaultdict(list)
@@ -166,7 +166,7 @@ def _nki_jit(**settings: Any) -> Callable[[Any], Any]:
 
 
 _ANSWERS: Mapping[str, Mapping[str, Any]] = {
-    # Decides which ranks are neighbours: at a degree of 4 on trn1 every eighth core of a node.
+    # Determines neighbouring ranks: at a degree of 4 on trn1 every eighth core of a node.
     "torch_neuronx.utils": {"get_platform_target": lambda *args, **kwargs: "trn1"},
     "torch_neuronx.xla_impl.ops": {"nki_jit": _nki_jit},
     "neuronxcc.nki._pre_prod_kernels.collectives": {"CollectivesConfig": _CollectivesConfig},
@@ -179,7 +179,7 @@ def _patch_xla_model(xm: Any) -> None:
 
     cpu = torch.device("cpu")
     xm.xla_device = lambda *args, **kwargs: cpu
-    # Nothing is recorded, so nothing is left to run.
+    # Nothing is recorded, so there is nothing to run.
     xm.mark_step = xm.wait_device_ops = xm.unlazy = lambda *args, **kwargs: None
     xm.set_rng_state = lambda seed, device=None: torch.manual_seed(seed)
     gloo.replace_collectives(xm)
@@ -225,7 +225,7 @@ def _patch_model_utils(utils: Any) -> None:
 
 
 def _patch_host(host: Any) -> None:
-    """A host as the launcher hopes to find it, whatever this machine is."""
+    """Return a healthy host, whatever this machine is."""
     from trainium_catalogue.instances import INSTANCE_TYPES
     from trainium_catalogue.releases import NEURON_RELEASES
 
@@ -234,10 +234,10 @@ def _patch_host(host: Any) -> None:
         "num_neuron_devices": kind.num_neuron_devices,
         "num_efa_devices": kind.num_efa_interfaces,
         "num_efa_interfaces": kind.num_efa_interfaces,
-        "num_efa_providers": kind.num_efa_interfaces,
+        "num_efa_domains": kind.num_efa_interfaces,
         "driver_version": NEURON_RELEASES[RELEASE].driver_version,
         "memlock_bytes": None,
-        "num_files": 65536,
+        "max_open_files": 65536,
         "shared_memory_mib": kind.shared_memory_mib,
         "free_disk_gib": 100.0,
     }
@@ -249,7 +249,7 @@ _ANYWHERE: Mapping[str, Callable[[Any], None]] = {
     "neuronx_distributed.parallel_layers.utils": _patch_parallel_utils,
     "neuronx_distributed.utils.model_utils": _patch_model_utils,
     "training.core.host": _patch_host,
-    "training.checkpoint.folders": faults.hold_a_commit,
+    "training.checkpoint.folders": faults.hold_commit,
 }
 _EAGER: Mapping[str, Callable[[Any], None]] = {
     "torch_xla": _patch_torch_xla,

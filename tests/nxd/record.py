@@ -1,10 +1,10 @@
-"""Record what the real package computes, for CI, which has none.
+"""Record the real package's results for CI, which lacks it.
 
     NXD_SOURCE=<folder> python -m tests.nxd.record
 
-Writes ``golden.json``: losses and norms on one, two and four ranks, what the project asks of NxD,
-and the collectives of a step. ``tests/training/llama/test_golden.py`` holds the fake to it, and
-``test_golden.py`` of this suite holds it to the package.
+Writes ``golden.json``: losses and norms on one, two and four ranks, the project's calls of NxD, and
+a step's collectives. ``tests/training/llama/test_golden.py`` compares the fake with it, and
+``test_golden.py`` of this suite the package.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ NAMES = ("one", "tp2", "tp2dp2")
 
 
 def golden(figures: Figures) -> dict[str, Any]:
-    """What is kept of the figures."""
+    """Select the recorded figures."""
     found = {name: figures.of(name) for name in NAMES}
     return {
         "versions": {
             "neuronx_distributed": found["one"]["nxd"],
             **{name: version(name) for name in ("torch", "torch_xla", "transformers")},
         },
-        "words": list(CASES["one"].words),
-        "asked": found["one"]["asked"],
+        "arguments": list(CASES["one"].words),
+        "calls": found["one"]["first_calls"],
         "cases": {
             name: {"losses": one["losses"], "norms": one["norms"], "collectives": collectives(one)}
             for name, one in found.items()
@@ -41,7 +41,7 @@ def golden(figures: Figures) -> dict[str, Any]:
 
 
 def collectives(figures: dict[str, Any]) -> dict[str, list[Any]]:
-    """Of one micro-batch, which all others repeat, and of the update."""
+    """Return the collectives of one micro-batch and of the update."""
     calls, count = figures["calls"], figures["micro_batches"]
     first = calls["micro-batches"][: len(calls["micro-batches"]) // count]
     assert calls["micro-batches"] == first * count
@@ -52,12 +52,12 @@ def main() -> None:
     """Write the file."""
     with tempfile.TemporaryDirectory() as folder:
         document = json.dumps(golden(compute(Path(folder), NAMES)), indent=1)
-    # A collective on a line.
+    # One collective per line.
     PATH.write_text(_compact(document) + "\n")
 
 
 def _compact(document: str) -> str:
-    """Without line breaks in lists of plain values."""
+    """Format JSON without line breaks in lists of scalars."""
     return re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found[0].split()), document)
 
 

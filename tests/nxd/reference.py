@@ -1,6 +1,6 @@
 """The same training in a few lines of plain torch and transformers, fp32, one process.
 
-Of the project it takes the initial weights and the data, nothing else: an independent judge.
+It takes only initial weights and data from the project: an independent reference.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ GLOBAL_BATCH, WARMUP, RATE, DECAY = 16, 4, 0.01, 0.01
 
 
 class Plain(NamedTuple):
-    """What it found."""
+    """Results of the reference."""
 
     losses: list[float]
     norms: list[float]
@@ -24,7 +24,7 @@ class Plain(NamedTuple):
 
 
 def _settings(family: str) -> dict[str, Any]:
-    """What Hugging Face's configuration of a model says beside its sizes."""
+    """Return a model's Hugging Face settings other than its sizes."""
     if family == "qwen3-tiny":
         return {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True}
     if family == "llama3-tiny":
@@ -45,7 +45,7 @@ def _settings(family: str) -> dict[str, Any]:
 
 
 def train(*, steps: int = STEPS, apart: bool = False, family: str = "") -> Plain:
-    """So many steps; ``apart`` computes each document of a sequence by itself."""
+    """Run this many steps; ``apart`` computes each document of a sequence separately."""
     import torch
     from torch.nn.functional import cross_entropy
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -81,7 +81,7 @@ def train(*, steps: int = STEPS, apart: bool = False, family: str = "") -> Plain
     losses, norms, first = [], [], {}
 
     def losses_of(ids: torch.Tensor) -> torch.Tensor:
-        """Of every token of one sequence."""
+        """Return the loss of every token of one sequence."""
         inputs = ids[:-1]
         ends = [place + 1 for place in range(len(inputs) - 1) if apart and inputs[place] == END]
         documents = inputs.tensor_split(ends)

@@ -1,7 +1,7 @@
-"""The project's flash attention, through NxD's own function, around kernels that compute exactly.
+"""The project's flash attention through NxD's own function, around exact kernels.
 
-What the kernels take and give is as NxD's function has it: ``[batch, heads, head, sequence]``, the
-result with the last two exchanged. That Neuron's own compute the same is for the device to show.
+Kernel shapes follow NxD's function: ``[batch, heads, head, sequence]``, the result with the last
+two swapped. Whether Neuron's kernels compute the same must be tested on the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH, HEADS, KEYS, LENGTH, SIZE = 1, 4, 2, 2048, 16
 
 
 def _attend(query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:
-    """In plain torch, of what the kernels take."""
+    """Return the reference in plain torch, from the kernels' inputs."""
     import torch
 
     scores = query.transpose(2, 3) @ key * scale

@@ -1,7 +1,7 @@
-"""Graphs that torch_xla compiles: as few as can be, none in the middle of a run.
+"""Graphs that torch_xla compiles: as few as possible, none in the middle of a run.
 
-The number that is logged, a mean over the ranks, is a small graph of its own beside the two of a
-step. ``--compile`` makes the same steps as a run, so what it compiles is what a run needs.
+The logged mean over ranks is a small graph in addition to the two of a step. ``--compile`` runs the
+same steps as a run, so it compiles what a run needs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ NAMES = [case.name for case in MODELS]
 
 @pytest.fixture(scope="module")
 def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of one process."""
+    """Return the counts of one process."""
     folder = tmp_path_factory.mktemp("compilations")
     done = subprocess.run(
         [sys.executable, "-m", "tests.nxd.compilations", str(folder)],
-        env=on_cpu.environment_of_a_process(folder, lazy=True),
+        env=on_cpu.process_environment(folder, lazy=True),
         capture_output=True,
         text=True,
         timeout=800,
@@ -38,18 +38,20 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_has_two_graphs_and_one_that_is_logged(name: str, counts: dict[str, Any]) -> None:
+def test_a_run_has_two_graphs_and_one_more_for_logged_steps(
+    name: str, counts: dict[str, Any]
+) -> None:
     logged = 1 if name == "llama" else 0
     assert counts["models"][name]["steps"] == [[2, logged], [0, 0], [0, 0]]
 
 
-def test_a_step_that_is_not_logged_has_the_host_wait_for_nothing(counts: dict[str, Any]) -> None:
+def test_an_unlogged_step_makes_the_host_wait_for_nothing(counts: dict[str, Any]) -> None:
     of_step, of_numbers = counts["models"]["llama"]["fetches"]
     assert (of_step, of_numbers) == (0, 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_continues_a_run_compiles_nothing_new(name: str, counts: dict[str, Any]) -> None:
+def test_a_resumed_job_compiles_nothing_new(name: str, counts: dict[str, Any]) -> None:
     found = counts["models"][name]
 
     assert (found["save"], found["build again"], found["load"]) == (0, 0, 0)
@@ -57,7 +59,7 @@ def test_what_continues_a_run_compiles_nothing_new(name: str, counts: dict[str, 
     assert found["evaluation after a load"] == 0
 
 
-def test_an_evaluation_is_one_graph_more(counts: dict[str, Any]) -> None:
+def test_an_evaluation_is_one_more_graph(counts: dict[str, Any]) -> None:
     found = counts["models"]["llama"]
 
     assert found["evaluations"] == [1, 0]
@@ -65,11 +67,13 @@ def test_an_evaluation_is_one_graph_more(counts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_step_of_a_whole_schedule_is_another_graph(name: str, counts: dict[str, Any]) -> None:
+def test_no_step_of_a_complete_schedule_compiles_another_graph(
+    name: str, counts: dict[str, Any]
+) -> None:
     assert set(counts["schedules"][name]) <= {1}
 
 
-def test_the_count_sees_the_graph_that_torchs_adamw_has_in_the_middle(
+def test_the_count_includes_the_extra_graph_of_torchs_adamw(
     counts: dict[str, Any],
 ) -> None:
     assert LATE + 1 in counts["torch"][1:]

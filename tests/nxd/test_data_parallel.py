@@ -1,11 +1,11 @@
-"""BERT's and MNIST's back-end on torch_xla's functions, on several ranks, against the native one.
+"""BERT's and MNIST's backend on torch_xla's functions, on several ranks, against the native one.
 
 Judged are initial weights, gradients and their mean over the ranks, clipping, updates, dropout as a
 function of the data's position, and that nothing depends on the number of ranks. torch_xla's
-buckets, ``all_reduce_bucketized_gradients``, is the real one.
-Not judged is what only the device has: the order in which its collectives add, its random numbers
-(here torch's), and rounding by the compiler. torch_xla's CPU device has one rank, so that recorded
-graphs of several ranks cannot be run; those of one are counted (``test_compilations``).
+buckets, ``all_reduce_bucketized_gradients``, is the real one. Device-specific behaviour is not
+judged: summation order of collectives, random numbers (here torch's), and the compiler's rounding.
+torch_xla's CPU device has one rank, so graphs of several ranks cannot be executed; those of one are
+counted (``test_compilations``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def test_every_gradient_is_that_of_the_native_backend(
 def test_bf16_stays_within_its_rounding(figures: Figures) -> None:
     mixed, exact = figures.of("bert-xla-mixed-2"), figures.of("bert-native-1")
     found = distance(figures.gradients("bert-xla-mixed-2"), figures.gradients("bert-native-1"))
-    # Attention takes no notice of it: its gradient is rounding and nothing else.
+    # Attention is invariant to it: its gradient is pure rounding.
     found = {name: value for name, value in found.items() if not name.endswith("key.bias")}
     print(f"bf16: gradients within {max(found.values()):.4f}")
 

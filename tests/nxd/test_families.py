@@ -1,6 +1,6 @@
-"""Decoders of other families on the real NxD: tied embeddings, scaled frequencies, norms of heads.
+"""Decoders of other families on the real NxD: tied embeddings, scaled frequencies, head norms.
 
-Judged as ``test_gradients`` judges the Llama, by plain torch and transformers in fp32.
+Compared, as Llama in ``test_gradients``, with plain torch and transformers in fp32.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import pytest
 from tests.nxd import reference
 from tests.nxd.cases import CASES, FAMILIES
 from tests.nxd.figures import Figures, distance
-from tests.nxd.jobs import STEPS, WORDS, Desk
+from tests.nxd.jobs import STEPS, WORDS, LocalRuns
 from tests.nxd.test_gradients import HELD_OUT_LOSS, LOSS, NORM
 
 JUDGED = [case.name for case in CASES.values() if case.family]
 GRADIENT = 0.03
-"""Those of norms of heads are sums over all positions, in bf16: 2.1 % off, on one rank too."""
+"""Those of norms of heads are sums over all positions, in bf16: 2.1% off, on one rank too."""
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -47,14 +47,14 @@ def test_losses_and_norms_are_those_of_plain_torch(name: str, figures: Figures) 
 
 
 @pytest.mark.parametrize("name", [name for name in JUDGED if CASES[name].num_ranks > 1])
-def test_all_ranks_say_the_same_and_keep_the_same_norms(name: str, figures: Figures) -> None:
+def test_all_ranks_agree_and_keep_the_same_norms(name: str, figures: Figures) -> None:
     first, *others = figures.of(name)["ranks"]
 
     assert others == [first] * (CASES[name].num_ranks - 1)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_rank_begins_with_its_part_of_one_weight_at_both_ends(
+def test_each_rank_starts_with_its_shard_of_the_tied_weight_at_both_ends(
     family: str, figures: Figures
 ) -> None:
     import torch
@@ -63,7 +63,7 @@ def test_each_rank_begins_with_its_part_of_one_weight_at_both_ends(
     whole = one["parameters"]["model.embed_tokens.weight"]
     for held in figures.held(f"{family}-tp2"):
         parts = held["parameters"]
-        # Parameters are named once, and so is one that is shared.
+        # Every parameter has one name, including a shared one.
         assert "lm_head.weight" not in parts
         part = whole.chunk(2)[held["tensor_rank"]]
         assert torch.equal(parts["model.embed_tokens.weight"], part)
@@ -74,31 +74,29 @@ CLOSE = 2e-3
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_job_goes_on_where_it_was_also_on_one_rank_and_is_exported(
-    family: str, desk: Desk
-) -> None:
+def test_a_job_resumes_on_one_rank_and_is_exported(family: str, runs: LocalRuns) -> None:
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM
 
     words = (*WORDS, f"--model={family}", "--head-dim=16", "--tensor-parallel=2")
     whole, pieces, alone = (f"{family}-{name}" for name in ("whole", "pieces", "alone"))
-    desk.finish(whole, *words, workload="pretrain", processes=2)
+    runs.finish(whole, *words, workload="pretrain", processes=2)
     half = f"--steps-this-run={STEPS // 2}"
-    desk.finish(pieces, *words, half, workload="pretrain", processes=2)
-    # All that the run is, it remembers.
-    desk.finish(pieces, workload="pretrain", processes=2)
-    desk.copy(whole, alone, up_to=STEPS // 2)
-    desk.finish(alone, "--tensor-parallel=1", workload="pretrain")
+    runs.finish(pieces, *words, half, workload="pretrain", processes=2)
+    # The run stores its full configuration.
+    runs.finish(pieces, workload="pretrain", processes=2)
+    runs.copy(whole, alone, up_to=STEPS // 2)
+    runs.finish(alone, "--tensor-parallel=1", workload="pretrain")
 
-    losses = desk.losses(whole)
+    losses = runs.losses(whole)
     assert losses[-1] < losses[0] - 1
-    assert desk.losses(pieces) == losses
-    assert desk.held_out(pieces) == desk.held_out(whole)
-    assert desk.losses(alone) == pytest.approx(losses, rel=CLOSE)
+    assert runs.losses(pieces) == losses
+    assert runs.held_out(pieces) == runs.held_out(whole)
+    assert runs.losses(alone) == pytest.approx(losses, rel=CLOSE)
 
-    desk.finish(whole, f"--run={whole}", "--dtype=float32", workload="export", native=True)
-    folder = desk.root / "export" / whole
+    runs.finish(whole, f"--run={whole}", "--dtype=float32", workload="export", native=True)
+    folder = runs.root / "export" / whole
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight

@@ -1,4 +1,4 @@
-"""What the compiler would be given: collectives and work of two layers of Llama-2-7B at degree 8.
+"""The compiler's input: collectives and work of two layers of Llama-2-7B at degree 8.
 
 With sequences divided, each of the two layers gathers its two inputs and scatters its two sums, and
 gathers the inputs once more for the gradients of weights; the gradient of a gathering is scattered,
@@ -21,10 +21,10 @@ UPDATE = "update"
 
 
 def lowered(folder: Path, *words: str, part: str = "micro-batch") -> Cost:
-    """Of one rank's micro-batch, or of its update."""
+    """Return the counts of one rank's micro-batch, or of its update."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.nxd.lowering", str(folder), *words],
-        env=on_cpu.environment_of_a_process(folder, lazy=True),
+        env=on_cpu.process_environment(folder, lazy=True),
         capture_output=True,
         text=True,
         timeout=240,
@@ -43,7 +43,7 @@ def test_two_layers_of_llama2_7b_at_degree_8_gather_15_times_and_scatter_10(tmp_
     found = lowered(tmp_path, *WORDS)
 
     assert found.counts == {"all-gather": 15, "reduce-scatter": 10, "all-reduce": 3}
-    # Numbers of the loss, and no activations.
+    # Numbers of the loss, not activations.
     assert set(found.reduced) == {"f32[4096,1] f32[] over 8"}
 
 
@@ -57,7 +57,7 @@ def test_fused_projections_of_whole_sequences_sum_13_times(tmp_path: Path) -> No
     assert lowered(tmp_path, *WORDS, WHOLE).counts == {"all-reduce": 13}
 
 
-def test_the_count_sees_the_sums_that_nxd_loses_by_default(tmp_path: Path) -> None:
+def test_the_count_detects_the_sums_nxd_drops_by_default(tmp_path: Path) -> None:
     found = lowered(tmp_path, "--defect", *WORDS, WHOLE, "--fused-projections=false")
 
     # Those of the gradients of inputs: of q, k, v, gate and up in each layer, and of the logits.

@@ -1,6 +1,6 @@
-"""Whole jobs on the real NxD: killed, damaged, continued on other ranks, exported.
+"""Complete jobs on the real NxD: killed, damaged, resumed on other ranks, exported.
 
-What the pieces must equal is one run that nobody disturbs, to the last digit on the same ranks.
+Interrupted runs must equal one uninterrupted run, bit for bit on the same ranks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.nxd.faults import ENV_HOLD
-from tests.nxd.jobs import SAVE_EVERY, STEPS, Desk, flip_a_bit, write_digits
+from tests.nxd.jobs import SAVE_EVERY, STEPS, LocalRuns, flip_a_bit, write_digits
 from tests.training.conftest import Cluster
 from trainium_catalogue.contract import WITHDRAWN_BYTES
 
@@ -27,104 +27,104 @@ CLOSE = 2e-3
 
 
 @pytest.fixture(scope="module")
-def whole(desk: Desk) -> list[float]:
-    """Losses of a run on four ranks that nobody disturbs."""
-    desk.finish("whole", *FOUR, nodes=2, processes=2)
-    return desk.losses("whole")
+def whole(runs: LocalRuns) -> list[float]:
+    """Return the losses of an uninterrupted run on four ranks."""
+    runs.finish("whole", *FOUR, nodes=2, processes=2)
+    return runs.losses("whole")
 
 
-def test_a_job_trains_to_its_end(desk: Desk, whole: list[float]) -> None:
-    (end,) = desk.lines("whole", "end")
+def test_a_job_trains_to_its_end(runs: LocalRuns, whole: list[float]) -> None:
+    (end,) = runs.lines("whole", "end")
 
     assert end["status"] == "finished"
     assert len(whole) == STEPS
     assert whole[-1] < whole[0] - 1
-    held_out = desk.held_out("whole")
+    held_out = runs.held_out("whole")
     assert len(held_out) == STEPS // SAVE_EVERY
     assert sorted(held_out, reverse=True) == held_out
 
 
-def test_pieces_have_exactly_the_losses_of_a_whole_run(
-    desk: Desk, whole: list[float], tmp_path: Path
+def test_resumed_jobs_have_exactly_the_losses_of_an_uninterrupted_run(
+    runs: LocalRuns, whole: list[float], tmp_path: Path
 ) -> None:
-    # Killed during a save: everything of step 6 is there but its marker.
+    # Killed during a save: step 6 lacks only its marker.
     sign = tmp_path / "held"
-    job = desk.start("pieces", *FOUR, nodes=2, processes=2, extra={ENV_HOLD: f"{HALF}:{sign}"})
+    job = runs.start("pieces", *FOUR, nodes=2, processes=2, extra={ENV_HOLD: f"{HALF}:{sign}"})
     _wait_for(sign, job)
     os.kill(job.launcher(1), signal.SIGKILL)
     assert job.end(within_s=120) == {0: 75, 1: 137}, job.all_logs()
-    marker = desk.checkpoint("pieces", HALF) / "complete.json"
+    marker = runs.checkpoint("pieces", HALF) / "complete.json"
     assert marker.stat().st_size == WITHDRAWN_BYTES
 
-    # Continued from step 3, and stopped on request.
-    job = desk.start("pieces", *FOUR, nodes=2, processes=2)
+    # Resumed from step 3, and stopped on request.
+    job = runs.start("pieces", *FOUR, nodes=2, processes=2)
     job.wait_for(f"training: step {HALF + 1} of", node=0, within_s=240)
     os.kill(job.launcher(0), signal.SIGTERM)
     assert job.end(within_s=120) == {0: 143, 1: 143}, job.all_logs()
-    assert desk.checkpoint("pieces", HALF).name in job.all_logs(), "the torn one is passed over"
+    assert runs.checkpoint("pieces", HALF).name in job.all_logs(), "the torn one is passed over"
 
     # Damaged: a single bit of the newest checkpoint.
     newest = max(
-        path.parent for path in desk.checkpoint("pieces", 0).parent.glob("*/complete.json")
+        path.parent for path in runs.checkpoint("pieces", 0).parent.glob("*/complete.json")
     )
     file = flip_a_bit(newest)
-    log = desk.finish("pieces", *FOUR, nodes=2, processes=2)
+    log = runs.finish("pieces", *FOUR, nodes=2, processes=2)
     (refused,) = [line for line in log.splitlines() if f"{newest.name} is refused" in line]
     assert file in refused
 
-    assert desk.losses("pieces") == whole
-    assert desk.held_out("pieces") == desk.held_out("whole")
-    assert desk.lines("pieces", "resume")[0]["step"] == HALF // 2
+    assert runs.losses("pieces") == whole
+    assert runs.held_out("pieces") == runs.held_out("whole")
+    assert runs.lines("pieces", "resume")[0]["step"] == HALF // 2
 
 
 @pytest.mark.parametrize(
     ("tensor", "processes"), [(1, 1), (2, 2), (4, 4)], ids=["one-rank", "two-ranks", "tp4"]
 )
-def test_a_run_continues_on_other_ranks(
-    desk: Desk, whole: list[float], tensor: int, processes: int
+def test_a_run_resumes_on_other_ranks(
+    runs: LocalRuns, whole: list[float], tensor: int, processes: int
 ) -> None:
     run = f"on-{processes}"
-    desk.copy("whole", run, up_to=HALF)
-    desk.finish(run, f"--tensor-parallel={tensor}", processes=processes)
+    runs.copy("whole", run, up_to=HALF)
+    runs.finish(run, f"--tensor-parallel={tensor}", processes=processes)
 
-    (resume,) = desk.lines(run, "resume")
+    (resume,) = runs.lines(run, "resume")
     assert resume["step"] == HALF
-    assert desk.losses(run) == pytest.approx(whole, rel=CLOSE)
-    assert desk.losses(run)[:HALF] == whole[:HALF]
-    assert desk.held_out(run) == pytest.approx(desk.held_out("whole"), rel=CLOSE)
+    assert runs.losses(run) == pytest.approx(whole, rel=CLOSE)
+    assert runs.losses(run)[:HALF] == whole[:HALF]
+    assert runs.held_out(run) == pytest.approx(runs.held_out("whole"), rel=CLOSE)
 
 
-def test_the_native_backend_continues_what_nxd_began(desk: Desk, whole: list[float]) -> None:
-    desk.copy("whole", "then-native", up_to=HALF)
-    desk.finish("then-native", "--tensor-parallel=1", native=True)
+def test_the_native_backend_resumes_an_nxd_run(runs: LocalRuns, whole: list[float]) -> None:
+    runs.copy("whole", "then-native", up_to=HALF)
+    runs.finish("then-native", "--tensor-parallel=1", native=True)
 
-    assert desk.losses("then-native") == pytest.approx(whole, rel=CLOSE)
+    assert runs.losses("then-native") == pytest.approx(whole, rel=CLOSE)
 
 
-def test_nxd_continues_what_the_native_backend_began(desk: Desk, whole: list[float]) -> None:
-    desk.finish("then-nxd", "--tensor-parallel=1", f"--steps-this-run={HALF}", native=True)
-    desk.finish("then-nxd", *FOUR, processes=4)
+def test_nxd_resumes_a_native_run(runs: LocalRuns, whole: list[float]) -> None:
+    runs.finish("then-nxd", "--tensor-parallel=1", f"--steps-this-run={HALF}", native=True)
+    runs.finish("then-nxd", *FOUR, processes=4)
 
-    assert desk.losses("then-nxd") == pytest.approx(whole, rel=CLOSE)
-    (resume,) = desk.lines("then-nxd", "resume")
+    assert runs.losses("then-nxd") == pytest.approx(whole, rel=CLOSE)
+    (resume,) = runs.lines("then-nxd", "resume")
     assert resume["step"] == HALF
 
 
-def test_an_export_loads_in_transformers(desk: Desk, whole: list[float]) -> None:
-    desk.finish("whole", "--run=whole", "--dtype=float32", workload="export", native=True)
-    loss = _loss_of_export(desk.root / "export" / "whole", desk.root / "datasets" / "words")
+def test_an_export_loads_in_transformers(runs: LocalRuns, whole: list[float]) -> None:
+    runs.finish("whole", "--run=whole", "--dtype=float32", workload="export", native=True)
+    loss = _loss_of_export(runs.root / "export" / "whole", runs.root / "datasets" / "words")
 
-    # Of the sequences that were trained on, by a model that has been trained.
+    # Training sequences, on a trained model.
     assert math.isclose(loss, whole[-1], rel_tol=0.05)
 
 
-def test_mnists_backend_trains_and_tests_as_the_native_one(desk: Desk) -> None:
-    write_digits(desk.root)
+def test_mnists_backend_trains_and_tests_as_the_native_one(runs: LocalRuns) -> None:
+    write_digits(runs.root)
     words = ("--dataset=digits", "--log-every=1", "--batch-size=8")
-    log = desk.finish("digits", *words, workload="mnist", nodes=2)
-    native = desk.finish("digits-native", *words, workload="mnist", nodes=2, native=True)
+    log = runs.finish("digits", *words, workload="mnist", nodes=2)
+    native = runs.finish("digits-native", *words, workload="mnist", nodes=2, native=True)
 
-    assert desk.losses("digits") == pytest.approx(desk.losses("digits-native"), rel=1e-5)
+    assert runs.losses("digits") == pytest.approx(runs.losses("digits-native"), rel=1e-5)
     (found,), (expected,) = (
         [line for line in text.splitlines() if line.startswith("Test accuracy")]
         for text in (log, native)
@@ -133,7 +133,7 @@ def test_mnists_backend_trains_and_tests_as_the_native_one(desk: Desk) -> None:
 
 
 def _loss_of_export(folder: Path, dataset: Path) -> float:
-    """Mean over the first tokens of the dataset, by transformers alone."""
+    """Return transformers' mean loss over the dataset's first tokens."""
     import numpy as np
     import torch
     from transformers import AutoModelForCausalLM

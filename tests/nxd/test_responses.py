@@ -1,4 +1,4 @@
-"""Tokens of different weights on the real NxD: the mean over those that count, on any ranks."""
+"""Loss weights on the real NxD: the mean over counted tokens, on any ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ NAMES = [case.name for case in CASES.values() if case.learns_responses]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_loss_is_that_of_transformers_with_labels_left_out(
-    name: str, figures: Figures
-) -> None:
+def test_the_first_loss_equals_transformers_with_masked_labels(name: str, figures: Figures) -> None:
     import torch
 
     from training.core.arguments import parse
-    from training.models.llama.huggingface import initial_weight, llama_config, whole_model
+    from training.models.llama.huggingface import decoder_config, initial_weight, whole_model
     from trainium_catalogue.parameters.plan import shape_of
 
     values = parse(list(CASES[name].words)).values
-    model = whole_model(llama_config(shape_of(values), seq_len=SEQ_LEN))
+    model = whole_model(decoder_config(shape_of(values), seq_len=SEQ_LEN))
     with torch.no_grad():
         for weight, parameter in model.named_parameters():
             seed = int(values["seed"])
@@ -42,7 +40,7 @@ def test_the_first_loss_is_that_of_transformers_with_labels_left_out(
     assert max(found.values()) < 0.02, found
 
 
-def test_all_ranks_together_learn_what_one_does(figures: Figures) -> None:
+def test_all_ranks_together_learn_the_same_as_one(figures: Figures) -> None:
     one, four = (figures.of(name) for name in NAMES)
 
     assert four["losses"] == pytest.approx(one["losses"], rel=1e-3)

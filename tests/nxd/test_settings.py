@@ -1,4 +1,4 @@
-"""Every environment variable of AWS's recipe is set by the launcher, or left out with a reason."""
+"""The launcher sets every environment variable of AWS's recipe, or omits it with a reason."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.nxd import on_cpu
-from training.launcher.settings import LEFT_OUT, SETTINGS
+from training.launcher.settings import OMITTED, SETTINGS
 
 
-def test_every_variable_of_aws_recipe_is_set_or_left_out_with_a_reason() -> None:
+def test_every_variable_of_the_aws_recipe_is_set_or_omitted_with_a_reason() -> None:
     source = Path(os.environ.get(on_cpu.ENV_SOURCE, ""))
     folder = source.parent / "examples/training/llama/tp_zero1_llama_hf_pretrain"
     if not folder.is_dir():
-        pytest.skip(f"{folder} is not there: an installed NxD has no examples")
+        pytest.skip(f"{folder} does not exist: an installed NxD has no examples")
     script = (folder / "tp_zero1_llama2_7B_hf_pretrain.sh").read_text()
     program = (folder / "tp_zero1_llama_hf_pretrain.py").read_text()
 
@@ -24,4 +24,4 @@ def test_every_variable_of_aws_recipe_is_set_or_left_out_with_a_reason() -> None
     asked |= set(re.findall(r'os\.environ\["(\w+)"\] = ', program))
 
     assert len(asked) > 10
-    assert asked - {setting.name for setting in SETTINGS} == LEFT_OUT.keys()
+    assert asked - {setting.name for setting in SETTINGS} == OMITTED.keys()

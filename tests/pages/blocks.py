@@ -1,11 +1,11 @@
 """The pages that a reader sees, and the command blocks on them.
 
-The comment above a block of commands says how it is tested:
+The comment above a block of commands states how it is tested:
 
 - ``<!-- run -->``: a test runs it in a rehearsed deployment, in the order of ``RUN_ORDER``
 - ``<!-- parsed: REASON -->``: every command is parsed by its own command line, and not run
 
-``<!-- prints -->`` above a block of text says that the block before it prints those lines.
+``<!-- prints -->`` above a block of text states that the block before it prints those lines.
 """
 
 from __future__ import annotations

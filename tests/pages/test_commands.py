@@ -1,6 +1,6 @@
-"""Every command on a page is run in a rehearsed deployment, or parsed by its own command line.
+"""Every command on a page is run in a rehearsed deployment, or parsed by its own parser.
 
-``tests/rehearsal/test_up.py`` runs the blocks; the tests here are about all of them.
+``tests/rehearsal/test_up.py`` runs the blocks; the tests here cover all of them.
 """
 
 from __future__ import annotations
@@ -27,15 +27,7 @@ from jobs.program.workload_file import read_workload_file
 from jobs.submit.read import OWN_OPTIONS
 from rehearsal.cli.commands import app as rehearsal_app
 from stacks.config.app_config import AppConfig
-from tests.pages.blocks import (
-    PAGES,
-    ROOT,
-    RUN_ORDER,
-    Block,
-    blocks,
-    commands_of,
-    spans_of,
-)
+from tests.pages.blocks import PAGES, ROOT, RUN_ORDER, Block, blocks, commands_of, spans_of
 from tests.programs.catalogue import public_programs
 from tools import programs
 
@@ -43,12 +35,12 @@ BLOCKS = blocks()
 CDK_CLI = ROOT / "tools" / "cdk" / "node_modules" / "aws-cdk" / "lib" / "cli"
 LANGUAGES = ("bash", "python", "text", "toml")
 KEY = re.compile(r"trainium:([a-z_]+)")
-# Programs of others; their arguments are checked where they name something of ours.
+# Third-party programs; only arguments that are paths in this repository are checked.
 FOREIGN = {"aws", "cd", "cp", "docker", "git", "kill", "kubectl", "ls", "source"}
 REHEARSED = {"rehearsed_synth", "rehearsed_deploy"}
 TO_FILL_IN = MappingProxyType(
     {
-        "availability_zone_id=ANOTHER": "availability_zone_id=usw2-az4",
+        "zone_ids=FIRST,NEXT": "zone_ids=usw2-az4,usw2-az1",
         "capacity_block_id=NEXT": "capacity_block_id=cr-0123456789abcdef0",
         "max_nodes=NODES": "max_nodes=8",
         "root_volume_gib=GIB": "root_volume_gib=400",
@@ -56,7 +48,7 @@ TO_FILL_IN = MappingProxyType(
         "data_uris=URI": "data_uris=s3://bucket/data",
     }
 )
-"""Values in capitals, which the reader fills in, and some that one could give."""
+"""Placeholders in capitals, which the reader fills in, each with an example."""
 
 
 class ReachedAws(BaseException):
@@ -77,7 +69,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Go to a folder of a user's own, with the files that the pages name."""
+    """Change to a user's folder with the files that the pages name."""
     (tmp_path / "mypkg").mkdir()
     (tmp_path / "sockeye").mkdir()
     (tmp_path / "weights").mkdir()
@@ -86,10 +78,14 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / name).write_text("print(1)\n")
     (tmp_path / "requirements.txt").write_text("einops\n")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    # As in docs/torchtitan.md: with a commit in its requirements.
+    titan = shutil.copytree(ROOT / "examples/torchtitan", tmp_path / "my-titan")
+    lines = (titan / "requirements.txt").read_text()
+    (titan / "requirements.txt").write_text(lines.replace("@COMMIT", f"@{'a' * 40}"))
     monkeypatch.chdir(tmp_path)
 
 
-def ends_well(command: Any, words: Sequence[str]) -> bool:
+def succeeds(command: Any, words: Sequence[str]) -> bool:
     """Run a command line to its end or its first call to AWS; pytest shows its output."""
     try:
         command.main(list(words), prog_name="test")
@@ -100,28 +96,28 @@ def ends_well(command: Any, words: Sequence[str]) -> bool:
     return True
 
 
-def read_by(app: typer.Typer, words: Sequence[str]) -> None:
+def parse_with(app: typer.Typer, words: Sequence[str]) -> None:
     """Parse the arguments as the program does, without running it."""
     command: Any = typer.main.get_command(app)
     for sub in command.commands.values():
         sub.callback = lambda **options: None
-    assert ends_well(command, words), " ".join(words)
+    assert succeeds(command, words), " ".join(words)
 
 
 def check_jobs(words: Sequence[str]) -> None:
-    read_by(jobs_app, words)
+    parse_with(jobs_app, words)
     if "submit" in words:
         # A workload's parameters are parsed by `submit` itself, before it calls AWS.
-        assert ends_well(typer.main.get_command(jobs_app), words), " ".join(words)
+        assert succeeds(typer.main.get_command(jobs_app), words), " ".join(words)
 
 
 def check_rehearsal(words: Sequence[str]) -> None:
-    read_by(rehearsal_app, words)
+    parse_with(rehearsal_app, words)
 
 
 def check_python(words: Sequence[str]) -> None:
     if words[0] == "tools/programs.py":
-        given = programs.arguments(list(words[1:]))
+        given = programs.parse_arguments(list(words[1:]))
         assert set(given.names) <= set(public_programs()), words
         return
     assert words[0] == "-m", words
@@ -134,8 +130,8 @@ def check_python(words: Sequence[str]) -> None:
             for word in words[2:]:
                 assert word.startswith("-") or word.isdigit() or (ROOT / word).exists(), word
         case module:
-            assert module.startswith("training."), f"python -m {module}: nothing reads this"
-            assert find_spec(module) is not None, f"python -m {module} is not there"
+            assert module.startswith("training."), f"python -m {module}: no check can parse this"
+            assert find_spec(module) is not None, f"python -m {module} does not exist"
 
 
 def check_make(words: Sequence[str]) -> None:
@@ -172,7 +168,7 @@ def check_cdk(words: Sequence[str]) -> None:
     while rest:
         option, equals, _ = rest.pop(0).partition("=")
         if not option.startswith("-"):
-            assert option.startswith("trainium-"), f"{option} is no stack of ours"
+            assert option.startswith("trainium-"), f"{option} is not a stack of this project"
             continue
         assert option in known, f"cdk {name} has no {option}"
         value = rest.pop(0) if known[option] and not equals else ""
@@ -198,7 +194,7 @@ def check_foreign(words: Sequence[str]) -> None:
     for word in words:
         path = word.partition("*")[0]
         if path.startswith(("docs/", "docker/", "jobs/", "training/", "tools/")):
-            assert (ROOT / path).exists(), f"{word} is not there"
+            assert (ROOT / path).exists(), f"{word} does not exist"
 
 
 CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = MappingProxyType(
@@ -216,11 +212,11 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = MappingProxyType(
 
 def check(words: Sequence[str]) -> None:
     program, *rest = dropwhile(lambda word: re.match(r"[A-Z_]+=", word), words)
-    assert program in CHECKS, f"{program}: nothing here can read this"
+    assert program in CHECKS, f"{program}: no check can parse this"
     CHECKS[program](rest)
 
 
-def is_there(module: str, name: str) -> bool:
+def exists_in(module: str, name: str) -> bool:
     return hasattr(import_module(module), name)
 
 
@@ -232,28 +228,28 @@ def imported_names(text: str) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
-def test_a_block_says_what_it_is_and_how_it_is_held(block: Block) -> None:
+def test_block_states_kind_and_check(block: Block) -> None:
     assert block.language in LANGUAGES, f"{block.name}: give the language, one of {LANGUAGES}"
     if block.language == "bash":
         assert block.marker is not None, f"{block.name}: put `<!-- run -->` or a reason above it"
         assert block.marker != "run" or block.page.name in RUN_ORDER
     else:
-        assert not re.match(r"\$ ", block.text), f"{block.name}: commands stand in bash blocks"
+        assert not re.match(r"\$ ", block.text), f"{block.name}: put commands in bash blocks"
 
 
 @pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.language == "python"], ids=lambda block: block.name
 )
-def test_a_block_of_python_compiles(block: Block) -> None:
+def test_block_of_python_compiles(block: Block) -> None:
     compile(block.text, block.name, "exec")
 
-    assert [name for name in imported_names(block.text) if not is_there(*name)] == []
+    assert [name for name in imported_names(block.text) if not exists_in(*name)] == []
 
 
 @pytest.mark.parametrize(
     "block", [block for block in BLOCKS if block.language == "toml"], ids=lambda block: block.name
 )
-def test_a_workload_file_on_a_page_can_be_read(block: Block, tmp_path: Path) -> None:
+def test_workload_file_on_a_page_can_be_read(block: Block, tmp_path: Path) -> None:
     path = tmp_path / "workload.toml"
     path.write_text(block.text)
 
@@ -269,7 +265,7 @@ def test_a_workload_file_on_a_page_can_be_read(block: Block, tmp_path: Path) -> 
         for words in commands_of(block.text)
     ],
 )
-def test_a_command_is_read_by_its_command_line(block: Block, words: list[str]) -> None:
+def test_command_is_accepted_by_its_parser(block: Block, words: list[str]) -> None:
     check(words)
 
 
@@ -281,7 +277,7 @@ def test_a_command_is_read_by_its_command_line(block: Block, words: list[str]) -
         for span in spans_of(page)
     ],
 )
-def test_a_command_in_a_sentence_is_read(page: Path, span: str) -> None:
+def test_inline_command_is_accepted_by_its_parser(page: Path, span: str) -> None:
     for word, value in TO_FILL_IN.items():
         span = span.replace(word, value)
     for words in commands_of(span):
@@ -291,7 +287,7 @@ def test_a_command_in_a_sentence_is_read(page: Path, span: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_context_key_on_a_page_exists(page: Path) -> None:
+def test_context_key_on_a_page_exists(page: Path) -> None:
     named = {match[1] for match in KEY.finditer(page.read_text())}
 
     assert named <= set(AppConfig.__dataclass_fields__)
@@ -319,7 +315,7 @@ def test_a_context_key_on_a_page_exists(page: Path) -> None:
         "curl https://example.com",
     ],
 )
-def test_a_wrong_command_would_be_seen(script: str) -> None:
+def test_invalid_command_is_detected(script: str) -> None:
     (words,) = commands_of(script)
 
     with pytest.raises((AssertionError, ValueError)):

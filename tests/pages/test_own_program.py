@@ -1,4 +1,4 @@
-"""The page about programs of one's own names every option that they have."""
+"""The pages about programs name every option that programs have."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ from rehearsal.cli.commands import app as rehearsal
 from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-OF_OTHERS = {"--compile", "--set", "--help", "--json", "--deployment", "--region", "--check-only"}
+OF_OTHERS = {
+    "--compile",
+    "--set",
+    "--help",
+    "--json",
+    "--deployment",
+    "--region",
+    "--check-only",
+    "--max-usd",
+    "--zone-patience",
+}
 """Options of `submit` that are not for programs, or for every command."""
 
 
@@ -22,8 +32,8 @@ def options(app: typer.Typer, command: str) -> set[str]:
     return {word for item in found for word in item.opts if word.startswith("--")}
 
 
-def test_the_page_names_every_option_of_submit_for_programs() -> None:
-    page = (DOCS / "own-program.md").read_text()
+def test_pages_name_every_submit_option_for_programs() -> None:
+    page = "".join((DOCS / name).read_text() for name in ("own-program.md", "snapshots.md"))
     parameters = {f"--{item.name}" for item in (*PLATFORM_PARAMETERS, *LAUNCH_PARAMETERS)}
 
     wanted = parameters | options(jobs, "submit") - OF_OTHERS
@@ -32,7 +42,7 @@ def test_the_page_names_every_option_of_submit_for_programs() -> None:
     assert "submit -m " in page
 
 
-def test_the_pages_name_every_option_of_a_rehearsal_of_a_program() -> None:
+def test_pages_name_every_rehearsal_option_for_programs() -> None:
     pages = "".join((DOCS / name).read_text() for name in ("own-program.md", "rehearsal.md"))
     whole = {"--quick", "--workload", "--instance-type", "--containers", "--help"}
 

@@ -8,22 +8,26 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from trainium_catalogue.contract import ENV_INSTANCE_TYPE, ENV_NEURON_RELEASE
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIST = HERE / "programs.toml"
 PACKAGES = ROOT / "build" / "programs" / "site"
 """Folder of the packages of `requirements.txt`; `python tools/setup.py programs` fills it."""
+FOR_NEURON = {ENV_INSTANCE_TYPE: "trn2.48xlarge", ENV_NEURON_RELEASE: "2.33.0"}
+"""Deployment that a program for TorchNeuron's device needs."""
 SOURCES = ROOT / "build" / "programs" / "sources"
 """Folder of public repositories by their names, each at the commit of the list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublicProgram:
-    """A program that nobody here wrote, and how to start it on two small nodes."""
+    """A third-party program, and how to start it on two small nodes."""
 
     name: str
     package: str = ""
@@ -44,6 +48,13 @@ class PublicProgram:
     nodes: int = 2
     processes: int = 1
     """Processes of each node."""
+    on_cpu: str = ""
+    """Arguments that put it on the CPU, if it runs on TorchNeuron's device, here an emulated one.
+
+    Its uninterrupted run is on the CPU then.
+    """
+    has_cpu_version: bool = True
+    """False if it runs on TorchNeuron's device, and on no CPU."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that its user sets."""
     arguments: str
@@ -59,27 +70,36 @@ class PublicProgram:
     result: str
     """Regular expression of its result in the output; the last one counts."""
     resumed: str = ""
-    """Regular expression of what it says when it goes on; without one its results are counted."""
+    """Regular expression of its line on resuming; without one, its results are counted."""
     band: float = 0.0
-    """Relative difference of two undisturbed runs; 0 if they are the same to the last digit."""
+    """Relative difference of two uninterrupted runs; 0 if they are the same to the last digit."""
     needs: tuple[str, ...] = ()
     """Modules that the layer may lack on this machine."""
     quick: bool = False
     """Part of `make test-slow`."""
 
     @property
+    def on_neuron(self) -> bool:
+        """True if it runs on TorchNeuron's device."""
+        return bool(self.on_cpu) or not self.has_cpu_version
+
+    @property
     def argv(self) -> list[str]:
         """Arguments of every attempt."""
         return shlex.split(f"{self.arguments} {self.resume}")
 
+    def cpu_version(self) -> PublicProgram:
+        """Return the same program on the CPU."""
+        return replace(self, arguments=f"{self.arguments} {self.on_cpu}", on_cpu="")
+
     @property
     def entry(self) -> list[str]:
-        """The program as torchrun, or `submit`, takes it."""
+        """Return the program's arguments for torchrun or `submit`."""
         return [self.script] if self.script else ["-m", self.module]
 
     @property
     def submission(self) -> str:
-        """The command that runs it on a deployment, from its own folder."""
+        """Return the command that runs it on a deployment, from its own folder."""
         words = ["python -m jobs submit", *([f"./{self.script}"] if self.script else self.entry)]
         words.append(f"--requirements requirements.txt --nodes {self.nodes}")
         if self.checkpoint_dir:
@@ -91,19 +111,19 @@ class PublicProgram:
 
     @property
     def source(self) -> Path | None:
-        """The program's own folder; None if it is in a package."""
+        """Return the program's folder; None if it is in a package."""
         if not self.repository:
             return None
         return SOURCES / self.repository.rpartition("/")[2] / self.path
 
     def agree(self, first: str, second: str) -> bool:
-        """Tell if two results are those of undisturbed runs."""
+        """Return whether two results match uninterrupted runs."""
         if self.band == 0:
             return first == second
         return abs(float(first) - float(second)) <= self.band * abs(float(first))
 
     def missing(self) -> str:
-        """Say what is not on this machine; empty if all is there."""
+        """Return what this machine lacks; empty if nothing."""
         if not PACKAGES.is_dir():
             return "python tools/setup.py programs has not been run"
         if self.source is not None and not self.source.is_dir():
@@ -118,7 +138,7 @@ class PublicProgram:
         return ""
 
     def lay_out(self, folder: Path) -> None:
-        """Put the program's files and data into a folder, as its user would have them."""
+        """Copy the program's files and data into a folder, as its user would have them."""
         folder.mkdir(parents=True, exist_ok=True)
         if self.source is not None:
             skip = shutil.ignore_patterns(".git")
@@ -133,7 +153,7 @@ class PublicProgram:
 
 
 def public_programs() -> dict[str, PublicProgram]:
-    """The programs by name, in the order of the list."""
+    """Return the programs by name, in list order."""
     entries: list[dict[str, Any]] = tomllib.loads(LIST.read_text())["program"]
     for entry in entries:
         for name in ("data", "needs", "requires"):

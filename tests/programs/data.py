@@ -2,7 +2,7 @@
 
     python tests/programs/data.py FOLDER KIND...
 
-Everything is made from a seed, so two calls make the same files. Nothing here trains.
+Everything is generated from a seed, so two calls write the same files. Nothing here trains.
 """
 
 import argparse
@@ -21,7 +21,7 @@ SENTENCES = 400
 
 
 def sentences(count: int = SENTENCES, seed: int = 0) -> list[str]:
-    """Sentences that a small model can learn a little from: one word often follows another."""
+    """Generate sentences that a small model can learn: one word often follows another."""
     chooser = random.Random(seed)
     result = []
     for _ in range(count):
@@ -41,7 +41,7 @@ def make_text(folder: Path) -> None:
 
 
 def make_text_folders(folder: Path) -> None:
-    """The same text in a folder for training and one for validation, as litgpt wants it."""
+    """Write the same text to a training and a validation folder, as litgpt expects."""
     for name, lines in (("train", sentences()), ("val", sentences(60, seed=1))):
         (folder / "texts" / name).mkdir(parents=True, exist_ok=True)
         (folder / "texts" / name / "text.txt").write_text("\n".join(lines) + "\n")
@@ -57,7 +57,7 @@ LightningCLI(LightningLSTM)
 def make_lightning_lstm(folder: Path) -> None:
     """Three lines that start a demo of Lightning's wheel, which carries no script of its own.
 
-    The text is where the demo looks for what it downloads otherwise.
+    The text is placed where the demo looks before downloading.
     """
     (folder / "train.py").write_text(LIGHTNING_CLI)
     (folder / "data").mkdir(exist_ok=True)
@@ -104,8 +104,16 @@ def make_tables(folder: Path) -> None:
         (folder / name / "train.json").write_text("".join(lines))
 
 
+def make_torchtitan(folder: Path) -> None:
+    """A tokenizer and a data set where torchtitan's repository has those for its debug model."""
+    make_tokenizer(folder / "tests" / "assets")
+    (folder / "tests" / "assets" / "c4_test").mkdir()
+    lines = [json.dumps({"text": row}) + "\n" for row in sentences()]
+    (folder / "tests" / "assets" / "c4_test" / "data.json").write_text("".join(lines))
+
+
 def make_imdb(folder: Path) -> None:
-    """Reviews and whether they are good, by the name of the ones that are downloaded otherwise."""
+    """Write reviews with sentiment labels under the name of the dataset to download."""
     (folder / "imdb").mkdir(exist_ok=True)
     for name, lines in (("train", sentences()), ("test", sentences(60, seed=1))):
         rows = [{"text": line, "label": int("river" in line)} for line in lines]
@@ -126,7 +134,7 @@ def make_questions(folder: Path) -> None:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """A tokenizer of whole words, in the form of Hugging Face, without a model."""
+    """Write a word-level Hugging Face tokenizer, without a model."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -207,7 +215,7 @@ def make_bert(folder: Path, dropout: float = 0.1) -> None:
 
 
 def make_bert_without_dropout(folder: Path) -> None:
-    """The same, for a program that does not save the state of its random numbers."""
+    """Write the same, for a program that does not save its RNG state."""
     make_bert(folder, dropout=0.0)
 
 
@@ -232,12 +240,12 @@ def make_t5(folder: Path) -> None:
 
 
 def make_litgpt(folder: Path) -> None:
-    """A model of litgpt with random weights and its tokenizer, and instructions to tune it with."""
+    """Write a litgpt model with random weights, its tokenizer, and instructions for tuning."""
     import shutil
 
     import torch
 
-    # In the layer of the programs only.
+    # Only in the programs' layer.
     litgpt, utils = import_module("litgpt"), import_module("litgpt.utils")
     torch.manual_seed(0)
     sizes = {"n_layer": 2, "n_embd": 64, "n_head": 4, "block_size": 64, "padded_vocab_size": 512}
@@ -269,14 +277,14 @@ class Right(evaluate.Metric):
 
 
 def make_metrics(folder: Path) -> None:
-    """Metrics by the names that programs give to Evaluate, which would download them."""
+    """Write metrics under the names that Evaluate would download."""
     for name in ("accuracy", "glue", "sacrebleu", "seqeval", "squad"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / f"{name}.py").write_text(METRIC)
 
 
 def make_glue(folder: Path) -> None:
-    """Pairs of sentences in place of GLUE's MRPC, by its name on Hugging Face's hub."""
+    """Write pairs of sentences in place of GLUE's MRPC, under its name on Hugging Face's hub."""
     place = folder / "nyu-mll" / "glue"
     place.mkdir(parents=True, exist_ok=True)
     files = {"train": "train.json", "validation": "validation.json"}
@@ -295,7 +303,7 @@ def make_glue(folder: Path) -> None:
 
 
 def make_bert_base_cased(folder: Path) -> None:
-    """The small BERT, by the name of the one that is downloaded otherwise."""
+    """Write the small BERT under the name of the model to download."""
     make_bert(folder)
     (folder / "bert").rename(folder / "bert-base-cased")
 
@@ -323,6 +331,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "imdb": make_imdb,
     "questions": make_questions,
     "tokenizer": make_tokenizer,
+    "torchtitan": make_torchtitan,
     "llama": make_llama,
     "bert": make_bert,
     "bert-without-dropout": make_bert_without_dropout,
@@ -336,7 +345,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
 
 
 def main() -> None:
-    """Make what the command line asks for."""
+    """Write the requested inputs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("kinds", nargs="+", choices=sorted(KINDS))

@@ -1,4 +1,4 @@
-"""Runs a public program through a whole rehearsal: deploy, submit, kill a node, go on, destroy."""
+"""Rehearse a public program: deploy, submit, kill a node, resume, destroy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs.catalogue import HERE, ROOT, PublicProgram
+from tests.programs.catalogue import FOR_NEURON, HERE, ROOT, PublicProgram
+from trainium_catalogue.contract import ENV_INSTANCE_TYPE, ENV_NEURON_RELEASE
 
 _ADDRESSES = "127.0.49"
 _RESTORED = re.compile(r"launch: snapshot \d+ of \S+, [1-9][\d,]* files?, ")
@@ -20,11 +21,11 @@ _FIRST, _LATER = re.compile(r"^node 0 \| "), re.compile(r"^node 0, attempt \d+ \
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """What came of a program on one rehearsed orchestrator."""
+    """Result of a program on one rehearsed orchestrator."""
 
     orchestrator: str
     problems: tuple[str, ...]
-    """What the receipt, or the output, says against it; empty if it went as it must."""
+    """Problems in the receipt or the output; empty on success."""
     result: str
     """The last one in its output; empty without one."""
     after: int
@@ -65,7 +66,7 @@ def rehearse(
 
 
 def command(program: PublicProgram, orchestrators: Iterable[str], folder: Path) -> list[str]:
-    """The rehearsal, as a user types it."""
+    """Return the rehearsal's command."""
     files = folder / "files"
     entry = ["--program", str(files / program.script)] if program.script else program.entry
     options = {
@@ -76,6 +77,9 @@ def command(program: PublicProgram, orchestrators: Iterable[str], folder: Path) 
         "--folder": str(folder / "rehearsal"),
         "--addresses": _ADDRESSES,
     }
+    if program.on_neuron:
+        options["--instance-type"] = FOR_NEURON[ENV_INSTANCE_TYPE]
+        options["--neuron-release"] = FOR_NEURON[ENV_NEURON_RELEASE]
     if program.checkpoint_dir:
         options["--checkpoint-dir"] = program.checkpoint_dir
     if program.checkpoint:
@@ -93,7 +97,7 @@ def command(program: PublicProgram, orchestrators: Iterable[str], folder: Path) 
 
 
 def pinned(program: PublicProgram) -> list[str]:
-    """Its requirements, in the versions that the tests have."""
+    """Return its requirements, in the versions of the tests."""
     lines = (HERE / "requirements.txt").read_text().splitlines()
     versions = {line.partition("==")[0]: line for line in lines if not line.startswith("#")}
     return [versions[name] for name in program.requires]
@@ -104,7 +108,7 @@ def _paths() -> list[str]:
 
 
 def went_on(folder: Path, name: str) -> bool:
-    """Tell if a later attempt of the main node was given files back, and not an empty snapshot."""
+    """Return whether files of a snapshot were restored in a later attempt of the main node."""
     lines = _output(folder, name)
     return any(_LATER.match(line) and _RESTORED.search(line) for line in lines)
 

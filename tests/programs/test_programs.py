@@ -1,4 +1,4 @@
-"""Public programs, unmodified, on the real launcher: a killed node changes nothing but the time."""
+"""Public programs, unmodified, on the real launcher: a killed node costs only time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 from tests.programs import page
 from tests.programs.catalogue import PublicProgram, public_programs
-from tests.programs.rehearsed import command, pinned, results_in, went_on
+from tests.programs.rehearsed import command, pinned, rehearse, results_in, went_on
 from tests.programs.trial import try_program
 
 PROGRAMS = public_programs()
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "program",
     [
@@ -34,6 +34,23 @@ def test_a_killed_node_does_not_change_the_result(program: PublicProgram, tmp_pa
     assert trial.went_on == bool(program.checkpoint_dir), trial
 
 
+# Its packages are collected from the index, like a user's.
+@pytest.mark.programs
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", [name for name, each in PROGRAMS.items() if each.on_neuron])
+def test_a_program_for_neuron_is_submitted_to_a_deployment_for_trn2(
+    name: str, tmp_path: Path
+) -> None:
+    if missing := PROGRAMS[name].missing():
+        pytest.skip(missing)
+
+    found = rehearse(PROGRAMS[name], ["batch"], tmp_path)["batch"]
+
+    assert found.problems == ()
+    on_cpu = page.results()[name]["undisturbed"]
+    assert float(found.result) == pytest.approx(float(on_cpu), rel=1e-3)
+
+
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_a_result_is_recorded_for_every_program(program: PublicProgram) -> None:
     found = page.results()[program.name]
@@ -43,7 +60,7 @@ def test_a_result_is_recorded_for_every_program(program: PublicProgram) -> None:
         assert program.agree(found["undisturbed"], result), found
 
 
-def test_a_program_is_rehearsed_as_it_is_tried(tmp_path: Path) -> None:
+def test_try_rehearses_a_program(tmp_path: Path) -> None:
     program = PROGRAMS["trl-sft"]
 
     words = command(program, ["batch", "eks"], tmp_path)
@@ -56,7 +73,7 @@ def test_a_program_is_rehearsed_as_it_is_tried(tmp_path: Path) -> None:
     assert pinned(program) == ["trl==1.16.0", "accelerate==1.15.0", "datasets==5.0.1"]
 
 
-def test_results_of_both_attempts_are_read_from_what_was_followed(tmp_path: Path) -> None:
+def test_results_of_both_attempts_are_read_from_the_followed_output(tmp_path: Path) -> None:
     lines = (
         "node 0 | {'loss': 2.5}",
         "node 1 | {'loss': 9.5}",
@@ -81,7 +98,7 @@ def test_results_agree_to_the_last_digit_or_within_the_programs_band() -> None:
 @pytest.mark.parametrize(
     ("files", "expected"), [("0 files, 0 bytes", False), ("5 files, 1 MB", True)]
 )
-def test_an_empty_snapshot_is_nothing_to_go_on_from(
+def test_an_empty_snapshot_cannot_be_resumed_from(
     tmp_path: Path, files: str, expected: bool
 ) -> None:
     line = f"node 0, attempt 2 | launch: snapshot 1 of 20:14:05, {files}, restored in 0.2 s"

@@ -1,4 +1,4 @@
-"""Runs a public program twice through the real launcher: undisturbed, and with a killed node."""
+"""Run a public program twice through the real launcher: undisturbed, and with a killed node."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.programs.catalogue import PACKAGES, PublicProgram
+from tests.programs.catalogue import FOR_NEURON, PACKAGES, PublicProgram
 from tests.support.limits import scaled
 from tests.training.conftest import ROOT, Cluster
 from tests.training.program.bundles import upload
 from tests.training.s3_server import REGION, s3_client, s3_server
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_emulators.nodes.environment import device_variables
 
 RUN_LIMIT_S = 120.0
 _CHANCES = 3
@@ -28,16 +29,16 @@ _SNAPSHOT = re.compile(r"/\d{8}\.json$")
 
 
 class TrialFailed(AssertionError):
-    """A program did not do what its entry says."""
+    """A program did not behave as its entry states."""
 
 
 class HitTooLate(TrialFailed):
-    """The node was killed when the program had nothing left to do, which shows nothing."""
+    """The node was killed after the program had finished, which proves nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What came of a program's two runs."""
+    """Results of a program's two runs."""
 
     undisturbed: str
     """Its result, as its own output has it."""
@@ -57,7 +58,7 @@ class Trial:
 
     @property
     def went_on(self) -> bool:
-        """Tell if the second attempt left out what the first had done."""
+        """Return whether the second attempt skipped the first one's work."""
         return self.after < self.whole if self.said is None else self.said
 
 
@@ -67,7 +68,8 @@ def try_program(program: PublicProgram, folder: Path) -> Trial:
     archive = _archive(folder / "files")
     began = time.monotonic()
     with s3_server("undisturbed") as url:
-        job = _Job(program, folder / "undisturbed", "undisturbed", url, archive)
+        on_cpu = program.cpu_version()
+        job = _Job(on_cpu, folder / "undisturbed", "undisturbed", url, archive)
         undisturbed = job.run_to_its_end(attempt=1)
     seconds = time.monotonic() - began
     job, before, survived = _disturbed(program, folder, archive)
@@ -86,9 +88,9 @@ def try_program(program: PublicProgram, folder: Path) -> Trial:
 def _disturbed(
     program: PublicProgram, folder: Path, archive: bytes
 ) -> tuple[_Job, list[str], list[str]]:
-    """Kill a node, and run to the end; returns the results before and after.
+    """Kill a node, and run to the end; return the results before and after.
 
-    A program that saves all the time may be in no snapshot before its end: it gets another chance.
+    A program that saves constantly may have no snapshot before its end: it gets further tries.
     """
     for number in range(1, _CHANCES + 1):
         bucket = f"disturbed-{number}"
@@ -127,7 +129,7 @@ class _Job:
             self._flags.append(f"--resume-arguments={program.resume_later}")
 
     def run_to_its_end(self, *, attempt: int) -> list[str]:
-        """Run an attempt that must succeed; returns the results in its output."""
+        """Run an attempt that must succeed; return the results in its output."""
         try:
             self._start(attempt)
             codes = self._cluster.end(within_s=scaled(RUN_LIMIT_S))
@@ -142,19 +144,19 @@ class _Job:
         return found
 
     def said_to_go_on(self) -> bool | None:
-        """Tell if the last attempt said so, if the program says such a thing."""
+        """Return whether the last attempt reported that it resumed, if the program does."""
         pattern = self._program.resumed
         return bool(re.search(pattern, self._cluster.log(0))) if pattern else None
 
     def run_until_killed(self) -> list[str]:
-        """Kill the last node once a snapshot has a checkpoint; returns the results until then."""
+        """Kill the last node once a snapshot has a checkpoint; return the results until then."""
         try:
             self._start(1)
             self._wait_for_checkpoint()
             before = self._results()
             _kill_node(self._cluster, self._program.nodes - 1)
             codes = self._cluster.end(within_s=scaled(60))
-            # A node alone is lost itself; the main node of several says that it lost another.
+            # A single node is itself lost; the main node of several reports the lost one.
             if codes[0] != (ExitCode.HOST if self._program.nodes > 1 else 128 + signal.SIGKILL):
                 raise TrialFailed(f"node 0 ended with {codes[0]}\n{self._logs()}")
         finally:
@@ -175,11 +177,12 @@ class _Job:
                 "AWS_SECRET_ACCESS_KEY": "testing",
                 "AWS_REGION": REGION,
                 "TRAINIUM_BUCKET": self._bucket,
-                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, PACKAGES))),
+                "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "emulators", PACKAGES))),
                 # No program may look for models on the network.
                 "HF_HUB_OFFLINE": "1",
                 "TOKENIZERS_PARALLELISM": "false",
                 "TRAINIUM_PROCESSES_PER_NODE": str(self._program.processes),
+                **(_emulated_device() if self._program.on_neuron else {}),
                 **self._program.environment,
             },
         )
@@ -203,7 +206,7 @@ class _Job:
             try:
                 body = client.get_object(Bucket=self._bucket, Key=key)["Body"].read()
             except client.exceptions.NoSuchKey:
-                # The nodes keep the newest few, so an older one may go after it was listed.
+                # The nodes retain the newest few, so a listed one may be deleted.
                 continue
             paths = [item["path"] for item in json.loads(body)["files"]]
             if any(fnmatch.fnmatch(path, self._program.checkpoint) for path in paths):
@@ -221,8 +224,13 @@ class _Job:
         return self._cluster.all_logs()[-6000:]
 
 
+def _emulated_device() -> dict[str, str]:
+    """Return the variables of a node of a deployment for TorchNeuron, on an emulated device."""
+    return FOR_NEURON | device_variables(FOR_NEURON, in_container=False)
+
+
 def _kill_node(cluster: Cluster, index: int) -> None:
-    """Kill every process of a node at once, as a lost host does."""
+    """Kill every process of a node at once, as when a host is lost."""
     mark = f"TRAINIUM_NODE_ADDRESS={cluster.address(index)}".encode()
     for pid in cluster.processes():
         try:

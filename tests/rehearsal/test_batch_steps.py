@@ -1,4 +1,4 @@
-"""The steps on Batch: their commands, and what is made of what they left."""
+"""The steps on Batch: their commands, and the checks of their results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def failed(lines: list[dict[str, Any]], resumed: int | None) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
 
-def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
+def test_only_training_parameters_reach_training() -> None:
     given = batch.parameters(settings(parameters=("max-steps=12", "max-bytes=1024")))
 
     assert given["max-steps"] == "12"
@@ -57,7 +57,7 @@ def test_a_parameter_of_the_user_reaches_training_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize(("nodes", "kind"), [(4, "kill-child"), (1, "kill-main")])
-def test_the_main_node_is_only_killed_when_it_is_alone(nodes: int, kind: str) -> None:
+def test_main_node_is_killed_only_without_children(nodes: int, kind: str) -> None:
     assert batch.fault_kind(settings(nodes=nodes)) == kind
 
 
@@ -66,35 +66,35 @@ def test_the_main_node_is_only_killed_when_it_is_alone(nodes: int, kind: str) ->
     [(["green", "not run"], True), (["green", "crashed"], False), (["green", "red"], False),
      (["not run"], False), ([], False)],
 )  # fmt: skip
-def test_a_probe_that_crashes_is_seen_in_the_rehearsal(states: list[str], ok: bool) -> None:
+def test_crashing_probe_is_detected(states: list[str], ok: bool) -> None:
     findings = [{"id": "main-address", "state": state, "seen": "KeyError: 0"} for state in states]
 
     assert evidence.judge_record(json.dumps({"findings": findings})).ok is ok
 
 
-def test_a_record_that_is_missing_is_seen_in_the_rehearsal() -> None:
+def test_missing_record_is_detected() -> None:
     assert not evidence.judge_record("").ok
 
 
-def test_a_run_that_went_as_planned_passes() -> None:
+def test_run_as_planned_passes() -> None:
     assert failed(events(), 2) == []
 
 
-def test_a_missing_step_is_noticed() -> None:
+def test_missing_step_is_detected() -> None:
     assert failed(events(steps=range(1, 6)), 2) == [
-        "every step was made, and counts once",
+        "the metrics have every step exactly once",
         "the loss fell",
     ]
 
 
 @pytest.mark.parametrize("resumed", [None, 0, 4])
-def test_a_run_that_did_not_continue_where_it_must_is_noticed(resumed: int | None) -> None:
+def test_wrong_resume_step_is_detected(resumed: int | None) -> None:
     (name,) = failed(events(), resumed)
 
     assert "newest complete checkpoint" in name
 
 
-def test_losses_belong_to_the_attempt_that_made_them() -> None:
+def test_losses_belong_to_their_attempt() -> None:
     found = [(a.attempt, a.steps) for a in evidence.attempts(events())]
 
     assert found == [(1, [1, 2]), (2, [3, 4, 5, 6])]
@@ -111,7 +111,7 @@ def test_losses_belong_to_the_attempt_that_made_them() -> None:
         ([], False),
     ],
 )
-def test_what_is_held_out_must_be_evaluated_and_its_loss_fall(
+def test_held_out_loss_must_be_evaluated_and_fall(
     found: list[tuple[int, float | None]], ok: bool
 ) -> None:
     lines = [{"event": "evaluation", "step": step, "val_loss": loss} for step, loss in found]
@@ -127,7 +127,7 @@ def test_what_is_held_out_must_be_evaluated_and_its_loss_fall(
         ("training: step 3 of 6: loss 7.0000, x", False),
     ],
 )
-def test_a_step_that_was_made_twice_must_have_the_same_loss(log: str, ok: bool) -> None:
+def test_repeated_step_must_have_same_loss(log: str, ok: bool) -> None:
     assert evidence.judge_repeated(log).ok is ok
 
 
@@ -139,21 +139,21 @@ def test_a_step_that_was_made_twice_must_have_the_same_loss(log: str, ok: bool) 
         ({"complete.json": 9}, False),
     ],
 )
-def test_a_marker_must_fit_the_files(sizes: dict[str, int], ok: bool) -> None:
+def test_marker_must_match_files(sizes: dict[str, int], ok: bool) -> None:
     marker = json.dumps({"step": 6, "files": {"a": {"bytes": 3}}})
 
     assert evidence.judge_marker(marker, sizes, PLAN).ok is ok
 
 
-def test_a_marker_of_a_save_that_has_begun_does_not_count() -> None:
+def test_marker_of_incomplete_save_does_not_count() -> None:
     assert not evidence.judge_marker("0" * 32, {"a": 3, "complete.json": 32}, PLAN).ok
 
 
-def test_a_model_that_is_not_there_is_noticed(tmp_path: Path) -> None:
+def test_missing_model_is_detected(tmp_path: Path) -> None:
     assert not evidence.judge_export(tmp_path).ok
 
 
-def test_the_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
+def test_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:
     path = tmp_path / "loss.svg"
 
     curve.write_svg(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import EmulatedAccount, desk_environment
+from rehearsal.deployment.aws import EmulatedAccount, client_environment
 from rehearsal.deployment.state import Settings
 from rehearsal.steps.jobs import parameters
 
@@ -30,7 +30,7 @@ SETTINGS = Settings(
 
 def environment(**base: str) -> dict[str, str]:
     aws = EmulatedAccount(endpoint="http://localhost:1", region="us-west-2")
-    return desk_environment(base, aws=aws, docker=Path("/d"), bin_folder=Path("/venv/bin"))
+    return client_environment(base, aws=aws, docker=Path("/d"), bin_folder=Path("/venv/bin"))
 
 
 def write_manifest(folder: Path, **environments: str) -> None:
@@ -45,29 +45,31 @@ def write_manifest(folder: Path, **environments: str) -> None:
 @pytest.mark.parametrize(
     "name", ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "TRAINIUM_DEPLOYMENT"]
 )
-def test_nothing_of_the_users_account_reaches_the_tools(name: str) -> None:
+def test_user_aws_settings_are_not_passed_to_tools(name: str) -> None:
     assert name not in environment(**{name: "theirs"})
 
 
-def test_the_users_credentials_are_replaced() -> None:
+def test_users_credentials_are_replaced() -> None:
     assert environment(AWS_SECRET_ACCESS_KEY="theirs")["AWS_SECRET_ACCESS_KEY"] == "rehearsal"
 
 
-def test_a_proxy_is_not_asked_for_the_local_server() -> None:
+def test_local_server_bypasses_proxy() -> None:
     assert "localhost" in environment(HTTP_PROXY="http://proxy")["NO_PROXY"]
 
 
-def test_bucket_is_not_retained_and_nothing_else_differs_from_a_deployment_to_aws() -> None:
+def test_rehearsal_context_differs_only_in_notifications_and_bucket() -> None:
     assert cdk.context(SETTINGS) == {
         "trainium:orchestrators": "batch",
         "trainium:deployment": "default",
         "trainium:instance_type": "trn1.32xlarge",
+        "trainium:neuron_release": "2.28.0",
         "trainium:max_nodes": "4",
         "trainium:retain_data": "false",
+        "trainium:notify_email": "rehearsal@example.com",
     }
 
 
-def test_a_cluster_gets_an_administrator_and_addresses_that_nobody_has() -> None:
+def test_cluster_gets_administrator_and_unused_addresses() -> None:
     context = cdk.context(replace(SETTINGS, orchestrators=("batch", "eks")))
 
     assert context["trainium:orchestrators"] == "batch,eks"
@@ -79,13 +81,13 @@ def test_deploy_does_not_use_change_sets() -> None:
     assert "--method=direct" in cdk.deploy_command(CDK, assembly=Path("out"))
 
 
-def test_bootstrap_does_not_touch_the_folder_that_users_synthesise_to() -> None:
+def test_bootstrap_leaves_user_cdk_out_unchanged() -> None:
     words = cdk.bootstrap_command(CDK, assembly=Path("out"), region="us-west-2")
 
     assert words[words.index("--app") + 1] == "out"
 
 
-def test_the_region_comes_from_the_stacks(tmp_path: Path) -> None:
+def test_region_comes_from_the_stacks(tmp_path: Path) -> None:
     write_manifest(tmp_path, network="aws://unknown-account/us-east-2")
 
     assert cdk.read_assembly(tmp_path) == cdk.CloudAssembly("us-east-2", ("network",))
@@ -98,8 +100,8 @@ def test_stacks_in_two_regions_are_refused(tmp_path: Path) -> None:
         cdk.read_assembly(tmp_path)
 
 
-def test_a_failing_command_is_reported_with_its_last_words(tmp_path: Path) -> None:
-    with pytest.raises(cdk.StepFailed, match=r"sh -c ended with 3.*\n  the reason"):
+def test_failing_command_is_reported_with_last_output(tmp_path: Path) -> None:
+    with pytest.raises(cdk.StepFailed, match=r"sh -c exited with 3.*\n  the reason"):
         cdk.run(
             ("/bin/sh", "-c", "echo the reason; exit 3"),
             log=tmp_path / "log",
@@ -117,10 +119,10 @@ def test_output_is_kept_in_the_log(tmp_path: Path) -> None:
     assert (lines, log.read_text()) == (["hello"], "hello\n")
 
 
-def test_the_users_parameters_win_over_those_of_the_rehearsal() -> None:
+def test_user_parameters_override_those_of_rehearsal() -> None:
     assert "max-bytes=4096" in parameters(SETTINGS, None)
     assert "max-bytes=4096" in parameters(SETTINGS, "kill-child")
 
 
-def test_an_injected_error_is_a_parameter_of_the_workload() -> None:
+def test_injected_error_is_a_parameter_of_the_workload() -> None:
     assert "inject-error-rank=1" in parameters(SETTINGS, "error-in-workload")

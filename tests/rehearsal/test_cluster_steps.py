@@ -1,4 +1,4 @@
-"""The steps on the cluster: their commands, what they must say, and what is left of a cluster."""
+"""The steps on the cluster: commands, expected output, and leftovers of a cluster."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from rehearsal.proofs.leftovers import AccountResource, compare
 from rehearsal.receipt import NO_BROWSER, ClusterTraining, Receipt, ReceiptCheck
 from rehearsal.steps import cluster as cluster_steps
 from rehearsal.steps.jobs import judge
-from rehearsal.steps.runner import Chain, Interrupted, Runner, Step
+from rehearsal.steps.runner import Chain, RehearsalInterrupted, Runner, Step
 from tests.support.limits import scaled
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 
@@ -56,7 +57,7 @@ def all_steps() -> list[Step]:
     return [step for chain in chains for step in chain.steps]
 
 
-def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
+def test_user_parameter_reaches_workload_that_supports_it() -> None:
     given = cluster_steps.parameters(ASKED)["bert-tiny"]
 
     assert given["max-steps"] == "12"
@@ -74,7 +75,7 @@ def test_a_parameter_of_the_user_reaches_the_workload_that_has_it() -> None:
 )
 def test_only_ready_nodes_of_the_right_type_count(said: str, ok: bool) -> None:
     (nodes,) = [step for step in all_steps() if step.name == "nodes"]
-    ((_, pattern),) = nodes.says.items()
+    ((_, pattern),) = nodes.expects.items()
 
     assert bool(re.search(pattern, said)) is ok
 
@@ -98,7 +99,7 @@ def python(code: str, *, name: str = "x", **changes: object) -> Step:
     return Step(name=name, program=program, argv=("-c", code), **changes)  # type: ignore[arg-type]
 
 
-def test_a_chain_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path) -> None:
+def test_chain_stops_at_first_unexpected_result(tmp_path: Path) -> None:
     runner = runner_in(tmp_path)
 
     fine = runner.run([chain(python("exit(2)", exit_code=2), python("exit(1)"), python("exit(0)"))])
@@ -108,7 +109,7 @@ def test_a_chain_ends_at_the_first_command_that_ends_otherwise(tmp_path: Path) -
     assert sum(step.problem is not None for step in runner.steps) == 1
 
 
-def test_chains_go_on_beside_one_that_fails_but_not_those_that_need_it(tmp_path: Path) -> None:
+def test_failed_chain_stops_only_dependent_chains(tmp_path: Path) -> None:
     runner = runner_in(tmp_path)
 
     fine = runner.run(
@@ -124,7 +125,7 @@ def test_chains_go_on_beside_one_that_fails_but_not_those_that_need_it(tmp_path:
     assert [step.exit_code for step in runner.steps] == [1, 0, 0]
 
 
-def test_a_chain_waits_for_those_that_it_needs(tmp_path: Path) -> None:
+def test_chain_waits_for_its_dependencies(tmp_path: Path) -> None:
     touch = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(tmp_path / 'x')!r}).touch()"
     look = f"import pathlib; exit(not pathlib.Path({str(tmp_path / 'x')!r}).exists())"
 
@@ -133,7 +134,18 @@ def test_a_chain_waits_for_those_that_it_needs(tmp_path: Path) -> None:
     )
 
 
-def test_a_step_that_is_stopped_half_way_proves_and_tells_nothing(tmp_path: Path) -> None:
+def test_chain_waits_for_its_start_condition(tmp_path: Path) -> None:
+    ended = threading.Event()
+    (tmp_path / "x").touch()
+    first = chain(python(f"import os; os.remove({str(tmp_path / 'x')!r})"))
+    look = chain(python(f"import os; exit(os.path.exists({str(tmp_path / 'x')!r}))"), name="b")
+
+    assert runner_in(tmp_path).run(
+        [replace(look, wait=ended.wait), replace(first, ended=ended.set)]
+    )
+
+
+def test_interrupted_step_proves_and_reports_nothing(tmp_path: Path) -> None:
     told: list[str] = []
     runner = Runner(
         "x",
@@ -143,15 +155,15 @@ def test_a_step_that_is_stopped_half_way_proves_and_tells_nothing(tmp_path: Path
         phase=lambda name: nullcontext(),
         note=told.append,
     )
-    endless = python("import time; print('begun', flush=True); time.sleep(60)", says={"y": "z"})
+    endless = python("import time; print('begun', flush=True); time.sleep(60)", expects={"y": "z"})
 
-    with pytest.raises(Interrupted):
+    with pytest.raises(RehearsalInterrupted):
         runner.run([chain(endless), chain(python("exit(0)"), name="b", after=("a",))])
 
     assert (told, runner.steps, runner.checks) == ([], [], [])
 
 
-def test_what_interrupts_one_chain_ends_the_commands_of_all(tmp_path: Path) -> None:
+def test_interrupt_ends_commands_of_all_chains(tmp_path: Path) -> None:
     def interrupt(line: str) -> None:
         raise KeyboardInterrupt
 
@@ -164,15 +176,15 @@ def test_what_interrupts_one_chain_ends_the_commands_of_all(tmp_path: Path) -> N
     assert time.monotonic() - begin < scaled(30)
 
 
-def test_what_a_command_must_say_is_checked(tmp_path: Path) -> None:
+def test_expected_output_of_command_is_checked(tmp_path: Path) -> None:
     runner = runner_in(tmp_path)
 
-    runner.run([chain(python("print('a b')", says={"has a": "a", "has c": "c"}))])
+    runner.run([chain(python("print('a b')", expects={"has a": "a", "has c": "c"}))])
 
     assert [check.ok for check in runner.checks] == [True, False]
 
 
-def test_a_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> None:
+def test_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> None:
     node = {"node": 0, "attempts": [
         {"number": 2, "exit_code": 0, "reason": None, "started_at_ms": 1, "stopped_at_ms": 2}
     ]}  # fmt: skip
@@ -191,15 +203,15 @@ def test_a_lost_pod_needs_no_exit_code_of_the_attempt_that_volcano_deleted() -> 
     assert differences(on_cluster=False) != []
 
 
-def test_only_a_machine_with_a_browser_looks_at_the_page() -> None:
+def test_page_is_checked_only_with_browser() -> None:
     with_browser, without = (
-        cluster_steps.drawing(with_browser=there).says for there in (True, False)
+        cluster_steps.drawing(with_browser=there).expects for there in (True, False)
     )
 
     assert set(with_browser) - set(without) == {tensorboard.DRAWN}
 
 
-def test_a_rehearsal_without_a_browser_says_what_it_did_not_see() -> None:
+def test_rehearsal_without_browser_reports_unchecked_page() -> None:
     receipt = Receipt(settings=ASKED)
     assert NO_BROWSER not in receipt.unproven
     receipt.cluster = ClusterTraining()
@@ -209,7 +221,7 @@ def test_a_rehearsal_without_a_browser_says_what_it_did_not_see() -> None:
     assert NO_BROWSER not in receipt.unproven
 
 
-def test_a_page_without_the_run_has_nothing_to_show_yet() -> None:
+def test_page_without_run_has_no_charts_yet() -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -223,21 +235,21 @@ def test_a_page_without_the_run_has_nothing_to_show_yet() -> None:
         threading.Thread(target=page.serve_forever, daemon=True).start()
         said = f"TensorBoard of run bert: http://127.0.0.1:{page.server_port}/?x (Ctrl-C"
 
-        assert tensorboard.seen(said, "bert") == "bert/logs has step loss\n"
-        assert tensorboard.seen(said, "mnist") == ""
+        assert tensorboard.describe_run(said, "bert") == "bert/logs has step loss\n"
+        assert tensorboard.describe_run(said, "mnist") == ""
         page.shutdown()
-    assert tensorboard.seen(said, "bert") == ""
-    assert tensorboard.seen("not yet", "bert") == ""
+    assert tensorboard.describe_run(said, "bert") == ""
+    assert tensorboard.describe_run("not yet", "bert") == ""
 
 
-def test_what_is_in_every_cluster_is_no_leftover(cluster: ClusterEmulator) -> None:
+def test_default_cluster_objects_are_no_leftovers(cluster: ClusterEmulator) -> None:
     found = leftovers.take_cluster_inventory(cluster.endpoint)
 
     assert found
     assert compare(before=(), after=found, toolkit=())[1] == []
 
 
-def test_a_forgotten_object_of_the_cluster_is_a_leftover(cluster: ClusterEmulator) -> None:
+def test_undeleted_cluster_object_is_leftover(cluster: ClusterEmulator) -> None:
     cluster.apply({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "forgotten"}})
 
     found = leftovers.take_cluster_inventory(cluster.endpoint)

@@ -1,4 +1,4 @@
-"""The table of faults, and how a run is judged by it."""
+"""The table of faults, and the checks of a run against it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = Size(bytes=4, correct=True, p50_us=1, p99_us=1, algbw_gib_per_s=1, busbw_
 
 
 def status(*exit_codes: int, job: str = "SUCCEEDED", num_nodes: int = 2) -> dict[str, Any]:
-    """What `jobs status --json` says, as far as it is judged."""
+    """The checked fields of `jobs status --json`."""
     attempts = [
         {
             "number": number,
@@ -56,13 +56,13 @@ def judged(
     ).differences
 
 
-def test_a_misspelt_fault_is_refused_with_the_nearest() -> None:
+def test_misspelt_fault_is_refused_with_the_nearest() -> None:
     with pytest.raises(OptionsError, match="did you mean 'kill-child'"):
         find_faults(["kill-chld"])
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "reclaim-main"])
-def test_a_fault_is_followed_by_another_attempt_exactly_when_batch_retries(kind: str) -> None:
+def test_fault_leads_to_attempt_iff_batch_retries(kind: str) -> None:
     codes = FAULTS[kind].ending.exit_codes
 
     for number, code in enumerate(codes):
@@ -70,15 +70,15 @@ def test_a_fault_is_followed_by_another_attempt_exactly_when_batch_retries(kind:
         assert EXIT_CODES[ExitCode(code)].retry == (number < len(codes) - 1)
 
 
-def test_a_retried_fault_that_succeeds_differs_in_nothing() -> None:
+def test_successful_retry_has_no_differences() -> None:
     assert judged(status(75, 0), fault="kill-child") == []
 
 
-def test_a_fault_that_was_not_felt_is_a_difference() -> None:
-    assert judged(status(0), fault="kill-child") == ["the main node ended with 0 instead of 75, 0"]
+def test_fault_without_effect_is_difference() -> None:
+    assert judged(status(0), fault="kill-child") == ["the main node exited with 0 instead of 75, 0"]
 
 
-def test_on_a_cluster_only_the_last_attempts_code_must_be_right() -> None:
+def test_cluster_checks_only_last_exit_code() -> None:
     ending = FAULTS["kill-child"].ending.on_cluster
 
     def found(*codes: int | None) -> list[str]:
@@ -87,35 +87,35 @@ def test_on_a_cluster_only_the_last_attempts_code_must_be_right() -> None:
         )
 
     assert found(None, 0) == found(75, 0) == found(143, 0) == []
-    assert found(75, 1) == ["the main node ended with 75, 1 instead of ?, 0"]
-    assert found(0) == ["the main node ended with 0 instead of ?, 0"]
+    assert found(75, 1) == ["the main node exited with 75, 1 instead of ?, 0"]
+    assert found(0) == ["the main node exited with 0 instead of ?, 0"]
 
 
-def test_a_missing_end_of_a_node_is_a_difference() -> None:
+def test_missing_node_end_is_difference() -> None:
     document = status(0)
     document["nodes"].pop()
 
-    missing = ["1 ends of nodes are recorded instead of 1 attempts x 2 nodes"]
+    missing = ["1 node exit recorded instead of 1 attempt x 2 nodes"]
     assert judged(document) == judged(document, on_cluster=True) == missing
 
 
-def test_on_a_cluster_a_failed_attempt_may_lack_the_end_of_a_node() -> None:
+def test_failed_cluster_attempt_may_lack_node_end() -> None:
     document = status(1, job="FAILED")
     document["nodes"].pop()
 
     assert judged(document, fault="error-in-workload", code=1, on_cluster=True) == []
 
 
-def test_a_success_without_a_result_is_a_difference() -> None:
+def test_success_without_a_result_is_a_difference() -> None:
     run = judge(run="r", fault=None, status=status(0), jobs_exit_code=0, sizes=[], seconds=1)
 
     assert run.differences == ["the job succeeded without a result in the bucket"]
 
 
-def test_a_wrong_exit_code_of_the_helper_is_a_difference() -> None:
+def test_wrong_submit_exit_code_is_difference() -> None:
     found = judged(status(1, job="FAILED"), fault="error-in-workload", code=0)
 
-    assert found == ["jobs submit ended with 0 instead of 1"]
+    assert found == ["jobs submit exited with 0 instead of 1"]
 
 
 def test_no_capacity_must_be_named_by_the_status_reason() -> None:

@@ -1,4 +1,4 @@
-"""What counts as left over, and that nothing escapes the inventory."""
+"""Leftovers, and the completeness of the inventory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rehearsal.deployment.aws import EmulatedAccount, desk_environment
+from rehearsal.deployment.aws import EmulatedAccount, client_environment
 from rehearsal.deployment.server import server_command, start_server
 from rehearsal.deployment.state import RehearsalFolder
 from rehearsal.proofs import leftovers
@@ -24,12 +24,12 @@ MANIFEST = json.dumps(manifest({}))
 
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedAccount]:
-    """The account of a server of our own; tests only add to it."""
+    """The account of this module's own server; tests only add to it."""
     folder = RehearsalFolder(tmp_path_factory.mktemp("server"))
     server = start_server(
         server_command(processes_per_node=1, addresses="127.0.0"),
         folder=folder,
-        environment=desk_environment(
+        environment=client_environment(
             {}, aws=None, docker=folder.docker, bin_folder=Path(sys.executable).parent
         ),
         on_event=lambda event: None,
@@ -89,7 +89,7 @@ def _tagged_bucket(aws: EmulatedAccount) -> str:
 @pytest.mark.parametrize(
     "create", [_vpc, _bucket, _image, _role, _log_group, _parameter, _address, _tagged_bucket]
 )
-def test_a_forgotten_resource_is_a_leftover(
+def test_undeleted_resource_is_leftover(
     aws: EmulatedAccount, create: Callable[[EmulatedAccount], str]
 ) -> None:
     before = take_inventory(aws)
@@ -100,14 +100,14 @@ def test_a_forgotten_resource_is_a_leftover(
     assert forgotten in {item.id for item in found}
 
 
-def test_what_was_there_before_is_no_leftover(aws: EmulatedAccount) -> None:
+def test_preexisting_resource_is_no_leftover(aws: EmulatedAccount) -> None:
     before = take_inventory(aws)
 
     assert before  # the default VPC, at least
     assert compare(before=before, after=take_inventory(aws), toolkit=()) == ([], [])
 
 
-def test_what_the_bootstrap_stack_owns_is_expected() -> None:
+def test_bootstrap_resources_are_expected() -> None:
     role = AccountResource("iam", "role", "cdk-hnb659fds-deploy-role")
 
     (expected,), left = compare(before=(), after=[role], toolkit=[role.id])
@@ -118,19 +118,19 @@ def test_what_the_bootstrap_stack_owns_is_expected() -> None:
     )
 
 
-def test_what_is_only_named_like_the_bootstrap_is_left_over() -> None:
+def test_resource_only_named_like_bootstrap_is_leftover() -> None:
     role = AccountResource("iam", "role", "cdk-hnb659fds-stray-role")
 
     assert compare(before=(), after=[role], toolkit=["cdk-hnb659fds-deploy-role"]) == ([], [role])
 
 
-def test_an_image_is_never_expected_even_in_the_repository_of_the_bootstrap() -> None:
+def test_image_in_bootstrap_repository_is_leftover() -> None:
     image = AccountResource("ecr", "image", "assets:1")
 
     assert compare(before=(), after=[image], toolkit=["assets", "assets:1"]) == ([], [image])
 
 
-def test_the_service_linked_role_of_batch_is_expected() -> None:
+def test_service_linked_role_of_batch_is_expected() -> None:
     role = AccountResource("iam", "service-linked role", "AWSServiceRoleForBatch")
 
     (expected,), left = compare(before=(), after=[role], toolkit=())
@@ -139,6 +139,6 @@ def test_the_service_linked_role_of_batch_is_expected() -> None:
     assert left == []
 
 
-def test_every_listing_names_an_operation_of_its_service(aws: EmulatedAccount) -> None:
+def test_every_listing_uses_existing_operation(aws: EmulatedAccount) -> None:
     for listing in leftovers.LISTINGS:
         assert inspect.ismethod(getattr(aws.client(listing.service), listing.operation))

@@ -1,4 +1,4 @@
-"""The node scaler as the template has it: its own process, in a cluster whose group it scales."""
+"""The node scaler of the template, as a process in a cluster whose group it scales."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LIMIT_S = 60.0
 
 
 def scaler_objects(node_group: str) -> list[Json]:
-    """What the template applies, with the names of this cluster and a fast clock."""
+    """The template's objects, with the names of this cluster and a fast clock."""
     found = []
     for each in objects_of(with_cluster()):
         metadata = each["metadata"]
@@ -82,7 +82,7 @@ def server() -> Iterator[Server]:
 
 
 def deploy(server: Server) -> None:
-    """A cluster whose group may have four nodes and has none, and the scaler."""
+    """A cluster whose group has none of up to four nodes, and the scaler."""
     queue = {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
         "kind": "Queue",
@@ -173,28 +173,26 @@ def events(api: str, namespace: str) -> list[str]:
     return [each["message"] for each in found if each["source"]["component"] == kubernetes.SCALER]
 
 
-def is_told(api: str, words: str) -> bool:
-    """Whether an event about a node says so; it is written when the node has gone."""
+def is_reported(api: str, words: str) -> bool:
+    """Return whether an event reports this about a node; it is written after the node's removal."""
     return any(words in text for text in events(api, "default"))
 
 
-def test_nodes_that_nobody_uses_go_by_themselves(server: Server, api: str) -> None:
+def test_idle_nodes_are_removed(server: Server, api: str) -> None:
     scale_up(server, api, 2)
     instances = [node["spec"]["providerID"].rpartition("/")[2] for node in trainium_nodes(api)]
 
     wait(lambda: not trainium_nodes(api))
-    wait(lambda: all(is_told(api, f"terminated {each}: idle since") for each in instances))
+    wait(lambda: all(is_reported(api, f"terminated {each}: idle since") for each in instances))
 
 
-def test_a_job_that_asks_gets_nodes_and_they_stay_as_long_as_it_runs(
-    server: Server, api: str
-) -> None:
+def test_job_request_adds_nodes_until_job_ends(server: Server, api: str) -> None:
     submit(api, "asks", 8, nodes=2)
 
     wait(lambda: phase(api, "asks") == "Running")
     begin = time.monotonic()
     scale_up(server, api, 3)
-    # The third goes, and those of the job outlive it by more than the time of an idle one.
+    # The third is removed, and the job's nodes stay for longer than the idle timeout.
     wait(lambda: len(trainium_nodes(api)) == 2)
     while time.monotonic() < begin + 6:
         assert len(trainium_nodes(api)) == 2
@@ -202,10 +200,10 @@ def test_a_job_that_asks_gets_nodes_and_they_stay_as_long_as_it_runs(
         time.sleep(0.2)
     wait(lambda: phase(api, "asks") == "Completed")
     wait(lambda: not trainium_nodes(api))
-    assert "0 -> 2 nodes, for asks" in events(api, kubernetes.NAMESPACE)
+    assert "0 -> 2 nodes for asks" in events(api, kubernetes.NAMESPACE)
 
 
-def test_what_it_has_seen_outlives_its_process(server: Server, api: str) -> None:
+def test_scaler_state_survives_restart(server: Server, api: str) -> None:
     scale_up(server, api, 1)
     wait(lambda: idle_since(api))
     seen = idle_since(api)
@@ -215,12 +213,10 @@ def test_what_it_has_seen_outlives_its_process(server: Server, api: str) -> None
 
     wait(lambda: [p["metadata"]["uid"] for p in listed(api, pods)] != [before["metadata"]["uid"]])
     wait(lambda: not trainium_nodes(api))
-    wait(lambda: is_told(api, f"idle since {seen}"))
+    wait(lambda: is_reported(api, f"idle since {seen}"))
 
 
-def test_a_gang_that_is_too_large_beside_another_gets_nodes_when_that_has_ended(
-    server: Server, api: str
-) -> None:
+def test_large_gang_gets_nodes_after_other_gang_ends(server: Server, api: str) -> None:
     submit(api, "first", 3, nodes=2)
     wait(lambda: phase(api, "first") == "Running")
     submit(api, "second", 1, nodes=4)
@@ -232,8 +228,8 @@ def test_a_gang_that_is_too_large_beside_another_gets_nodes_when_that_has_ended(
     wait(lambda: not trainium_nodes(api))
 
 
-def test_it_may_do_nothing_that_its_roles_do_not_say(server: Server, api: str) -> None:
-    """The API server knows its token as its service account's, so the rounds above were allowed."""
+def test_scaler_uses_only_permissions_of_its_roles(server: Server, api: str) -> None:
+    """Its token authenticates it as its service account, so the rounds above were allowed."""
     token = f"system:serviceaccount:{kubernetes.SCALER}:{kubernetes.SCALER}"
 
     def status(path: str) -> int:

@@ -1,4 +1,4 @@
-"""Rehearsals that do not come to their end: interrupted, or refused at once."""
+"""Rehearsals that do not finish: interrupted, or refused immediately."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def test_ctrl_c_ends_with_130_and_leaves_no_process(tmp_path: Path) -> None:
         command(tmp_path, "--orchestrators", "batch"),
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
-        # As a terminal does it: a process group of its own, all of which gets the signal.
+        # Like a terminal: the signal goes to a whole process group.
         start_new_session=True,
     )
-    synthesising = RehearsalFolder(tmp_path).log("cdk-synth")
-    assert wait_until(synthesising.exists, limit_s=scaled(60))
-    assert any("trainium_emulators.aws.server" in line for line in processes_of(ADDRESSES))
+    synth_log = RehearsalFolder(tmp_path).log("cdk-synth")
+    assert wait_until(synth_log.exists, limit_s=scaled(60))
+    assert any("trainium_emulators.aws.server" in line for line in command_lines_with(ADDRESSES))
     os.killpg(process.pid, signal.SIGINT)
 
     assert process.wait(timeout=scaled(60)) == 130
-    assert processes_of(ADDRESSES) == []
+    assert command_lines_with(ADDRESSES) == []
     receipt = json.loads(RehearsalFolder(tmp_path).receipt.read_text())
     assert receipt["outcome"] == receipt["phases"][-1]["outcome"] == "interrupted"
 
 
-def test_down_interrupts_a_run_and_says_that_nothing_is_proved(tmp_path: Path) -> None:
+def test_down_interrupts_run_and_reports_no_proof(tmp_path: Path) -> None:
     process = subprocess.Popen(
         command(tmp_path, "--orchestrators", "batch"), cwd=ROOT, stdout=subprocess.DEVNULL
     )
@@ -55,10 +55,10 @@ def test_down_interrupts_a_run_and_says_that_nothing_is_proved(tmp_path: Path) -
     )
 
     assert (down.returncode, process.wait(timeout=scaled(60))) == (1, 130)
-    assert down.stdout.startswith("interrupted, leftovers were not looked for; ")
+    assert down.stdout.startswith("interrupted, leftovers were not checked; ")
 
 
-def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_unknown_fault_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = subprocess.run(
         command(tmp_path, "--fault", "kill-chld"),
         cwd=ROOT,
@@ -70,8 +70,8 @@ def test_a_wrong_option_is_refused_before_anything_starts(tmp_path: Path) -> Non
     assert "did you mean 'kill-child'" in done.stderr
 
 
-def processes_of(addresses: str) -> list[str]:
-    """Command lines that name a rehearsal's addresses, as its server's does."""
+def command_lines_with(addresses: str) -> list[str]:
+    """Return the command lines with a rehearsal's ``--addresses``, such as its server's."""
     lines = [
         " ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])
     ]

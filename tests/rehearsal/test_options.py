@@ -1,4 +1,4 @@
-"""What `python -m rehearsal run` makes of its options."""
+"""The options of `python -m rehearsal run`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from rehearsal.cli import options
 from rehearsal.cli.options import program_of
-from rehearsal.deployment.state import OptionsError, ProgramOptions, Settings
+from rehearsal.deployment.state import OptionsError, RehearsedProgram, Settings
 
 
 def checked(**changes: Any) -> Settings:
@@ -34,11 +34,13 @@ def checked(**changes: Any) -> Settings:
         ("eks, batch", ("all-reduce", "llama-tiny", "program", "mnist", "bert-tiny")),
     ],
 )
-def test_each_half_has_its_workloads(orchestrators: str, workloads: tuple[str, ...]) -> None:
+def test_workloads_match_chosen_orchestrators(
+    orchestrators: str, workloads: tuple[str, ...]
+) -> None:
     assert checked(orchestrators=orchestrators).workloads == workloads
 
 
-def test_the_quick_one_is_an_all_reduce_on_two_nodes_of_batch() -> None:
+def test_quick_rehearsal_is_all_reduce_on_two_batch_nodes() -> None:
     settings = checked(quick=True, orchestrators=None, nodes=None)
 
     assert (settings.orchestrators, settings.workloads) == (("batch",), ("all-reduce",))
@@ -51,42 +53,38 @@ def test_faults_alone_need_no_cluster() -> None:
     assert (settings.orchestrators, settings.workloads) == (("batch",), ("all-reduce",))
 
 
-def test_a_program_of_the_users_is_rehearsed_alone_on_two_nodes_of_batch(tmp_path: Path) -> None:
-    program = ProgramOptions(file=str(tmp_path), argv=("--epochs", "3"))
+def test_user_program_is_rehearsed_alone_on_two_batch_nodes(tmp_path: Path) -> None:
+    program = RehearsedProgram(file=str(tmp_path), argv=("--epochs", "3"))
     settings = checked(program=program, orchestrators=None, nodes=None)
 
     assert (settings.workloads, settings.program) == (("program",), program)
     assert (settings.orchestrators, settings.nodes) == (("batch",), 2)
 
 
-def test_a_program_is_named_by_its_whole_path(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_program_path_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
     program = program_of(Path("train.py"), ["--lr", "1"], requirements=Path("needs.txt"))
 
-    assert program == ProgramOptions(
+    assert program == RehearsedProgram(
         file=str(tmp_path / "train.py"),
         argv=("--lr", "1"),
         requirements=str(tmp_path / "needs.txt"),
     )
 
 
-def test_a_module_is_looked_for_in_the_folder_one_is_in(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_module_is_found_in_current_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
     program = program_of(None, ["--lr", "1"], module="mypkg.train", env=["A=1"])
 
-    assert program == ProgramOptions(
+    assert program == RehearsedProgram(
         module="mypkg.train", workdir=str(tmp_path), argv=("--lr", "1"), env=("A=1",)
     )
     assert checked(program=program, orchestrators=None, nodes=None).program == program
 
 
-def test_a_file_and_a_module_are_refused_together() -> None:
+def test_file_and_a_module_are_refused_together() -> None:
     with pytest.raises(OptionsError, match=r"train\.py and -m mypkg\.train are two programs"):
         program_of(Path("train.py"), [], module="mypkg.train")
 
@@ -94,16 +92,16 @@ def test_a_file_and_a_module_are_refused_together() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"argv": [], "env": ["A=1"]}, "--env: for a program"),
-        ({"argv": ["--epochs", "3"]}, "--epochs 3: for a program of yours"),
-        ({"argv": [], "checkpoint_dir": "out"}, "--checkpoint-dir: for a program"),
-        ({"argv": [], "requirements": Path("x")}, "--requirements: for a program"),
-        ({"argv": [], "workdir": Path("x")}, "--workdir: for a program"),
-        ({"argv": [], "exclude": ["x"]}, "--exclude: for a program"),
-        ({"argv": [], "fault_after": "*.pt"}, "--fault-after: for a program"),
+        ({"argv": [], "env": ["A=1"]}, "--env requires a program of your own"),
+        ({"argv": ["--epochs", "3"]}, "--epochs 3 requires a program of your own"),
+        ({"argv": [], "checkpoint_dir": "out"}, "--checkpoint-dir requires a program of your own"),
+        ({"argv": [], "requirements": Path("x")}, "--requirements requires a program of your own"),
+        ({"argv": [], "workdir": Path("x")}, "--workdir requires a program of your own"),
+        ({"argv": [], "exclude": ["x"]}, "--exclude requires a program of your own"),
+        ({"argv": [], "fault_after": "*.pt"}, "--fault-after requires a program of your own"),
     ],
 )
-def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], words: str) -> None:
+def test_program_options_are_refused_without_program(given: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionsError, match=f"{words}.*--program FILE"):
         program_of(None, given.pop("argv"), **given)
 
@@ -115,23 +113,26 @@ def test_what_only_a_program_has_is_refused_without_one(given: dict[str, Any], w
         ({"orchestrators": "bach"}, "did you mean 'batch'"),
         ({"orchestrators": "batch", "workloads": ["mnist"]}, "--workload mnist is not rehearsed"),
         ({"orchestrators": "eks", "faults": ["all"]}, "--orchestrators batch"),
-        ({"orchestrators": "eks", "containers": True}, "give --orchestrators batch"),
-        ({"quick": True, "faults": ["all"], "orchestrators": None}, "--quick is an all-reduce"),
+        ({"orchestrators": "eks", "containers": True}, "pass --orchestrators batch"),
+        (
+            {"quick": True, "faults": ["all"], "orchestrators": None},
+            "--quick runs only an all-reduce",
+        ),
         ({"parameters": ["max-steps"]}, "has no value"),
         ({"parameters": ["colour=red"]}, "none of all-reduce, llama-tiny"),
         ({"orchestrators": "eks", "nodes": 1}, "--nodes 4"),
         (
-            {"program": ProgramOptions(file="/"), "quick": True, "orchestrators": None},
-            "rehearsed alone",
+            {"program": RehearsedProgram(file="/"), "quick": True, "orchestrators": None},
+            "cannot be combined with --quick",
         ),
         (
-            {"program": ProgramOptions(file="/"), "faults": ["no-capacity"]},
-            "no-capacity is not for",
+            {"program": RehearsedProgram(file="/"), "faults": ["no-capacity"]},
+            "no-capacity does not apply to",
         ),
-        ({"program": ProgramOptions(file="/no/train.py")}, "/no/train.py does not exist"),
-        ({"program": ProgramOptions(file="/", requirements="/no")}, "/no does not exist"),
+        ({"program": RehearsedProgram(file="/no/train.py")}, "/no/train.py does not exist"),
+        ({"program": RehearsedProgram(file="/", requirements="/no")}, "/no does not exist"),
     ],
 )
-def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
+def test_invalid_options_are_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(OptionsError, match=words):
         checked(**changes)

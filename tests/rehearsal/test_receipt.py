@@ -30,7 +30,7 @@ SIZE = Size(bytes=1024, correct=True, p50_us=90, p99_us=120, algbw_gib_per_s=1, 
 
 
 def finished(**changes: object) -> Receipt:
-    """A receipt of a rehearsal in which all went well."""
+    """A receipt of a successful rehearsal."""
     receipt = Receipt(
         settings=Settings(
             orchestrators=("batch",),
@@ -61,7 +61,7 @@ def finished(**changes: object) -> Receipt:
         ),
         runs=[run()],
         proven_empty=True,
-        expected_left=[ExpectedResource("s3", "bucket", "cdk-assets", "made by cdk bootstrap")],
+        expected_left=[ExpectedResource("s3", "bucket", "cdk-assets", "created by cdk bootstrap")],
     )
     for name, value in changes.items():
         setattr(receipt, name, value)
@@ -102,7 +102,7 @@ def program_run(**changes: object) -> ProgramRun:
         orchestrator="batch",
         steps=[CommandRecord(name="program", command="jobs submit", exit_code=0, seconds=3.0)],
         run=run(fault="kill-child", attempts=[75, 0], sizes=[]),
-        checks=[ReceiptCheck(name="the program ended with 0", ok=True, detail="SUCCEEDED")],
+        checks=[ReceiptCheck(name="the program exited with 0", ok=True, detail="SUCCEEDED")],
         unproven=[],
     )
     for name, value in changes.items():
@@ -110,11 +110,11 @@ def program_run(**changes: object) -> ProgramRun:
     return record
 
 
-WRONG = ReceiptCheck(name="the program ended with 0", ok=False, detail="FAILED")
+WRONG = ReceiptCheck(name="the program exited with 0", ok=False, detail="FAILED")
 LEFT = [AccountResource("ec2", "VPC", "vpc-1")]
 
 
-def test_all_well_is_passed() -> None:
+def test_successful_rehearsal_passes() -> None:
     assert finished().outcome == "passed"
 
 
@@ -132,11 +132,11 @@ def test_all_well_is_passed() -> None:
         "a program that failed",
     ],
 )
-def test_a_rehearsal_fails_with(changes: dict[str, object]) -> None:
+def test_rehearsal_fails_with(changes: dict[str, object]) -> None:
     assert finished(**changes).outcome == "failed"
 
 
-def test_an_interrupted_rehearsal_has_not_passed() -> None:
+def test_interrupted_rehearsal_does_not_pass() -> None:
     assert finished(interrupted=True).outcome == "interrupted"
 
 
@@ -150,48 +150,48 @@ def test_an_interrupted_rehearsal_has_not_passed() -> None:
     ],
     ids=["passed", "failed", "interrupted at once", "with a program"],
 )
-def test_the_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
+def test_file_fits_its_schema(receipt: Receipt, tmp_path: Path) -> None:
     path = tmp_path / "receipt.json"
     receipt.write(path)
 
     conforms("rehearsal-receipt", json.loads(path.read_text()))
 
 
-def test_a_program_that_was_over_too_soon_proves_less_and_says_so() -> None:
+def test_program_ending_too_soon_proves_less() -> None:
     receipt = finished(programs=[program_run(unproven=["that it survives; give it more to do"])])
 
     assert receipt.outcome == "passed"
     assert "give it more to do" in " ".join(printed(receipt).split())
 
 
-def test_the_report_shows_a_leftover() -> None:
+def test_report_shows_a_leftover() -> None:
     text = printed(finished(leftovers=LEFT))
 
     assert "vpc-1" in text
     assert "LEFT OVER" in text
 
 
-def test_the_terminal_shows_what_was_proven_and_the_file_everything(tmp_path: Path) -> None:
+def test_terminal_shows_proofs_and_file_shows_everything(tmp_path: Path) -> None:
     receipt = finished(programs=[program_run()])
     report.write(receipt, tmp_path / "report.txt")
     shown, whole = printed(receipt), (tmp_path / "report.txt").read_text()
 
-    assert "Proven with a program of your own on batch" in shown
-    assert "the program ended with 0" in shown and "the program ended with 0" in whole
+    assert "Checked with a program of your own on emulated batch" in shown
+    assert "the program exited with 0" in shown and "the program exited with 0" in whole
     for detail in ("Deployed for 2 x trn1.32xlarge", "podman", "Time"):
         assert detail in whole and detail not in shown
     assert whole.splitlines()[-1] == shown.splitlines()[-1]
-    # Of one that failed, the terminal has it all.
+    # Of a failed one, the terminal shows everything.
     assert "Deployed for 2 x trn1.32xlarge" in printed(finished(leftovers=LEFT))
 
 
-def test_a_rehearsal_of_this_process_is_up(tmp_path: Path) -> None:
+def test_state_of_live_process_is_loaded(tmp_path: Path) -> None:
     RehearsalState.here().save(RehearsalFolder(tmp_path))
 
     assert load_state(RehearsalFolder(tmp_path)) == RehearsalState.here()
 
 
-def test_a_state_of_a_dead_process_is_nothing(tmp_path: Path) -> None:
+def test_state_of_dead_process_is_ignored(tmp_path: Path) -> None:
     RehearsalState(pid=RehearsalState.here().pid, started="another process of this id").save(
         RehearsalFolder(tmp_path)
     )

@@ -1,4 +1,4 @@
-"""The scenario of a rehearsal: what is deployed and destroyed when, and what a failure leaves."""
+"""The scenario of a rehearsal: the order of deployments and destroys, with and without failures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEEDED = ("x-network", "x-batch")
 
 
 class Rehearsed:
-    """A rehearsal whose parts only say that they were reached."""
+    """A rehearsal whose parts only record that they were reached."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **asked: Any) -> None:
         given = {"orchestrators": None, "nodes": None, "processes_per_node": None,
@@ -51,11 +51,11 @@ class Rehearsed:
         self.rehearsal._assembly = CloudAssembly(region="r", stacks=(*NEEDED, "x-eks"))
 
     def go(self, **how: Any) -> list[Any]:
-        self.rehearsal.go(**{"jobs": True, "stay": None, **how})
+        self.rehearsal.run(**{"jobs": True, "stay": None, **how})
         return self.reached
 
 
-def test_the_first_result_has_a_deployment_of_its_own(
+def test_first_result_has_separate_deployment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rehearsed = Rehearsed(tmp_path, monkeypatch)
@@ -70,13 +70,15 @@ def test_the_first_result_has_a_deployment_of_its_own(
     assert rehearsed.receipt.first_result.stacks == 2
 
 
-def test_the_quick_one_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_rehearsal_ends_after_first_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reached = Rehearsed(tmp_path, monkeypatch, quick=True).go()
 
     assert reached == [("start",), ("deploy", None), ("_all_reduce",), ("destroy", None)]
 
 
-def test_a_job_that_cannot_be_followed_is_destroyed_and_nothing_else_is_deployed(
+def test_failed_first_job_ends_rehearsal_after_destroy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rehearsed = Rehearsed(tmp_path, monkeypatch)
@@ -87,9 +89,7 @@ def test_a_job_that_cannot_be_followed_is_destroyed_and_nothing_else_is_deployed
     assert rehearsed.receipt.first_result is None
 
 
-def test_a_visitor_stays_with_everything_deployed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_visit_keeps_everything_deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rehearsed = Rehearsed(tmp_path, monkeypatch)
 
     def stay() -> None:

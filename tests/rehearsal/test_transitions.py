@@ -1,6 +1,6 @@
-"""One deployment that changes its zone and loses its costly parts, by the real CLI.
+"""One deployment that changes its zone and removes its most expensive resources, with the real CLI.
 
-Each step is what a user types; what it may touch is compared with the account before it.
+Each step is a user's command; the account after it is compared with the account before it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,14 @@ from typing import Any
 import pytest
 
 from rehearsal.deployment import cdk
-from rehearsal.deployment.aws import ACCOUNT, EmulatedAccount, desk_environment
+from rehearsal.deployment.aws import ACCOUNT, EmulatedAccount, client_environment
 from rehearsal.deployment.server import server_command, start_server
 from rehearsal.deployment.state import ROOT, RehearsalFolder
 from rehearsal.proofs import leftovers
 from rehearsal.proofs.leftovers import AccountResource
 
 # One deployment serves all tests of this file: `make test` gives a file to one worker.
-# `make test` has what check-deploy says of each change, in tests/jobs/deploy_check.
+# `make test` covers what check-deploy reports for each change, in tests/jobs/deploy_check.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 
 REGION = "us-west-2"
@@ -31,7 +32,7 @@ CLUSTER_KEYS = {
     "eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
     "eks_endpoint_cidrs": "192.0.2.0/24",
 }
-# What costs by the hour, or holds what somebody made.
+# Resources that are billed by the hour, or hold user data.
 LASTING = {"NAT gateway", "VPC", "address", "bucket", "cluster", "endpoint", "file system"}
 BASE = ("VPC", "NAT gateway", "subnet", "bucket", "endpoint")
 
@@ -42,9 +43,9 @@ class Account:
 
     items: frozenset[AccountResource]
     nodes_zone: str | None
-    """Of the subnet where Batch starts nodes."""
+    """Zone of the subnet where Batch starts nodes."""
     cluster_nodes_zone: str | None
-    """Of the subnet where the cluster's node group does."""
+    """Zone of the subnet where the cluster's node group starts nodes."""
     parameters: dict[str, str]
 
     def ids(self, *kinds: str) -> set[str]:
@@ -60,15 +61,15 @@ class Account:
 
 
 @dataclass(slots=True)
-class Desk:
-    """Somebody with the CDK CLI, at a server of their own."""
+class Operator:
+    """A user with the CDK CLI and a separate emulator."""
 
     aws: EmulatedAccount
     environment: dict[str, str]
     folder: Path
-    """Of the assemblies."""
+    """Parent folder of the cloud assemblies."""
     assemblies: dict[str, str] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         cli = cdk.executable(Path(sys.executable).parent)
@@ -84,8 +85,9 @@ class Desk:
         words = ("deploy", "--all", "--method=direct", "--require-approval", "never")
         return self.run(*words, "--app", self._synth(orchestrators, keys))
 
-    def bootstrap(self) -> None:
-        done = self.run("bootstrap", f"aws://{ACCOUNT}/{REGION}", "--app", self._synth("both", {}))
+    def bootstrap(self, **keys: object) -> None:
+        app = self._synth("both", keys)
+        done = self.run("bootstrap", f"aws://{ACCOUNT}/{REGION}", "--app", app)
         assert done.returncode == 0, done.stderr
 
     def destroy(self, *stacks: str, orchestrators: str) -> None:
@@ -93,7 +95,7 @@ class Desk:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _synth(self, orchestrators: str, keys: dict[str, object]) -> str:
-        """Synthesise what was not before: it takes longer than to deploy."""
+        """Synthesize each configuration once, because that takes longer than a deployment."""
         name = "-".join([orchestrators, *(f"{key}={value}" for key, value in keys.items())])
         if name not in self.assemblies:
             folder = self.assemblies[name] = str(self.folder / name)
@@ -105,18 +107,18 @@ class Desk:
     def _context(self, orchestrators: str, keys: dict[str, object]) -> list[str]:
         given: dict[str, object] = {
             "orchestrators": orchestrators,
-            # Neither an image to build nor a bucket that stays.
+            # Build no image, and retain no bucket.
             "image_uri": "example.com/image:1",
             "retain_data": "false",
-            # Its rules judge the same templates in tests/stacks/test_matrix.py.
+            # tests/stacks/test_matrix.py applies its rules to the same templates.
             "cdk_preflight": "false",
             **(CLUSTER_KEYS if orchestrators != "batch" else {}),
             **keys,
         }
         return [word for key, value in given.items() for word in ("-c", f"trainium:{key}={value}")]
 
-    def look(self) -> Account:
-        """Ask the services, not CloudFormation."""
+    def inspect(self) -> Account:
+        """Read the account from the services, not from CloudFormation."""
         parameters = {
             entry["Name"].removeprefix("/trainium/default/"): entry["Value"]
             for page in self.aws.client("ssm").get_paginator("get_parameters_by_path").paginate(
@@ -155,63 +157,69 @@ class Desk:
         return str(zone)
 
 
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    """A bootstrapped account."""
-    folder = RehearsalFolder(tmp_path_factory.mktemp("transitions"))
-    places: dict[str, Any] = {
+@contextmanager
+def started_operator(folder: RehearsalFolder, *, addresses: str) -> Iterator[Operator]:
+    """Start an emulator with an empty account."""
+    tools: dict[str, Any] = {
         "docker": folder.docker, "bin_folder": Path(sys.executable).parent
     }  # fmt: skip
     server = start_server(
-        server_command(processes_per_node=1, addresses="127.0.51"),
+        server_command(processes_per_node=1, addresses=addresses),
         folder=folder,
-        environment=desk_environment(os.environ, aws=None, **places),
+        environment=client_environment(os.environ, aws=None, **tools),
         on_event=lambda event: None,
     )
     try:
         aws = EmulatedAccount(endpoint=server.wait_ready(folder), region=REGION)
-        made = Desk(aws, desk_environment(os.environ, aws=aws, **places), folder.path)
-        yield made
+        yield Operator(aws, client_environment(os.environ, aws=aws, **tools), folder.path)
     finally:
         server.stop()
 
 
 @pytest.fixture(scope="module")
-def steps(desk: Desk) -> dict[str, Account]:
-    """The account after each step, in the order of the README."""
-    seen = {"empty": desk.look()}
-    desk.bootstrap()
+def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
+    """A user with an empty account."""
+    folder = RehearsalFolder(tmp_path_factory.mktemp("transitions"))
+    with started_operator(folder, addresses="127.0.51") as made:
+        yield made
 
-    desk.deploy("both")
-    seen["both"] = desk.look()
-    desk.deploy("both", availability_zone_id="usw2-az1")
-    seen["other zone"] = desk.look()
-    desk.deploy("both", lustre_gib=0)
-    seen["no file system"] = desk.look()
-    desk.destroy("--exclusively", "trainium-default-eks", orchestrators="both")
-    desk.deploy("batch")
-    seen["batch"] = desk.look()
-    desk.deploy("both")
-    seen["both again"] = desk.look()
-    refused = desk.try_deploy("batch")
-    desk.said["cluster left behind"] = refused.stdout + refused.stderr
-    seen["cluster left behind"] = desk.look()
-    desk.destroy("--exclusively", "trainium-default-batch", orchestrators="both")
-    desk.deploy("eks")
-    seen["eks"] = desk.look()
-    desk.destroy("--all", orchestrators="eks")
-    seen["end"] = desk.look()
+
+@pytest.fixture(scope="module")
+def steps(operator: Operator) -> dict[str, Account]:
+    """The account after each step, in order."""
+    seen = {"empty": operator.inspect()}
+    operator.bootstrap()
+
+    operator.deploy("both")
+    seen["both"] = operator.inspect()
+    operator.deploy("both", availability_zone_id="usw2-az1")
+    seen["other zone"] = operator.inspect()
+    operator.deploy("both", lustre_gib=0)
+    seen["no file system"] = operator.inspect()
+    operator.destroy("--exclusively", "trainium-default-eks", orchestrators="both")
+    operator.deploy("batch")
+    seen["batch"] = operator.inspect()
+    operator.deploy("both")
+    seen["both again"] = operator.inspect()
+    refused = operator.try_deploy("batch")
+    operator.outputs["cluster left behind"] = refused.stdout + refused.stderr
+    seen["cluster left behind"] = operator.inspect()
+    operator.destroy("--exclusively", "trainium-default-batch", orchestrators="both")
+    operator.deploy("eks")
+    seen["eks"] = operator.inspect()
+    operator.destroy("--all", orchestrators="eks")
+    seen["end"] = operator.inspect()
     return seen
 
 
-def test_another_zone_moves_the_nodes_of_both(steps: dict[str, Account]) -> None:
+def test_zone_change_moves_nodes_of_both_orchestrators(steps: dict[str, Account]) -> None:
     before, after = steps["both"], steps["other zone"]
 
     assert (before.nodes_zone, before.cluster_nodes_zone) == ("usw2-az4", "usw2-az4")
     assert (after.nodes_zone, after.cluster_nodes_zone) == ("usw2-az1", "usw2-az1")
 
 
-def test_another_zone_replaces_nothing_but_the_clusters_node_group(
+def test_zone_change_replaces_only_cluster_node_group(
     steps: dict[str, Account],
 ) -> None:
     before, after = steps["both"], steps["other zone"]
@@ -221,13 +229,13 @@ def test_another_zone_replaces_nothing_but_the_clusters_node_group(
         if before.parameters.get(name) != after.parameters.get(name)
     }
 
-    # Behind the node group is an Auto Scaling group, which goes with it.
+    # Behind the node group is an Auto Scaling group, which is deleted with it.
     replaced = {item.kind for item in after.items ^ before.items}
     assert replaced == {"Auto Scaling group"}
     assert changed == {"eks/node-group", "settings"}
 
 
-def test_a_file_system_goes_by_redeploying_and_nothing_else_that_lasts(
+def test_redeployment_removes_file_system_but_no_other_durable_resource(
     steps: dict[str, Account],
 ) -> None:
     before, after = steps["other zone"], steps["no file system"]
@@ -239,7 +247,7 @@ def test_a_file_system_goes_by_redeploying_and_nothing_else_that_lasts(
     assert after.parameters["lustre"] == "none"
 
 
-def test_both_become_batch(steps: dict[str, Account]) -> None:
+def test_deployment_changes_from_both_to_batch(steps: dict[str, Account]) -> None:
     before, after = steps["no file system"], steps["batch"]
 
     assert "eks" not in after.stacks
@@ -252,7 +260,7 @@ def test_both_become_batch(steps: dict[str, Account]) -> None:
     assert after.ids(*BASE) == before.ids(*BASE)
 
 
-def test_a_cluster_and_its_file_system_come_back(steps: dict[str, Account]) -> None:
+def test_cluster_and_file_system_are_added_again(steps: dict[str, Account]) -> None:
     after = steps["both again"]
 
     assert len(after.ids("file system")) == 1
@@ -260,19 +268,19 @@ def test_a_cluster_and_its_file_system_come_back(steps: dict[str, Account]) -> N
     assert after.eks_clusters == [after.parameters["eks/cluster"]]
 
 
-def test_a_file_system_that_a_cluster_left_behind_still_mounts_is_kept(
-    desk: Desk, steps: dict[str, Account]
+def test_file_system_mounted_by_remaining_cluster_is_kept(
+    operator: Operator, steps: dict[str, Account]
 ) -> None:
     before, after = steps["both again"], steps["cluster left behind"]
 
     assert (
         "cannot be deleted as it is in use by trainium-default-eks"
-        in (desk.said["cluster left behind"])
+        in (operator.outputs["cluster left behind"])
     )
     assert after.ids("file system") == before.ids("file system")
 
 
-def test_both_become_eks(steps: dict[str, Account]) -> None:
+def test_deployment_changes_from_both_to_eks(steps: dict[str, Account]) -> None:
     before, after = steps["both again"], steps["eks"]
 
     assert "batch" not in after.stacks
@@ -292,11 +300,11 @@ def test_data_jobs_run_on_the_same_queue_throughout(steps: dict[str, Account]) -
     assert len(queues) == 1
 
 
-def test_nothing_is_left_over(desk: Desk, steps: dict[str, Account]) -> None:
+def test_nothing_remains(operator: Operator, steps: dict[str, Account]) -> None:
     _, left = leftovers.compare(
         before=steps["empty"].items,
         after=steps["end"].items,
-        toolkit=leftovers.toolkit_resources(desk.aws),
+        toolkit=leftovers.toolkit_resources(operator.aws),
     )
 
     assert left == []

@@ -14,11 +14,11 @@ from rehearsal.deployment.state import ROOT, RehearsalFolder
 from tests.pages.blocks import Block, blocks_to_run
 from tests.support.limits import scaled
 
-# One deployment serves all tests of this file. `make test` has the options of every command on the
-# pages, in tests/pages.
+# One deployment serves all tests of this file. `make test` checks the options of every command on
+# the pages, in tests/pages.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
-# Where there is no terminal to ask on, a job on nodes needs `--yes`, which a reader does not type.
+# Without a terminal for the question, a job on nodes needs `--yes`, which a reader does not type.
 ANSWER = """
 answer() {
     case " $* " in
@@ -37,7 +37,7 @@ def rehearsal(folder: RehearsalFolder, *words: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
-    """Batch and a cluster that are up."""
+    """A running deployment on Batch and a cluster."""
     folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
     process = subprocess.Popen(
         rehearsal(folder, "up", "--addresses", "127.0.44"),
@@ -53,7 +53,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
 
 
 def say(folder: RehearsalFolder, script: str) -> str:
-    """What another terminal prints that has sourced the rehearsal's environment."""
+    """Return the output of another terminal that has sourced the rehearsal's environment."""
     program = f'source "$0"; PATH={Path(sys.executable).parent}:"$PATH"; {script}'
     done = subprocess.run(
         ["bash", "-euc", program, folder.environment], cwd=ROOT, capture_output=True, text=True
@@ -62,7 +62,7 @@ def say(folder: RehearsalFolder, script: str) -> str:
     return done.stdout
 
 
-def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: RehearsalFolder) -> None:
+def test_kubectl_reads_only_rehearsal_kubeconfig(up: RehearsalFolder) -> None:
     said = say(up, "python -m jobs kubeconfig >&2; kubectl get queues -o name; echo $KUBECONFIG")
 
     assert "queue.scheduling.volcano.sh/trainium" in said
@@ -70,13 +70,13 @@ def test_kubectl_is_there_and_reads_a_kubeconfig_of_the_rehearsal_only(up: Rehea
 
 
 @pytest.mark.parametrize("block", blocks_to_run(), ids=lambda block: block.name)
-def test_a_block_of_commands_runs(up: RehearsalFolder, block: Block) -> None:
+def test_block_of_commands_runs(up: RehearsalFolder, block: Block) -> None:
     said = say(up, f"{ANSWER}\n{block.text}")
 
     assert [line for line in block.prints if line not in said] == []
 
 
-def test_down_destroys_proves_and_takes_the_files_along(up: RehearsalFolder) -> None:
+def test_down_destroys_verifies_and_deletes_files(up: RehearsalFolder) -> None:
     say(up, "python -m jobs kubeconfig")
     done = subprocess.run(rehearsal(up, "down"), cwd=ROOT, capture_output=True, text=True)
 

@@ -1,4 +1,4 @@
-"""A new Kubernetes version, then a new host image, by the real CDK CLI under a gang that runs."""
+"""A new Kubernetes version, then a new AMI, with the real CDK CLI under a running gang."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 
 from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import ROOT, RehearsalFolder
-from tests.rehearsal.test_check_deploy import rehearsal, say
+from tests.rehearsal.test_check_deploy import rehearsal, run_script
 from tests.support.limits import scaled
 from trainium_catalogue.eks import DEFAULT_KUBERNETES_VERSION
 from trainium_catalogue.kubernetes import TAINT
 
-# One deployment serves all tests of this file, in their order. `make test` has the templates
-# (tests/stacks) and what check-deploy says of such changes (tests/jobs/deploy_check).
+# One deployment serves all tests of this file, in their order. `make test` covers the templates
+# (tests/stacks) and what check-deploy reports for such changes (tests/jobs/deploy_check).
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 NEXT = "1.36"
 OLDER_IMAGE = f"{NEXT}.2-20260618"
 """Older than the pinned one: a node group takes newer images only."""
-# It ends when the test says so, in whichever attempt.
+# It ends when the test requests it, in any attempt.
 WAITS = "import pathlib, time\n\nwhile not pathlib.Path({end!r}).exists():\n    time.sleep(0.2)\n"
 ASK = """\
 import boto3, json, urllib.request
@@ -53,8 +53,8 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
         program.write_text(WAITS.format(end=str(folder.path / "end")))
         (folder.path / "ask.py").write_text(ASK)
         submit = f"submit {program} --nodes 2 --name gang --scale --yes"
-        code, said = say(folder, f"python -m jobs {submit}")
-        assert code == 0, said
+        code, output = run_script(folder, f"python -m jobs {submit}")
+        assert code == 0, output
         assert wait_until(lambda: runs_in_attempt(folder) == 1, limit_s=scaled(60)), gang(folder)
         yield folder
     finally:
@@ -63,7 +63,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
 
 
 def gang(folder: RehearsalFolder) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(say(folder, "python -m jobs status gang --json")[1])
+    found: dict[str, Any] = json.loads(run_script(folder, "python -m jobs status gang --json")[1])
     return found
 
 
@@ -75,14 +75,14 @@ def runs_in_attempt(folder: RehearsalFolder) -> int:
 
 
 def ask(folder: RehearsalFolder) -> dict[str, Any]:
-    code, said = say(folder, f"python {folder.path / 'ask.py'}")
-    assert code == 0, said
-    found: dict[str, Any] = json.loads(said)
+    code, output = run_script(folder, f"python {folder.path / 'ask.py'}")
+    assert code == 0, output
+    found: dict[str, Any] = json.loads(output)
     return found
 
 
 def trainium_nodes(found: dict[str, Any]) -> dict[str, str]:
-    """The kubelets' versions by the nodes' uids."""
+    """Kubelet versions by node uid."""
     return {
         node["metadata"]["uid"]: node["status"]["nodeInfo"]["kubeletVersion"].rpartition(".")[0]
         for node in found["nodes"]
@@ -91,14 +91,14 @@ def trainium_nodes(found: dict[str, Any]) -> dict[str, str]:
 
 
 def deploy(folder: RehearsalFolder, *keys: str) -> None:
-    """What docs/upgrading.md says, with the context of the deployment."""
+    """The command of docs/upgrading.md, with the context of the deployment."""
     pairs = " ".join(f"-c trainium:{key}" for key in keys)
     deploying = f"CDK_DOCKER={folder.docker} rehearsed_deploy"
-    code, said = say(folder, f"{{ rehearsed_synth {pairs} && {deploying}; }} 2>&1")
-    assert code == 0, said
+    code, output = run_script(folder, f"{{ rehearsed_synth {pairs} && {deploying}; }} 2>&1")
+    assert code == 0, output
 
 
-def test_a_minor_version_is_deployed_under_a_gang_which_runs_again_on_the_new_nodes(
+def test_version_upgrade_restarts_gang_on_new_nodes(
     up: RehearsalFolder,
 ) -> None:
     before = ask(up)
@@ -114,7 +114,7 @@ def test_a_minor_version_is_deployed_under_a_gang_which_runs_again_on_the_new_no
     assert all(image.startswith(f"{NEXT}.") for image in after["images"])
 
 
-def test_an_image_is_deployed_under_the_gang_and_the_control_plane_stays(
+def test_image_upgrade_keeps_control_plane(
     up: RehearsalFolder,
 ) -> None:
     before = ask(up)
@@ -127,17 +127,19 @@ def test_an_image_is_deployed_under_the_gang_and_the_control_plane_stays(
     assert before["version"] == after["version"]
 
 
-def test_a_gang_that_was_upgraded_under_twice_ends_as_it_should(up: RehearsalFolder) -> None:
+def test_gang_completes_after_two_upgrades(up: RehearsalFolder) -> None:
     (up.path / "end").touch()
 
     assert wait_until(lambda: gang(up)["status"] == "SUCCEEDED", limit_s=scaled(60)), gang(up)
 
 
-def test_a_version_is_not_skipped_and_the_cluster_stays_as_it_was(up: RehearsalFolder) -> None:
-    code, said = say(
+def test_skipping_version_is_refused_without_change(up: RehearsalFolder) -> None:
+    code, output = run_script(
         up, "{ rehearsed_synth -c trainium:kubernetes_version=1.34 && rehearsed_deploy; } 2>&1"
     )
 
     assert code != 0
-    assert re.search(r"TrainingCluster\w+: Unsupported Kubernetes minor version update", said), said
+    assert re.search(r"TrainingCluster\w+: Unsupported Kubernetes minor version update", output), (
+        output
+    )
     assert ask(up)["version"] == NEXT

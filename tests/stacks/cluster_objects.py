@@ -18,7 +18,7 @@ MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 
 
 def with_cluster(**keys: object) -> Deployment:
-    """Synthesise a deployment on EKS."""
+    """Synthesize a deployment on EKS."""
     return deployment(**{**EKS, **keys})
 
 

@@ -1,8 +1,9 @@
-"""Proof from templates that nodes of a multi-node job admit each other on both network planes.
+"""Checks in templates that nodes of a multi-node job can reach each other on both network planes.
 
 The planes are the host's interfaces, EFA included, whose groups the launch template names, and
 the tasks' own interfaces (awsvpc). The latter have the compute environment's groups or, if it
-names none, the VPC's default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
+names none, the VPC's default security group
+(docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ class Interface:
 
     name: str
     groups: list[str]
-    """Logical ids of the groups; a default group has its VPC's."""
+    """Logical ids of the groups; a default security group has its VPC's."""
     traffic: str
     """Traffic that must pass: "everything" for EFA, which is not IP, or "TCP"."""
 
 
 def missing_rules(network: Template, batch: Template) -> list[str]:
-    """Describe what keeps nodes from talking to each other; empty if nothing does."""
-    admitting = _admitting(network)
+    """Describe the missing rules between nodes; empty if there are none."""
+    open_groups = _open_groups(network)
     return [
         f"{interface.name}: no group lets {interface.traffic} {direction} for itself"
         for interface in _interfaces(network, batch)
         for direction in ("in", "out")
-        if not admitting[interface.traffic, direction] & set(interface.groups)
+        if not open_groups[interface.traffic, direction] & set(interface.groups)
     ]
 
 
@@ -75,8 +76,8 @@ def _properties(batch: Template, resource_type: str) -> list[dict[str, Any]]:
     ]
 
 
-def _admitting(network: Template) -> dict[tuple[str, str], set[str]]:
-    """Find the groups that admit all traffic, or at least all TCP, among members, by direction."""
+def _open_groups(network: Template) -> dict[tuple[str, str], set[str]]:
+    """Find the groups that allow all traffic, or at least all TCP, among members, by direction."""
     found: dict[tuple[str, str], set[str]] = {
         (traffic, direction): set()
         for traffic in ("everything", "TCP")

@@ -1,4 +1,4 @@
-"""Templates of whole deployments, each synthesised once per test session."""
+"""Templates of whole deployments, each synthesized once per test session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import aws_cdk as cdk
 
-from app import add_judges, build
+from app import add_validations, build
 from stacks.config import AppConfig
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
 
@@ -67,26 +67,26 @@ class Deployment:
 
 
 def deployment(**keys: object) -> Deployment:
-    """Synthesise ``-c trainium:<key>=<value>``; callers may change the result.
+    """Synthesize ``-c trainium:<key>=<value>``; callers may change the result.
 
     Without the CDK's own rules, which take longer than the rest: ``test_matrix`` has them.
     """
-    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), checks=False))
+    return copy.deepcopy(_synthesize(tuple(sorted(keys.items())), checks=False))
 
 
 def checked(**keys: object) -> Deployment:
-    """Synthesise as a user does, with the CDK's rules and those of others; raise on findings."""
-    return copy.deepcopy(_synthesise(tuple(sorted(keys.items())), checks=True))
+    """Synthesize as a user does, with the CDK's and third-party rules; raise on findings."""
+    return copy.deepcopy(_synthesize(tuple(sorted(keys.items())), checks=True))
 
 
 @functools.cache
-def _synthesise(keys: tuple[tuple[str, object], ...], *, checks: bool) -> Deployment:
+def _synthesize(keys: tuple[tuple[str, object], ...], *, checks: bool) -> Deployment:
     folder = Path(tempfile.mkdtemp(dir=_OUTPUT.name))
     app = cdk.App(context=FLAGS, outdir=str(folder), builtin_cloud_formation_validation=checks)
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys})
     build(app, config)
     if checks:
-        add_judges(app, cdk_preflight=True)
+        add_validations(app, cdk_preflight=True)
     app.synth()
     templates = {
         part: json.loads(path.read_text(encoding="utf-8"))
@@ -110,5 +110,5 @@ def matrix() -> list[dict[str, object]]:
 
 
 def name_of(keys: dict[str, object]) -> str:
-    """Format a readable id of a parametrised configuration."""
+    """Format a readable id of a parametrized configuration."""
     return "-".join(str(value) for value in keys.values())

@@ -13,8 +13,8 @@ from trainium_emulators.aws.batch.gang import AttemptEnd, retries
 
 RESERVATION = "cr-0123456789abcdef0"
 
-# Words in which jobs failed to start on AWS: the first as Batch's status reason, the second as the
-# container's. Batch user guide, automated job retries; ECS developer guide, stopped task errors;
+# Messages of jobs that failed to start on AWS: first Batch's status reason, second that of the
+# container. Batch user guide, automated job retries; ECS developer guide, stopped task errors;
 # nextflow issues 2730 and 5099; amazon-ecs-agent issues 1440 and 2312; Airflow's tests of its ECS
 # executor (the network interface).
 NEVER_STARTED = [
@@ -35,7 +35,7 @@ def job(made: Deployment) -> dict[str, Any]:
 def is_retried(
     made: Deployment, *, exit_code: int | None = None, status_reason: str = "", reason: str = ""
 ) -> bool:
-    """Evaluate a definition's rules by the emulator's reading of Batch's user guide."""
+    """Evaluate a definition's rules with the emulator, which follows Batch's user guide."""
     strategy = job(made)["RetryStrategy"]
     rules = [
         {key[0].lower() + key[1:]: value for key, value in rule.items()}
@@ -118,7 +118,7 @@ class TestJobDefinition:
             for part, hardware in (("data", Hardware.CPU), ("batch", Hardware.TRAINIUM))
         }
 
-    def test_the_default_number_of_nodes_can_run(self) -> None:
+    def test_default_number_of_nodes_can_run(self) -> None:
         assert job(deployment(max_nodes=1))["NodeProperties"]["NumNodes"] == 1
 
     @pytest.mark.parametrize(("code", "end"), EXIT_CODES.items(), ids=str)
@@ -127,16 +127,14 @@ class TestJobDefinition:
     ) -> None:
         assert is_retried(made, exit_code=int(code)) is end.retry
 
-    def test_a_lost_host_is_retried_even_if_its_launcher_was_stopped(
-        self, made: Deployment
-    ) -> None:
+    def test_lost_host_is_retried_even_if_its_launcher_was_stopped(self, made: Deployment) -> None:
         lost = "Host EC2 (instance i-0123456789abcdef0) terminated."
 
         assert is_retried(made, status_reason=lost)
         assert is_retried(made, exit_code=143, status_reason=lost)
 
     @pytest.mark.parametrize(("status_reason", "reason"), NEVER_STARTED)
-    def test_a_main_node_that_never_started_is_retried(
+    def test_main_node_that_never_started_is_retried(
         self, made: Deployment, status_reason: str, reason: str
     ) -> None:
         assert is_retried(made, status_reason=status_reason, reason=reason)
@@ -163,7 +161,7 @@ class TestRights:
             "s3:PutObject": RESULTS,
         }
 
-    def test_a_program_writes_its_snapshots_and_results_and_nothing_else(
+    def test_program_writes_its_snapshots_and_results_and_nothing_else(
         self, made: Deployment
     ) -> None:
         found = rights(made, "program")
@@ -171,7 +169,7 @@ class TestRights:
         assert set(found["s3:PutObject"]) == {"/runs/*/snapshots/*", *RESULTS}
         assert found["s3:DeleteObject"] == ["/runs/*/snapshots/*"]
 
-    def test_a_program_reads_code_and_inputs_but_no_other_run(self, made: Deployment) -> None:
+    def test_program_reads_code_and_inputs_but_no_other_run(self, made: Deployment) -> None:
         assert rights(made, "program")["s3:GetObject"] == [
             "/corpora/*",
             "/datasets/*",
@@ -197,7 +195,7 @@ class TestRights:
         assert outside == {*training, "program", "tokenize", "export"}
 
 
-def test_a_type_without_efa_runs_a_multi_node_job_of_one_node() -> None:
+def test_type_without_efa_runs_a_multi_node_job_of_one_node() -> None:
     made = deployment(instance_type="trn1.2xlarge", region="us-west-2")
     definition = made.only("batch", "AWS::Batch::JobDefinition", "verify")
 

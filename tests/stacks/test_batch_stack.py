@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from jobs.deployment import BatchZones
 from tests.stacks.synthesis import Deployment, deployment
+from tests.trainium_constructs.test_notifications import statements
+from trainium_catalogue.typed_json import read_json
 from trainium_constructs.batch.compute import BLOCKED_REASONS
 
 RESERVATION = "cr-0123456789abcdef0"
@@ -39,7 +42,7 @@ class TestNodes:
         assert "recommended" not in made.text("batch")
         assert "/latest/" not in made.text("batch")
 
-    def test_a_host_image_of_the_users_is_used_as_it_is(self) -> None:
+    def test_host_image_of_the_users_is_used_as_it_is(self) -> None:
         own = deployment(ami_id="ami-12345678")
         (configuration,) = compute(own)["Ec2Configuration"]
 
@@ -49,7 +52,7 @@ class TestNodes:
         )
 
     def test_every_zone_has_a_placement_group_of_its_own(self, made: Deployment) -> None:
-        """A shared group with nodes still working elsewhere would keep new ones from starting."""
+        """A shared group with nodes running elsewhere would prevent new ones from starting."""
         groups = made.logical_ids("batch", "AWS::EC2::PlacementGroup")
 
         assert len(groups) == len(made.config.subnet_zones)
@@ -66,7 +69,7 @@ class TestNodes:
         assert compute(made)["MinvCpus"] == 256
         assert compute(made)["ScalingPolicy"] == {"MinScaleDownDelayMinutes": 30}
 
-    def test_the_root_volume_is_encrypted_and_as_large_as_asked(self) -> None:
+    def test_root_volume_is_encrypted_and_as_large_as_asked(self) -> None:
         (device,) = launch(deployment(root_volume_gib=500))["BlockDeviceMappings"]
 
         assert device["Ebs"] == {
@@ -81,7 +84,7 @@ class TestNodes:
 class TestReservedCapacity:
     """Capacity bought in advance."""
 
-    def test_a_reservation_is_targeted(self) -> None:
+    def test_reservation_is_targeted(self) -> None:
         data = launch(deployment(capacity_reservation_id=RESERVATION))
 
         assert data["CapacityReservationSpecification"] == {
@@ -89,7 +92,7 @@ class TestReservedCapacity:
         }
         assert "InstanceMarketOptions" not in data
 
-    def test_a_capacity_block_names_its_market_and_type(self) -> None:
+    def test_capacity_block_names_its_market_and_type(self) -> None:
         data = launch(deployment(capacity_block_id=RESERVATION))
 
         assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
@@ -106,7 +109,7 @@ class TestReservedCapacity:
         assert "PlacementGroup" not in compute(made)
 
     @pytest.mark.parametrize("reservation", [{}, {"capacity_reservation_id": RESERVATION}])
-    def test_an_existing_placement_group_is_used(self, reservation: dict[str, str]) -> None:
+    def test_existing_placement_group_is_used(self, reservation: dict[str, str]) -> None:
         made = deployment(placement_group="near", **reservation)
 
         assert made.resources("batch", "AWS::EC2::PlacementGroup") == []
@@ -116,7 +119,7 @@ class TestReservedCapacity:
 class TestQueue:
     """The queue, and limits on waiting in it."""
 
-    def test_a_job_that_cannot_start_is_cancelled_whatever_the_reason(self) -> None:
+    def test_job_that_cannot_start_is_cancelled_whatever_the_reason(self) -> None:
         queue = deployment(runnable_time_limit_minutes=20).only(
             "batch", "AWS::Batch::JobQueue", "JobsQueue"
         )
@@ -127,8 +130,85 @@ class TestQueue:
         ]
 
 
-def test_nothing_but_batch_cancels_a_job_that_waits(made: Deployment) -> None:
+def test_only_batch_cancels_waiting_job(made: Deployment) -> None:
     """A look at the queue cannot tell a stuck job from its turn: listings omit array children."""
     for template in made.templates.values():
         assert "batch:CancelJob" not in json.dumps(template)
         assert "batch:TerminateJob" not in json.dumps(template)
+
+
+class TestZones:
+    """Several zones: each launches its own nodes, and a function moves jobs between them."""
+
+    @pytest.fixture
+    def several(self) -> Deployment:
+        return deployment(zone_ids="usw2-az1,usw2-az4", min_nodes=1, max_nodes=2)
+
+    def test_every_zone_has_an_environment_in_its_subnet_and_a_queue_of_that_alone(
+        self, several: Deployment
+    ) -> None:
+        environments = several.logical_ids("batch", "AWS::Batch::ComputeEnvironment")
+        first, second = (
+            several.templates["batch"]["Resources"][each]["Properties"]["ComputeResources"]
+            for each in environments
+        )
+        queues = several.resources("batch", "AWS::Batch::JobQueue")
+
+        assert {key for key in first if first[key] != second[key]} == {
+            "InstanceRole", "MinvCpus", "PlacementGroup", "Subnets"
+        }  # fmt: skip
+        assert "PrivateUsw2Az1" in str(first["Subnets"])
+        assert "PrivateUsw2Az4" in str(second["Subnets"])
+        assert (first["MinvCpus"], second["MinvCpus"]) == (128, 0)
+        assert [queue["ComputeEnvironmentOrder"] for queue in queues] == [
+            [{"Order": 1, "ComputeEnvironment": {"Fn::GetAtt": [each, "ComputeEnvironmentArn"]}}]
+            for each in environments
+        ]
+
+    def test_zones_are_published_in_their_order(self, several: Deployment) -> None:
+        value = several.only("batch", "AWS::SSM::Parameter", "Contractbatchzones")["Value"]
+        text = "".join(
+            part if isinstance(part, str) else part["Fn::GetAtt"][0]
+            for part in value["Fn::Join"][1]
+        )
+        found = read_json(text, BatchZones).zones
+
+        assert [each.zone for each in found] == ["usw2-az1", "usw2-az4"]
+        queues = several.logical_ids("batch", "AWS::Batch::JobQueue")
+        assert [each.job_queue for each in found] == queues
+
+    def test_function_may_end_and_submit_jobs_of_the_deployment_and_nothing_else(
+        self, several: Deployment
+    ) -> None:
+        own = {
+            name: resource
+            for name, resource in several.templates["batch"]["Resources"].items()
+            if name.startswith("ZoneMoves")
+        }
+        reads = ("Describe", "Get", "List")
+        may = {
+            action: statement
+            for action, statement in statements(own)
+            if not action.partition(":")[2].startswith(reads)
+        }
+
+        assert set(may) == {
+            "batch:CancelJob", "batch:SubmitJob", "batch:TagResource",
+            "logs:CreateLogStream", "logs:PutLogEvents", "s3:PutObject",
+        }  # fmt: skip
+        ours = {"StringEquals": {"aws:ResourceTag/trainium:deployment": "default"}}
+        assert may["batch:CancelJob"]["Condition"] == ours
+        _, second = several.logical_ids("batch", "AWS::Batch::JobQueue")
+        definitions = several.logical_ids("batch", "AWS::Batch::JobDefinition")
+        submits = [
+            {"Fn::GetAtt": [second, "JobQueueArn"]},
+            *({"Ref": each} for each in definitions),
+        ]
+        assert sorted(may["batch:SubmitJob"]["Resource"], key=str) == sorted(submits, key=str)
+        assert str(may["s3:PutObject"]["Resource"]).endswith("/runs/*/submission.json']]}")
+
+    def test_one_zone_has_no_function(self) -> None:
+        made = deployment(zone_ids="usw2-az1")
+
+        assert made.resources("batch", "AWS::Lambda::Function") == []
+        assert len(made.resources("batch", "AWS::Batch::JobQueue")) == 1

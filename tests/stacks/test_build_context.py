@@ -1,4 +1,4 @@
-"""The image's build context: the code that a node runs, and nothing that changes otherwise."""
+"""The image's build context: the code that runs on nodes, and nothing else."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def staged(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Stage the context of the image, as a synthesis does."""
     app = cdk.App(outdir=str(tmp_path_factory.mktemp("out")))
-    TrainingImage(cdk.Stack(app, "Test"), "Image", context=checkout, base_image="base:1")
+    TrainingImage(cdk.Stack(app, "Test"), "Image", context=checkout, base="base:1")
     app.synth()
     (folder,) = Path(app.outdir).glob("asset.*/")
     return folder
@@ -46,7 +46,7 @@ def staged(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asset_hash(checkout: Path, base_image: str = "base:1") -> str:
     stack = cdk.Stack(cdk.App(), "Test")
-    return TrainingImage(stack, "Image", context=checkout, base_image=base_image).asset_hash
+    return TrainingImage(stack, "Image", context=checkout, base=base_image).asset_hash
 
 
 def hash_after_an_edit(checkout: Path, path: str) -> str:
@@ -57,7 +57,7 @@ def hash_after_an_edit(checkout: Path, path: str) -> str:
     return asset_hash(checkout)
 
 
-def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path) -> None:
+def test_editing_files_not_run_on_nodes_rebuilds_nothing(checkout: Path) -> None:
     before = asset_hash(checkout)
 
     for path in (
@@ -87,17 +87,17 @@ def test_editing_what_no_node_runs_rebuilds_nothing(checkout: Path) -> None:
         "docker/neuron/requirements.txt",
     ],
 )
-def test_editing_what_nodes_run_rebuilds_the_image(checkout: Path, path: str) -> None:
+def test_editing_node_code_rebuilds_image(checkout: Path, path: str) -> None:
     before = asset_hash(checkout)
 
     assert hash_after_an_edit(checkout, path) != before
 
 
-def test_another_base_image_is_another_image(checkout: Path) -> None:
+def test_changed_base_image_changes_image(checkout: Path) -> None:
     assert asset_hash(checkout, "base:1") != asset_hash(checkout, "base:2")
 
 
-def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(staged: Path) -> None:
+def test_build_context_has_exactly_copied_files(staged: Path) -> None:
     folders = {
         str(Path(folder).relative_to(staged))
         for folder, _, files in os.walk(staged)
@@ -114,7 +114,7 @@ def test_the_context_holds_what_the_dockerfile_copies_and_nothing_else(staged: P
     assert "training" in folders
 
 
-def test_the_context_holds_every_tracked_file_of_training(staged: Path) -> None:
+def test_build_context_has_every_tracked_training_file(staged: Path) -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "training"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -123,7 +123,7 @@ def test_the_context_holds_every_tracked_file_of_training(staged: Path) -> None:
     assert [name for name in tracked if not (staged / name).is_file()] == []
 
 
-def test_the_dockerfile_passes_hadolint() -> None:
+def test_dockerfile_passes_hadolint() -> None:
     done = subprocess.run(
         ["hadolint", ROOT / "docker/neuron/Dockerfile"], capture_output=True, text=True, check=False
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import aws_cdk as cdk
 
-from app import build, warn_who_builds
+from app import build, warn_about_build_host
 from stacks.build_host import NEEDED_GIB, BuildHost, build_warnings
 from stacks.config import AppConfig
 from tests.stacks.synthesis import FLAGS
@@ -20,23 +20,23 @@ def host(*, machine: str = "x86_64", free_gib: float = 500) -> BuildHost:
     )
 
 
-def test_a_suitable_machine_is_told_nothing() -> None:
+def test_suitable_machine_causes_no_warning() -> None:
     assert list(build_warnings(host())) == []
 
 
-def test_a_full_disk_is_told_with_figures_and_remedies() -> None:
+def test_full_disk_warning_has_figures_and_remedies() -> None:
     ((_, text),) = build_warnings(host(free_gib=12))
 
-    assert "12 GiB are free in /var/lib/docker" in text
+    assert "12 GiB is free in /var/lib/docker" in text
     assert f"about {NEEDED_GIB} GiB" in text
     assert "trainium:image_uri" in text
 
 
-def test_just_enough_disk_is_enough() -> None:
+def test_exactly_enough_disk_causes_no_warning() -> None:
     assert list(build_warnings(host(free_gib=NEEDED_GIB))) == []
 
 
-def test_an_arm_machine_is_told_what_will_happen() -> None:
+def test_arm_machine_causes_emulation_warning() -> None:
     for machine in ("arm64", "aarch64"):
         ((_, text),) = build_warnings(host(machine=machine))
 
@@ -54,7 +54,7 @@ def warnings(host: BuildHost, **keys: object) -> list[str]:
     app = cdk.App(context=FLAGS)
     config = AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys.items()})
     build(app, config)
-    warn_who_builds(app, config, host)
+    warn_about_build_host(app, config, host)
     return [
         str(entry.data)
         for construct in app.node.find_all()
@@ -63,19 +63,19 @@ def warnings(host: BuildHost, **keys: object) -> list[str]:
     ]
 
 
-def test_a_warning_is_shown_before_the_build() -> None:
+def test_warning_is_shown_before_the_build() -> None:
     (text,) = warnings(host(machine="arm64"))
 
     assert "under emulation" in text
 
 
-def test_who_builds_nothing_is_not_warned_of_a_build() -> None:
+def test_no_build_causes_no_build_warning() -> None:
     shown = warnings(host(machine="arm64"), image_uri="public.ecr.aws/me/it:1")
 
     assert not [text for text in shown if "emulation" in text]
 
 
-def test_this_machine_can_be_looked_at() -> None:
+def test_build_host_of_this_machine_is_detected() -> None:
     here = BuildHost.here()
 
     assert here.machine

@@ -1,6 +1,6 @@
 """Values of the Helm charts: keys that the charts define, and the real charts if available.
 
-HELM_CHARTS_DIR names a folder with the charts as `helm pull` leaves them, <chart>-<version>.tgz.
+HELM_CHARTS_DIR names a folder with the charts as written by `helm pull`, <chart>-<version>.tgz.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_every_chart_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_record_is_of_the_chart_that_is_installed(name: str) -> None:
+def test_recorded_chart_is_installed_chart(name: str) -> None:
     chart = CHARTS[name]
 
     assert RECORDED[name]["chart"] == chart.chart.rpartition("/")[2]
@@ -59,14 +59,14 @@ def test_a_record_is_of_the_chart_that_is_installed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_chart_is_given_only_values_that_it_knows(name: str, made: Deployment) -> None:
+def test_chart_gets_only_known_values(name: str, made: Deployment) -> None:
     given = set(paths(chart_values(made)[name]))
 
     assert given
     assert given <= set(RECORDED[name]["keys"])
 
 
-def test_a_version_can_be_chosen() -> None:
+def test_version_can_be_chosen() -> None:
     made = with_cluster(eks_chart_versions="volcano=1.15.0,neuron=1.10.0")
     versions = {each["Release"]: each["Version"] for each in made.resources("eks", CHART)}
 
@@ -77,13 +77,13 @@ def test_a_version_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("keys", "tag"), [({}, "v1.15.1"), ({"eks_chart_versions": "volcano=1.15.0"}, "v1.15.0")]
 )
-def test_volcanos_images_are_those_of_its_chart(keys: dict[str, object], tag: str) -> None:
+def test_volcano_images_match_chart(keys: dict[str, object], tag: str) -> None:
     values = chart_values(with_cluster(**keys))["volcano"]
 
     assert values["basic"]["image_tag_version"] == tag
 
 
-def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) -> None:
+def test_helm_timeout_is_below_function_timeout(made: Deployment) -> None:
     """The timeout is per operation, and a chart with hooks has two; the function has 15
     minutes."""
     timeouts = [each["Timeout"] for each in made.resources("eks", CHART)]
@@ -96,7 +96,7 @@ def test_helm_answers_before_the_function_that_runs_it_ends(made: Deployment) ->
     (platform.system(), platform.machine()) != ("Linux", "x86_64"),
     reason="the layer's programs are for x86-64 Linux",
 )
-def test_the_helm_that_the_cluster_gets_waits_for_what_it_waits_for() -> None:
+def test_cluster_helm_has_no_known_wait_bug() -> None:
     """Check the program itself: the layer's description names a version that it does not contain.
 
     4.2.1 waits for the whole timeout after what it deletes is gone (helm/helm issue 32214): with
@@ -111,14 +111,14 @@ def test_the_helm_that_the_cluster_gets_waits_for_what_it_waits_for() -> None:
     assert said not in HELMS_THAT_HANG
 
 
-def test_a_chart_of_a_registry_comes_without_a_repository() -> None:
+def test_registry_chart_has_no_repository() -> None:
     """Helm 4 refuses --repo with oci:// (aws/aws-cdk issue 37143)."""
     for chart in CHARTS.values():
         assert chart.chart.startswith("oci://") is (chart.repository is None)
 
 
 @pytest.mark.parametrize("instance_type", INSTANCE_TYPES)
-def test_device_plugins_run_on_the_type_of_the_deployment(instance_type: str) -> None:
+def test_device_plugins_select_deployed_instance_type(instance_type: str) -> None:
     instance = INSTANCE_TYPES[instance_type]
     values = chart_values(
         with_cluster(instance_type=instance_type, region=next(iter(instance.zone_ids)))
@@ -135,13 +135,13 @@ def test_device_plugins_run_on_the_type_of_the_deployment(instance_type: str) ->
         ("ap-south-2", "900889452093.dkr.ecr.ap-south-2.amazonaws.com"),
     ],
 )
-def test_the_efa_plugin_comes_from_the_regions_own_registry(region: str, registry: str) -> None:
+def test_efa_plugin_uses_regional_registry(region: str, registry: str) -> None:
     values = chart_values(with_cluster(instance_type="trn2.48xlarge", region=region))
 
     assert values["efa"]["image"]["repository"].startswith(f"{registry}/")
 
 
-def test_volcanos_images_come_from_a_registry_of_ones_own_if_there_is_one(made: Deployment) -> None:
+def test_volcano_images_come_from_custom_registry(made: Deployment) -> None:
     mirror = "111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub"
     mirrored = chart_values(with_cluster(eks_image_registry=mirror))["volcano"]["basic"]
 
@@ -155,7 +155,7 @@ def test_no_storage_driver_is_installed_without_storage() -> None:
 
 @pytest.mark.skipif(CHARTS_FOLDER is None, reason="HELM_CHARTS_DIR names no folder with charts")
 @pytest.mark.parametrize("name", CHARTS)
-def test_a_real_chart_renders_valid_objects(name: str, made: Deployment, tmp_path: Path) -> None:
+def test_real_chart_renders_valid_objects(name: str, made: Deployment, tmp_path: Path) -> None:
     chart = CHARTS[name]
     archive = Path(CHARTS_FOLDER or "") / f"{chart.chart.rpartition('/')[2]}-{chart.version}.tgz"
     values = tmp_path / "values.json"

@@ -9,12 +9,14 @@ from typing import Any
 import aws_cdk as cdk
 import botocore.session
 import pytest
+from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from stacks.config import AppConfig, ConfigError
 from stacks.config.keys import keys_of
 from stacks.config.names import LOG_RETENTION_DAYS
 from trainium_catalogue.eks import OLD_IMAGE_DAYS, STANDARD_SUPPORT_ENDS, SUPPORT_WARNING_DAYS
 from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout
+from trainium_catalogue.zones import REGIONS_WITHOUT_BUDGETS, ZONES
 from trainium_constructs.network import plan_subnets
 
 EXISTING = {
@@ -23,7 +25,8 @@ EXISTING = {
     "subnet_cidr": "10.1.0.0/24",
 }
 
-
+BUDGET = {"monthly_budget_usd": 5000, "notify_email": "team@example.com"}
+TOPIC = "arn:aws:sns:us-west-2:111122223333:runs"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1234abcd"
 
 
@@ -31,7 +34,7 @@ def configured(**keys: object) -> AppConfig:
     return AppConfig.from_mapping({f"trainium:{name}": value for name, value in keys.items()})
 
 
-def test_the_context_of_an_app_is_read_with_its_types() -> None:
+def test_context_of_an_app_is_read_with_its_types() -> None:
     app = cdk.App(context={"trainium:max_nodes": 8, "trainium:retain_data": False})
 
     config = AppConfig.from_context(app.node)
@@ -39,7 +42,7 @@ def test_the_context_of_an_app_is_read_with_its_types() -> None:
     assert (config.max_nodes, config.retain_data) == (8, False)
 
 
-def test_context_keys_of_other_tools_are_left_alone() -> None:
+def test_context_keys_of_other_tools_are_ignored() -> None:
     others = {
         "@aws-cdk/core:checkSecretUsage": True,
         "aws:cdk:enable-path-metadata": True,
@@ -52,12 +55,12 @@ def test_context_keys_of_other_tools_are_left_alone() -> None:
     assert AppConfig.from_mapping(others) == configured()
 
 
-def test_null_means_left_out() -> None:
+def test_null_means_unset() -> None:
     assert configured(max_nodes=None, vpc_id=None) == configured()
 
 
 @pytest.mark.parametrize("spelling", ['["batch"]', "batch", ["batch"]])
-def test_a_list_is_json_or_words_with_commas(spelling: object) -> None:
+def test_list_is_json_or_comma_separated(spelling: object) -> None:
     assert configured(orchestrators=spelling).orchestrators == ("batch",)
 
 
@@ -70,17 +73,17 @@ def test_a_list_is_json_or_words_with_commas(spelling: object) -> None:
         "me/it:latest@sha256:" + "f" * 64,
     ],
 )
-def test_an_image_with_a_tag_or_a_digest_is_accepted(reference: str) -> None:
+def test_image_with_a_tag_or_a_digest_is_accepted(reference: str) -> None:
     assert configured(image_uri=reference).image_uri == reference
 
 
-def test_an_existing_subnet_has_no_default_zone() -> None:
+def test_existing_subnet_has_no_default_zone() -> None:
     config = configured(**EXISTING)
 
     assert (config.zone_id, config.zone_name) == (None, None)
 
 
-def test_a_zone_name_is_told_apart_from_a_zone_id() -> None:
+def test_zone_name_is_distinguished_from_zone_id() -> None:
     config = configured(availability_zone_id="us-west-2d")
 
     assert (config.zone_id, config.zone_name) == (None, "us-west-2d")
@@ -88,9 +91,7 @@ def test_a_zone_name_is_told_apart_from_a_zone_id() -> None:
 
 @pytest.mark.parametrize("instance_type", INSTANCE_TYPES)
 @pytest.mark.parametrize("layout", EfaLayout)
-def test_every_type_has_a_configuration_with_defaults_alone(
-    instance_type: str, layout: EfaLayout
-) -> None:
+def test_every_type_has_valid_default_configuration(instance_type: str, layout: EfaLayout) -> None:
     region = next(iter(INSTANCE_TYPES[instance_type].zone_ids))
 
     config = configured(instance_type=instance_type, region=region, efa_layout=layout.value)
@@ -98,23 +99,30 @@ def test_every_type_has_a_configuration_with_defaults_alone(
     assert config.zone_id in config.instance.zone_ids[region]
 
 
-def test_a_type_without_efa_runs_on_one_node_by_default() -> None:
+def test_first_zone_holds_nodes_and_does_not_move_file_system() -> None:
+    config = configured(zone_ids="usw2-az1,usw2-az4", lustre_gib=1200)
+
+    assert config.zone_ids == ("usw2-az1", "usw2-az4")
+    assert (config.zone_id, config.lustre_zone_id) == ("usw2-az1", "usw2-az4")
+
+
+def test_type_without_efa_runs_on_one_node_by_default() -> None:
     assert configured(instance_type="trn1.2xlarge").max_nodes == 1
 
 
-def test_more_vcpus_let_more_nodes_run_at_once() -> None:
+def test_more_vcpus_allow_more_concurrent_nodes() -> None:
     config = configured(max_nodes=2, max_vcpus=5 * 128)
 
-    assert config.num_nodes_at_once == 5
+    assert config.max_concurrent_nodes == 5
 
 
-def test_a_new_network_needs_addresses_for_nodes_and_endpoints() -> None:
+def test_new_network_needs_addresses_for_nodes_and_endpoints() -> None:
     config = configured(max_nodes=2)
 
     assert config.addresses_needed(EfaLayout.EFA) == 2 * 9 + 4 + config.num_endpoints
 
 
-def test_a_new_networks_range_is_as_narrow_as_the_plan_of_subnets_allows() -> None:
+def test_new_network_range_has_smallest_size_for_subnet_plan() -> None:
     config = configured(vpc_cidr="10.0.0.0/24", max_nodes=1)
 
     assert config.usable_addresses == plan_subnets("10.0.0.0/24").private_addresses
@@ -122,13 +130,13 @@ def test_a_new_networks_range_is_as_narrow_as_the_plan_of_subnets_allows() -> No
         plan_subnets("10.0.0.0/25")
 
 
-def test_a_file_system_is_in_the_zone_that_a_name_gives() -> None:
+def test_file_system_is_in_named_zone() -> None:
     config = configured(lustre_gib=1200, availability_zone_id="us-west-2d")
 
     assert config.lustre_zone_id == "us-west-2d"
 
 
-def test_a_file_system_beside_the_nodes_deserves_no_warning_for_its_zone() -> None:
+def test_file_system_in_node_zone_causes_no_warning() -> None:
     config = configured(lustre_gib=1200, availability_zone_id="usw2-az1", lustre_zone_id="usw2-az1")
 
     assert "trainium:lustreZone" not in {warning.id for warning in config.warnings}
@@ -146,7 +154,7 @@ ENDS = STANDARD_SUPPORT_ENDS["1.34"]
     ("before", "warned"),
     [(SUPPORT_WARNING_DAYS + 1, False), (SUPPORT_WARNING_DAYS, True), (-1, True)],
 )
-def test_a_version_whose_standard_support_ends_soon_is_warned_of(before: int, warned: bool) -> None:
+def test_version_near_end_of_standard_support_causes_warning(before: int, warned: bool) -> None:
     config = configured(**ON_EKS, kubernetes_version="1.34", eks_system_image="1.34.1-20991231")
     found = config.dated_warnings(ENDS - timedelta(days=before))
 
@@ -155,18 +163,26 @@ def test_a_version_whose_standard_support_ends_soon_is_warned_of(before: int, wa
 
 
 @pytest.mark.parametrize(("age", "warned"), [(OLD_IMAGE_DAYS - 1, False), (OLD_IMAGE_DAYS, True)])
-def test_an_old_image_of_the_system_nodes_is_warned_of(age: int, warned: bool) -> None:
+def test_old_system_node_image_causes_warning(age: int, warned: bool) -> None:
     config = configured(**ON_EKS, eks_system_image="1.35.7-20260101")
     found = config.dated_warnings(date(2026, 1, 1) + timedelta(days=age))
 
     assert [each.id for each in found] == ["trainium:systemImage"] * warned
 
 
-def test_without_a_cluster_no_date_matters() -> None:
+def test_dates_are_not_checked_without_cluster() -> None:
     assert configured().dated_warnings(date(2099, 1, 1)) == ()
 
 
-def test_defaults_deserve_no_warning() -> None:
+def test_budget_is_refused_in_region_without_cloudformation_support() -> None:
+    """The reference is CloudFormation's registry, as included in cfn-lint."""
+    budget = "AWS::Budgets::Budget"
+    without = {r for r in ZONES if budget not in PROVIDER_SCHEMA_MANAGER.get_resource_types(r)}
+
+    assert without == REGIONS_WITHOUT_BUDGETS
+
+
+def test_defaults_cause_no_warning() -> None:
     assert configured().warnings == ()
 
 
@@ -182,22 +198,24 @@ def test_defaults_deserve_no_warning() -> None:
         ({"base_image": "me/it:1"}, "trainium:containerImage"),
         ({"capacity_reservation_id": "cr-01234567"}, "trainium:reservation"),
         ({"capacity_block_id": "cr-01234567"}, "trainium:reservation"),
+        (BUDGET | {"capacity_block_id": "cr-01234567"}, "trainium:blockBudget"),
         ({"placement_group": "near"}, "trainium:placementGroup"),
         ({"bucket_name": "my-data"}, "trainium:existingBucket"),
+        ({"notify_topic_arn": TOPIC}, "trainium:notifyTopic"),
+        ({"notify_topic_arn": TOPIC, "monthly_budget_usd": 5000}, "trainium:budgetTopic"),
         ({"bucket_name": "my-data", "bucket_kms_key_arn": KEY}, "trainium:bucketKey"),
         ({"min_nodes": 1}, "trainium:minNodes"),
         ({"lustre_gib": 1200, "availability_zone_id": "usw2-az1"}, "trainium:lustreZone"),
+        ({"lustre_gib": 1200, "zone_ids": "usw2-az4,usw2-az1"}, "trainium:lustreZone"),
     ],
 )
-def test_what_cannot_be_checked_or_costs_money_deserves_a_warning(
-    keys: dict[str, Any], identity: str
-) -> None:
+def test_unverifiable_or_costly_settings_cause_warning(keys: dict[str, Any], identity: str) -> None:
     config = configured(**keys)
 
     assert identity in {warning.id for warning in config.warnings}
 
 
-def test_a_known_zone_of_an_existing_subnet_deserves_no_warning() -> None:
+def test_known_zone_of_existing_subnet_causes_no_warning() -> None:
     config = configured(
         **EXISTING, availability_zone_id="usw2-az1", default_security_group_id="sg-01234567"
     )
@@ -218,7 +236,7 @@ def test_a_known_zone_of_an_existing_subnet_deserves_no_warning() -> None:
     ],
     ids=["without EFA", "without Batch"],
 )
-def test_the_default_group_matters_only_where_tasks_carry_it(keys: dict[str, str]) -> None:
+def test_default_group_matters_only_if_tasks_have_it(keys: dict[str, str]) -> None:
     config = configured(**EXISTING | {"subnet_cidr": "10.1.0.0/20"}, **keys)
 
     assert "trainium:defaultSecurityGroup" not in {warning.id for warning in config.warnings}
@@ -254,7 +272,7 @@ EKS = {
 }
 
 
-def test_a_cluster_comes_with_a_file_system_unless_there_is_one() -> None:
+def test_cluster_creates_file_system_unless_one_exists() -> None:
     existing = {
         "lustre_dns_name": "fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com",
         "lustre_mount_name": "fqgwbbmv",
@@ -269,7 +287,7 @@ def test_a_cluster_comes_with_a_file_system_unless_there_is_one() -> None:
     assert configured(**EKS, **existing).lustre_gib == 0
 
 
-def test_a_cluster_takes_addresses_for_pods_and_for_itself() -> None:
+def test_cluster_needs_addresses_for_pods_and_control_plane() -> None:
     on_batch, on_eks, on_both = (
         configured(**{**EKS, "orchestrators": name}, max_nodes=2).addresses_needed(EfaLayout.EFA)
         if name != "batch"
@@ -281,7 +299,7 @@ def test_a_cluster_takes_addresses_for_pods_and_for_itself() -> None:
     assert (on_batch, on_eks - on_batch, on_both - on_eks) == (28, 2 * 11 + 34, 2 * 9)
 
 
-def test_a_type_that_batch_is_not_known_to_take_deserves_a_warning_that_names_eks() -> None:
+def test_type_not_known_to_batch_causes_warning_naming_eks() -> None:
     trn2 = {"instance_type": "trn2.48xlarge", "region": "us-east-2"}
     (warning,) = (
         warning
@@ -301,14 +319,12 @@ def test_a_type_that_batch_is_not_known_to_take_deserves_a_warning_that_names_ek
         ({"eks_chart_versions": "efa=v0.5.29"}, "trainium:chartVersions"),
     ],
 )
-def test_versions_that_were_not_tried_together_deserve_a_warning(
-    keys: dict[str, Any], identity: str
-) -> None:
+def test_untested_version_combination_causes_warning(keys: dict[str, Any], identity: str) -> None:
     assert identity in {warning.id for warning in configured(**EKS, **keys).warnings}
     assert identity not in {warning.id for warning in configured(**EKS).warnings}
 
 
-def test_a_refused_list_is_shown_as_it_is_typed() -> None:
+def test_refused_list_is_shown_as_typed() -> None:
     refusal = ConfigError("trainium:eks_endpoint_cidrs", ("10.0.0.0/8", "all"), "is none", "fix it")
 
     assert str(refusal) == "trainium:eks_endpoint_cidrs=10.0.0.0/8,all is none; fix it"

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[2]
 CDK_JSON = json.loads((ROOT / "cdk.json").read_text(encoding="utf-8"))
 
 
-def test_cdk_json_states_the_defaults_of_the_code() -> None:
+def test_cdk_json_matches_code_defaults() -> None:
     assert AppConfig.from_mapping(CDK_JSON["context"]) == AppConfig.from_mapping({})
 
 
 def test_cdk_json_forbids_look_ups() -> None:
-    # A look-up would need an account, and synthesis must not need one.
+    # A lookup would need an account, and synthesis must not need one.
     assert CDK_JSON["lookups"] is False

@@ -1,4 +1,4 @@
-"""Every refusal names the value, the reason and what would work, in one line."""
+"""Every refusal names the value, the reason and the remedy in one line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any, TypeGuard
 import pytest
 
 from stacks.config import AppConfig, ConfigError, rules
+from stacks.config.keys import keys_of
+from stacks.config.refusal import PREFIX
 
 TABLE: dict[str, list[dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8")
@@ -31,8 +33,9 @@ def refusal_of(context: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_refusal_names_the_value_the_reason_and_what_would_work(row: dict[str, Any]) -> None:
+def test_refusal_is_one_line_with_value_reason_and_remedy(row: dict[str, Any]) -> None:
     message = refusal_of(row["context"])
+    assert message.isprintable()
 
     before, reason, after = message.partition(row["reason"])
     assert row["value"] in before, message
@@ -40,11 +43,11 @@ def test_a_refusal_names_the_value_the_reason_and_what_would_work(row: dict[str,
     assert row["remedy"] in after.partition("; ")[2], message
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_a_refusal_is_one_line(row: dict[str, Any]) -> None:
-    message = refusal_of(row["context"])
+def test_refusal_table_has_a_row_for_every_key() -> None:
+    messages = [refusal_of(row["context"]) for rows in TABLE.values() for row in rows]
+    refused = {message.partition("=")[0] for message in messages}
 
-    assert message.isprintable()
+    assert {f"{PREFIX}{name}" for name in keys_of(AppConfig)} - refused == set()
 
 
 def _is_rule(node: ast.AST) -> TypeGuard[ast.Expr]:
@@ -60,7 +63,7 @@ RULES = [
 
 
 @pytest.mark.parametrize("subject, line", RULES)
-def test_the_table_of_refusals_provokes_every_rule(
+def test_refusal_table_covers_every_rule(
     subject: ModuleType, line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without = ast.parse(inspect.getsource(subject))
@@ -71,11 +74,11 @@ def test_the_table_of_refusals_provokes_every_rule(
     exec(compile(ast.fix_missing_locations(without), str(subject.__file__), "exec"), changed)
     monkeypatch.setattr(subject, "refusals", changed["refusals"])
 
-    assert any(not _is_refused_alike(row) for row in TABLE["combinations"])
+    assert any(not _is_refused_with_message(row) for row in TABLE["combinations"])
 
 
-def _is_refused_alike(row: dict[str, Any]) -> bool:
-    """Tell whether the row is refused with its own message; otherwise a rule is missing."""
+def _is_refused_with_message(row: dict[str, Any]) -> bool:
+    """Return whether the row is refused with its own message; otherwise a rule is missing."""
     try:
         AppConfig.from_mapping(row["context"])
     except ConfigError as refusal:
@@ -85,7 +88,7 @@ def _is_refused_alike(row: dict[str, Any]) -> bool:
     return False
 
 
-def test_a_changed_copy_is_checked_too() -> None:
+def test_changed_copy_is_checked_too() -> None:
     config = AppConfig.from_mapping({})
 
     with pytest.raises(ConfigError, match="is more than trainium:max_nodes=1"):

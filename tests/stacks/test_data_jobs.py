@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stacks.config import AppConfig
-from stacks.data_jobs_stack import remembered
+from stacks.data_jobs_stack import serialized_settings
 from tests.stacks.synthesis import Deployment, deployment
 from trainium_catalogue import contract
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES
@@ -40,10 +40,51 @@ class TestContract:
             )
         )
 
+    def test_cap_is_published_and_a_budget_counts_the_deployments_tag(self) -> None:
+        made = deployment(
+            deployment="team-a",
+            max_cost_per_job_usd=500,
+            monthly_budget_usd=9000,
+            notify_email="team@example.com",
+        )
+        parameters = {each["Name"]: each for each in made.resources("data", "AWS::SSM::Parameter")}
+        (budget,) = made.resources("data", "AWS::Budgets::Budget")
+        informed = [
+            (each["Notification"]["NotificationType"], each["Notification"]["Threshold"])
+            for each in budget["NotificationsWithSubscribers"]
+        ]
+
+        assert parameters["/trainium/team-a/max-cost-per-job-usd"]["Value"] == "500"
+        assert budget["Budget"]["BudgetLimit"] == {"Amount": 9000, "Unit": "USD"}
+        assert budget["Budget"]["CostFilters"] == {
+            "TagKeyValue": [f"user:{contract.TAG_DEPLOYMENT}$team-a"]
+        }
+        types = budget["Budget"]["CostTypes"]
+        assert types == {"IncludeCredit": False, "IncludeRefund": False}
+        assert informed == [("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)]
+        output = made.templates["data"]["Outputs"]["MonthlyBudget"]["Value"]
+        assert f"activates the cost allocation tag {contract.TAG_DEPLOYMENT} in Billing" in output
+
+    @pytest.mark.parametrize(
+        ("key", "how", "address"),
+        [
+            ("notify_email", "EMAIL", "team@example.com"),
+            ("notify_topic_arn", "SNS", "arn:aws:sns:us-west-2:111122223333:runs"),
+        ],
+    )
+    def test_budget_notifies_the_address_or_the_topic(
+        self, key: str, how: str, address: str
+    ) -> None:
+        made = deployment(monthly_budget_usd=9000, **{key: address})
+        (budget,) = made.resources("data", "AWS::Budgets::Budget")
+
+        for informed in budget["NotificationsWithSubscribers"]:
+            assert informed["Subscribers"] == [{"SubscriptionType": how, "Address": address}]
+
     def test_settings_are_remembered_unless_they_are_too_long(self) -> None:
         given = (("max_nodes", "8"), ("bucket_name", "x" * contract.MAX_SETTINGS_CHARACTERS))
         kept = [
-            remembered(replace(AppConfig.from_mapping({}), settings=given[:length]))
+            serialized_settings(replace(AppConfig.from_mapping({}), settings=given[:length]))
             for length in range(3)
         ]
 
@@ -67,7 +108,7 @@ class TestContract:
 class TestCpuJobs:
     """Data and export jobs."""
 
-    def test_a_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:
+    def test_job_fits_on_every_type_that_may_be_chosen(self, made: Deployment) -> None:
         container = made.only("data", "AWS::Batch::JobDefinition", "tokenize")[
             "ContainerProperties"
         ]

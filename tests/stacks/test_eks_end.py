@@ -38,7 +38,7 @@ def _needs(resource: dict[str, Any]) -> set[str]:
     return named | {word for word in text.replace('"', " ").replace(",", " ").split()}
 
 
-def test_nodes_outlive_what_runs_on_them(made: Deployment) -> None:
+def test_nodes_are_deleted_after_their_workloads(made: Deployment) -> None:
     installed = {
         *made.logical_ids("eks", CHART),
         *made.logical_ids("eks", MANIFEST),
@@ -49,14 +49,14 @@ def test_nodes_outlive_what_runs_on_them(made: Deployment) -> None:
         assert installed <= dependants(made, logical_id)
 
 
-def test_volcano_outlives_the_jobs(made: Deployment) -> None:
+def test_volcano_is_deleted_after_jobs(made: Deployment) -> None:
     (volcano,) = made.logical_ids("eks", CHART, "ContentsVolcano")
 
     for start in ("ContentsJobs", "ContentsWatching", "ContentsQueue"):
         assert set(made.logical_ids("eks", MANIFEST, start)) < dependants(made, volcano)
 
 
-def test_volcano_has_time_to_listen_before_it_is_asked_about_a_queue(made: Deployment) -> None:
+def test_queue_is_created_after_job_objects(made: Deployment) -> None:
     """Its chart counts as installed once its pod runs, before it answers."""
     (jobs,) = made.logical_ids("eks", MANIFEST, "ContentsJobs")
     queues = [
@@ -69,7 +69,7 @@ def test_volcano_has_time_to_listen_before_it_is_asked_about_a_queue(made: Deplo
     assert set(queues) <= dependants(made, jobs)
 
 
-def test_pods_have_networks_as_long_as_there_are_nodes(made: Deployment) -> None:
+def test_network_add_ons_are_deleted_after_nodes(made: Deployment) -> None:
     groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
 
     for start in ("TrainingPodIdentity", "TrainingPodNetworks", "TrainingProxy"):
@@ -77,14 +77,14 @@ def test_pods_have_networks_as_long_as_there_are_nodes(made: Deployment) -> None
         assert groups <= dependants(made, add_on)
 
 
-def test_pods_are_created_when_there_are_credentials_for_them(made: Deployment) -> None:
+def test_pods_are_created_after_their_credentials(made: Deployment) -> None:
     groups = set(made.logical_ids("eks", "AWS::EKS::Nodegroup"))
     (networks,) = made.logical_ids("eks", "AWS::EKS::PodIdentityAssociation", "TrainingNetworks")
 
     assert groups <= dependants(made, networks)
 
 
-def test_pods_with_a_role_have_a_namespace(made: Deployment) -> None:
+def test_pods_with_role_have_namespace(made: Deployment) -> None:
     """A chart creates no namespace but that of its release."""
     namespaces = {
         each["Namespace"] for each in made.resources("eks", "AWS::EKS::PodIdentityAssociation")
@@ -94,14 +94,14 @@ def test_pods_with_a_role_have_a_namespace(made: Deployment) -> None:
     assert namespaces - {"kube-system"} <= applied
 
 
-def test_kubectl_reaches_the_cluster_until_the_last_object_is_gone(made: Deployment) -> None:
+def test_kubectl_access_is_deleted_after_all_objects(made: Deployment) -> None:
     (rule,) = made.logical_ids("eks", "AWS::EC2::SecurityGroupIngress", "TrainingCallers")
     installed = {*made.logical_ids("eks", CHART), *made.logical_ids("eks", MANIFEST)}
 
     assert installed <= dependants(made, rule)
 
 
-def test_the_log_group_is_there_before_anybody_writes_to_it(made: Deployment) -> None:
+def test_log_group_exists_before_writers(made: Deployment) -> None:
     (logs,) = made.logical_ids("eks", "AWS::Logs::LogGroup", "TrainingLogs")
 
     assert set(made.logical_ids("eks", "AWS::EKS::Cluster")) <= dependants(made, logs)

@@ -1,4 +1,4 @@
-"""Objects that the stack puts into its cluster: valid Kubernetes, and true to the catalogue."""
+"""Objects that the stack applies to its cluster: valid, and consistent with the catalogue."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_every_object_is_valid_for_the_version(version: str, lustre_gib: int) ->
             kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_the_validation_would_find_something(made: Deployment) -> None:
+def test_validation_detects_planted_fault(made: Deployment) -> None:
     service = object_of(made, "Service", "neuron-monitor")
     service["spec"]["prots"] = service["spec"].pop("ports")
 
@@ -66,7 +66,7 @@ def test_the_validation_would_find_something(made: Deployment) -> None:
 
 
 @pytest.mark.parametrize("keys", TYPES, ids=name_of)
-def test_the_queue_holds_pods_on_all_nodes_and_no_more(keys: dict[str, object]) -> None:
+def test_queue_capacity_is_pods_on_all_nodes(keys: dict[str, object]) -> None:
     made = with_cluster(**keys)
     instance, nodes = made.config.instance, made.config.max_nodes
     queue = object_of(made, "Queue", kubernetes.QUEUE)["spec"]["capability"]
@@ -79,7 +79,7 @@ def test_the_queue_holds_pods_on_all_nodes_and_no_more(keys: dict[str, object]) 
 
 
 @pytest.mark.parametrize("keys", TYPES, ids=name_of)
-def test_the_quota_has_room_for_the_queue(keys: dict[str, object]) -> None:
+def test_quota_covers_queue(keys: dict[str, object]) -> None:
     made = with_cluster(**keys)
     quota = object_of(made, "ResourceQuota", "trainium")["spec"]["hard"]
     queue = object_of(made, "Queue", kubernetes.QUEUE)["spec"]["capability"]
@@ -92,7 +92,7 @@ def test_the_quota_has_room_for_the_queue(keys: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize("keys", TYPES, ids=name_of)
-def test_a_pod_of_the_catalogue_fits_on_its_node(keys: dict[str, object]) -> None:
+def test_catalogue_pod_fits_its_node(keys: dict[str, object]) -> None:
     instance = INSTANCE_TYPES[str(keys["instance_type"])]
     pod = kubernetes.pod_resources(instance)
 
@@ -100,12 +100,12 @@ def test_a_pod_of_the_catalogue_fits_on_its_node(keys: dict[str, object]) -> Non
     assert int(pod["memory"].removesuffix("Mi")) < instance.memory_mib
 
 
-def test_a_file_system_may_grow_under_its_claim(made: Deployment) -> None:
+def test_file_system_may_grow_under_existing_claim(made: Deployment) -> None:
     """Kubernetes refuses to resize a claim whose volume was not provisioned."""
     assert lustre_of(made)[1] == lustre_of(with_cluster(lustre_gib=4800))[1]
 
 
-def test_an_existing_file_system_is_mounted_by_its_id() -> None:
+def test_existing_file_system_is_mounted_by_id() -> None:
     made = with_cluster(**EXISTING)
 
     assert lustre_of(made)[0]["csi"] == {
@@ -137,7 +137,7 @@ def test_another_file_system_has_another_volume_and_another_claim(other: dict[st
     assert not set(changed.values()) & set(before.values())
 
 
-def test_the_claim_is_the_one_that_is_published() -> None:
+def test_published_claim_is_created_claim() -> None:
     made = with_cluster(**EXISTING)
     published = [
         each["Value"]

@@ -77,10 +77,10 @@ class TestContract:
             )
         )
 
-    def test_the_claim_is_published_where_there_is_one(self) -> None:
+    def test_claim_is_published_where_there_is_one(self) -> None:
         assert "eks/lustre-claim" not in with_cluster(lustre_gib=0).text("eks")
 
-    def test_the_orchestrators_are_named(self) -> None:
+    def test_orchestrators_are_named(self) -> None:
         made = with_cluster(orchestrators="both")
         values = {p.get("Name"): p["Value"] for p in made.resources("data", "AWS::SSM::Parameter")}
 
@@ -100,7 +100,7 @@ class TestSubmitters:
             if isinstance(each["PrincipalArn"], str)
         }
 
-    def test_a_submitter_is_in_the_group_of_the_roles_and_has_no_policy_of_eks(self) -> None:
+    def test_submitter_is_in_the_group_of_the_roles_and_has_no_policy_of_eks(self) -> None:
         made = with_cluster(eks_submitter_arns=self.SUBMITTER)
         entry = self.entries(made)[self.SUBMITTER]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_it_scales_the_trainium_nodes_of_this_cluster(made: Deployment) -> None:
     assert argument(made, "--namespace") == kubernetes.NAMESPACE
 
 
-def test_it_changes_only_the_group_that_has_the_tags_of_its_own(made: Deployment) -> None:
+def test_scaler_changes_only_group_with_its_tags(made: Deployment) -> None:
     changing = {
         "autoscaling:SetDesiredCapacity", "autoscaling:TerminateInstanceInAutoScalingGroup"
     }  # fmt: skip
@@ -64,7 +65,41 @@ def test_it_changes_only_the_group_that_has_the_tags_of_its_own(made: Deployment
     assert plain(found["eks:DescribeNodegroup"]["Resource"]) == f"<{group}.Arn>"
 
 
-def test_nobody_who_submits_jobs_can_take_its_account(made: Deployment) -> None:
+def test_scaler_has_one_group_per_zone() -> None:
+    made = with_cluster(zone_ids="usw2-az4,usw2-az1", eks_nodes=1)
+    first, second = (
+        made.logical_ids("eks", "AWS::EKS::Nodegroup", start)[0]
+        for start in ("NodesGroup", "Nodesusw2az1Group")
+    )
+    groups = dict(zip((first, second), ("usw2-az4", "usw2-az1"), strict=True))
+    (container,) = pod(made)["containers"]
+    command = container["command"]
+    given = [after for word, after in pairwise(command) if word == "--node-group"]
+    published = made.only("eks", "AWS::SSM::Parameter", "Contracteksnodegroup")["Value"]
+    found = [made.only("eks", "AWS::EKS::Nodegroup", name) for name in groups]
+    sizes = [each["ScalingConfig"] for each in found]
+    subnets = [plain(each["Subnets"][0]) for each in found]
+    tags = statements(made)["autoscaling:SetDesiredCapacity"]["Condition"]["StringEquals"]
+
+    assert given == [f"{zone}=<{name}.NodegroupName>" for name, zone in groups.items()]
+    assert plain(published) == ",".join(given)
+    assert [(each["DesiredSize"], each["MaxSize"]) for each in sizes] == [(1, 4), (0, 4)]
+    assert ["Usw2Az4" in subnets[0], "Usw2Az1" in subnets[1]] == [True, True]
+    assert [plain(name) for name in tags["aws:ResourceTag/eks:nodegroup-name"]] == [
+        f"<{name}.NodegroupName>" for name in groups
+    ]
+    assert [plain(arn) for arn in statements(made)["eks:DescribeNodegroup"]["Resource"]] == [
+        f"<{name}.Arn>" for name in groups
+    ]
+    templates = [
+        made.only("eks", "AWS::EC2::LaunchTemplate", start)["LaunchTemplateData"]
+        for start in ("NodesNode", "Nodesusw2az1Node")
+    ]
+    placements = [plain(each["Placement"]["GroupName"]) for each in templates]
+    assert ["Usw2Az4" in placements[0], "Usw2Az1" in placements[1]] == [True, True]
+
+
+def test_submitters_cannot_use_scalers_service_account(made: Deployment) -> None:
     """Pods of the jobs' namespace may name any service account of that namespace."""
     accounts = [each for each in objects_of(made) if each["kind"] == "ServiceAccount"]
     (own,) = [each for each in accounts if each["metadata"]["name"] == SCALER]
@@ -79,7 +114,7 @@ def test_nobody_who_submits_jobs_can_take_its_account(made: Deployment) -> None:
     assert {subject["namespace"] for subject in bound} == {SCALER}
 
 
-def test_it_goes_before_the_jobs_and_the_nodes(made: Deployment) -> None:
+def test_scaler_is_deleted_before_jobs_and_nodes(made: Deployment) -> None:
     (applied,) = made.logical_ids("eks", "Custom::AWSCDK-EKS-KubernetesResource", "Scaler")
 
     for kind, start in (
@@ -91,12 +126,12 @@ def test_it_goes_before_the_jobs_and_the_nodes(made: Deployment) -> None:
         assert applied in dependants(made, before)
 
 
-def test_it_holds_nodes_for_a_waiting_job_as_long_as_batch_lets_one_wait(made: Deployment) -> None:
+def test_scaler_keeps_nodes_for_waiting_job_as_long_as_batch(made: Deployment) -> None:
     assert argument(made, "--hold-minutes") == str(made.config.runnable_time_limit_minutes)
     assert argument(made, "--instance-type") == made.config.instance_type
 
 
-def test_users_ask_it_for_nodes_where_idle_ones_stay_too() -> None:
+def test_scaler_accepts_requests_without_idle_timeout() -> None:
     stays = with_cluster(eks_idle_minutes=0)
 
     assert argument(stays, "--idle-minutes") == "0"
@@ -104,11 +139,11 @@ def test_users_ask_it_for_nodes_where_idle_ones_stay_too() -> None:
     assert "trainium:idleNodes" in [each.id for each in stays.config.warnings]
 
 
-def test_a_group_that_starts_with_nodes_says_until_when() -> None:
+def test_initial_nodes_warning_states_duration() -> None:
     def said(**keys: object) -> str:
         warnings = with_cluster(eks_nodes=2, **keys).config.warnings
         (found,) = [each.message for each in warnings if each.id == "trainium:eksNodes"]
         return found
 
-    assert "until no job has used them for 30 minutes" in said()
-    assert "until they are scaled down" in said(eks_idle_minutes=0)
+    assert "until idle for 30 minutes" in said()
+    assert "until scaled down" in said(eks_idle_minutes=0)

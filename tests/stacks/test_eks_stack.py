@@ -11,7 +11,7 @@ import pytest
 from tests.stacks.cluster_objects import objects_of, with_cluster
 from tests.stacks.synthesis import Deployment
 from trainium_catalogue.eks import ADD_ONS, KUBERNETES_VERSIONS
-from trainium_constructs.eks.watching import MONITOR
+from trainium_constructs.eks.monitoring import MONITOR
 
 SECURITY_GROUP = "AWS::EC2::SecurityGroup"
 RESERVATION = "cr-0123456789abcdef0"
@@ -44,13 +44,13 @@ def group(made: Deployment, start: str = "Nodes") -> dict[str, Any]:
 class TestControlPlane:
     """Access to the control plane, and its logs."""
 
-    def test_the_endpoint_can_be_closed(self) -> None:
+    def test_endpoint_can_be_closed(self) -> None:
         made = with_cluster(eks_endpoint_cidrs=(), eks_private=True)
 
         assert cluster(made)["ResourcesVpcConfig"]["EndpointPublicAccess"] is False
         assert users(made) == ["10.0.0.0/16"]
 
-    def test_a_closed_endpoint_answers_those_ranges_inside_that_are_named(self) -> None:
+    def test_closed_endpoint_answers_those_ranges_inside_that_are_named(self) -> None:
         made = with_cluster(eks_endpoint_cidrs="10.0.4.0/24,172.16.0.0/16", eks_private=True)
 
         assert "PublicAccessCidrs" not in cluster(made)["ResourcesVpcConfig"]
@@ -118,7 +118,7 @@ class TestControlPlane:
             name: versions[version] for name, versions in ADD_ONS.items()
         }  # fmt: skip
 
-    def test_the_version_of_an_add_on_can_be_chosen(self) -> None:
+    def test_version_of_an_add_on_can_be_chosen(self) -> None:
         made = with_cluster(eks_add_on_versions="vpc-cni=v1.22.4-eksbuild.3")
         networks = made.only("eks", "AWS::EKS::Addon", "TrainingPodNetworks")
 
@@ -128,14 +128,14 @@ class TestControlPlane:
 class TestTrainiumNodes:
     """The node group and launch template of Trainium nodes."""
 
-    def test_an_update_of_the_cluster_takes_its_nodes_along(self) -> None:
+    def test_update_of_the_cluster_takes_its_nodes_along(self) -> None:
         made = with_cluster(kubernetes_version="1.36")
 
         for start in ("Nodes", "System"):
             assert group(made, start)["Version"] == cluster(made)["Version"] == "1.36"
             assert group(made, start)["ReleaseVersion"].startswith("1.36.")
 
-    def test_a_newer_neuron_release_takes_a_newer_host_image(self) -> None:
+    def test_newer_neuron_release_takes_a_newer_host_image(self) -> None:
         made = with_cluster(neuron_release="2.31.0", image_uri="public.ecr.aws/me/it:1")
 
         assert group(made)["ReleaseVersion"] == "1.35.6-20260714"
@@ -161,32 +161,32 @@ class TestTrainiumNodes:
         assert group(made)["ReleaseVersion"] == "1.35.5-20260618"
         assert group(made, "System")["ReleaseVersion"] == "1.35.8-20261001"
 
-    def test_a_capacity_block_is_a_market_of_its_own(self) -> None:
+    def test_capacity_block_is_a_market_of_its_own(self) -> None:
         made = with_cluster(capacity_block_id=RESERVATION)
 
         assert group(made)["CapacityType"] == "CAPACITY_BLOCK"
         assert template(made)["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
         assert "Placement" not in template(made)
 
-    def test_a_reservation_is_targeted(self) -> None:
+    def test_reservation_is_targeted(self) -> None:
         made = with_cluster(capacity_reservation_id=RESERVATION)
 
         assert RESERVATION in str(template(made)["CapacityReservationSpecification"])
         assert "CapacityType" not in group(made)
 
-    def test_an_existing_placement_group_is_used(self) -> None:
+    def test_existing_placement_group_is_used(self) -> None:
         made = with_cluster(placement_group="near", capacity_reservation_id=RESERVATION)
 
         assert made.resources("eks", "AWS::EC2::PlacementGroup") == []
         assert template(made)["Placement"] == {"GroupName": "near"}
 
 
-def test_a_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
+def test_cluster_alone_needs_no_batch_nodes(made: Deployment) -> None:
     assert "batch" not in made.templates
     assert made.resources("data", "AWS::Batch::JobQueue")
 
 
-def test_pods_may_lock_memory_without_limit(made: Deployment) -> None:
+def test_pods_have_unlimited_locked_memory(made: Deployment) -> None:
     """EFA locks memory, and preflight insists on the limit."""
     encoded = template(made)["UserData"]["Fn::Base64"]
     _, part = message_from_string(encoded).walk()

@@ -1,4 +1,4 @@
-"""The image stack, and the image's way into its repository."""
+"""The image stack, and the publication of the image."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.stacks.synthesis import Deployment, deployment
+from tests.stacks.synthesis import ROOT, Deployment, deployment
 
-FINISHED = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine/it:1"
+PREBUILT = "123456789012.dkr.ecr.us-west-2.amazonaws.com/mine/it:1"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def image_asset(made: Deployment) -> dict[str, Any]:
     return asset
 
 
-def test_deployments_have_a_repository_each() -> None:
+def test_each_deployment_has_own_repository() -> None:
     names = [
         deployment(deployment=name).only("image", "AWS::ECR::Repository")["RepositoryName"]
         for name in ("one", "two")
@@ -44,7 +44,7 @@ def test_role_names_fit_iam() -> None:
     assert len(made.only("image", "AWS::IAM::Role")["RoleName"]) <= 64
 
 
-def test_the_publishing_role_can_touch_nothing_but_the_repository(made: Deployment) -> None:
+def test_publishing_role_can_access_only_repository(made: Deployment) -> None:
     statements = made.only("image", "AWS::IAM::Policy")["PolicyDocument"]["Statement"]
     (logical_id,) = made.logical_ids("image", "AWS::ECR::Repository")
 
@@ -57,7 +57,7 @@ def test_the_publishing_role_can_touch_nothing_but_the_repository(made: Deployme
     assert elsewhere == ["ecr:GetAuthorizationToken"]
 
 
-def test_the_image_is_pushed_to_that_repository_with_that_role(made: Deployment) -> None:
+def test_image_is_pushed_to_repository_with_publishing_role(made: Deployment) -> None:
     (destination,) = image_asset(made)["destinations"].values()
     role = made.only("image", "AWS::IAM::Role")["RoleName"]
 
@@ -65,7 +65,7 @@ def test_the_image_is_pushed_to_that_repository_with_that_role(made: Deployment)
     assert destination["assumeRoleArn"].endswith(f":role/{role}")
 
 
-def test_the_job_runs_the_image_that_is_pushed(made: Deployment) -> None:
+def test_job_runs_pushed_image(made: Deployment) -> None:
     (destination,) = image_asset(made)["destinations"].values()
     job = made.only("batch", "AWS::Batch::JobDefinition", "allreduce")
     image = job["NodeProperties"]["NodeRangeProperties"][0]["Container"]["Image"]["Fn::Sub"]
@@ -73,29 +73,42 @@ def test_the_job_runs_the_image_that_is_pushed(made: Deployment) -> None:
     assert image.endswith(f"/{destination['repositoryName']}:{destination['imageTag']}")
 
 
-def test_the_image_is_built_for_trainium_hosts(made: Deployment) -> None:
+def test_image_is_built_for_trainium_hosts(made: Deployment) -> None:
     assert image_asset(made)["source"]["platform"] == "linux/amd64"
 
 
-def test_the_image_is_built_on_what_the_release_pins(made: Deployment) -> None:
+def test_image_is_built_on_base_pinned_by_release(made: Deployment) -> None:
     assert image_asset(made)["source"]["dockerBuildArgs"] == {
         "BASE_IMAGE": made.config.release.base_image
     }
 
 
-def test_the_image_is_built_on_a_base_image_of_the_users() -> None:
+def test_image_is_built_on_custom_base_image() -> None:
     made = deployment(base_image="me/it:1")
 
     assert image_asset(made)["source"]["dockerBuildArgs"] == {"BASE_IMAGE": "me/it:1"}
 
 
-def test_the_image_waits_for_its_repository(made: Deployment) -> None:
+def test_torchneuron_image_pins_exact_versions() -> None:
+    """Every argument of the Dockerfile's own base stage has a value, and no other is given."""
+    made = deployment(instance_type="trn2.48xlarge", neuron_release="2.33.0")
+    dockerfile = (ROOT / "docker/neuron/Dockerfile").read_text()
+    stage = dockerfile.partition("AS torchneuron")[2].partition("FROM ")[0]
+    declared = {line.removeprefix("ARG ") for line in stage.splitlines() if line.startswith("ARG ")}
+
+    args = image_asset(made)["source"]["dockerBuildArgs"]
+
+    assert {*args, "TORCH_DEVICE_BACKEND_AUTOLOAD=0"} == declared
+    assert not [value for value in args.values() if "*" in value or not value]
+
+
+def test_image_waits_for_its_repository(made: Deployment) -> None:
     assets = manifest(made)["trainium-default-data.assets"]
 
     assert assets["dependencies"] == ["trainium-default-image"]
 
 
-def test_waiting_changes_nothing_else_of_the_manifest(made: Deployment) -> None:
+def test_waiting_leaves_rest_of_manifest_unchanged(made: Deployment) -> None:
     artifacts = manifest(made)
     ours = artifacts["trainium-default-data.assets"]
     usual = artifacts["trainium-default-image.assets"]
@@ -104,16 +117,16 @@ def test_waiting_changes_nothing_else_of_the_manifest(made: Deployment) -> None:
     assert ours["type"] == usual["type"]
 
 
-def test_a_finished_image_needs_no_repository_and_no_build() -> None:
-    made = deployment(image_uri=FINISHED)
+def test_prebuilt_image_needs_no_repository_and_no_build() -> None:
+    made = deployment(image_uri=PREBUILT)
 
     assert "image" not in made.templates
     assets = json.loads((made.folder / "trainium-default-data.assets.json").read_text())
     assert assets["dockerImages"] == {}
 
 
-def test_a_finished_image_in_a_private_repository_may_be_pulled() -> None:
-    made = deployment(image_uri=FINISHED)
+def test_prebuilt_image_in_private_repository_may_be_pulled() -> None:
+    made = deployment(image_uri=PREBUILT)
 
     pulled = [
         statement["Resource"]
@@ -125,7 +138,7 @@ def test_a_finished_image_in_a_private_repository_may_be_pulled() -> None:
     assert pulled == ["arn:aws:ecr:us-west-2:123456789012:repository/mine/it"]
 
 
-def test_a_finished_image_in_a_public_repository_needs_no_right() -> None:
+def test_prebuilt_image_in_public_repository_needs_no_permission() -> None:
     made = deployment(image_uri="public.ecr.aws/me/it:1")
 
     assert "ecr:" not in made.text("data")

@@ -33,7 +33,7 @@ def container(made: Deployment) -> dict[str, Any]:
     return found
 
 
-def test_it_is_persistent_and_of_the_size_that_was_asked_for(made: Deployment) -> None:
+def test_file_system_is_persistent_with_requested_size(made: Deployment) -> None:
     found = made.only("lustre", "AWS::FSx::FileSystem")
 
     assert (found["FileSystemTypeVersion"], found["StorageCapacity"]) == ("2.15", 2400)
@@ -41,20 +41,20 @@ def test_it_is_persistent_and_of_the_size_that_was_asked_for(made: Deployment) -
     assert found["LustreConfiguration"]["PerUnitStorageThroughput"] == 500
 
 
-def test_it_lies_in_the_subnet_of_the_nodes(made: Deployment) -> None:
+def test_file_system_is_in_node_subnet(made: Deployment) -> None:
     found = made.only("lustre", "AWS::FSx::FileSystem")
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
 
     assert found["SubnetIds"] == compute["ComputeResources"]["Subnets"]
 
 
-def test_it_stays_where_it_is_when_the_nodes_change_their_zone(made: Deployment) -> None:
+def test_file_system_stays_when_node_zone_changes(made: Deployment) -> None:
     moved = deployment(lustre_gib=2400, lustre_mbps_per_tib=500, availability_zone_id="usw2-az1")
 
     assert moved.templates["lustre"] == made.templates["lustre"]
 
 
-def test_it_is_where_it_is_asked_to_be() -> None:
+def test_file_system_is_in_requested_zone() -> None:
     made = deployment(lustre_gib=1200, availability_zone_id="usw2-az1", lustre_zone_id="usw2-az1")
 
     (found,) = made.only("lustre", "AWS::FSx::FileSystem")["SubnetIds"]
@@ -70,12 +70,12 @@ def waits_for(made: Deployment, part: str) -> set[str]:
     return {named[name] for name in artifact["dependencies"] if name in named}
 
 
-def test_it_is_there_before_those_that_mount_it(made: Deployment) -> None:
+def test_file_system_is_created_before_mounting_stacks(made: Deployment) -> None:
     assert "lustre" in waits_for(made, "batch")
     assert "batch" not in waits_for(made, "lustre")
 
 
-def test_it_goes_after_those_that_had_mounted_it() -> None:
+def test_file_system_is_deleted_after_mounting_stacks() -> None:
     plain = deployment()
 
     assert "batch" in waits_for(plain, "lustre")
@@ -83,9 +83,7 @@ def test_it_goes_after_those_that_had_mounted_it() -> None:
 
 
 @pytest.mark.parametrize("part", ["network", "storage", "data"])
-def test_what_comes_first_exports_the_same_whether_anything_imports_it(
-    made: Deployment, part: str
-) -> None:
+def test_base_stack_exports_do_not_depend_on_imports(made: Deployment, part: str) -> None:
     plain, moved, cluster = (
         deployment(),
         deployment(availability_zone_id="usw2-az1"),
@@ -100,20 +98,20 @@ def test_what_comes_first_exports_the_same_whether_anything_imports_it(
     )
 
 
-def test_its_own_stack_exports_the_same_whether_batch_mounts_it_or_a_cluster(
+def test_file_system_exports_do_not_depend_on_plane(
     made: Deployment,
 ) -> None:
     assert made.templates["lustre"]["Outputs"] == with_cluster().templates["lustre"]["Outputs"]
 
 
-def test_the_deployment_says_whether_there_is_one(made: Deployment) -> None:
+def test_deployment_parameter_states_file_system(made: Deployment) -> None:
     (file_system,) = made.logical_ids("lustre", "AWS::FSx::FileSystem")
     said = [each.only("lustre", "AWS::SSM::Parameter")["Value"] for each in (made, deployment())]
 
     assert said == [{"Ref": file_system}, NO_LUSTRE]
 
 
-def test_an_existing_group_is_not_changed() -> None:
+def test_existing_group_is_not_changed() -> None:
     made = deployment(
         lustre_gib=1200,
         vpc_id="vpc-12345678",
@@ -128,7 +126,7 @@ def test_an_existing_group_is_not_changed() -> None:
     assert "lustreGroup" in str([warning.id for warning in made.config.warnings])
 
 
-def test_the_container_sees_what_the_host_has_mounted(made: Deployment) -> None:
+def test_container_mounts_host_file_system(made: Deployment) -> None:
     found = container(made)
     environment = {pair["Name"]: pair["Value"] for pair in found["Environment"]}
 
@@ -137,7 +135,7 @@ def test_the_container_sees_what_the_host_has_mounted(made: Deployment) -> None:
     assert found["MountPoints"][0]["ContainerPath"] == LUSTRE_MOUNT
 
 
-def test_an_existing_file_system_is_mounted_and_nothing_is_made() -> None:
+def test_existing_file_system_is_mounted_without_new_resources() -> None:
     made = deployment(**EXISTING)
     script = str(made.only("batch", "AWS::EC2::LaunchTemplate", "Node"))
 
@@ -146,7 +144,7 @@ def test_an_existing_file_system_is_mounted_and_nothing_is_made() -> None:
     assert "readonly LUSTRE_MOUNT_NAME=fqgwbbmv" in script
 
 
-def test_two_existing_groups_are_left_to_their_owner() -> None:
+def test_two_existing_groups_are_not_changed() -> None:
     existing = {**EXISTING, "security_group_id": "sg-12345678"}
     del existing["lustre_security_group_id"]
 

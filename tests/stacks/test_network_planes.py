@@ -22,7 +22,7 @@ def rules_to_itself(made: Deployment, resource_type: str, group: str) -> list[st
 
 
 @pytest.mark.parametrize("keys", matrix(), ids=name_of)
-def test_both_planes_admit_the_cluster_to_itself(keys: dict[str, object]) -> None:
+def test_both_planes_allow_traffic_within_cluster(keys: dict[str, object]) -> None:
     made = deployment(**keys)
 
     assert missing_rules(made.templates["network"], made.templates["batch"]) == []
@@ -32,9 +32,7 @@ def test_both_planes_admit_the_cluster_to_itself(keys: dict[str, object]) -> Non
 @pytest.mark.parametrize(
     ("group", "plane"), [("GroupId", "host interface"), ("DefaultSecurityGroup", "task interface")]
 )
-def test_a_plane_without_its_rule_is_closed(
-    rule: str, direction: str, group: str, plane: str
-) -> None:
+def test_missing_rule_closes_plane(rule: str, direction: str, group: str, plane: str) -> None:
     made = deployment()
     network = made.templates["network"]
     (removed,) = rules_to_itself(made, rule, group)
@@ -47,7 +45,7 @@ def test_a_plane_without_its_rule_is_closed(
     assert all(line.startswith(plane) and f" {direction} " in line for line in missing)
 
 
-def test_a_type_without_efa_keeps_its_tasks_off_the_default_group() -> None:
+def test_type_without_efa_keeps_tasks_off_default_group() -> None:
     made = deployment(instance_type="trn1.2xlarge")
     compute = made.only("batch", "AWS::Batch::ComputeEnvironment", "ComputeEnvironment")
     data = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
@@ -56,7 +54,7 @@ def test_a_type_without_efa_keeps_its_tasks_off_the_default_group() -> None:
     assert compute["ComputeResources"]["SecurityGroupIds"] == data["SecurityGroupIds"]
 
 
-def test_a_change_to_a_type_with_efa_makes_another_environment() -> None:
+def test_change_to_type_with_efa_replaces_environment() -> None:
     # Updated in place, the groups would stay, and Batch would refuse the new template with them.
     without, with_efa = (
         deployment(instance_type=name).logical_ids("batch", "AWS::Batch::ComputeEnvironment")

@@ -1,4 +1,4 @@
-"""The network stack: nodes can reach each other and the way out."""
+"""The network stack: traffic between nodes, and egress."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.stacks.synthesis import Deployment, deployment
-from trainium_constructs.network import DEFAULT_INTERFACE_ENDPOINTS
+from trainium_catalogue.zones import INTERFACE_ENDPOINTS
 
 EXISTING = {"vpc_id": "vpc-12345678", "subnet_id": "subnet-12345678", "subnet_cidr": "10.0.0.0/20"}
 
@@ -29,7 +29,7 @@ def environment(made: Deployment) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_zone_by_name_has_its_subnet_and_one_for_a_cluster_beside_it() -> None:
+def test_zone_name_has_subnet_and_second_zone_for_cluster() -> None:
     made = deployment(availability_zone_id="us-west-2d")
 
     zones = [
@@ -40,7 +40,7 @@ def test_a_zone_by_name_has_its_subnet_and_one_for_a_cluster_beside_it() -> None
     assert zones == [(None, "us-west-2d"), (None, "us-west-2a")]
 
 
-def test_another_zone_changes_nothing_but_what_starts_nodes() -> None:
+def test_zone_change_affects_only_compute_environment() -> None:
     here, there = deployment(), deployment(availability_zone_id="usw2-az1")
 
     changed = [
@@ -66,7 +66,7 @@ def test_nodes_change_subnet_and_placement_group_with_their_zone() -> None:
 
 
 @pytest.mark.parametrize("keys", [{"max_nodes": 100}, {"availability_zone_id": "usw2-az1"}])
-def test_nodes_have_the_room_that_was_promised_in_every_zone(keys: dict[str, object]) -> None:
+def test_node_subnets_have_promised_size_in_every_zone(keys: dict[str, object]) -> None:
     made = deployment(**keys)
 
     for found in subnets(made, PRIVATE):
@@ -75,7 +75,7 @@ def test_nodes_have_the_room_that_was_promised_in_every_zone(keys: dict[str, obj
         assert room >= made.config.addresses_needed(made.config.efa_layout)
 
 
-def test_ways_out_stay_where_they_are_whatever_the_nodes_zone() -> None:
+def test_egress_paths_stay_when_node_zone_changes() -> None:
     made = deployment(availability_zone_id="usw2-az1")
 
     (public,) = subnets(made, "NodesPublic")
@@ -87,10 +87,10 @@ def test_ways_out_stay_where_they_are_whatever_the_nodes_zone() -> None:
     (home,) = made.logical_ids("network", "AWS::EC2::Subnet", "NodesPrivateUsw2Az4")
 
     assert public["AvailabilityZoneId"] == "usw2-az4"
-    assert interfaces == [[{"Ref": home}]] * len(DEFAULT_INTERFACE_ENDPOINTS)
+    assert interfaces == [[{"Ref": home}]] * len(INTERFACE_ENDPOINTS)
 
 
-def test_no_nat_gateway_is_paid_for_without_need() -> None:
+def test_no_nat_gateway_without_need() -> None:
     made = deployment(nat_gateways=0, ami_id="ami-12345678")
 
     assert made.resources("network", "AWS::EC2::NatGateway") == []
@@ -104,7 +104,7 @@ def test_endpoints_can_be_left_out() -> None:
     assert kinds == {"Gateway"}
 
 
-def test_flow_logs_are_kept_as_long_as_asked() -> None:
+def test_flow_logs_have_configured_retention() -> None:
     made = deployment(log_retention_days=14)
 
     assert made.only("network", "AWS::EC2::FlowLog")["TrafficType"] == "ALL"
@@ -112,7 +112,7 @@ def test_flow_logs_are_kept_as_long_as_asked() -> None:
 
 
 def default_group_rules(made: Deployment) -> list[dict[str, object]]:
-    """List the rules that the template adds to the default group of its VPC."""
+    """List the rules that the template adds to the default security group of its VPC."""
     return [
         rule
         for direction in ("Ingress", "Egress")
@@ -121,7 +121,7 @@ def default_group_rules(made: Deployment) -> list[dict[str, object]]:
     ]
 
 
-def test_an_existing_default_group_is_not_changed() -> None:
+def test_existing_default_group_is_not_changed() -> None:
     made = deployment(**EXISTING, default_security_group_id="sg-12345678")
 
     assert default_group_rules(made) == []
@@ -137,9 +137,7 @@ def test_an_existing_default_group_is_not_changed() -> None:
     ],
     ids=["new", "named", "not named"],
 )
-def test_the_default_group_is_published_where_it_is_known(
-    keys: dict[str, str], published: str | None
-) -> None:
+def test_known_default_group_is_published(keys: dict[str, str], published: str | None) -> None:
     made = deployment(**keys)
 
     values = [
@@ -152,13 +150,13 @@ def test_the_default_group_is_published_where_it_is_known(
     assert all(str(published) in value for value in values)
 
 
-def test_the_vpc_is_published() -> None:
+def test_vpc_is_published() -> None:
     made = deployment(**EXISTING)
 
     assert made.only("network", "AWS::SSM::Parameter", "Contractvpc")["Value"] == "vpc-12345678"
 
 
-def test_an_existing_network_gets_nothing_but_the_security_group() -> None:
+def test_existing_network_gets_only_security_group() -> None:
     made = deployment(**EXISTING)
 
     types = sorted(r["Type"] for r in made.templates["network"]["Resources"].values())
@@ -171,7 +169,7 @@ def test_an_existing_network_gets_nothing_but_the_security_group() -> None:
     ]
 
 
-def test_an_existing_security_group_is_used_as_it_is() -> None:
+def test_existing_security_group_is_used_unchanged() -> None:
     made = deployment(**EXISTING, security_group_id="sg-12345678")
     template = made.only("batch", "AWS::EC2::LaunchTemplate", "Node")["LaunchTemplateData"]
 

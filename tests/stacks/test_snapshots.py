@@ -1,4 +1,4 @@
-"""Nothing else changed: a snapshot for every stack, and how the other families differ."""
+"""A snapshot for every stack, and the differences of the other families."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HASH = re.compile(r"\b[0-9a-f]{64}\b")
 
 
 def stable(value: Any) -> Any:
-    """Mask what every edit of the training code changes; show user data line by line.
+    """Mask values that change with every edit of the training code; show user data line by line.
 
     Intrinsic functions take their short form, as in YAML.
     """
@@ -68,7 +68,7 @@ def lines(value: Any) -> list[str]:
 
 
 def difference(base: Any, other: Any) -> list[str]:
-    """Show what differs, without the numbers of lines, which change with the base."""
+    """Show the differences, without line numbers, which change with the base."""
     diff = difflib.unified_diff(lines(base), lines(other), n=0, lineterm="")
     return [line.strip() if line[0] != "@" else "@@" for line in diff][2:]
 
@@ -78,7 +78,7 @@ def of_family(family: str, part: str) -> Any:
 
 
 def brief(template: dict[str, Any]) -> dict[str, Any]:
-    """Show one job definition whole, and of the others how they differ from it."""
+    """Show one job definition in full, and the differences of the others."""
     whole: Any = None
     for name, resource in template["Resources"].items():
         if resource["Type"] == "AWS::Batch::JobDefinition":

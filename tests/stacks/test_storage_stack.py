@@ -1,4 +1,4 @@
-"""The storage stack: data that outlives the machines."""
+"""The storage stack: data that outlives the nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import Deployment, deployment
+from trainium_catalogue import contract
 
 
 def policies(made: Deployment) -> set[str]:
@@ -29,13 +30,11 @@ def test_destroy_keeps_the_bucket() -> None:
         ({"retain_data": False}, "BucketEmptiedByDestroy"),
     ],
 )
-def test_a_deployment_ends_by_saying_what_destroy_will_do(
-    keys: dict[str, object], name: str
-) -> None:
+def test_deployment_output_states_effect_of_destroy(keys: dict[str, object], name: str) -> None:
     assert name in deployment(**keys).templates["storage"]["Outputs"]
 
 
-def test_destroy_empties_and_deletes_the_bucket_where_that_was_asked() -> None:
+def test_destroy_empties_and_deletes_bucket_if_configured() -> None:
     made = deployment(retain_data=False)
 
     assert policies(made) == {"Delete"}
@@ -44,7 +43,20 @@ def test_destroy_empties_and_deletes_the_bucket_where_that_was_asked() -> None:
     }
 
 
-def test_an_existing_bucket_is_used_as_it_is() -> None:
+@pytest.mark.parametrize(("keys", "days"), [({"notify_email": "team@example.com"}, [1]), ({}, [])])
+def test_noncurrent_cluster_snapshots_are_kept_for_a_day(
+    keys: dict[str, object], days: list[int]
+) -> None:
+    bucket = deployment(**keys).only("storage", "AWS::S3::Bucket")
+
+    assert [
+        rule["NoncurrentVersionExpiration"]["NoncurrentDays"]
+        for rule in bucket["LifecycleConfiguration"]["Rules"]
+        if rule.get("Prefix") == contract.NOTIFICATIONS_PREFIX
+    ] == days
+
+
+def test_existing_bucket_is_used_unchanged() -> None:
     made = deployment(bucket_name="my-data")
 
     assert made.resources("storage", "AWS::S3::Bucket") == []
@@ -56,7 +68,7 @@ OWN_KEY = {"bucket_name": "my-data", "bucket_kms_key_arn": KEY}
 
 
 def key_grants(made: Deployment, part: str) -> dict[str, set[str]]:
-    """Collect each role's rights to the key, by the policy's logical id."""
+    """Collect each role's permissions on the key, by the policy's logical id."""
     found: dict[str, set[str]] = {}
     for logical_id, resource in made.templates[part]["Resources"].items():
         if resource["Type"] != "AWS::IAM::Policy":
@@ -89,13 +101,13 @@ def policy(made: Deployment, logical_id: str) -> str:
     return str(made.templates["eks"]["Resources"][logical_id]["Properties"]["PolicyDocument"])
 
 
-def test_without_a_key_of_its_own_nothing_is_granted() -> None:
+def test_no_key_permission_without_bucket_key() -> None:
     made = deployment(bucket_name="my-data")
 
     assert "kms:Decrypt" not in made.text("data") + made.text("batch")
 
 
-def test_the_bucket_is_published() -> None:
+def test_bucket_is_published() -> None:
     made = deployment(deployment="team-a")
 
     parameter = made.only("storage", "AWS::SSM::Parameter")

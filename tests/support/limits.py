@@ -1,7 +1,7 @@
 """Time limits of tests, scaled by one factor for slow or busy machines.
 
 ``TRAINIUM_TEST_TIMES=1`` suits an idle machine like a developer's; the default allows for one
-that is four times as slow. Nothing waits longer than it has to: these are limits.
+that is four times as slow. These are upper bounds; nothing waits longer than necessary.
 """
 
 from __future__ import annotations

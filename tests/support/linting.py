@@ -1,4 +1,4 @@
-"""cfn-lint as a judge of templates."""
+"""Checks of templates with cfn-lint."""
 
 from __future__ import annotations
 
@@ -19,5 +19,5 @@ def findings_of(text: str, region: str) -> list[Any]:
 
 @cache
 def _runner(region: str) -> Any:
-    """Load the rules once for many templates, as cfn-lint's command line does: it takes long."""
+    """Load the rules once for many templates, like cfn-lint's command line: loading is slow."""
     return Runner(ConfigMixIn(**ManualArgs(regions=[region], ignore_checks=[])))

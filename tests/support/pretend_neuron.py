@@ -1,4 +1,4 @@
-"""The pretend TorchNeuron for processes that a test starts, whatever is installed here."""
+"""The emulated TorchNeuron for processes that a test starts, regardless of what is installed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def pretend_neuron(folder: Path, asked: str = "1") -> dict[str, str]:
+def pretend_neuron(folder: Path, value: str = "1") -> dict[str, str]:
     """Install what emulators/pyproject.toml declares into a folder, for PyTorch to find it there.
 
-    Returns the environment of a process that asks for the device.
+    Returns the environment that enables the device in a process.
     """
     project = tomllib.loads((ROOT / "emulators/pyproject.toml").read_text())["project"]
     information = folder / "pretend_neuron-0.dist-info"
@@ -27,5 +27,5 @@ def pretend_neuron(folder: Path, asked: str = "1") -> dict[str, str]:
     )
     return {
         "PYTHONPATH": f"{folder}:{ROOT}:{ROOT / 'emulators'}",
-        "TRAINIUM_PRETEND_NEURON": asked,
+        "TRAINIUM_PRETEND_NEURON": value,
     }

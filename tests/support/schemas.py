@@ -1,4 +1,4 @@
-"""The published schemas as judges of documents."""
+"""Checks of documents against the published schemas."""
 
 from __future__ import annotations
 

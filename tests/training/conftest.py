@@ -30,7 +30,7 @@ def _environ(pid: int) -> list[bytes]:
 
 
 class Cluster:
-    """Nodes 0 to n - 1 of one job, each one ``python -m training.launch``."""
+    """Nodes 0 to n - 1 of one job, each a ``python -m training.launch``."""
 
     def __init__(self, folder: Path, *, num_nodes: int, main_index: int = 0) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class Cluster:
         self.main_index = main_index
         self.mark = uuid.uuid4().hex
         self.nodes: dict[int, subprocess.Popen[bytes]] = {}
-        # A network of its own, because other tests may run at the same time: 127/8 is loopback.
+        # A separate network, because other tests may run concurrently; all of 127/8 is loopback.
         self._network = f"127.{64 + os.getpid() % 128}.{next(_SERIAL) % 250}"
 
     def address(self, index: int) -> str:
@@ -83,7 +83,7 @@ class Cluster:
                 )
 
     def start_endless(self, *flags: str) -> None:
-        """Start all nodes on work that ends only by a fault, and wait until it is going."""
+        """Start all nodes on work that ends only by a fault, and wait until it runs."""
         self.start("--peer-timeout-s=3", *_ENDLESS, *flags)
         self.wait_for("correct", node=self.main_index)
 
@@ -104,7 +104,7 @@ class Cluster:
         return self.nodes[index].pid
 
     def worker(self, index: int) -> int:
-        """The worker process of a node that runs one."""
+        """Return the process id of the worker of a node that runs only one."""
         wanted = {
             f"CLUSTER_MARK={self.mark}".encode(),
             f"TRAINIUM_NODE_ADDRESS={self.address(index)}".encode(),
@@ -117,16 +117,16 @@ class Cluster:
         return pid
 
     def processes(self) -> list[int]:
-        """Everything that this cluster has started and that still runs."""
+        """Return the ids of all running processes started by this cluster."""
         mark = f"CLUSTER_MARK={self.mark}".encode()
-        found = []
+        pids = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and mark in _environ(int(entry.name)):
-                found.append(int(entry.name))
-        return found
+                pids.append(int(entry.name))
+        return pids
 
     def end(self, *, within_s: float) -> dict[int, int]:
-        """Exit codes as a shell gives them, once every node has ended; no process is left."""
+        """Return shell exit codes once every node has ended without leaving processes."""
         deadline = time.monotonic() + within_s
         codes = {}
         for index, node in self.nodes.items():
@@ -153,23 +153,49 @@ class Cluster:
             node.wait()
 
 
+class Pods(Cluster):
+    """Nodes started by Volcano and TorchX."""
+
+    def environment(self, index: int) -> dict[str, str]:
+        env = super().environment(index)
+        own = {name: value for name, value in env.items() if not name.startswith("AWS_BATCH")}
+        main = "VC_NODE_0_HOSTS" if index else "TORCHX_RANK0_HOST"
+        return {
+            **own,
+            "TRAINIUM_JOB_ID": self.mark,
+            "TRAINIUM_ATTEMPT": "0",
+            "TRAINIUM_NODE_INDEX": str(index),
+            "TRAINIUM_NUM_NODES": str(self.num_nodes),
+            "TRAINIUM_MAIN_HOST_FROM": main,
+            main: self.address(0),
+        }
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _log() -> None:
-    """Messages go to standard output, as in an entry point."""
+    """Send messages to standard output, as in an entry point."""
     set_up_logging()
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A job of two nodes; whatever a test leaves is killed."""
+    """Create a two-node job; kill its leftover processes after the test."""
     job = Cluster(tmp_path, num_nodes=2)
     yield job
     job.kill()
 
 
 @pytest.fixture
+def pods(tmp_path: Path) -> Iterator[Pods]:
+    """Create a two-pod job."""
+    job = Pods(tmp_path, num_nodes=2)
+    yield job
+    job.kill()
+
+
+@pytest.fixture
 def lone_node(tmp_path: Path) -> Iterator[Cluster]:
-    """A job of one node, for what needs no other: each costs a torchrun."""
+    """Create a single-node job, for tests that need only one: every node starts a torchrun."""
     job = Cluster(tmp_path, num_nodes=1)
     yield job
     job.kill()
@@ -177,7 +203,7 @@ def lone_node(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.fixture
 def bucket() -> Iterator[dict[str, str]]:
-    """Environment of nodes with an empty bucket."""
+    """Return the environment of nodes with an empty bucket."""
     from tests.training.s3_server import bucket_environment  # takes seconds to import
 
     with bucket_environment(BUCKET) as environment:
@@ -186,7 +212,7 @@ def bucket() -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def large_cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """A job of four nodes whose main node is not node 0."""
+    """Create a four-node job whose main node is not node 0."""
     job = Cluster(tmp_path, num_nodes=4, main_index=1)
     yield job
     job.kill()

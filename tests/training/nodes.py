@@ -24,7 +24,7 @@ CPU_NODE = NodeContract(
 
 
 def node_on(name: str | None, *, num_nodes: int = 1, release: str = "2.28.0") -> NodeContract:
-    """The main node of a job on an instance type, or on CPUs."""
+    """Return the main node of a job on an instance type, or on CPUs."""
     if name is None:
         return replace(CPU_NODE, num_nodes=num_nodes)
     kind, known = INSTANCE_TYPES[name], NEURON_RELEASES[release]

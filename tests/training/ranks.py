@@ -1,4 +1,4 @@
-"""A program run by several ranks, as real processes over gloo."""
+"""A program run by several ranks, in real processes over gloo."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def results_of_ranks(
     program: Path, *arguments: str, num_ranks: int, timeout_s: float = 90
 ) -> list[dict[str, Any]]:
-    """What each rank prints last, a line of JSON; all have to end well."""
+    """Return each rank's last line, parsed as JSON; all must succeed."""
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder) / f"{rank}.log" for rank in range(num_ranks)]
         with reserve_port(0) as port:
@@ -55,10 +55,10 @@ def _environment(port: int, num_ranks: int) -> dict[str, str]:
 
 
 def _fork_ranks(folder: Path, program: str, *arguments: str) -> int:
-    """Run a program on every rank, each a fork: what it imports takes seconds, once instead."""
+    """Run a program on every rank, each a fork, so that slow imports happen once."""
     gc.disable()
     runpy.run_path(program, run_name="imported")
-    # What is frozen is not copied to every rank.
+    # Frozen objects are not copied to every rank.
     gc.freeze()
     gc.enable()
     parent = os.getpid()

@@ -15,9 +15,9 @@ REGION = "us-east-1"
 
 @contextmanager
 def s3_server(bucket: str) -> Iterator[str]:
-    """Address of a server that has an empty bucket; credentials are in the environment.
+    """Return the address of a server with an empty bucket; credentials are in the environment.
 
-    Servers of one process share one account, so the bucket goes when the test is done with it.
+    Servers of one process share one account, so the bucket is deleted after the test.
     """
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -40,7 +40,7 @@ def s3_server(bucket: str) -> Iterator[str]:
 
 @contextmanager
 def bucket_environment(bucket: str) -> Iterator[dict[str, str]]:
-    """Environment of nodes with an empty bucket."""
+    """Return the environment of nodes with an empty bucket."""
     with s3_server(bucket) as url:
         yield {
             "TRAINIUM_BUCKET": bucket,
@@ -52,5 +52,5 @@ def bucket_environment(bucket: str) -> Iterator[dict[str, str]]:
 
 
 def s3_client(url: str) -> Any:
-    """A client of such a server."""
+    """Return a client of such a server."""
     return boto3.client("s3", endpoint_url=url, region_name=REGION)

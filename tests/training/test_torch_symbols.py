@@ -1,4 +1,4 @@
-"""Code on a node runs on the torch of the Neuron images, 2.9, which is older than the laptop's."""
+"""Code on a node runs on the Neuron images' torch, 2.9, older than the laptop's."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ IN_TORCH_2_9 = {
     "torch._foreach_mul_",
     "torch._foreach_sqrt",
     "torch._foreach_sub_",
+    "torch._functorch.partitioners",
     "torch.Generator",
     "torch.Size",
     "torch.Tensor",
@@ -56,14 +57,15 @@ IN_TORCH_2_9 = {
     "torch.randn",
     "torch.rsqrt",
     "torch.is_grad_enabled",
-    "torch.accelerator.synchronize",
     "torch.autograd.Function",
     "torch.autograd.grad",
     "torch.distributed.ProcessGroup",
     "torch.distributed.ReduceOp.MAX",
     "torch.distributed.ReduceOp.SUM",
+    "torch.distributed.all_gather",
     "torch.distributed.all_gather_object",
     "torch.distributed.all_reduce",
+    "torch.distributed.barrier",
     "torch.distributed.broadcast_object_list",
     "torch.distributed.checkpoint.api.CheckpointException",
     "torch.distributed.checkpoint.filesystem.FileSystemBase",
@@ -85,6 +87,7 @@ IN_TORCH_2_9 = {
     "torch.distributed.checkpoint.state_dict_saver.save",
     "torch.distributed.checkpoint.storage.WriteResult",
     "torch.distributed.destroy_process_group",
+    "torch.distributed.distributed_c10d",
     "torch.distributed.device_mesh.DeviceMesh",
     "torch.distributed.device_mesh.init_device_mesh",
     "torch.distributed.fsdp.FSDPModule",
@@ -98,20 +101,27 @@ IN_TORCH_2_9 = {
     "torch.distributed.new_group",
     "torch.nn.functional.scaled_dot_product_attention",
     "torch.distributed.tensor.DTensor",
+    "torch.distributed.tensor.Partial",
     "torch.distributed.tensor.Replicate",
     "torch.distributed.tensor.Shard",
     "torch.distributed.tensor.parallel.ColwiseParallel",
     "torch.distributed.tensor.parallel.ParallelStyle",
     "torch.distributed.tensor.parallel.RowwiseParallel",
-    "torch.distributed.tensor.parallel.loss_parallel",
+    "torch.distributed.tensor.parallel.PrepareModuleInput",
+    "torch.distributed.tensor.parallel.SequenceParallel",
     "torch.distributed.tensor.parallel.parallelize_module",
+    "torch.get_device_module",
     "torch.nn.functional",
     "torch.nn.functional.cross_entropy",
     "torch.nn.utils.clip_grads_with_norm_",
     "torch.nn.utils.get_total_norm",
+    "torch.ops._c10d_functional",
+    "torch.ops.aten",
     "torch.optim.AdamW",
     "torch.optim.SGD",
     "torch.testing._internal.distributed.fake_pg.FakeStore",
+    "torch.utils.checkpoint.checkpoint",
+    "torch.utils.checkpoint.create_selective_checkpoint_contexts",
     "torch.utils.tensorboard.SummaryWriter",
 }
 
@@ -125,7 +135,7 @@ def dotted(node: ast.expr) -> str | None:
 
 
 def torch_names(source: str) -> set[str]:
-    """Every dotted name below torch that a module uses, through whatever alias."""
+    """Return every dotted name below torch that a module uses, through any alias."""
     tree = ast.parse(source)
     aliases: dict[str, str] = {}
     names: set[str] = set()

@@ -1,6 +1,6 @@
-"""Workers of one job without launchers: what each of them imports takes seconds, and here once.
+"""Workers of one job without launchers: slow imports happen once.
 
-What launchers and torchrun add is shown by the tests on a ``Cluster``.
+Tests on a ``Cluster`` cover launchers and torchrun.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from training.core.arguments import parse
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH
 from training.launcher.addresses import reserve_port
-from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
+from training.workloads import IMPLEMENTATIONS, hide_sklearn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,10 +35,10 @@ def run_on_ranks(
     num_ranks: int = 4,
     fails: bool = False,
 ) -> list[str]:
-    """Run jobs of one run in turn, each on processes of its own; returns what each rank printed.
+    """Run jobs of one run in turn, each on its own processes; return each rank's output.
 
-    They leave their files in ``folder / "build"``, as jobs without a bucket do, and what a launcher
-    would read of a rank in ``folder / "rank-0"`` and so on.
+    Their files are in ``folder / "build"``, as for jobs without a bucket, and each rank's output
+    for the launcher in ``folder / "rank-0"`` and so on.
     """
     logs = [folder / f"rank-{rank}.log" for rank in range(num_ranks)]
     words = [[workload, *job] for job in jobs]
@@ -68,7 +68,7 @@ def run_on_ranks(
 
 
 def _run_job(words: Sequence[str], *, run: str, num_ranks: int) -> bool:
-    """Run a job on a worker for every rank; returns whether all of them have finished."""
+    """Run a job on a worker for every rank; return whether all have finished."""
     parent = os.getpid()
     node = replace(CPU_NODE, run=run, processes_per_node=num_ranks)
     with reserve_port(0) as port:
@@ -94,9 +94,9 @@ def _run_job(words: Sequence[str], *, run: str, num_ranks: int) -> bool:
 
 def _main(run: str, num_ranks: str, jobs: str) -> int:
     every = json.loads(jobs)
-    # As in training.worker, and what is frozen is not copied to every rank.
+    # As in training.worker; frozen objects are not copied to every rank.
     gc.disable()
-    leave_out_sklearn()
+    hide_sklearn()
     IMPLEMENTATIONS[parse(every[0]).workload.name].load()
     importlib.import_module("training.core.device")
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The catalogue's EKS facts, against records made by others."""
+"""The catalogue's EKS facts, compared with third-party records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_catalogue.zones import ZONES
 
 NODE_ZONES = [(region, zone) for region, zones in ZONES.items() for zone in zones]
-# The drivers of host images, from CHANGELOG.md of github.com/awslabs/amazon-eks-ami.
+# The drivers of AMIs, from CHANGELOG.md of github.com/awslabs/amazon-eks-ami.
 DRIVERS = {"20260625": "2.28.0.0", "20260714": "2.29.0.0"}
 
 # 11 MiB a pod and 255, with as many pods as nodeadm's table of interfaces gives: 4 of 15 addresses
@@ -34,7 +34,7 @@ RESERVED_MIB = {
 
 
 @pytest.mark.parametrize(("region", "zone"), NODE_ZONES)
-def test_add_ons_find_nodes_beside_trainium_everywhere(region: str, zone: str) -> None:
+def test_system_instance_types_are_available_in_every_zone(region: str, zone: str) -> None:
     folder = files("moto") / "ec2" / "resources" / "instance_type_offerings"
     (path,) = (
         each
@@ -49,7 +49,7 @@ def test_add_ons_find_nodes_beside_trainium_everywhere(region: str, zone: str) -
     }
 
 
-def test_a_release_runs_on_the_driver_of_its_host_image() -> None:
+def test_release_runs_on_the_driver_of_its_host_image() -> None:
     pinned = [release for release in NEURON_RELEASES.values() if release.eks_ami_date]
 
     assert len(pinned) >= 4
@@ -57,8 +57,8 @@ def test_a_release_runs_on_the_driver_of_its_host_image() -> None:
 
 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)
-def test_a_pod_fits_into_what_the_kubelet_leaves_of_a_small_node_too(name: str) -> None:
-    """MemTotal is less than EC2's figure: Karpenter subtracts 7.5 % before it has seen a node
+def test_pod_fits_allocatable_of_small_node(name: str) -> None:
+    """MemTotal is less than EC2's figure: Karpenter subtracts 7.5% before it has seen a node
     (VM_MEMORY_OVERHEAD_PERCENT). The pods of every node request less than 512 MiB."""
     instance = INSTANCE_TYPES[name]
     capacity = instance.memory_mib * (1 - 0.075)
@@ -68,5 +68,5 @@ def test_a_pod_fits_into_what_the_kubelet_leaves_of_a_small_node_too(name: str) 
 
 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)
-def test_what_the_kubelet_keeps_is_what_eks_image_computes(name: str) -> None:
+def test_kubelet_reserve_matches_eks_image(name: str) -> None:
     assert kubelet_memory_mib(INSTANCE_TYPES[name]) == RESERVED_MIB[name] + 100

@@ -1,4 +1,4 @@
-"""Instance types, against the record of EC2's own API that moto carries."""
+"""Instance types, compared with moto's record of EC2's API."""
 
 import gzip
 import json
@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainium_catalogue.instances import (
-    INSTANCE_TYPES,
-    EfaLayout,
-    InstanceType,
-    find_instance_type,
-)
+from trainium_catalogue.instances import INSTANCE_TYPES, EfaLayout, InstanceType, find_instance_type
 
 TYPES = st.sampled_from(list(INSTANCE_TYPES.values()))
 LAYOUTS = st.sampled_from(list(EfaLayout))
@@ -39,7 +34,7 @@ def descriptions() -> dict[str, Any]:
 
 
 def described(instance: InstanceType, descriptions: dict[str, Any]) -> Any:
-    """Look ``instance`` up; a record without it says what to do."""
+    """Look up ``instance``; fail with a remedy if the record lacks it."""
     assert instance.name in descriptions, (
         f"moto's record lacks {instance.name}: raise moto's version"
     )
@@ -83,26 +78,16 @@ def test_zones_agree_with_ec2(instance: InstanceType) -> None:
 
 
 @given(TYPES, LAYOUTS)
-def test_exactly_one_interface_is_primary(instance: InstanceType, layout: EfaLayout) -> None:
+def test_one_interface_is_primary_every_card_has_one_and_card_zero_has_room_for_the_task(
+    instance: InstanceType, layout: EfaLayout
+) -> None:
     interfaces = instance.network_interfaces(layout)
+    cards = [nic.card_index for nic in interfaces]
 
     assert [nic for nic in interfaces if nic.device_index == 0] == [interfaces[0]]
-    assert interfaces[0].card_index == 0
     assert interfaces[0].takes_address
-
-
-@given(TYPES, LAYOUTS)
-def test_every_card_carries_one_interface(instance: InstanceType, layout: EfaLayout) -> None:
-    cards = [nic.card_index for nic in instance.network_interfaces(layout)]
-
     assert cards == list(range(instance.num_network_cards))
-
-
-@given(TYPES, LAYOUTS)
-def test_card_zero_keeps_a_slot_for_the_task(instance: InstanceType, layout: EfaLayout) -> None:
-    on_card_zero = [nic for nic in instance.network_interfaces(layout) if nic.card_index == 0]
-
-    assert len(on_card_zero) < instance.enis_per_card
+    assert cards.count(0) < instance.enis_per_card
 
 
 def test_trn1n_uses_device_index_one_on_every_secondary_card() -> None:
@@ -125,13 +110,20 @@ def test_addresses_count_the_task_interface(name: str, layout: EfaLayout, addres
 
 
 @given(TYPES)
-def test_a_container_leaves_room_for_the_host(instance: InstanceType) -> None:
+def test_container_leaves_room_for_the_host(instance: InstanceType) -> None:
     assert instance.container_memory_mib <= instance.memory_mib - 2048
     assert instance.container_vcpus < instance.num_vcpus
     assert 0 < instance.shared_memory_mib < instance.container_memory_mib
 
 
-def test_an_unknown_type_is_refused_with_the_nearest() -> None:
+def test_shared_memory_grows_with_the_processes_of_a_node() -> None:
+    gib = {name: kind.shared_memory_mib / 1024 for name, kind in INSTANCE_TYPES.items()}
+
+    assert (gib["trn2.48xlarge"], gib["trn1.32xlarge"], gib["trn2.3xlarge"]) == (64, 32, 8)
+    assert gib["trn1.2xlarge"] < 8  # a quarter of its container's
+
+
+def test_unknown_type_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'trn1\.32xl' .* did you mean 'trn1\.32xlarge'\?"):
         find_instance_type("trn1.32xl")
 

@@ -15,12 +15,12 @@ RELEASES = pytest.mark.parametrize("release", NEURON_RELEASES.values(), ids=lamb
 
 
 @RELEASES
-def test_the_driver_that_would_be_installed_is_accepted(release: NeuronRelease) -> None:
+def test_driver_that_would_be_installed_is_accepted(release: NeuronRelease) -> None:
     assert release.accepts_driver(release.driver_version)
 
 
 @RELEASES
-def test_a_release_has_an_image_or_a_reason(release: NeuronRelease) -> None:
+def test_every_release_has_image_or_reason(release: NeuronRelease) -> None:
     assert bool(release.base_image) != bool(release.why_no_image)
 
 
@@ -40,18 +40,18 @@ def test_torchneuron_does_not_run_on_trn1() -> None:
     assert families == {"trn2", "trn2u"}
 
 
-def test_the_default_runs_on_every_family_with_a_published_image() -> None:
+def test_default_runs_on_every_family_with_a_published_image() -> None:
     release = NEURON_RELEASES[DEFAULT_RELEASE]
 
     assert release.base_image
     assert release.families == {instance.family for instance in INSTANCE_TYPES.values()}
 
 
-def test_an_unknown_release_is_refused_with_the_nearest() -> None:
+def test_unknown_release_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"'2\.28' .* did you mean '2\.28\.0'\?"):
         find_release("2.28")
 
 
-def test_a_release_without_pytorch_is_never_suggested() -> None:
+def test_release_without_pytorch_is_not_suggested() -> None:
     with pytest.raises(ValueError, match=r"did you mean '2\.33\.1'\?"):
         find_release("2.32.1")

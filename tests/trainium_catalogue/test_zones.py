@@ -30,7 +30,7 @@ def test_every_zone_that_sells_a_trainium_type_is_listed(region: str) -> None:
 
 
 @pytest.mark.parametrize("region", ZONES)
-def test_zones_are_real_ones_that_take_a_control_plane(region: str) -> None:
+def test_zones_exist_and_support_control_plane(region: str) -> None:
     real = {each.zone_id for each in RegionsAndZonesBackend.zones[region]}
 
     assert set(ZONES[region]) <= real - WITHOUT_CONTROL_PLANE
@@ -51,7 +51,7 @@ def test_cpu_jobs_find_instances_in_every_zone(region: str) -> None:
     assert set(ZONES[region]) <= sold
 
 
-def test_address_ranges_of_networks_that_exist_stay_with_their_zones() -> None:
+def test_existing_address_ranges_keep_their_zones() -> None:
     """A change here replaces subnets that are in use; append instead."""
     assert dict(ZONES) == {
         "us-east-1": ("use1-az6", "use1-az5", "use1-az4"),
@@ -66,7 +66,7 @@ def test_address_ranges_of_networks_that_exist_stay_with_their_zones() -> None:
 
 
 @pytest.mark.parametrize("name", ["us-west-2a", "us-west-2b", "us-west-2d"])
-def test_a_zone_name_has_another_one_beside_it(name: str) -> None:
+def test_zone_name_has_second_zone(name: str) -> None:
     first, second = subnet_zones("us-west-2", name)
 
     assert first == name

@@ -83,7 +83,7 @@ class Host:
             (self.root / folder).mkdir(parents=True)
         for name in ("systemctl", "systemd-run", "sysctl", "dnf", "mount"):
             self.command(name, f'echo "{name} $*" >>"${{FAKE_LOG}}"')
-        # A folder counts as mounted once somebody has asked to mount it.
+        # A folder counts as mounted once a mount was requested.
         self.command("mountpoint", 'grep --quiet "^mount .* ${2}$" "${FAKE_LOG}"')
         self.command("modprobe", 'echo "modprobe $*" >>"${FAKE_LOG}"')
         self.script.write_text(self.setup.script())
@@ -112,7 +112,7 @@ class Host:
         path.write_text(f"#!/bin/bash\nset -e\n{body}\n")
         path.chmod(0o755)
 
-    def has(self, *, neuron: int, driver: str) -> None:
+    def add_devices(self, *, neuron: int, driver: str) -> None:
         """Give the host chips and a loaded driver."""
         for old in (self.root / "dev").glob("neuron*"):
             old.unlink()
@@ -120,15 +120,15 @@ class Host:
             (self.root / "dev" / f"neuron{index}").touch()
         (self.root / "sys/module/neuron/version").write_text(driver + "\n")
 
-    def brings_efa(self, interfaces: int) -> None:
+    def add_efa_to_image(self, interfaces: int) -> None:
         """Give the image a loaded EFA module, and a device for each interface it serves."""
         (self.root / "sys/module/efa").mkdir()
         (self.root / "dev/infiniband").mkdir()
         for index in range(interfaces):
             (self.root / f"dev/infiniband/uverbs{index}").touch()
 
-    def loses_the_internet(self) -> None:
-        """Let nothing be downloaded, by curl or by dnf."""
+    def block_downloads(self) -> None:
+        """Make all downloads by curl or dnf fail."""
         for path in (self.root / "downloads").iterdir():
             path.unlink()
         self.command("dnf", 'echo "dnf $*" >>"${FAKE_LOG}"; exit 1')
@@ -159,7 +159,7 @@ class Host:
         )
 
     def agent_may_start(self) -> bool:
-        """Run the check that the agent's unit makes before every start."""
+        """Run the check of the agent's unit before every start."""
         (line,) = [
             line
             for line in self.file("etc/systemd/system/ecs.service.d/10-trainium.conf").splitlines()

@@ -16,7 +16,7 @@ from trainium_constructs.host_setup import cpu_host_script
 DROP_IN = "etc/systemd/system/ecs.service.d/10-trainium.conf"
 NOBODY = "65534"
 
-# A job's attempt to ask the metadata service, without waiting long.
+# A job's request to the metadata service, with a short timeout.
 ASK = ["curl", "--silent", "--max-time", "2", "http://169.254.169.254/"]
 # An address that exists only in this network namespace, and a server on it.
 SERVE = (
@@ -41,17 +41,17 @@ def booted(root: Path, *, systemctl: str = "exit 0") -> subprocess.CompletedProc
     )
 
 
-def before_the_agent(root: Path) -> list[str]:
+def commands_before_agent(root: Path) -> list[str]:
     """List the commands that systemd runs before it starts the agent."""
     lines = (root / DROP_IN).read_text().splitlines()
     assert lines[0] == "[Service]"
     return [line.removeprefix("ExecStartPre=") for line in lines[1:]]
 
 
-def test_the_agent_does_not_start_without_the_rule(tmp_path: Path) -> None:
+def test_agent_does_not_start_without_the_rule(tmp_path: Path) -> None:
     assert booted(tmp_path).returncode == 0
 
-    remove, insert = before_the_agent(tmp_path)
+    remove, insert = commands_before_agent(tmp_path)
 
     # To systemd, a dash means "whatever the exit code".
     assert remove.startswith("-/usr/sbin/iptables --wait --delete OUTPUT ")
@@ -59,7 +59,7 @@ def test_the_agent_does_not_start_without_the_rule(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "systemctl daemon-reload\n"
 
 
-def test_a_second_boot_leaves_the_same(tmp_path: Path) -> None:
+def test_second_boot_is_idempotent(tmp_path: Path) -> None:
     booted(tmp_path)
     once = (tmp_path / DROP_IN).read_text()
     booted(tmp_path)
@@ -67,7 +67,7 @@ def test_a_second_boot_leaves_the_same(tmp_path: Path) -> None:
     assert (tmp_path / DROP_IN).read_text() == once
 
 
-def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
+def test_script_passes_shellcheck(tmp_path: Path) -> None:
     script = tmp_path / "host.sh"
     script.write_text(cpu_host_script())
 
@@ -76,7 +76,7 @@ def test_the_script_passes_shellcheck(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
-def in_a_network_of_its_own(folder: Path, *steps: str) -> str:
+def in_network_namespace(folder: Path, *steps: str) -> str:
     script = " && ".join([SERVE.format(folder=shlex.quote(str(folder))), *steps])
     done = subprocess.run(
         ["unshare", "--net", "bash", "-c", f"{script}; kill %1 2>/dev/null"],
@@ -92,7 +92,7 @@ def in_a_network_of_its_own(folder: Path, *steps: str) -> str:
     os.geteuid() != 0 or not all(map(shutil.which, ("iptables", "ip", "setpriv", "unshare"))),
     reason="needs root, iptables, iproute2 and util-linux",
 )
-def test_a_job_does_not_reach_the_metadata_service_and_root_does(tmp_path: Path) -> None:
+def test_metadata_service_is_reachable_only_for_root(tmp_path: Path) -> None:
     booted(tmp_path / "host")
     served = tmp_path / "served"
     served.mkdir()
@@ -101,12 +101,12 @@ def test_a_job_does_not_reach_the_metadata_service_and_root_does(tmp_path: Path)
     rules = [
         command.lstrip("-").replace("/usr/sbin/iptables", "iptables")
         + (" || true" if command.startswith("-") else "")
-        for command in before_the_agent(tmp_path / "host") * 2
+        for command in commands_before_agent(tmp_path / "host") * 2
     ]
     job = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *ASK]
 
-    without = in_a_network_of_its_own(served, shlex.join(job))
-    with_rule = in_a_network_of_its_own(
+    without = in_network_namespace(served, shlex.join(job))
+    with_rule = in_network_namespace(
         served,
         *(f"{{ {rule}; }}" for rule in rules),
         f"echo as a job: $({shlex.join(job)})",

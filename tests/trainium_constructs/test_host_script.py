@@ -42,19 +42,19 @@ def signer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Signer]:
 def host(tmp_path: Path, signer: Signer) -> Host:
     setup = HostSetup(instance_type=TRN1, release=RELEASE, efa_key_fingerprint=signer.fingerprint)
     made = Host(root=tmp_path / "host", setup=setup, num_efa=TRN1.num_efa_interfaces)
-    made.has(neuron=16, driver="2.28.0.0")
+    made.add_devices(neuron=16, driver="2.28.0.0")
     signer.publish(made.root / "downloads")
     return made
 
 
-def test_a_sound_host_lets_the_agent_start(host: Host) -> None:
+def test_healthy_host_starts_agent(host: Host) -> None:
     done = host.run()
 
     assert done.returncode == 0, done.stderr
     assert host.agent_may_start()
 
 
-def test_a_fitting_driver_is_left_alone(host: Host) -> None:
+def test_compatible_driver_is_kept(host: Host) -> None:
     host.run()
 
     assert [line for line in host.log if line.startswith("dnf")] == []
@@ -67,7 +67,7 @@ def test_efa_is_installed_once(host: Host) -> None:
     assert host.log.count("efa_installer --yes --minimal") == 1
 
 
-def test_the_agent_keeps_what_batch_wrote_into_its_configuration(host: Host) -> None:
+def test_agent_configuration_keeps_batch_settings(host: Host) -> None:
     config = host.root / "root/etc/ecs/ecs.config"
     config.parent.mkdir(parents=True)
     config.write_text("ECS_CLUSTER=batch\nECS_CONTAINER_STOP_TIMEOUT=30s\n")
@@ -87,8 +87,8 @@ def test_ports_are_reserved_by_the_kernel(host: Host) -> None:
     )
 
 
-def test_a_missing_chip_keeps_the_agent_stopped(host: Host) -> None:
-    host.has(neuron=15, driver="2.28.0.0")
+def test_agent_does_not_start_with_missing_chip(host: Host) -> None:
+    host.add_devices(neuron=15, driver="2.28.0.0")
 
     done = host.run()
 
@@ -97,7 +97,7 @@ def test_a_missing_chip_keeps_the_agent_stopped(host: Host) -> None:
     assert not host.agent_may_start()
 
 
-def test_a_missing_efa_interface_keeps_the_agent_stopped(host: Host) -> None:
+def test_agent_does_not_start_with_missing_efa_interface(host: Host) -> None:
     host.num_efa = 7
 
     assert host.run().returncode == 1
@@ -105,14 +105,14 @@ def test_a_missing_efa_interface_keeps_the_agent_stopped(host: Host) -> None:
     assert not host.agent_may_start()
 
 
-def test_a_chip_lost_later_keeps_the_agent_from_starting_again(host: Host) -> None:
+def test_agent_does_not_restart_after_losing_chip(host: Host) -> None:
     host.run()
-    host.has(neuron=15, driver="2.28.0.0")
+    host.add_devices(neuron=15, driver="2.28.0.0")
 
     assert not host.agent_may_start()
 
 
-def test_a_setup_that_stops_half_way_keeps_the_agent_stopped(host: Host) -> None:
+def test_agent_does_not_start_after_interrupted_setup(host: Host) -> None:
     host.command("sysctl", "exit 1")
 
     assert host.run().returncode != 0
@@ -120,7 +120,7 @@ def test_a_setup_that_stops_half_way_keeps_the_agent_stopped(host: Host) -> None
     assert not host.agent_may_start()
 
 
-def test_a_setup_that_fails_after_a_good_one_keeps_the_agent_stopped(host: Host) -> None:
+def test_agent_does_not_start_if_second_setup_fails(host: Host) -> None:
     host.run()
     host.command("sysctl", "exit 1")
     host.run()
@@ -128,8 +128,8 @@ def test_a_setup_that_fails_after_a_good_one_keeps_the_agent_stopped(host: Host)
     assert not host.agent_may_start()
 
 
-def test_a_driver_out_of_range_is_replaced_by_the_pinned_one(host: Host) -> None:
-    host.has(neuron=16, driver="2.31.7.0")
+def test_driver_out_of_range_is_replaced_by_the_pinned_one(host: Host) -> None:
+    host.add_devices(neuron=16, driver="2.31.7.0")
     version = host.root / "sys/module/neuron/version"
     host.command("modprobe", f"[[ $1 != neuron ]] || echo 2.28.0.0 >{version}")
 
@@ -140,8 +140,8 @@ def test_a_driver_out_of_range_is_replaced_by_the_pinned_one(host: Host) -> None
     assert host.agent_may_start()
 
 
-def test_a_driver_that_will_not_change_keeps_the_agent_stopped(host: Host) -> None:
-    host.has(neuron=16, driver="2.31.7.0")
+def test_agent_does_not_start_if_driver_replacement_fails(host: Host) -> None:
+    host.add_devices(neuron=16, driver="2.31.7.0")
 
     assert host.run().returncode == 1
     assert (
@@ -151,14 +151,14 @@ def test_a_driver_that_will_not_change_keeps_the_agent_stopped(host: Host) -> No
     assert not host.agent_may_start()
 
 
-def test_no_driver_at_all_keeps_the_agent_stopped(host: Host) -> None:
+def test_agent_does_not_start_without_driver(host: Host) -> None:
     (host.root / "sys/module/neuron/version").unlink()
 
     assert host.run().returncode == 1
     assert "the Neuron driver is not loaded" in host.console
 
 
-def test_a_changed_archive_is_not_run(host: Host) -> None:
+def test_modified_archive_is_not_executed(host: Host) -> None:
     with (host.root / "downloads" / ARCHIVE).open("ab") as archive:
         archive.write(b"!")
 
@@ -167,7 +167,7 @@ def test_a_changed_archive_is_not_run(host: Host) -> None:
     assert not [line for line in host.log if line.startswith("efa_installer")]
 
 
-def test_an_archive_with_another_key_is_not_run(host: Host, signer: Signer) -> None:
+def test_archive_with_wrong_key_is_not_executed(host: Host, signer: Signer) -> None:
     expected = "0" * 40
     host.script.write_text(host.script.read_text().replace(signer.fingerprint, expected))
 
@@ -176,7 +176,7 @@ def test_an_archive_with_another_key_is_not_run(host: Host, signer: Signer) -> N
     assert not [line for line in host.log if line.startswith("efa_installer")]
 
 
-def test_an_archive_that_cannot_be_fetched_keeps_the_agent_stopped(host: Host) -> None:
+def test_agent_does_not_start_if_archive_download_fails(host: Host) -> None:
     (host.root / "downloads" / ARCHIVE).unlink()
 
     assert host.run().returncode == 1
@@ -184,13 +184,13 @@ def test_an_archive_that_cannot_be_fetched_keeps_the_agent_stopped(host: Host) -
     assert not host.agent_may_start()
 
 
-def test_a_type_without_efa_installs_none(tmp_path: Path) -> None:
+def test_type_without_efa_installs_none(tmp_path: Path) -> None:
     host = Host(
         root=tmp_path / "host",
         setup=HostSetup(instance_type=WITHOUT_EFA, release=RELEASE),
         num_efa=0,
     )
-    host.has(neuron=1, driver="2.28.0.0")
+    host.add_devices(neuron=1, driver="2.28.0.0")
 
     done = host.run()
 
@@ -217,7 +217,7 @@ version_numbers = st.lists(st.integers(0, 99), min_size=2, max_size=4).map(
         max_size=20,
     ),
 )
-def test_the_script_accepts_the_drivers_that_the_catalogue_accepts(
+def test_script_accepts_the_drivers_that_the_catalogue_accepts(
     release: NeuronRelease, versions: list[str]
 ) -> None:
     script = HostSetup(instance_type=TRN1, release=release).script()
@@ -246,7 +246,7 @@ def test_every_type_counts_its_own_devices(
         instance_type=instance, release=RELEASE, efa_key_fingerprint=signer.fingerprint
     )
     host = Host(root=tmp_path / "host", setup=setup, num_efa=instance.num_efa_interfaces)
-    host.has(neuron=instance.num_neuron_devices, driver="2.28.0.0")
+    host.add_devices(neuron=instance.num_neuron_devices, driver="2.28.0.0")
     signer.publish(host.root / "downloads")
 
     done = host.run()
@@ -254,7 +254,7 @@ def test_every_type_counts_its_own_devices(
     assert done.returncode == 0, done.stderr
 
 
-def with_lustre(tmp_path: Path, signer: Signer, *, own_image: bool = False) -> Host:
+def with_lustre(tmp_path: Path, signer: Signer, *, custom_ami: bool = False) -> Host:
     made = Host(
         root=tmp_path / "lustre",
         setup=HostSetup(
@@ -264,16 +264,16 @@ def with_lustre(tmp_path: Path, signer: Signer, *, own_image: bool = False) -> H
                 file_system_id="fs-0", dns_name="fs-0.fsx.example", mount_name="fqgwbbmv"
             ),
             efa_key_fingerprint=signer.fingerprint,
-            own_image=own_image,
+            custom_ami=custom_ami,
         ),
         num_efa=8,
     )
     signer.publish(made.root / "downloads")
-    made.has(neuron=16, driver="2.28.0.0")
+    made.add_devices(neuron=16, driver="2.28.0.0")
     return made
 
 
-def test_a_file_system_is_mounted_once(tmp_path: Path, signer: Signer) -> None:
+def test_file_system_is_mounted_once(tmp_path: Path, signer: Signer) -> None:
     host = with_lustre(tmp_path, signer)
 
     assert host.run().returncode == 0
@@ -285,9 +285,7 @@ def test_a_file_system_is_mounted_once(tmp_path: Path, signer: Signer) -> None:
     assert "dnf install --assumeyes lustre-client" in host.log
 
 
-def test_a_file_system_that_cannot_be_mounted_keeps_the_agent_stopped(
-    tmp_path: Path, signer: Signer
-) -> None:
+def test_agent_does_not_start_if_mount_fails(tmp_path: Path, signer: Signer) -> None:
     host = with_lustre(tmp_path, signer)
     host.command("mount", "exit 1")
 
@@ -297,8 +295,8 @@ def test_a_file_system_that_cannot_be_mounted_keeps_the_agent_stopped(
 
 
 @pytest.mark.parametrize("failing", ["sysctl", "dnf"])
-def test_a_host_that_is_not_ready_ends_itself(host: Host, failing: str) -> None:
-    host.has(neuron=16, driver="2.31.0.0")
+def test_unready_host_terminates_itself(host: Host, failing: str) -> None:
+    host.add_devices(neuron=16, driver="2.31.0.0")
     host.command(failing, "exit 1")
 
     host.run()
@@ -308,14 +306,14 @@ def test_a_host_that_is_not_ready_ends_itself(host: Host, failing: str) -> None:
 
 @pytest.fixture
 def own(tmp_path: Path, signer: Signer) -> Host:
-    """A host with an image of one's own and a file system."""
-    return with_lustre(tmp_path, signer, own_image=True)
+    """A host with a custom image and a file system."""
+    return with_lustre(tmp_path, signer, custom_ami=True)
 
 
-def test_an_image_that_has_everything_needs_no_internet(own: Host) -> None:
-    own.brings_efa(8)
+def test_complete_image_needs_no_internet(own: Host) -> None:
+    own.add_efa_to_image(8)
     own.command("mount.lustre", "exit 0")
-    own.loses_the_internet()
+    own.block_downloads()
 
     done = own.run()
 
@@ -324,18 +322,18 @@ def test_an_image_that_has_everything_needs_no_internet(own: Host) -> None:
     assert not [line for line in own.log if line.startswith(("dnf", "efa_installer"))]
 
 
-def test_interfaces_that_appear_late_are_waited_for(own: Host) -> None:
-    own.brings_efa(7)
+def test_setup_waits_for_late_interfaces(own: Host) -> None:
+    own.add_efa_to_image(7)
     own.command("mount.lustre", "exit 0")
-    own.loses_the_internet()
+    own.block_downloads()
     own.command("sleep", f"touch {own.root}/dev/infiniband/uverbs7")
     own.environment["TRAINIUM_DEVICE_WAIT_S"] = "2"
 
     assert own.run().returncode == 0
 
 
-def test_only_what_an_image_lacks_is_fetched(own: Host) -> None:
-    own.brings_efa(7)
+def test_only_missing_packages_are_downloaded(own: Host) -> None:
+    own.add_efa_to_image(7)
     own.command("mount.lustre", "exit 0")
 
     assert own.run().returncode == 0
@@ -343,16 +341,42 @@ def test_only_what_an_image_lacks_is_fetched(own: Host) -> None:
     assert not [line for line in own.log if line.startswith("dnf")]
 
 
-def test_an_image_without_efa_or_internet_says_what_it_must_bring(own: Host) -> None:
-    own.loses_the_internet()
+def test_image_without_efa_or_internet_is_told_requirements(own: Host) -> None:
+    own.block_downloads()
 
     assert own.run().returncode == 1
-    assert "without a way to the internet, the image must bring EFA" in own.console
+    assert "without a route to the internet, the image must include EFA" in own.console
     assert not own.agent_may_start()
 
 
-def test_the_module_of_the_default_image_does_not_stand_for_the_installer(host: Host) -> None:
-    host.brings_efa(8)
+def test_efa_module_of_default_image_does_not_replace_installer(host: Host) -> None:
+    host.add_efa_to_image(8)
 
     assert host.run().returncode == 0
     assert "efa_installer --yes --minimal" in host.log
+
+
+@pytest.mark.parametrize(("codes", "ends"), [(("0", "70", "71", "0"), True), (("0", "170"), False)])
+def test_host_found_unfit_by_launcher_terminates_itself(
+    host: Host, codes: tuple[str, ...], ends: bool
+) -> None:
+    """Docker's command continues after the event, so the host must not wait for its end."""
+    printing = f'printf "%s\\n" {" ".join(codes)}; sleep 2; echo "docker ends" >>"${{FAKE_LOG}}"'
+    host.command("docker", f'echo "docker $*" >>"${{FAKE_LOG}}"; {printing}')
+    host.environment["TRAINIUM_REPORT_S"] = "0"
+
+    done = host.run("watch")
+
+    (asked, first, *_) = host.log
+    assert asked.startswith("docker events --filter type=container --filter event=die")
+    assert first == ("systemctl poweroff" if ends else "docker ends")
+    assert ("HOST NOT READY, the preflight of a job failed here" in host.console) is ends
+    assert (done.returncode == 0) is ends  # otherwise systemd starts it again
+
+
+def test_watch_runs_as_restarted_systemd_service(host: Host) -> None:
+    host.run()
+    unit = host.file("etc/systemd/system/trainium-watch.service")
+
+    assert "trainium-host watch" in unit and "Restart=always" in unit
+    assert "systemctl enable --now --no-block trainium-watch.service" in host.log

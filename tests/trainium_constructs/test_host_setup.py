@@ -1,4 +1,4 @@
-"""User data: a message that cloud-init can read, and a script that is sound."""
+"""User data: a message that cloud-init can read, and a valid script."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_user_data_is_mime_with_one_shell_script(
 
 
 @given(instance=instances, release=releases)
-def test_user_data_leaves_room_for_what_batch_adds(
+def test_user_data_leaves_room_for_batch_additions(
     instance: InstanceType, release: NeuronRelease
 ) -> None:
     text = HostSetup(instance_type=instance, release=release).user_data()
@@ -56,12 +56,12 @@ def test_user_data_that_ec2_would_refuse_is_refused_here() -> None:
         efa_version="1" * MAX_USER_DATA_BYTES,
     )
 
-    with pytest.raises(ValueError, match="EC2 takes 16384"):
+    with pytest.raises(ValueError, match="EC2 accepts at most 16,384"):
         host.user_data()
 
 
 @pytest.mark.parametrize("instance", INSTANCE_TYPES.values(), ids=lambda t: t.name)
-def test_the_script_passes_shellcheck(instance: InstanceType, tmp_path: Path) -> None:
+def test_script_passes_shellcheck(instance: InstanceType, tmp_path: Path) -> None:
     script = tmp_path / "host.sh"
     script.write_text(HostSetup(instance_type=instance, release=NEURON_RELEASES["2.33.1"]).script())
 
@@ -70,7 +70,7 @@ def test_the_script_passes_shellcheck(instance: InstanceType, tmp_path: Path) ->
     assert done.stdout == ""
 
 
-def test_containers_have_more_time_to_stop_than_the_launcher_takes() -> None:
+def test_container_stop_timeout_exceeds_launcher_stop_time() -> None:
     (grace,) = (p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
 
     assert stop_timeout_s() > float(grace)

@@ -11,7 +11,7 @@ from aws_cdk.assertions import Annotations, Match, Template
 README = Path(__file__).resolve().parents[2] / "constructs" / "README.md"
 
 
-def test_the_examples_make_a_stack_that_runs_jobs() -> None:
+def test_examples_make_a_stack_that_runs_jobs() -> None:
     stack = cdk.Stack(cdk.App(), "Test", env=cdk.Environment(region="us-west-2"))
     examples = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
 

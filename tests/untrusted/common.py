@@ -1,4 +1,4 @@
-"""What the readers share: contents, names, and a bucket that holds any keys."""
+"""Shared parts of the readers: contents, names, and a bucket with arbitrary keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 @dataclass(frozen=True)
 class Case:
-    """One reader, with what it may raise."""
+    """One reader and the exceptions it may raise."""
 
     run: Callable[[Path, random.Random], object]
     refusals: tuple[type[BaseException], ...]
@@ -83,7 +83,7 @@ def odd_names(rng: random.Random) -> list[str]:
 
 
 def trap(folder: Path, inside: Path) -> Path:
-    """A folder of the user's with a link in it that leads out."""
+    """A user's folder with a link that leads out of it."""
     folder.mkdir(parents=True)
     (folder / "link").symlink_to(inside.parent / "outside")
     return folder

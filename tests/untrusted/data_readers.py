@@ -17,31 +17,21 @@ from safetensors.torch import save_file
 from transformers.models.llama.configuration_llama import LlamaConfig
 
 from tests.untrusted import mutations
-from tests.untrusted.common import (
-    CONTENT,
-    DIGEST,
-    quiet,
-)
+from tests.untrusted.common import CONTENT, DIGEST, quiet
 from training.checkpoint import CheckpointInfo, Checkpoints
-from training.checkpoint.given import GivenTable, GivenWeights
 from training.checkpoint.marker import CHUNK_BYTES
+from training.checkpoint.pretrained import PretrainedWeights, WeightsTable
 from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
-from training.datasets.manifest import (
-    DatasetManifest,
-    PackedManifest,
-    Shard,
-    Source,
-    Validation,
-)
+from training.datasets.manifest import DatasetManifest, PackedManifest, Shard, Source, Validation
 from training.datasets.prepared.bert_shards import check_shard, empty, write_shard
 from training.datasets.prepared.corpora import count_complete
 from training.datasets.samples.packed import open_dataset
 from training.datasets.samples.staging import stage
 from training.datasets.text.parts import PartRecord
 from training.datasets.text.sources import Part
-from training.models.llama.given import _document as given_document
-from training.models.llama.given import refuse_other_model
+from training.models.llama.pretrained import _document as config_document
+from training.models.llama.pretrained import refuse_other_model
 from training.storage import LocalObjects
 from training.storage.run_lock import Holder
 from training.trainer.runs import RunConfig
@@ -188,7 +178,7 @@ def tensors(inside: Path, rng: random.Random) -> object:
 
 
 def _put_signed(folder: Path, name: str, data: bytes) -> None:
-    """Write a file of a checkpoint and its checksum, as who writes one can write the other."""
+    """Write a checkpoint file and its checksum, since an attacker can write both."""
     (folder / name).write_bytes(data)
     document = json.loads((folder / "complete.json").read_bytes())
     document["files"][name] = {
@@ -217,7 +207,7 @@ def given_weights(inside: Path, rng: random.Random) -> object:
         size = len(header) if rng.random() < 0.9 else rng.choice([0, 2**62, 2**64 - 1])
         file.write_bytes(size.to_bytes(8, "little") + header + data[8 + length :])
     objects = LocalObjects(folder)
-    weights = GivenWeights(objects, GivenTable.read(objects))
+    weights = PretrainedWeights(objects, WeightsTable.read(objects))
     weights.require({"w": (3, 4), "b": (3,)})
     weights.sha256()
     return weights.read("w", offsets=(0, 0), size=(3, 4), dtype=torch.float32)
@@ -247,7 +237,7 @@ def model_config(inside: Path, rng: random.Random) -> object:
     ours = LlamaConfig(hidden_size=32, intermediate_size=64, num_attention_heads=4, vocab_size=96)
     objects = LocalObjects(inside / "model")
     objects.put("config.json", mutations.document(ours.to_diff_dict(), rng))
-    refuse_other_model(given_document(objects), ours, {}, uri=objects.uri)
+    refuse_other_model(config_document(objects), ours, {}, uri=objects.uri)
     return None
 
 

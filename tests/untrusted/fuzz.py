@@ -1,10 +1,10 @@
-"""Feeds random changes of what lies in the bucket to everything that reads it.
+"""Feeds randomly mutated bucket contents to every function that reads them.
 
     python -m tests.untrusted.fuzz --seed 1 --cases 1000 [--only metadata]
 
-Each case must change nothing outside its folder, run nothing, and end with a result or one of the
-refusals that its reader documents. Prints a JSON document; exit code 1 if a case did otherwise. A
-case is found again by its kind and seed.
+Each case must change nothing outside its folder, execute nothing, and end with a result or one of
+the refusals that its reader documents. Prints a JSON document; exits with 1 if any case did
+otherwise. The kind and seed of a case reproduce it.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ from pathlib import Path
 from types import FrameType
 
 from jobs.errors import Refusal
-from tests.untrusted import data_readers, desk_readers, program_readers
+from tests.untrusted import client_readers, data_readers, program_readers
 from tests.untrusted.common import Case
 from tests.untrusted.guard import Guard, Violation
 from training.checkpoint import CheckpointDamaged, CheckpointUnusable
-from training.checkpoint.given import GivenWeightsError
-from training.datasets.manifest import (
-    DatasetError,
-)
+from training.checkpoint.pretrained import PretrainedWeightsError
+from training.datasets.manifest import DatasetError
 from training.program.settings import NotPrepared
-from training.program.snapshots.restore import NoRoom, NothingWhole
+from training.program.snapshots.restore import InsufficientSpace, NoRestorableSnapshot
 from training.program.wheels import install, packages
 from training.trainer.runs import RunConfigError
 
@@ -61,36 +59,37 @@ CASES: Mapping[str, Case] = {
     "marker": Case(data_readers.marker, _CHECKPOINT),
     "metadata": Case(data_readers.metadata, _CHECKPOINT),
     "tensors": Case(data_readers.tensors, (CheckpointDamaged,)),
-    "weights": Case(data_readers.given_weights, (GivenWeightsError,)),
-    "snapshot": Case(program_readers.snapshot, (NoRoom, NothingWhole)),
+    "weights": Case(data_readers.given_weights, (PretrainedWeightsError,)),
+    "snapshot": Case(program_readers.snapshot, (InsufficientSpace, NoRestorableSnapshot)),
     "listing": Case(program_readers.listing, (ValueError,)),
     "run-config": Case(data_readers.run_config, (RunConfigError,)),
     "lock": Case(data_readers.lock, ()),
-    "model-config": Case(data_readers.model_config, (GivenWeightsError,)),
-    "metrics": Case(desk_readers.metrics, ()),
-    "program-record": Case(desk_readers.program_record, (Refusal,)),
+    "model-config": Case(data_readers.model_config, (PretrainedWeightsError,)),
+    "metrics": Case(client_readers.metrics, ()),
+    "report": Case(client_readers.report, ()),
+    "program-record": Case(client_readers.program_record, (Refusal,)),
     "bert-shard": Case(data_readers.bert_shard, (DatasetError,)),
     "wheels": Case(program_readers.wheels_marker, (install.DependenciesRefused, NotPrepared)),
     "archive": Case(program_readers.archive, (NotPrepared,)),
     "input-keys": Case(program_readers.keys_of_inputs, (NotPrepared,)),
-    "log-keys": Case(desk_readers.keys_of_logs, (Refusal,)),
-    "export-keys": Case(desk_readers.keys_of_exports, (Refusal,)),
-    "desk-snapshot": Case(desk_readers.snapshot_at_the_desk, (Refusal,)),
-    "code-listing": Case(desk_readers.code_listing, (Refusal,)),
+    "log-keys": Case(client_readers.keys_of_logs, (Refusal,)),
+    "export-keys": Case(client_readers.keys_of_exports, (Refusal,)),
+    "local-snapshot": Case(client_readers.local_snapshot, (Refusal,)),
+    "code-listing": Case(client_readers.code_listing, (Refusal,)),
 }
 
 
 @dataclass
 class Report:
-    """What has come of the cases."""
+    """Results of the cases."""
 
     counts: Counter[str]
-    wrong: list[str]
+    violations: list[str]
 
     def note(self, kind: str, seed: str, outcome: str, detail: str = "") -> None:
         self.counts[f"{kind}: {outcome}"] += 1
         if detail:
-            self.wrong.append(f"{kind} {seed}: {detail}")
+            self.violations.append(f"{kind} {seed}: {detail}")
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
@@ -136,7 +135,7 @@ def run_case(kind: str, seed: str, base: Path, guard: Guard | None, report: Repo
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the cases that the command line asks for."""
+    """Run the cases selected on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=1000)
@@ -145,7 +144,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     here = packages.installed()
-    # What is the same for every case and takes most of its time.
+    # Listing the installed packages takes most of a case's time, and its result never changes.
     vars(packages)["installed"] = lambda *_: here
     vars(install)["_run_pip"] = lambda *_: None
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
@@ -159,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
         os.chdir(base)
         for codec in _CODECS:  # json and pickletools import them when a document needs them
             codecs.lookup(codec)
-        for kind in kinds:  # what is imported on the way is imported unwatched
+        for kind in kinds:  # modules imported here are not watched
             run_case(kind, "warm-up", base, None, Report(Counter(), []))
         guard = Guard(base / "case" / "inside")
         for number in range(wanted.cases):
@@ -171,12 +170,12 @@ def main(argv: list[str] | None = None) -> int:
                 "cases": wanted.cases,
                 "seconds": round(time.monotonic() - began, 1),
                 "outcomes": dict(sorted(report.counts.items())),
-                "wrong": report.wrong[:20],
+                "wrong": report.violations[:20],
             },
             indent=1,
         )
     )
-    return 1 if report.wrong else 0
+    return 1 if report.violations else 0
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Notices what untrusted data makes this process do, by CPython's own audit events.
+"""Detects effects of untrusted data on this process, using CPython's audit events.
 
 See docs.python.org, library, audit_events: the interpreter reports each file that is opened, each
 change of the file system, each code object that is run, each name that a pickle looks up.
@@ -43,11 +43,11 @@ _FORBIDDEN = frozenset(
 
 
 class Violation(BaseException):
-    """Something was done that data must not bring about; nothing catches it by accident."""
+    """A forbidden effect of data; not caught by ``except Exception``."""
 
 
 class Guard:
-    """Raises ``Violation`` for changes outside ``root`` and for code that data brings along."""
+    """Raises ``Violation`` for changes outside ``root`` and for code contained in data."""
 
     def __init__(self, root: Path) -> None:
         self._root = root.resolve()
@@ -67,7 +67,7 @@ class Guard:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self._active:
             return
-        self._active = False  # what follows has events of its own
+        self._active = False  # the following calls have their own events
         try:
             self._look(event, arguments)
         finally:
@@ -93,7 +93,7 @@ class Guard:
         if path.is_absolute():
             self._require_inside("open", path.resolve())
         elif len(path.parts) != 1 or path.name in ("", ".."):
-            # The event does not tell the folder of openat(2); a single name stays in it.
+            # The event lacks the folder of openat(2); a single name stays in it.
             self._report(f"open of {path} in some folder")
 
     def _check(self, event: str, path: Any, handle: Any) -> None:
@@ -102,7 +102,7 @@ class Guard:
         changed = Path(os.fsdecode(path))
         if isinstance(handle, int) and handle >= 0:
             changed = Path(f"/proc/self/fd/{handle}").resolve() / changed
-        # What is changed is the entry itself, not what it leads to.
+        # The entry itself is changed, not its target.
         self._require_inside(event, changed.parent.resolve() / changed.name)
 
     def _require_inside(self, event: str, path: Path) -> None:

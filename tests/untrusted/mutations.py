@@ -69,7 +69,7 @@ def document(original: Any, rng: random.Random) -> bytes:
 
 
 def bytes_of(data: bytes, rng: random.Random) -> bytes:
-    """Flip, remove, repeat or cut off bytes."""
+    """Flip, remove, repeat or truncate bytes."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 6)):
         if not changed:
@@ -118,7 +118,7 @@ def pickle(data: bytes, rng: random.Random) -> bytes:
 
 
 def _renamed(data: bytes, rng: random.Random, module: str, name: str) -> bytes:
-    """Put other text in the place of a SHORT_BINUNICODE of the pickle."""
+    """Replace the text of a SHORT_BINUNICODE of the pickle."""
     found = [at for at, byte in enumerate(data[:-2]) if byte == 0x8C]
     if not found:
         return data

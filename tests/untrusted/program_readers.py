@@ -1,4 +1,4 @@
-"""Readers of what nodes fetch for a user's own program."""
+"""Readers of the files that nodes fetch for a user's own program."""
 
 from __future__ import annotations
 

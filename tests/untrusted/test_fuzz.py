@@ -1,4 +1,4 @@
-"""Whatever lies in the bucket changes nothing outside its folder and runs nothing."""
+"""Bucket contents change nothing outside their folder and run nothing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.support.limits import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(str(ROOT / folder) for folder in ("", "emulators"))
-KINDS = 23
+KINDS = 24
 
 
 def python(*arguments: str, within_s: float) -> subprocess.CompletedProcess[str]:
-    """Run this Python in a process of its own: an audit hook cannot be removed."""
+    """Run this Python in a separate process: an audit hook cannot be removed."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, "PYTHONPATH": PATHS},
@@ -44,17 +44,20 @@ def fuzz(cases: int, seed: int) -> dict[str, Any]:
     return found
 
 
-def test_a_thousand_random_changes_of_the_bucket_do_no_harm() -> None:
-    outcomes = fuzz(1150, seed=1)["outcomes"]
+def test_hundreds_of_random_bucket_changes_are_harmless() -> None:
+    outcomes = fuzz(460, seed=1)["outcomes"]
 
-    # Some changes are harmless, so the cases reach what lies behind the refusals.
-    assert {"metadata: read", "snapshot: read", "packed-manifest: refused"} <= outcomes.keys()
+    # Some changes are harmless, so the cases reach what lies behind the refusals. Which ones are
+    # rare depends on the version of Python.
+    assert {"local-snapshot: read", "tensors: read", "packed-manifest: refused"} <= outcomes.keys()
 
 
-# The thousand above are of the same kinds.
+# The hundreds above are of the same kinds.
 @pytest.mark.full
-def test_ten_thousand_random_changes_of_the_bucket_do_no_harm() -> None:
-    fuzz(10_000, seed=2)
+def test_ten_thousand_random_bucket_changes_are_harmless() -> None:
+    outcomes = fuzz(10_000, seed=2)["outcomes"]
+
+    assert {"metadata: read", "snapshot: read"} <= outcomes.keys()
 
 
 HARM = {
@@ -76,8 +79,8 @@ HARM = {
 
 
 @pytest.mark.parametrize("name", HARM)
-def test_the_guard_notices(tmp_path: Path, name: str) -> None:
-    """Each of these would end a case as wrong."""
+def test_guard_detects_violations(tmp_path: Path, name: str) -> None:
+    """Each of these would fail a case."""
     (tmp_path / "inside").mkdir()
     (tmp_path / "outside").mkdir()
     (tmp_path / "inside" / "a").write_bytes(b"")

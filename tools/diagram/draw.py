@@ -1,7 +1,7 @@
-"""Draw docs/architecture.svg from the synthesised templates; run by `make diagram`.
+"""Draw docs/architecture.svg from the synthesized templates; run by `make diagram`.
 
-Nothing in the picture is typed by hand: boxes are the templates' resources, arrows are references.
-A resource type that is not in `SHOWN` is folded away, and arrows pass through it.
+Boxes are the templates' resources, arrows are references. Resource types that are not in `SHOWN`
+are hidden, and arrows pass through them.
 """
 
 import json
@@ -37,7 +37,7 @@ SHOWN = {
     "AWS::Logs::LogGroup": "log group",
     "AWS::SSM::Parameter": "SSM parameters",
 }
-"""Resource types worth a box, with the label of each."""
+"""Resource types with a box, and their labels."""
 
 Node = tuple[str, str]
 """Stack name and logical id."""
@@ -77,25 +77,25 @@ def read_graph(
                     exports[str(output["Export"]["Name"])] = (stack, target)
         for logical_id, resource in template["Resources"].items():
             types[stack, logical_id] = resource["Type"]
-            # A repository and its image have no reference between them: the CLI pushes by name.
+            # An image does not reference its repository: the CLI pushes by name.
             if resource["Type"] == "AWS::ECR::Repository":
                 repositories[f"/{resource['Properties']['RepositoryName']}:"] = (stack, logical_id)
     for stack, template in templates.items():
         for logical_id, resource in template["Resources"].items():
-            found: set[Node | None] = set()
+            targets: set[Node | None] = set()
             for kind, name in references(resource.get("Properties", {})):
                 if kind == "text":
-                    found |= {node for part, node in repositories.items() if part in name}
+                    targets |= {node for part, node in repositories.items() if part in name}
                 else:
-                    found.add((stack, name) if kind == "local" else exports.get(name))
-            edges[stack, logical_id] = {node for node in found if node in types}
+                    targets.add((stack, name) if kind == "local" else exports.get(name))
+            edges[stack, logical_id] = {node for node in targets if node in types}
     return types, edges
 
 
 def shown_targets(
     node: Node, types: Mapping[Node, str], edges: Mapping[Node, set[Node]]
 ) -> set[Node]:
-    """Nearest shown resources that ``node`` refers to, through folded ones."""
+    """Return the nearest shown resources that ``node`` references, through hidden ones."""
     targets: set[Node] = set()
     seen, waiting = {node}, [node]
     while waiting:
@@ -109,7 +109,7 @@ def shown_targets(
 
 
 def box(node: Node, types: Mapping[Node, str], template: Mapping[str, Any]) -> str:
-    """Key by which similar resources of a stack share a box."""
+    """Return the label of the box that ``node`` shares with similar resources of its stack."""
     properties = template["Resources"][node[1]].get("Properties", {})
     words = SHOWN[types[node]]
     if types[node] == "AWS::EC2::Subnet":
@@ -122,22 +122,22 @@ def box(node: Node, types: Mapping[Node, str], template: Mapping[str, Any]) -> s
 
 
 def dot(templates: Mapping[str, dict[str, Any]]) -> str:
-    """Render the picture in Graphviz's language."""
+    """Render the diagram in Graphviz's language."""
     types, edges = read_graph(templates)
     boxes: dict[tuple[str, str], int] = {}
-    of_node: dict[Node, tuple[str, str]] = {}
+    box_of: dict[Node, tuple[str, str]] = {}
     for node, kind in types.items():
         if kind in SHOWN:
             key = (node[0], box(node, types, templates[node[0]]))
-            of_node[node] = key
+            box_of[node] = key
             boxes[key] = boxes.get(key, 0) + 1
     arrows = {
-        (of_node[node], of_node[target])
-        for node in of_node
+        (box_of[node], box_of[target])
+        for node in box_of
         for target in shown_targets(node, types, edges)
-        if of_node[node] != of_node[target]
+        if box_of[node] != box_of[target]
     }
-    # Drop arrows already implied by a longer path.
+    # Drop arrows implied by a longer path.
     arrows = {
         (start, end)
         for start, end in arrows
@@ -163,7 +163,7 @@ def dot(templates: Mapping[str, dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    """Read build/diagram, write docs/architecture.svg."""
+    """Read the templates in build/diagram and write docs/architecture.svg."""
     assembly = ROOT / "build" / "diagram"
     manifest = json.loads((assembly / "manifest.json").read_text())
     templates = {

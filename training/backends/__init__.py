@@ -1,4 +1,4 @@
-"""The back-ends of the training loop: torch.distributed, torch_xla, and NxD on top of it."""
+"""The backends of the training loop: torch.distributed, torch_xla, and NxD on top of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_model_parallel(
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> ModelParallel:
-    """Open the back-end of a model that ranks share; the device's group must already exist.
+    """Open the backend of a model that ranks share; the process group must already exist.
 
     ``peak_flops`` is per rank. ``report`` is called during anything slow, such as compiling.
     """
@@ -45,7 +45,7 @@ def open_data_parallel(
     peak_flops: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> DataParallel:
-    """Open the back-end of a model that fits on every rank."""
+    """Open the backend of a model that fits on every rank."""
     if device.kind is DeviceKind.XLA:
         from training.backends.xla import XlaBackend
         from training.core.ranks import Ranks

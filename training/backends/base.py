@@ -1,4 +1,4 @@
-"""Protocols between the training loop and a back-end, and between a back-end and a model.
+"""Protocols of backends (used by the training loop) and of models (used by backends).
 
 ``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd`` is
 torch_xla with neuronx_distributed, and ``xla`` is torch_xla alone, for models without tensor
@@ -23,44 +23,44 @@ Batch = torch.Tensor | Mapping[str, torch.Tensor]
 
 
 WEIGHTS = "weights"
-"""Key of a micro-batch whose tokens do not all count the same, fp32 ``[micro_batch, seq_len]``.
+"""Key of the per-token loss weights in a micro-batch, fp32 ``[micro_batch, seq_len]``.
 
-Their mean over all sequences of a step is 1, so every mean of losses is one of weighted losses.
+Their mean over all sequences of a step is 1, so the mean of weighted losses is a weighted mean.
 """
 
 
-def weighted(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """Weigh the tokens' losses, ``[micro_batch, seq_len]``, where the micro-batch says how."""
+def weight_losses(losses: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """Apply the micro-batch's loss weights, if any, to ``losses``, ``[micro_batch, seq_len]``."""
     if isinstance(batch, torch.Tensor) or WEIGHTS not in batch:
         return losses
     return losses * batch[WEIGHTS]
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Collect the parameters that are trained, by name; the others are given and stay."""
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are not frozen, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 class Network(Protocol):
-    """A model whose weights a back-end creates, places, splits and trains."""
+    """A model whose weights a backend creates, places, splits and trains."""
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """Build the model on the meta device, without storage, ready to train.
+        """Build the model on the meta device, ready to train.
 
-        Split by tensor parallelism over ``mesh``, if there is one.
+        If there is a ``mesh``, the model is split over it by tensor parallelism.
         """
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """Make the initial value of one whole parameter, fp32 on the host."""
+        """Create the initial value of a whole parameter, fp32 on the host."""
 
     def initial_part(self, part: WeightPart) -> torch.Tensor:
-        """Make, or read, the initial value of a part of a parameter, fp32 on the host."""
+        """Create or read the initial value of part of a parameter, fp32 on the host."""
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Restore what was lost in the move from the meta device: ties and buffers."""
+        """Restore tied weights and buffers, which are lost on the move from the meta device."""
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """List the modules that are gathered one by one."""
+        """List the modules whose weights are gathered one at a time."""
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         """Compute the mean loss of a micro-batch on the model's device."""
@@ -73,7 +73,7 @@ class SequenceNetwork(Network, Protocol):
         """Compute the mean loss of each sequence of a micro-batch, ``[micro_batch]``."""
 
     def for_nxd(self) -> NxdNetwork:
-        """Return the same model built of neuronx_distributed's modules."""
+        """Return the same model, built from neuronx_distributed's modules."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,20 +88,20 @@ class WeightPart:
     """Offset of the part in the whole weight."""
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """Select the part of the whole weight."""
+        """Select this part from the whole weight."""
         assert whole.size() == self.whole, (whole.size(), self.whole)
         return whole[tuple(slice(o, o + n) for o, n in zip(self.offsets, self.size, strict=True))]
 
 
 class NxdNetwork(Protocol):
-    """A rank's part of a model, built of neuronx_distributed's parallel modules."""
+    """A rank's part of a model, built from neuronx_distributed's parallel modules."""
 
     def describe(self) -> str:
-        """Tell how the model is divided, for the log."""
+        """Describe how the model is sharded, for the log."""
 
     @property
     def recomputed(self) -> Any:
-        """NxD's ``activation_checkpoint_config``: what the backward pass computes again."""
+        """NxD's ``activation_checkpoint_config``: the modules that the backward pass recomputes."""
 
     def model(self) -> nn.Module:
         """Build the model on the meta device: NxD's ``model_fn``."""
@@ -110,25 +110,26 @@ class NxdNetwork(Protocol):
         """Initialize a module's own parameters: NxD's ``param_init_fn``."""
 
     def pieces(self) -> dict[torch.Tensor, tuple[WeightPart, ...]]:
-        """Map the model's current parameters that are trained to this rank's parts.
+        """Map the model's trainable parameters to this rank's weight parts.
 
-        From top to bottom: a fused parameter holds parts of several weights of the whole model.
+        The parts are ordered from top to bottom: a fused parameter holds parts of several weights.
         """
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
         """Turn a micro-batch on the device into the model's keyword arguments and labels."""
 
     @property
-    def divides_sequences(self) -> bool:
-        """Tell whether norms see parts of the sequences.
+    def sequence_parallel(self) -> bool:
+        """True under sequence parallelism, where norms receive parts of the sequences.
 
-        Gradients of their weights, which are marked for NxD, are then still to be summed over the
-        ranks of a model, and logits and labels are ``[sequence, batch]``, not the other way.
+        The gradients of the norms' weights, which are marked for NxD, must then be summed over
+        tensor-parallel ranks; logits and labels are ``[sequence, batch]`` instead of
+        ``[batch, sequence]``.
         """
 
 
 Score = Callable[[Any, Any], torch.Tensor]
-"""Computes a number to sum over an evaluation, from a model and a batch on its device."""
+"""Computes a value, summed over an evaluation, from a model and a batch on its device."""
 
 
 def place(batch: Batch, device: torch.device) -> Any:
@@ -141,8 +142,8 @@ def place(batch: Batch, device: torch.device) -> Any:
 class Backend(Protocol):
     """One rank's share of the model, its optimizer, and the collectives between ranks.
 
-    Every rank calls every method in the same order. Scalars stay on the device until fetched, so
-    that a step that is not logged waits for nothing.
+    Every rank calls every method in the same order. Scalars stay on the device until fetched, so a
+    step that is not logged never blocks.
     """
 
     name: str
@@ -150,26 +151,26 @@ class Backend(Protocol):
     rank: int
     num_ranks: int
     data_rank: int
-    """Index of this rank's data-parallel share; ranks that share a model have the same."""
+    """This rank's index among data-parallel ranks; ranks that share a model have the same index."""
     tracing_only: bool
-    """True if graphs are only extracted: nothing is computed, and no numbers are written."""
+    """True if graphs are only extracted: nothing is computed, and no metrics are written."""
     peak_flops: float | None
-    """Dense bf16 operations per second of one rank; None if no peak is published (CPUs)."""
+    """Peak dense bf16 FLOPS of one rank; None if none is published (CPUs)."""
 
     def build(self) -> None:
         """Create the sharded model with its initial weights, and the optimizer."""
 
     def forward_backward(self, tokens: Any, *, is_last: bool) -> torch.Tensor:
-        """Add the gradients of one micro-batch; returns the step's loss so far.
+        """Accumulate the gradients of one micro-batch; return the step's loss so far.
 
-        ``tokens`` comes from the workload's data and is on the host: for a Llama int64
+        ``tokens`` comes from the workload's data and is on the host: for Llama, int64
         ``[micro_batch, seq_len + 1]``, where token i predicts token i + 1. After the last
-        micro-batch the result is this data rank's mean loss. Gradients are reduced over
+        micro-batch the result is this data-parallel rank's mean loss. Gradients are reduced over
         data-parallel ranks only if ``is_last``.
         """
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
-        """Clip, update the weights and drop the gradients; returns the norm before clipping.
+        """Clip gradients, update weights and zero the gradients; return the norm before clipping.
 
         The norm and the last loss may be fetched while the next step is in progress.
         """
@@ -177,12 +178,12 @@ class Backend(Protocol):
     def drop_step(self) -> None:
         """Discard the micro-batches of a step that will not be finished.
 
-        Leaves weights and optimizer state of the last whole step, to be saved; nothing more is
-        trained after that.
+        Leaves the weights and optimizer state of the last complete step, to be saved; no training
+        follows.
         """
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
+        """Average over data-parallel ranks and fetch to the host; the same on every rank."""
 
     def fetch(self, scalar: torch.Tensor) -> float:
         """Fetch a device scalar as a number."""
@@ -195,36 +196,36 @@ class Backend(Protocol):
     ) -> None:
         """Write a checkpoint with master weights and optimizer state.
 
-        Returns when training may change the weights again; ``checkpoints.wait()`` waits for the
+        Returns as soon as training may change the weights; ``checkpoints.wait()`` waits for the
         upload.
         """
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Load weights and optimizer state from a checkpoint; returns the one loaded.
+        """Load weights and optimizer state from a checkpoint; return the one loaded.
 
-        This is an earlier one if ``info`` is damaged. Any topology may have written it.
+        Falls back to an earlier one if ``info`` is damaged. Works across topologies.
         """
 
 
 class DataParallel(Backend, Protocol):
-    """A back-end on which every rank computes with the whole model."""
+    """A backend on which every rank computes with the whole model."""
 
     def seed(self, number: int) -> None:
         """Seed the randomness of the next micro-batch with ``number``."""
 
     def evaluate(self, batch: Any, score: Score) -> float:
-        """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank.
+        """Sum ``score`` over data-parallel ranks and fetch to the host; the same on every rank.
 
         ``score`` receives the model and the batch on its device; no gradients are computed.
         """
 
 
 class ModelParallel(Backend, Protocol):
-    """A back-end that may split a sequence model over several ranks."""
+    """A backend that may split a sequence model over several ranks."""
 
     def losses_of(self, tokens: Any) -> torch.Tensor:
-        """Compute the mean loss of each sequence, ``[micro_batch]``, on the device.
+        """Compute each sequence's mean loss on the device, ``[micro_batch]``, without gradients.
 
-        ``tokens`` are this data rank's, as for ``forward_backward``. Computes no gradients and
-        leaves those of a step in progress as they are.
+        ``tokens`` are this data-parallel rank's, as for ``forward_backward``. Gradients of a step
+        in progress are unchanged.
         """

@@ -1,4 +1,4 @@
-"""Reports that a rank is alive during blocking calls, since a long silence counts as a hang."""
+"""Heartbeats of a rank during blocking calls, since long silence counts as a hang."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import contextlib
 from collections.abc import Callable
 
 from training.core.heartbeat import heartbeat
-from training.core.progress import COMPILES_AT_MOST_S
+from training.core.progress import MAX_COMPILE_S
 
 _LOADS_AT_MOST_S = 3600.0
 _UNTIL_STEADY = 2
-"""First steps, which cover all graphs of a job: ranks also wait for others that compile."""
+"""Steps after which every graph of a job is compiled; until then ranks may wait for others."""
 
 
 class DeviceHeartbeat:
-    """Reports while this rank compiles, and in the first steps while it waits for others."""
+    """Reports while this rank compiles and, in the first steps, while it waits for others."""
 
     def __init__(
         self, report: Callable[[str], None], *, is_compiling: Callable[[], bool] | None = None
@@ -27,27 +27,27 @@ class DeviceHeartbeat:
         self._steps += 1
 
     def waiting(self, *, is_first: bool = False) -> contextlib.AbstractContextManager[None]:
-        """Wrap a call that may compile or wait for the device.
+        """Report during a call that may compile or wait for the device.
 
-        The first call of a kind, such as an evaluation, has graphs that no training step has.
+        Set ``is_first`` for the first call of a kind with its own graphs, such as an evaluation.
         """
         return heartbeat(
             self._report,
             "compiling graphs",
-            at_most_s=COMPILES_AT_MOST_S,
+            at_most_s=MAX_COMPILE_S,
             when=lambda: is_first or self._steps < _UNTIL_STEADY or self._is_compiling(),
         )
 
     def loading(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Wrap the loading of a checkpoint."""
+        """Report while the checkpoint ``name`` is loaded."""
         return heartbeat(self._report, f"loading {name}", at_most_s=_LOADS_AT_MOST_S)
 
 
 def xla_is_compiling() -> bool:
-    """Tell whether this process is inside torch_xla's compiler.
+    """Return whether torch_xla is compiling in this process.
 
-    torch_xla counts a graph missing from its cache before it compiles, and records the time
-    afterwards (2.9, csrc/xla_graph_executor.cpp, ``LookupCachedCompile`` and ``Compile``).
+    torch_xla counts each graph that is missing from its cache before compiling it, and records the
+    time afterwards (2.9, csrc/xla_graph_executor.cpp, ``LookupCachedCompile`` and ``Compile``).
     """
     from torch_xla.debug import metrics
 

@@ -6,7 +6,8 @@ The same code runs on CPUs with gloo and on TorchNeuron's device ``neuron``.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +17,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
 
 from training.backends.base import (
     Batch,
@@ -25,16 +25,19 @@ from training.backends.base import (
     SequenceNetwork,
     WeightPart,
     place,
-    trained,
+    trainable_parameters,
 )
 from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.optimizers import checkpoint_state, clip, eager_optimizer
 from training.core.contract import DeviceKind
+from training.core.failures import ExplainedError
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
     from training.core.config import TrainConfig
     from training.core.device import Device
+
+log = logging.getLogger(__name__)
 
 _PRECISION = MixedPrecisionPolicy(
     # fp32 parameters are the master weights; gradients are summed in fp32.
@@ -60,22 +63,25 @@ class NativeBackend:
     ) -> None:
         self._config, self._network = config, network
         self._device = torch.device("cpu" if device.kind is DeviceKind.CPU else "neuron")
-        # TorchNeuron does not tell when it compiles, which it does in the first steps.
+        # TorchNeuron compiles in the first steps but does not expose when.
         self._heartbeat = DeviceHeartbeat(report, is_compiling=lambda: False)
         self._has_evaluated = False
+        self._checks_fallback = self._device.type == "neuron"
         # bf16 arithmetic on CPUs without AMX is 75 times slower than fp32.
         self._mixed = device.kind is not DeviceKind.CPU and config.mixed
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.peak_flops = peak_flops
         plan = config.plan
-        self._degree, self._parts = plan.tensor_parallel, plan.data_parallel
-        # Neighbours share a model, so that its collectives stay within a node.
-        self.data_rank = self.rank // self._degree
+        self._tensor_parallel, self._data_parallel = plan.tensor_parallel, plan.data_parallel
+        # Adjacent ranks share a model, to keep its collectives within a node.
+        self.data_rank = self.rank // self._tensor_parallel
         self._loss: torch.Tensor | None = None
         self._mesh: DeviceMesh | None = None
         if self.num_ranks > 1:
             self._mesh = init_device_mesh(
-                self._device.type, (self._parts, self._degree), mesh_dim_names=("data", "tensor")
+                self._device.type,
+                (self._data_parallel, self._tensor_parallel),
+                mesh_dim_names=("data", "tensor"),
             )
 
     def build(self) -> None:
@@ -86,7 +92,7 @@ class NativeBackend:
             self._build()
 
     def _waiting(self, *, is_first: bool = False) -> AbstractContextManager[None]:
-        """Report during a call in which the device may compile; a CPU does not."""
+        """Send heartbeats during a call in which the device may compile; a CPU never compiles."""
         if self._device.type == "cpu":
             return nullcontext()
         return self._heartbeat.waiting(is_first=is_first)
@@ -97,36 +103,44 @@ class NativeBackend:
 
     def _build(self) -> None:
         network = self._network
-        model = network.build(self._part("tensor") if self._degree > 1 else None)
+        model = network.build(self._submesh("tensor") if self._tensor_parallel > 1 else None)
         model.to_empty(device=self._device)
         network.restore(model, self._device)
         for name, parameter in model.named_parameters():
             _fill(parameter, name, network.initial_part)
-        if self._device.type == "neuron" and self._degree == 1:
-            # Eager operators cost 55 to 65 us each. Equal layers share a graph; one for the whole
-            # model would be broken by FSDP2. Guards on DTensors copy their mesh, which fails on
-            # its process group (torch 2.13), so split layers stay eager.
-            for layer in network.layers(model):
-                layer.compile(backend="neuron", dynamic=False, fullgraph=True)
-        if self._shards:
+        if self._device.type == "neuron":
+            compile_layers(network.layers(model), "neuron")
+        if self._uses_fsdp:
             self._shard(model)
         self._model: nn.Module = model
-        self._optimizer = eager_optimizer(trained(model).items(), self._config)
+        self._optimizer = eager_optimizer(trainable_parameters(model).items(), self._config)
+        if self._device.type == "neuron":
+            import torch_neuronx
+
+            # An update launched before its moments exist can fail ("Tensor not bound",
+            # github.com/hokindeng/object-permanence, pwm).
+            torch.get_device_module(self._device).synchronize()
+            # Fallbacks during initialization do not matter.
+            torch_neuronx.clear_op_tracking()
 
     @property
-    def _shards(self) -> bool:
-        return self._parts > 1 or self._mixed
+    def _uses_fsdp(self) -> bool:
+        # Even without data parallelism, FSDP2 is needed to sum the gradients of norms over the
+        # ranks that share a model.
+        return self.num_ranks > 1 or self._mixed
 
     def _shard(self, model: nn.Module) -> None:
-        """Shard optimizer state, gradients and master weights over data ranks (ZeRO-2)."""
+        """Shard optimizer, gradients and master weights over data-parallel ranks (ZeRO-2, or 3)."""
         policy = _PRECISION if self._mixed else MixedPrecisionPolicy()
-        mesh = self._part("data")
+        mesh = self._submesh("data")
+        # By default weights stay gathered between forward and backward: one all-gather per step, as
+        # in ZeRO-1.
+        reshard = self._config.reshard_after_forward
         for layer in self._network.layers(model):
-            # Weights stay gathered from forward to backward: one all-gather a step, as in ZeRO-1.
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
-    def _part(self, name: str) -> DeviceMesh:
+    def _submesh(self, name: str) -> DeviceMesh:
         if self._mesh is None:
             self._mesh = init_device_mesh(
                 self._device.type, (1, 1), mesh_dim_names=("data", "tensor")
@@ -138,33 +152,52 @@ class NativeBackend:
         torch.manual_seed(number)
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
-        """Add the gradients of one micro-batch; returns the step's loss so far."""
-        if self._shards:
+        """Accumulate the gradients of one micro-batch; return the step's loss so far."""
+        if self._uses_fsdp:
             sharded = cast(FSDPModule, self._model)
             sharded.set_requires_gradient_sync(is_last)
             # Otherwise every micro-batch would gather the same weights again.
             sharded.set_reshard_after_backward(is_last)
-        with self._waiting(), self._loss_context():
+        with self._waiting():
             placed = place(tokens, self._device)
             loss = self._network.loss(self._model, placed)
             loss = loss / self._config.plan.accumulation_steps
             loss.backward()  # type: ignore[no-untyped-call]
-        part = _local(loss.detach())
+        part = loss.detach()
         self._loss = part if self._loss is None else self._loss + part
         return self._loss
 
-    def _loss_context(self) -> AbstractContextManager[None]:
-        # No rank ever holds the logits of the whole vocabulary.
-        return loss_parallel() if self._degree > 1 else nullcontext()
-
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
-        """Clip, update the weights and drop the gradients; returns the norm before clipping."""
+        """Clip, update the weights and reset the gradients; return the norm before clipping."""
         with self._waiting():
-            norm = clip(trained(self._model).values(), self._config.max_grad_norm)
+            norm = clip(trainable_parameters(self._model).values(), self._config.max_grad_norm)
             self._optimizer.step(learning_rate)
+            if self._checks_fallback:
+                self._checks_fallback = False
+                self._check_fallback()
         self._heartbeat.step_made()
         self._loss = None
         return norm
+
+    def _check_fallback(self) -> None:
+        """Report the first step's CPU fallbacks; fail the job unless they are allowed.
+
+        TorchNeuron silently falls back to the CPU for every operator without a kernel.
+        """
+        import torch_neuronx
+
+        torch.get_device_module(self._device).synchronize()
+        names = sorted(set(torch_neuronx.get_fallback_ops()))
+        if not names:
+            return
+        message = (
+            f"TorchNeuron {torch_neuronx.__version__} has no kernel for {', '.join(names)}, which "
+            "the first step ran on the CPU"
+        )
+        if not self._config.cpu_fallback:
+            raise ExplainedError(f"{message}; change the model, or allow it with --cpu-fallback")
+        if self.rank == 0:
+            log.info("training: %s", message)
 
     def drop_step(self) -> None:
         """Discard the micro-batches of a step that will not be finished."""
@@ -172,9 +205,9 @@ class NativeBackend:
         self._reshard()
 
     def _reshard(self) -> None:
-        """Reduce weights that a forward pass has gathered to the ranks' own parts.
+        """Reshard weights that a forward pass has gathered.
 
-        Checkpoints are made of these parts.
+        Checkpoints consist of the shards.
         """
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
@@ -183,28 +216,28 @@ class NativeBackend:
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:
         """Compute the mean loss of each sequence of a micro-batch, without gradients."""
-        with self._evaluating(), self._loss_context():
+        with self._evaluating():
             placed = place(tokens, self._device)
             losses = cast(SequenceNetwork, self._network).losses(self._model, placed)
-        # There is no backward pass to do it.
+        # Normally the backward pass reshards.
         self._reshard()
-        return _local(losses)
+        return losses
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
-        """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank."""
+        """Sum ``score`` over data-parallel ranks and fetch to the host; the same on every rank."""
         self._model.eval()
         with self._evaluating():
-            found = score(self._model, place(batch, self._device))
+            total = score(self._model, place(batch, self._device))
         self._model.train()
-        return self.mean_over_data(found) * self._parts
+        return self.mean_over_data(total) * self._data_parallel
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
-        if self._parts > 1:
+        """Average over data-parallel ranks and fetch to the host; the same on every rank."""
+        if self._data_parallel > 1:
             loss = loss.clone()
-            dist.all_reduce(loss, group=self._part("data").get_group())
-            loss /= self._parts
+            dist.all_reduce(loss, group=self._submesh("data").get_group())
+            loss /= self._data_parallel
         return self.fetch(loss)
 
     def fetch(self, scalar: torch.Tensor) -> float:
@@ -220,8 +253,8 @@ class NativeBackend:
             nothing.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """Master weights and moments by parameter name, sharded as on this rank."""
-        return checkpoint_state(dict(trained(self._model)), self._optimizer)
+        """Return master weights and moments by parameter name, sharded as on this rank."""
+        return checkpoint_state(dict(trainable_parameters(self._model)), self._optimizer)
 
     def save(
         self, checkpoints: Checkpoints, step: int, meta: dict[str, Any], *, asynchronous: bool
@@ -230,17 +263,34 @@ class NativeBackend:
         checkpoints.save(self.state_dict(), step, meta, asynchronous=asynchronous)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Load weights and optimizer state from a checkpoint, whatever topology wrote it."""
+        """Load weights and optimizer state from a checkpoint of any topology."""
         loaded = checkpoints.load(self.state_dict(), info)
         self._optimizer.restore_step(loaded.step)
         return loaded
+
+
+def compile_layers(layers: Iterable[nn.Module], backend: str) -> None:
+    """Compile layers in place, including their recomputation, without saving random states."""
+    from torch._functorch import partitioners
+
+    # torch.compile would save random states for recomputed attention, which counts as random
+    # because of its dropout, regardless of ``preserve_rng_state`` (2.13,
+    # ``TagActivationCheckpoint``). With tensor parallelism it confuses such a state with the mesh
+    # saved alongside it: "expected all tensors_saved_with_vc_check to be Tensors". TorchNeuron's
+    # public copy of April 2026 is unaffected, because it decomposes attention first
+    # (neuron_dynamo_backend/decompositions.py).
+    partitioners.functionalize_rng_ops = lambda joint, forward, backward, *_: (forward, backward)
+    # Compiled, because eager operators cost 55 to 65 us each. Layer by layer, because identical
+    # layers share a graph, and FSDP2 would break up a graph of the whole model.
+    for layer in layers:
+        layer.compile(backend=backend, dynamic=False, fullgraph=True)
 
 
 @torch.no_grad()
 def _fill(
     parameter: torch.Tensor, name: str, initial: Callable[[WeightPart], torch.Tensor]
 ) -> None:
-    """Set a parameter, as tensor parallelism has split it, to its initial value."""
+    """Set this rank's part of a parameter to its initial value."""
     size = parameter.size()
     if not isinstance(parameter, DTensor):
         parameter.copy_(initial(WeightPart(name, size, size, (0,) * len(size))))
@@ -250,10 +300,6 @@ def _fill(
         parameter.to_local().copy_(initial(part))
 
 
-def _local(loss: torch.Tensor) -> torch.Tensor:
-    return loss.full_tensor() if isinstance(loss, DTensor) else loss
-
-
 # malloc.h of glibc
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_MAX = -4
@@ -261,10 +307,10 @@ _NEVER = 2**31 - 1
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc, if it is the C library, reuse freed memory instead of returning it.
+    """Make glibc, if present, reuse freed memory instead of returning it to the kernel.
 
-    Otherwise blocks above 32 MiB, such as logits, are mapped anew and cleared by the kernel in
-    every step: half of a step on CPUs (mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD).
+    Otherwise the kernel maps and clears blocks above 32 MiB, such as logits, in every step, which
+    takes half of a step on CPUs (mallopt(3), M_MMAP_MAX and M_TRIM_THRESHOLD).
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_MAX, 0)

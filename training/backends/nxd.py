@@ -1,7 +1,7 @@
-"""torch_xla with neuronx_distributed: the only way to train on trn1 and trn1n.
+"""torch_xla with neuronx_distributed, the only way to train on trn1 and trn1n.
 
-Signatures: NxD 0.17 (SDK 2.28), typings/neuronx_distributed. The model is Hugging Face's own, with
-the modules of the tensor-parallel plan replaced by NxD's.
+Signatures: NxD 0.17 (SDK 2.28), typings/neuronx_distributed. The model is Hugging Face's, with the
+modules of the tensor-parallel plan replaced by NxD's.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from training.backends.base import Batch, NxdNetwork, SequenceNetwork, place, weighted
+from training.backends.base import Batch, NxdNetwork, SequenceNetwork, place, weight_losses
 from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.nxd_shards import Shards
 from training.backends.optimizers import TracedAdamW, adamw_settings, groups_by_decay
 from training.core.ranks import Ranks
+from trainium_catalogue.parameters.plan import refuse_shared_heads
 
 if TYPE_CHECKING:
     from training.checkpoint import CheckpointInfo, Checkpoints
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _NO_CLIPPING = 1e30
-"""A limit that no norm reaches, because the norm is needed even without clipping."""
+"""A limit that no norm reaches; without clipping NxD does not compute the norm."""
 
 
 def nxd_config(config: TrainConfig, network: NxdNetwork) -> dict[str, Any]:
-    """Build NxD's own configuration of a run; joins its process groups as a side effect."""
+    """Build NxD's configuration of a run; as a side effect, create its process groups."""
     import neuronx_distributed as nxd
     from neuronx_distributed.utils.model_utils import get_platform_lnc
 
     return nxd.neuronx_distributed_config(
         tensor_parallel_size=config.plan.tensor_parallel,
-        # Determines on trn2 which cores are close together (parallel_state.py, get_logic_chosen).
+        # On trn2, determines which cores are adjacent (parallel_state.py, get_logic_chosen).
         lnc_size=int(get_platform_lnc()),
         optimizer_config={
             "zero_one_enabled": True,
@@ -46,16 +47,16 @@ def nxd_config(config: TrainConfig, network: NxdNetwork) -> dict[str, Any]:
         mixed_precision_config={
             "use_master_weights": True,
             "use_fp32_grad_acc": True,
-            # For NxD's own checkpoints, which are not used; False would cause a warning.
+            # For NxD's own checkpoints, which are unused; False would cause a warning.
             "use_master_weights_in_ckpt": True,
         },
         activation_checkpoint_config=network.recomputed,
-        # Read by NxD's optimizer alone.
-        sequence_parallel=network.divides_sequences,
+        # Only NxD's optimizer reads it.
+        sequence_parallel=network.sequence_parallel,
         model_init_config={
             "meta_device_init": True,
             "param_init_fn": network.fill,
-            # All workers of a node at once, since each makes only its own part of the weights.
+            # All of a node's workers in parallel, since each creates only its own weights.
             "sequential_move_factor": 64,
         },
     )
@@ -82,10 +83,12 @@ class NxdBackend:
         peak_flops: float | None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
+        plan = config.plan
+        refuse_shared_heads(plan.tensor_parallel, plan.shape.num_key_value_heads)
         self._config, self._network = config, network.for_nxd()
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.peak_flops = peak_flops
-        # neuron_parallel_compile runs such a job only to extract its graphs; the numbers are void.
+        # neuron_parallel_compile only extracts graphs from such a job; its numbers are invalid.
         self.tracing_only = config.compile_only
         self._heartbeat = DeviceHeartbeat(report)
         self._ranks = ranks
@@ -112,11 +115,11 @@ class NxdBackend:
         self._optimizer = nxd.initialize_parallel_optimizer(
             settings,
             TracedAdamW,
-            # A fused parameter's weights are all matrices.
+            # All weights of a fused parameter are matrices.
             groups_by_decay(((held[0].name, weight) for weight, held in pieces.items()), config),
             **adamw_settings(config),
-            # NxD does not pass on its max_grad_norm (trainer.py, initialize_optimizer_from_class);
-            # torch_xla's ZeroRedundancyOptimizer uses this one, and would default to 1.0.
+            # NxD does not forward its max_grad_norm (trainer.py, initialize_optimizer_from_class);
+            # torch_xla's ZeroRedundancyOptimizer uses this value, and defaults to 1.0.
             max_norm=_limit(config),
         )
         self._shards = Shards(self._optimizer.optimizer, pieces)
@@ -127,8 +130,8 @@ class NxdBackend:
     def _publish(self) -> None:
         """Publish master weights to all ranks in a separate graph, for new and resumed runs alike.
 
-        Left pending it would become part of the first micro-batch: a graph that only resumed jobs
-        have and that no job compiles in advance.
+        If it were left pending, the copy would become part of the first micro-batch's graph, but
+        only in resumed jobs, and that graph is never compiled ahead of time.
         """
         import torch_xla.core.xla_model as xm
 
@@ -140,14 +143,14 @@ class NxdBackend:
         return torch.zeros((), dtype=torch.float32, device=self._device)
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
-        """Add the gradients of one micro-batch; returns the step's loss so far."""
+        """Accumulate the gradients of one micro-batch; return the step's loss so far."""
         import torch_xla.core.xla_model as xm
 
         loss = self._token_losses(tokens).mean() / self._config.plan.accumulation_steps
-        # The optimizer reduces over data-parallel ranks once, in its step.
+        # The optimizer reduces gradients over data-parallel ranks once, in its step.
         loss.backward()  # type: ignore[no-untyped-call]
         self._loss += loss.detach()
-        # Every micro-batch is the same graph: the first, the last and all between.
+        # All micro-batches, including the first and last, share one graph.
         with self._heartbeat.waiting():
             xm.mark_step()
         return self._loss
@@ -159,9 +162,9 @@ class NxdBackend:
         placed = place(tokens, self._device)
         inputs, labels = self._network.inputs(placed)
         logits = self._model(**inputs, use_cache=False).logits
-        # fp32 for the sum over the vocabulary; also a copy, since NxD's function overwrites it.
+        # fp32 for the sum over the vocabulary; also a copy, since NxD's function works in place.
         losses = parallel_cross_entropy(logits.float(), labels)
-        return weighted(losses.t() if self._network.divides_sequences else losses, placed)
+        return weight_losses(losses.t() if self._network.sequence_parallel else losses, placed)
 
     @torch.no_grad()
     def losses_of(self, tokens: Batch) -> torch.Tensor:
@@ -169,13 +172,13 @@ class NxdBackend:
         import torch_xla.core.xla_model as xm
 
         losses = self._token_losses(tokens).mean(1)
-        # Every evaluated micro-batch is the same graph.
+        # All evaluated micro-batches share one graph.
         with self._heartbeat.waiting():
             xm.mark_step()
         return losses
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
-        """Clip, update the weights and drop the gradients; returns the norm before clipping."""
+        """Clip, update the weights and reset the gradients; return the norm before clipping."""
         import torch_xla.core.xla_model as xm
 
         for group in self._optimizer.param_groups:
@@ -183,7 +186,7 @@ class NxdBackend:
         self._optimizer.step()
         norm: torch.Tensor = self._optimizer.grad_norm.detach()
         self._optimizer.zero_grad()
-        # The old one has been returned to the caller.
+        # Not zeroed in place: the caller holds the old tensor.
         self._loss = self._zero()
         with self._heartbeat.waiting():
             xm.mark_step()
@@ -191,7 +194,7 @@ class NxdBackend:
         return norm
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
+        """Average over data-parallel ranks and fetch to the host; the same on every rank."""
         import torch_xla.core.xla_model as xm
         from neuronx_distributed.parallel_layers import parallel_state
 
@@ -205,12 +208,12 @@ class NxdBackend:
         return self.fetch(mean)
 
     def fetch(self, scalar: torch.Tensor) -> float:
-        """Fetch a device scalar as a number; waits for the device."""
+        """Fetch a device scalar as a number, waiting for the device."""
         with self._heartbeat.waiting():
             return float(scalar.cpu().item())
 
     def drop_step(self) -> None:
-        """Do nothing: the gradients are not saved, and zeroing them would be another graph."""
+        """Do nothing: gradients are not saved, and zeroing them would be another graph."""
 
     def barrier(self) -> None:
         """Wait for every rank."""
@@ -227,7 +230,7 @@ class NxdBackend:
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Load weights and optimizer state from a checkpoint, whatever topology wrote it."""
+        """Load weights and optimizer state from a checkpoint of any topology."""
         with self._heartbeat.loading(info.name):
             state = self._shards.empty()
             loaded = checkpoints.load(state, info)

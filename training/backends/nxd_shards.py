@@ -1,10 +1,10 @@
-"""A rank's part of the optimizer under NxD: fp32 master weights and their moments.
+"""A rank's shards of the optimizer state under NxD: fp32 master weights and their moments.
 
-Tensor parallelism divides a weight, and ZeRO-1 divides this rank's part again, by rows, padded to a
-multiple of the data-parallel ranks (torch_xla 2.9, distributed/zero_redundancy_optimizer.py). Each
-shard is still a rectangle of the whole weight, so checkpoints are the same as those of every other
-back-end. NxD's own are not: they are bound to the arrangement of ranks that wrote them, have no
-checksums, and are loaded in turns that wait for each other (ADR 7).
+Tensor parallelism splits a weight, and ZeRO-1 splits this rank's part again by rows, padded to a
+multiple of the number of data-parallel ranks (torch_xla 2.9,
+distributed/zero_redundancy_optimizer.py). Each shard is still a rectangle of the whole weight, so
+all backends write the same checkpoints. NxD's own checkpoints are tied to the topology that wrote
+them, have no checksums, and are loaded by one rank after another (ADR 7).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from training.backends.optimizers import MOMENTS, TracedAdamW
 
 
 class Chunk(torch.Tensor):
-    """A rectangle of a tensor on the host, which one rank saves or loads.
+    """A rectangle of a tensor on the host, saved or loaded by one rank.
 
-    It shares the memory of ``part``, which may be empty and begins at ``offsets`` in a tensor of
-    size ``whole``. Ranks that hold the same rectangle save it once. torch's planner expects the
+    It shares the memory of ``part``, which may be empty and starts at ``offsets`` in a tensor of
+    size ``whole``. A rectangle held by several ranks is saved once. torch's planner requires the
     three methods below of custom tensor classes (torch/distributed/_checkpointable.py, 2.9 to
     2.13). DTensor has them too, but needs a device mesh with its process groups.
     """
@@ -40,7 +40,7 @@ class Chunk(torch.Tensor):
 
     @staticmethod
     def of(part: torch.Tensor, *, offsets: Sequence[int], whole: Sequence[int]) -> Chunk:
-        """Make a chunk of ``part``."""
+        """Create a chunk of ``part``."""
         assert part.dim() == len(offsets) == len(whole), (part.size(), offsets, whole)
         chunk = part.as_subclass(Chunk)
         chunk.part = part
@@ -48,11 +48,11 @@ class Chunk(torch.Tensor):
         return chunk
 
     def size(self, dim: int | None = None) -> Any:
-        """Size of the whole tensor, which the planner compares with the saved one."""
+        """Return the size of the whole tensor, which the planner compares with the saved one."""
         return self.whole if dim is None else self.whole[dim]
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
-        """List the items of the tensor ``fqn`` to save."""
+        """List the items to save for the tensor ``fqn``."""
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
@@ -67,32 +67,32 @@ class Chunk(torch.Tensor):
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Locate the part; an empty list if it is empty."""
+        """List the part's location, or nothing if the part is empty."""
         if not self.part.numel():
             return []
         return [ChunkStorageMetadata(offsets=self.offsets, sizes=self.part.size())]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Return the part itself, to read from or write to."""
+        """Return the part itself, for reading or writing."""
         assert index.offset == self.offsets, (index, self.offsets)
         return self.part
 
 
 @dataclass(frozen=True, slots=True)
 class _Shard:
-    """This rank's rows of one parameter, which holds a weight's part or several, fused."""
+    """This rank's rows of one parameter, which may fuse parts of several weights."""
 
     pieces: tuple[WeightPart, ...]
-    """From top to bottom."""
+    """In order, from the top row down."""
     master: torch.Tensor
     """``[rows, ...]``, padding included."""
     first_row: int
-    """Position in this rank's tensor-parallel part."""
+    """Offset in this rank's tensor-parallel part."""
 
     def chunks(self, padded: torch.Tensor) -> Iterator[tuple[str, Chunk]]:
-        """Place the rows of ``padded``, on the host and shaped like ``master``, in the weights.
+        """Split ``padded``, a host tensor shaped like ``master``, into chunks of the weights.
 
-        Every weight is named; of one that only other ranks have rows of, the chunk is empty.
+        Yields every weight's name; the chunk is empty if only other ranks have rows of it.
         """
         top = -self.first_row
         for piece in self.pieces:
@@ -104,7 +104,7 @@ class _Shard:
 
 
 class Shards:
-    """A rank's shards by weight name, to save and restore."""
+    """A rank's shards, saved and restored by weight name."""
 
     def __init__(self, zero1: Any, pieces: Mapping[torch.Tensor, tuple[WeightPart, ...]]) -> None:
         self._zero1 = zero1
@@ -121,9 +121,9 @@ class Shards:
             yield from zip(weights["params"], masters["params"], strict=True)
 
     def make_gradients(self) -> None:
-        """Create the fp32 gradients that the backward pass adds to.
+        """Create the fp32 gradients that the backward pass accumulates into.
 
-        torch_xla would create them in the first micro-batch, giving it a graph of its own.
+        Otherwise torch_xla would create them in the first micro-batch, which needs another graph.
         """
         for weight, master in self._pairs():
             gradient = torch.zeros(weight.size(), dtype=torch.float32, device=weight.device)
@@ -138,7 +138,7 @@ class Shards:
         return self._state(lambda tensor: tensor.detach().to("cpu", copy=True))
 
     def empty(self) -> dict[str, Any]:
-        """Allocate a state to be filled and passed to ``restore``."""
+        """Allocate a state to fill and pass to ``restore``."""
         return self._state(lambda tensor: torch.empty(tensor.size()))
 
     def _state(self, convert: Any) -> dict[str, Any]:
@@ -161,17 +161,17 @@ class Shards:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Adopt a filled ``empty`` state, that after ``step`` updates."""
+        """Restore a state from ``empty`` that has been filled, as of ``step`` updates."""
         for shard in self._shards:
             _fill(shard, shard.master, state["model"])
             for moment in MOMENTS:
-                kept = self._optimizer.state[shard.master][moment]
-                _fill(shard, kept, state["optimizer"][moment])
+                tensor = self._optimizer.state[shard.master][moment]
+                _fill(shard, tensor, state["optimizer"][moment])
         self._optimizer.updates = step
 
 
 def _fill(shard: _Shard, tensor: torch.Tensor, chunks: Mapping[str, Chunk]) -> None:
-    """Copy without slicing on the device, which would add a graph."""
+    """Fill a tensor without slicing on the device, which would add a graph."""
     padded = torch.zeros(tensor.size())
     for name, place in shard.chunks(padded):
         place.part.copy_(chunks[name].part)

@@ -1,14 +1,15 @@
-"""AdamW, plain descent and clipping for parameters that are sharded in different ways.
+"""AdamW, plain gradient descent and clipping for parameters sharded in different ways.
 
-Each comes twice: torch's own, for CPUs, and for a device whose operations are compiled and cached.
-torch_xla turns every number 0 or 1 into a constant of the graph, and equal numbers into a single
+On CPUs AdamW is torch's own. Devices that compile and cache operations use the traced optimizers of
+this module, which pass all values that change between steps as a one-dimensional tensor.
+
+torch_xla turns every scalar 0 or 1 into a constant of the graph, and equal scalars into a single
 parameter (2.9, csrc/tensor.cpp, ``IsSpecialScalar``; csrc/xla_graph_executor.cpp,
-``GetDeviceData``). torch's AdamW passes the learning rate and the bias corrections as numbers. So
-whenever one of them becomes 1.0 in fp32, or equal to another, the update is a new graph in the
-middle of a run: in step 9,903 of Llama-2-7B's schedule. The traced optimizers pass whatever changes
-between steps to the device as a one-dimensional tensor, which is always data. So they do for
-TorchNeuron, which compiles each eager operator for its shapes, and with its numbers unless it turns
-them into tensors itself (github.com/parmoham-aws/test-repo-parmoham, 98154b8,
+``GetDeviceData``). torch's AdamW passes the learning rate and the bias corrections as scalars. So
+whenever one of them rounds to 1.0 in fp32 or equals another, the update becomes a new graph in the
+middle of a run, as in step 9,903 of Llama-2-7B's schedule. Tensors are always data. TorchNeuron has
+the same problem: it compiles each eager operator for its shapes, and for its scalars unless it
+converts them to tensors (github.com/parmoham-aws/test-repo-parmoham, 98154b8,
 python_ops/torch_mlir/README.md).
 """
 
@@ -37,7 +38,7 @@ def _mesh_of(tensor: torch.Tensor) -> object:
 
 
 def is_decayed(name: str) -> bool:
-    """Tell whether weight decay applies, which excludes norms and biases."""
+    """Return whether weight decay applies to a parameter: all but norms and biases."""
     return not name.lower().endswith(("norm.weight", "bias"))
 
 
@@ -45,7 +46,7 @@ class NamedOptimizer(Protocol):
     """An optimizer whose state is keyed by parameter name."""
 
     def step(self, learning_rate: float) -> None:
-        """Update the weights; the next micro-batch starts new gradients."""
+        """Update the weights and reset the gradients."""
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Return the state for a checkpoint, by kind and parameter name."""
@@ -55,7 +56,7 @@ class NamedOptimizer(Protocol):
 
 
 def checkpoint_state(weights: dict[str, Any], optimizer: NamedOptimizer) -> dict[str, Any]:
-    """Assemble the content of a checkpoint, the same for every back-end."""
+    """Assemble the contents of a checkpoint, the same for every backend."""
     state = optimizer.state(weights)
     return {"model": weights, "optimizer": state} if state else {"model": weights}
 
@@ -71,7 +72,7 @@ def _moments(
 
 
 def adamw_settings(config: TrainConfig) -> dict[str, Any]:
-    """Arguments of every AdamW other than its groups."""
+    """Return the arguments of AdamW other than its parameter groups."""
     return {
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),
@@ -105,7 +106,7 @@ class EagerAdamW:
                 }
 
     def step(self, learning_rate: float) -> None:
-        """Update the weights and drop the gradients."""
+        """Update the weights and reset the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
@@ -122,9 +123,9 @@ class EagerAdamW:
 
 
 class TracedAdamW(torch.optim.Optimizer):
-    """Decoupled weight decay (Loshchilov and Hutter, 2019), numerically torch's AdamW.
+    """Decoupled weight decay (Loshchilov and Hutter, 2019), numerically equal to torch's AdamW.
 
-    The moments exist from the start, so that the first update has the same graph as all others.
+    The moments exist from the start, so the first update has the same graph as all others.
     """
 
     def __init__(
@@ -140,7 +141,7 @@ class TracedAdamW(torch.optim.Optimizer):
             params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         )
         self.updates = 0
-        """Updates so far."""
+        """Number of updates so far."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 self.state[parameter] = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
@@ -168,9 +169,9 @@ class TracedAdamW(torch.optim.Optimizer):
         self,
         parameters: list[Any],
         group: dict[str, Any],
-        kept: torch.Tensor,
-        rate: torch.Tensor,
-        root: torch.Tensor,
+        decay: torch.Tensor,
+        step_size: torch.Tensor,
+        sqrt_correction: torch.Tensor,
     ) -> None:
         beta1, beta2 = group["betas"]
         for parameter in parameters:
@@ -178,14 +179,14 @@ class TracedAdamW(torch.optim.Optimizer):
             gradient = parameter.grad
             first.lerp_(gradient, 1.0 - beta1)
             second.mul_(beta2).addcmul_(gradient, gradient, value=1.0 - beta2)
-            spread = second.sqrt().div_(root).add_(group["eps"])
-            parameter.mul_(kept).sub_(first.div(spread).mul_(rate))
+            denominator = second.sqrt().div_(sqrt_correction).add_(group["eps"])
+            parameter.mul_(decay).sub_(first.div(denominator).mul_(step_size))
 
 
 class ForeachAdamW(TracedAdamW):
-    """The same in a dozen operators on lists of parameters, whose number costs an eager device.
+    """The same update as a dozen foreach operators, since each operator is slow on eager devices.
 
-    On trn2 a step of 662 tensors took 126 ms with lists and 1,324 ms one by one
+    On trn2 a step over 662 tensors took 126 ms with foreach and 1,324 ms one by one
     (github.com/hokindeng/object-permanence, pwm).
     """
 
@@ -193,9 +194,9 @@ class ForeachAdamW(TracedAdamW):
         self,
         parameters: list[Any],
         group: dict[str, Any],
-        kept: torch.Tensor,
-        rate: torch.Tensor,
-        root: torch.Tensor,
+        decay: torch.Tensor,
+        step_size: torch.Tensor,
+        sqrt_correction: torch.Tensor,
     ) -> None:
         beta1, beta2 = group["betas"]
         gradients = [parameter.grad for parameter in parameters]
@@ -205,12 +206,12 @@ class ForeachAdamW(TracedAdamW):
         torch._foreach_lerp_(firsts, gradients, 1.0 - beta1)
         torch._foreach_mul_(seconds, beta2)
         torch._foreach_addcmul_(seconds, gradients, gradients, 1.0 - beta2)
-        spreads = torch._foreach_sqrt(seconds)
-        torch._foreach_div_(spreads, root)
-        torch._foreach_add_(spreads, group["eps"])
-        changes = torch._foreach_div(firsts, spreads)
-        torch._foreach_mul_(changes, rate)
-        torch._foreach_mul_(parameters, kept)
+        denominators = torch._foreach_sqrt(seconds)
+        torch._foreach_div_(denominators, sqrt_correction)
+        torch._foreach_add_(denominators, group["eps"])
+        changes = torch._foreach_div(firsts, denominators)
+        torch._foreach_mul_(changes, step_size)
+        torch._foreach_mul_(parameters, decay)
         torch._foreach_sub_(parameters, changes)
 
 
@@ -233,12 +234,12 @@ class TracedSgd(torch.optim.Optimizer):
 
 
 def _as_data(numbers: list[float], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Put numbers on the device in fp32, none as a constant of the graph."""
+    """Pass scalars to the device as fp32 data, never as constants of the graph."""
     return torch.tensor(numbers, dtype=torch.float32).to(device).unbind()
 
 
 class TracedOptimizer:
-    """See ``NamedOptimizer``: one of the two above."""
+    """A ``NamedOptimizer`` that wraps one of the traced optimizers above."""
 
     def __init__(
         self,
@@ -258,11 +259,11 @@ class TracedOptimizer:
             self._optimizer = traced_adamw(named, config)
 
     def step(self, learning_rate: float) -> None:
-        """Update the weights; the next micro-batch starts new gradients."""
+        """Update the weights and reset the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
-        # Never None in a recorded graph, so that the next micro-batch has the same as all others.
+        # Never None when tracing, so that all micro-batches share one graph.
         self._optimizer.zero_grad(set_to_none=self._is_eager)
 
     def state(self, weights: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -278,7 +279,7 @@ class TracedOptimizer:
 
 
 def traced_adamw(named: Iterable[tuple[str, torch.Tensor]], config: TrainConfig) -> TracedAdamW:
-    """Create a run's AdamW."""
+    """Create a run's traced AdamW."""
     return TracedAdamW(groups_by_decay(named, config), **adamw_settings(config))
 
 
@@ -287,7 +288,7 @@ def groups_by_decay(
 ) -> list[dict[str, Any]]:
     """Group parameters by whether weight decay applies, and by their mesh.
 
-    Operations on lists of DTensors need a single mesh, and norms are whole where matrices are
+    Foreach operators on DTensors need a single mesh, and norms are replicated where matrices are
     split.
     """
     groups: dict[tuple[object, bool], list[torch.Tensor]] = {}
@@ -300,9 +301,9 @@ def groups_by_decay(
 
 
 def clip(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
-    """Scale all gradients so that their common norm is at most ``limit`` (0: measure only).
+    """Scale all gradients so that their total norm is at most ``limit`` (0: measure only).
 
-    Returns the previous norm, the same on every rank. torch's ``clip_grad_norm_`` refuses a list
+    Returns the previous norm, the same on every rank. torch's ``clip_grad_norm_`` rejects a list
     with gradients of several meshes, and reduces each mesh dimension separately.
     """
     groups: dict[object, list[torch.Tensor]] = {}
@@ -312,7 +313,7 @@ def clip(parameters: Iterable[torch.Tensor], limit: float) -> torch.Tensor:
     squares: list[torch.Tensor] = []
     for members in groups.values():
         gradients = [_part(p.grad) for p in members if p.grad is not None]
-        squares.append(get_total_norm(gradients) ** 2 / _copies(members[0].grad))
+        squares.append(get_total_norm(gradients, foreach=True) ** 2 / _copies(members[0].grad))
     total: torch.Tensor = torch.stack(squares).sum()
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(total)

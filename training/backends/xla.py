@@ -1,4 +1,4 @@
-"""torch_xla without neuronx_distributed: a whole model on every core, gradients summed.
+"""torch_xla without neuronx_distributed: a full replica on every core, gradients all-reduced.
 
 For models that need no tensor parallelism, on trn1 and trn1n. Signatures: torch_xla 2.9,
 typings/torch_xla.
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from training.core.device import Device
 
 _BUCKET_MIB = 50
-"""Gradients reduced at once: torch_xla's default on Neuron for this very call (2.9,
+"""Bucket size of gradient reduction: torch_xla's default on Neuron for the same call (2.9,
 _internal/neuron.py). AWS's guide to environment variables calls 512 faster for BERT on several
-nodes, but NxD knows of NaN above 140 MB (trainer.py, P148368176)."""
+nodes, but NxD warns of NaN above 140 MB (trainer.py, P148368176)."""
 
 
 class XlaBackend:
     """One rank's share of a run; see ``Backend``.
 
-    With mixed precision the device holds bf16 weights beside fp32 master weights, gradients and
-    moments: 18 bytes a parameter, 6 GB of a core's 16 for BERT-large.
+    With mixed precision the device holds bf16 weights and fp32 master weights, gradients and
+    moments: 18 bytes per parameter, 6 of a core's 16 GB for BERT-large.
     """
 
     name = "xla"
@@ -52,7 +52,7 @@ class XlaBackend:
         self.rank, self.num_ranks = device.rank, device.num_ranks
         self.data_rank = device.rank
         self.peak_flops = peak_flops
-        # neuron_parallel_compile runs such a job only to extract its graphs; the numbers are void.
+        # neuron_parallel_compile only extracts graphs from such a job; its numbers are invalid.
         self.tracing_only = config.compile_only
         self._heartbeat = DeviceHeartbeat(report)
         self._ranks = ranks
@@ -66,7 +66,7 @@ class XlaBackend:
         if self._config.mixed:
             model.to(torch.bfloat16)
         model.to_empty(device=self._device)
-        # Tie on the device, because torch_xla copies each of two tied parameters.
+        # Tied only after the move to the device, which would have copied each tied parameter.
         self._network.restore(model, self._device)
         self._model = model
         self._weights = dict(model.named_parameters())
@@ -74,7 +74,7 @@ class XlaBackend:
         for name, weight in self._weights.items():
             whole = self._network.initial_weight(name, weight.size())
             self._masters[name] = nn.Parameter(whole.to(self._device))
-            # Never None, so that all micro-batches share one graph.
+            # Never None, so all micro-batches share one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
         self._optimizer = TracedOptimizer(self._masters.items(), self._config)
         self._loss = self._zero()
@@ -92,10 +92,10 @@ class XlaBackend:
             weight.copy_(self._masters[name])
 
     def _publish_alone(self) -> None:
-        """Publish in a graph of its own, for new and resumed runs alike.
+        """Publish in a separate graph, for new and resumed runs alike.
 
-        Left pending it would become part of the first micro-batch: a graph that only resumed jobs
-        have and that no job compiles in advance.
+        If it were left pending, the copy would become part of the first micro-batch's graph, but
+        only in resumed jobs, and that graph is never compiled ahead of time.
         """
         import torch_xla.core.xla_model as xm
 
@@ -111,7 +111,7 @@ class XlaBackend:
         xm.set_rng_state(number)
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
-        """Add the gradients of one micro-batch; returns the step's loss so far."""
+        """Accumulate the gradients of one micro-batch; return the step's loss so far."""
         import torch_xla.core.xla_model as xm
 
         loss = self._network.loss(self._model, place(tokens, self._device))
@@ -128,7 +128,7 @@ class XlaBackend:
         return self._loss
 
     def clip_and_step(self, learning_rate: float) -> torch.Tensor:
-        """Reduce, clip, update the weights and zero the gradients; returns the previous norm."""
+        """Reduce and clip gradients, update weights; return the norm before clipping."""
         import torch_xla.core.xla_model as xm
 
         gradients = [p.grad for p in self._masters.values() if p.grad is not None]
@@ -144,7 +144,7 @@ class XlaBackend:
             clip_grads_with_norm_(self._masters.values(), self._config.max_grad_norm, norm)
         self._optimizer.step(learning_rate)
         self._publish()
-        # The old one has been returned to the caller.
+        # Not zeroed in place: the caller holds the old tensor.
         self._loss = self._zero()
         with self._heartbeat.waiting():
             xm.mark_step()
@@ -152,25 +152,25 @@ class XlaBackend:
         return norm
 
     def drop_step(self) -> None:
-        """Do nothing: the gradients are not saved, and zeroing them would be another graph."""
+        """Do nothing: gradients are not saved, and zeroing them would be another graph."""
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
-        """Sum ``score`` over data-parallel ranks, fetched to the host; the same on every rank."""
+        """Sum ``score`` over data-parallel ranks and fetch to the host; the same on every rank."""
         self._model.eval()
-        found = score(self._model, place(batch, self._device))
+        total = score(self._model, place(batch, self._device))
         self._model.train()
-        return self.mean_over_data(found) * self.num_ranks
+        return self.mean_over_data(total) * self.num_ranks
 
     def mean_over_data(self, loss: torch.Tensor) -> float:
-        """Average over data-parallel ranks, fetched to the host; the same on every rank."""
+        """Average over data-parallel ranks and fetch to the host; the same on every rank."""
         import torch_xla.core.xla_model as xm
 
         part: torch.Tensor = loss / self.num_ranks
         return self.fetch(xm.all_reduce(xm.REDUCE_SUM, part))
 
     def fetch(self, scalar: torch.Tensor) -> float:
-        """Fetch a device scalar as a number; waits for the device."""
+        """Fetch a device scalar as a number, waiting for the device."""
         with self._heartbeat.waiting():
             return float(scalar.cpu().item())
 
@@ -196,7 +196,7 @@ class XlaBackend:
         checkpoints.save(state, step, meta, asynchronous=asynchronous, copied=True)
 
     def load(self, checkpoints: Checkpoints, info: CheckpointInfo) -> CheckpointInfo:
-        """Load weights and optimizer state from a checkpoint, whatever topology wrote it."""
+        """Load weights and optimizer state from a checkpoint of any topology."""
         state = _map(self._masters, self._optimizer, lambda tensor: torch.empty(tensor.size()))
         with self._heartbeat.loading(info.name):
             loaded = checkpoints.load(state, info)
@@ -219,12 +219,12 @@ def _map(
     optimizer: NamedOptimizer,
     change: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[str, Any]:
-    """Apply a function to each tensor of a checkpoint's state for some weights."""
+    """Apply ``change`` to each tensor of the checkpoint state of ``weights``."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return change(value)
         return {name: changed(inner) for name, inner in value.items()}
 
-    found: dict[str, Any] = changed(checkpoint_state(dict(weights), optimizer))
-    return found
+    result: dict[str, Any] = changed(checkpoint_state(dict(weights), optimizer))
+    return result

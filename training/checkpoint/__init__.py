@@ -1,4 +1,4 @@
-"""Checkpoints: complete only with a marker, verified when loaded, independent of topology."""
+"""Checkpoints: committed by a marker, verified on load, independent of topology."""
 
 from training.checkpoint.checkpoints import Checkpoints
 from training.checkpoint.marker import CheckpointDamaged, CheckpointInfo, CheckpointUnusable

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: saved while training goes on, found, verified, loaded, pruned."""
+"""The checkpoints of one run: save asynchronously, find, verify, load and prune."""
 
 from __future__ import annotations
 
@@ -22,30 +22,31 @@ from training.checkpoint.marker import (
 )
 from training.checkpoint.metadata import read_metadata
 from training.core.ranks import Ranks
-from training.storage import Objects
+from training.storage import Objects, StorageError
 from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 
 _HEARTBEAT_S = 0.5
 
 
 def _quiet(text: str) -> None:
-    """Say nothing."""
+    """Discard the message."""
 
 
 class Checkpoints:
     """Checkpoints below ``objects``, in folders ``step-00000010`` with ``complete.json`` inside.
 
-    Every rank has one, with ``ranks`` of its own, and calls the methods marked "All ranks" in the
-    same order. ``say`` receives log lines, on rank 0 only; ``report`` is called at
-    least once a second during any wait; ``guard`` is called on rank 0 before a save begins and
-    before it is completed, and may raise to prevent it (a lost ``RunLock``); ``attached`` returns,
-    on rank 0, small files to keep in the checkpoint that is being completed; ``on_saved`` and
-    ``on_failed`` are called on every rank, from the saving thread, before ``wait`` returns.
+    Every rank has an instance, with its own ``ranks``, and calls the methods marked "All ranks" in
+    the same order. ``say`` receives log lines, on rank 0 only; ``report`` is called at least once a
+    second during ``wait``, and after every chunk that ``load`` reads; ``guard`` is called on rank 0
+    before a save starts and before it is committed, and may raise to prevent it (a lost
+    ``RunLock``); ``attached`` returns, on rank 0, small files to include in the checkpoint at
+    commit; ``on_saved`` and ``on_failed`` are called on every rank, from the saving thread, before
+    ``wait`` returns.
 
-    Size: fp32 weights and AdamW's moments take 12 bytes a parameter, 81 GB for Llama-2-7B: 0.65 GB
-    for each of 128 ranks, 20 GB a node. From the first asynchronous save on, host memory holds a
+    Size: fp32 weights and AdamW's moments take 12 bytes per parameter, 81 GB for Llama-2-7B: 0.63
+    GB for each of 128 ranks, 20 GB per node. After the first asynchronous save, host memory holds a
     second copy (a trn1.32xlarge has 512 GiB); at most 80 MiB of parts per rank are in flight, and
-    nothing goes to a local disk. At most one save is in progress.
+    nothing is written to local disk. At most one save is in progress.
     """
 
     def __init__(
@@ -74,37 +75,37 @@ class Checkpoints:
         """Name and thread of the latest save."""
 
     def latest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
-        """All ranks: find the newest complete checkpoint, or None; rank 0 decides.
+        """All ranks: return the newest complete checkpoint, or None; rank 0 decides.
 
-        Torn ones, and those with files missing or of the wrong size, are reported and skipped.
+        Incomplete ones, and those with missing files or wrong sizes, are reported and skipped.
         """
         return self._ranks.agree(lambda: self._folders.newest(at_most=at_most))
 
     def load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> CheckpointInfo:
-        """All ranks: fill ``state_dict`` in place; returns the checkpoint it now holds.
+        """All ranks: fill ``state_dict`` in place; return the loaded checkpoint.
 
-        This is ``info``, or the newest earlier one with correct checksums: all ranks report and
-        reject damaged ones together. Raises ``CheckpointUnusable`` if none is left or if the state
-        belongs to another model; storage's own errors if it cannot be read at all.
+        This is ``info``, or the newest earlier one with correct checksums; all ranks reject damaged
+        ones together. Raises ``CheckpointUnusable`` if none is left or if the state belongs to
+        a different model, and ``StorageError`` if storage fails.
         """
-        wanted: CheckpointInfo | None = info
+        candidate: CheckpointInfo | None = info
         refused = []
-        while wanted is not None:
-            reason = self._load(state_dict, wanted)
+        while candidate is not None:
+            reason = self._load(state_dict, candidate)
             if reason is None:
-                return wanted
-            self._say(f"checkpoint {wanted.name} is refused: {reason}")
-            self._folders.ignore(wanted.step)
-            refused.append(wanted.name)
-            wanted = self.latest(at_most=wanted.step)
+                return candidate
+            self._say(f"checkpoint {candidate.name} is refused: {reason}")
+            self._folders.ignore(candidate.step)
+            refused.append(candidate.name)
+            candidate = self.latest(at_most=candidate.step)
         raise CheckpointUnusable(
             f"no checkpoint of {self._objects.uri} can be loaded: {', '.join(refused)} "
             f"{'is' if len(refused) == 1 else 'are'} damaged (last reason: {reason}); restore the "
-            "files, or start again under another run name"
+            "files, or start over under another run name"
         )
 
     def _load(self, state_dict: dict[str, Any], info: CheckpointInfo) -> str | None:
-        """Load the checkpoint; returns the reason if it is damaged, else None."""
+        """Load the checkpoint; return the reason if it is damaged, else None."""
         done = 0
 
         def count(num_bytes: int) -> None:
@@ -150,15 +151,15 @@ class Checkpoints:
     ) -> None:
         """All ranks: save the state after ``step`` optimizer steps, with ``meta`` in the marker.
 
-        Asynchronous: returns once the state is copied and may change again. A state that is already
-        ``copied`` must not be changed by anyone else, and is not copied again. Waits for a save
-        still in progress. Never raises for storage: ``on_failed`` receives the step and the reason.
-        Without its marker, what was written does not count.
+        Waits for a save still in progress. If asynchronous, returns once the state is copied and
+        may change again. A state that is already ``copied`` is not copied again and must not
+        change. Never raises storage errors: ``on_failed`` receives the step and the reason. Files
+        without a marker do not count as a checkpoint.
         """
         self.wait()
         if asynchronous and not copied:
             state_dict = self._staged(state_dict)
-        # A thread in either case, so that whoever waits for it can keep reporting.
+        # Always a thread, so that the waiting caller can keep reporting.
         thread = threading.Thread(
             target=self._save, args=(state_dict, step, meta), name=f"save-{step}", daemon=True
         )
@@ -174,13 +175,13 @@ class Checkpoints:
         name, thread = self._saving
         thread.join(_HEARTBEAT_S)
         while thread.is_alive():
-            self._report(f"waiting until {name} is saved")
+            self._report(f"waiting for {name} to be saved")
             thread.join(_HEARTBEAT_S)
 
     def _staged(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Copy to the host, into the previous copy's memory: allocating new memory costs more.
+        """Copy to the host, reusing the previous copy's memory, which is faster than allocating.
 
-        The stager's own cache would be pinned memory, which CPUs do not have.
+        The stager's own cache would use pinned memory, which is unavailable on CPUs.
         """
         staged: dict[str, Any] = self._stager.stage(state_dict)
         self._stager.cache_staged_state_dict = True
@@ -194,7 +195,8 @@ class Checkpoints:
         except (Exception, CheckpointException) as error:
             reason = _reason(error)
             self._say(
-                f"checkpoint {checkpoint_name(step)} was not saved, training goes on: {reason}"
+                f"checkpoint {checkpoint_name(step)} could not be saved; training continues: "
+                f"{reason}"
             )
             self._on_failed(step, reason)
 
@@ -204,19 +206,19 @@ class Checkpoints:
         ranks, folders = self._ranks, self._folders
 
         def begin() -> dict[str, str]:
-            # In this order: whatever another job writes after it has taken over differs from what
-            # was found, and is not replaced however late this one's requests arrive.
-            found = folders.leftovers(step)
+            # List before ``guard`` confirms the lock: files written later by a job that takes over
+            # have different ETags, so this job's delayed requests cannot replace them.
+            files = folders.list_files(step)
             self._guard()
-            return folders.withdraw(step, found)
+            return folders.withdraw(step, files)
 
         def discard() -> None:
-            # A failure only costs space; a job that has lost the run deletes nothing.
+            # Best effort: leftovers only cost space. A job that lost the run must not delete.
             with suppress(Exception):
                 self._guard()
                 folders.remove(step)
 
-        # Also holds the other ranks back until an earlier attempt's is not complete any more.
+        # Also blocks the other ranks until an earlier attempt's checkpoint is withdrawn.
         replaced = ranks.agree(begin)
         writer = Writer(self._objects.at(checkpoint_name(step)), replaced)
         try:
@@ -227,7 +229,7 @@ class Checkpoints:
                 no_dist=ranks.group is None,
             )
         except CheckpointException:
-            # Otherwise a full disk stays full. Every rank has finished its part.
+            # Free the space of the failed save. Every rank has finished writing.
             ranks.agree(discard)
             raise
         gathered = ranks.gather(writer.sums)
@@ -241,7 +243,7 @@ class Checkpoints:
                 folder.put(name, data, if_absent=etag is None, if_match=etag)
                 files[name] = FileSum.of(data)
             if unknown := writer.named - files.keys():
-                raise CheckpointDamaged(f"no rank says that it has written {min(unknown)}")
+                raise CheckpointDamaged(f"no rank reported writing {min(unknown)}")
             return folders.commit(step, meta, files, replaced)
 
         info = ranks.agree(commit)
@@ -250,35 +252,37 @@ class Checkpoints:
         return info
 
     def _clean(self, step: int, unused: Set[str]) -> None:
-        """Delete what need not be kept, ``unused`` of ``step``; a failure only costs space."""
+        """Delete expired checkpoints and ``unused`` files of ``step``; best effort."""
         try:
             self._guard()
             self._folders.remove(step, unused)
-            gone = self._folders.clean()
+            deleted = self._folders.clean()
         except Exception as error:
             self._say(f"old checkpoints could not be deleted: {_reason(error)}")
             return
-        if gone:
-            self._say(f"deleted checkpoints {', '.join(map(checkpoint_name, gone))}")
+        if deleted:
+            self._say(f"deleted checkpoints {', '.join(map(checkpoint_name, deleted))}")
 
 
 def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
-    """Explain the damage; raises any other cause that kept the checkpoint from being loaded."""
+    """Describe the damage; without any, raise the error of disk or storage, or
+    ``CheckpointUnusable``.
+    """
     causes = [failure[0] for _, failure in sorted(error.failures.items())]
     for cause in causes:
         if isinstance(cause, CheckpointDamaged):
             return str(cause)
     for cause in causes:
-        if isinstance(cause, OSError):
+        if isinstance(cause, (OSError, StorageError)):
             raise cause from None
     raise CheckpointUnusable(
-        f"checkpoint {info.name} does not fit the state to load: {_reason(causes[0])}; use "
+        f"checkpoint {info.name} does not match the state to load: {_reason(causes[0])}; use "
         "another run name for another model"
     ) from causes[0]
 
 
 def _reason(error: BaseException) -> str:
-    """Describe what went wrong, in one line."""
+    """Describe the error on one line."""
     if isinstance(error, CheckpointException):
         rank, failure = min(error.failures.items())
         return f"rank {rank}: {_reason(failure[0])}"

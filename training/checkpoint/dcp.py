@@ -1,7 +1,7 @@
 """torch.distributed.checkpoint on ``Objects``, with a checksum for every chunk.
 
-Files, names and metadata are those of torch's own ``FileSystemWriter``: a folder copied to a disk
-can be read by ``torch.distributed.checkpoint.FileSystemReader`` and torch's conversion tools.
+Files, names and metadata match torch's own ``FileSystemWriter``: a folder copied to disk can be
+read by ``torch.distributed.checkpoint.FileSystemReader`` and torch's conversion tools.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from training.storage import ObjectMissing, Objects
 METADATA = ".metadata"
 """The file that maps tensors to files."""
 _CACHED_CHUNKS = 4
-"""Chunks kept of the file being read: 32 MiB a rank, 1 GiB on a node of 32."""
+"""Cached chunks of the file being read: 32 MiB per rank, 1 GiB on a node with 32 ranks."""
 
 Path = str | os.PathLike[str]
 
 
 class SummingStream(io.RawIOBase):
-    """Passes bytes on to ``target`` and checksums them on the way."""
+    """A stream that forwards bytes to ``target`` and computes their checksums."""
 
     def __init__(self, target: io.IOBase, *, chunk_bytes: int = CHUNK_BYTES) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ class SummingStream(io.RawIOBase):
         self._size = 0
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True: the stream is always writable."""
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._size
 
     def write(self, data: Any) -> int:
@@ -67,7 +67,7 @@ class SummingStream(io.RawIOBase):
         at = 0
         try:
             while at < len(view):
-                # A raw target may take less than it is given.
+                # A raw target may write less than requested.
                 at += self._target.write(view[at:])
         except Exception as error:
             self.failure = error
@@ -84,7 +84,7 @@ class SummingStream(io.RawIOBase):
         return len(view)
 
     def sum(self) -> FileSum:
-        """The checksums of everything written so far."""
+        """Return the checksums of everything written so far."""
         last = [self._crc32] if self._size % self._chunk_bytes else []
         return FileSum(
             num_bytes=self._size,
@@ -94,7 +94,7 @@ class SummingStream(io.RawIOBase):
 
 
 class VerifiedStream(io.RawIOBase):
-    """Reads an object in whole chunks and returns nothing whose checksum is wrong."""
+    """A stream that reads an object in whole chunks, and returns none with a wrong checksum."""
 
     def __init__(
         self,
@@ -110,15 +110,15 @@ class VerifiedStream(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True: the stream is always readable."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True: any position can be read."""
         return True
 
     def tell(self) -> int:
-        """Position of the next byte to read."""
+        """Return the position of the next byte to read."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
@@ -128,7 +128,7 @@ class VerifiedStream(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer`` as far as the file goes; ``CheckpointDamaged`` for a bad chunk."""
+        """Fill ``buffer``, up to the end of the file; raise ``CheckpointDamaged`` if corrupt."""
         view = memoryview(buffer).cast("B")
         filled = 0
         end = min(len(view), self._known.num_bytes - self._at)
@@ -156,7 +156,7 @@ class VerifiedStream(io.RawIOBase):
             )
         if self._known.crc32 and zlib.crc32(chunk) != self._known.crc32[index]:
             raise CheckpointDamaged(
-                f"{self._key} has other bytes than were written between {start} and "
+                f"{self._key} has changed since it was written, between bytes {start} and "
                 f"{start + length}: the checksum differs"
             )
         self._on_bytes(length)
@@ -190,7 +190,7 @@ class _Folder(FileSystemBase):
         """Open a new file to write, or a known one to read."""
         name = str(path)
         if mode == "wb":
-            # Any other is the file of a job that has replaced this one meanwhile.
+            # Any other version belongs to a job that has since taken over.
             etag = self._replaced.get(name)
             with self._objects.create(name, if_absent=etag is None, if_match=etag) as target:
                 stream = SummingStream(target)
@@ -209,7 +209,7 @@ class _Folder(FileSystemBase):
         yield VerifiedStream(self._objects, name, self._known[name], on_bytes=self._on_bytes)
 
     def concat_path(self, path: Path, suffix: str) -> str:
-        """Name of a file. Objects appear whole, so none needs a temporary name."""
+        """Return the name of a file, never a temporary one: objects appear atomically."""
         return suffix.removesuffix(".tmp")
 
     def rename(self, path: Path, new_path: Path) -> None:
@@ -217,48 +217,48 @@ class _Folder(FileSystemBase):
         assert path == new_path, (path, new_path)
 
     def init_path(self, path: Path) -> str:
-        """The folder itself."""
+        """Return the folder itself."""
         return str(path)
 
     def mkdir(self, path: Path) -> None:
-        """Do nothing: folders come with their first file."""
+        """Do nothing: a folder exists once it has a file."""
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
-        """Refuse: a checkpoint is never found by name, only given."""
+        """Return False: checkpoints are passed explicitly, never found by name."""
         return False
 
     def exists(self, path: Path) -> bool:
-        """Return False: a file of an earlier save is replaced, never kept."""
+        """Return False: files of an earlier save are always replaced."""
         return False
 
     def rm_file(self, path: Path) -> None:
-        """Never called, since nothing exists."""
+        """Never called, since ``exists`` returns False."""
         self._objects.delete([str(path)])
 
 
 class Writer(FileSystemWriter):
     """Writes this rank's file and, on the coordinator, ``.metadata``.
 
-    Files of these names must be absent or have the etags in ``replaced``.
+    Its files must be absent or have the ETags in ``replaced``.
     """
 
     def __init__(self, objects: Objects, replaced: Mapping[str, str]) -> None:
-        # Storage does its own syncing; an upload has no file descriptor.
+        # An upload is durable when it completes and has no file descriptor to sync.
         super().__init__(objects.uri, sync_files=False)
         self._folder = _Folder(objects, None, lambda count: None, replaced)
         self.fs: Any = self._folder
         self.named: set[str] = set()
-        """Every file reported to the coordinator, once all ranks have written."""
+        """All files reported to the coordinator, once every rank has written."""
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Write ``.metadata``, which maps tensors to files."""
-        # Anything else would be a pickle, which ``read_metadata`` refuses.
+        # Any other entry would be a pickle, which ``read_metadata`` refuses.
         entries = metadata.state_dict_metadata.items()
         others = [name for name, entry in entries if not isinstance(entry, TensorStorageMetadata)]
         assert not others, f"checkpoints hold tensors only, not {others}"
         super().finish(metadata, results)
-        # Not from ``metadata``: torch 2.9 writes a copy and leaves the original without locations.
+        # Not from ``metadata``: torch 2.9 adds locations only to the copy that it writes.
         written = (result for of_a_rank in results for result in of_a_rank)
         self.named = {METADATA, *(result.storage_data.relative_path for result in written)}
 
@@ -269,7 +269,7 @@ class Writer(FileSystemWriter):
 
 
 class Reader(FileSystemReader):
-    """Reads what this rank needs, in file order, and verifies every byte."""
+    """Reads the data this rank needs, in file order, and verifies every byte."""
 
     def __init__(
         self,
@@ -283,37 +283,37 @@ class Reader(FileSystemReader):
         self.fs: Any = self._folder
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return what ``use_metadata`` was given; torch's own method would unpickle the file.
+        """Return the metadata set by ``use_metadata``.
 
-        ``FileSystemReader`` in torch/distributed/checkpoint/filesystem.py.
+        The method that this one overrides would unpickle the file (``FileSystemReader`` in
+        torch/distributed/checkpoint/filesystem.py).
         """
         assert self._metadata is not None
         return replace(self._metadata, storage_meta=StorageMeta(load_id=self.load_id))
 
     def fetch_metadata(self) -> bytes:
-        """Read the file that locates everything; ``CheckpointDamaged`` if it was altered.
+        """Read the metadata file; raise ``CheckpointDamaged`` if it was altered.
 
-        One rank fetches and reads it for all: 17 MB for Llama-2-7B on 128 ranks.
+        One rank fetches and parses it for all: 17 MB for Llama-2-7B on 128 ranks.
         """
         return self.fetch(METADATA)
 
     def fetch(self, name: str) -> bytes:
-        """Read one of the files whole; ``CheckpointDamaged`` if it was altered."""
+        """Read an entire file; raise ``CheckpointDamaged`` if it was altered."""
         with self._folder.create_stream(name, "rb") as stream:
             data: bytes = stream.read()
         return data
 
     def use_metadata(self, metadata: Metadata) -> None:
-        """Take the content of the file that ``fetch_metadata`` has read.
+        """Set the parsed content of the file that ``fetch_metadata`` returned.
 
-        If that failed in the middle of loading, torch would assume its other kind of checkpoint,
-        with metadata per rank, and complain that it has none (state_dict_loader.py,
-        ``local_step``).
+        The file is read before loading. If reading it failed during loading, torch would look for
+        per-rank metadata and report only that it is missing (state_dict_loader.py, ``local_step``).
         """
         self._metadata = metadata
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Sort by position, so that each chunk is fetched once."""
+        """Sort reads by position, so that each chunk is fetched once."""
 
         def place(item: Any) -> tuple[str, int]:
             stored = self.storage_data[item.storage_index]

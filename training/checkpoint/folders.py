@@ -38,30 +38,30 @@ class CheckpointFolders:
         self._keep_last, self._keep_every = keep_last, keep_every
         self._ignored: set[int] = set()
 
-    def _listed(self) -> dict[int, Sizes]:
-        """Find every checkpoint, torn ones included, by step."""
-        found: dict[int, Sizes] = {}
+    def _list(self) -> dict[int, Sizes]:
+        """Return the files of every checkpoint, including torn ones, by step."""
+        files: dict[int, Sizes] = {}
         for entry in self._objects.list("step-"):
             folder, _, name = entry.key.partition("/")
             is_withdrawn = name == CHECKPOINT_MARKER and entry.size == WITHDRAWN_BYTES
             if name and not is_withdrawn and (match := _FOLDER.fullmatch(folder)):
-                found.setdefault(int(match[1]), {})[name] = entry.size
-        return found
+                files.setdefault(int(match[1]), {})[name] = entry.size
+        return files
 
     def newest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
-        """Find the newest complete one that is not ignored; reports what is wrong with newer ones.
+        """Return the newest complete checkpoint that is not ignored; report refused ones.
 
-        Raises ``CheckpointUnusable`` when all complete ones have been damaged: returning None would
-        make the caller train from the first step again.
+        Raises ``CheckpointUnusable`` if all complete ones are damaged: returning None would make
+        the caller start over from the first step.
         """
-        listed = self._listed()
+        listed = self._list()
         damaged: list[str] = []
         for step in sorted(listed, reverse=True):
             if step in self._ignored or (at_most is not None and step > at_most):
                 continue
             name = checkpoint_name(step)
             try:
-                return self._examined(name, listed[step])
+                return self._examine(name, listed[step])
             except CheckpointDamaged as error:
                 self._say(f"checkpoint {name} is refused: {error}")
                 if CHECKPOINT_MARKER in listed[step]:
@@ -69,13 +69,13 @@ class CheckpointFolders:
         if damaged:
             raise CheckpointUnusable(
                 f"no checkpoint of {self._objects.uri} can be loaded; damaged: "
-                f"{', '.join(damaged)}; restore the files, or start again under another run name"
+                f"{', '.join(damaged)}; restore the files, or start over under another run name"
             )
         return None
 
     def complete_steps(self) -> set[int]:
-        """Steps that have a marker and are not ignored."""
-        return self._complete_steps(self._listed())
+        """Return the steps that have a marker and are not ignored."""
+        return self._complete_steps(self._list())
 
     def _complete_steps(self, listed: Mapping[int, Sizes]) -> set[int]:
         return {
@@ -88,36 +88,36 @@ class CheckpointFolders:
         """Never return this checkpoint again."""
         self._ignored.add(step)
 
-    def _examined(self, name: str, sizes: Sizes) -> CheckpointInfo:
-        """Read its marker; ``CheckpointDamaged`` if it is torn or a file has the wrong size."""
+    def _examine(self, name: str, sizes: Sizes) -> CheckpointInfo:
+        """Read the marker; raise ``CheckpointDamaged`` if it or a file is missing or invalid."""
         if CHECKPOINT_MARKER not in sizes:
-            raise CheckpointDamaged(f"it is torn: there is no {CHECKPOINT_MARKER}")
+            raise CheckpointDamaged(f"it is incomplete: there is no {CHECKPOINT_MARKER}")
         data = self._objects.get(f"{name}/{CHECKPOINT_MARKER}")
         info = CheckpointInfo.parse(data, folder=name)
         _refuse_incomplete(info.files, sizes)
         return info
 
     def remove(self, step: int, names: Set[str] | None = None) -> None:
-        """Delete files of a checkpoint, all by default, whatever has left them."""
-        self._remove(step, self.leftovers(step).keys() if names is None else names)
+        """Delete files of a checkpoint, complete or not; all of them by default."""
+        self._remove(step, self.list_files(step).keys() if names is None else names)
 
-    def leftovers(self, step: int) -> dict[str, str]:
-        """Names and etags of what a killed attempt or a failed save has left of a checkpoint."""
+    def list_files(self, step: int) -> dict[str, str]:
+        """Return the ETag of every file of a checkpoint, complete or not, by name."""
         prefix = f"{checkpoint_name(step)}/"
         return {entry.key.removeprefix(prefix): entry.etag for entry in self._objects.list(prefix)}
 
-    def withdraw(self, step: int, found: Mapping[str, str]) -> dict[str, str]:
-        """Make the checkpoint incomplete before its files are replaced; returns their etags.
+    def withdraw(self, step: int, files: Mapping[str, str]) -> dict[str, str]:
+        """Mark the checkpoint incomplete before its files are replaced; return their ETags.
 
-        A random token replaces the marker, also where there was none. A job that was replaced since
-        holds the etag of its own token: it can neither complete the files of its successor nor
-        bring back a checkpoint that has been deleted.
+        A random token takes the marker's place, whether or not there was one. A job that is later
+        replaced only has the ETag of its own token, so it can neither complete its successor's
+        files nor restore a deleted checkpoint.
         """
         key = f"{checkpoint_name(step)}/{CHECKPOINT_MARKER}"
-        etag = found.get(CHECKPOINT_MARKER)
+        etag = files.get(CHECKPOINT_MARKER)
         token = secrets.token_hex(WITHDRAWN_BYTES // 2).encode()
         withdrawn = self._objects.put(key, token, if_absent=etag is None, if_match=etag)
-        return {**found, CHECKPOINT_MARKER: withdrawn}
+        return {**files, CHECKPOINT_MARKER: withdrawn}
 
     def commit(
         self,
@@ -126,46 +126,46 @@ class CheckpointFolders:
         files: Mapping[str, FileSum],
         replaced: Mapping[str, str],
     ) -> CheckpointInfo:
-        """Mark the checkpoint made of ``files`` complete; ``replaced`` is from ``withdraw``.
+        """Write the marker, which lists ``files``; ``replaced`` comes from ``withdraw``.
 
-        Raises ``CheckpointDamaged`` if they are not in storage as written, ``PreconditionFailed``
-        if another job has completed this step meanwhile.
+        Raises ``CheckpointDamaged`` if the files are not in storage as written, and
+        ``PreconditionFailed`` if another job has since completed this step.
         """
         info = CheckpointInfo(step=step, meta=meta, files=files, time=now_utc())
         _refuse_incomplete(files, self._sizes(info.name))
         marker = f"{info.name}/{CHECKPOINT_MARKER}"
         try:
-            # Conditional, so that only one of two jobs that both claim the run wins.
+            # Conditional, so that only one of two competing jobs wins.
             self._objects.put(marker, info.dump(), if_match=replaced[CHECKPOINT_MARKER])
         except PreconditionFailed:
             raise PreconditionFailed(
-                f"another job has completed {info.name} meanwhile; stop one of the two jobs that "
-                "train this run"
+                f"another job completed {info.name} while this one was saving it; stop one of the "
+                "two jobs that train this run"
             ) from None
         self._ignored.discard(step)
         return info
 
     def _sizes(self, name: str) -> Sizes:
-        """Sizes of one folder's files."""
+        """Return the sizes of one folder's files."""
         entries = self._objects.list(f"{name}/")
         return {entry.key.removeprefix(f"{name}/"): entry.size for entry in entries}
 
     def clean(self) -> list[int]:
-        """Delete checkpoints that need not be kept; returns their steps."""
-        listed = self._listed()
+        """Delete expired checkpoints; return their steps."""
+        listed = self._list()
         complete = self._complete_steps(listed)
-        gone = checkpoints_to_delete(
+        expired = checkpoints_to_delete(
             complete=complete,
             torn=set(listed) - complete,
             keep_last=self._keep_last,
             keep_every=self._keep_every,
         )
-        for step in gone:
-            self._remove(step, self.leftovers(step).keys())
-        return gone
+        for step in expired:
+            self._remove(step, self.list_files(step).keys())
+        return expired
 
     def _remove(self, step: int, names: Set[str]) -> None:
-        # The marker goes first, so that the checkpoint is never complete and wrong.
+        # Delete the marker first, so the checkpoint never looks complete with files missing.
         folder = checkpoint_name(step)
         if CHECKPOINT_MARKER in names:
             self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])
@@ -175,10 +175,10 @@ class CheckpointFolders:
 def checkpoints_to_delete(
     *, complete: Collection[int], torn: Collection[int], keep_last: int, keep_every: int
 ) -> list[int]:
-    """Steps whose checkpoints are to be deleted, oldest first.
+    """Return the steps of checkpoints to delete, oldest first.
 
-    The ``keep_last`` newest complete ones and every multiple of ``keep_every`` (0: none) are kept.
-    Torn ones go once a newer one is complete; the newest of all, if torn, may still be in progress.
+    Retains the ``keep_last`` newest complete ones and every multiple of ``keep_every`` (0: none).
+    Torn ones are deleted once a newer one is complete; until then the save may be in progress.
     """
     assert keep_last >= 1, keep_last
     ordered = sorted(complete)
@@ -191,7 +191,7 @@ def checkpoints_to_delete(
 
 
 def _refuse_incomplete(files: Mapping[str, FileSum], sizes: Sizes) -> None:
-    """Raise ``CheckpointDamaged`` unless all ``files``, the metadata among them, are in storage."""
+    """Raise ``CheckpointDamaged`` unless all ``files``, including the metadata, are in storage."""
     if METADATA not in files:
         raise CheckpointDamaged(f"{METADATA} is not among its files")
     for name, known in files.items():
@@ -199,5 +199,5 @@ def _refuse_incomplete(files: Mapping[str, FileSum], sizes: Sizes) -> None:
             raise CheckpointDamaged(f"{name} is missing")
         if sizes[name] != known.num_bytes:
             raise CheckpointDamaged(
-                f"{name} has {sizes[name]} bytes, {known.num_bytes} were written"
+                f"{name} has {sizes[name]} bytes, but {known.num_bytes} were written"
             )

@@ -15,25 +15,25 @@ from trainium_catalogue.safe_folder import path_parts
 from trainium_catalogue.typed_json import read_object, typed
 
 CHUNK_BYTES = 8 * 1024 * 1024
-"""Smallest part that can be verified by itself, and so the smallest read."""
+"""Unit of verification, and therefore the smallest read."""
 _SCHEMA = 1
 _FORMAT = "dcp"
-"""torch.distributed.checkpoint, the only format; part of the published schema."""
+"""The only format, torch.distributed.checkpoint; part of the published schema."""
 _OWN = ("schema", "format", "step", "time", "files")
-"""Fields of a marker's JSON that are not the trainer's."""
+"""JSON fields that are not the trainer's."""
 
 
 class CheckpointDamaged(Exception):
-    """A file of a complete checkpoint is missing, truncated or altered."""
+    """A checkpoint is incomplete, or one of its files is missing, truncated or altered."""
 
 
 class CheckpointUnusable(ValueError):
-    """A run has checkpoints, but none can be loaded, or not into this model."""
+    """A run has checkpoints, but none can be loaded into this model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSum:
-    """Size of a file and the CRC-32 of each chunk; empty if never computed."""
+    """Size of a file and the CRC-32 of each chunk; no checksums if never computed."""
 
     num_bytes: int
     chunk_bytes: int = CHUNK_BYTES
@@ -41,13 +41,15 @@ class FileSum:
 
     def __post_init__(self) -> None:
         if self.num_bytes < 0 or self.chunk_bytes <= 0:
-            raise ValueError(f"{self.num_bytes} bytes in chunks of {self.chunk_bytes} cannot be")
+            raise ValueError(
+                f"{self.num_bytes} bytes in chunks of {self.chunk_bytes} is impossible"
+            )
         if self.crc32 and len(self.crc32) != -(-self.num_bytes // self.chunk_bytes):
-            raise ValueError(f"it has {len(self.crc32)} checksums of {self.num_bytes} bytes")
+            raise ValueError(f"it has {len(self.crc32)} checksums for {self.num_bytes} bytes")
 
     @staticmethod
     def of(data: bytes) -> FileSum:
-        """Compute it."""
+        """Compute size and checksums of ``data``."""
         chunks = range(0, len(data), CHUNK_BYTES)
         crc32 = tuple(zlib.crc32(data[start : start + CHUNK_BYTES]) for start in chunks)
         return FileSum(num_bytes=len(data), crc32=crc32)
@@ -65,29 +67,29 @@ class MarkedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Marker:
-    """A marker's JSON; the optional fields, and others beside them, are the trainer's."""
+    """A marker's JSON; the optional fields, and any others, are the trainer's."""
 
     schema: Annotated[int, Keywords(const=1)]
     format: Annotated[str, Keywords(enum=["dcp"])]
-    """dcp: torch.distributed.checkpoint, read by any topology and by torch's own tools."""
+    """dcp: torch.distributed.checkpoint, loadable on any topology and with PyTorch's own tools."""
     step: Natural
-    """Optimizer steps that it contains."""
+    """Number of optimizer steps completed."""
     time: Timestamp
     """Time of completion."""
     files: Annotated[Mapping[str, MarkedFile], Keywords(minProperties=1)]
-    """Every other file, by its name below the folder."""
+    """Every other file, by its path relative to the folder."""
     run: str | None = field(default=None, metadata=OPTIONAL)
     model: Mapping[str, Any] | None = field(default=None, metadata=OPTIONAL)
-    """The model's shape, by the names of Hugging Face's configurations; family is model_type."""
+    """The model's shape, named as in Hugging Face's config.json; family is model_type."""
     tokenizer_sha256: Sha256 | None = field(default=None, metadata=OPTIONAL)
     world_size: Positive | None = field(default=None, metadata=OPTIONAL)
     tensor_parallel: Positive | None = field(default=None, metadata=OPTIONAL)
     data_parallel: Positive | None = field(default=None, metadata=OPTIONAL)
     tokens_total: Natural | None = field(default=None, metadata=OPTIONAL)
     position: Natural | None = field(default=None, metadata=OPTIONAL)
-    """Samples of the data order behind it: the next step begins there."""
+    """Number of samples consumed so far, in data order; the next step begins there."""
     evaluated: bool | None = field(default=None, metadata=OPTIONAL)
-    """False if the evaluation due after the step was abandoned: it is made when the run resumes."""
+    """False if the evaluation due after the step was abandoned; a resumed run evaluates first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,21 +97,21 @@ class CheckpointInfo:
     """One complete checkpoint."""
 
     step: int
-    """Optimizer steps it contains."""
+    """Number of optimizer steps completed."""
     meta: Mapping[str, Any]
-    """Facts from the trainer: model, tokenizer_sha256, world_size, tokens_total, ..."""
+    """Metadata from the trainer: model, tokenizer_sha256, world_size, tokens_total, ..."""
     files: Mapping[str, FileSum]
     time: str
     """Time of completion, ISO 8601."""
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
+        """Name of the checkpoint's folder."""
         return checkpoint_name(self.step)
 
     @property
     def num_bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of all files."""
         return sum(known.num_bytes for known in self.files.values())
 
     def refuse_other(
@@ -121,7 +123,7 @@ class CheckpointInfo:
     ) -> None:
         """Raise ``CheckpointUnusable`` unless model and tokenizer (if known) match.
 
-        ``assumed`` is what the model of a checkpoint has where an earlier release wrote nothing.
+        ``assumed`` has defaults for model fields that earlier releases did not write.
         """
         mine = self.meta.get("model")
         mine = None if mine is None else {**assumed, **mine}
@@ -132,21 +134,21 @@ class CheckpointInfo:
                 if mine.get(name) != model.get(name)
             ]
             raise CheckpointUnusable(
-                f"checkpoint {self.name} is of another model: {', '.join(differing)}; use another "
-                "run name for another model"
+                f"checkpoint {self.name} belongs to another model: {', '.join(differing)}; use "
+                "another run name for another model"
             )
         made_with = self.meta.get("tokenizer_sha256")
         if made_with is None or tokenizer_sha256 is None:
             return
         if made_with != tokenizer_sha256:
             raise CheckpointUnusable(
-                f"checkpoint {self.name} was trained with tokenizer {made_with[:12]}, the dataset "
-                f"has {tokenizer_sha256[:12]}; continue with the run's own dataset, or use another "
-                "run name"
+                f"checkpoint {self.name} was trained with tokenizer {made_with[:12]}, but the "
+                f"dataset has {tokenizer_sha256[:12]}; continue with the run's own dataset, or use "
+                "another run name"
             )
 
     def dump(self) -> bytes:
-        """The marker's bytes."""
+        """Encode the marker."""
         document = {
             **self.meta,
             "schema": _SCHEMA,
@@ -166,14 +168,14 @@ class CheckpointInfo:
 
     @staticmethod
     def parse(data: bytes, *, folder: str) -> CheckpointInfo:
-        """Read a marker; ``CheckpointDamaged`` if it is not one."""
+        """Parse a marker; raise ``CheckpointDamaged`` if it is invalid."""
         try:
             document = read_object(data)
             schema, kind = document.get("schema"), document.get("format")
             if (schema, kind) != (_SCHEMA, _FORMAT):
                 raise CheckpointDamaged(
-                    f"{CHECKPOINT_MARKER} is of schema {schema}, format {kind}, which this "
-                    "version does not know"
+                    f"{CHECKPOINT_MARKER} has schema {schema} and format {kind}, which this "
+                    "version does not support"
                 )
             marker = typed(document, Marker)
             for name in marker.files:
@@ -192,5 +194,5 @@ class CheckpointInfo:
         except ValueError as error:
             raise CheckpointDamaged(f"{CHECKPOINT_MARKER} cannot be read: {error}") from None
         if info.name != folder:
-            raise CheckpointDamaged(f"{CHECKPOINT_MARKER} is that of {info.name}")
+            raise CheckpointDamaged(f"{CHECKPOINT_MARKER} belongs to {info.name}")
         return info

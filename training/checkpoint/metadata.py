@@ -1,9 +1,9 @@
-"""Reads torch's ``.metadata``, a pickle, without ever unpickling it.
+"""Parse torch's ``.metadata``, a pickle, without unpickling it.
 
-A pickle names functions and calls them, and anyone with write access to ``runs/`` can write
-checkpoints, with their checksums. So the few operations that torch's pickles consist of are carried
-out here: a name may only be one of a dozen classes, and "calling" it records the arguments. torch's
-objects are made from the records once these have been checked.
+Unpickling can call arbitrary functions, and anyone with write access to ``runs/`` can write
+checkpoints with valid checksums. So this module interprets only the opcodes that torch's pickles
+use: a name must be that of one of a dozen classes and functions, and "calling" it records the
+arguments. torch's objects are created from the records after validation.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ _CLASSES = frozenset(
         ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
         ("torch.serialization", "_get_layout"),
         ("torch", "Size"),
-        # The folder that was saved to; 3.13 has it in another module. Not used.
+        # The folder of the save, which is not used; Python 3.13 has the class in another module.
         *((module, "PosixPath") for module in ("pathlib", "pathlib._local")),
-        # Early versions of Python 3.11, such as Debian 12's 3.11.2, pickle a member of an
-        # enumeration as getattr(class, name), later ones as class(value) (CPython pull request
-        # 26658, issue 105332). Not used either.
+        # Early versions of Python 3.11, such as Debian 12's 3.11.2, pickle an enum member as
+        # getattr(class, name), later ones as class(value) (CPython pull request 26658, issue
+        # 105332). Also unused.
         _GETATTR,
     }
 )
-"""What torch 2.9 and 2.13 write for tensors. ``BytesStorageMetadata`` is not among them: no state
-here has such entries, and torch reads them with ``torch.load(weights_only=False)``."""
+"""The classes and functions that torch 2.9 and 2.13 write for tensors. ``BytesStorageMetadata`` is
+excluded: no state here has such entries, and torch reads them with
+``torch.load(weights_only=False)``."""
 _REASON_CHARACTERS = 300
 
 
 class _Class:
-    """A name in a pickle."""
+    """The name of a class or function in a pickle."""
 
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
@@ -60,7 +61,7 @@ class _Class:
 
 
 class _Record:
-    """What a pickle makes of a class: its arguments and state."""
+    """A recorded instantiation: class, arguments and state."""
 
     def __init__(self, kind: _Class, arguments: tuple[Any, ...]) -> None:
         self.kind, self.arguments = kind, arguments
@@ -68,10 +69,10 @@ class _Record:
 
 
 def read_metadata(data: bytes, files: Mapping[str, FileSum]) -> Metadata:
-    """Read where each tensor of a checkpoint lies in its ``files``; else ``CheckpointDamaged``."""
+    """Parse tensor locations within ``files``; raise ``CheckpointDamaged`` if invalid."""
     try:
-        return _Checked(files).metadata(_parse(data))
-    except Exception as error:  # a pickle can be wrong in almost any way
+        return _Validator(files).metadata(_parse(data))
+    except Exception as error:  # a pickle can be invalid in almost any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointDamaged(
             f".metadata cannot be read: {reason[:_REASON_CHARACTERS]}"
@@ -79,10 +80,10 @@ def read_metadata(data: bytes, files: Mapping[str, FileSum]) -> Metadata:
 
 
 def _parse(data: bytes) -> Any:
-    """Carry out a pickle of protocol 4 or 5, Python's default since 3.8; ``ValueError``.
+    """Interpret a pickle of protocol 4 or 5, Python's default since 3.8; raise ``ValueError``.
 
-    The operations are those of the library's own table (pickletools.opcodes). Nothing is hashed but
-    strings and records, and nothing takes more memory than the pickle is long.
+    Opcodes come from the standard library's table (pickletools.opcodes). Only strings and
+    records are hashed, and memory use is bounded by the length of the pickle.
     """
     stack: list[Any] = []
     marks: list[int] = []
@@ -132,25 +133,25 @@ def _parse(data: bytes) -> Any:
                 if type(kind) is not _Class or type(arguments) is not tuple:
                     raise ValueError("it calls something that is not a class")
                 if kind.names(_GETATTR) and not _is_encoding(arguments):
-                    raise ValueError("it asks for an attribute of something else than an encoding")
+                    raise ValueError("it takes an attribute of something other than an encoding")
                 stack.append(_Record(kind, arguments))
             case "BUILD":
                 state = stack.pop()
                 if type(stack[-1]) is not _Record:
-                    raise ValueError("it changes something that it has not made")
+                    raise ValueError("it changes something that it did not create")
                 stack[-1].state = state
             case "PROTO" | "FRAME":
                 pass
             case "STOP":
-                (found,) = stack
-                return found
+                (result,) = stack
+                return result
             case other:
                 raise ValueError(f"it has the operation {other}, which torch does not write")
-    raise ValueError("it does not end")
+    raise ValueError("it is truncated")
 
 
 def _is_encoding(arguments: tuple[Any, ...]) -> bool:
-    """Tell whether arguments of getattr name a memory format."""
+    """Return whether these arguments of getattr name a memory format."""
     holder = arguments[0] if arguments else None
     return type(holder) is _Class and holder.names(_ENCODING)
 
@@ -169,9 +170,9 @@ def _list(value: Any) -> list[Any]:
 
 def _set_items(target: Any, items: list[Any]) -> None:
     for key, value in zip(items[::2], items[1::2], strict=True):
-        # Records are hashed by their identity.
+        # Records are hashed by identity.
         if type(key) not in (str, _Record):
-            raise ValueError(f"it has a {type(key).__name__} as a key")
+            raise ValueError(f"it has a key of type {type(key).__name__}")
         if type(target) is not dict:
             raise ValueError("it sets an item of something that is not a mapping")
         target[key] = value
@@ -179,18 +180,18 @@ def _set_items(target: Any, items: list[Any]) -> None:
 
 def _named(module: Any, name: Any) -> Any:
     if type(module) is not str or type(name) is not str:
-        raise ValueError("it names something without a name")
+        raise ValueError("it names something by a value that is not a string")
     if (module, name) in _CLASSES:
         return _Class(module, name)
     # Not getattr, which imports some modules of torch.
-    found = vars(torch).get(name) if module == "torch" else None
-    if isinstance(found, torch.dtype):
-        return found
+    dtype = vars(torch).get(name) if module == "torch" else None
+    if isinstance(dtype, torch.dtype):
+        return dtype
     raise ValueError(f"it names {f'{module}.{name}'!r}, which no checkpoint contains")
 
 
-class _Checked:
-    """Makes torch's objects from records, and raises for what torch would not have written."""
+class _Validator:
+    """Creates torch's objects from records, and rejects any that torch would not have written."""
 
     def __init__(self, files: Mapping[str, FileSum]) -> None:
         self._files = files
@@ -198,14 +199,14 @@ class _Checked:
     def metadata(self, record: Any) -> Metadata:
         state = self._state(record, "Metadata")
         stored = _mapping(state["storage_data"])
-        places = {self._index(key): self._place(found) for key, found in stored.items()}
+        places = {self._index(key): self._place(value) for key, value in stored.items()}
         tensors = {
-            _text(name): self._state(found, "TensorStorageMetadata")
-            for name, found in _mapping(state["state_dict_metadata"]).items()
+            _text(name): self._state(value, "TensorStorageMetadata")
+            for name, value in _mapping(state["state_dict_metadata"]).items()
         }
-        # Several tensors could share one list of very many parts.
+        # Otherwise many tensors could share one very long list of chunks.
         if sum(len(_list(tensor["chunks"])) for tensor in tensors.values()) > len(places):
-            raise ValueError("it has more parts of tensors than places of them")
+            raise ValueError("it has more tensor parts than locations")
         return Metadata(
             state_dict_metadata={
                 name: self._tensor(name, tensor, places) for name, tensor in tensors.items()
@@ -219,20 +220,20 @@ class _Checked:
         # TensorProperties.__getstate__: dtype, layout, requires_grad, memory format, pinned.
         dtype = self._raw_state(state["properties"], "TensorProperties")[0]
         if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{name!r} has no type")
+            raise ValueError(f"{name!r} has no dtype")
         size, chunks = self._size(state["size"]), []
         for item in state["chunks"]:
             chunk = self._state(item, "ChunkStorageMetadata")
             offsets, sizes = self._size(chunk["offsets"]), self._size(chunk["sizes"])
             if len(offsets) != len(size) or len(sizes) != len(size):
-                raise ValueError(f"{name!r} has a part with another number of dimensions")
-            if any(at + part > all_ for at, part, all_ in zip(offsets, sizes, size, strict=True)):
-                raise ValueError(f"{name!r} has a part that lies outside of it")
+                raise ValueError(f"{name!r} has a part with a different number of dimensions")
+            if any(first + n > limit for first, n, limit in zip(offsets, sizes, size, strict=True)):
+                raise ValueError(f"{name!r} has a part outside its bounds")
             if math.prod(sizes) and MetadataIndex(name, offsets) not in places:
-                raise ValueError(f"{name!r} has a part that is in no file")
+                raise ValueError(f"{name!r} has a part that is not in any file")
             chunks.append(ChunkStorageMetadata(offsets=offsets, sizes=sizes))
         if sum(math.prod(chunk.sizes) for chunk in chunks) < math.prod(size):
-            raise ValueError(f"{name!r} has parts that do not make up the whole")
+            raise ValueError(f"{name!r} has parts that do not cover it")
         return TensorStorageMetadata(
             properties=TensorProperties(dtype=dtype), size=size, chunks=chunks
         )
@@ -247,31 +248,31 @@ class _Checked:
         )
 
     def _place(self, record: Any) -> _StorageInfo:
-        # _StorageInfo leaves out what is None.
+        # _StorageInfo omits fields that are None.
         state = self._state(record, "_StorageInfo", "torch.distributed.checkpoint.filesystem")
         name = _text(state["relative_path"])
         offset, length = _natural(state["offset"]), _natural(state["length"])
         if state.get("transform_descriptors"):
-            raise ValueError(f"{name!r} is compressed, which this version never does")
+            raise ValueError(f"{name!r} is compressed, and this version writes no compressed files")
         if name not in self._files:
             raise ValueError(f"{name!r} is not listed in the marker")
         if offset + length > self._files[name].num_bytes:
-            raise ValueError(f"{name!r} ends before a tensor in it does")
+            raise ValueError(f"{name!r} ends before its last tensor does")
         return _StorageInfo(relative_path=name, offset=offset, length=length)
 
     def _size(self, record: Any) -> torch.Size:
-        (found,) = self._known(record, "torch", "Size").arguments
-        return torch.Size([_natural(number) for number in found])
+        (numbers,) = self._checked(record, "torch", "Size").arguments
+        return torch.Size([_natural(number) for number in numbers])
 
     def _state(self, record: Any, name: str, module: str = _METADATA) -> Mapping[str, Any]:
         return _mapping(self._raw_state(record, name, module))
 
     def _raw_state(self, record: Any, name: str, module: str = _METADATA) -> Any:
-        return self._known(record, module, name).state
+        return self._checked(record, module, name).state
 
-    def _known(self, record: Any, module: str, name: str) -> _Record:
+    def _checked(self, record: Any, module: str, name: str) -> _Record:
         if type(record) is not _Record:
-            raise ValueError(f"it has a {type(record).__name__} in place of a {name}")
+            raise ValueError(f"it has a value of type {type(record).__name__} in place of a {name}")
         if (record.kind.module, record.kind.name) != (module, name):
             raise ValueError(f"it has a {record.kind.name} in place of a {name}")
         return record
@@ -279,17 +280,19 @@ class _Checked:
 
 def _mapping(value: Any) -> Mapping[Any, Any]:
     if type(value) is not dict:
-        raise ValueError(f"it has a {type(value).__name__} in place of a mapping")
+        raise ValueError(f"it has a value of type {type(value).__name__} in place of a mapping")
     return value
 
 
 def _text(value: Any) -> str:
     if type(value) is not str:
-        raise ValueError(f"it has a {type(value).__name__} in place of a name")
+        raise ValueError(f"it has a value of type {type(value).__name__} in place of a name")
     return value
 
 
 def _natural(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"it has a {type(value).__name__} in place of a size")
+    if type(value) is not int:
+        raise ValueError(f"it has a value of type {type(value).__name__} in place of a size")
+    if not 0 <= value < 2**63:
+        raise ValueError("it has a number out of range in place of a size")
     return value

@@ -1,4 +1,4 @@
-"""The whole weights of a checkpoint, whatever topology wrote them; a few tensors at a time."""
+"""Reads the full weights of a checkpoint of any topology, a few tensors at a time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from training.storage import Objects, StorageError
 
 OnBytes = Callable[[int], None]
 _PREFIXES = ("model.", "")
-"""Prefixes of the model in a trainer's state; the names that follow are Hugging Face's."""
+"""Possible prefixes of the weights' names; the rest of each name is Hugging Face's."""
 
 
 class Weights:
-    """The weights of the checkpoint in ``objects``; ``CheckpointUnusable`` if they do not fit.
+    """The weights of the checkpoint in ``objects``; raises ``CheckpointUnusable`` on a mismatch.
 
-    ``shapes`` are those of the whole model. Reads slices of every rank's file, which holds the
-    model first and then the moments.
+    Also raises ``CheckpointDamaged`` if the metadata is invalid. ``shapes`` covers the whole model.
+    Reads slices of every rank's file, in which the weights precede the moments.
     """
 
     def __init__(
@@ -49,16 +49,16 @@ class Weights:
         missing = candidates[self._prefix]
         if missing:
             raise CheckpointUnusable(
-                f"checkpoint {info.name} has no {missing[0]}, which the model of the run needs; "
-                "was it written by another version of this code?"
+                f"checkpoint {info.name} has no {missing[0]}, which the run's model needs; resume "
+                "with the version of this code that wrote it, or use another run name"
             )
         for name, shape in shapes.items():
             known = stored[f"{self._prefix}{name}"]
             if not isinstance(known, TensorStorageMetadata) or known.size != shape:
                 size = list(getattr(known, "size", ()))
                 raise CheckpointUnusable(
-                    f"checkpoint {info.name} is of another model: {name} is {size}, "
-                    f"run.json says {list(shape)}"
+                    f"checkpoint {info.name} belongs to another model: {name} has shape {size}, "
+                    f"but run.json has {list(shape)}"
                 )
 
     def _reader(self) -> Reader:
@@ -67,16 +67,16 @@ class Weights:
         return reader
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Read whole tensors to the host; ``CheckpointDamaged`` where bytes are wrong.
+        """Read whole tensors to the host; raise ``CheckpointDamaged`` if they are corrupt.
 
-        Reads straight into ``dtype``: only one shard of a tensor is in fp32 at a time.
+        Converts to ``dtype`` while reading: only one shard of a tensor is in fp32 at a time.
         """
-        # Zeros, so that no gap in a checkpoint is filled with this process's memory.
+        # Zeros, so that a gap in a checkpoint never exposes this process's memory.
         whole = {name: torch.zeros(self._shapes[name], dtype=dtype) for name in names}
         state: dict[str, Any] = {f"{self._prefix}{name}": t for name, t in whole.items()}
         try:
             with warnings.catch_warnings():
-                # torch warns that one process reads alone.
+                # torch warns when a single process loads.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
                 dcp_load(state, storage_reader=self._reader(), no_dist=True)
         except CheckpointException as error:

@@ -1,1 +1,1 @@
-"""The base of launcher and workers: contract, configuration, device, progress, failures."""
+"""Code shared by launcher and workers: contract, configuration, device, progress, failures."""

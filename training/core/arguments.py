@@ -20,12 +20,12 @@ from trainium_catalogue.workloads import (
 
 PROGRAM = "python -m training.launch"
 DRY_RUN_FULL = "--dry-run-full"
-"""Option to report what each rank would hold at full size instead of training."""
+"""Option to report each rank's memory at full size instead of training."""
 _HELP_WIDTH = 100
 
 
 class ArgumentError(ValueError):
-    """A command line that cannot be run; the message is for the user."""
+    """An invalid command line; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +49,38 @@ class Request:
     values: Mapping[str, Value]
     """The workload's own parameters."""
     given: Mapping[str, Value]
-    """The values given on the command line."""
+    """The values from the command line."""
     argv: tuple[str, ...]
-    """The command line as given, for the workers to parse again."""
+    """The original command line, for the workers to parse again."""
     program_argv: tuple[str, ...] = ()
-    """Arguments of a user's own program, those after ``--``."""
+    """Arguments of a user's own program: everything after ``--``."""
 
 
 def parse(argv: Sequence[str]) -> Request:
-    """Parse ``<workload> [--parameter value]...``; ``ArgumentError`` explains what is valid."""
+    """Parse ``<workload> [--parameter value]...``; raise ``ArgumentError`` if it is invalid."""
     if not argv:
-        raise ArgumentError(f"no workload is named; known are {', '.join(WORKLOADS)}")
+        raise ArgumentError(f"no workload specified; choose one of {', '.join(WORKLOADS)}")
     if argv[0].startswith("-"):
         raise ArgumentError(
-            f"{argv[0]} stands before the workload; write {PROGRAM} <workload> [--parameter value]"
+            f"{argv[0]} precedes the workload; write {PROGRAM} <workload> [--parameter value]"
         )
     try:
         workload = find_workload(argv[0])
         own, program_argv = split_argv(argv)
         if program_argv and not workload.runs_program:
             raise ArgumentError(
-                f"{' '.join(program_argv)} after {ARGV_MARK}: {workload.name} is no program of "
-                f"your own; leave {ARGV_MARK} out"
+                f"{' '.join(program_argv)} after {ARGV_MARK}: {workload.name} does not run your "
+                f"own program; omit {ARGV_MARK}"
             )
-        found = parse_values(workload, own[1:])
+        parsed = parse_values(workload, own[1:])
     except ValueError as error:
         raise ArgumentError(str(error)) from None
-    seconds = {name.replace("-", "_"): float(value) for name, value in found.launch.items()}
+    seconds = {name.replace("-", "_"): float(value) for name, value in parsed.launch.items()}
     return Request(
-        workload=found.workload,
+        workload=parsed.workload,
         launch=LaunchParameters(**seconds),
-        values=found.own,
-        given=found.own_given,
+        values=parsed.own,
+        given=parsed.own_given,
         argv=tuple(argv),
         program_argv=program_argv,
     )
@@ -96,15 +96,16 @@ def split_argv(argv: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def help_text(argv: Sequence[str] = ()) -> str:
-    """Build the text of ``--help``: for one workload if ``argv`` begins with its name."""
+    """Build the ``--help`` text, for one workload if ``argv`` begins with its name."""
     if argv and argv[0] in WORKLOADS:
         return _workload_help(WORKLOADS[argv[0]])
     lines = [
         f"usage: {PROGRAM} <workload> [--parameter value]...",
         "",
-        "Runs on every node of a job: reads what AWS Batch tells the node, checks the host, waits",
-        "for the other nodes, starts the workers with torchrun (a data job is one process without",
-        "it) and watches them and the other nodes. Outside Batch the machine is a job of one node:",
+        "Runs on every node of a job: reads the environment of AWS Batch or Volcano, checks the",
+        "host, waits for the other nodes, starts the workers with torchrun (a data job is one",
+        "process without it) and watches them and the other nodes. Without such an environment,",
+        "the machine runs a job of one node:",
         "",
         f"  TRAINIUM_DEVICE=cpu TRAINIUM_PROCESSES_PER_NODE=2 {PROGRAM} all-reduce \\",
         "      --max-bytes 1048576",
@@ -117,10 +118,10 @@ def help_text(argv: Sequence[str] = ()) -> str:
         f"Workloads ({PROGRAM} <workload> --help shows its parameters):",
         *(f"  {workload.name:<12}  {workload.summary}" for workload in WORKLOADS.values()),
         "",
-        "Environment: AWS_BATCH_* as Batch sets it; TRAINIUM_DEPLOYMENT, TRAINIUM_INSTANCE_TYPE,",
-        "TRAINIUM_NEURON_RELEASE and TRAINIUM_BUCKET from the job definition, TRAINIUM_RUN from",
-        "the CLI; TRAINIUM_DEVICE=cpu, TRAINIUM_PROCESSES_PER_NODE and TRAINIUM_NODE_ADDRESS",
-        "on laptops and in rehearsals.",
+        "Environment: AWS_BATCH_* as Batch sets it, or the variables of a Volcano job;",
+        "TRAINIUM_DEPLOYMENT, TRAINIUM_INSTANCE_TYPE, TRAINIUM_NEURON_RELEASE and TRAINIUM_BUCKET",
+        "from the job definition or the pod, TRAINIUM_RUN from the CLI; TRAINIUM_DEVICE=cpu,",
+        "TRAINIUM_PROCESSES_PER_NODE and TRAINIUM_NODE_ADDRESS on laptops and in rehearsals.",
         "Without TRAINIUM_BUCKET results are written below build/runs/<run>/.",
         "",
         "Exit codes:",
@@ -138,10 +139,10 @@ def _workload_help(workload: Workload) -> str:
         "",
         workload.summary,
         "",
-        f"{DRY_RUN_FULL} [--nodes N] [--instance-type NAME] [--json] shows instead, without",
-        "hardware, what each rank of a training workload would hold.",
+        f"{DRY_RUN_FULL} [--nodes N] [--instance-type NAME] [--json] shows the memory that each",
+        "rank of a training workload would need. It trains nothing, and needs no hardware.",
         "",
-        "Parameters (default in brackets), beside those of every workload:",
+        "Parameters (default in brackets), in addition to those of every workload:",
         *_parameter_lines(workload.parameters),
     ]
     return "\n".join(lines)

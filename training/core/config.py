@@ -1,4 +1,4 @@
-"""Everything that determines a training run, as one frozen value."""
+"""The complete configuration of a training run, as one frozen value."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Optimizer(StrEnum):
 
     ADAMW = "AdamW"
     SGD = "SGD"
-    """Plain descent without momentum."""
+    """Plain gradient descent without momentum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +30,13 @@ class TrainConfig:
     steps_this_run: int
     """0: continue to ``max_steps``."""
     learning_rate: float
-    """The peak, reached at the end of the warm-up."""
+    """Peak, reached at the end of the warm-up."""
     warmup_steps: int
     optimizer: Optimizer = Optimizer.ADAMW
-    rate_falls: bool = True
-    """The learning rate falls to 0 after the warm-up."""
+    decays_learning_rate: bool = True
+    """True if the learning rate decays to 0 after the warm-up."""
     mixed: bool = True
-    """Use bf16 arithmetic and fp32 master weights on accelerators."""
+    """True for bf16 arithmetic and fp32 master weights on accelerators."""
     weight_decay: float
     """Applied to matrices, not to norms and biases."""
     beta1: float
@@ -54,20 +54,24 @@ class TrainConfig:
     checkpoint_uri: str
     """Empty: the run's default location."""
     log_every: int
+    reshard_after_forward: bool = False
+    """True if the backward pass gathers weights again (ZeRO-3)."""
     layout: Layout | None = None
-    """How NxD divides the model, if it is one that ranks can share."""
+    """How the model is split across ranks, if it can be."""
     document_masks: bool = False
-    """True if tokens attend to their own document only."""
+    """True if tokens attend only to tokens of the same document."""
     responses: bool = False
-    """True if only responses count in the loss."""
+    """True if only responses contribute to the loss."""
     eval_every: int = 0
     """0: never evaluate."""
     eval_sequences: int = 0
     """Upper bound on sequences from the validation split."""
     dropout: float = 0.0
     max_predictions: int = 0
-    """Maximum per sequence, if words are predicted at some positions only."""
+    """Maximum masked positions per sequence, for masked language models."""
     compile_only: bool = False
+    cpu_fallback: bool = False
+    """True if operators that TorchNeuron lacks may run on the CPU."""
 
     @property
     def shape(self) -> Shape:
@@ -76,47 +80,47 @@ class TrainConfig:
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> TrainConfig:
-        """Read a workload's parameters; ``ValueError`` if they conflict."""
+        """Read a workload's parameters; raise ``ValueError`` if they conflict."""
         plan = TrainingPlan.from_values(values, num_ranks)
         named = {name.replace("-", "_"): value for name, value in values.items()}
         known = {item.name for item in fields(TrainConfig)}
-        same: dict[str, Any] = {name: value for name, value in named.items() if name in known}
+        unchanged: dict[str, Any] = {name: value for name, value in named.items() if name in known}
         return TrainConfig(
             plan=plan,
             learning_rate=float(values["lr"]),
             layout=Layout.choose(values, plan) if "sequence-parallel" in values else None,
-            **same,
+            **unchanged,
         )
 
     def last_step(self, done: int) -> int:
-        """The last step of a job that begins after ``done`` steps."""
+        """Return the last step of a job that starts after ``done`` steps."""
         if self.steps_this_run:
             return min(self.max_steps, done + self.steps_this_run)
         return self.max_steps
 
     def evaluates_after(self, step: int) -> bool:
-        """Tell if the validation loss is due after optimizer step ``step``."""
+        """Return whether the validation loss is due after optimizer step ``step``."""
         return self.eval_every > 0 and (step % self.eval_every == 0 or step == self.max_steps)
 
     def learning_rate_at(self, step: int) -> float:
-        """Compute the learning rate of optimizer step ``step``, counted from 1.
+        """Compute the learning rate of optimizer step ``step`` (1-based).
 
-        Linear warm-up to the peak at step ``warmup_steps``, then linear decay that would reach 0 at
-        the step after the last one.
+        Linear warm-up to the peak at step ``warmup_steps``, then linear decay that would reach 0
+        one step after the last.
         """
         if step <= self.warmup_steps:
             return self.learning_rate * step / self.warmup_steps
-        if not self.rate_falls:
+        if not self.decays_learning_rate:
             return self.learning_rate
-        falling = self.max_steps - self.warmup_steps
-        return self.learning_rate * max(0, self.max_steps + 1 - step) / max(1, falling)
+        decay_steps = self.max_steps - self.warmup_steps
+        return self.learning_rate * max(0, self.max_steps + 1 - step) / max(1, decay_steps)
 
     def positions(self, step: int, micro: int, data_rank: int) -> range:
-        """Positions in the data order that a data rank computes in one micro-batch.
+        """Return a data-parallel rank's positions in the data order for one micro-batch.
 
-        Step ``step`` of the run, counted from 0, takes ``global_batch`` consecutive positions, the
-        same for any number of ranks, and each rank a consecutive part of them; ``micro`` counts
-        the accumulation steps.
+        Step ``step`` of the run (0-based) takes ``global_batch`` consecutive positions, regardless
+        of the number of ranks, and each rank a contiguous part of them; ``micro`` is the 0-based
+        index of the accumulation step.
         """
         plan = self.plan
         first = step * plan.global_batch
@@ -124,6 +128,6 @@ class TrainConfig:
         return range(first, first + plan.micro_batch)
 
     @property
-    def positions_of_a_rank(self) -> int:
-        """Number of positions each data rank computes per step."""
+    def positions_per_rank(self) -> int:
+        """Positions per data-parallel rank and step."""
         return self.plan.accumulation_steps * self.plan.micro_batch

@@ -1,7 +1,7 @@
-"""Devices: CPU, torch_xla and TorchNeuron behind the same five methods.
+"""Devices: CPU, torch_xla and TorchNeuron behind one interface.
 
-Only torch is imported at module level; code used by the XLA back-ends has no torch symbol newer
-than 2.9 (a test ensures that).
+torch is the only framework imported at module level; code used by the XLA backends uses no torch
+symbol newer than 2.9 (enforced by a test).
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from training.core.contract import DeviceKind
+from training.core.progress import MAX_COMPILE_S
+
+_MAX_COMPILE = timedelta(seconds=MAX_COMPILE_S)
 
 
 class Device(Protocol):
@@ -26,7 +30,7 @@ class Device(Protocol):
         """Copy a host tensor to the device."""
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        """Replace the tensor by the sum, or the maximum, over all ranks."""
+        """Replace the tensor with the sum, or the maximum, over all ranks."""
 
     def synchronize(self) -> None:
         """Wait for all pending operations."""
@@ -35,7 +39,7 @@ class Device(Protocol):
         """Copy a device tensor to the host."""
 
     def close(self) -> None:
-        """Leave the group."""
+        """Finish with the group before the worker exits."""
 
 
 class EagerDevice:
@@ -52,22 +56,27 @@ class EagerDevice:
         return tensor.to(self._device)
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        """Replace the tensor by the sum, or the maximum, over all ranks."""
+        """Replace the tensor with the sum, or the maximum, over all ranks."""
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM)
 
     def synchronize(self) -> None:
         """Wait for all pending operations."""
         # CPU operations are done when the call returns.
         if self.kind is not DeviceKind.CPU:
-            torch.accelerator.synchronize()
+            torch.get_device_module(self._device).synchronize()
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
         """Copy a device tensor to the host."""
         return tensor.cpu()
 
     def close(self) -> None:
-        """Leave the group."""
-        dist.destroy_process_group()
+        """Leave the group; on TorchNeuron, wait for the other ranks instead."""
+        if self.kind is DeviceKind.TORCH_NEURON:
+            # The group's destructor crashed in a beta of TorchNeuron, so the worker exits without
+            # calling it (worker.py).
+            dist.barrier()
+        else:
+            dist.destroy_process_group()
 
 
 class XlaDevice(EagerDevice):
@@ -84,7 +93,7 @@ class XlaDevice(EagerDevice):
         return placed
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        """Replace the tensor by the sum, or the maximum, over all ranks."""
+        """Replace the tensor with the sum, or the maximum, over all ranks."""
         operation = self._xm.REDUCE_MAX if maximum else self._xm.REDUCE_SUM
         self._xm.all_reduce(operation, [tensor])
 
@@ -95,19 +104,28 @@ class XlaDevice(EagerDevice):
 
 
 def open_device(kind: DeviceKind, *, timeout_s: float) -> Device:
-    """Join all ranks; ``timeout_s`` bounds collectives if the back-end supports timeouts."""
+    """Join the process group; ``timeout_s`` bounds collectives on CPUs.
+
+    On other devices the launcher ends a hung job, since it can distinguish compilation from a hang.
+    """
     if kind is DeviceKind.XLA:
-        # The import registers the back-end "xla" with torch.distributed, and torch_xla itself
-        # derives the Neuron runtime's settings from torchrun's environment.
+        # The import registers the backend "xla" with torch.distributed; torch_xla derives the
+        # Neuron runtime's settings from torchrun's environment.
         import torch_xla.core.xla_model as xm
-        import torch_xla.distributed.xla_backend  # noqa: F401 - imported for its effect
+        import torch_xla.distributed.xla_backend  # noqa: F401 - imported for its side effect
 
         dist.init_process_group("xla")
         return XlaDevice(xm)
-    backend, name = "gloo", "cpu"
     if kind is DeviceKind.TORCH_NEURON:
-        import torch_neuronx  # noqa: F401 - registers the device and back-end "neuron"
+        import torch_neuronx  # noqa: F401 - registers the device and backend "neuron"
 
-        backend = name = "neuron"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    return EagerDevice(kind, torch.device(name))
+        # Collectives wait for ranks that are still compiling. The groups of a mesh use this
+        # default, not their parent group's timeout (torch 2.13, distributed_c10d.py,
+        # _new_group_with_tag).
+        distributed_c10d.default_pg_timeout = _MAX_COMPILE
+        # The device's own backend supports no objects, host tensors or subgroup barriers, so gloo
+        # is used for these.
+        dist.init_process_group("cpu:gloo,neuron:neuron", timeout=_MAX_COMPILE)
+        return EagerDevice(kind, torch.device("neuron"))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    return EagerDevice(kind, torch.device("cpu"))

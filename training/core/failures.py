@@ -1,4 +1,4 @@
-"""Classifies a worker's exception as the fault of the workload or of host and network."""
+"""Classify a worker's exception as a workload error or a host or network failure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.neuron_faults import UNSPECIFIC_FAULT, find_neuron_fault
 
 _HOST_ERRNOS = frozenset(
     {
@@ -24,7 +25,7 @@ _HOST_ERRNOS = frozenset(
     }
 )
 
-# By name, so that torch.distributed and botocore need not be imported.
+# By name, to avoid importing torch.distributed and botocore.
 _HOST_TYPES = frozenset(
     {
         "DistBackendError",
@@ -38,42 +39,39 @@ _HOST_TYPES = frozenset(
     }
 )
 
-# torch raises these both for its own failures and for its users' mistakes; the text tells which.
-_UNSPECIFIC_TYPES = frozenset({"RuntimeError", "XlaRuntimeError", "JaxRuntimeError"})
+# torch raises these for internal failures and user errors alike; only the text distinguishes them.
+_UNSPECIFIC_TYPES = frozenset(
+    {"RuntimeError", "AcceleratorError", "XlaRuntimeError", "JaxRuntimeError"}
+)
 
 _HOST_TEXT = re.compile(
     r"gloo/transport|connection (closed|reset|refused|aborted)|broken pipe|socket timeout"
-    r"|timed out (waiting|after)|wait timeout|\bNRT_[A-Z]|\bnrt_|\bNERR|\blibfabric|\bEFA\b",
+    r"|timed out (waiting|after)|wait timeout|\bNRT_[A-Z]|\bnrt_|\bNERR|\blibfabric|\bEFA\b"
+    rf"|{UNSPECIFIC_FAULT}",
     re.IGNORECASE,
 )
 
-# Neuron runtime status codes (nrt_status.h) that the same program gets on every host.
-_WORKLOAD_STATUS = re.compile(
-    r"\bNRT_(INVALID|INVALID_HANDLE|RESOURCE|UNSUPPORTED_NEFF_VERSION|FAIL_HOST_MEM_ALLOC"
-    r"|EXEC_BAD_INPUT|EXEC_OOB|EXEC_COMPLETED_WITH_NUM_ERR)\b"
-)
 
-
-class Explained(Exception):
-    """An error whose message says all that its user needs; the log shows no traceback of it."""
+class ExplainedError(Exception):
+    """An error with a self-explanatory message, logged without a traceback."""
 
 
 def classify(error: BaseException) -> ExitCode:
     """Choose the exit code for a worker that ends with ``error``."""
-    if any(_is_host_trouble(link) for link in _causes(error)):
+    if any(_is_host_failure(link) for link in _causes(error)):
         return ExitCode.HOST
     return ExitCode.WORKLOAD
 
 
 def describe(error: BaseException) -> str:
-    """Format type and message as one line."""
+    """Format the type and message on one line."""
     text = " ".join(str(error).split())
     shortened = text if len(text) <= 300 else f"{text[:297]}..."
     return f"{type(error).__name__}: {shortened}" if shortened else type(error).__name__
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error and its explicit causes."""
+    """Yield the error and its chain of explicit causes."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -82,15 +80,16 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         link = link.__cause__
 
 
-def _is_host_trouble(error: BaseException) -> bool:
+def _is_host_failure(error: BaseException) -> bool:
     if isinstance(error, ConnectionError | TimeoutError):
         return True
     if isinstance(error, OSError) and error.errno in _HOST_ERRNOS:
         return True
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if names & _HOST_TYPES:
-        return True
-    if type(error).__name__ not in _UNSPECIFIC_TYPES:
+    is_host_type = bool({kind.__name__ for kind in type(error).__mro__} & _HOST_TYPES)
+    if not is_host_type and type(error).__name__ not in _UNSPECIFIC_TYPES:
         return False
     text = str(error)
-    return _HOST_TEXT.search(text) is not None and _WORKLOAD_STATUS.search(text) is None
+    fault = find_neuron_fault(text)
+    if fault is not None:
+        return fault.retry
+    return is_host_type or _HOST_TEXT.search(text) is not None

@@ -1,4 +1,4 @@
-"""Files on this machine that several processes may write and read at once."""
+"""Local files that several processes may read and write concurrently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from trainium_catalogue.safe_folder import PART_PREFIX
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a small file atomically: readers see the old or the new one, never part of either.
+    """Write a small file atomically: readers see either the old content or the new, never a mix.
 
-    Several processes and threads may do so at once, since each has its own temporary file; the
-    last one wins.
+    Safe to call concurrently, since each call has its own temporary file; the last one wins.
     """
     handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=path.parent)
     part = Path(name)
@@ -29,6 +28,6 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Checksum of a file, as hexadecimal digits."""
+    """Return the SHA-256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,14 +12,14 @@ _HEARTBEAT_S = 1.0
 
 
 class HeartbeatClock:
-    """Tells when a heartbeat is due, so often that ``timeout_s`` covers several missed ones."""
+    """Schedules heartbeats often enough that several may be missed within ``timeout_s``."""
 
     def __init__(self, timeout_s: float) -> None:
         self._interval_s = min(_HEARTBEAT_S, timeout_s / 5)
         self._last_s = float("-inf")
 
     def due(self, now_s: float) -> bool:
-        """Tell if a heartbeat is due now; if so, restart the interval."""
+        """Return whether a heartbeat is due now; if so, restart the interval."""
         if now_s - self._last_s < self._interval_s:
             return False
         self._last_s = now_s
@@ -32,7 +32,7 @@ def heartbeat(
 ) -> Iterator[None]:
     """Report ``text`` every second while ``when`` holds, for at most ``at_most_s``.
 
-    For calls that cannot report progress themselves: unbroken silence counts as a hang.
+    For calls that cannot report progress themselves and would otherwise count as a hang.
     """
     ended = threading.Event()
     until_s = time.monotonic() + at_most_s
@@ -48,5 +48,5 @@ def heartbeat(
         yield
     finally:
         ended.set()
-        # Nothing more is reported once the block has been left.
+        # Ensures that nothing is reported after the block exits.
         thread.join()

@@ -1,4 +1,4 @@
-"""Facts about a host for preflight and probes, read below any root."""
+"""Facts about a host, for preflight and probes."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ def gib(mib: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """Reads the machine, or a tree that looks like one."""
+    """This machine, or a directory tree that mimics one."""
 
     root: Path = Path("/")
-    """Holds ``dev``, ``proc`` and ``sys``."""
+    """Contains ``dev``, ``proc`` and ``sys``."""
     disk: Path = Path("/tmp")
     shared_memory: Path = Path("/dev/shm")
     fi_info: str | None = _FI_INFO
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit
     pid: Callable[[], int] = os.getpid
     heartbeat: Callable[[], None] = lambda: None
-    """Called during anything that takes time."""
+    """Called during slow operations."""
 
     def num_neuron_devices(self) -> int:
-        """Number of chips, one device file each."""
+        """Count the chips; each has one device file."""
         return self._count("dev", r"neuron\d+")
 
     def num_efa_devices(self) -> int:
-        """Number of device files through which user space reaches EFA."""
+        """Count the device files that give user space access to EFA."""
         return self._count("dev/infiniband", r"uverbs\d+")
 
     def num_efa_interfaces(self) -> int:
-        """Number of EFA interfaces known to the kernel."""
+        """Count the EFA interfaces known to the kernel."""
         return self._count("sys/class/infiniband", r".+")
 
-    def num_efa_providers(self) -> int | None:
-        """Number of EFA domains that libfabric offers, or None if its tool is not installed."""
+    def num_efa_domains(self) -> int | None:
+        """Count the EFA domains that libfabric offers; None if its tool is not installed."""
         if self.fi_info is None or not Path(self.fi_info).exists():
             return None
         command = [self.fi_info, "-p", "efa", "-t", "FI_EP_RDM"]
@@ -62,7 +62,7 @@ class Host:
         return len(set(re.findall(r"^\s*domain:\s*(\S+)", output, re.MULTILINE)))
 
     def _wait(self, process: subprocess.Popen[str]) -> str:
-        """Return the output of a process that may hang, with heartbeats meanwhile."""
+        """Return the output of a process that may hang, sending heartbeats while waiting."""
         deadline = time.monotonic() + _FI_INFO_TIMEOUT_S
         while time.monotonic() < deadline:
             self.heartbeat()
@@ -74,32 +74,32 @@ class Host:
         return ""
 
     def driver_version(self) -> str | None:
-        """Version of the loaded Neuron driver."""
+        """Return the version of the loaded Neuron driver; None if no driver is loaded."""
         try:
             return (self.root / "sys/module/neuron/version").read_text().strip()
         except OSError:
             return None
 
     def memlock_bytes(self) -> int | None:
-        """Bytes that may be pinned, or None if unlimited."""
+        """Return the limit on locked memory in bytes; None if unlimited."""
         soft, _ = self.limits(resource.RLIMIT_MEMLOCK)
         return None if soft == resource.RLIM_INFINITY else soft
 
-    def num_files(self) -> int:
-        """Number of files a process may have open."""
+    def max_open_files(self) -> int:
+        """Return the limit on open files per process."""
         soft, _ = self.limits(resource.RLIMIT_NOFILE)
         return 2**30 if soft == resource.RLIM_INFINITY else soft
 
     def shared_memory_mib(self) -> int:
-        """Size, not free space, of the shared-memory file system."""
+        """Return the total size of the shared-memory file system."""
         return shutil.disk_usage(self.shared_memory).total // 2**20
 
     def free_disk_gib(self) -> float:
-        """Free space for temporary files."""
+        """Return the free space for temporary files."""
         return shutil.disk_usage(self.disk).free / 2**30
 
     def file_system_type(self, folder: str) -> str | None:
-        """Type of the file system mounted at exactly this folder, or None."""
+        """Return the type of the file system mounted at this exact folder; None if unmounted."""
         try:
             lines = (self.root / "proc/mounts").read_text().splitlines()
         except OSError:
@@ -108,7 +108,7 @@ class Host:
         return kinds[-1] if kinds else None
 
     def is_writable(self, folder: str) -> bool:
-        """Tell if a file can be created there."""
+        """Return whether a file can be created in the folder."""
         try:
             with tempfile.TemporaryFile(dir=self.root / folder.lstrip("/")) as file:
                 file.write(b"\0")
@@ -117,7 +117,7 @@ class Host:
         return True
 
     def has_package(self, name: str) -> bool:
-        """Tell if a package can be imported, without importing it."""
+        """Return whether a package can be imported, without importing it."""
         return find_spec(name) is not None
 
     def _count(self, folder: str, pattern: str) -> int:

@@ -1,4 +1,4 @@
-"""The job passed to a workload on one worker, and the switch that asks it to stop."""
+"""The job passed to a workload on one worker, and the switch that requests a stop."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     from training.storage.results import ResultFiles
 
 
-class Stopped(Exception):
-    """The workload has ended early because it was asked to."""
+class StopRequested(Exception):
+    """Raised by a workload that ends early on request."""
 
 
 @dataclass(slots=True)
 class StopSwitch:
-    """A request to stop, set by SIGTERM. The worker ends at once unless the workload defers it.
+    """A request to stop, set by SIGTERM.
 
-    The launcher's ``stop-grace-s`` bounds the delay.
+    The worker exits immediately unless the workload defers the stop, by at most the launcher's
+    ``stop-grace-s``.
     """
 
     deferred: bool = False
     requested: bool = False
 
     def defer(self) -> None:
-        """From here on, let the workload check ``requested`` and end itself with ``Stopped``."""
+        """Let the workload check ``requested`` from now on and raise ``StopRequested`` itself."""
         self.deferred = True
 
 
@@ -42,14 +43,14 @@ class Job:
     values: Mapping[str, Value]
     """Every parameter of the workload."""
     given: Mapping[str, Value]
-    """The parameters given by the user."""
+    """The parameters set by the user."""
     device: Device
     progress: WorkerProgress
     store: ResultFiles
     stop: StopSwitch = field(default_factory=StopSwitch)
-    """A workload that defers it need not end at once."""
+    """A workload may defer it to finish its current step first."""
     hang_limit_s: float = float("inf")
-    """Silence after which the launcher ends the node."""
+    """Time without progress after which the launcher ends the node."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The worker's environment variables for Neuron and torch_xla."""
     variables: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The log of launcher and workers: plain messages, errors on standard error, unbuffered."""
+"""Logging for launcher and workers: plain messages, errors on standard error, unbuffered."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 
 
 class _StandardStreams(logging.Handler):
-    """Writes to the current streams and lets their exceptions through."""
+    """Writes to the current streams and propagates their exceptions."""
 
     def emit(self, record: logging.LogRecord) -> None:
         stream = sys.stderr if record.levelno >= logging.ERROR else sys.stdout
-        # A single write, so that lines of several ranks do not mix.
+        # A single write, so that lines of different ranks are not interleaved.
         stream.write(f"{self.format(record)}\n")
         stream.flush()
 

@@ -1,4 +1,4 @@
-"""The device of a data job: a single process on a CPU, which does without torch."""
+"""The device of a data job: a single process on a CPU, without torch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
 
 
 class LoneProcess:
-    """See ``Device``: with one rank on a CPU, nothing moves and nothing waits."""
+    """A ``Device`` of a single rank on a CPU: every method is a no-op."""
 
     kind = DeviceKind.CPU
     rank = 0
     num_ranks = 1
 
     def place(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, which is on the device already."""
+        """Return the tensor, which is already on the device."""
         return tensor
 
     def all_reduce(self, tensor: torch.Tensor, *, maximum: bool = False) -> None:
-        """Leave the tensor as it is: it is the sum, and the maximum, of one."""
+        """Leave the tensor unchanged: with one rank it is both the sum and the maximum."""
 
     def synchronize(self) -> None:
         """Do nothing: CPU operations are done when the call returns."""

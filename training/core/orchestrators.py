@@ -1,8 +1,8 @@
-"""Reads a node's position in its job, as set by AWS Batch or by a Volcano job from TorchX.
+"""Read a node's position in its job, set by AWS Batch or by a Volcano job from TorchX.
 
-TorchX creates one single-pod task per node and puts the node's index, and the name of the variable
-that holds the main node's host, into its environment (torchx, kubernetes_scheduler.py,
-app_to_resource); Volcano's plugin ``svc`` sets that variable (volcano, plugins/svc/svc.go).
+TorchX creates one single-pod task per node; its environment has the node's index and the name of
+the variable for the main node's host (torchx, kubernetes_scheduler.py, app_to_resource), which
+Volcano's ``svc`` plugin sets (volcano, plugins/svc/svc.go).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ BATCH_ARRAY_SIZE = "AWS_BATCH_JOB_ARRAY_SIZE"
 
 _BATCH_MULTI_NODE = (BATCH_NODE_INDEX, BATCH_NUM_NODES, BATCH_MAIN_INDEX)
 _VOLCANO = (ENV_JOB_ID, ENV_ATTEMPT, ENV_NODE_INDEX, ENV_NUM_NODES, ENV_MAIN_HOST_FROM)
-# TorchX always makes the first replica the main one (macros.rank0_env).
+# In TorchX the first replica is always the main one (macros.rank0_env).
 _VOLCANO_MAIN_INDEX = 0
 
 
 class ContractError(ValueError):
-    """The node's configuration cannot run; the message is for the user."""
+    """The node's environment is invalid; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,36 +47,36 @@ class NodePosition:
 
     job_id: str = "local"
     attempt: int = 1
-    """Counted from 1."""
+    """1-based."""
     node_index: int = 0
     num_nodes: int = 1
     main_index: int = 0
     main_address: str | None = None
     """None on the main node itself."""
     array_index: int = 0
-    """Index of this child in an array job; 0 of 1 outside one."""
+    """Index of this child in an array job; 0 if it is not part of one."""
     array_size: int = 1
     time_limit_s: int | None = None
-    """Seconds until the launcher ends the attempt; None if the orchestrator does."""
+    """Time limit enforced by the launcher; None if the orchestrator enforces it."""
 
 
-def read_place(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodePosition:
-    """Read the position from the orchestrator's variables; without any the job has one node.
+def read_position(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodePosition:
+    """Read the position from the orchestrator's variables; without them the job has one node.
 
-    ``find_host`` returns the address of a host name; it is called on a Volcano job's children.
+    ``find_host`` resolves host names; only children of a Volcano job call it.
     """
     if not is_volcano(env):
         return _read_batch(env)
     if BATCH_JOB_ID in env:
         raise ContractError(
             f"{BATCH_JOB_ID} and {ENV_JOB_ID} are both set, "
-            "and a node belongs to one job; unset those of the other orchestrator"
+            "but a node belongs to only one job; unset the variables of the other orchestrator"
         )
     return _read_volcano(env, find_host)
 
 
 def is_volcano(env: Mapping[str, str]) -> bool:
-    """Tell if a Volcano job set the environment; refuse if it is only partly set."""
+    """Return whether a Volcano job set the environment; refuse one that it set only in part."""
     return _all_or_none(env, _VOLCANO, "a Volcano job of this deployment")
 
 
@@ -98,10 +98,10 @@ def _read_batch(env: Mapping[str, str]) -> NodePosition:
     array_index = whole(env, BATCH_ARRAY_INDEX, default=0)
     if array_index >= array_size:
         raise ContractError(
-            f"{BATCH_ARRAY_INDEX}={array_index} is outside an array job of {array_size}"
+            f"{BATCH_ARRAY_INDEX}={array_index} is outside an array job of {array_size} children"
         )
     return NodePosition(
-        # Without the "#N" or ":N" that Batch appends for nodes and array children.
+        # Strip the "#N" or ":N" that Batch appends for nodes and array children.
         job_id=re.split("[#:]", env.get(BATCH_JOB_ID, "local"))[0],
         attempt=whole(env, BATCH_ATTEMPT, default=1, least=1),
         node_index=node_index,
@@ -117,14 +117,14 @@ def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> No
     num_nodes = whole(env, ENV_NUM_NODES, least=1)
     node_index = _index(env, ENV_NODE_INDEX, num_nodes)
     main_address = None
-    # On the main node itself TorchX sets the host to ``localhost``, which is useless.
+    # On the main node itself TorchX sets the host to ``localhost``, which peers cannot use.
     if node_index != _VOLCANO_MAIN_INDEX:
         variable = env[ENV_MAIN_HOST_FROM]
         host = env.get(variable, "").partition(",")[0]
         if not host:
             raise ContractError(
                 f"{variable}, which {ENV_MAIN_HOST_FROM} names, is not set on child node "
-                f"{node_index}; Volcano sets it when the job has the plugin svc"
+                f"{node_index}; Volcano sets it when the job has the svc plugin"
             )
         main_address = find_host(host)
     return NodePosition(
@@ -139,12 +139,12 @@ def _read_volcano(env: Mapping[str, str], find_host: Callable[[str], str]) -> No
 
 
 def _all_or_none(env: Mapping[str, str], names: Sequence[str], setter: str) -> bool:
-    """Tell if all of ``names`` are set; refuse if only some are, since ``setter`` sets all."""
+    """Return whether all of ``names`` are set; refuse a mix, since ``setter`` sets all."""
     given = [name for name in names if name in env]
     missing = [name for name in names if name not in env]
     if given and missing:
         raise ContractError(
-            f"{', '.join(missing)} is not set although {given[0]} is; {setter} sets all of them"
+            f"{given[0]} is set, but not {', '.join(missing)}; {setter} sets all of them"
         )
     return bool(given)
 
@@ -160,12 +160,12 @@ def _index(env: Mapping[str, str], name: str, num_nodes: int) -> int:
 
 
 def whole(env: Mapping[str, str], name: str, *, default: int | None = None, least: int = 0) -> int:
-    """Read a whole number of at least ``least``."""
+    """Read an integer of at least ``least``."""
     text = env.get(name)
     if text is None:
         assert default is not None
         return default
-    # Not int(), which accepts "1_0", " 1" and digits of other scripts.
+    # int() also accepts "1_0", " 1" and digits of other scripts.
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
         raise ContractError(f"{name}={text} is not a whole number of at least {least}")
     return int(text)

@@ -1,4 +1,4 @@
-"""Linux process control: die with the parent, find and end what a launcher started."""
+"""Linux process control: die with the parent, find and kill a launcher's processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from typing import IO
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_NO_NEW_PRIVS = 38
-_libc = ctypes.CDLL(None, use_errno=True)
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+"""Looked up at import: between fork and exec another thread may hold the loader's lock."""
 
 
 def die_with_parent(parent_pid: int) -> None:
     """Have the kernel kill this process when its parent dies (prctl(2), PR_SET_PDEATHSIG)."""
-    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent_pid:  # it has already died
+    _prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it is already dead
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -32,9 +33,10 @@ def start_process(
     stdout: int | None = None,
     stderr: IO[bytes] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, which dies with this one.
+    """Start a process in its own session; it dies with this process.
 
-    This one must have a single thread, so that code between fork and exec is safe.
+    Safe with other threads, such as those that access the bucket: between fork and exec the child
+    only makes the system calls of ``die_with_parent``, which take no locks.
     """
     parent = os.getpid()
     return subprocess.Popen(
@@ -50,16 +52,16 @@ def start_process(
 
 def name_process(name: str) -> None:
     """Set the name shown by ps and top; at most 15 characters."""
-    _libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+    _prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def forbid_new_privileges() -> None:
-    """Keep this process and all it starts from becoming root through setuid programs."""
-    _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    """Prevent this process and its descendants from gaining root through setuid programs."""
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """State letter from proc(5) (``R``, ``S``, ``T``, ``Z``, ...), or None if it does not exist."""
+    """Return the state from proc(5), such as ``R`` or ``Z``; None if there is no process."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
     except OSError:
@@ -69,8 +71,8 @@ def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
 
 
 def parents(proc: Path = Path("/proc")) -> dict[int, int]:
-    """Map every process to its parent."""
-    found = {}
+    """Map the ID of every process to that of its parent."""
+    parent_of = {}
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -78,23 +80,23 @@ def parents(proc: Path = Path("/proc")) -> dict[int, int]:
             stat = (entry / "stat").read_bytes()
         except OSError:
             continue  # it has ended
-        found[int(entry.name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
-    return found
+        parent_of[int(entry.name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
+    return parent_of
 
 
 def is_gone(pid: int) -> bool:
-    """Tell if a process has ended, reaped or not."""
+    """Return whether a process has ended, reaped or not."""
     return process_state(pid) in (None, "Z", "X")
 
 
-def marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
-    """Find processes that were started with ``variable=value`` in their environment.
+def find_marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
+    """Return the IDs of the processes started with ``variable=value`` in their environment.
 
-    torchrun starts workers in sessions of their own, and they outlive a killed torchrun for a
-    moment, so neither process group nor parentage finds them all. The marker does.
+    Process groups and parents would not identify all of them, because torchrun starts each worker
+    in its own session and workers briefly outlive a killed torchrun.
     """
     needle = f"{variable}={value}".encode()
-    found = []
+    pids = []
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -103,8 +105,8 @@ def marked(variable: str, value: str, proc: Path = Path("/proc")) -> list[int]:
         except OSError:
             continue  # it has ended or belongs to another user
         if needle in environment.split(b"\0"):
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids
 
 
 def signal_quietly(pid: int, number: signal.Signals) -> None:
@@ -122,16 +124,16 @@ def kill_marked(
     within_s: float = 5.0,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """Kill marked processes until none is left; returns those stuck in kernel waits."""
+    """Kill marked processes for up to ``within_s``; return those that remain, if any."""
     deadline = time.monotonic() + within_s
     num_empty_scans = 0
     while True:
-        left = [pid for pid in marked(variable, value) if not is_gone(pid)]
-        # During exec a process briefly has no environment, so look twice.
-        num_empty_scans = 0 if left else num_empty_scans + 1
+        remaining = [pid for pid in find_marked(variable, value) if not is_gone(pid)]
+        # During exec a process briefly has no environment, so scan twice.
+        num_empty_scans = 0 if remaining else num_empty_scans + 1
         if num_empty_scans == 2 or time.monotonic() > deadline:
-            return left
-        for pid in left:
+            return remaining
+        for pid in remaining:
             signal_quietly(pid, signal.SIGKILL)
         heartbeat()
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Progress and failures of workers, reported to the launcher through small files."""
+"""Workers' progress and failures, reported to the launcher through small files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from training.core.files import write_whole
 from trainium_catalogue.exit_codes import ExitCode
 
 ENV_SCRATCH = "TRAINIUM_SCRATCH"
-"""Folder of one launch on one node; being unique, it also marks the launch's processes."""
+"""Scratch folder of one launch on one node; being unique, it also marks the launch's processes."""
 ENV_SNAPSHOTS = "TRAINIUM_SNAPSHOTS"
-"""Marks, instead of the other, the process that keeps a program's files and outlives workers."""
+"""Marks the snapshot process instead of ``ENV_SCRATCH``, because it outlives the workers."""
 
 _BETWEEN_WRITES_S = 0.2
 
-COMPILES_AT_MOST_S = 4 * 3600
-"""A longer compilation counts as a hang; anything that waits for a compiling rank waits as
-long."""
+MAX_COMPILE_S = 4 * 3600
+"""Longer compilation counts as a hang; also the timeout of waits for a compiling rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +33,20 @@ class WorkerState:
     ready: bool
     """True once the workload has begun, after imports and the rendezvous of all ranks."""
     done: bool
+    steps_completed: int = 0
+    """Optimizer steps, including earlier attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A worker's failure, as reported by the worker itself."""
+    """The failure of a worker, or of all workers of a node."""
 
     rank: int
-    """-1: not a rank, but the process that runs all ranks of the node."""
+    """-1 for the process that compiles for all ranks of the node."""
     code: ExitCode
     error: str
     weak: bool = False
-    """True if only an exit status is known, which a program also chooses when a peer is lost."""
+    """True if only an exit code is known, which losing a peer may also cause."""
 
     @property
     def whose(self) -> str:
@@ -54,7 +55,7 @@ class Failure:
 
 
 class WorkerProgress:
-    """A worker's side: report often."""
+    """The worker's side: reports progress and failure."""
 
     def __init__(self, scratch: Path, *, local_rank: int, rank: int) -> None:
         self._scratch = scratch
@@ -62,33 +63,43 @@ class WorkerProgress:
         self._rank = rank
         self._step = ""
         self._ready = False
+        self._steps_completed = 0
         self._written_s = float("-inf")
 
     def report(self, step: str) -> None:
-        """Report progress; ``step`` names the current activity. Cheap enough for every step."""
+        """Report progress; ``step`` names the current activity. Cheap enough to call every step."""
         now = time.monotonic()
         if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
             return
         self._step, self._written_s = step, now
         self._write(done=False)
 
+    def made(self, steps: int) -> None:
+        """Record the number of optimizer steps; it is part of the next report."""
+        self._steps_completed = steps
+
     def begin(self) -> None:
-        """Report that the workload begins: from here on the hang limit applies."""
+        """Report that the workload starts; from now on the hang limit applies."""
         self._ready = True
         self._write(done=False)
 
     def finish(self) -> None:
-        """Report that all work is done: from here on silence is not a hang."""
+        """Report that all work is done; from now on silence is not a hang."""
         self._write(done=True)
 
     def fail(self, code: ExitCode, error: str) -> None:
-        """Record the reason before the process ends and peers see their connections break."""
+        """Record the reason, before the process exits and its peers' connections break."""
         document = {"rank": self._rank, "code": int(code), "error": error}
         _write_whole(self._scratch / f"failure-{self._rank}.json", document)
 
     def _write(self, *, done: bool) -> None:
         state = WorkerState(
-            pid=os.getpid(), rank=self._rank, step=self._step, ready=self._ready, done=done
+            pid=os.getpid(),
+            rank=self._rank,
+            step=self._step,
+            ready=self._ready,
+            done=done,
+            steps_completed=self._steps_completed,
         )
         _write_whole(self._path, asdict(state))
 
@@ -116,5 +127,5 @@ def read_failures(scratch: Path) -> list[Failure]:
 
 
 def _write_whole(path: Path, document: dict[str, Any]) -> None:
-    # A heartbeat thread (core/heartbeat.py) is a second writer.
+    # A heartbeat thread (core/heartbeat.py) may write at the same time.
     write_whole(path, json.dumps(document).encode())

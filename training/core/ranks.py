@@ -1,4 +1,4 @@
-"""Agreement among a job's ranks: rank 0 decides, all learn the result."""
+"""Agreement among a job's ranks: rank 0 decides and broadcasts the result."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from training.core.progress import COMPILES_AT_MOST_S
+from training.core.progress import MAX_COMPILE_S
 
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(seconds=COMPILES_AT_MOST_S)
-"""Timeout of collectives that wait for the slowest rank's upload, or for one that compiles what
-others have cached. A rank that dies is noticed at once."""
+_TIMEOUT = timedelta(seconds=MAX_COMPILE_S)
+"""Timeout of collectives that wait for the slowest upload, or for a rank that compiles a graph
+cached by its peers. A dead rank is detected immediately."""
 
 
 class Ranks:
-    """A process group of its own, because uploads run during training and must not mix with it."""
+    """A process group separate from training's, because uploads run concurrently with it."""
 
     def __init__(self, group: Any = None, *, rank: int = 0, num_ranks: int = 1) -> None:
         self.group, self.rank, self.num_ranks = group, rank, num_ranks
 
     @classmethod
     def open(cls) -> Ranks:
-        """All ranks, at the same point of their program: make the group.
+        """Create the group; every rank must call this at the same point.
 
-        Without torch.distributed there is one rank, which needs none.
+        Without torch.distributed there is a single rank and no group.
         """
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
@@ -36,22 +36,22 @@ class Ranks:
 
     @property
     def is_leader(self) -> bool:
-        """True on rank 0, which decides, and writes whatever does not belong to a rank."""
+        """True on rank 0, which decides and writes all files that are not per-rank."""
         return self.rank == 0
 
     def agree(self, action: Callable[[], T]) -> T:
         """Run ``action`` on the leader; every rank gets its result or raises its exception."""
-        told: list[Any] = [None, None]
+        outcome: list[Any] = [None, None]
         if self.is_leader:
             try:
-                told[0] = action()
+                outcome[0] = action()
             except Exception as error:
-                told[1] = error
+                outcome[1] = error
         if self.num_ranks > 1:
-            dist.broadcast_object_list(told, src=0, group=self.group)
-        if told[1] is not None:
-            raise told[1]
-        result: T = told[0]
+            dist.broadcast_object_list(outcome, src=0, group=self.group)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
         return result
 
     def gather(self, mine: T) -> list[T]:

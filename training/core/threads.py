@@ -1,4 +1,4 @@
-"""Many small pieces of work at once."""
+"""Concurrent execution of many small tasks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Result = TypeVar("Result")
 def in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], *, at_once: int, name: str
 ) -> Iterator[Result]:
-    """Do ``work`` for every item, ``at_once`` at a time, and yield results as they come.
+    """Run ``work`` on every item, ``at_once`` at a time, and yield results as they complete.
 
-    The first exception is raised, and what has not begun by then never does.
+    Raises the first exception and cancels items that have not started.
     """
     with ThreadPoolExecutor(at_once, thread_name_prefix=name) as pool:
         futures = [pool.submit(work, item) for item in items]

@@ -1,1 +1,1 @@
-"""Packs text into token shards, prepares other datasets, and reads both as samples."""
+"""Packs text into token shards, prepares other datasets, and reads samples from both."""

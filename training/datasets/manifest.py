@@ -1,4 +1,4 @@
-"""Manifests of datasets, written last: for packed tokens, and for files made by prepare."""
+"""Manifests of datasets (packed tokens, or files from ``prepare``), written last."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from training.core.failures import Explained
+from training.core.failures import ExplainedError
 from training.core.files import sha256_of
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
 from trainium_catalogue.safe_folder import PART_PREFIX, path_parts
 from trainium_catalogue.typed_json import read_object, typed
+from trainium_catalogue.wording import counted
 
 log = logging.getLogger(__name__)
 
 PACKED_SCHEMA = 2
-_OF_EXAMPLES = 3
+_EXAMPLES_SCHEMA = 3
 """Schema of datasets of prompts and responses."""
 COUNTED = 1 << 31
-"""The bit of an id, in a dataset of prompts and responses, that counts in the loss."""
-_WITHOUT_VALIDATION = 1
-"""Schema of datasets without a validation split, which earlier releases write and read."""
+"""In datasets of prompts and responses, the bit of an id whose token counts in the loss."""
+_UNSPLIT_SCHEMA = 1
+"""Schema of datasets without a validation split, as in earlier releases."""
 TOKENIZER_FILE = "tokenizer.json"
-"""The tokenizer that made the ids, in Hugging Face's format, beside the manifest."""
+"""The dataset's tokenizer in Hugging Face's format, stored next to the manifest."""
 FILES_SCHEMA = 1
 _BYTES = {"uint16": 2, "uint32": 4}
-"""Bytes of a token id, by type."""
+"""Bytes per token id, by dtype."""
 
 
-class DatasetError(Explained, ValueError):
-    """A dataset cannot be made or read as requested; the message is for the user."""
+class DatasetError(ExplainedError, ValueError):
+    """A dataset cannot be created or read as requested; the message is for the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """The documents withheld from training: a separate stream, in separate shards."""
+    """The held-out documents: a separate stream, in separate shards."""
 
     fraction: float
     """Share of the documents, as requested."""
@@ -73,9 +74,9 @@ class Validation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedManifest:
-    """A packed dataset: one stream of ids, cut into shards, every document ended by ``eos_id``.
+    """A packed dataset: one stream of ids, cut into shards, each document followed by ``eos_id``.
 
-    Tokens, documents and shards are those to train on; ``validation`` has the held-out ones.
+    Tokens, documents and shards are the training split; ``validation`` has the held-out one.
     """
 
     dtype: str
@@ -83,25 +84,25 @@ class PackedManifest:
     vocab_size: int
     eos_id: int
     bos: bool
-    """True if documents begin with a BOS id; never so far."""
+    """True if documents start with a BOS id; always False so far."""
     tokenizer: str
     """Name of the uploaded file."""
     tokenizer_file_sha256: str
     """Checksum of that file."""
     tokenizer_sha256: str
-    """Checksum of the ``tokenizer.json`` beside the manifest, which fixes the ids."""
+    """Checksum of the ``tokenizer.json`` next to the manifest, which determines the ids."""
     num_tokens: int
     documents: int
     empty_documents: int
-    """Omitted."""
+    """Skipped empty documents."""
     source: Source
     shards: tuple[Shard, ...]
     validation: Validation | None = None
     """None: nothing was held out."""
     seq_len: int = 0
-    """Of prompts and responses: tokens of the sequences that they are packed into; else 0."""
+    """For prompts and responses: length of the sequences they are packed into; otherwise 0."""
     response_tokens: int = 0
-    """Of prompts and responses: tokens to train on that count in the loss."""
+    """For prompts and responses: training tokens that count in the loss."""
 
     def __post_init__(self) -> None:
         if self.dtype not in _BYTES:
@@ -109,15 +110,15 @@ class PackedManifest:
         for shard in self.files:
             if shard.bytes != shard.tokens * _BYTES[self.dtype]:
                 raise ValueError(
-                    f"{shard.name} has {shard.bytes} bytes, and {shard.tokens} tokens of "
-                    f"{self.dtype} take {shard.tokens * _BYTES[self.dtype]}"
+                    f"{shard.name} has {shard.bytes:,} bytes, but {shard.tokens:,} tokens of "
+                    f"{self.dtype} take {shard.tokens * _BYTES[self.dtype]:,}"
                 )
         if min(self.vocab_size, self.eos_id, self.seq_len) < 0:
             raise ValueError("vocab_size, eos_id and seq_len cannot be negative")
 
     @property
     def has_responses(self) -> bool:
-        """Tell whether only some tokens count in the loss."""
+        """Return whether only some tokens count in the loss."""
         return self.seq_len > 0
 
     @property
@@ -129,40 +130,40 @@ class PackedManifest:
         """Encode as JSON; equal manifests give equal bytes."""
         document = {"schema": PACKED_SCHEMA, **asdict(self)}
         if self.has_responses:
-            return f"{json.dumps({**document, 'schema': _OF_EXAMPLES}, indent=1)}\n".encode()
+            return f"{json.dumps({**document, 'schema': _EXAMPLES_SCHEMA}, indent=1)}\n".encode()
         del document["seq_len"], document["response_tokens"]
         if self.validation is None:
-            document["schema"] = _WITHOUT_VALIDATION
+            document["schema"] = _UNSPLIT_SCHEMA
             del document["validation"]
         return f"{json.dumps(document, indent=1)}\n".encode()
 
     @staticmethod
     def from_json(data: bytes, *, name: str) -> PackedManifest:
-        """Parse the manifest called ``name``; ``DatasetError`` says what is missing."""
+        """Parse the manifest called ``name``; raise ``DatasetError`` if it is invalid."""
         try:
             document = read_object(data)
             if "schema" not in document:
                 raise ValueError("it has no schema")
             schema = document["schema"]
-            if schema not in (_WITHOUT_VALIDATION, PACKED_SCHEMA, _OF_EXAMPLES):
+            if schema not in (_UNSPLIT_SCHEMA, PACKED_SCHEMA, _EXAMPLES_SCHEMA):
                 raise DatasetError(
-                    f"{name} has schema {schema}, this release reads up to {_OF_EXAMPLES}; "
-                    "tokenize it again"
+                    f"{name} has schema {schema}, but this release reads schemas up to "
+                    f"{_EXAMPLES_SCHEMA}; tokenize it again"
                 )
             return typed(document, PackedManifest)
         except DatasetError:
             raise
         except ValueError as error:
             raise DatasetError(
-                f"{name} is no manifest of a packed dataset: {error}; tokenize it again"
+                f"{name} is not the manifest of a packed dataset: {error}; tokenize it again"
             ) from None
 
 
 def _check_file(name: str, size: int, count: int) -> None:
-    """Refuse what a manifest must not say of a file: its name becomes a path on every node."""
+    """Refuse invalid entries; the name becomes a path on every node."""
     first = path_parts(name)[0]
     if first == DATASET_MANIFEST or first.startswith(PART_PREFIX):
-        raise ValueError(f"{name!r} is the name of a file that every dataset has")
+        raise ValueError(f"{name!r} is a reserved file name")
     if min(size, count) < 0:
         raise ValueError(f"{name!r} has {size} bytes and {count} tokens or samples")
 
@@ -183,7 +184,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FilesDocument:
-    """The fields of a DatasetManifest's JSON that do not depend on the kind."""
+    """The JSON fields of a DatasetManifest that do not depend on its kind."""
 
     schema: int
     source: Mapping[str, str]
@@ -193,7 +194,7 @@ class _FilesDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetManifest:
-    """A dataset's manifest."""
+    """The manifest of a dataset made by ``prepare``."""
 
     kind: str
     """``bert`` or ``images``."""
@@ -215,24 +216,25 @@ class DatasetManifest:
 
     @property
     def fingerprint(self) -> str:
-        """64 hexadecimal digits, equal for equal files with equal names."""
+        """Hash of all files' names and contents."""
         sums = "\n".join(f"{file.name} {file.sha256}" for file in self.shards)
         return hashlib.sha256(sums.encode()).hexdigest()
 
     def fact(self, name: str) -> int:
-        """Return one of ``facts``; ``DatasetError`` unless it is an integer."""
-        found: int = self._fact(name, int)
-        return found
+        """Return one of ``facts``; raise ``DatasetError`` unless it is an integer."""
+        value: int = self._fact(name, int)
+        return value
 
     def bounds(self, name: str) -> tuple[float, float]:
-        """Return the smallest and largest right value that ``facts`` give."""
-        found: tuple[float, ...] = self._fact(name, tuple[float, ...])
-        if len(found) != 2:
+        """Return the smallest and largest valid value from ``facts``."""
+        values: tuple[float, ...] = self._fact(name, tuple[float, ...])
+        if len(values) != 2:
             raise DatasetError(
-                f"the dataset's {DATASET_MANIFEST} gives {len(found)} values for {name}, not two; "
+                f"the dataset's {DATASET_MANIFEST} has {counted(len(values), 'value')} for {name}, "
+                "not two; "
                 "submit prepare again"
             )
-        return found[0], found[1]
+        return values[0], values[1]
 
     def _fact(self, name: str, kind: Any) -> Any:
         if name not in self.facts:
@@ -261,13 +263,13 @@ class DatasetManifest:
 
     @staticmethod
     def from_json(data: bytes, *, name: str, kind: str) -> DatasetManifest:
-        """Parse a manifest of that kind; ``DatasetError`` says what ``name`` is instead."""
+        """Parse the manifest ``name``; raise ``DatasetError`` unless it is one of ``kind``."""
         try:
             document = read_object(data)
-            found, schema = document.get("kind", "packed"), document.get("schema")
-            if found != kind or schema != FILES_SCHEMA:
+            actual, schema = document.get("kind", "packed"), document.get("schema")
+            if actual != kind or schema != FILES_SCHEMA:
                 raise DatasetError(
-                    f"{name} is a dataset of kind {found}, schema {schema}, and this workload "
+                    f"{name} is a dataset of kind {actual}, schema {schema}, but this workload "
                     f"trains on kind {kind}, schema {FILES_SCHEMA}; submit with another --dataset"
                 )
             common = typed(document, _FilesDocument)
@@ -275,54 +277,54 @@ class DatasetManifest:
             raise
         except ValueError as error:
             raise DatasetError(
-                f"{name} is no manifest of a dataset: {error}; submit prepare again"
+                f"{name} is not the manifest of a dataset: {error}; submit prepare again"
             ) from None
         known = {field.name for field in fields(_FilesDocument)}
-        ready = DatasetManifest(
+        manifest = DatasetManifest(
             kind=kind,
             source=common.source,
             facts={fact: value for fact, value in document.items() if fact not in known},
             shards=common.shards,
         )
-        if not ready.samples:
-            raise DatasetError(f"{name} is a dataset without a sample; submit prepare again")
-        return ready
+        if not manifest.samples:
+            raise DatasetError(f"{name} is a dataset without samples; submit prepare again")
+        return manifest
 
 
-def refuse_other(objects: Objects, *, kind: str) -> None:
-    """Raise ``DatasetError`` if a dataset of another kind is stored here."""
+def refuse_other_kind(objects: Objects, *, kind: str) -> None:
+    """Raise ``DatasetError`` if a dataset of another kind is stored at ``objects``."""
     try:
-        found = read_object(objects.get(DATASET_MANIFEST)).get("kind", "packed")
+        existing = read_object(objects.get(DATASET_MANIFEST)).get("kind", "packed")
     except (ObjectMissing, ValueError):
         return
-    if found != kind:
+    if existing != kind:
         raise DatasetError(
-            f"{objects.uri} holds a dataset of kind {found}, and this job would write one of kind "
-            f"{kind} over it; delete that first, or give the new one another name"
+            f"{objects.uri} holds a dataset of kind {existing}, and this job would overwrite it "
+            f"with one of kind {kind}; delete it first, or give the new dataset another name"
         )
 
 
 def find_complete(
     objects: Objects, source: Mapping[str, str], *, kind: str
 ) -> DatasetManifest | None:
-    """Find an existing dataset, if it is complete and made from ``source``.
+    """Return the existing dataset if it is complete and made from ``source``.
 
-    Otherwise deletes its manifest, because its files will be replaced.
+    Otherwise delete its manifest, because its files will be replaced.
     """
-    refuse_other(objects, kind=kind)
+    refuse_other_kind(objects, kind=kind)
     try:
-        found = DatasetManifest.from_json(
+        existing = DatasetManifest.from_json(
             objects.get(DATASET_MANIFEST), name=objects.uri, kind=kind
         )
     except ObjectMissing:
         return None
     except DatasetError:
-        found = None
-    if found is not None and dict(found.source) == dict(source):
+        existing = None
+    if existing is not None and dict(existing.source) == dict(source):
         sizes = {info.key: info.size for info in objects.list()}
-        if all(sizes.get(file.name) == file.bytes for file in found.shards):
-            log.info(f"prepare: {objects.uri} was complete already: {found.samples:,} samples")
-            return found
+        if all(sizes.get(file.name) == file.bytes for file in existing.shards):
+            log.info(f"prepare: {objects.uri} is already complete: {existing.samples:,} samples")
+            return existing
     objects.delete([DATASET_MANIFEST])
     return None
 
@@ -330,7 +332,7 @@ def find_complete(
 def store_file(
     objects: Objects, path: Path, *, samples: int, on_bytes: Callable[[int], None]
 ) -> DataFile:
-    """Upload a file under its own name and remove it here."""
+    """Upload a file under its own name and delete the local copy."""
     file = DataFile(
         name=path.name, samples=samples, bytes=path.stat().st_size, sha256=sha256_of(path)
     )
@@ -340,7 +342,7 @@ def store_file(
 
 
 def finish_dataset(objects: Objects, dataset: DatasetManifest) -> None:
-    """Mark the dataset complete, and remove the remains of earlier ones."""
+    """Mark the dataset complete, and delete the files of earlier datasets of this name."""
     known = {file.name for file in dataset.shards} | {DATASET_MANIFEST}
     objects.put(DATASET_MANIFEST, dataset.to_json())
     strays = [info.key for info in objects.list() if info.key not in known]
@@ -348,5 +350,5 @@ def finish_dataset(objects: Objects, dataset: DatasetManifest) -> None:
         objects.delete(strays)
     log.info(
         f"prepare: {objects.uri} is complete: {dataset.samples:,} samples in "
-        f"{len(dataset.shards)} files"
+        f"{counted(len(dataset.shards), 'file')}"
     )

@@ -1,1 +1,1 @@
-"""Workloads that judge the machine instead of training: sums, arithmetic, claims."""
+"""Workloads that check the machine: all-reduce sums, arithmetic, claims."""

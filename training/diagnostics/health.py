@@ -1,7 +1,7 @@
-"""Checks that an image holds what workloads import: ``python -m training.diagnostics.health``.
+"""Check that an image has all modules of the workloads: ``python -m training.diagnostics.health``.
 
-The image's build runs it without a Neuron device: modules that look for one on import are then only
-located, and are imported where there is a device.
+The image build runs it without a Neuron device, where Neuron's modules are only located. With a
+device, they are imported too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 import training
 from training.core.failures import describe
 from training.core.logs import set_up_logging
-from training.workloads import IMPLEMENTATIONS, leave_out_sklearn
+from training.workloads import IMPLEMENTATIONS, hide_sklearn
 
 MODULES = (
     "boto3",
@@ -49,9 +49,9 @@ MODULES = (
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.tokenization_utils_fast",
 )
-"""Third-party modules; the workloads import most of them only when needed."""
+"""Third-party modules; workloads import most of them lazily."""
 NEURON_MODULES = ("torch_xla", "torch_neuronx", "neuronx_distributed", "libneuronxla", "neuronxcc")
-"""Only in a Neuron image; ``training`` imports them only on a Neuron device."""
+"""Modules of a Neuron image; ``training`` imports them only on a Neuron device."""
 _FOLDER = Path(training.__path__[0])
 DATA = (
     _FOLDER / "diagnostics" / "verify" / "golden.json",
@@ -72,19 +72,19 @@ def own_modules() -> list[str]:
 
 
 def failed_imports(names: Iterable[str], load: Import = importlib.import_module) -> list[str]:
-    """Describe each module that cannot be imported in one line: its name and the reason."""
+    """Describe each module that cannot be imported: its name and the reason."""
     problems = []
     for name in names:
         try:
             load(name)
-        # A module may raise anything, and a missing library may exit the process.
+        # Modules may raise any exception, and some exit if a library is missing.
         except (Exception, SystemExit) as error:
             problems.append(f"{name} cannot be imported: {describe(error)}")
     return problems
 
 
 def version_of(name: str) -> str:
-    """Version of the distribution that provides a module, or "not installed"."""
+    """Return the version of a module's distribution, or "not installed"."""
     top = name.partition(".")[0] if not name.startswith("google.") else "google"
     distributions = importlib.metadata.packages_distributions().get(top, ())
     versions = [f"{found} {importlib.metadata.version(found)}" for found in set(distributions)]
@@ -96,9 +96,9 @@ def _present(names: Iterable[str]) -> list[str]:
 
 
 def main() -> int:
-    """Print versions and anything missing; returns 0 if nothing is."""
+    """Print versions and problems; return 0 if there are no problems."""
     set_up_logging()
-    leave_out_sklearn()
+    hide_sklearn()
     neuron = _present(NEURON_MODULES)
     on_device = _DEVICE.exists()
     problems = failed_imports([*MODULES, *own_modules()])
@@ -113,8 +113,8 @@ def main() -> int:
         log.error("health: %s", problem)
     if problems:
         return 1
-    how = "as well" if on_device else "only where there is a device"
-    what = f"{', '.join(neuron)} {how}" if neuron else "this image trains on CPUs alone"
+    how = "can be imported too" if on_device else "found, but not imported without a device"
+    what = f"{', '.join(neuron)} {how}" if neuron else "this image trains on CPUs only"
     log.info("health: %d workloads can be imported; %s", len(IMPLEMENTATIONS), what)
     return 0
 

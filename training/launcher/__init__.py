@@ -1,1 +1,1 @@
-"""The launcher of a node: join the others, check the host, watch the workers, end coded."""
+"""A node's launcher: check the host, join the other nodes, watch the workers, set the exit code."""

@@ -1,14 +1,14 @@
-"""One node's part in compiling a run's graphs: torchrun under ``neuron_parallel_compile``.
+"""Compile a run's graphs on one node: torchrun under ``neuron_parallel_compile``.
 
     python -m training.launcher.compile_graphs <workload> [--parameter value]... -- <command>...
 
-The tool runs the command with NEURON_EXTRACT_GRAPHS_ONLY, which computes nothing, then compiles
-the graphs it has seen and prints how many failed, which its exit code does not reveal (AWS Neuron
-documentation, neuron_parallel_compile). On other devices the command runs as it is.
+The tool runs the command with NEURON_EXTRACT_GRAPHS_ONLY, which computes nothing, then compiles the
+recorded graphs and prints how many failed, which its exit code does not reveal (AWS Neuron
+documentation, neuron_parallel_compile). On other devices the command runs unchanged.
 
-The compiled graphs themselves are in ``cache/neuron``, keyed by the compiler on their content
+The compiler stores graphs in ``cache/neuron`` under a hash of their content
 (``NEURON_COMPILE_CACHE_URL``). A marker per node, keyed by everything that determines the graphs,
-says that all graphs of a run's steps are there. It is written only if they were seen there:
+states that all graphs of a run's steps are there. It is written only after a check, because
 TorchNeuron keeps its graphs on the node's disk.
 """
 
@@ -32,7 +32,7 @@ from training.core.heartbeat import heartbeat
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.core.progress import ENV_SCRATCH, WorkerProgress
-from training.launcher import signs
+from training.launcher import bucket_records
 from training.storage import Objects, RetryPolicy, StorageAccess, StorageError
 from training.storage.results import now_utc
 from trainium_catalogue.contract import CACHE_PREFIX, ENV_JOB_ID, GRAPHS_PREFIX
@@ -40,12 +40,13 @@ from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 from trainium_catalogue.typed_json import read_json
+from trainium_catalogue.wording import counted
 
 MODULE = "training.launcher.compile_graphs"
 COMPILED_PREFIX = f"{CACHE_PREFIX}compiled/"
 _GRAPH = "/model.neff"
-"""End of a compiled graph's key: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the
-public cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
+"""Suffix of a compiled graph's key: neuronxcc-<version>/MODULE_<hash>/model.neff (as in the public
+cache, huggingface.co/aws-neuron/optimum-neuron-cache)."""
 _CODE = Path(__file__).resolve().parent.parent
 _TRACED = (
     *("models/**/*.py", "backends/**/*.py", "launcher/settings.py"),
@@ -53,7 +54,7 @@ _TRACED = (
 )
 """Code that determines the graphs, the compiler's settings and the steps of a compile job."""
 _RETRY_POLICY = RetryPolicy(total_s=20.0)
-"""The cache is a convenience: a job continues without knowing its content."""
+"""Short, because the cache is optional: a job continues if it cannot be read."""
 _LOCAL_ROOT = Path("build")
 _TOTAL = re.compile(r"Total (graphs|successful compilations|failed compilations): (\d+)")
 
@@ -63,14 +64,14 @@ log = logging.getLogger(MODULE)
 def compile_command(
     node: NodeContract, command: Sequence[str], *, python: str, argv: Sequence[str]
 ) -> list[str]:
-    """Wrap ``command`` as separate arguments: the tool would take a single string for a path."""
+    """Wrap ``command`` as separate arguments; the tool treats a single string as a path."""
     tool = ["neuron_parallel_compile"] if node.device is DeviceKind.XLA else []
     return [python, "-m", MODULE, *argv, "--", *tool, *command]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Compiled:
-    """What is read of a node's marker: who compiled its graphs, and when."""
+    """Fields read from a node's marker: which run compiled its graphs, and when."""
 
     time: str
     run: str
@@ -78,7 +79,7 @@ class _Compiled:
 
 @dataclass(slots=True, kw_only=True)
 class Summary:
-    """The counts that ``neuron_parallel_compile`` prints at the end."""
+    """The summary that ``neuron_parallel_compile`` prints at the end."""
 
     graphs: int | None = None
     failed: int = 0
@@ -95,18 +96,18 @@ class Summary:
 
     @property
     def problem(self) -> str | None:
-        """The reason for the job to fail, if any."""
+        """The reason for a failure, if any."""
         if self.failed == 0:
             return None
         return (
             f"{self.failed} of {self.graphs or self.failed} graphs failed to compile; the "
-            "compiler's words are in the log above. The cache remembers a failure: set "
-            "NEURON_CC_FLAGS=--retry_failed_compilation, or another model or Neuron release"
+            "compiler's errors are in the log above. The cache also stores failures: set "
+            "NEURON_CC_FLAGS=--retry_failed_compilation, or use another model or Neuron release"
         )
 
 
 def code_version() -> str:
-    """Hash the traced code; a different version may have different graphs."""
+    """Hash the code that is traced into graphs."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in _TRACED for path in _CODE.glob(pattern)):
         digest.update(str(path.relative_to(_CODE)).encode() + b"\0" + path.read_bytes() + b"\0")
@@ -114,7 +115,7 @@ def code_version() -> str:
 
 
 def cache_key(node: NodeContract, values: Mapping[str, Value]) -> str:
-    """Hash everything that determines the graphs: 64 hexadecimal digits, equal for equal jobs."""
+    """Hash everything that determines the graphs; equal jobs have equal keys."""
     document = {
         "neuron_release": node.neuron_release,
         "device": node.device,
@@ -136,7 +137,7 @@ class CompileCache:
     """The markers of one key."""
 
     def __init__(self, node: NodeContract, values: Mapping[str, Value], *, local: Path) -> None:
-        """Take ``local`` as the folder that replaces a missing bucket."""
+        """Open the cache in the bucket or, without one, in the folder ``local``."""
         self.key = cache_key(node, values)
         self._node = node
         root = StorageAccess.of(node, local=local).open_root(retry_policy=_RETRY_POLICY)
@@ -144,44 +145,44 @@ class CompileCache:
         self._graphs: Objects = root.at(GRAPHS_PREFIX)
 
     def find(self) -> str | None:
-        """Report who compiled all graphs and when, if every node has left its marker."""
+        """Describe the run that compiled all graphs; None if a node's marker is missing."""
         try:
-            found = [
+            markers = [
                 read_json(self._objects.get(_marker(index)), _Compiled)
                 for index in range(self._node.num_nodes)
             ]
         except (StorageError, OSError, ValueError):
             return None
-        return f"cache is warm: compiled {found[0].time} by {found[0].run}"
+        return f"cache is warm: compiled {markers[0].time} by {markers[0].run}"
 
-    def doubt(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
-        """Explain why ``graphs``, the compiler's count, may not be in the bucket, or None.
+    def why_incomplete(self, graphs: int | None, env: Mapping[str, str]) -> str | None:
+        """Return why some of the compiler's ``graphs`` may not be in the bucket, or None.
 
-        ``env`` is the compiler's environment. Raises storage's errors.
+        ``env`` is the compiler's environment. Raises storage errors.
         """
         match self._node.device:
             case DeviceKind.CPU:
                 return None  # there is nothing to compile
             case DeviceKind.TORCH_NEURON:
-                return "TorchNeuron keeps graphs on the node's disk (TORCH_NEURONX_NEFF_CACHE_DIR)"
+                return "TorchNeuron compiles during training"
         if self._node.bucket is None:
             return "this node has no bucket"
         here = f"s3://{self._node.bucket}/{GRAPHS_PREFIX}"
-        # The flag beats the variable (Neuron documentation, persistent cache).
+        # --cache_dir overrides the variable (Neuron documentation, persistent cache).
         if env.get("NEURON_COMPILE_CACHE_URL") != here or "--cache_dir" in env.get(
             "NEURON_CC_FLAGS", ""
         ):
-            return f"the compiler was told to keep its graphs elsewhere than in {here}"
+            return f"the compiler is configured to store its graphs somewhere other than {here}"
         if graphs is None:
-            return "the compiler has not said how many graphs there are"
-        found = sum(info.key.endswith(_GRAPH) for info in self._graphs.list())
-        # Other runs' graphs count too: fewer proves that some are missing, enough proves nothing.
-        if found < max(graphs, 1):
-            return f"{self._graphs.uri} holds {found} compiled graphs"
+            return "the compiler did not report the number of graphs"
+        stored = sum(info.key.endswith(_GRAPH) for info in self._graphs.list())
+        # Graphs of other runs are counted too, so this can only prove that some are missing.
+        if stored < max(graphs, 1):
+            return f"{self._graphs.uri} contains only {counted(stored, 'compiled graph')}"
         return None
 
-    def remember(self, graphs: int | None) -> None:
-        """Record that this node has compiled all its graphs; raises storage's errors."""
+    def record(self, graphs: int | None) -> None:
+        """Record that this node has compiled all its graphs. Raises storage errors."""
         document = {
             "schema": 1,
             "time": now_utc(),
@@ -202,13 +203,13 @@ def _marker(node_index: int) -> str:
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Compile on this node, unless already done; returns the exit code."""
+    """Compile on this node unless already done; return the exit code."""
     set_up_logging()
     split = list(argv).index("--")
     request, command = parse(argv[:split]), argv[split + 1 :]
     scratch = Path(env[ENV_SCRATCH])
     node = NodeContract.read(scratch)
-    # Reports as one more worker than there are ranks, so that a long compilation is not silent.
+    # Report as an extra worker, so that a long compilation does not count as a hang.
     progress = WorkerProgress(scratch, local_rank=node.processes_per_node, rank=-1)
     progress.report("looking for compiled graphs")
     progress.begin()
@@ -217,41 +218,41 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         log.info("compile: %s", compiled)
         progress.finish()
         return ExitCode.OK
-    log.info("compile: cache is cold: no job has compiled %s", cache.key[:12])
+    log.info("compile: cache is cold: no job has compiled the graphs of key %s", cache.key[:12])
     summary = Summary()
-    status = _run(command, summary, _signs_of_life(progress, node, env))
+    status = _run(command, summary, _reporter(progress, node, env))
     if summary.problem is not None:
         progress.fail(ExitCode.WORKLOAD, summary.problem)
         return ExitCode.WORKLOAD
     if status == 0:
-        _remember(cache, summary, env)
+        _record(cache, summary, env)
         progress.finish()
     return status
 
 
-def _signs_of_life(
+def _reporter(
     progress: WorkerProgress, node: NodeContract, env: Mapping[str, str]
 ) -> Callable[[str], None]:
-    """Report to the launcher and, through the bucket, to a Volcano job waiting for this one."""
+    """Return a function that reports progress to the launcher, and to a waiting Volcano job."""
     if ENV_JOB_ID not in env or node.bucket is None or node.node_index != 0:
         return progress.report
-    results = signs.open_folder(node, signs.RESULTS_PREFIX)
-    signed_s = float("-inf")
+    results = bucket_records.open_folder(node, bucket_records.RESULTS_PREFIX)
+    last_heartbeat_s = float("-inf")
 
     def report(step: str) -> None:
-        nonlocal signed_s
+        nonlocal last_heartbeat_s
         progress.report(step)
-        if time.monotonic() - signed_s > signs.SIGN_S:
-            signs.leave_sign(results, node.job_id)
-            signed_s = time.monotonic()
+        if time.monotonic() - last_heartbeat_s > bucket_records.HEARTBEAT_S:
+            bucket_records.write_heartbeat(results, node.job_id)
+            last_heartbeat_s = time.monotonic()
 
     return report
 
 
 def _run(command: Sequence[str], summary: Summary, report: Callable[[str], None]) -> int:
-    """Run the command, forward its output, report often; returns its status."""
+    """Run the command, forwarding its output and reporting progress; return its status."""
     parent = os.getpid()
-    # No thread is running yet, so code between fork and exec is safe.
+    # No thread is running yet, so running code between fork and exec is safe.
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -269,19 +270,19 @@ def _run(command: Sequence[str], summary: Summary, report: Callable[[str], None]
         return process.wait()
 
 
-def _remember(cache: CompileCache, summary: Summary, env: Mapping[str, str]) -> None:
-    counted = "" if summary.graphs is None else f" ({summary.graphs} graphs)"
+def _record(cache: CompileCache, summary: Summary, env: Mapping[str, str]) -> None:
+    graphs = "" if summary.graphs is None else f" ({counted(summary.graphs, 'graph')})"
     try:
-        if (doubt := cache.doubt(summary.graphs, env)) is not None:
-            log.info("compile: compiled%s, but not remembered: %s", counted, doubt)
+        if (reason := cache.why_incomplete(summary.graphs, env)) is not None:
+            log.info("compile: compiled%s, but not recorded as complete: %s", graphs, reason)
             return
-        cache.remember(summary.graphs)
+        cache.record(summary.graphs)
     except (StorageError, OSError) as error:
-        # The graphs are there all the same; the next job only has to look at each again.
-        log.info("compile: compiled%s, but the marker could not be written: %s", counted, error)
+        # The graphs are in the cache; the next job only has to look up each of them.
+        log.info("compile: compiled%s, but the marker could not be written: %s", graphs, error)
         return
     key = cache.key[:12]
-    log.info("compile: compiled%s; the next job with key %s finds the cache warm", counted, key)
+    log.info("compile: compiled%s; the next job with key %s will find the cache warm", graphs, key)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,15 @@
-"""What a node's program shows from outside: signs of life, or processes and connections of ranks.
+"""External evidence about a node's program: output, processes and connections of its ranks.
 
-A compiler of large graphs may say nothing for hours. libneuronxla makes `model.hlo_module.pb.lock`
-beside the graph that it compiles, and removes it afterwards; a process that finds one waits
-("Another process must be compiling", as the workers of a node print it). A compiler that is killed
-leaves its lock there, so a lock counts only with a compiler, as far as one was ever seen.
+The compiler may be silent for hours on large graphs. libneuronxla creates
+`model.hlo_module.pb.lock` in the folder of the graph it compiles, and removes it afterwards; other
+processes wait while the lock exists ("Another process must be compiling", in the workers' output).
+A killed compiler leaves a stale lock. So once a compiler has been seen on this node, locks count
+only while one is running.
 
-A program that starts its own processes (``mp.spawn``, ``accelerate launch``) makes no process group
-under torchrun: its processes inherit ``TORCHELASTIC_USE_AGENT_STORE``, so all of them connect to
-the address that the program chose, and none listens there (``_create_c10d_store`` in
-torch/distributed/rendezvous.py). From outside, the ranks then have children and no connection.
+A program that starts its own processes (``mp.spawn``, ``accelerate launch``) cannot form a process
+group under torchrun: its processes inherit ``TORCHELASTIC_USE_AGENT_STORE``, so all of them connect
+to the address that the program chose, and none listens there (``_create_c10d_store`` in
+torch/distributed/rendezvous.py). From outside, the ranks then have children but no connections.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from training.core.processes import is_gone, marked, parents
+from training.core.processes import find_marked, is_gone, parents
 from training.core.progress import ENV_SCRATCH, WorkerState, read_states
 from training.launcher.messages import Evidence, Message, Movement
 from training.program.reports import (
@@ -39,23 +40,23 @@ _LAUNCHERS = re.compile(
     r"(?:\S*/)?(torchrun|deepspeed|accelerate launch|torch\.distributed\.(?:run|launch)"
     r"|accelerate\.commands\.launch)(?: |$)"
 )
-"""A command that starts a launcher: by its name, or as what Python runs."""
+"""A command that starts a launcher, by name or as a Python module or script."""
 _SPAWNED = "--multiprocessing-fork"
-"""Argument of a process that multiprocessing has started with ``spawn`` or ``forkserver``
+"""Argument of a process started by multiprocessing with ``spawn`` or ``forkserver``
 (``get_command_line`` of multiprocessing/spawn.py)."""
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 _LONGEST_COMMAND = 60
-_BETWEEN_CACHE_LOOKS_S = 5.0
+_CACHE_POLL_INTERVAL_S = 5.0
 _SHARE = 0.01
-"""Most of this process's time that looking at the cache may take, however many graphs there are."""
+"""Maximum share of this process's time spent scanning the cache, regardless of its size."""
 _LOCK = ".lock"
 _COMPILER = b"neuronx-cc"
-"""The command that libneuronxla starts ("Call compiler with cmd: neuronx-cc compile ...", in the
-log of aws-neuron-sdk issue 872)."""
-_BETWEEN_LOOKS_S = 0.25
-_BETWEEN_MOVES_S = 1.0
-"""Least time between two messages that the program goes on."""
-_BETWEEN_COLLECTIONS_S = 30.0
+"""The command that libneuronxla runs ("Call compiler with cmd: neuronx-cc compile ...", in the log
+of aws-neuron-sdk issue 872)."""
+_POLL_INTERVAL_S = 0.25
+_MESSAGE_INTERVAL_S = 1.0
+"""Minimum interval between messages about progress."""
+_COLLECTION_INTERVAL_S = 30.0
 _OPEN = frozenset({"01", "0A"})
 """ESTABLISHED and LISTEN in /proc/net/tcp (include/net/tcp_states.h)."""
 
@@ -63,7 +64,7 @@ _OPEN = frozenset({"01", "0A"})
 def collect(
     states: Iterable[WorkerState], *, lines: int, has_worked: bool, proc: Path = Path("/proc")
 ) -> Evidence:
-    """Look at the ranks of this node and at what they have started."""
+    """Inspect this node's ranks and their child processes."""
     ranks = {state.rank: state.pid for state in states if not is_gone(state.pid)}
     connections = _open_connections(proc)
     evidence = Evidence(
@@ -82,93 +83,95 @@ def collect(
                 evidence,
                 rank=rank,
                 started=len(commands),
-                command=_shown(Counter(launchers or commands).most_common(1)[0][0]),
+                command=_display_text(Counter(launchers or commands).most_common(1)[0][0]),
                 is_launcher=bool(launchers),
             )
     return evidence
 
 
-def _shown(command: str) -> str:
+def _display_text(command: str) -> str:
     if (match := _LAUNCHERS.match(command)) is not None:
         return match[1]
     if _SPAWNED in command:
-        return "by multiprocessing's spawn, as of mp.spawn"
+        return "by multiprocessing's spawn, as in mp.spawn"
     first, _, rest = command.partition(" ")
     return f"{first.rpartition('/')[2]} {rest}".strip()[:_LONGEST_COMMAND]
 
 
 def _descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
-    found = [pid]
-    for each in found:  # grows while it is read
-        found += [child for child, parent in parent_of.items() if parent == each]
-    return found[1:]
+    processes = [pid]
+    for process in processes:  # grows during iteration
+        processes += [child for child, parent in parent_of.items() if parent == process]
+    return processes[1:]
 
 
 def _argv(pid: int, proc: Path) -> str:
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().split(b"\0")
     except OSError:
-        return ""  # it has ended, or belongs to another user
+        return ""  # it has ended or belongs to a different user
     return " ".join(word.decode(errors="replace") for word in words).strip()
 
 
 def _open_connections(proc: Path) -> set[str]:
-    """Read the inodes of TCP sockets that are connected or listen (proc_net_tcp of the kernel)."""
-    found = set()
+    """Read the inodes of connected or listening TCP sockets (the kernel's proc_net_tcp)."""
+    inodes = set()
     for name in ("tcp", "tcp6"):
         try:
             lines = (proc / "net" / name).read_text().splitlines()[1:]
         except OSError:
             continue  # a kernel without IPv6
         fields = [line.split() for line in lines]
-        found |= {field[9] for field in fields if len(field) > 9 and field[3] in _OPEN}
-    return found
+        inodes |= {field[9] for field in fields if len(field) > 9 and field[3] in _OPEN}
+    return inodes
 
 
 def _sockets(pid: int, proc: Path) -> set[str]:
-    found = set()
+    inodes = set()
     with suppress(OSError):
         for link in (proc / str(pid) / "fd").iterdir():
             with suppress(OSError):
                 target = str(link.readlink())
                 if target.startswith("socket:["):
-                    found.add(target.removeprefix("socket:[").removesuffix("]"))
-    return found
+                    inodes.add(target.removeprefix("socket:[").removesuffix("]"))
+    return inodes
 
 
 _CachedFile = tuple[str, int, int]
-"""Path, size and time of change."""
+"""Path, size and modification time."""
 
 
 class CompileCacheWatch:
-    """Looks at a folder of compiled graphs now and then."""
+    """Polls a folder of compiled graphs for changes."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:
-        """``scratch`` marks the processes of the launch, among which a compiler is."""
+        """``scratch`` marks the processes of the launch, including its compilers."""
         self._folder, self._scratch = folder, scratch
         self._has_seen_compiler = False
         self._entries: frozenset[_CachedFile] = frozenset()
         self._next_s = float("-inf")
         self.compiling = False
-        """True while there is a lock, and who may have made it is there too."""
+        """True while a lock exists and a compiler that may hold it is running."""
 
     def moved(self, now_s: float) -> bool:
-        """Tell if anything has changed since the last look."""
+        """Return whether anything has changed since the last poll."""
         if now_s < self._next_s:
             return False
         began_s = time.monotonic()
-        found = frozenset(_entries(self._folder))
-        locked = any(path.endswith(_LOCK) for path, _, _ in found)
+        entries = frozenset(_entries(self._folder))
+        locked = any(path.endswith(_LOCK) for path, _, _ in entries)
         self.compiling = locked and self._may_compile()
         took_s = time.monotonic() - began_s
-        self._next_s = now_s + max(_BETWEEN_CACHE_LOOKS_S, took_s / _SHARE)
-        changed, self._entries = found != self._entries, found
+        self._next_s = now_s + max(_CACHE_POLL_INTERVAL_S, took_s / _SHARE)
+        changed, self._entries = entries != self._entries, entries
         return changed
 
     def _may_compile(self) -> bool:
-        """Look for a compiler. A short run of one may never be seen, and how others than
-        libneuronxla compile is not known: without a compiler so far, the lock decides."""
-        if any(_is_compiler(pid) for pid in marked(ENV_SCRATCH, str(self._scratch))):
+        """Return whether a compiler is running or, if none was ever seen, might be.
+
+        Short-lived compilers, and those of libraries other than libneuronxla, may go unseen.
+        """
+        if any(_is_compiler(pid) for pid in find_marked(ENV_SCRATCH, str(self._scratch))):
             self._has_seen_compiler = True
             return True
         return not self._has_seen_compiler
@@ -179,7 +182,7 @@ def _is_compiler(pid: int) -> bool:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False  # it has ended
-    # A script's name comes after its interpreter's, and perhaps an option.
+    # A script's name follows its interpreter and perhaps an option.
     return any(argument.rpartition(b"/")[2] == _COMPILER for argument in arguments[:3])
 
 
@@ -189,48 +192,48 @@ def _entries(folder: Path) -> Iterator[_CachedFile]:
             path = Path(parent, name)
             try:
                 status = path.lstat()
-            except FileNotFoundError:  # a lock just gone, or a temporary file
+            except FileNotFoundError:  # a lock just removed, or a temporary file
                 continue
             yield str(path), status.st_size, status.st_mtime_ns
 
 
-class LifeSigns:
-    """Looks for signs of life of the program here, and at its processes once there are none."""
+class ProgramLiveness:
+    """Detects progress of this node's program; inspects its processes without any."""
 
     def __init__(self, scratch: Path, cache: Path, *, hang_limit_s: float) -> None:
         """``cache`` is the folder of compiled graphs."""
         self._scratch, self._hang_limit_s = scratch, hang_limit_s
         self._cache = CompileCacheWatch(cache, scratch)
-        self._went_s: float | None = None
+        self._program_started_s: float | None = None
         self._stamps: tuple[object, ...] = ()
-        self._looked_s = self._moved_s = self._told_s = self._collected_s = float("-inf")
-        self._told_compiling = False
+        self._polled_s = self._moved_s = self._reported_s = self._collected_s = float("-inf")
+        self._reported_compiling = False
         self._evidence: Evidence | None = None
         self.takes_last_snapshot = False
-        """A last snapshot that does not go on is given up by the process that takes it."""
+        """True during the last snapshot; the snapshot process itself abandons it if it stalls."""
 
-    def went(self, now_s: float) -> None:
-        """Note that the program begins."""
-        self._went_s = now_s
+    def program_started(self, now_s: float) -> None:
+        """Record the start of the program."""
+        self._program_started_s = now_s
 
     def messages(self, now_s: float, doing: str) -> Iterator[Message]:
-        """Yield what the main node must know; ``doing`` is for ``Movement``."""
+        """Yield messages for the main node; ``doing`` is a field of ``Movement``."""
         has_moved = self._has_moved(now_s)
         if has_moved:
             self._moved_s = now_s
-        is_due = has_moved and now_s - self._told_s >= _BETWEEN_MOVES_S
-        if is_due or self._cache.compiling != self._told_compiling:
-            self._told_s, self._told_compiling = now_s, self._cache.compiling
-            movement = Movement(doing=doing, compiling=self._told_compiling)
+        is_due = has_moved and now_s - self._reported_s >= _MESSAGE_INTERVAL_S
+        if is_due or self._cache.compiling != self._reported_compiling:
+            self._reported_s, self._reported_compiling = now_s, self._cache.compiling
+            movement = Movement(doing=doing, compiling=self._reported_compiling)
             yield {"type": "moved", **asdict(movement)}
         if (evidence := self._new_evidence(now_s)) is not None:
             yield {"type": "seen", **asdict(evidence)}
 
     def _has_moved(self, now_s: float) -> bool:
-        """Tell if anything that counts as progress has happened since the last look."""
-        if now_s - self._looked_s < _BETWEEN_LOOKS_S:
+        """Return whether there has been any progress since the last call."""
+        if now_s - self._polled_s < _POLL_INTERVAL_S:
             return False
-        self._looked_s = now_s
+        self._polled_s = now_s
         names = (OUTPUT_FILE, PROGRESS_FILE, PREPARATION_FILE, RESULTS_MOVED_FILE)
         stamps = (
             *(_stamp(self._scratch / name) for name in names),
@@ -242,26 +245,27 @@ class LifeSigns:
         return self._cache.moved(now_s) or changed
 
     def is_silent(self, now_s: float) -> bool:
-        """Tell if nothing has moved on this node for half the hang limit."""
-        if self._went_s is None:
+        """Return whether this node has made no progress for half the hang limit."""
+        if self._program_started_s is None:
             return False
-        return now_s - max(self._moved_s, self._went_s) >= self._hang_limit_s / 2
+        return now_s - max(self._moved_s, self._program_started_s) >= self._hang_limit_s / 2
 
     def _new_evidence(self, now_s: float) -> Evidence | None:
-        """Return what this node shows if it has changed, once half the hang limit is over.
+        """Return this node's evidence, if it has changed, after silence for half the hang limit.
 
-        In time for the main node's verdict, and never while the program is at work.
+        So it reaches the main node before the verdict, and is never collected while the program
+        makes progress.
         """
-        between_s = min(self._hang_limit_s / 8, _BETWEEN_COLLECTIONS_S)
+        between_s = min(self._hang_limit_s / 8, _COLLECTION_INTERVAL_S)
         if not self.is_silent(now_s) or now_s - self._collected_s < between_s:
             return None
         self._collected_s = now_s
         output = OutputReport.read(self._scratch)
-        has_kept = bool(SnapshotReport.read(self._scratch).last_change_at)
+        folder_has_changed = bool(SnapshotReport.read(self._scratch).last_change_at)
         evidence = collect(
             read_states(self._scratch).values(),
             lines=output.lines,
-            has_worked=output.step is not None or output.loss is not None or has_kept,
+            has_worked=output.step is not None or output.loss is not None or folder_has_changed,
         )
         changed, self._evidence = evidence != self._evidence, evidence
         return evidence if changed else None

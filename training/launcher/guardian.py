@@ -1,8 +1,8 @@
-"""A second process on each node, which shuts the node down when the launcher cannot.
+"""A watchdog on each node that kills the node's processes when the launcher cannot.
 
-A launcher that is killed leaves workers behind; one that is frozen (SIGSTOP, a hung kernel call)
-would keep the job running, and billed, forever, because Batch waits for the main node. The
-guardian runs in its own session, so that signals to the launcher's group do not reach it.
+A killed launcher leaves workers behind; a frozen one (SIGSTOP, a hung system call) keeps the job
+running, and billed, forever, because Batch waits for the main node. The guardian runs in its own
+session, out of reach of signals to the launcher's process group.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from training.core.processes import kill_marked, name_process, signal_quietly
 from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 
 _CONFIRM_S = 1.0
+_IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class Guardian:
 
     @classmethod
     def open(cls, *, scratch: Path, silence_s: float) -> Guardian:
-        """Start a guardian that ends this node after ``silence_s`` without a heartbeat."""
+        """Start a guardian that kills the node's processes if heartbeats stop for ``silence_s``."""
         guardian = cls(scratch=scratch, silence_s=silence_s)
         guardian._start()
         return guardian
@@ -48,29 +49,32 @@ class Guardian:
         os.set_blocking(self._pipe, False)
         launcher = os.getpid()
         sys.stdout.flush()
+        # Block these signals: one could kill the guardian before it ignores them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 _guard(read_end, launcher, self._scratch, self._silence_s)
             finally:
                 os._exit(0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
         os.close(read_end)
 
     def heartbeat(self) -> None:
-        """Report that the launcher is alive; cheap. Replaces a guardian that was killed."""
+        """Send a rate-limited heartbeat; restart a killed guardian."""
         if not self._clock.due(time.monotonic()):
             return
         try:
             os.write(self._pipe, b".")
         except BlockingIOError:
-            return  # the guardian is frozen, but the launcher is not, so nothing is lost
+            return  # harmless: the guardian is frozen, not the launcher
         except BrokenPipeError:
             os.close(self._pipe)
             os.waitpid(self._pid, 0)
             self._start()
 
     def release(self) -> None:
-        """Report an orderly end of the launcher; returns when the guardian is gone."""
+        """Report an orderly exit of the launcher and wait for the guardian to exit."""
         os.close(self._pipe)
         for _ in range(200):
             if os.waitpid(self._pid, os.WNOHANG)[0]:
@@ -84,14 +88,16 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
     """Watch the launcher; runs in the forked process."""
     os.setsid()
     name_process("guardian")
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # An inherited write end would hide the launcher's death, an inherited link its peers' loss.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    # Close the inherited write end, which would hide the launcher's death from the guardian, and
+    # inherited sockets, which would hide it from the peers.
     os.closerange(3, read_end)
     os.closerange(read_end + 1, os.sysconf("SC_OPEN_MAX"))
     strikes = 0
     while True:
-        # After a pause of the whole machine both processes wake together, hence a second look.
+        # Check twice: when a paused machine resumes, both processes wake at the same time.
         ready, _, _ = select.select([read_end], [], [], _CONFIRM_S if strikes else silence_s)
         if ready:
             if not os.read(read_end, 4096):
@@ -101,13 +107,15 @@ def _guard(read_end: int, launcher: int, scratch: Path, silence_s: float) -> Non
         strikes += 1
         if strikes == 2:
             signal_quietly(launcher, signal.SIGKILL)
-            with contextlib.suppress(OSError):  # the reader of the log may be gone
+            with contextlib.suppress(OSError):  # the log's reader may have exited
                 log.info(
-                    "guardian: the launcher was silent for %g s; this node is killed",
+                    "guardian: the launcher sent no heartbeat for %g s; killing this node's "
+                    "processes",
                     silence_s + _CONFIRM_S,
                 )
             break
-    # First: it must not take what killed workers leave for whole.
+    # Kill the snapshot process first, so that it never copies files that killed workers left
+    # incomplete.
     kill_marked(ENV_SNAPSHOTS, str(scratch))
     kill_marked(ENV_SCRATCH, str(scratch))
     shutil.rmtree(scratch, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""The folder that a program lives in on its node, with the same path in every attempt.
+"""A program's home folder on its node, with the same path in every attempt.
 
-Programs keep absolute paths in their checkpoints: litdata refuses to go on with data that have
-moved, Lightning forgets which checkpoint was the best. So the folder is named after the run, not
-at random as the launcher's scratch folder is.
+Programs store absolute paths in checkpoints: if these change, litdata refuses to resume, and
+Lightning forgets which checkpoint was best. So the folder is named after the run, whereas the
+launcher's scratch folder has a random name.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from itertools import count
 from pathlib import Path
 
 from training.core.contract import NodeContract
-from training.core.processes import is_gone, marked
+from training.core.processes import find_marked, is_gone
 from training.core.progress import ENV_SCRATCH, ENV_SNAPSHOTS
 from training.program.settings import HOME_LINK
 
 _OWNER = "launch.json"
 _WAIT_S = 10.0
-"""For what a killed launcher has left; its guardian needs about a second to end them."""
+"""Time for a killed launcher's processes to exit; its guardian needs about a second."""
 _TICK_S = 0.05
 
 
-def take_home(
+def acquire_home(
     scratch: Path, node: NodeContract, *, shares_machine: bool, heartbeat: Callable[[], None]
 ) -> Path:
-    """Make the folder and link it in ``scratch``; another one if another launch lives there.
+    """Create the folder and link it from ``scratch``; choose another name if it is in use.
 
     Args:
-        shares_machine: Several nodes run on this machine, so each needs a folder of its own.
+        shares_machine: True if several nodes run on this machine, so each needs its own folder.
     """
-    made = scratch / "home-to-be"
-    made.mkdir(mode=0o700)
+    new_home = scratch / "home-to-be"
+    new_home.mkdir(mode=0o700)
     owner = {"pid": os.getpid(), "started": _started(os.getpid()), "scratch": str(scratch)}
-    (made / _OWNER).write_text(json.dumps(owner))
+    (new_home / _OWNER).write_text(json.dumps(owner))
     for home in _candidates(node, shares_machine):
         _clear(home, scratch, heartbeat)
         try:
-            made.rename(home)  # atomic, and refused where anything is already
+            new_home.rename(home)  # atomic; fails if the target exists
         except OSError:
             continue
         (scratch / HOME_LINK).symlink_to(home)
         return home
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable: the candidates are unlimited")
 
 
 def home_of(scratch: Path) -> Path | None:
-    """Find the folder that was taken, if one was."""
+    """Return the home folder, if one was taken."""
     link = scratch / HOME_LINK
     return link.readlink() if link.is_symlink() else None
 
@@ -63,16 +63,19 @@ def _candidates(node: NodeContract, shares_machine: bool) -> Iterator[Path]:
 
 
 def _clear(home: Path, scratch: Path, heartbeat: Callable[[], None]) -> None:
-    """Move away what a launch has left that ended without removing it."""
+    """Move a home folder out of the way if its launch ended without cleaning up.
+
+    Waits for the processes of that launch, and gives up if they do not exit.
+    """
     try:
         owner = json.loads((home / _OWNER).read_text())
-        pid, started, former = int(owner["pid"]), owner["started"], str(owner["scratch"])
+        pid, started, former_scratch = int(owner["pid"]), owner["started"], str(owner["scratch"])
     except (OSError, ValueError, KeyError, TypeError):
-        return  # nothing is there, or not a launch's
+        return  # it does not exist or belongs to no launch
     if not is_gone(pid) and _started(pid) == started:
         return
     deadline = time.monotonic() + _WAIT_S
-    while any(not is_gone(left) for left in _left(former)):
+    while any(not is_gone(process) for process in _processes_of(former_scratch)):
         if time.monotonic() > deadline:
             return
         heartbeat()
@@ -81,12 +84,12 @@ def _clear(home: Path, scratch: Path, heartbeat: Callable[[], None]) -> None:
         home.rename(scratch / f"former-{home.name}")
 
 
-def _left(former: str) -> list[int]:
-    return [*marked(ENV_SCRATCH, former), *marked(ENV_SNAPSHOTS, former)]
+def _processes_of(scratch: str) -> list[int]:
+    return [*find_marked(ENV_SCRATCH, scratch), *find_marked(ENV_SNAPSHOTS, scratch)]
 
 
 def _started(pid: int) -> str | None:
-    """Start time of a process in ticks since boot (proc(5)), which tells it from a later one."""
+    """Return a process's start time in ticks since boot (proc(5)), to detect a reused PID."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,7 +1,7 @@
-"""What a launcher runs on its node: a gang of workers, a lone one, or a user's program.
+"""A launcher's local processes: workers under torchrun, a single worker, or a user's program.
 
-``LocalNode`` is all that the roles of a node (``supervisor.py``) know of it. The workers of this
-project report for themselves; a program's node (``program.py``) is watched from outside.
+``LocalNode`` is the interface that the node's roles use (``supervisor.py``). This project's workers
+report their own progress; a user's program (``program.py``) is observed from outside.
 """
 
 from __future__ import annotations
@@ -25,98 +25,125 @@ from training.core.progress import ENV_SCRATCH, Failure, WorkerState, read_failu
 from training.launcher import settings
 from training.launcher.addresses import interface_of
 from training.launcher.compile_graphs import compile_command
+from training.launcher.compiler_slots import path_with_slots
 from training.launcher.messages import Message
 from training.launcher.verdict import Verdict, better
 from training.workloads import IMPLEMENTATIONS
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.wording import counted
 
 _WORKER_MODULE = "training.worker"
 AGENT_LOG = "torchrun.log"
-_BETWEEN_LOOKS_S = 0.25
+_POLL_INTERVAL_S = 0.25
 _START_LIMIT_S = 120.0
-"""Time for workers to start, even if the hang limit is shorter."""
+"""Time allowed for workers to start, even if the hang limit is shorter."""
 AGENT_GRACE_S = 10.0
 """Time for torchrun to report that a worker crashed after finishing its work."""
 _ALONE: Mapping[str, str] = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-"""What torchrun would tell the only process."""
+"""Variables that torchrun would set for a single process."""
 
 log = logging.getLogger(__name__)
 
 
 class JobObserver:
-    """What the main node knows of the workers of all nodes beyond the nodes' own verdicts: nothing,
-    unless they run a user's program (``hangs.py``)."""
+    """The main node's view of all nodes' workers, beyond the nodes' own verdicts.
+
+    A no-op unless they run a user's program (``hangs.py``).
+    """
 
     def begin(self, now_s: float) -> None:
-        """Note that all nodes are here."""
+        """Record that all nodes have joined."""
 
     def note(self, node: int, message: Message, now_s: float) -> None:
-        """Note what a node reports of its workers."""
+        """Record a node's report on its workers."""
 
     @property
     def all_prepared(self) -> bool:
-        """True once workers that wait for every node may go."""
+        """True once workers that wait for every node may start."""
         return False
 
-    def went(self, now_s: float) -> None:
-        """Note that they do."""
+    def program_started(self, now_s: float) -> None:
+        """Record that these workers have started."""
 
     def verdict(self, now_s: float) -> Verdict | None:
-        """Judge all nodes together; None while all is well."""
+        """Judge all nodes together; return None while they are healthy."""
         return None
 
     def explained(self, decision: Verdict) -> Verdict:
-        """Add to the decision what the nodes have reported before."""
+        """Add the nodes' earlier reports to the decision."""
         return decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shutdown:
-    """The end of a job on one node, once it is decided."""
+class Grace:
+    """The time left for workers to finish."""
 
-    grace_s: float
+    length_s: float
+    ends_s: float
+    """On the monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """Callbacks for shutting down one node once the job is decided."""
+
+    grace: Callable[[], Grace]
+    """Returns the workers' grace period, which a stop request may shorten."""
     turn: Callable[[], None]
-    """Keeps the link to the other nodes and the guardian alive for a moment."""
+    """Runs one iteration of the loop that handles other nodes and the guardian."""
     heartbeat: Callable[[], None]
     is_alone: Callable[[], bool]
-    """Tells if the connection to another node is lost."""
+    """Returns whether the connection to another node is lost."""
     is_urgent: Callable[[], bool]
-    """Tells if a second request has come, which means to stop at once."""
+    """Returns whether a second stop request has arrived, which means stop immediately."""
 
 
 class LocalNode(ABC):
-    """What a launcher runs on its node.
+    """The processes that a launcher runs on its node.
 
-    Of the steps before the work only a program has any: the image has what built-in workloads
-    need, and their workers begin when they are started and report for themselves.
+    Only programs are prepared and wait for ``go``: the image contains everything that built-in
+    workloads need, so their workers start immediately and report their own progress.
     """
 
-    def prepare(self) -> None:  # noqa: B027 - most have nothing to prepare
-        """Begin to bring here what the workers need."""
+    def prepare(self) -> None:  # noqa: B027 - optional
+        """Start fetching the workers' files and data."""
 
     @abstractmethod
     def start(self, rendezvous_port: int) -> None:
-        """Start the workers: all nodes are here."""
+        """Start the workers once all nodes have joined."""
 
-    def go(self) -> None:  # noqa: B027 - most do not wait
-        """Let workers that wait for it begin: every node is prepared."""
+    def go(self) -> None:  # noqa: B027 - optional
+        """Let waiting workers start, now that every node is prepared."""
 
     @abstractmethod
-    def look(self, now_s: float) -> Verdict | None:
-        """Judge the node's current state; None while all is well."""
+    def poll(self, now_s: float) -> Verdict | None:
+        """Judge the node's current state; return None while it is healthy."""
 
     def news(self, now_s: float) -> Iterable[Message]:
-        """Return what the main node's observer must know, each thing once."""
+        """Return new messages for the main node's observer."""
         return ()
 
+    def mail(self) -> Iterable[Message]:
+        """Return messages for every child (main node) or for the main node (child)."""
+        return ()
+
+    def receive(self, node: int, message: Message) -> Message | None:
+        """Handle another node's mail; return the reply, if any."""
+        return None
+
+    @property
+    def steps_completed(self) -> int | None:
+        """Optimizer steps completed by the workers; None if they do not report them."""
+        return None
+
     def observer(self, now_s: float) -> JobObserver:
-        """Make what observes all nodes of the job, if this is the main one."""
+        """Create the main node's observer of all nodes."""
         return JobObserver()
 
     @abstractmethod
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:
-        """Let the workers finish where that makes sense, then kill what is left."""
+        """Let the workers finish if possible, then kill remaining processes."""
 
     @abstractmethod
     def kill(self, heartbeat: Callable[[], None]) -> None:
@@ -131,11 +158,11 @@ def torchrun_command(
     log_folder: Path,
     worker: Sequence[str],
 ) -> list[str]:
-    """Build the command line that starts this node's workers, each of which runs ``worker``.
+    """Build the torchrun command that starts ``worker`` as this node's workers.
 
-    Static rendezvous: ranks follow from the node index, and nothing but the main node is needed.
-    No restarts: Batch retries the whole job, and an in-place restart would hide the reason
-    (docs/adr/0004).
+    The rendezvous is static: ranks follow from the node index, and only the main node is needed.
+    There are no restarts: Batch retries the whole job, and an in-place restart would hide the
+    reason (docs/adr/0004).
     """
     return [
         python,
@@ -148,18 +175,18 @@ def torchrun_command(
         f"--rdzv-id={node.job_id}-{node.attempt}",
         f"--master-addr={node.main_address}",
         f"--master-port={rendezvous_port}",
-        # Otherwise the agent looks up its own host name, which may wait for a name server.
+        # Otherwise the agent resolves its own host name, which may block on DNS.
         f"--local-addr={node.address}",
         "--max-restarts=0",
-        # Nothing is redirected, but torchrun creates the folder and would leave one in /tmp.
+        # Unused, but otherwise torchrun would leave a folder in /tmp.
         f"--log-dir={log_folder}",
         *worker,
     ]
 
 
 def worker_argv(argv: Sequence[str]) -> list[str]:
-    """Build the end of torchrun's command line: the worker of a workload, and its arguments."""
-    # Otherwise argparse takes a workload's --run for an abbreviation of torchrun's --run-path.
+    """Build the last part of torchrun's command line: the worker module and its arguments."""
+    # Otherwise argparse reads a workload's --run as an abbreviation of torchrun's --run-path.
     return ["-m", "--", _WORKER_MODULE, *argv]
 
 
@@ -176,7 +203,7 @@ class WorkerNode(LocalNode):
         self._num_workers = node.processes_per_node
         self._hang_limit_s = request.launch.hang_limit_s
         self._agent: subprocess.Popen[bytes] | None = None
-        self._looked_s = float("-inf")
+        self._polled_s = float("-inf")
         self._stamps: dict[Path, int] = {}
         self._moved_s: dict[Path, float] = {}
         self._started_s = 0.0
@@ -184,7 +211,7 @@ class WorkerNode(LocalNode):
         self.verdict: Verdict | None = None
 
     def start(self, rendezvous_port: int) -> None:
-        """Start the workers: all nodes are here."""
+        """Start the workers once all nodes have joined."""
         command, env = self._command(rendezvous_port), self._environment()
         log.info("launch: start: %s", " ".join(command))
         self._start_agent(command, env)
@@ -214,44 +241,46 @@ class WorkerNode(LocalNode):
             has_cache=CACHE_PREFIX in workload.writes,
             dataset_kind=workload.dataset_kind,
             is_own_model=not workload.runs_program,
+            neff_cache="" if workload.runs_program else str(self._scratch / "neff"),
             needs_torch=IMPLEMENTATIONS[workload.name].needs_torch,
         )
         env, remarks = settings.worker_environment(self._env, self._node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
+        if path := env.get("PATH"):
+            env["PATH"] = path_with_slots(path, self._node, self._scratch)
         return env
 
     def _start_agent(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int | None = None
     ) -> None:
-        """Start torchrun, or the only worker; its output goes to ``stdout``, a file descriptor, or
-        to this process's own."""
+        """Start torchrun, or the single worker, with file descriptor ``stdout`` (None: inherit)."""
         self._started_s = time.monotonic()
-        # torchrun reports a failed worker with its own traceback and names whichever broken
-        # connection it saw first as "root cause". The workers' reports are better, so this is
-        # shown only if there are none.
+        # When a worker fails, torchrun prints its own traceback and calls the first broken
+        # connection the "root cause". The workers' reports are better, so its log is shown only if
+        # there are none.
         with (self._scratch / AGENT_LOG).open("wb") as agent_log:
             env = {**env, ENV_SCRATCH: str(self._scratch)}
             self._agent = start_process(command, env, stdout=stdout, stderr=agent_log)
 
-    def look(self, now_s: float) -> Verdict | None:
-        """Judge the node's current state; None while all is well."""
+    def poll(self, now_s: float) -> Verdict | None:
+        """Judge the node's current state; return None while it is healthy."""
         if self._agent is None or self._succeeded:
             return self.verdict
         status = self._agent.poll()
-        if status is None and now_s - self._looked_s < _BETWEEN_LOOKS_S:
+        if status is None and now_s - self._polled_s < _POLL_INTERVAL_S:
             return self.verdict
-        self._looked_s = now_s
-        found = self._judge(status, now_s)
-        if found is not None:
-            self.verdict = better(self.verdict, found)
+        self._polled_s = now_s
+        verdict = self._judge(status, now_s)
+        if verdict is not None:
+            self.verdict = better(self.verdict, verdict)
             self._succeeded = self.verdict.code is ExitCode.OK
         return self.verdict
 
     def _judge(self, status: int | None, now_s: float) -> Verdict | None:
         states = read_states(self._scratch)
         gone = [path for path, state in states.items() if not state.done and is_gone(state.pid)]
-        # Again, because a worker writes its last report, or its failure, just before it exits.
+        # Read again: a worker writes its last report or its failure just before it exits.
         states = read_states(self._scratch)
         failures = read_failures(self._scratch)
         if failures:
@@ -259,17 +288,25 @@ class WorkerNode(LocalNode):
         if status == 0:
             return self._finished()
         if silent := [states[path] for path in gone if not states[path].done]:
+            noun = "rank" if len(silent) == 1 else "ranks"
             ranks = ", ".join(str(state.rank) for state in silent)
             return self._host(
-                f"rank {ranks} ended without a word (killed, crashed or out of memory)"
+                f"{noun} {ranks} exited without reporting an error (killed, crashed or out of "
+                "memory)"
             )
         if status is not None:
             return self._agent_failed(status)
         return self._hang(states, now_s)
 
+    @property
+    def steps_completed(self) -> int | None:
+        """Optimizer steps completed by the workers; None if they do not report them."""
+        states = read_states(self._scratch).values()
+        return max((state.steps_completed for state in states), default=0) or None
+
     def _failed(self, failures: Iterable[Failure]) -> Verdict:
-        """Judge workers that have reported why they fail: the best evidence counts."""
-        first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").strength, f.weak))
+        """Judge reported failures by the best evidence."""
+        first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak))
         return Verdict(
             code=first.code,
             reason=f"{self._label}: {first.whose}{first.error}",
@@ -278,11 +315,11 @@ class WorkerNode(LocalNode):
         )
 
     def _agent_failed(self, status: int) -> Verdict:
-        """Judge an agent that has failed although no worker has reported anything."""
+        """Judge a failed agent whose workers reported nothing."""
         if self.verdict is None:
             log.info("%s", self._agent_log())
-        how = f"ended with {status}" if status > 0 else f"was killed by signal {-status}"
-        return self._host(f"{self.agent_name} {how} and no worker says why")
+        how = f"exited with {status}" if status > 0 else f"was killed by signal {-status}"
+        return self._host(f"{self.agent_name} {how} and no worker reported an error")
 
     def _agent_log(self) -> str:
         return (self._scratch / AGENT_LOG).read_text(errors="replace")
@@ -292,17 +329,20 @@ class WorkerNode(LocalNode):
 
     def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
         for path in states:
-            # Look for changes of the file's time, not its age: the wall clock may be adjusted.
+            # Compare modification times for changes, not age: the wall clock may be adjusted.
             stamp = path.stat().st_mtime_ns
             if self._stamps.get(path) != stamp:
                 self._stamps[path], self._moved_s[path] = stamp, now_s
         limit_s, limit_name = self._hang_limit_s, "hang-limit-s"
         if len(states) < self._num_workers or not all(s.ready for s in states.values()):
-            # Imports and the rendezvous of all ranks wait for the slowest node.
-            limit_s, limit_name = max(limit_s, _START_LIMIT_S), "to start"
+            # Every node waits for the slowest one's imports in the rendezvous.
+            limit_s, limit_name = max(limit_s, _START_LIMIT_S), "the limit for starting"
         if len(states) < self._num_workers:
             silent_s = now_s - self._started_s
-            what = f"{self._num_workers - len(states)} of {self._num_workers} workers did not start"
+            what = (
+                f"{self._num_workers - len(states)} of {counted(self._num_workers, 'worker')} did "
+                "not start"
+            )
         elif waiting := [path for path, state in states.items() if not is_gone(state.pid)]:
             path = min(waiting, key=lambda p: self._moved_s[p])
             silent_s = now_s - self._moved_s[path]
@@ -310,7 +350,7 @@ class WorkerNode(LocalNode):
             step = "the end of its process" if state.done else state.step
             what = f"rank {state.rank} made no progress at: {step}"
         elif now_s - max(self._moved_s.values()) > AGENT_GRACE_S:
-            # torchrun is waiting for the other nodes' agents or is stuck; the work is done anyway.
+            # torchrun waits for other nodes' agents or is stuck, but the work is done.
             return self._finished()
         else:
             return None
@@ -322,20 +362,20 @@ class WorkerNode(LocalNode):
         return Verdict(code=ExitCode.HOST, reason=f"{self._label}: {reason}")
 
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:
-        """Let the workers finish where that makes sense, then kill what is left."""
+        """Let the workers finish if possible, then kill remaining processes."""
         if decision.graceful and self.running:
-            self._wait_for_workers(shutdown, shutdown.grace_s)
+            self._wait_for_workers(shutdown, lambda: shutdown.grace().ends_s)
         self.kill(shutdown.heartbeat)
 
-    def _wait_for_workers(self, shutdown: Shutdown, grace_s: float) -> None:
-        log.info("launch: SIGTERM to the workers; %g s to finish", grace_s)
+    def _wait_for_workers(self, shutdown: Shutdown, ends_s: Callable[[], float]) -> None:
+        remaining_s = round(ends_s() - time.monotonic(), 1)
+        log.info("launch: SIGTERM to the workers; %g s to finish", remaining_s)
         self.send_sigterm()
-        deadline = time.monotonic() + grace_s
-        while self.running and time.monotonic() < deadline and not shutdown.is_urgent():
+        while self.running and time.monotonic() < ends_s() and not shutdown.is_urgent():
             shutdown.turn()
 
     def send_sigterm(self) -> None:
-        """Pass SIGTERM on to the workers."""
+        """Forward SIGTERM to the workers."""
         for state in read_states(self._scratch).values():
             if not state.done:
                 signal_quietly(state.pid, signal.SIGTERM)
@@ -355,10 +395,10 @@ class WorkerNode(LocalNode):
 
 
 class LoneWorkerNode(WorkerNode):
-    """The only worker of a data job.
+    """The single worker of a data job.
 
-    There is nothing to rendezvous with, and without torchrun a job starts without torch, whose
-    import takes longer than many a data job.
+    It needs no rendezvous. Without torchrun it also avoids importing torch, which takes longer than
+    many data jobs.
     """
 
     agent_name = "its process"
@@ -371,12 +411,15 @@ class LoneWorkerNode(WorkerNode):
 
 
 def kill_launch(scratch: Path, heartbeat: Callable[[], None]) -> None:
-    """Kill every process with the mark of the launch that ``scratch`` belongs to."""
-    if left := kill_marked(ENV_SCRATCH, str(scratch), heartbeat=heartbeat):
-        log.info("launch: processes %s cannot be killed; they wait in the kernel", left)
+    """Kill every process marked with ``scratch``."""
+    if remaining := kill_marked(ENV_SCRATCH, str(scratch), heartbeat=heartbeat):
+        log.info(
+            "launch: cannot kill these processes, which are stuck in the kernel: %s",
+            ", ".join(map(str, remaining)),
+        )
 
 
 def reap(process: subprocess.Popen[bytes]) -> None:
-    """Collect a process that has been killed."""
+    """Reap a killed process."""
     with contextlib.suppress(subprocess.TimeoutExpired):  # it is stuck in the kernel
         process.wait(timeout=1)

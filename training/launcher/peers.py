@@ -1,7 +1,7 @@
-"""The launchers' link: each child holds a TCP connection to the main node and sends JSON lines.
+"""The launchers' link: a TCP connection from each child to the main node, carrying JSON lines.
 
-Both sides only queue and fetch messages (``messages.py``); all rules about time and codes are in
-``verdict`` and ``supervisor``.
+Both sides only send and receive messages (``messages.py``); the rules for timeouts and exit codes
+are in ``verdict`` and ``supervisor``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class LinkLost(Exception):
-    """The connection is closed, or carries something no launcher sends."""
+    """The connection is closed, or received data that is not a launcher's message."""
 
 
 class Link:
@@ -34,28 +34,30 @@ class Link:
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connection = connection
-        self.heard_s = now_s
-        """Time at which anything last arrived."""
-        self._received = b""
+        self.last_received_s = now_s
+        """Time of the last received data."""
+        self._received = self._unsent = b""
 
     def send(self, message: Message) -> None:
-        """Send a message; ``LinkLost`` when the peer no longer takes any.
+        """Send a message; raise ``LinkLost`` if the peer no longer receives.
 
-        Messages are a few hundred bytes and a socket buffers many thousands, so a full buffer
-        means that the peer has not read for longer than any timeout.
+        Data that does not fit into the socket's buffer is sent with the next message, at the
+        latest the next ``alive``.
         """
-        data = json.dumps(message).encode() + b"\n"
+        self._unsent += json.dumps(message).encode() + b"\n"
         try:
-            sent = self.connection.send(data)
+            self._unsent = self._unsent[self.connection.send(self._unsent) :]
+        except BlockingIOError:
+            pass
         except OSError as error:
             raise LinkLost(str(error)) from None
-        if sent != len(data):
+        if len(self._unsent) > _MAX_LINE_BYTES:
             raise LinkLost("the peer has stopped reading")
 
     def receive(self, now_s: float) -> tuple[list[Message], bool]:
-        """Return the messages that have arrived, and whether the peer then closed its end."""
+        """Return the received messages, and whether the peer then closed the connection."""
         closed = False
-        while True:
+        while len(self._received) < _MAX_LINE_BYTES:  # the rest stays for the next call
             try:
                 data = self.connection.recv(65536)
             except BlockingIOError:
@@ -66,11 +68,11 @@ class Link:
             if not data:
                 closed = True
                 break
-            self.heard_s = now_s
+            self.last_received_s = now_s
             self._received += data
-            if len(self._received) > _MAX_LINE_BYTES:
-                raise LinkLost("a line is too long for a launcher's")
         *lines, self._received = self._received.split(b"\n")
+        if len(self._received) >= _MAX_LINE_BYTES:
+            raise LinkLost("a line is too long for a launcher's message")
         try:
             return [parse_message(line) for line in lines], closed
         except ValueError as error:
@@ -78,7 +80,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class PeerMessage:
     """A message from a node."""
 
     node: int
@@ -86,35 +88,35 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """A node's link closed or fell silent before the node said goodbye."""
+class PeerLoss:
+    """The loss of a node: its link closed or fell silent before the node sent ``ended``."""
 
     node: int
     how: str
 
 
-Event = Heard | Lost
+Event = PeerMessage | PeerLoss
 
 
 class _Clock(HeartbeatClock):
-    """Timing of heartbeats and silence, the same on both sides."""
+    """Timing of heartbeats and silence, for both sides."""
 
     def __init__(self, timeout_s: float) -> None:
         super().__init__(timeout_s)
         self._timeout_s = timeout_s
 
     def silent(self, link: Link, now_s: float) -> bool:
-        """Tell if a peer has been silent for too long."""
-        return now_s - link.heard_s > self._timeout_s
+        """Return whether a peer has been silent for longer than the timeout."""
+        return now_s - link.last_received_s > self._timeout_s
 
-    def listen(self, link: Link, now_s: float) -> tuple[list[Message], str | None]:
-        """Return a peer's messages, and how it was lost if it was."""
+    def receive(self, link: Link, now_s: float) -> tuple[list[Message], str | None]:
+        """Return a peer's messages and, if it was lost, how."""
         try:
             messages, closed = link.receive(now_s)
         except LinkLost as error:
             return [], str(error)
         if closed:
-            return messages, "its launcher is gone"
+            return messages, "its launcher exited"
         if self.silent(link, now_s):
             return messages, f"its launcher was silent for {self._timeout_s:g} s"
         return messages, None
@@ -137,7 +139,7 @@ class Hub:
 
     @classmethod
     def open(cls, node: NodeContract, *, timeout_s: float) -> Hub:
-        """Listen for the children, if there are any; ``OSError`` if the port is unavailable."""
+        """Listen for children, if any; raise ``OSError`` if the port is unavailable."""
         listener = None
         if node.num_nodes > 1:
             listener = socket.create_server(
@@ -147,9 +149,10 @@ class Hub:
         return cls(node, timeout_s=timeout_s, listener=listener)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Wait up to ``wait_s`` for events; returns them."""
+        """Wait up to ``wait_s`` for events and return them."""
+        ready: list[int | None] = []
         if self._selector.get_map():
-            self._selector.select(wait_s)
+            ready = [key.data for key, _ in self._selector.select(wait_s)]
         else:
             time.sleep(wait_s)
         now = time.monotonic()
@@ -157,36 +160,40 @@ class Hub:
         events: list[Event] = []
         for link in list(self._newcomers):
             events += self._greet(link, now)
-        for index, link in list(self.members.items()):
-            events += self._hear(index, link, now)
-        if self._clock.due(now):
+        is_due = self._clock.due(now)
+        # Polling a thousand nodes whenever one sends would use a whole core.
+        for index in list(self.members) if is_due else ready:
+            if index is not None:
+                events += self._receive_from(index, self.members[index], now)
+        if is_due:
             self.broadcast({"type": "alive"})
         return events
 
     @property
-    def heard_s(self) -> float:
-        """When the member that has been silent for longest was heard."""
-        return min((link.heard_s for link in self.members.values()), default=float("inf"))
+    def last_received_s(self) -> float:
+        """Time of the last message from the longest-silent member."""
+        return min((link.last_received_s for link in self.members.values()), default=float("inf"))
 
     def broadcast(self, message: Message) -> None:
-        """Send to every member; a broken link shows up in the next ``poll``."""
+        """Send to every member; the next ``poll`` reports a broken link."""
         for index in self.members:
             self.send(index, message)
 
     def send(self, index: int, message: Message) -> None:
-        """Send to one member; a broken link shows up in the next ``poll``."""
-        link = self.members[index]
+        """Send to a node, if still a member; the next ``poll`` reports a broken link."""
+        if (link := self.members.get(index)) is None:
+            return
         try:
             link.send(message)
         except LinkLost:
-            link.heard_s = float("-inf")
+            link.last_received_s = float("-inf")
 
     def dismiss(self, index: int) -> None:
         """Forget a node that has ended."""
         self._drop(self.members.pop(index))
 
     def close(self) -> None:
-        """Close everything."""
+        """Close the listener and every connection."""
         for link in (*self._newcomers, *self.members.values()):
             self._drop(link)
         if self._listener is not None:
@@ -198,7 +205,7 @@ class Hub:
         while self._listener is not None:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody is waiting any more
+            except OSError:  # no more pending connections
                 return
             link = Link(connection, now_s=now)
             self._newcomers.append(link)
@@ -210,28 +217,29 @@ class Hub:
         except LinkLost:
             messages, closed = [], True
         if not messages:
-            if closed or self._clock.silent(link, now):  # not a launcher, or gone again
+            if closed or self._clock.silent(link, now):  # not a launcher, or already disconnected
                 self._newcomers.remove(link)
                 self._drop(link)
             return []
         self._newcomers.remove(link)
         why = refusal(self._node, messages[0], set(self.members))
         if why is not None:
-            log.info("launch: a connection is refused: %s", why)
+            log.info("launch: a connection was refused: %s", why)
             self._drop(link)
             return []
         index = int(messages[0]["node"])
         self.members[index] = link
+        self._selector.modify(link.connection, selectors.EVENT_READ, index)
         self.send(index, {"type": "welcome"})
-        return [Heard(node=index, message=message) for message in messages]
+        return [PeerMessage(node=index, message=message) for message in messages]
 
-    def _hear(self, index: int, link: Link, now: float) -> list[Event]:
-        messages, how = self._clock.listen(link, now)
-        events: list[Event] = [Heard(node=index, message=message) for message in messages]
+    def _receive_from(self, index: int, link: Link, now: float) -> list[Event]:
+        messages, how = self._clock.receive(link, now)
+        events: list[Event] = [PeerMessage(node=index, message=message) for message in messages]
         if how is not None:
             self.dismiss(index)
             if not any(message["type"] == "ended" for message in messages):
-                events.append(Lost(node=index, how=how))
+                events.append(PeerLoss(node=index, how=how))
         return events
 
     def _drop(self, link: Link) -> None:
@@ -250,14 +258,14 @@ class Spoke:
 
     @property
     def connected(self) -> bool:
-        """True while there is a link."""
+        """True while connected."""
         return self._link is not None
 
     def connect(self, first: Message, wait_s: float) -> bool:
-        """Try to reach the main node for up to ``wait_s``, and send ``first`` on success."""
+        """Try to connect to the main node for up to ``wait_s``, and send ``first`` on success."""
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # From the node's own address, which the security groups and the main node know.
+            # From the node's own address, which security groups allow and the main node expects.
             connection.bind((self._node.address, 0))
             connection.settimeout(wait_s)
             connection.connect((self._node.main_address, PEER_WATCH))
@@ -269,7 +277,7 @@ class Spoke:
         return self.send(first)
 
     def poll(self, wait_s: float) -> list[Event]:
-        """Wait up to ``wait_s`` for the main node; returns its messages, or its loss."""
+        """Wait up to ``wait_s`` for the main node; return its messages, or its loss."""
         link, main = self._link, self._node.main_index
         if link is None:
             time.sleep(wait_s)
@@ -278,18 +286,18 @@ class Spoke:
             selector.register(link.connection, selectors.EVENT_READ)
             selector.select(wait_s)
         now = time.monotonic()
-        messages, how = self._clock.listen(link, now)
+        messages, how = self._clock.receive(link, now)
         if how is None and self._clock.due(now) and not self.send({"type": "alive"}):
-            how = "its launcher is gone"
-        events: list[Event] = [Heard(node=main, message=message) for message in messages]
+            how = "its launcher exited"
+        events: list[Event] = [PeerMessage(node=main, message=message) for message in messages]
         if how is not None:
             self.last_error = how
             self.close()
-            events.append(Lost(node=main, how=how))
+            events.append(PeerLoss(node=main, how=how))
         return events
 
     def send(self, message: Message) -> bool:
-        """Send a message; False if the link is broken, which the next ``poll`` reports."""
+        """Send a message; return False if the link is broken, which the next ``poll`` reports."""
         if self._link is None:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Preflight: a node's checks before workers start; each finding names its remedy."""
+"""Preflight: checks of a node before its workers start; each finding names its remedy."""
 
 from __future__ import annotations
 
@@ -33,17 +33,23 @@ class Failed:
 
     finding: str
     remedy: str
+    of_host: bool = False
+    """True if another host of this type may pass; False for a fault of the image, the job
+    definition or the release."""
 
 
 Outcome = Passed | Skipped | Failed
 
-_CPU = "the device is the CPU"
-_ANOTHER_HOST = "another attempt follows; if it meets the same host again, end that instance"
+_ANOTHER_HOST = "another attempt follows, on another host if the job's other hosts are healthy"
+
+
+def _no_hardware(node: NodeContract) -> str:
+    return "the device is emulated" if node.is_emulated else "the device is the CPU"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Lower bounds on operating system resources."""
+    """Minimum operating-system resources."""
 
     num_files: int
     shared_memory_mib: int
@@ -51,24 +57,26 @@ class Bounds:
 
 
 def bounds(node: NodeContract) -> Bounds:
-    """Bounds for a Trainium host, or the smaller ones that gloo on a CPU needs."""
-    if node.device is DeviceKind.CPU or node.instance is None:
-        # Docker's defaults satisfy 16 MiB of shared memory and 512 files.
-        return Bounds(num_files=512, shared_memory_mib=16, disk_gib=0.1)
+    """Return the bounds for a Trainium host, or lower ones for gloo on a CPU."""
+    if not node.has_hardware or node.instance is None:
+        # Docker's default limits satisfy these minimums of 16 MiB of shared memory and 512 files.
+        # The main node's launcher also holds a socket per peer.
+        num_peers = node.num_nodes - 1
+        return Bounds(num_files=512 + num_peers, shared_memory_mib=16, disk_gib=0.1)
     return Bounds(
-        # Workers hold sockets to all peers and one file per device queue
-        # (aws-neuron-sdk issue 713: "too many open files").
+        # Workers hold sockets to all peers and a file per device queue (aws-neuron-sdk issue 713:
+        # "too many open files").
         num_files=65536,
         shared_memory_mib=node.instance.shared_memory_mib,
-        # Compiled graphs, and core dumps of the runtime.
+        # For compiled graphs and the runtime's core dumps.
         disk_gib=20,
     )
 
 
 def check_devices(node: NodeContract, host: Host) -> Outcome:
-    """Check that all chips of the instance type are in the container."""
-    if node.device is DeviceKind.CPU or node.instance is None:
-        return Skipped(what="Neuron devices", why=_CPU)
+    """Check that all chips of the instance type are visible in the container."""
+    if not node.has_hardware or node.instance is None:
+        return Skipped(what="Neuron devices", why=_no_hardware(node))
     found, wanted = host.num_neuron_devices(), node.instance.num_neuron_devices
     if found == wanted:
         return Passed(what=f"{found} Neuron devices")
@@ -76,14 +84,15 @@ def check_devices(node: NodeContract, host: Host) -> Outcome:
         finding=f"{found} of {wanted} Neuron devices (/dev/neuron*)",
         remedy="the host's driver is not loaded, or the job definition maps other devices; "
         + _ANOTHER_HOST,
+        of_host=True,
     )
 
 
 def check_driver(node: NodeContract, host: Host) -> Outcome:
-    """Check that the host's driver works with the runtime in the image."""
-    if node.device is DeviceKind.CPU or node.release is None:
-        return Skipped(what="Neuron driver", why=_CPU)
-    wanted = f"release {node.release.name} wants {node.release.driver_range}"
+    """Check that the host's driver is compatible with the runtime in the image."""
+    if not node.has_hardware or node.release is None:
+        return Skipped(what="Neuron driver", why=_no_hardware(node))
+    wanted = f"release {node.release.name} requires {node.release.driver_range}"
     version = host.driver_version()
     if version is None:
         return Failed(
@@ -103,48 +112,49 @@ def check_driver(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_efa(node: NodeContract, host: Host) -> Outcome:
-    """Check that all EFA interfaces are there, as container devices and to libfabric."""
+    """Check that all EFA interfaces are visible to the kernel, the container and libfabric."""
     if not uses_efa(node) or node.instance is None:
-        why = _CPU if node.device is DeviceKind.CPU else "the job has one node"
+        why = _no_hardware(node) if not node.has_hardware else "the job has one node"
         return Skipped(what="EFA", why=why)
     wanted = node.instance.num_efa_interfaces
-    remedy = "the launch template, the EFA driver of the host or the job definition's devices; "
+    remedy = "check the launch template, the host's EFA driver and the job definition's devices; "
     for found, where in (
         (host.num_efa_interfaces(), "interfaces of the host (/sys/class/infiniband)"),
         (host.num_efa_devices(), "devices of the container (/dev/infiniband/uverbs*)"),
-        (host.num_efa_providers(), "providers that libfabric finds (fi_info -p efa)"),
+        (host.num_efa_domains(), "domains that libfabric finds (fi_info -p efa)"),
     ):
         if found is not None and found != wanted:
-            return Failed(finding=f"{found} of {wanted} EFA {where}", remedy=remedy + _ANOTHER_HOST)
+            finding = f"{found} of {wanted} EFA {where}"
+            return Failed(finding=finding, remedy=remedy + _ANOTHER_HOST, of_host=True)
     return Passed(what=f"{wanted} EFA interfaces")
 
 
 def check_memlock(node: NodeContract, host: Host) -> Outcome:
-    """Check that EFA and the Neuron runtime may pin memory without limit."""
-    if node.device is DeviceKind.CPU:
-        return Skipped(what="memlock", why=_CPU)
+    """Check that EFA and the Neuron runtime may pin unlimited memory."""
+    if not node.has_hardware:
+        return Skipped(what="memlock", why=_no_hardware(node))
     limit = host.memlock_bytes()
     if limit is None:
         return Passed(what="memlock unlimited")
     return Failed(
         finding=f"memlock is limited to {limit} bytes",
-        remedy="set the ulimit memlock -1 in the job definition",
+        remedy="set the memlock ulimit to -1 in the job definition",
     )
 
 
 def check_files(node: NodeContract, host: Host) -> Outcome:
-    """Check that enough files may be open for the sockets of all peers."""
-    wanted, found = bounds(node).num_files, host.num_files()
+    """Check that the open-files limit covers the sockets of all peers."""
+    wanted, found = bounds(node).num_files, host.max_open_files()
     if found >= wanted:
         return Passed(what=f"nofile {found}")
     return Failed(
         finding=f"nofile is {found}, below {wanted}",
-        remedy=f"set the ulimit nofile {wanted} or more in the job definition",
+        remedy=f"set the nofile ulimit to {wanted} or more in the job definition",
     )
 
 
 def check_shared_memory(node: NodeContract, host: Host) -> Outcome:
-    """Check that /dev/shm is as large as the job definition asks for."""
+    """Check that /dev/shm is as large as the job definition requests."""
     wanted, found = bounds(node).shared_memory_mib, host.shared_memory_mib()
     if found >= wanted:
         return Passed(what=f"/dev/shm {gib(found)} GiB")
@@ -155,23 +165,25 @@ def check_shared_memory(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_disk(node: NodeContract, host: Host) -> Outcome:
-    """Check that the disk has room for what a run writes on the node."""
+    """Check that there is enough free disk space for a run's local files."""
     wanted, found = bounds(node).disk_gib, host.free_disk_gib()
     if found >= wanted:
         return Passed(what=f"{found:.1f} GiB of disk free")
     return Failed(
         finding=f"{found:.2f} GiB of disk free at {host.disk}, below {wanted:g} GiB",
-        remedy="raise root_volume_gib, or free disk on this machine",
+        remedy="raise root_volume_gib, or free disk space on this machine",
     )
 
 
 def check_packages(node: NodeContract, host: Host) -> Outcome:
-    """Check that the image holds the packages the device needs."""
+    """Check that the image contains the packages the device needs."""
     wanted = {
         DeviceKind.CPU: ("torch",),
         DeviceKind.XLA: ("torch", "torch_xla"),
         DeviceKind.TORCH_NEURON: ("torch", "torch_neuronx"),
     }[node.device]
+    if node.is_emulated:
+        wanted = ("torch", "trainium_emulators")
     missing = [name for name in wanted if not host.has_package(name)]
     if not missing:
         return Passed(what=" and ".join(wanted))
@@ -182,11 +194,11 @@ def check_packages(node: NodeContract, host: Host) -> Outcome:
 
 
 def check_process(node: NodeContract, host: Host) -> Outcome:
-    """Check that the launcher can be killed: process 1 ignores its own container's signals."""
+    """Check that the launcher is not PID 1, which ignores signals from within its container."""
     if host.pid() != 1:
         return Passed(what="an init process")
     return Failed(
-        finding="the launcher is process 1 of the container, so its guardian could not end it",
+        finding="the launcher is PID 1 of the container, so its guardian could not kill it",
         remedy="set linuxParameters.initProcessEnabled in the job definition",
     )
 
@@ -196,20 +208,21 @@ def check_lustre(node: NodeContract, host: Host) -> Outcome:
     if node.lustre is None:
         return Skipped(what="Lustre", why="the deployment has none")
     remedy = (
-        "the host's mount or the job definition's volume is missing; read the boot messages of "
+        "the host's mount or the job definition's volume is missing; read the boot log of "
         "the host; "
     )
-    # On a CPU, in the rehearsal, a folder replaces the file system.
-    is_real = node.device is not DeviceKind.CPU
+    # In the rehearsal, on a CPU, a folder stands in for the file system.
+    is_real = node.has_hardware
     if is_real and host.file_system_type(node.lustre) != "lustre":
         return Failed(
             finding=f"no Lustre file system is mounted at {node.lustre}",
             remedy=remedy + _ANOTHER_HOST,
+            of_host=True,
         )
     if not host.is_writable(node.lustre):
         return Failed(
             finding=f"{node.lustre} cannot be written to",
-            remedy="the file system is full or read-only; free some of it, or deploy a larger one",
+            remedy="the file system is full or read-only; free some space, or deploy a larger one",
         )
     return Passed(what=f"{'Lustre' if is_real else 'a folder for Lustre'} at {node.lustre}")
 
@@ -234,17 +247,22 @@ def preflight(node: NodeContract, host: Host) -> list[Outcome]:
 
 
 def problem(node: NodeContract, outcomes: list[Outcome]) -> Verdict | None:
-    """Combine all failed checks into one verdict; None if there are none."""
+    """Combine all failed checks into one verdict; return None if every check passed."""
     failed = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
     if not failed:
         return None
     findings = "; ".join(f"{outcome.finding} -> {outcome.remedy}" for outcome in failed)
     reason = f"node {node.node_index} failed preflight: {findings}"
-    return Verdict(code=ExitCode.PREFLIGHT, reason=reason)
+    unfit = any(outcome.of_host for outcome in failed)
+    return Verdict(code=ExitCode.PREFLIGHT, reason=reason, unfit_host=unfit)
 
 
 def report_lines(outcomes: list[Outcome]) -> list[str]:
-    """Format the checks for the log: one line for each kind of outcome."""
+    """Format the outcomes for the log.
+
+    One line lists the checks that passed, one per reason those that were skipped, and each failed
+    check has its own.
+    """
     lines = []
     if passed := [outcome.what for outcome in outcomes if isinstance(outcome, Passed)]:
         lines.append(f"preflight passed: {', '.join(passed)}")

@@ -1,4 +1,4 @@
-"""A node of a user's program: its preparation, torchrun, its output, and who keeps its files."""
+"""A node that runs a user's program: its preparation, torchrun, output and snapshots."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ from training.core.arguments import Request
 from training.core.contract import NodeContract
 from training.core.processes import is_gone, signal_quietly, start_process
 from training.core.progress import ENV_SCRATCH, read_failures, read_states
-from training.launcher.evidence import LifeSigns
+from training.launcher.courier import Courier
+from training.launcher.evidence import ProgramLiveness
 from training.launcher.hangs import ProgramObserver
-from training.launcher.home import take_home
+from training.launcher.home import acquire_home
 from training.launcher.messages import Departure, Message
-from training.launcher.node import (
-    AGENT_GRACE_S,
-    Shutdown,
-    WorkerNode,
-    kill_launch,
-    reap,
-)
+from training.launcher.node import AGENT_GRACE_S, Shutdown, WorkerNode, kill_launch, reap
+from training.launcher.settings import remove_shared_presets
 from training.launcher.verdict import Verdict
 from training.program.environment import OWN_ROOTS, program_environment
 from training.program.remarks import FileRemarks
@@ -51,29 +47,29 @@ from trainium_catalogue.contract import ENV_NODE_ADDRESS
 from trainium_catalogue.exit_codes import ExitCode
 
 _WORKER = str(Path(training.program.__path__[0]).resolve() / "worker.py")
-_LAST_WORDS_S = 5.0
-"""Time for a program that has raised an error to end by itself: exit handlers, log uploads."""
-_NOTED_S = 0.75
-"""Time after which the last line of the output has been noted."""
+_EXIT_GRACE_S = 5.0
+"""Time for a program that raised an error to exit, including exit handlers and log uploads."""
+_LAST_LINE_DELAY_S = 0.75
+"""Time until the last line of output has been processed."""
 _DRAIN_S = 5.0
 _RELEASE_S = 2.0
 _SNAPSHOTS_AFTER_S = 3.0
 _SNAPSHOTS_LATE_S = 1.0
 _SNAPSHOT_AT_MOST_S = 30.0
-"""Part of the grace that is left for the last snapshot of a program's files."""
-_FAREWELL_S = 5.0
-"""Time for a failed job to say so in the run's status, and to upload its output."""
+"""Part of the grace period reserved for the last snapshot of a program's files."""
+_FINAL_UPLOAD_S = 5.0
+"""Time for a failed job to update the run's status and upload its output."""
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\)")
-"""torchrun's words about the first worker that failed (SubprocessContext._poll of
+"""torchrun's message about the first worker to fail (SubprocessContext._poll in
 torch/distributed/elastic/multiprocessing/api.py)."""
 _CLOSING = "closing signal"
-"""torchrun's words when it ends the other workers of a node because one has failed."""
-_AGENT_SPEAKS_S = 2.0
+"""Part of torchrun's message when it stops a node's remaining workers because one has failed."""
+_AGENT_REPORT_S = 2.0
 _TRACEBACK_S = 2.0
 _ERROR_LINE = re.compile(r"\berror:", re.IGNORECASE)
 _HINTS: Mapping[int, str] = {
-    signal.SIGKILL: " (by the kernel if it was out of memory, or by somebody else)",
-    signal.SIGABRT: " (native code gave up, as it does when a peer is lost; its words are above)",
+    signal.SIGKILL: " (by the kernel if out of memory, or by another process)",
+    signal.SIGABRT: " (native code aborted, as it does when a peer is lost; its message is above)",
     signal.SIGSEGV: " (a crash in native code; Python's traceback is above)",
     signal.SIGBUS: " (a crash in native code, or /dev/shm is full; Python's traceback is above)",
 }
@@ -93,52 +89,67 @@ class ProgramNode(WorkerNode):
         *,
         heartbeat: Callable[[], None],
     ) -> None:
-        """Take a folder for the program to live in."""
+        """Set up the program's home folder."""
         super().__init__(request, node, env, scratch)
-        # Several nodes run on this machine if one was given an address.
+        # An explicit address means that several nodes share this machine.
         self._shares_machine = ENV_NODE_ADDRESS in env
-        take_home(scratch, node, shares_machine=self._shares_machine, heartbeat=heartbeat)
+        acquire_home(scratch, node, shares_machine=self._shares_machine, heartbeat=heartbeat)
         self._settings = settings = ProgramSettings.from_request(request)
         self._folders = ProgramFolders.of(scratch, settings, node)
         self._preparation: subprocess.Popen[bytes] | None = None
         self._snapshots: SnapshotProcess | None = None
+        self._courier = Courier(scratch, is_main=node.is_main)
         self._output: subprocess.Popen[bytes] | None = None
         self._results: subprocess.Popen[bytes] | None = None
-        self._life = LifeSigns(scratch, self._folders.cache, hang_limit_s=self._hang_limit_s)
+        self._life = ProgramLiveness(scratch, self._folders.cache, hang_limit_s=self._hang_limit_s)
         self._remarks: FileRemarks | None = None
         self._unsent: list[Message] = []
-        self._is_prepared = self._closing = self._killed_workers = self._has_left = False
-        self._went_s: float | None = None
+        self._is_prepared = self._has_requested_final = False
+        self._killed_workers = self._has_left = False
+        self._program_started_s: float | None = None
         self._first_failure_s: float | None = None
-        self._gone_s: float | None = None
+        self._all_exited_s: float | None = None
         log.info("launch: program: %s", f"{settings.name} {shlex.join(settings.argv)}".rstrip())
 
     def observer(self, now_s: float) -> ProgramObserver:
-        """Make what observes the program on all nodes."""
+        """Create the observer of the program on all nodes."""
         return ProgramObserver(self._node, hang_limit_s=self._hang_limit_s, now_s=now_s)
 
     def news(self, now_s: float) -> Iterable[Message]:
-        """Return what the main node's observer must know, each thing once."""
-        told, self._unsent = self._unsent, []
-        return (*told, *self._life.messages(now_s, self._doing))
+        """Return new messages for the main node's observer, each once."""
+        pending, self._unsent = self._unsent, []
+        return (*pending, *self._life.messages(now_s, self._doing))
+
+    def mail(self) -> Iterable[Message]:
+        """Return messages for the snapshot processes of other nodes."""
+        return self._courier.outgoing()
+
+    def receive(self, node: int, message: Message) -> Message | None:
+        """Handle a message from another node's snapshot process; return the reply."""
+        return self._courier.receive(node, message)
 
     @property
     def _doing(self) -> str:
-        """What the node does while the others wait for it; empty while the program runs."""
+        """Current activity while other nodes wait for it; empty while the program runs."""
         if self._is_prepared or self._preparation is None:
             return ""
         report = Preparation.find(self._scratch)
         return report.step if report is not None else "starting the preparation"
 
     def _worker(self) -> list[str]:
-        return [_WORKER]  # a file, which leaves no trace on Python's path
+        return [_WORKER]  # a file: ``-m`` would add to Python's path
 
     def _environment(self) -> dict[str, str]:
-        env = super()._environment()
-        return program_environment(env, self._settings, self._folders, self._node.device)
+        env = program_environment(
+            super()._environment(), self._settings, self._folders, self._node.device
+        )
+        # Again, because the program's own variables take precedence.
+        for remark in remove_shared_presets(env, self._node):
+            log.info("launch: %s", remark)
+        return env
 
     def prepare(self) -> None:
-        """Begin to bring everything here."""
+        """Start fetching everything the program needs."""
         words = (
             str(self._folders.code),
             str(self._folders.site) if self._settings.wheels else "",
@@ -153,7 +164,7 @@ class ProgramNode(WorkerNode):
     def _start_agent(
         self, command: Sequence[str], env: Mapping[str, str], *, stdout: int | None = None
     ) -> None:
-        """Start torchrun, whose workers wait for ``go``, and the process for their output."""
+        """Start torchrun, whose workers wait for ``go``, and their output process."""
         read_end, write_end = os.pipe()
         try:
             self._output = self._start(
@@ -161,8 +172,7 @@ class ProgramNode(WorkerNode):
                 str(self._scratch),
                 *filter(None, [self._settings.progress_pattern]),
                 stdin=read_end,
-                # Without the mark of this launch's processes: it ends when they have, and it has
-                # passed on what they wrote.
+                # Unmarked, because it outlives the marked processes, to forward their output.
                 marked=False,
             )
             super()._start_agent(command, env, stdout=write_end)
@@ -171,7 +181,7 @@ class ProgramNode(WorkerNode):
             os.close(write_end)
 
     def go(self) -> None:
-        """Let the workers run the program: every node is prepared."""
+        """Let the workers run the program, once every node is prepared."""
         self._remarks = FileRemarks(
             self._node,
             self._settings,
@@ -179,17 +189,22 @@ class ProgramNode(WorkerNode):
             home=self._env.get("HOME", ""),
             shares_machine=self._shares_machine,
         )
-        self._went_s = time.monotonic()
-        self._life.went(self._went_s)
+        self._program_started_s = time.monotonic()
+        self._life.program_started(self._program_started_s)
         (self._scratch / GO_FILE).touch()
 
-    def _keep(self, now_s: float, *, at_once: bool = False) -> SnapshotProcess | None:
-        """Return what takes snapshots, started late: the program's imports need every core."""
-        if self._snapshots is not None or self._went_s is None:
+    def _snapshot_process(
+        self, now_s: float, *, immediately: bool = False
+    ) -> SnapshotProcess | None:
+        """Return the snapshot process; None until it has been started.
+
+        It starts a few seconds after the program, whose imports are over by then, or immediately.
+        """
+        if self._snapshots is not None or self._program_started_s is None:
             return self._snapshots
-        if at_once or now_s - self._went_s > _SNAPSHOTS_AFTER_S:
-            keeping = SnapshotSettings.of(self._node, self._settings, self._folders)
-            self._snapshots = SnapshotProcess(keeping, self._env)
+        if immediately or now_s - self._program_started_s > _SNAPSHOTS_AFTER_S:
+            snapshot_settings = SnapshotSettings.of(self._node, self._settings, self._folders)
+            self._snapshots = SnapshotProcess(snapshot_settings, self._env)
         return self._snapshots
 
     def _start(
@@ -199,16 +214,16 @@ class ProgramNode(WorkerNode):
         command = [sys.executable, "-m", module, *words]
         return start_process(command, {**self._env, **mark}, stdin=stdin)
 
-    # --- judging ---------------------------------------------------------------------------------
+    # --- verdicts --------------------------------------------------------------------------------
 
-    def look(self, now_s: float) -> Verdict | None:
-        """Judge the node's current state; None while all is well."""
+    def poll(self, now_s: float) -> Verdict | None:
+        """Judge the node's current state; return None while it is healthy."""
         if self.verdict is None:
-            self.verdict = self._look_at_preparation()
-        return super().look(now_s)
+            self.verdict = self._judge_preparation()
+        return super().poll(now_s)
 
-    def _look_at_preparation(self) -> Verdict | None:
-        """Judge the process that prepares the node, and on the main node then holds the name."""
+    def _judge_preparation(self) -> Verdict | None:
+        """Judge the preparation process, which holds the run's lock on the main node."""
         if self._preparation is None:
             return None
         status = self._preparation.poll()
@@ -223,15 +238,17 @@ class ProgramNode(WorkerNode):
         if report is not None and report.code is not None:
             return Verdict(code=ExitCode(report.code), reason=f"{self._label}: {report.reason}")
         step = report.step if report is not None else "starting"
-        return self._host(f"the preparation ended without a word at: {step}")
+        return self._host(
+            f"the preparation exited without reporting an error; its last step: {step}"
+        )
 
-    def _told_by_snapshots(self, problem: Problem | None) -> Verdict | None:
+    def _snapshot_verdict(self, problem: Problem | None) -> Verdict | None:
         if problem is None:
             return None
         return Verdict(code=ExitCode(problem.code), reason=f"{self._label}: {problem.reason}")
 
     def _judge(self, status: int | None, now_s: float) -> Verdict | None:
-        if (lost := self._without_output()) is not None:
+        if (lost := self._judge_output_process()) is not None:
             return lost
         states = read_states(self._scratch)
         alive = [state for state in states.values() if not is_gone(state.pid)]
@@ -240,91 +257,93 @@ class ProgramNode(WorkerNode):
             self._first_failure_s = self._first_failure_s or now_s
             failed = {failure.rank for failure in failures}
             ending = any(state.rank in failed for state in alive)
-            if ending and now_s - self._first_failure_s < _LAST_WORDS_S:
+            if ending and now_s - self._first_failure_s < _EXIT_GRACE_S:
                 return None
             verdict = self._failed(failures)
-            if verdict.weak and now_s - self._first_failure_s < _NOTED_S:
+            if verdict.weak and now_s - self._first_failure_s < _LAST_LINE_DELAY_S:
                 return None
             return replace(verdict, reason=f"{verdict.reason}{self._last_error(verdict)}")
-        if (kept := self._keep(now_s)) is not None and (problem := kept.look().problem):
-            return self._told_by_snapshots(problem)
+        if (snapshots := self._snapshot_process(now_s)) is not None and (
+            problem := snapshots.poll().problem
+        ):
+            return self._snapshot_verdict(problem)
         if self._remarks is not None:
-            self._remarks.look(now_s)
+            self._remarks.check(now_s)
         if status == 0:
             return self._ended(now_s)
-        words = self._agent_log()
-        if (match := _EXIT.search(words)) is not None:
+        agent_log = self._agent_log()
+        if (match := _EXIT.search(agent_log)) is not None:
             return self._crashed(int(match[1]), int(match[2]))
         if status is not None:
             return self._agent_failed(status)
         if len(states) < self._num_workers or alive:
-            self._gone_s = None
+            self._all_exited_s = None
             return None
-        # All have ended, and torchrun has not yet said how: it waits for the agents of the other
-        # nodes, unless there was a failure.
-        self._gone_s = self._gone_s or now_s
+        # All workers have exited, but torchrun has not: unless one failed, it waits for the agents
+        # of the other nodes.
+        self._all_exited_s = self._all_exited_s or now_s
         if all(state.done for state in states.values()) or (
-            now_s - self._gone_s > _AGENT_SPEAKS_S and _CLOSING not in words
+            now_s - self._all_exited_s > _AGENT_REPORT_S and _CLOSING not in agent_log
         ):
             self._note_end(now_s)
-        return self._ended(now_s) if now_s - self._gone_s > AGENT_GRACE_S else None
+        return self._ended(now_s) if now_s - self._all_exited_s > AGENT_GRACE_S else None
 
     def _last_error(self, verdict: Verdict) -> str:
-        """Quote the line with which a program explains its own exit, as click's parsers do."""
+        """Quote the line in which a program explained its exit, as click's parsers do."""
         line = OutputReport.read(self._scratch).last_line if verdict.weak else ""
         return f", after: {line}" if _ERROR_LINE.search(line) else ""
 
-    def _without_output(self) -> Verdict | None:
-        """Judge the process for the output, without which whoever prints has a broken pipe."""
+    def _judge_output_process(self) -> Verdict | None:
+        """Judge the output process; without it, writes to stdout fail with a broken pipe."""
         ended = self._output.poll() if self._output is not None else None
         if not ended:
-            return None  # with 0 it ends when nobody can write any more
-        how = f"ended with {ended}" if ended >= 0 else f"was killed by signal {-ended}"
+            return None  # it exits with 0 once the last writer has closed the pipe
+        how = f"exited with {ended}" if ended >= 0 else f"was killed by signal {-ended}"
         return self._host(f"the launcher's process for the program's output {how}")
 
     def _ended(self, now_s: float) -> Verdict | None:
-        """Judge a node whose ranks have all ended with 0: its last snapshot comes first."""
+        """Judge a node whose ranks all exited with 0, once its last snapshot is complete."""
         self._note_end(now_s)
-        if (kept := self._keep(now_s, at_once=True)) is not None:
+        if (snapshots := self._snapshot_process(now_s, immediately=True)) is not None:
             assert self._remarks is not None
-            if not self._closing:
-                self._closing = self._life.takes_last_snapshot = True
-                self._remarks.look_at_end()
-                kept.final()
-            if not kept.done:
+            if not self._has_requested_final:
+                self._has_requested_final = self._life.takes_last_snapshot = True
+                self._remarks.check_at_end()
+                snapshots.final()
+            if not snapshots.done:
                 return None
-            if (failed := self._told_by_snapshots(kept.failure)) is not None:
+            if (failed := self._snapshot_verdict(snapshots.failure)) is not None:
                 return failed
             if self._results is None:
-                self._remarks.tell_nothing_kept()
+                self._remarks.report_nothing_persisted()
         self._start_results()
         if self._results is not None and (status := self._results.poll()) != 0:
-            return None if status is None else self._host(self._why_no_results())
+            return None if status is None else self._host(self._results_failure())
         return self._finished()
 
-    def _why_no_results(self) -> str:
+    def _results_failure(self) -> str:
         try:
             return (self._scratch / RESULTS_FAILURE_FILE).read_text()
         except FileNotFoundError:
-            return "the process that uploads the program's output ended without a word"
+            return "the process that uploads the program's output exited without reporting an error"
 
     def _note_end(self, now_s: float) -> None:
         if self._has_left:
             return
         self._has_left = True
         lines = OutputReport.read(self._scratch).lines
-        left = Departure(after_s=now_s - (self._went_s or now_s), lines=lines)
-        self._unsent.append({"type": "left", **asdict(left)})
+        departure = Departure(after_s=now_s - (self._program_started_s or now_s), lines=lines)
+        self._unsent.append({"type": "left", **asdict(departure)})
 
     def _crashed(self, status: int, local_rank: int) -> Verdict:
-        """Judge a rank of which only the exit status is known.
+        """Judge a rank by its exit status alone.
 
-        A status of its own is the program's word, and would be the same again, unless a node was
-        lost: then it says only that a connection broke. A signal is not: a
-        lost peer makes torch and the Neuron runtime abort (SIGABRT), a broken device or driver
-        ends in SIGSEGV or SIGBUS as often as a mistake in native code, and the kernel kills what
-        needs too much memory on this node. The number of attempts is bounded, so that a mistake
-        costs a few of them; giving up a run because of its neighbour would cost the run.
+        A non-zero status is the program's own choice and would recur, unless a node was lost: then
+        it only means that a connection broke. A signal is retried: torch and the Neuron runtime
+        abort (SIGABRT) on losing a peer, SIGSEGV or SIGBUS are as often due to a broken device or
+        driver as to a bug in native code, and the kernel kills processes if this node is out of
+        memory. Attempts are bounded, so retrying a bug costs only a few of them, whereas not
+        retrying would lose a run through another node's fault.
         """
         rank = f"rank {self._node.node_rank * self._num_workers + local_rank}"
         if status > 0:
@@ -341,52 +360,55 @@ class ProgramNode(WorkerNode):
         return Verdict(
             code=ExitCode.HOST,
             reason=f"{self._label}: {rank} was killed by {name}{_HINTS.get(number, '')}",
-            # What aborts because of a lost peer is no evidence against this node.
+            # An abort may be due to a lost peer and is no evidence against this node.
             symptom=number == signal.SIGABRT,
         )
 
     # --- the end ---------------------------------------------------------------------------------
 
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:
-        """Let the workers finish, save what there is, then kill what is left."""
-        ends_s = time.monotonic() + shutdown.grace_s
-        # On a cluster the pods of a lost one's job are told to stop. No snapshot of all nodes can
-        # come of that, and the next attempt waits for this one's end.
+        """Let the workers finish, save their files, then kill remaining processes."""
+        # On a cluster, the loss of one pod stops the job's other pods. A snapshot of all nodes is
+        # then impossible, and the next attempt waits until this one ends.
         if decision.graceful and not shutdown.is_alone() and self.running:
             self._wait_for_program(shutdown)
         if decision.code is not ExitCode.OK:
-            self._save(decision, ends_s, shutdown)
+            self._save(decision, shutdown)
         self.kill(shutdown.heartbeat)
 
     def _wait_for_program(self, shutdown: Shutdown) -> None:
-        # The last snapshot comes after the workers, and in the same time.
-        grace_s = shutdown.grace_s - min(_SNAPSHOT_AT_MOST_S, shutdown.grace_s / 3)
-        in_vain = replace(shutdown, is_urgent=lambda: shutdown.is_urgent() or shutdown.is_alone())
-        self._wait_for_workers(in_vain, grace_s)
+        def ends_s() -> float:
+            # Reserve time for the last snapshot, which follows within the same grace period.
+            grace = shutdown.grace()
+            return grace.ends_s - min(_SNAPSHOT_AT_MOST_S, grace.length_s / 3)
+
+        or_alone = replace(shutdown, is_urgent=lambda: shutdown.is_urgent() or shutdown.is_alone())
+        began_s = time.monotonic()
+        self._wait_for_workers(or_alone, ends_s)
         if self.running:
             log.info(
-                "launch: node %d: the program still runs %g s after SIGTERM and is killed; "
-                "its last snapshot has what it had written",
-                *(self._node.node_index, grace_s),
+                "launch: node %d: the program is still running %.0f s after SIGTERM, so it is "
+                "killed; its last snapshot contains what it has written so far",
+                *(self._node.node_index, time.monotonic() - began_s),
             )
             self._kill_workers()
 
-    def _save(self, decision: Verdict, deadline_s: float, shutdown: Shutdown) -> None:
-        """Save what there is after a job that was stopped or has failed, until ``deadline_s``.
+    def _save(self, decision: Verdict, shutdown: Shutdown) -> None:
+        """Save the files of a stopped or failed job.
 
-        A stopped program has a last snapshot, unless a node was lost, for whose files there is
-        nothing to wait. What a failed one has left may be torn, so its last complete snapshot
-        counts; its output is kept for people, unless another attempt follows.
+        A stopped program gets a last snapshot, unless a node, and with it its files, is lost. A
+        failed one may leave torn files, so its last complete snapshot remains the newest; its
+        output is uploaded for inspection unless another attempt follows.
         """
         saves = decision.graceful and not shutdown.is_alone()
         if self._remarks is not None:
-            self._remarks.tell_unkept()
-        if (snapshots := self._keep(time.monotonic(), at_once=saves)) is None:
+            self._remarks.report_unpersisted()
+        if (snapshots := self._snapshot_process(time.monotonic(), immediately=saves)) is None:
             return
         if not saves:
-            self._tell_where(shutdown.turn)
+            self._print_traceback(shutdown.turn)
             self._kill_workers()
-            deadline_s = time.monotonic() + _FAREWELL_S
+        deadline_s = shutdown.grace().ends_s if saves else time.monotonic() + _FINAL_UPLOAD_S
         if saves or decision.code is ExitCode.WORKLOAD:
             self._start_results()
         if saves or self._node.is_main:
@@ -399,13 +421,15 @@ class ProgramNode(WorkerNode):
             snapshots.kill()
         while self._is_closing and time.monotonic() < deadline_s + _SNAPSHOTS_LATE_S:
             shutdown.turn()
+            if saves:
+                deadline_s = shutdown.grace().ends_s
             if saves and shutdown.is_alone():
                 saves, deadline_s = False, time.monotonic()
         if saves and self._remarks is not None:
-            self._remarks.tell_nothing_kept()
+            self._remarks.report_nothing_persisted()
 
-    def _tell_where(self, turn: Callable[[], None]) -> None:
-        """Let one rank of a silent node print its traceback: a hung program has no better words."""
+    def _print_traceback(self, turn: Callable[[], None]) -> None:
+        """Make one rank of a silent node print its traceback, which best explains a hang."""
         alive = [s for s in read_states(self._scratch).values() if not is_gone(s.pid)]
         if not self._life.is_silent(time.monotonic()) or not alive:
             return
@@ -415,7 +439,7 @@ class ProgramNode(WorkerNode):
             first.rank,
         )
         with suppress(OSError, ValueError):
-            # With 1 the kernel neither writes a core file nor starts a program for it (core(5)).
+            # A limit of 1 prevents both a core file and a core handler (core(5)).
             resource.prlimit(first.pid, resource.RLIMIT_CORE, (1, 1))
             self._killed_workers = True
             signal_quietly(first.pid, signal.SIGABRT)
@@ -434,14 +458,14 @@ class ProgramNode(WorkerNode):
             self._results = self._start(RESULTS, *self._request.argv)
 
     def _kill_workers(self) -> None:
-        """Kill the ranks that are left, but not who keeps their files."""
+        """Kill the remaining ranks, but not the snapshot process."""
         for state in read_states(self._scratch).values():
             if not is_gone(state.pid):
                 self._killed_workers = True
                 signal_quietly(state.pid, signal.SIGKILL)
 
-    def _release_name(self, heartbeat: Callable[[], None]) -> None:
-        """Let the next job of this name start at once; otherwise it waits for a dead heartbeat."""
+    def _release_run_lock(self, heartbeat: Callable[[], None]) -> None:
+        """Release the run's lock, so that its next job need not wait for the lock to expire."""
         if self._preparation is None or not self._node.is_main:
             return
         self._kill_workers()
@@ -453,11 +477,11 @@ class ProgramNode(WorkerNode):
             time.sleep(0.01)
 
     def kill(self, heartbeat: Callable[[], None]) -> None:
-        """Kill everything this launch has started, and pass on the output that is left."""
+        """Kill everything this launch has started, and forward the remaining output."""
         if self._snapshots is not None:
-            # First: it must not take what killed workers leave for whole.
+            # Before the workers, so that it never captures files that they leave incomplete.
             self._snapshots.kill()
-        self._release_name(heartbeat)
+        self._release_run_lock(heartbeat)
         super().kill(heartbeat)
         if self._agent is None:
             kill_launch(self._scratch, heartbeat)
@@ -465,7 +489,7 @@ class ProgramNode(WorkerNode):
             if process is not None:
                 reap(process)
         if self._output is not None:
-            # It ends when nobody can write any more.
+            # The output process exits once the last writer has closed the pipe.
             deadline = time.monotonic() + _DRAIN_S
             while self._output.poll() is None and time.monotonic() < deadline:
                 heartbeat()

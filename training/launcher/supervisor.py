@@ -1,37 +1,41 @@
-"""The launcher's life on one node: join, watch, decide or be told, finish.
+"""The launcher's main loop on one node: join, watch, decide or receive the verdict, finish.
 
-One thread and one loop. Every turn polls the link for at most ``_TICK_S``, sends the guardian a
-heartbeat and looks at the workers, so silence of this process always means that it is frozen.
+A single thread runs one loop. Every iteration polls the link for at most ``_TICK_S``, sends the
+guardian a heartbeat and checks the workers, so silence always means that this process is frozen.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from training.core.arguments import LaunchParameters
 from training.core.contract import NodeContract
+from training.launcher.attempts import AttemptRecorder
+from training.launcher.bucket_records import JoinDiagnostics, StartedRecord, likely_causes
 from training.launcher.guardian import Guardian
 from training.launcher.messages import Start, hello
-from training.launcher.node import LocalNode, Shutdown
-from training.launcher.peers import Event, Heard, Hub, Lost, Spoke
-from training.launcher.signs import Lookout, StartedSign, likely_causes
+from training.launcher.node import Grace, LocalNode, Shutdown
+from training.launcher.peers import Event, Hub, PeerLoss, PeerMessage, Spoke
 from training.launcher.verdict import (
     MAX_WAIT_FOR_CAUSE_S,
-    Board,
     Verdict,
+    VerdictCollector,
     better,
+    block_ends,
+    join_first,
     out_of_time,
-    told_to_stop,
+    stop_requested,
 )
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.typed_json import typed
 
 _TICK_S = 0.1
 _CLOSING_S = 5.0
-"""Time for nodes to kill their workers and say goodbye."""
+"""Time for nodes to kill their workers and disconnect."""
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +47,50 @@ class StopRequest:
     count: int = 0
 
 
+class GracePeriod:
+    """The grace period of a node's workers.
+
+    A stop request starts the platform's own countdown to SIGKILL: stop-grace-s plus a margin. It
+    therefore shortens a longer period, as before the end of a Capacity Block, to stop-grace-s.
+    """
+
+    def __init__(self, length_s: float, stop: StopRequest, *, stop_grace_s: float) -> None:
+        self._grace = Grace(length_s=length_s, ends_s=time.monotonic() + length_s)
+        self._stop, self._stop_grace_s = stop, stop_grace_s
+        self._is_stopped = False
+
+    def grace(self) -> Grace:
+        """Return the current grace period."""
+        if self._stop.count:
+            self.shorten()
+        return self._grace
+
+    def shorten(self) -> None:
+        """Shorten the period to stop-grace-s from now."""
+        if not self._is_stopped:
+            self._is_stopped = True
+            stopped = Grace(
+                length_s=self._stop_grace_s, ends_s=time.monotonic() + self._stop_grace_s
+            )
+            if stopped.ends_s < self._grace.ends_s:
+                log.info("launch: stop requested; %g s left to finish", stopped.length_s)
+                self._grace = stopped
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherContext:
-    """The collaborators of a launcher, whichever its role."""
+    """The collaborators of a launcher in either role."""
 
     node: NodeContract
     parameters: LaunchParameters
     local: LocalNode
     guardian: Guardian
     stop: StopRequest
+    recorder: AttemptRecorder
 
 
 class _Role:
-    """The common part of the main node and children."""
+    """The behavior that the main node and children share."""
 
     def __init__(self, context: LauncherContext) -> None:
         self._context = context
@@ -63,33 +98,39 @@ class _Role:
         self._stop_reported = False
         self._is_alone = False
         """True once a connection to another node is lost."""
+        self._period: GracePeriod | None = None
+        """The workers' grace period, once the job is decided."""
 
     def _own_verdict(self) -> Verdict | None:
-        """Judge this node's current state; a request to stop is reported once."""
+        """Judge this node's current state; report a stop request once."""
         if self._context.stop.count and not self._stop_reported:
             self._stop_reported = True
-            return told_to_stop(self._node)
-        return self._context.local.look(time.monotonic())
+            return stop_requested(self._node)
+        return self._context.local.poll(time.monotonic())
 
-    def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> None:
-        """Let the workers finish where that makes sense, then kill what is left."""
+    def _end_workers(self, decision: Verdict, turn: Callable[[], None]) -> GracePeriod:
+        """Let the workers finish if possible, then kill remaining processes."""
         stop, requests = self._context.stop, max(self._context.stop.count, 1)
+        stop_grace_s = self._context.parameters.stop_grace_s
+        length_s = stop_grace_s if decision.grace_s is None else decision.grace_s
+        self._period = period = GracePeriod(length_s, stop, stop_grace_s=stop_grace_s)
         shutdown = Shutdown(
-            grace_s=self._context.parameters.stop_grace_s,
+            grace=period.grace,
             turn=turn,
             heartbeat=self._context.guardian.heartbeat,
             is_alone=lambda: self._is_alone,
             is_urgent=lambda: stop.count > requests,
         )
         self._context.local.end(decision, shutdown)
+        return period
 
 
 class _JoinTimeouts:
-    """The time limits for the main node to wait for its children.
+    """The main node's time limits for its children to join.
 
     All hosts are up before Batch starts the main node, and children start and pull the same image
-    at about the same time: once one has joined, the others cannot be far behind. Until then they
-    may still be pulling the image, unless a child has started and cannot get through.
+    at about the same time: once one has joined, the rest should follow soon. Until then they may
+    still be pulling the image, unless a child has started but cannot connect.
     """
 
     def __init__(self, parameters: LaunchParameters, now_s: float) -> None:
@@ -100,7 +141,7 @@ class _JoinTimeouts:
         self._straggler_s = float("inf")
 
     def no_child_joined(self, evidence: str | None, now_s: float) -> None:
-        """Shorten the wait for the first child on ``evidence`` that it cannot join."""
+        """Shorten the wait for the first child given ``evidence`` that it cannot join."""
         if evidence is None:
             self._first_child_s = float("inf")
         else:
@@ -108,12 +149,12 @@ class _JoinTimeouts:
             self._first_child_s, self._evidence = min(self._first_child_s, limit_s), evidence
 
     def some_child_joined(self, now_s: float) -> None:
-        """Shorten the wait for the others once the first child has joined."""
+        """Shorten the wait for the remaining children once the first has joined."""
         self._first_child_s = float("inf")
         self._straggler_s = min(self._straggler_s, now_s + self._parameters.straggler_timeout_s)
 
     def exhausted(self, now_s: float) -> str | None:
-        """Name the expired limit, or None."""
+        """Return the expired limit with its parameter; None if no limit has expired."""
         if now_s > self._straggler_s:
             limit_s = self._parameters.straggler_timeout_s
             return f"{limit_s:g} s of the first one (straggler-timeout-s)"
@@ -126,11 +167,11 @@ class _JoinTimeouts:
 
 
 class MainRole(_Role):
-    """The node whose exit status is the job's: it collects verdicts and decides."""
+    """The node that collects verdicts and decides; its exit code is the job's."""
 
     def run(self, hub: Hub, problem: Verdict | None, rendezvous_port: int) -> Verdict:
-        """Take part in the job until it is decided; returns the decision."""
-        board = Board(
+        """Run the job until it is decided; return the decision."""
+        board = VerdictCollector(
             num_nodes=self._node.num_nodes,
             wait_s=min(MAX_WAIT_FOR_CAUSE_S, self._context.parameters.peer_timeout_s),
             peer_timeout_s=self._context.parameters.peer_timeout_s,
@@ -141,14 +182,15 @@ class MainRole(_Role):
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
         timeouts = _JoinTimeouts(self._context.parameters, time.monotonic())
-        lookout = Lookout(self._node)
+        join_diagnostics = JoinDiagnostics(self._node)
         local = self._context.local
         self._observer = observer = local.observer(time.monotonic())
-        started = went = False
-        wait_s = 0.0  # a single-node job has nobody to wait for
+        started = program_started = False
+        wait_s = 0.0  # a single-node job has no peers to wait for
         while True:
             for event in hub.poll(wait_s):
                 self._note(event, board, joined)
+                self._answer(hub, event)
             wait_s = _TICK_S
             self._context.guardian.heartbeat()
             now = time.monotonic()
@@ -157,43 +199,51 @@ class MainRole(_Role):
                 board.report(self._node.node_index, own, now)
             if limit_s is not None and now > last_s:
                 board.report(self._node.node_index, out_of_time(self._node, limit_s), now)
+            if self._node.stop_at_s is not None and time.time() >= self._node.stop_at_s:
+                board.report(self._node.node_index, block_ends(self._node), now)
             board.all_joined = len(joined) == self._node.num_nodes
             if len(joined) > 1:
                 timeouts.some_child_joined(now)
-                lookout.end()
+                join_diagnostics.end()
             elif not board.all_joined:
-                lookout.turn(now)
-                timeouts.no_child_joined(lookout.evidence, now)
+                join_diagnostics.turn(now)
+                timeouts.no_child_joined(join_diagnostics.evidence, now)
             if not board.all_joined and (limit := timeouts.exhausted(now)):
                 board.report(self._node.node_index, self._absent(joined, limit), now)
             for message in local.news(now):
                 observer.note(self._node.node_index, message, now)
+            for message in local.mail():
+                hub.broadcast(message)
             if started and (hang := observer.verdict(now)):
                 board.report(self._node.node_index, hang, now)
-            if started and not went and observer.all_prepared and not board.verdicts:
-                went = True
-                observer.went(now)
+            if started and not program_started and observer.all_prepared and not board.verdicts:
+                program_started = True
+                observer.program_started(now)
                 hub.broadcast({"type": "go"})
                 local.go()
-            decision = board.decision(now, heard_s=hub.heard_s)
+            last_received_s = hub.last_received_s if board.verdicts else float("inf")
+            decision = board.decision(now, oldest_contact_s=last_received_s)
             if decision is not None:
                 break
             if board.all_joined and not started and not board.verdicts:
                 started = True
                 observer.begin(now)
+                self._context.recorder.joined()
                 if self._node.num_nodes > 1:
-                    log.info("launch: all %d nodes are here", self._node.num_nodes)
+                    log.info("launch: all %d nodes joined", self._node.num_nodes)
                 hub.broadcast({"type": "start", **asdict(Start(port=rendezvous_port))})
                 local.start(rendezvous_port)
         decision = observer.explained(decision)
         self._finish(hub, decision)
+        self._context.recorder.steps = local.steps_completed
         return decision
 
-    def _note(self, event: Event, board: Board, joined: set[int]) -> None:
+    def _note(self, event: Event, board: VerdictCollector, joined: set[int]) -> None:
         now = time.monotonic()
-        if isinstance(event, Lost):
+        if isinstance(event, PeerLoss):
             self._is_alone = True
             reason = f"node {event.node} was lost: {event.how}"
+            self._context.recorder.lose(event.node, event.how)
             board.lose(event.node, Verdict(code=ExitCode.HOST, reason=reason), now)
             return
         message = event.message
@@ -206,68 +256,105 @@ class MainRole(_Role):
         else:
             self._observer.note(event.node, message, now)
 
+    def _answer(self, hub: Hub, event: Event) -> None:
+        if isinstance(event, PeerMessage):
+            answer = self._context.local.receive(event.node, event.message)
+            if answer is not None:
+                hub.send(event.node, answer)
+
     def _absent(self, joined: set[int], limit: str) -> Verdict:
         absent = sorted(set(range(self._node.num_nodes)) - joined)
-        nodes = f"node {absent[0]}" if len(absent) == 1 else f"nodes {absent}"
+        noun = "node" if len(absent) == 1 else "nodes"
+        logs = (
+            "its log, if there is one, has"
+            if len(absent) == 1
+            else "their logs, if there are any, have"
+        )
+        nodes = f"{noun} {join_first([str(index) for index in absent], ', ')}"
         return Verdict(
             code=ExitCode.PREFLIGHT,
             reason=(
-                f"{nodes} did not join within {limit}; the log of that node, if there is one, "
-                f"tells more; {likely_causes(self._node)}"
+                f"{nodes} did not join within {limit}; {logs} details; {likely_causes(self._node)}"
             ),
         )
 
     def _finish(self, hub: Hub, decision: Verdict) -> None:
-        """Tell all nodes, end this one, and exit last: Batch stops children when main exits."""
+        """Send the verdict to all nodes, stop this one, and wait for them.
+
+        The main node exits last, because Batch stops the children once the main node exits.
+        """
         stop = {"type": "stop", **asdict(decision)}
         hub.broadcast(stop)
+        may_shorten = decision.grace_s is not None
 
         def turn() -> None:
+            nonlocal may_shorten
+            if self._context.stop.count and may_shorten:
+                # This host and the link will disappear before the Capacity Block ends.
+                may_shorten = False
+                hub.broadcast(stop)
             for event in hub.poll(_TICK_S):
-                if isinstance(event, Lost):
+                if isinstance(event, PeerLoss):
                     self._is_alone = True
                     continue
                 if event.node not in hub.members:
                     continue
+                self._answer(hub, event)
                 if event.message["type"] == "ended":
                     hub.dismiss(event.node)
-                elif event.message["type"] == "hello":  # late, and told at once
+                elif event.message["type"] == "hello":  # it joined late
                     hub.send(event.node, stop)
+            for message in self._context.local.mail():
+                hub.broadcast(message)
             self._context.guardian.heartbeat()
 
-        grace_s = self._context.parameters.stop_grace_s if decision.graceful else 0.0
-        # The children's grace period has begun as well; a second one would outlast the time
-        # that ECS and the kubelet give this process.
-        grace_ends_s = time.monotonic() + grace_s
-        self._end_workers(decision, turn)
-        deadline = max(time.monotonic(), grace_ends_s) + _CLOSING_S
-        while hub.members and time.monotonic() < deadline:
+        # Wait for the children within the same grace period: a second one would exceed the time
+        # that ECS and the kubelet allow this process.
+        period = self._end_workers(decision, turn)
+        ended_s = time.monotonic()
+        while hub.members:
+            grace_ends_s = period.grace().ends_s if decision.graceful else ended_s
+            if time.monotonic() >= max(ended_s, grace_ends_s) + _CLOSING_S:
+                break
             turn()
         hub.close()
 
 
 class ChildRole(_Role):
-    """A node that reports and obeys; it decides alone only when the main node is lost."""
+    """A node that reports to the main node and follows its decision, unless that node is lost."""
 
     def run(self, spoke: Spoke, problem: Verdict | None) -> Verdict:
-        """Take part in the job until it is decided; returns the decision."""
-        decision, events = self._join(spoke, problem)
+        """Run the job until it is decided; return the decision."""
+        local = self._context.local
+        decision, first = self._join(spoke, problem)
+        events = deque(first)
         sent: Verdict | None = None
         while decision is None:
-            for event in events:
-                decision = decision or self._note(event, sent)
+            while events and decision is None:
+                decision = self._note(events.popleft(), sent)
+            if decision is not None:
+                break  # ``turn`` reads the remaining events
             self._context.guardian.heartbeat()
             own = self._own_verdict()
             if own is not None and better(sent, own) is not sent:
                 sent = own
                 spoke.send({"type": "verdict", **asdict(own)})
-            for message in self._context.local.news(time.monotonic()):
+            for message in (*local.news(time.monotonic()), *local.mail()):
                 spoke.send(message)
-            events = spoke.poll(_TICK_S)
+            events.extend(spoke.poll(_TICK_S))
 
         def turn() -> None:
-            if any(isinstance(event, Lost) for event in spoke.poll(_TICK_S)):
-                self._is_alone = True
+            events.extend(spoke.poll(_TICK_S))
+            while events:
+                event = events.popleft()
+                if isinstance(event, PeerLoss):
+                    self._is_alone = True
+                    continue
+                if event.message["type"] == "stop" and self._period is not None:
+                    self._period.shorten()
+                local.receive(event.node, event.message)
+            for message in local.mail():
+                spoke.send(message)
             self._context.guardian.heartbeat()
 
         self._end_workers(decision, turn)
@@ -278,23 +365,23 @@ class ChildRole(_Role):
     def _join(
         self, spoke: Spoke, problem: Verdict | None
     ) -> tuple[Verdict | None, Sequence[Event]]:
-        """Reach the main node; returns a verdict if that fails, and any events received so far."""
+        """Join the main node; return a verdict on failure, and the events received so far."""
         deadline = time.monotonic() + self._context.parameters.join_timeout_s
         first = hello(self._node, problem)
-        sign = StartedSign(self._node)
+        record = StartedRecord(self._node)
         while (now := time.monotonic()) < deadline:
             self._context.guardian.heartbeat()
-            sign.turn(now)
+            record.turn(now)
             if self._context.stop.count:
-                return told_to_stop(self._node), ()
+                return stop_requested(self._node), ()
             if not spoke.connected and not spoke.connect(first, 0.5):
-                time.sleep(_TICK_S)  # Batch starts children in any order, and main may lag
+                time.sleep(_TICK_S)  # Batch starts nodes in any order; the main node may lag
                 continue
             events = spoke.poll(_TICK_S)
-            if any(isinstance(e, Heard) and e.message["type"] == "welcome" for e in events):
-                sign.end()
+            if any(isinstance(e, PeerMessage) and e.message["type"] == "welcome" for e in events):
+                record.end()
                 return None, events
-            if not spoke.connected:  # rejected, perhaps by an earlier attempt's main node
+            if not spoke.connected:  # rejected, perhaps by the main node of an earlier attempt
                 time.sleep(_TICK_S * 5)
         unreachable = Verdict(
             code=ExitCode.PREFLIGHT,
@@ -307,7 +394,7 @@ class ChildRole(_Role):
         return unreachable, ()
 
     def _note(self, event: Event, sent: Verdict | None) -> Verdict | None:
-        if isinstance(event, Lost):
+        if isinstance(event, PeerLoss):
             lost = Verdict(code=ExitCode.HOST, reason=f"the main node was lost: {event.how}")
             if sent is None or sent.code is ExitCode.OK or sent.weak:
                 return lost
@@ -319,4 +406,6 @@ class ChildRole(_Role):
             self._context.local.go()
         elif message["type"] == "stop":
             return typed(message, Verdict)
+        else:
+            self._context.local.receive(event.node, message)
         return None

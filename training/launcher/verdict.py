@@ -1,8 +1,10 @@
-"""Verdicts: how faults become exit codes, and all nodes' verdicts become one decision."""
+"""Verdicts: map faults to exit codes, and all nodes' verdicts to one decision."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from training.core.arguments import ArgumentError
 from training.core.contract import NodeContract
@@ -11,49 +13,60 @@ from training.core.orchestrators import ContractError
 from training.launcher.addresses import AddressNotFound, HostNotFound
 from trainium_catalogue.exit_codes import ExitCode
 
-# Best evidence first. A request to stop explains every failure after it; an error in the
-# workload or the configuration would recur, and appears as a lost connection on other nodes.
+# Best evidence first. A stop request explains all later failures; an error in the workload or the
+# configuration would recur, and appears as a lost connection on other nodes.
 _PRECEDENCE = (
     ExitCode.STOPPED,
     ExitCode.TIME_LIMIT,
     ExitCode.CONFIGURATION,
     ExitCode.WORKLOAD,
     ExitCode.PREFLIGHT,
+    ExitCode.UNFIT_HOST,
     ExitCode.HOST,
     ExitCode.OK,
 )
 _CONCLUSIVE = _PRECEDENCE[:4]
 
 MAX_WAIT_FOR_CAUSE_S = 5.0
-"""Longest wait for better evidence than a lost connection."""
+"""Maximum wait for better evidence than a lost connection."""
+_MAX_NAMED = 8
+"""Maximum number of nodes named in a reason, which is sent to every node and truncated if long."""
+
+BLOCK_GRACE_S = 480.0
+"""Time for the workers to save before their Capacity Block ends: of the remaining ten minutes
+(``BLOCK_LEAD`` in jobs/job.py), two are reserved for slow nodes and the last uploads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The end of a node, or of the job: an exit code and its reason."""
+    """The outcome of a node or of the job: an exit code and its reason."""
 
     code: ExitCode
     reason: str
     graceful: bool = False
-    """True if workers get SIGTERM and time to finish, because nothing is broken yet."""
+    """True if workers get SIGTERM and a grace period, since nothing is broken yet."""
+    grace_s: float | None = None
+    """The workers' grace period; None for the parameter stop-grace-s."""
+    unfit_host: bool = False
+    """True if preflight failed because of the host (in a job's verdict: some hosts, not all)."""
     symptom: bool = False
-    """True for a broken connection, whose cause is probably on another node."""
+    """True for a broken connection, which is probably caused by another node."""
     weak: bool = False
-    """True for an exit status without an exception: a program that catches the error of a broken
-    connection may end so as well."""
+    """True for an exit code without an exception, which a program may also choose when it catches
+    the error of a broken connection."""
 
     def __post_init__(self) -> None:
         if self.code not in _PRECEDENCE:
             raise ValueError(f"{self.code} is not a verdict")
 
     @property
-    def strength(self) -> int:
-        """Rank in ``_PRECEDENCE``; smaller is better evidence."""
+    def precedence(self) -> int:
+        """Position in ``_PRECEDENCE``; the lowest is the best evidence."""
         return _PRECEDENCE.index(self.code)
 
 
 def verdict_of(error: Exception) -> Verdict:
-    """Judge an error of the launcher itself."""
+    """Return the verdict on an error that the launcher raised before the job started."""
     match error:
         case ArgumentError() | ContractError():
             return Verdict(code=ExitCode.CONFIGURATION, reason=str(error))
@@ -65,23 +78,23 @@ def verdict_of(error: Exception) -> Verdict:
 
 
 def launcher_failed(error: Exception) -> Verdict:
-    """Judge an error of the launcher itself: another attempt may do better."""
+    """Return the verdict on a failure of the launcher itself, which is worth a retry."""
     return Verdict(code=ExitCode.HOST, reason=f"the launcher failed: {describe(error)}")
 
 
-def told_to_stop(node: NodeContract) -> Verdict:
-    """Verdict of a node that has been told to stop.
+def stop_requested(node: NodeContract) -> Verdict:
+    """Return the verdict of a node that received a stop request.
 
-    The main node is told when the job is stopped, and also when its own host is reclaimed. A child
-    alone is told when its host is reclaimed, which is worth another attempt; when the job is
-    stopped the main node's verdict wins.
+    The main node receives SIGTERM when the job is stopped, and also when its own host is reclaimed.
+    A child alone receives it when its host is reclaimed, which is worth a retry; when the job is
+    stopped, the main node's verdict takes precedence.
     """
     code = ExitCode.STOPPED if node.is_main else ExitCode.HOST
-    return Verdict(code=code, reason=f"node {node.node_index}: told to stop", graceful=True)
+    return Verdict(code=code, reason=f"node {node.node_index}: stop requested", graceful=True)
 
 
 def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
-    """Verdict of the main node when the attempt has used up its time."""
+    """Return the main node's verdict when the attempt has reached its time limit."""
     return Verdict(
         code=ExitCode.TIME_LIMIT,
         reason=f"node {node.node_index}: the attempt has run for {time_limit_s} s (--time-limit)",
@@ -89,15 +102,56 @@ def out_of_time(node: NodeContract, time_limit_s: int) -> Verdict:
     )
 
 
+def block_ends(node: NodeContract) -> Verdict:
+    """Return the main node's verdict when its Capacity Block is about to end.
+
+    No container is being stopped yet, so the workers may take longer than after a stop request.
+    """
+    assert node.stop_at_s is not None
+    moment = datetime.fromtimestamp(node.stop_at_s, UTC)
+    return Verdict(
+        code=ExitCode.TIME_LIMIT,
+        reason=f"node {node.node_index}: the Capacity Block ends soon, so the job stops at "
+        f"{moment:%Y-%m-%d %H:%M} UTC; submit the run again in the next block",
+        graceful=True,
+        grace_s=BLOCK_GRACE_S,
+    )
+
+
+def own_verdict(node: NodeContract, own: Verdict | None, decision: Verdict) -> Verdict:
+    """Return a node's own verdict: the job's decision, or ``UNFIT_HOST``.
+
+    A defect shared by all hosts of a multi-node job is not any host's fault (``VerdictCollector``).
+    A single host cannot be compared, so on Batch any defect makes it unfit.
+
+    On ``UNFIT_HOST`` the host is retired: by itself on Batch (``watch`` in host_setup.sh), by the
+    node scaler on EKS. Volcano treats an attempt as the last one if every pod has failed while an
+    action is delayed (kubernetes.py, ``JOB_POLICIES``), so the pod of a single-node job exits with
+    the decision.
+    """
+    single_on_batch = node.num_nodes == 1 and not node.on_cluster
+    if own is None or not own.unfit_host or decision.code is not ExitCode.PREFLIGHT:
+        return decision
+    if not decision.unfit_host and not single_on_batch:
+        return decision
+    return Verdict(code=ExitCode.UNFIT_HOST, reason=decision.reason)
+
+
 def better(first: Verdict | None, second: Verdict) -> Verdict:
-    """Pick the better evidence; the first verdict if they are equal."""
-    if first is None or (second.strength, second.weak) < (first.strength, first.weak):
+    """Return the better evidence; the first verdict if they are equal."""
+    if first is None or (second.precedence, second.weak) < (first.precedence, first.weak):
         return second
     return first
 
 
+def join_first(parts: Sequence[str], separator: str) -> str:
+    """Join the parts; if there are many, the first ones and the number of omitted ones."""
+    more = [f"and {len(parts) - _MAX_NAMED} more"] if len(parts) > _MAX_NAMED else []
+    return separator.join([*parts[:_MAX_NAMED], *more])
+
+
 @dataclass(slots=True, kw_only=True)
-class Board:
+class VerdictCollector:
     """The main node's collection of verdicts."""
 
     num_nodes: int
@@ -109,32 +163,32 @@ class Board:
     all_joined: bool = False
 
     def report(self, node: int, verdict: Verdict, now_s: float) -> None:
-        """Record a node's verdict; better evidence replaces worse."""
+        """Record a node's verdict, unless an earlier one is better evidence."""
         self.verdicts[node] = better(self.verdicts.get(node), verdict)
         if verdict.code is not ExitCode.OK and self.first_failure_s is None:
             self.first_failure_s = now_s
 
     def lose(self, node: int, verdict: Verdict, now_s: float) -> None:
-        """Record that a node was lost."""
+        """Record the loss of a node."""
         self.lost[node] = verdict
         self.report(node, verdict, now_s)
 
-    def decision(self, now_s: float, *, heard_s: float = float("inf")) -> Verdict | None:
-        """The job's verdict, or None while it may still change.
+    def decision(self, now_s: float, *, oldest_contact_s: float = float("inf")) -> Verdict | None:
+        """Return the job's verdict; None while it may still change.
 
-        Success needs every node. A failure waits ``wait_s`` for better evidence, unless there can
-        be none: it is conclusive, every node has reported, or all preflights are known. Weak
-        evidence gives way to the loss of a node, so it waits until every node has been heard from
-        since; ``heard_s`` is when the node that has been silent for longest was.
+        Success requires every node. A failure waits ``wait_s`` for better evidence, unless it is
+        conclusive, every node has reported, or all preflights are known. The loss of a node
+        outweighs weak evidence, which therefore waits for a later message from every node;
+        ``oldest_contact_s`` is the time of the longest-silent node's last message.
         """
         failures = {n: v for n, v in self.verdicts.items() if v.code is not ExitCode.OK}
         complete = len(self.verdicts) == self.num_nodes
         if not failures:
             done = complete and self.num_nodes > 0
             return Verdict(code=ExitCode.OK, reason="every node finished") if done else None
-        # Causes before symptoms; and if one node is told to stop while another is already lost,
-        # a grace period is pointless.
-        best = min(failures.values(), key=lambda v: (v.strength, v.weak, v.symptom, v.graceful))
+        # Causes before symptoms. If a node is asked to stop while another is already lost, a grace
+        # period is pointless.
+        best = min(failures.values(), key=lambda v: (v.precedence, v.weak, v.symptom, v.graceful))
         assert self.first_failure_s is not None
         if best.weak and self.lost:
             best = next(iter(self.lost.values()))
@@ -142,19 +196,25 @@ class Board:
             (best.code in _CONCLUSIVE and not best.weak)
             or complete
             or (best.code is ExitCode.PREFLIGHT and self.all_joined)
-            or now_s >= self._settled_s(best, heard_s)
+            or now_s >= self._deadline_s(best, oldest_contact_s)
         )
         if not final:
             return None
         if best.code is ExitCode.PREFLIGHT:
-            reasons = [v.reason for _, v in sorted(failures.items()) if v.code is best.code]
-            return Verdict(code=best.code, reason="; ".join(reasons))
+            preflights = [v for _, v in sorted(failures.items()) if v.code is best.code]
+            # A defect shared by every host would recur on their replacements.
+            num_unfit = sum(v.unfit_host for v in preflights)
+            return Verdict(
+                code=best.code,
+                reason=join_first([v.reason for v in preflights], "; "),
+                unfit_host=0 < num_unfit < self.num_nodes,
+            )
         return best
 
-    def _settled_s(self, best: Verdict, heard_s: float) -> float:
-        """Tell until when better evidence than ``best`` may come."""
+    def _deadline_s(self, best: Verdict, oldest_contact_s: float) -> float:
+        """Return the deadline for better evidence than ``best``."""
         assert self.first_failure_s is not None
-        settled_s = self.first_failure_s + self.wait_s
-        if best.weak and heard_s < self.first_failure_s:
-            settled_s += self.peer_timeout_s
-        return settled_s
+        deadline_s = self.first_failure_s + self.wait_s
+        if best.weak and oldest_contact_s < self.first_failure_s:
+            deadline_s += self.peer_timeout_s
+        return deadline_s

@@ -1,1 +1,1 @@
-"""A user's own program on a node: its files, its checkpoints, its output."""
+"""A user's own program on a node: its files, checkpoints and output."""

@@ -1,4 +1,4 @@
-"""What a node downloads for a program: its files, by their hash, and data from any prefix."""
+"""Download a program's files, by hash, and its data, from any prefix."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 
 _UNREADABLE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, UnsafeName)
-"""What a damaged archive raises; ``BadGzipFile`` is an ``OSError``, as a full disk's is."""
+"""Errors of a damaged archive; ``BadGzipFile`` is an ``OSError``, as for a full disk."""
 _AGAIN = "submit the program again, which uploads its files again"
 _AT_ONCE = 8
-"""Files that are copied at once, each with a few threads of its own if it is large."""
+"""Number of concurrent downloads; each large file itself uses several threads."""
 _MIB = 1024 * 1024
 _RECORD = ".trainium-staged.json"
-"""What was copied: the etag of each object, so that a file on Lustre is not copied twice."""
+"""Record of copied objects' ETags, to avoid copying files to Lustre again."""
 
 
 def unpack_bundle(workspace: Workspace) -> None:
-    """Bring the program's files to ``code/``; ``NotPrepared`` says what is wrong with them."""
+    """Download the program's files to ``code/``; raise ``NotPrepared`` if they are invalid."""
     settings, folders = workspace.settings, workspace.folders
     key = bundle_key(workspace.node.run, settings.code)
     shown = f"{workspace.bucket.uri}/{key}"
@@ -45,19 +45,17 @@ def unpack_bundle(workspace: Workspace) -> None:
         if is_full(error):
             raise no_space(folders.scratch, f"the bundle {key}") from None
         raise
-    found = sha256_of(archive)
-    if found != settings.code:
+    digest = sha256_of(archive)
+    if digest != settings.code:
         raise _refused(
-            f"the program's files are not those that were submitted: {shown} has the SHA-256 "
-            f"{found}; {_AGAIN}"
+            f"the program's files differ from those that were submitted: {shown} has the SHA-256 "
+            f"{digest}; {_AGAIN}"
         )
     workspace.report("unpacking the program's files")
     try:
         _extract(archive, folders.code)
     except _UNREADABLE as error:
-        raise _refused(f"{shown} is not an archive that can be unpacked: {error}; {_AGAIN}") from (
-            None
-        )
+        raise _refused(f"{shown} cannot be unpacked: {error}; {_AGAIN}") from None
     except OSError as error:
         if is_full(error):
             raise no_space(folders.code, "the program's folder") from None
@@ -66,12 +64,12 @@ def unpack_bundle(workspace: Workspace) -> None:
     if settings.script and not (folders.code / settings.script).is_file():
         raise _refused(
             f"--script {settings.script}: the bundle has no such file; submit the program again "
-            "with the path of a file that is not left out of the bundle"
+            "with the path of a file that is not excluded from the bundle"
         )
 
 
 def _extract(archive: Path, target: Path) -> None:
-    """Unpack the files; ``submit`` packs nothing else, and follows links itself."""
+    """Unpack regular files; ``submit`` packs nothing else, and resolves links."""
     target.mkdir(parents=True, exist_ok=True)
     folder = SafeFolder(target)
     with tarfile.open(archive, "r:gz") as tar:
@@ -91,9 +89,9 @@ def _refused(reason: str) -> NotPrepared:
 
 
 def stage_inputs(workspace: Workspace) -> None:
-    """Copy what ``--dataset`` and ``--input`` name; ``NotPrepared`` if there is nothing there."""
+    """Copy the data of ``--dataset`` and ``--input``; raise ``NotPrepared`` if missing."""
     if workspace.node.lustre and not workspace.node.is_main:
-        return  # all nodes see what the main node copies, and start when it has
+        return  # all nodes wait for the main node and share its copy
     settings, folders = workspace.settings, workspace.folders
     if settings.dataset:
         prefix = f"{DATASETS_PREFIX}{settings.dataset}"
@@ -102,7 +100,7 @@ def stage_inputs(workspace: Workspace) -> None:
             workspace.bucket.at(prefix),
             folders.dataset,
             what=f"--dataset {settings.dataset}",
-            remedy="give the name of a folder below datasets/ of the bucket",
+            remedy="use the name of a folder below datasets/ in the bucket",
         )
     if settings.input:
         _copy(
@@ -110,39 +108,39 @@ def stage_inputs(workspace: Workspace) -> None:
             workspace.open(settings.input),
             folders.input,
             what=f"--input {settings.input}",
-            remedy="give the prefix of objects that exist",
+            remedy="use the prefix of existing objects",
         )
 
 
 def _copy(workspace: Workspace, objects: Objects, folder: Path, *, what: str, remedy: str) -> None:
-    """Bring ``folder`` to the state of ``objects``."""
+    """Synchronize ``folder`` with ``objects``."""
     workspace.report(f"{what}: listing {objects.uri}")
-    # S3's consoles make an empty object for a folder, whose key ends with a slash.
-    found = [info for info in objects.list() if not info.key.endswith("/") and info.key]
-    if not found:
+    # Skip the empty objects that the S3 console creates for folders; their keys end in a slash.
+    files = [info for info in objects.list() if not info.key.endswith("/") and info.key]
+    if not files:
         raise NotPrepared(
             ExitCode.CONFIGURATION, f"{what}: there are no objects at {objects.uri}; {remedy}"
         )
     staged = SafeFolder(folder)
     try:
-        for info in found:
+        for info in files:
             if path_parts(info.key)[0] == _RECORD:
-                raise UnsafeName(f"{info.key!r} is the name of the record of what was copied")
+                raise UnsafeName(f"{info.key!r} is a reserved name")
         folder.mkdir(parents=True, exist_ok=True)
-        known = _recorded(folder)
-        missing = [info for info in found if not _is_there(staged, info, known)]
+        recorded = _read_record(folder)
+        missing = [info for info in files if not _is_staged(staged, info, recorded)]
         refuse_if_full(folder, what, sum(info.size for info in missing))
         _fetch(objects, staged, missing, _counter(workspace.report, what, missing))
-        write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in found}).encode())
+        write_whole(folder / _RECORD, json.dumps({info.key: info.etag for info in files}).encode())
     except UnsafeName as error:
         raise NotPrepared(
             ExitCode.CONFIGURATION,
-            f"{what}: an object at {objects.uri} cannot become a file below a folder: {error}; "
+            f"{what}: an object at {objects.uri} has a key that is not a valid file name: {error}; "
             "rename it",
         ) from None
     except ObjectMissing as error:
         raise NotPrepared(
-            ExitCode.HOST, f"{what}: an object went away while it was copied: {error}"
+            ExitCode.HOST, f"{what}: an object was deleted while it was being copied: {error}"
         ) from None
     except OSError as error:
         if is_full(error):
@@ -174,7 +172,7 @@ def _fetch(
         pass
 
 
-def _recorded(folder: Path) -> dict[str, str]:
+def _read_record(folder: Path) -> dict[str, str]:
     try:
         document = json.loads((folder / _RECORD).read_bytes())
     except (OSError, ValueError):
@@ -182,6 +180,8 @@ def _recorded(folder: Path) -> dict[str, str]:
     return document if isinstance(document, dict) else {}
 
 
-def _is_there(folder: SafeFolder, info: ObjectInfo, known: dict[str, str]) -> bool:
+def _is_staged(folder: SafeFolder, info: ObjectInfo, recorded: dict[str, str]) -> bool:
     path = folder.path(info.key)
-    return known.get(info.key) == info.etag and path.is_file() and path.stat().st_size == info.size
+    return (
+        recorded.get(info.key) == info.etag and path.is_file() and path.stat().st_size == info.size
+    )

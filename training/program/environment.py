@@ -1,4 +1,4 @@
-"""What a program finds in its environment, beside torchrun's variables and the device's."""
+"""A program's environment variables, except those of torchrun and the device."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ OWN_ROOTS = tuple(
         for package in (training, trainium_catalogue)
     )
 )
-"""Folders on Python's path that hold this project, which a program must not see."""
+"""Folders of this project on Python's path, hidden from programs."""
 
-# Every source of credentials that botocore looks at, in the variables of its documentation
-# (docs.aws.amazon.com/boto3, guide/configuration.html) and of ECS and EKS.
+# The variables of all credential sources of botocore, from its documentation
+# (docs.aws.amazon.com/boto3, guide/configuration.html) and from ECS and EKS.
 CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
@@ -51,12 +51,12 @@ CREDENTIALS = (
 def program_environment(
     env: Mapping[str, str], settings: ProgramSettings, folders: ProgramFolders, device: DeviceKind
 ) -> dict[str, str]:
-    """Make the program's environment of that of other workloads' workers."""
+    """Derive the program's environment from the environment of this project's workers."""
     result = dict(env)
     if not settings.aws_credentials:
         for name in CREDENTIALS:
             result.pop(name, None)
-        # The host's own role is one request away where a container reaches its metadata.
+        # Otherwise a container that can reach the metadata service would use the host's role.
         result["AWS_EC2_METADATA_DISABLED"] = "true"
     entries = [Path(e).absolute() for e in result.pop("PYTHONPATH", "").split(os.pathsep) if e]
     if kept := [str(entry) for entry in entries if str(entry.resolve()) not in OWN_ROOTS]:
@@ -67,11 +67,11 @@ def program_environment(
         ENV_PROGRESS_FILE: str(folders.scratch / PROGRESS_FILE),
         "PWD": str(folders.code),
     }
-    # The bucket has a copy of this folder, which comes back with the next attempt.
-    result.setdefault("NEURON_COMPILE_CACHE_URL", str(folders.cache))
+    # The compile cache, which is persisted in the bucket and restored in the next attempt.
     if device is DeviceKind.TORCH_NEURON:
-        # It keeps graphs in a folder of its own, by default below /tmp (docs/verification.md).
-        result.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str(folders.torchneuron_cache))
+        result.setdefault("TORCH_NEURONX_NEFF_CACHE_DIR", str(folders.neff_cache))
+    else:
+        result.setdefault("NEURON_COMPILE_CACHE_URL", str(folders.cache))
     if settings.dataset:
         result[ENV_DATASET_DIR] = str(folders.dataset)
     if settings.input:

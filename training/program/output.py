@@ -1,9 +1,9 @@
-"""Passes a program's output on, and notes its last line and its progress.
+"""Forward a program's output, and record its last line and its progress.
 
     <program> | python -m training.program.output <scratch> [<progress-pattern>]
 
-Everything is passed on as it is, except that a progress bar, which rewrites its line with carriage
-returns many times a second, gets a line of its own once in a while: a log has no cursor.
+Everything is forwarded unchanged, except progress bars, which rewrite their line with carriage
+returns many times a second. In the log each gets a line every 10 s.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from training.core.files import write_whole
 from training.core.processes import die_with_parent
 from training.program.reports import LOSSES_FILE, OutputReport
+from trainium_catalogue.documents import Timestamp
 
 _READ_BYTES = 64 * 1024
 _BAR_EVERY_S = 10.0
-_NOTE_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 _CURVE_EVERY_S = 5.0
 _LONGEST_SEARCHED = 2000
-"""Characters of a line in which progress is looked for; progress is at the beginning."""
+"""Characters searched for progress, from the beginning of each line."""
 _LONGEST_SHOWN = 500
 _RATE_OVER_S = 120.0
-_MOST_POINTS = 1000
-"""Points up to which nothing is left out; a terminal has some 100 columns."""
+_MAX_POINTS = 1000
+"""Maximum number of points before thinning; a terminal has about 100 columns."""
 
 log = logging.getLogger(__name__)
 
@@ -46,36 +48,38 @@ DEFAULT_PATTERNS = (
     # Hugging Face's Trainer: "{'loss': 2.3456, 'grad_norm': 1.2, 'epoch': 0.1}".
     rf"'loss':\s*'?(?P<loss>{_NUMBER})",
 )
-"""Forms of lines that report progress, each with a step, a loss or both."""
+"""Patterns of progress lines, each with a step, a loss or both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPoint:
-    """A loss that an attempt printed; of many, about a thousand, evenly chosen, and the newest."""
+    """A loss printed by an attempt. Long curves are thinned evenly to about a thousand points."""
 
     step: int
-    """Number of the loss where lines have no step; steps that restart add to those before."""
+    """Step, or ordinal of the loss if lines have no step. Restarted steps continue the count."""
     loss: float
+    time: Timestamp
+    """Time (UTC) at which the line was printed."""
 
 
 class LossCurve:
-    """Losses by step, thinned evenly as they become many."""
+    """Losses by step, thinned evenly as their number grows."""
 
     def __init__(self) -> None:
-        self._points: list[tuple[int, float]] = []
-        self._newest: tuple[int, float] | None = None
+        self._points: list[LossPoint] = []
+        self._newest: LossPoint | None = None
         self._every = 1
         self._count = 0
         self._base = 0
-        """Steps of earlier epochs, where each of them counts from the beginning."""
+        """Total steps of earlier epochs, if each epoch counts from 0."""
         self.changed = False
-        """True if the file is older than the newest loss."""
+        """True if the newest loss has not been written to the file."""
 
     def add(self, step: int | None, loss: float) -> None:
-        """Take a loss; where no line tells steps, losses are counted."""
+        """Add a loss; without steps, losses are numbered."""
         if not math.isfinite(loss):
             return
-        last = self._newest[0] if self._newest is not None else 0
+        last = self._newest.step if self._newest is not None else 0
         at = self._base + step if step is not None else last + 1
         if at < last:
             self._base = last
@@ -85,8 +89,10 @@ class LossCurve:
                 self._points.append(self._newest)
             self._count += 1
         self.changed = True
-        self._newest = (at, loss)  # of several for one step the last
-        if len(self._points) > _MOST_POINTS:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        # Replaces an earlier loss of the same step.
+        self._newest = LossPoint(step=at, loss=loss, time=now)
+        if len(self._points) > _MAX_POINTS:
             self._points = self._points[::2]
             self._every *= 2
 
@@ -94,12 +100,12 @@ class LossCurve:
         """Replace the file."""
         self.changed = False
         points = [*self._points, *([self._newest] if self._newest is not None else [])]
-        lines = (json.dumps(asdict(LossPoint(step=step, loss=loss))) for step, loss in points)
+        lines = (json.dumps(asdict(point)) for point in points)
         write_whole(scratch / LOSSES_FILE, "".join(f"{line}\n" for line in lines).encode())
 
 
 class OutputProgress:
-    """Finds steps and losses in lines, and how fast steps come."""
+    """Extracts steps and losses from lines, and computes the step rate."""
 
     def __init__(self, report: OutputReport, pattern: str = "") -> None:
         self._report = report
@@ -109,8 +115,8 @@ class OutputProgress:
         ]
         self._steps: list[tuple[float, int]] = []
 
-    def look(self, line: str, now_s: float) -> None:
-        """Note what a line says."""
+    def extract(self, line: str, now_s: float) -> None:
+        """Extract progress from a line."""
         for pattern in self._patterns:
             if (match := pattern.search(line, 0, _LONGEST_SEARCHED)) is not None:
                 groups = match.groupdict()
@@ -125,7 +131,7 @@ class OutputProgress:
 
     def _step(self, step: int, now_s: float) -> None:
         if self._steps and step < self._steps[-1][1]:
-            self._steps.clear()  # a new epoch, or another bar
+            self._steps.clear()  # a new epoch or a different progress bar
         self._report.step = step
         if self._steps and step == self._steps[-1][1]:
             return
@@ -137,8 +143,8 @@ class OutputProgress:
             self._report.steps_per_second = round((last - first) / (last_s - first_s), 4)
 
 
-class Thinning:
-    """Cuts output into lines, of which the rewritten ones are mostly left out."""
+class ProgressBarFilter:
+    """Splits output into lines, dropping most updates of progress bars."""
 
     def __init__(
         self, write: Callable[[bytes], None], line: Callable[[bytes, float], None]
@@ -148,9 +154,9 @@ class Thinning:
         self._bar_s = float("-inf")
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Pass on what is due of ``data``."""
+        """Forward ``data``, except for updates that are not due."""
         if b"\r" not in data and b"\r" not in self._rest:
-            # Without a bar nothing is held back, not even a line's beginning.
+            # Without a progress bar, forward everything, even incomplete lines.
             self._write(data)
             *whole, self._rest = (self._rest + data).split(b"\n")
             for text in whole:
@@ -158,7 +164,7 @@ class Thinning:
             if len(self._rest) > _READ_BYTES:
                 self._rest = self._rest[-_READ_BYTES:]
             return
-        # What has been written of the rest must not be written again.
+        # Skip the part of the rest that has already been written.
         shown = 0 if b"\r" in self._rest else len(self._rest)
         out = bytearray()
         *whole, self._rest = (self._rest + data).split(b"\n")
@@ -178,7 +184,7 @@ class Thinning:
         self._write(bytes(out))
 
     def end(self, now_s: float) -> None:
-        """Pass on what was held back."""
+        """Forward the remaining output."""
         if b"\r" in self._rest:
             self._write(_last(self._rest) + b"\n")
         elif self._rest:
@@ -190,22 +196,22 @@ class Thinning:
 
 
 def _last(text: bytes) -> bytes:
-    """Return the newest state of a line that is rewritten."""
+    """Return the latest state of a rewritten line."""
     return next((part for part in reversed(text.split(b"\r")) if part.strip()), b"")
 
 
 class Recorder:
-    """Writes the note, at most twice a second."""
+    """Writes the report, at most twice a second."""
 
     def __init__(self, scratch: Path, pattern: str) -> None:
         self._scratch = scratch
         self.report = OutputReport()
         self._progress = OutputProgress(self.report, pattern)
-        self._written_s = self._drawn_s = float("-inf")
+        self._written_s = self._curve_written_s = float("-inf")
         self._changed = False
 
     def line(self, text: bytes, now_s: float) -> None:
-        """Take one line."""
+        """Process one line."""
         shown = text.decode(errors="replace").strip()
         if not shown:
             return
@@ -213,43 +219,43 @@ class Recorder:
         self.report.last_line = shown[:_LONGEST_SHOWN]
         self.report.last_line_at = time.time()
         self._changed = True
-        self._progress.look(shown, now_s)
+        self._progress.extract(shown, now_s)
 
-    def passed(self, count: int) -> None:
-        """Count bytes, which are a sign of life before they are a line."""
+    def count_bytes(self, count: int) -> None:
+        """Count bytes of output; even an incomplete line is a sign of life."""
         self.report.bytes += count
         self._changed = True
 
     def write(self, now_s: float, *, force: bool = False) -> None:
-        """Write the note if it is due."""
+        """Write the report and the curve if they are due."""
         curve = self._progress.curve
         with contextlib.suppress(OSError):  # a full disk must not stop the output
-            if self._changed and (force or now_s - self._written_s >= _NOTE_EVERY_S):
+            if self._changed and (force or now_s - self._written_s >= _REPORT_EVERY_S):
                 self._written_s, self._changed = now_s, False
                 self.report.write(self._scratch)
-            if curve.changed and (force or now_s - self._drawn_s >= _CURVE_EVERY_S):
-                self._drawn_s = now_s
+            if curve.changed and (force or now_s - self._curve_written_s >= _CURVE_EVERY_S):
+                self._curve_written_s = now_s
                 curve.write(self._scratch)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Pass standard input on until its end."""
+    """Forward standard input until it ends."""
     import select
 
     scratch, pattern = Path(argv[0]), argv[1] if len(argv) > 1 else ""
     recorder = Recorder(scratch, pattern)
-    thinning = Thinning(_write_all, recorder.line)
+    progress_filter = ProgressBarFilter(_write_all, recorder.line)
     while True:
-        ready, _, _ = select.select([0], [], [], _NOTE_EVERY_S)
+        ready, _, _ = select.select([0], [], [], _REPORT_EVERY_S)
         now_s = time.monotonic()
         if ready:
             data = os.read(0, _READ_BYTES)
             if not data:
                 break
-            recorder.passed(len(data))
-            thinning.feed(data, now_s)
+            recorder.count_bytes(len(data))
+            progress_filter.feed(data, now_s)
         recorder.write(now_s)
-    thinning.end(time.monotonic())
+    progress_filter.end(time.monotonic())
     recorder.write(time.monotonic(), force=True)
     return 0
 

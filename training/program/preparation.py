@@ -1,8 +1,8 @@
-"""Makes a node ready for a program: ``python -m training.program.preparation <argv>``.
+"""Prepare a node for a program: ``python -m training.program.preparation <argv>``.
 
-A process of its own, because downloads take time in which the launcher must answer the other
-nodes. It runs while torchrun starts; the workers wait until every node is ready. On the main node
-it then holds the run's name until SIGTERM.
+This is a separate process, because the launcher must keep responding to other nodes during
+downloads. It runs while torchrun starts; the workers wait until every node is ready. On the main
+node it then holds the run's lock until SIGTERM.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ log = logging.getLogger("training.program.preparation")
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Prepare this node; returns 0, or the code that its report has."""
+    """Prepare this node; return 0, or the exit code in its report."""
     set_up_logging()
     scratch = Path(env[ENV_SCRATCH])
     report = Reporter(scratch)
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
                 scratch
             )
         except OSError:
-            # The disk is full to the last byte; the exit code and the log still tell.
+            # The disk is full; the exit code and the log still report the failure.
             log.error("program: %s", failure.reason)
         return failure.code
     finally:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
 
 
 class Reporter:
-    """Writes the current step, at most every half a second."""
+    """Writes the current step, at most twice a second."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch = scratch
@@ -87,7 +87,7 @@ class Reporter:
         self.step = "starting"
 
     def __call__(self, step: str) -> None:
-        """Say what is being done."""
+        """Report the current step."""
         self.step = step
         now = time.monotonic()
         if now - self._written_s >= _BETWEEN_REPORTS_S:
@@ -96,9 +96,9 @@ class Reporter:
 
 
 def run_lock(workspace: Workspace) -> RunLock | None:
-    """Make the lock of the run's name, which the main node holds for the job.
+    """Create the lock on the run's name, which the main node holds for the job.
 
-    It lies among the snapshots that it guards, where the role of a program may write.
+    It is stored with the snapshots that it guards, where a program's role may write.
     """
     node = workspace.node
     if not node.is_main:
@@ -115,67 +115,69 @@ def run_lock(workspace: Workspace) -> RunLock | None:
 
 
 def prepare(workspace: Workspace, env: Mapping[str, str]) -> None:
-    """Do all steps in their order; ``NotPrepared`` and storage's errors end it."""
+    """Run all steps in order; raises ``NotPrepared`` and storage errors."""
     node, settings, folders = workspace.node, workspace.settings, workspace.folders
     scratch = folders.scratch
     downloads.unpack_bundle(workspace)
     for folder in (folders.checkpoints, folders.output, folders.cache):
         folder.mkdir(parents=True, exist_ok=True)
     if settings.wheels:
-        from training.program.wheels import install  # imports much that is seldom needed
+        from training.program.wheels import install  # expensive and rarely needed
 
         install.install(workspace, env)
     downloads.stage_inputs(workspace)
-    if restore.give_back(workspace):
+    if restore.restore_for_program(workspace):
         words = resume_arguments(settings.resume_argv, folders.code, folders.checkpoints)
         if words:
-            log.info("launch: program: resumes, with %s", shlex.join(words))
+            log.info("launch: program: resumes with the added arguments %s", shlex.join(words))
             with (scratch / PROGRAM_FILE).open("ab") as file:
                 file.write(b"".join(b"\0" + os.fsencode(word) for word in words))
     graphs.unlock(folders.cache)
     if node.device is DeviceKind.TORCH_NEURON:
-        folders.torchneuron_cache.mkdir(exist_ok=True)
+        folders.neff_cache.mkdir(exist_ok=True)
 
 
-def resume_arguments(words: Sequence[str], working: Path, kept: Path) -> tuple[str, ...]:
-    """Arguments to add, now that the kept folder has been given back.
+def resume_arguments(
+    words: Sequence[str], working_folder: Path, checkpoints: Path
+) -> tuple[str, ...]:
+    """Return the arguments to add once the checkpoint folder is restored.
 
-    Many programs take the path of a checkpoint, and end with an error if there is none, so that
-    the first attempt must do without what every later one needs.
+    Many programs take the path of a checkpoint and fail if it does not exist, so the first attempt
+    must omit an argument that all later ones need.
 
-    A path in the kept folder, alone or after ``=``, must exist, or nothing is added: there may be
-    a snapshot from before the first checkpoint. In place of one with a wildcard the match with the
-    highest number is given, ``out/checkpoint-20`` for ``out/checkpoint-*``.
+    If a path in the checkpoint folder, alone or after ``=``, does not exist, nothing is added,
+    because the snapshot may predate the first checkpoint. Wildcards are replaced by the match with
+    the highest number, such as ``out/checkpoint-*`` by ``out/checkpoint-20``.
     """
     result = []
     for word in words:
-        name, mark, path = word.rpartition("=")
-        if not _is_kept(path, working, kept):
+        name, separator, path = word.rpartition("=")
+        if not _is_checkpoint_path(path, working_folder, checkpoints):
             result.append(word)
             continue
-        matches = [str(match.relative_to(working)) for match in working.glob(path)]
+        matches = [str(match.relative_to(working_folder)) for match in working_folder.glob(path)]
         if not matches:
             return ()
-        result.append(f"{name}{mark}{max(matches, key=_in_order)}")
+        result.append(f"{name}{separator}{max(matches, key=_in_order)}")
     return tuple(result)
 
 
-def _is_kept(path: str, working: Path, kept: Path) -> bool:
-    # If everything is kept, words cannot be told from names of files, unless they have wildcards.
+def _is_checkpoint_path(path: str, working_folder: Path, checkpoints: Path) -> bool:
+    # If the whole folder is persisted, only wildcards identify a word as a path.
     if not path or Path(path).is_absolute():
         return False
-    below = kept != working and (working / path).is_relative_to(kept)
+    below = checkpoints != working_folder and (working_folder / path).is_relative_to(checkpoints)
     return below or any(character in path for character in "*?[")
 
 
 def _in_order(path: str) -> list[tuple[int, str]]:
-    """Order numbers in names by their value."""
+    """Return a sort key that orders the numbers in a path by value."""
     parts = _NUMBER.split(path)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def judged(error: Exception, scratch: Path) -> NotPrepared:
-    """Turn what ended the preparation into a code and a reason."""
+    """Convert an error during preparation to an exit code and a reason."""
     match error:
         case NotPrepared():
             return error

@@ -1,8 +1,8 @@
-"""Remarks on the files of a program that runs: those it would lose, and restored ones it ignores.
+"""Remarks on a running program's unpersisted files, and on restored files that it ignores.
 
-What it writes outside the folder that is kept is found by looking. Whether it reads what a restore
-has given back the kernel tells with inotify(7), in order, who opens and changes a file; so a
-program that reads a checkpoint and replaces it at once is not taken for one that starts over.
+Files written outside the checkpoint folder are found by scanning. Reads of restored files are
+observed with inotify(7), which reports opens and changes in order, so a program that reads a
+checkpoint and replaces it immediately is not mistaken for one that starts over.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from typing import NamedTuple
 
 from training.core.contract import NodeContract
 from training.core.files import write_whole
-from training.program.reports import UNKEPT_FILE
+from training.program.reports import UNPERSISTED_FILE
 from training.program.settings import ProgramFolders, ProgramSettings
 from training.program.snapshots.manifest import EntryKind, Root
 from training.program.snapshots.process import SnapshotReport
 from training.program.snapshots.restore import read_record
 from trainium_catalogue.contract import ENV_CHECKPOINT_DIR
+from trainium_catalogue.wording import counted
 
 _CACHES = frozenset({"__pycache__", ".cache", ".pytest_cache", ".ipynb_checkpoints"})
-_MOST_FILES = 100_000
-"""Files of a folder after which a look ends: the launcher has other nodes to watch."""
-_TEMPORARY = (".", "tmp", "trainium-", "torch", "pymp-", "neuron", "nrt", "pip-")
-"""How names begin that libraries give to temporary files and caches, at the top of /tmp and of the
-home folder."""
-_PERSONAL = ("/tmp", "/var/tmp")
+_MAX_FILES = 100_000
+"""Maximum number of files per scan of a folder, since the launcher must also watch other nodes."""
+_TEMPORARY_PREFIXES = (".", "tmp", "trainium-", "torch", "pymp-", "neuron", "nrt", "pip-")
+"""Name prefixes of libraries' temporary files and caches, at the top of /tmp and of the home
+folder."""
+_TEMPORARY_FOLDERS = ("/tmp", "/var/tmp")
 _SYSTEM = ("/dev", "/proc", "/sys", "/etc", "/usr", "/bin", "/lib", "/opt/aws")
 _SHOWN = 3
 _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
-_UNKEPT_AFTER_S = 120.0
-"""Early enough to stop a long job whose checkpoints would be lost."""
-_BETWEEN_UNKEPT_S = 300.0
+_UNPERSISTED_AFTER_S = 120.0
+"""Early enough for the user to stop a long job that would lose its checkpoints."""
+_UNPERSISTED_INTERVAL_S = 300.0
 _UNREAD_AFTER_S = 300.0
-_BETWEEN_READS_S = 0.5
-_MOST_WATCHED = 2_000
+_READS_INTERVAL_S = 0.5
+_MAX_WATCHED = 2_000
 # linux/inotify.h
 _ACCESS, _MODIFY, _CLOSE_NOWRITE, _OVERFLOW = 0x1, 0x2, 0x10, 0x4000
 _READ = _ACCESS | _CLOSE_NOWRITE
-"""A file that is mapped is not accessed by a read, but it is opened and closed."""
+"""A memory-mapped file causes no access event, but is opened and closed."""
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 _EVENT = struct.Struct("iIII")
 
@@ -56,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class FileRemarks:
-    """Looks at the files of a program from its start on, and logs what its user should know."""
+    """Watches a program's files from its start, and logs remarks for its user."""
 
     def __init__(
         self,
@@ -67,59 +68,59 @@ class FileRemarks:
         home: str,
         shares_machine: bool,
     ) -> None:
-        """``home`` is the user's home folder, if there is one."""
+        """``home`` is the user's home folder, if any."""
         self._node, self._scratch = node, folders.scratch
         self._kept_name = settings.checkpoint_dir
-        self._unkept_at_s, self._unread_at_s = _UNKEPT_AFTER_S, _UNREAD_AFTER_S
+        self._unpersisted_at_s, self._unread_at_s = _UNPERSISTED_AFTER_S, _UNREAD_AFTER_S
         """Seconds since the program's start."""
         lustre = [Path(node.lustre)] if node.lustre else []
-        self._unkept = UnkeptFiles(
+        self._unpersisted = UnpersistedFiles(
             folders.code,
             folders.checkpoints,
             chosen=settings.checkpoint_dir,
             outside=places(settings.argv, settings.env, home=home, shares_machine=shares_machine),
-            without=[folders.code.parent, folders.scratch, *lustre],
+            excluded=[folders.code.parent, folders.scratch, *lustre],
         )
         self._restored: RestoredReads | None = None
-        self._looked_at_restored_s = 0.0
-        with suppress(OSError):  # a kernel without inotify, or without room for it
+        self._restored_checked_s = 0.0
+        with suppress(OSError):  # inotify is unavailable or its limits are reached
             restored = RestoredReads(folders, folders.scratch)
             self._restored = restored if restored.num_files else None
         self._began_s = time.monotonic()
 
-    def look(self, now_s: float) -> None:
-        """Log what is due."""
-        passed_s = now_s - self._began_s
-        if passed_s > self._unkept_at_s:
-            self._unkept_at_s += _BETWEEN_UNKEPT_S
-            self.tell_unkept()
-        if passed_s > self._unread_at_s:
+    def check(self, now_s: float) -> None:
+        """Log remarks that are due."""
+        elapsed_s = now_s - self._began_s
+        if elapsed_s > self._unpersisted_at_s:
+            self._unpersisted_at_s += _UNPERSISTED_INTERVAL_S
+            self.report_unpersisted()
+        if elapsed_s > self._unread_at_s:
             self._unread_at_s = float("inf")
-            self._tell_unread()
-        if now_s - self._looked_at_restored_s >= _BETWEEN_READS_S:
-            self._looked_at_restored_s = now_s
-            self._look_at_restored()
+            self._report_unread()
+        if now_s - self._restored_checked_s >= _READS_INTERVAL_S:
+            self._restored_checked_s = now_s
+            self._check_restored()
 
-    def look_at_end(self) -> None:
-        """Log what there is to say of a program that has ended."""
-        self.tell_unkept()
-        self._look_at_restored()
-        self._tell_unread()
+    def check_at_end(self) -> None:
+        """Log the final remarks on a program that has ended."""
+        self.report_unpersisted()
+        self._check_restored()
+        self._report_unread()
 
-    def tell_unkept(self) -> None:
-        """Warn of files that will be gone with the node."""
-        with suppress(OSError):  # a remark ends no job, on a full disk for example
-            if (words := self._unkept.news(self._scratch)) is not None:
+    def report_unpersisted(self) -> None:
+        """Warn about files that will be lost with the node."""
+        with suppress(OSError):  # a remark must not fail the job, even on a full disk
+            if (words := self._unpersisted.describe_new(self._scratch)) is not None:
                 log.info("launch: program: %s", words)
 
-    def tell_nothing_kept(self) -> None:
-        """Warn at the end of a job that has no snapshot; only the main node knows."""
+    def report_nothing_persisted(self) -> None:
+        """Warn at the end of a job without any snapshot; called on the main node."""
         if self._node.is_main and not SnapshotReport.read(self._scratch).snapshots:
             folder = self._kept_name or ENV_CHECKPOINT_DIR
-            log.info("launch: program: nothing was kept: no file was written to %s", folder)
+            log.info("launch: program: nothing was saved: no file was written to %s", folder)
 
-    def _look_at_restored(self) -> None:
-        """Say once that the program uses what it got back."""
+    def _check_restored(self) -> None:
+        """Log once that the program reads a restored file."""
         if self._restored is None:
             return
         try:
@@ -128,23 +129,23 @@ class FileRemarks:
             self._restored = None
             return
         if path is not None:
-            log.info("launch: program: reads what was restored: %s", path)
+            log.info("launch: program: reads a restored file: %s", path)
             self._restored.close()
             self._restored = None
 
-    def _tell_unread(self) -> None:
-        """Warn of a program that has got files back and starts over."""
+    def _report_unread(self) -> None:
+        """Warn about a program that ignores its restored files and starts over."""
         if self._restored is not None:
             log.info(
-                "launch: program: has read none of the %d files that were restored, so it has "
-                "started over; let it load its newest checkpoint when it starts, or name the "
-                "argument that makes it with --resume-arguments",
-                self._restored.num_files,
+                "launch: program: read none of the restored files (%s), so it has started over; "
+                "make it load its newest checkpoint when it starts, or pass its resume argument "
+                "with --resume-arguments",
+                counted(self._restored.num_files, "file"),
             )
 
 
 class _NewFiles(NamedTuple):
-    """A new file, or a folder at the top with new files."""
+    """A new file, or a top-level folder with new files."""
 
     name: str
     is_folder: bool
@@ -153,25 +154,25 @@ class _NewFiles(NamedTuple):
 
     @property
     def shown(self) -> str:
-        count = "" if not self.is_folder else f"{self.files} file{'s'[: self.files != 1]}, "
+        count = f"{counted(self.files, 'file')}, " if self.is_folder else ""
         return f"{self.name}{'/' if self.is_folder else ''} ({count}{_size(self.bytes)})"
 
 
 class Place(NamedTuple):
-    """A folder outside the program's own, or a file, that the program may write to."""
+    """A folder or file outside the program's own folder to which it may write."""
 
     path: Path
     is_whole: bool
-    """True if the program was told this path; False if what is at its top counts one by one."""
+    """True if the program received this path; False if top-level entries are listed separately."""
 
 
 def places(
     argv: Iterable[str], env: Mapping[str, str], *, home: str, shares_machine: bool
 ) -> list[Place]:
-    """List where to look outside the program's folder.
+    """List the places to scan outside the program's folder.
 
-    Paths that its arguments or its own variables name, and, if the machine is the node's alone,
-    the folders for temporary files and the home folder, where others would write too.
+    These are paths in its arguments and variables and, unless other nodes on the same machine also
+    write there, the temporary folders and the home folder.
     """
     words = [text for word in (*argv, *env.values()) for text in (word, word.partition("=")[2])]
     named = {Path(os.path.normpath(word)) for word in words if word.startswith("/")}
@@ -181,13 +182,18 @@ def places(
         if len(path.parts) > 1 and not f"{path}/".startswith(tuple(f"{x}/" for x in _SYSTEM))
     ]
     if not shares_machine:
-        others = dict.fromkeys(Path(text) for text in (*_PERSONAL, home) if text.startswith("/"))
+        others = dict.fromkeys(
+            Path(text) for text in (*_TEMPORARY_FOLDERS, home) if text.startswith("/")
+        )
         found += [Place(path, is_whole=False) for path in others if len(path.parts) > 1]
     return found
 
 
-class UnkeptFiles:
-    """The files outside the kept folder, as they were before the program ran."""
+class UnpersistedFiles:
+    """Files outside the checkpoint folder that have been created since the first scan.
+
+    The first scan is before the program's start.
+    """
 
     def __init__(
         self,
@@ -196,127 +202,129 @@ class UnkeptFiles:
         *,
         chosen: str,
         outside: Iterable[Place] = (),
-        without: Iterable[Path] = (),
+        excluded: Iterable[Path] = (),
     ) -> None:
-        """Look at ``code`` and at ``outside``, but at nothing below ``without``.
+        """Scan ``code`` and ``outside``, but nothing below ``excluded``.
 
-        ``kept`` is the kept folder, ``chosen`` its name below ``code``.
+        ``kept`` is the checkpoint folder, ``chosen`` its name below ``code``.
         """
         self._code, self._kept, self._chosen = code, kept, chosen
-        self._without = {*without}
+        self._excluded = {*excluded}
         self._outside = [x for x in outside if not (x.is_whole and self._is_ours(x.path))]
-        self._crowded: set[Path] = set()
-        self._is_first_look = True
+        self._truncated: set[Path] = set()
+        self._is_first_scan = True
         self._before = {path for _, path, _ in self._files()}
-        self._is_first_look = False
-        self._told: set[str] = set()
+        self._is_first_scan = False
+        self._reported: set[str] = set()
 
-    def news(self, scratch: Path) -> str | None:
-        """Tell what the program has written that is not kept, if some of it was not told before.
+    def describe_new(self, scratch: Path) -> str | None:
+        """Describe the program's unpersisted files if there are new ones since the last report.
 
-        The newest words are left in a file of ``scratch`` for the run's status.
+        Also writes the description to a file in ``scratch`` for the run's status.
         """
-        found = self._found()
-        names = {one.name for one in found}
-        if names <= self._told:
+        new_files = self._new_files()
+        names = {item.name for item in new_files}
+        if names <= self._reported:
             return None
-        self._told |= names
-        words = self._describe(found)
-        write_whole(scratch / UNKEPT_FILE, words.encode())
+        self._reported |= names
+        words = self._describe(new_files)
+        write_whole(scratch / UNPERSISTED_FILE, words.encode())
         return words
 
     def _is_ours(self, path: Path) -> bool:
-        """Tell if a place is looked at or kept already, or holds one that is."""
+        """Return whether a place, or a folder in it, is already scanned or persisted."""
         return self._code.is_relative_to(path) or any(
-            path.is_relative_to(other) for other in (self._code, self._kept, *self._without)
+            path.is_relative_to(other) for other in (self._code, self._kept, *self._excluded)
         )
 
-    def _found(self) -> list[_NewFiles]:
+    def _new_files(self) -> list[_NewFiles]:
         sizes: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for which, path, size in self._files():
             if path not in self._before:
                 sizes[which].append(size)
         return [_NewFiles(*which, len(each), sum(each)) for which, each in sizes.items()]
 
-    def _describe(self, found: list[_NewFiles]) -> str:
-        found.sort(key=lambda one: (-one.bytes, one.name))
-        shown = ", ".join(one.shown for one in found[:_SHOWN])
-        if len(found) > _SHOWN:
-            shown += f" and {len(found) - _SHOWN} more"
-        which = "which is not kept" if len(found) == 1 else "which are not kept"
-        return f"wrote {shown}, {which}; {self._remedy(found)}"
+    def _describe(self, new_files: list[_NewFiles]) -> str:
+        new_files.sort(key=lambda item: (-item.bytes, item.name))
+        shown = ", ".join(item.shown for item in new_files[:_SHOWN])
+        if len(new_files) > _SHOWN:
+            shown += f" and {len(new_files) - _SHOWN} more"
+        which = "which is not kept" if len(new_files) == 1 else "which are not kept"
+        return f"wrote {shown}, {which}; {self._remedy(new_files)}"
 
-    def _remedy(self, found: list[_NewFiles]) -> str:
-        folder = next((x.name for x in found if x.is_folder and not x.name.startswith("/")), None)
+    def _remedy(self, new_files: list[_NewFiles]) -> str:
+        folder = next(
+            (x.name for x in new_files if x.is_folder and not x.name.startswith("/")), None
+        )
         if self._chosen:
-            return f"what is written below {self._chosen} or to TRAINIUM_OUTPUT_DIR is"
+            return f"only files below {self._chosen} and in TRAINIUM_OUTPUT_DIR are"
         if folder is None or next(_walk(self._kept), None) is not None:
-            return "what is written to TRAINIUM_CHECKPOINT_DIR or TRAINIUM_OUTPUT_DIR is"
-        return f"--checkpoint-dir {folder} keeps {'it' if len(found) == 1 else f'{folder}/'}"
+            return "only files in TRAINIUM_CHECKPOINT_DIR and TRAINIUM_OUTPUT_DIR are"
+        return f"--checkpoint-dir {folder} keeps {'it' if len(new_files) == 1 else f'{folder}/'}"
 
     def _files(self) -> Iterator[tuple[tuple[str, bool], str, int]]:
-        """Yield each file's name to tell and whether that is a folder, its path and its size."""
+        """Yield each file's reported name, whether that is a folder, its path and its size."""
         skipped = {self._kept}
         for path, size in self._sizes(self._code, skipped):
             top, slash, _ = os.path.relpath(path, self._code).partition("/")
             yield (top, bool(slash)), path, size
-        skipped = {self._kept, self._code, *self._without}
+        skipped = {self._kept, self._code, *self._excluded}
         for place in self._outside:
             if place.is_whole and (own_size := _file_size(place.path)) is not None:
                 yield (str(place.path), False), str(place.path), own_size
                 continue
-            told = {x.path for x in self._outside if x.path != place.path} | skipped
-            for path, size in self._sizes(place.path, told):
+            excluded = {x.path for x in self._outside if x.path != place.path} | skipped
+            for path, size in self._sizes(place.path, excluded):
                 top, slash, _ = os.path.relpath(path, place.path).partition("/")
                 if place.is_whole:
                     yield (str(place.path), True), path, size
-                elif not top.startswith(_TEMPORARY):
+                elif not top.startswith(_TEMPORARY_PREFIXES):
                     yield (f"{place.path}/{top}", bool(slash)), path, size
 
-    def _sizes(self, folder: Path, without: set[Path]) -> Iterator[tuple[str, int]]:
-        """Yield files and their sizes; none where the first look ended before the last file.
+    def _sizes(self, folder: Path, excluded: set[Path]) -> Iterator[tuple[str, int]]:
+        """Yield files and their sizes; none if the first scan was truncated.
 
-        Later looks would take those that it did not see for new ones.
+        Otherwise later scans would mistake the files it missed for new ones.
         """
-        if folder in self._crowded:
+        if folder in self._truncated:
             return
-        entries = list(islice(_walk(folder, without), _MOST_FILES))
-        if self._is_first_look and len(entries) == _MOST_FILES:
-            self._crowded.add(folder)
+        entries = list(islice(_walk(folder, excluded), _MAX_FILES))
+        if self._is_first_scan and len(entries) == _MAX_FILES:
+            self._truncated.add(folder)
             return
         for entry in entries:
             try:
                 yield entry.path, entry.stat(follow_symlinks=False).st_size
             except OSError:
-                continue  # deleted meanwhile
+                continue  # it has been deleted
 
 
 def _file_size(path: Path) -> int | None:
     """Return the size of a regular file; None for anything else.
 
-    What looks like a path in an argument may be too long for one, or not ours to look at.
+    An argument that looks like a path may be too long or inaccessible.
     """
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_size if stat.S_ISREG(found.st_mode) else None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _walk(folder: Path, without: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:
-    """Yield the files below a folder, without caches and links."""
+def _walk(folder: Path, excluded: Collection[Path] = ()) -> Iterator[os.DirEntry[str]]:
+    """Yield the files below a folder, except caches and links."""
     waiting = [str(folder)]
     while waiting:
         try:
             with os.scandir(waiting.pop()) as entries:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        if entry.name not in _CACHES and Path(entry.path) not in without:
+                        if entry.name not in _CACHES and Path(entry.path) not in excluded:
                             waiting.append(entry.path)
                     elif entry.is_file(follow_symlinks=False):
                         yield entry
         except OSError:
-            continue  # deleted meanwhile
+            continue  # it has been deleted
 
 
 def _size(number: int) -> str:
@@ -325,10 +333,10 @@ def _size(number: int) -> str:
 
 
 class RestoredReads:
-    """The program's checkpoint files as they were restored on this node, from now on watched."""
+    """Watches the restored checkpoint files on this node for the program's first read."""
 
     def __init__(self, folders: ProgramFolders, scratch: Path) -> None:
-        """Watch the largest files; ``OSError`` if the kernel cannot."""
+        """Watch the largest files; raise ``OSError`` if inotify is unavailable."""
         files = [
             (state.size, path)
             for (root, path), state in read_record(scratch).seen.items()
@@ -336,41 +344,41 @@ class RestoredReads:
         ]
         self.num_files = len(files)
         self._unread: dict[int, str] = {}
-        """Paths of files that were neither read nor changed, by watch."""
+        """Paths of files neither read nor changed so far, by watch descriptor."""
         self._queue = -1
         if not files:
             return
         libc = ctypes.CDLL(None, use_errno=True)
         self._queue = _checked(libc.inotify_init1(_FLAGS))
-        for _, path in sorted(files, reverse=True)[:_MOST_WATCHED]:
+        for _, path in sorted(files, reverse=True)[:_MAX_WATCHED]:
             name = os.fsencode(folders.checkpoints / path)
             watch = _checked(libc.inotify_add_watch(self._queue, name, _MODIFY | _READ))
             self._unread[watch] = path
 
     def first(self) -> str | None:
-        """Return the first file that was read as it was restored, if one was.
+        """Return the first file that was read as restored, if any.
 
-        ``OSError`` if the kernel has lost track.
+        Raises ``OSError`` if the kernel has dropped events.
         """
         while self._unread:
             try:
                 data = os.read(self._queue, 65536)
             except BlockingIOError:
                 return None
-            place = 0
-            while place < len(data):
-                watch, what, _, length = _EVENT.unpack_from(data, place)
-                place += _EVENT.size + length
-                if what & _OVERFLOW:
+            offset = 0
+            while offset < len(data):
+                watch, mask, _, length = _EVENT.unpack_from(data, offset)
+                offset += _EVENT.size + length
+                if mask & _OVERFLOW:
                     raise OSError("events of the checkpoint folder were lost")
-                if what & _READ and watch in self._unread:
+                if mask & _READ and watch in self._unread:
                     return self._unread[watch]
-                if what & _MODIFY:
+                if mask & _MODIFY:
                     self._unread.pop(watch, None)
         return None
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         if self._queue >= 0:
             os.close(self._queue)
             self._queue = -1

@@ -1,4 +1,4 @@
-"""What the processes of a program's node tell its launcher, through files of the scratch folder."""
+"""Reports from a program's processes to the launcher, through files in the scratch folder."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from training.core.files import write_whole
 from trainium_catalogue.typed_json import read_json
 
 PREPARATION = "training.program.preparation"
-"""The module that makes a node ready."""
+"""The module that prepares a node."""
 PREPARATION_FILE = "preparation.json"
 READY = "ready"
-"""The last step, at which the main node's process holds the run's name."""
+"""The last step, during which the main node's process holds the run's lock."""
 OUTPUT = "training.program.output"
-"""The module that passes the program's output on."""
+"""The module that forwards the program's output."""
 OUTPUT_FILE = "output.json"
 RESULTS = "training.program.results"
 """The module that uploads the program's output folder."""
 RESULTS_MOVED_FILE = "results-moved"
-"""Touched whenever bytes of the output folder have been sent."""
+"""Touched whenever bytes of the output folder have been uploaded."""
 RESULTS_FAILURE_FILE = "results-failure"
-"""The reason why they could not be."""
-UNKEPT_FILE = "unkept"
-"""What the program has written that is not kept, for the run's status."""
+"""The reason for a failed upload."""
+UNPERSISTED_FILE = "unkept"
+"""Description of the program's unpersisted files, for the run's status."""
 LOSSES_FILE = "losses.jsonl"
 GO_FILE = "go"
-"""Appears when every node is prepared; the workers wait for it."""
+"""Created once every node is prepared; the workers wait for it."""
 PROGRAM_FILE = "program"
-"""What the workers run: words that NUL separates."""
+"""The program's folders and command for the workers, as NUL-separated words."""
 PROGRESS_FILE = "progress"
-"""The file that a silent program may touch."""
+"""The file that a silent program may touch to show progress."""
 
 
 class ScratchDocument:
-    """A dataclass that one process writes to a file of the scratch folder, and another reads."""
+    """A dataclass that processes exchange through a file in the scratch folder."""
 
     __slots__ = ()
     FILE: ClassVar[str]
@@ -57,7 +57,7 @@ class ScratchDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparation(ScratchDocument):
-    """What the preparation tells the launcher."""
+    """The preparation's report to the launcher."""
 
     FILE: ClassVar[str] = PREPARATION_FILE
 
@@ -70,23 +70,23 @@ class Preparation(ScratchDocument):
 
 @dataclass(slots=True, kw_only=True)
 class OutputReport(ScratchDocument):
-    """What a program's output has shown so far."""
+    """Progress extracted from a program's output so far."""
 
     FILE: ClassVar[str] = OUTPUT_FILE
 
     last_line: str = ""
     last_line_at: float | None = None
-    """Seconds since 1970."""
+    """Seconds since the epoch."""
     lines: int = 0
     bytes: int = 0
-    """A compiler shows that it goes on by dots, without a line's end."""
+    """Bytes of output, counted because a compiler prints dots without newlines."""
     step: int | None = None
     loss: float | None = None
     steps_per_second: float | None = None
 
     @classmethod
     def read(cls, scratch: Path) -> OutputReport:
-        """Read the newest report, whose loss need not be finite; an empty one before the first."""
+        """Read the latest report, whose loss may be infinite or NaN; empty if there is none."""
         try:
             return cls(**json.loads((scratch / cls.FILE).read_bytes()))
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""Puts a program's output folder below its run's results: ``python -m training.program.results``.
+"""Upload a program's output folder to its run's results: ``python -m training.program.results``.
 
-The main node's files keep their paths. Those of another node are below ``node-<index>/``, because
-the same program has usually given them the same names.
+The main node's files keep their paths. Files of other nodes go below ``node-<index>/``, since a
+program usually writes the same names on every node.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from training.program.settings import Workspace, files_below
 from training.storage import Objects, StorageError
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.exit_codes import ExitCode
+from trainium_catalogue.wording import counted
 
 _AT_ONCE = 8
 
@@ -31,13 +32,13 @@ log = logging.getLogger(RESULTS)
 
 
 def results_prefix(node: NodeContract) -> str:
-    """Key prefix of a node's output."""
+    """Return the key prefix of a node's output."""
     own = "" if node.is_main else f"node-{node.node_index}/"
     return f"{run_prefix(node.run, 'results')}output/{own}"
 
 
 def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
-    """Upload this node's output; returns the exit code, whose reason is in ``results-failure``."""
+    """Upload this node's output; return the exit code. Writes failures to ``results-failure``."""
     set_up_logging()
     scratch = Path(env[ENV_SCRATCH])
     workspace = Workspace.of_launch(argv, scratch)
@@ -46,15 +47,15 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     try:
         count = upload(folder, target, lambda: (scratch / RESULTS_MOVED_FILE).touch())
     except (StorageError, OSError) as error:
-        reason = f"the program's output could not be put to {target.uri}: {describe(error)}"
+        reason = f"the program's output could not be uploaded to {target.uri}: {describe(error)}"
         write_whole(scratch / RESULTS_FAILURE_FILE, reason.encode())
         return ExitCode.HOST
-    log.info("program: %d files of its output are in %s", count, target.uri)
+    log.info("program: uploaded %s to %s", counted(count, "output file"), target.uri)
     return ExitCode.OK
 
 
 def upload(folder: Path, target: Objects, moved: Callable[[], None]) -> int:
-    """Upload every file; returns their number."""
+    """Upload every file; return their number."""
 
     def put(path: Path) -> None:
         key = path.relative_to(folder).as_posix()

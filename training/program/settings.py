@@ -1,4 +1,4 @@
-"""What a program's job was asked for, where its files are on a node, and why one is refused."""
+"""A program's parameters, its folders on a node, and errors while preparing it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.variables import split_variables
 
 HOME_LINK = "home"
-"""Link in a launch's scratch folder to the folder that its program lives in."""
+"""Link from a launch's scratch folder to its program's home folder."""
 
 _GIB = 1024**3
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -29,19 +29,19 @@ _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramSettings:
-    """The parameters of a program's job, each under its own name."""
+    """The parameters of a program's job, named as in the catalogue."""
 
     code: str
     """SHA-256 of the bundle in hexadecimal."""
     script: str
-    """File of the bundle to run; empty if a module is."""
+    """File in the bundle to run; empty for a module."""
     module: str
     argv: tuple[str, ...]
-    """Arguments of the program, as given."""
+    """The program's arguments, unchanged."""
     wheels: str
-    """Key of the collected dependencies; empty without any."""
+    """Key of the collected dependencies; empty if there are none."""
     checkpoint_dir: str
-    """Folder below the program's own that it writes its checkpoints to, if it chose one."""
+    """Checkpoint folder below the program's own folder, if the user chose one."""
     resume_argv: tuple[str, ...]
     """Arguments to add once there is a checkpoint."""
     snapshot_every_s: float
@@ -53,11 +53,11 @@ class ProgramSettings:
     input: str
     aws_credentials: bool
     env: Mapping[str, str]
-    """Variables of the user's own."""
+    """The user's own variables."""
 
     @staticmethod
     def from_request(request: Request) -> ProgramSettings:
-        """Read a request's values, which ``check`` has passed."""
+        """Read a request's values, which ``check`` has validated."""
         values = request.values
         parsed: dict[str, Any] = {
             "argv": request.program_argv,
@@ -70,12 +70,12 @@ class ProgramSettings:
 
     @property
     def name(self) -> str:
-        """The program as one would type it, without its arguments."""
+        """The program as on a command line, without arguments."""
         return self.script or f"-m {self.module}"
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Split ``--resume-arguments`` as a shell does; ``ValueError`` names the remedy."""
+    """Split ``--resume-arguments`` like a shell; raise ``ValueError`` if it is malformed."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
@@ -85,11 +85,11 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def check(values: Mapping[str, Value], num_ranks: int) -> None:
-    """Raise ``ValueError`` for parameters that do not fit each other."""
+    """Raise ``ValueError`` for inconsistent parameters."""
     script, module = str(values["script"]), str(values["module"])
     if bool(script) == bool(module):
         given = f"--script {script} and --module {module}" if script else "neither of the two"
-        raise ValueError(f"{given}: a program is either --script FILE or --module NAME; give one")
+        raise ValueError(f"{given}: a program is either --script FILE or --module NAME; use one")
     split_words(str(values["resume-arguments"]))
     split_variables(str(values["env"]))
     pattern = str(values["progress-pattern"])
@@ -104,39 +104,38 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
         ) from None
     if "step" not in groups:
         raise ValueError(
-            f"--progress-pattern {pattern}: has no group for the step; "
-            r"mark it with (?P<step>\d+), and the loss, if you like, with (?P<loss>[0-9.]+)"
+            f"--progress-pattern {pattern}: it has no group for the step; "
+            r"add (?P<step>\d+), and optionally (?P<loss>[0-9.]+) for the loss"
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramFolders:
-    """The folders of one launch on one node: below its home if it has one, or its scratch folder.
+    """The folders of one launch on one node, below its home folder or else its scratch folder.
 
-    Inputs alone are elsewhere if the node has Lustre, which all nodes share.
+    If there is a Lustre file system, which all nodes share, inputs are there.
     """
 
     scratch: Path
     code: Path
-    """The program's files, and its working folder."""
+    """The program's files; also its working directory."""
     checkpoints: Path
-    """The folder that is kept in the bucket."""
+    """The folder persisted in the bucket."""
     output: Path
     dataset: Path
     input: Path
     site: Path
     """Installed dependencies."""
     cache: Path
-    """Compiled graphs, kept in the bucket as well."""
+    """Compiled graphs, also persisted in the bucket."""
 
-    @property
-    def torchneuron_cache(self) -> Path:
-        """Graphs of TorchNeuron, which do not go where the other compiled graphs go."""
-        return self.cache / "torchneuron"
+    neff_cache: Path
+    """TorchNeuron's graphs, in a subfolder per Neuron release: their keys do not contain the
+    compiler's version (``training/backends/neff_cache.py``)."""
 
     @staticmethod
     def of(scratch: Path, settings: ProgramSettings, node: NodeContract) -> ProgramFolders:
-        """Locate the folders; nothing is made yet."""
+        """Locate the folders, without creating them."""
         home = (scratch / HOME_LINK).resolve() if (scratch / HOME_LINK).is_symlink() else scratch
         code = home / "code"
         chosen = settings.checkpoint_dir
@@ -150,28 +149,29 @@ class ProgramFolders:
             input=data / "input" / settings.input.removeprefix("s3://").strip("/"),
             site=home / "site",
             cache=home / "cache",
+            neff_cache=home / "cache" / f"torchneuron-{node.neuron_release}",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workspace:
-    """Everything that a step of the preparation needs."""
+    """Context for the steps of the preparation."""
 
     node: NodeContract
     settings: ProgramSettings
     folders: ProgramFolders
     bucket: Objects
-    """The deployment's bucket, or the local folder that takes its place."""
+    """The deployment's bucket or, without one, a local folder."""
     open: Callable[[str], Objects]
     """Opens any storage by its URI, with the job's credentials."""
     report: Callable[[str], None]
-    """Says what is being done; called often, because silence counts as a hang."""
+    """Reports the current step; call it often, because silence counts as a hang."""
 
     @staticmethod
     def of_launch(
         argv: Sequence[str], scratch: Path, report: Callable[[str], None] = lambda step: None
     ) -> Workspace:
-        """Read what the node is to do, and open its storage."""
+        """Read the node's contract and parameters, and open its storage."""
         node = NodeContract.read(scratch)
         settings = ProgramSettings.from_request(parse(argv))
         access = StorageAccess.of(node)
@@ -186,7 +186,7 @@ class Workspace:
 
 
 class NotPrepared(Exception):
-    """A node cannot run the program; the reason is for the user, with a remedy."""
+    """A node cannot run the program; the message gives the user the reason and the remedy."""
 
     def __init__(self, code: ExitCode, reason: str) -> None:
         super().__init__(reason)
@@ -195,29 +195,29 @@ class NotPrepared(Exception):
 
 
 def is_full(error: OSError) -> bool:
-    """Tell if a disk, or a quota of it, is used up."""
+    """Return whether a disk or quota is full."""
     return error.errno in _NO_SPACE
 
 
 def no_space(folder: Path, what: str, needed: int | None = None) -> NotPrepared:
-    """Explain that ``what`` does not fit on the disk that holds ``folder``.
+    """Explain that ``what`` does not fit on the disk of ``folder``.
 
-    More than the whole disk cannot fit on another node either; a disk that others fill may be
-    free in another attempt.
+    Data larger than the whole disk will not fit on another node either, whereas a disk that is
+    merely full may have room in the next attempt.
     """
     usage = shutil.disk_usage(_existing(folder))
     needs = f"needs {needed / _GIB:.1f} GiB" if needed is not None else "needs more"
     hopeless = needed is not None and needed > usage.total
     return NotPrepared(
         ExitCode.CONFIGURATION if hopeless else ExitCode.PREFLIGHT,
-        f"no space left on the node: {what} {needs}, and of {usage.total / _GIB:.1f} GiB at "
-        f"{folder} {usage.free / _GIB:.1f} are free; give the nodes a larger volume (context key "
-        "root_volume_gib), or put less on each node",
+        f"no space left on the node: {what} {needs}, but only {usage.free / _GIB:.1f} of "
+        f"{usage.total / _GIB:.1f} GiB at {folder} is free; give the nodes a larger volume "
+        "(context key root_volume_gib), or put less on each node",
     )
 
 
 def refuse_if_full(folder: Path, what: str, needed: int) -> None:
-    """Raise ``NotPrepared`` before a download that cannot fit."""
+    """Raise ``NotPrepared`` if a download will not fit."""
     if needed > shutil.disk_usage(_existing(folder)).free:
         raise no_space(folder, what, needed)
 
@@ -229,7 +229,7 @@ def _existing(folder: Path) -> Path:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """Find the files of a folder; links to files count, and links to folders are not followed."""
+    """Yield the files below a folder and links to files, without following links to folders."""
     for parent, _, names in os.walk(folder):
         for name in sorted(names):
             path = Path(parent) / name

@@ -1,9 +1,9 @@
-"""One rank of a user's program: what torchrun starts, and what turns itself into the program.
+"""A rank of a user's program: torchrun starts this file, which becomes the program.
 
-The program must not notice. So this file is run by its path, imports nothing that Python has not
-imported anyway, and leaves nothing behind: ``__main__``, ``sys.path`` and ``sys.argv`` are those of
-``python -u script.py``, which is what torchrun would run. It tells the launcher, through files as
-other workers do, that the rank has begun, that it has finished, or which exception ended it.
+This must be transparent to the program. So the file is run by path, imports only modules that
+Python has already imported, and leaves no traces: ``__main__``, ``sys.path`` and ``sys.argv`` are
+the same as for ``python -u script.py``, which torchrun would run. Like other workers, it reports to
+the launcher through files: the rank's start, its end, or the exception that ended it.
 """
 
 import builtins
@@ -14,7 +14,7 @@ import time
 
 _GO_FILE = "go"
 _SPEC_FILE = "program"
-_BETWEEN_LOOKS_S = 0.01
+_POLL_INTERVAL_S = 0.01
 _SCRATCH = "TRAINIUM_SCRATCH"  # as in training.core.progress, which is not imported here
 _LONGEST = 300
 
@@ -28,7 +28,7 @@ class _Rank:
         self.pid = os.getpid()
 
     def report(self, step: str, *, ready: bool, done: bool = False) -> None:
-        """Write a worker's state, of the form of ``training.core.progress.WorkerState``."""
+        """Write a worker's state in the format of ``training.core.progress.WorkerState``."""
         self._write(
             f"progress-{self._local_rank}.json",
             f'{{"pid": {self.pid}, "rank": {self._rank}, "step": "{step}", '
@@ -39,15 +39,15 @@ class _Rank:
         """Wait until every node is ready for the program."""
         path = f"{self._scratch}/{_GO_FILE}"
         while not os.path.exists(path):
-            time.sleep(_BETWEEN_LOOKS_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def spec(self) -> list[str]:
-        """Read what to run: bytes that NUL separates, as in /proc/<pid>/cmdline."""
+        """Read the program's folders and command: NUL-separated words, unpacked in ``main``."""
         with open(f"{self._scratch}/{_SPEC_FILE}", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
 
     def fail(self, code: int, error: str, *, weak: bool = False) -> None:
-        """Write a failure, of the form of ``training.core.progress.Failure``."""
+        """Write a failure in the format of ``training.core.progress.Failure``."""
         import json
 
         document = {"rank": int(self._rank), "code": code, "error": error, "weak": weak}
@@ -61,7 +61,7 @@ class _Rank:
 
 
 def _explained(error: BaseException, own: list[str]) -> tuple[int, str]:
-    """Judge an exception with the launcher's own code, past modules of the same names."""
+    """Classify an exception with the launcher's own code, bypassing modules of the same names."""
     names = [name for name in sys.modules if name.partition(".")[0] in _OUR_PACKAGES]
     hidden = {name: sys.modules.pop(name) for name in names}
     sys.path[:0] = own
@@ -82,7 +82,7 @@ _OUR_PACKAGES = ("training", "trainium_catalogue")
 
 
 def _become_main() -> dict[str, object]:
-    """Put a fresh ``__main__`` in place of this one; returns its names."""
+    """Replace this module with a fresh ``__main__``; return its namespace."""
     main = type(sys)("__main__")
     sys.modules["__main__"] = main
     names: dict[str, object] = main.__dict__
@@ -91,9 +91,9 @@ def _become_main() -> dict[str, object]:
 
 
 def _run_script(path: str) -> None:
-    """Run a file as ``python path`` does."""
+    """Run a file like ``python path``."""
     names = _become_main()
-    # The class that Python itself uses; importlib.machinery would import more.
+    # Python's own loader, without the further imports of importlib.machinery.
     loader = sys.modules["_frozen_importlib_external"].SourceFileLoader("__main__", path)
     names.update(__file__=path, __cached__=None, __loader__=loader)
     with io.open_code(path) as file:
@@ -102,7 +102,7 @@ def _run_script(path: str) -> None:
 
 
 def _run_module(name: str) -> None:
-    """Run a module as ``python -m name`` does, with the function that Python itself calls."""
+    """Run a module like ``python -m name``, with the function that Python itself uses."""
     _become_main()
     import runpy
 
@@ -110,9 +110,9 @@ def _run_module(name: str) -> None:
 
 
 def _find_packages_in(site: str) -> None:
-    """Search a folder of packages after PYTHONPATH, here and in processes that are started.
+    """Add a folder of packages after PYTHONPATH, for this process and its children.
 
-    It is not in torchrun's PYTHONPATH, because torchrun starts while the folder is filled.
+    Not via torchrun's PYTHONPATH, because torchrun starts while the folder is still being filled.
     """
     entries = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e]
     sys.path.insert(len(entries) + (not sys.flags.safe_path), site)
@@ -126,8 +126,8 @@ def _find_packages_in(site: str) -> None:
 
 
 def main() -> None:
-    """Become the program; returns when its main module has come to its end."""
-    # torchrun's standard error stays out of the log; a program's belongs in it.
+    """Become the program; return when its main module has finished."""
+    # Unlike torchrun's stderr, a program's belongs in the log.
     os.dup2(1, 2)
     rank = _Rank()
     rank.report("waiting for the other nodes", ready=False)
@@ -147,7 +147,7 @@ def main() -> None:
         else:
             _run_module(name)
     except SystemExit as ending:
-        # A child that the program has forked may come here as well.
+        # A forked child of the program may also get here.
         if os.getpid() == rank.pid:
             status = ending.code
             if status is None or (isinstance(status, int) and status & 0xFF == 0):
@@ -158,13 +158,13 @@ def main() -> None:
         raise
     except BaseException as error:
         trace = error.__traceback__
-        # From the program's first line on: without the frames of this file.
+        # Strip this file's frames, so the traceback starts with the program's first line.
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         try:
             sys.excepthook(type(error), error.with_traceback(trace), trace)
         finally:
-            # While every connection is still open: peers whose connections break report that.
+            # Report before this rank's connections break, which its peers will report.
             if os.getpid() == rank.pid:
                 rank.fail(*_explained(error, own.split(os.pathsep)))
         sys.exit(1)
@@ -173,7 +173,7 @@ def main() -> None:
 
 
 def _ended_by_itself(ending: SystemExit, refused: str | None) -> str:
-    """Say how a program ended itself, and why as far as Python knows."""
+    """Describe a program's exit, with the reason if known."""
     status, handled = ending.code, ending.__context__
     if not isinstance(status, int):
         return f"sys.exit: {' '.join(str(status).split())}"[:_LONGEST]
@@ -181,16 +181,16 @@ def _ended_by_itself(ending: SystemExit, refused: str | None) -> str:
     if refused is not None:
         text += f", error: {' '.join(refused.split())}"
     elif isinstance(handled, Exception):
-        said = " ".join(str(handled).split())
-        text += f" while it handled {type(handled).__name__}{said and ': '}{said}"
+        message = " ".join(str(handled).split())
+        text += f" while handling {type(handled).__name__}{message and ': '}{message}"
     return text[:_LONGEST]
 
 
 def _refused_arguments(ending: SystemExit) -> str | None:
-    """Return what a parser of arguments says on its `error:` line; None if none has exited.
+    """Return an argument parser's `error:` message; None unless a parser caused the exit.
 
-    That is ``ArgumentParser.error(message)`` (docs.python.org, argparse), which prints the usage
-    and exits with 2, or another parser's method of that name.
+    Looks for ``ArgumentParser.error(message)`` (docs.python.org, argparse), which prints the usage
+    and exits with 2, or a method of that name in a different parser.
     """
     trace = ending.__traceback__
     while trace is not None:

@@ -1,4 +1,4 @@
-"""Files by key, in an S3 bucket or below a local folder, behind one small interface."""
+"""Objects by key, in an S3 bucket or a local folder, behind one small interface."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
     "open_objects",
 ]
 _LOCAL_ROOT = Path("build")
-"""Folder with the bucket's layout, which holds results if there is no bucket."""
+"""Local folder with the bucket's layout, used if there is no bucket."""
 
 
 def open_objects(
@@ -49,10 +49,10 @@ def open_objects(
     endpoint_url: str | None,
     retry_policy: RetryPolicy | None = None,
 ) -> Objects:
-    """Open the storage at ``s3://bucket/prefix`` or a path; ``ValueError`` for anything else.
+    """Open the storage at ``s3://bucket/prefix`` or a path; raise ``ValueError`` for anything else.
 
-    Nothing is read or created yet. ``endpoint_url`` is set only with emulators; ``retry_policy``
-    bounds the retries of one operation.
+    Does not access the storage yet. ``endpoint_url`` is set only with emulators; ``retry_policy``
+    bounds the retries of each operation.
     """
     parts = urlsplit(uri)
     if parts.scheme == "s3" and parts.netloc:
@@ -65,12 +65,14 @@ def open_objects(
         )
     if parts.scheme == "" and uri:
         return LocalObjects(Path(uri).absolute())
-    raise ValueError(f"{uri!r} is no storage; write s3://bucket/prefix or the path of a folder")
+    raise ValueError(
+        f"{uri!r} is not a storage location; use s3://bucket/prefix or the path of a folder"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageAccess:
-    """Access to the deployment's bucket; small enough to send to a process."""
+    """Access to the deployment's bucket; small enough to send to another process."""
 
     root: str
     """URI of the bucket, without a trailing slash."""
@@ -80,7 +82,7 @@ class StorageAccess:
 
     @staticmethod
     def of(node: NodeContract, *, local: Path = _LOCAL_ROOT) -> StorageAccess:
-        """Make a node's access to the bucket, or to the local folder without one."""
+        """Return a node's access to the bucket, or to the local folder if it has none."""
         root = f"s3://{node.bucket}" if node.bucket else str(local.absolute())
         return StorageAccess(root=root, region=node.region, endpoint_url=node.endpoint_url)
 

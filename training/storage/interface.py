@@ -1,4 +1,4 @@
-"""The interface of storage, and its errors."""
+"""The storage interface and its errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 OnBytes = Callable[[int], None]
-"""Called with the bytes moved since the last call; negative when a part is restarted."""
+"""Called with the bytes transferred since the last call; negative when a part is restarted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +34,22 @@ class ObjectMissing(StorageError, LookupError):
 
 
 class PreconditionFailed(StorageError):
-    """Somebody else has written the object meanwhile."""
+    """Another writer has changed the object."""
 
 
 class StorageRefused(StorageError, ValueError):
-    """Storage refused, and would again: no permission, no such bucket."""
+    """A permanent refusal, such as a missing permission or bucket."""
 
 
 class StorageUnavailable(StorageError, ConnectionError):
-    """Storage kept failing until retries ended; a later attempt may succeed."""
+    """Retries were exhausted; a later attempt may succeed."""
 
 
 class Objects(Protocol):
     """Objects below one root; keys are relative to it and separated by ``/``.
 
-    Every method raises ``StorageRefused`` or ``StorageUnavailable`` if storage fails and
-    ``OSError`` if the local disk does. All may be called from several threads.
+    Every method raises ``StorageRefused`` or ``StorageUnavailable`` if storage fails, and
+    ``OSError`` if the local disk fails. All methods are thread-safe.
     """
 
     @property
@@ -59,46 +59,45 @@ class Objects(Protocol):
     def put(
         self, key: str, data: bytes, *, if_absent: bool = False, if_match: str | None = None
     ) -> str:
-        """Write a small object atomically; returns its etag.
+        """Write a small object atomically; return its ETag.
 
-        ``if_absent`` demands that there is none, ``if_match`` that the present one has that etag;
-        otherwise raises ``PreconditionFailed``.
+        Raises ``PreconditionFailed`` if ``if_absent`` is True and the object exists, or if
+        ``if_match`` is not its ETag.
         """
 
     def get(self, key: str) -> bytes:
-        """Read a whole object; ``ObjectMissing`` if there is none."""
+        """Read a whole object; raise ``ObjectMissing`` if there is none."""
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        """Read a whole object and its etag; ``ObjectMissing`` if there is none."""
+        """Read a whole object and its ETag; raise ``ObjectMissing`` if there is none."""
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Read ``length`` bytes from ``start``, fewer at the object's end; ``ObjectMissing``."""
+        """Read ``length`` bytes from ``start``, fewer at the end; raise ``ObjectMissing``."""
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Upload a file of any size; readers see all of it or nothing."""
+        """Upload a file of any size atomically."""
 
     def create(
         self, key: str, *, size: int = 0, if_absent: bool = False, if_match: str | None = None
     ) -> AbstractContextManager[io.IOBase]:
         """Open a stream for a new object, invisible until the block ends.
 
-        The conditions are those of ``put``, judged when the block ends.
+        The conditions are as for ``put``, evaluated when the block ends.
 
-        Beyond 150 GB, S3 needs larger parts, so ``size`` tells about how many bytes will come.
+        Beyond 150 GB, S3 needs larger parts, so ``size`` is the approximate number of bytes.
 
-        An exception in the block leaves nothing behind. Parts go to S3 as they are written, so
-        the object is never whole on disk or in memory: at most five parts are, of 16 MiB each if
-        it has less than 150 GB.
+        An exception in the block leaves nothing behind. Parts are uploaded as they are written, so
+        at most five are in memory, of 16 MiB each for objects below 150 GB, and none on disk.
         """
 
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
-        """Download to a new, empty file; ``ObjectMissing``.
+        """Download to a new, empty file; raise ``ObjectMissing`` if there is no object.
 
-        ``SafeFolder.create`` opens one that appears only when complete.
+        ``SafeFolder.create`` opens a file that becomes visible only when complete.
         """
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """List every object whose key begins with ``prefix``, in key order."""
+        """List every object whose key starts with ``prefix``, in key order."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects, ignoring missing ones."""

@@ -1,4 +1,4 @@
-"""Objects as files below a local folder: a laptop's disk, or FSx for Lustre."""
+"""Objects as files below a local folder, on a laptop's disk or FSx for Lustre."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from trainium_catalogue.safe_folder import PART_PREFIX, UnsafeName, path_parts
 
 _COPY_BYTES = 8 * 1024 * 1024
 _LOCK_S = 30.0
-"""Time to wait for a lock that others hold for microseconds."""
+"""Timeout for a lock that is normally held for microseconds."""
 
 
 class LocalObjects:
-    """Files below ``root``, which is created when the first one is written."""
+    """Files below ``root``, which is created on the first write."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -55,16 +55,16 @@ class LocalObjects:
         return self.get_with_etag(key)[0]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        with self._found(key), self._path(key).open("rb") as file:
+        with self._reporting_missing(key), self._path(key).open("rb") as file:
             return file.read(), _etag(os.fstat(file.fileno()))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._found(key), self._path(key).open("rb") as file:
+        with self._reporting_missing(key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Copy a file in; readers see all of it or nothing."""
+        """Copy a file into storage atomically."""
         target = self._path(key)
         with self._new_file(target) as part:
             with path.open("rb") as source, part.open("wb") as copy:
@@ -85,12 +85,12 @@ class LocalObjects:
             _replace(part, target, if_absent=if_absent, if_match=if_match)
 
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
-        """Copy an object to a new, empty file; ``ObjectMissing``."""
-        with self._found(key), self._path(key).open("rb") as source:
+        """Copy an object to a new, empty file; raise ``ObjectMissing`` if there is none."""
+        with self._reporting_missing(key), self._path(key).open("rb") as source:
             _copy(source, file, on_bytes)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        # Walk only the folder that can contain them.
+        # Walk only the folder that can contain matching keys.
         start = self._path(prefix.rpartition("/")[0])
         found = []
         for folder, _, names in os.walk(start):
@@ -102,7 +102,7 @@ class LocalObjects:
                 try:
                     status = path.stat()
                 except FileNotFoundError:
-                    continue  # deleted meanwhile
+                    continue  # it has been deleted
                 found.append(
                     ObjectInfo(
                         key=key,
@@ -126,14 +126,14 @@ class LocalObjects:
         return LocalObjects(self._path(prefix.strip("/")))
 
     def _path(self, key: str) -> Path:
-        # Links are followed: the folder is its user's, who may keep a corpus on another disk.
+        # Follow links, since the user may keep a corpus on a different disk.
         try:
             return self._root.joinpath(*path_parts(key)) if key else self._root
         except UnsafeName as error:
-            raise StorageRefused(f"no object of {self._root} can have this key: {error}") from None
+            raise StorageRefused(f"no object in {self._root} can have this key: {error}") from None
 
     @contextmanager
-    def _found(self, key: str) -> Iterator[None]:
+    def _reporting_missing(self, key: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -141,14 +141,14 @@ class LocalObjects:
 
     @contextmanager
     def _new_file(self, target: Path) -> Iterator[Path]:
-        """Open a file beside ``target``, renamed on success and removed on failure."""
+        """Create a temporary file next to ``target``; remove it unless the caller renames it."""
         while True:
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
                 handle, name = tempfile.mkstemp(prefix=PART_PREFIX, dir=target.parent)
                 break
             except FileNotFoundError:
-                continue  # another process has just deleted the empty folder
+                continue  # a different process has just deleted the empty folder
         os.close(handle)
         part = Path(name)
         part.chmod(0o644)
@@ -159,18 +159,18 @@ class LocalObjects:
 
 
 def _etag(status: os.stat_result) -> str:
-    # Every write makes a new file, so inode and time differ even if the size does not.
+    # Every write creates a new file, so inode and time differ even if sizes are equal.
     return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
 
 
 def _replace(part: Path, target: Path, *, if_absent: bool, if_match: str | None) -> str:
-    """Put a new file in its place if the conditions hold; returns its etag."""
+    """Move a new file into place if the conditions hold; return its ETag."""
     with _locked(target.parent):
-        found = _etag(target.stat()) if target.exists() else None
-        if if_absent and found is not None:
-            raise PreconditionFailed(f"{target} exists already")
-        if if_match is not None and found != if_match:
-            raise PreconditionFailed(f"{target} was changed by somebody else")
+        current = _etag(target.stat()) if target.exists() else None
+        if if_absent and current is not None:
+            raise PreconditionFailed(f"{target} already exists")
+        if if_match is not None and current != if_match:
+            raise PreconditionFailed(f"{target} was changed by another writer")
         etag = _etag(part.stat())
         part.replace(target)
     return etag
@@ -178,7 +178,7 @@ def _replace(part: Path, target: Path, *, if_absent: bool, if_match: str | None)
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Hold a lock to compare and write in one step, if all processes do so (flock(2))."""
+    """Hold an advisory lock (flock(2)) to compare and write atomically."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         deadline = time.monotonic() + _LOCK_S
@@ -189,8 +189,8 @@ def _locked(folder: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise StorageUnavailable(
-                        f"{folder} has been locked for {_LOCK_S:g} s by a process that is frozen; "
-                        "end it (lslocks names it)"
+                        f"{folder} has been locked for {_LOCK_S:g} s by a frozen process; "
+                        "end it (lslocks lists it)"
                     ) from None
             time.sleep(0.01)
         yield
@@ -208,7 +208,7 @@ def _copy(source: BinaryIO, target: BinaryIO, on_bytes: OnBytes | None) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Write to disk before renaming, so that a power loss leaves no partial file."""
+    """Flush to disk before renaming, so that a power loss leaves no partial file."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
 

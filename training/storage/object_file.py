@@ -1,4 +1,4 @@
-"""Reads a stored object as a seekable file, fetching blocks on demand."""
+"""Read a stored object as a seekable file, fetching blocks on demand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 
 
 class Ranges(Protocol):
-    """A source of bytes: ``Objects``, or a file on the web."""
+    """A source of byte ranges: ``Objects``, or a file on the web."""
 
     @property
     def uri(self) -> str:
@@ -25,7 +25,7 @@ class ObjectFile(io.RawIOBase):
 
     def __init__(self, objects: Ranges, key: str, size: int) -> None:
         self._objects, self._key, self._size = objects, key, size
-        self._place = 0
+        self._position = 0
         self._block = b""
         self._block_start = 0
         self._pool = ThreadPoolExecutor(max_workers=1)
@@ -40,28 +40,28 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move; nothing is fetched before the next read."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        self._place = base + offset
-        return self._place
+        """Seek without fetching anything until the next read."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
 
     def tell(self) -> int:
-        """Offset of the next byte to read."""
-        return self._place
+        """Return the offset of the next byte to read."""
+        return self._position
 
     def readinto(self, buffer: object) -> int:
-        """Fill ``buffer`` from the current block, or from the next."""
+        """Fill ``buffer`` from the current or the next block."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        if self._place >= self._size or not len(view):
+        if self._position >= self._size or not len(view):
             return 0
-        offset = self._place - self._block_start
+        offset = self._position - self._block_start
         if not 0 <= offset < len(self._block):
-            self._block = self._fetch(self._place)
-            self._block_start, offset = self._place, 0
-        found = self._block[offset : offset + len(view)]
-        view[: len(found)] = found
-        self._place += len(found)
-        return len(found)
+            self._block = self._fetch(self._position)
+            self._block_start, offset = self._position, 0
+        data = self._block[offset : offset + len(view)]
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
     def close(self) -> None:
         """Abandon the block being fetched."""
@@ -77,7 +77,7 @@ class ObjectFile(io.RawIOBase):
         if not block:
             raise EOFError(
                 f"{self._objects.uri}/{self._key} ends at byte {start}, not {self._size}: "
-                "it was changed while it was read"
+                "it was changed while being read"
             )
         following = start + len(block)
         self._ahead = None

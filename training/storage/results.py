@@ -1,4 +1,4 @@
-"""Results and metrics of a run, written locally and to the bucket; uploads in the background."""
+"""A run's results and metrics, written locally and to the bucket, and background uploads."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ _BETWEEN_UPLOADS_S = 10.0
 log = logging.getLogger(__name__)
 
 UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
-"""Gives up before the job would count as hung."""
-_BETWEEN_COMPLAINTS_S = 60.0
+"""Shorter than the hang limit."""
+_BETWEEN_WARNINGS_S = 60.0
 _AFTER_FAILURE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricsLine:
-    """What every line of a run's metrics begins with; kinds of lines add their event."""
+    """The common fields of all lines of a run's metrics; subclasses add an event."""
 
     time: Timestamp
-    """UTC."""
+    """Time in UTC."""
     run: str
     workload: str
     attempt: Positive
 
     @classmethod
     def of(cls, run: str, workload: str, attempt: int, fields: Mapping[str, Any]) -> str:
-        """Write a line of now."""
+        """Format a line with the current time."""
         line = cls(time=now_utc(), run=run, workload=workload, attempt=attempt, **fields)
         return json.dumps(asdict(line)) + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultFiles:
-    """The files of one run, laid out as in the bucket."""
+    """The files of a run, laid out as in the bucket."""
 
     root: Path
     run: str
     workload: str
     attempt: int
     bucket: Objects | None
-    """Root of the bucket for a copy; None: files stay in the local folder."""
+    """Root of the bucket for copies; None to keep files only in the local folder."""
     _uploaded_s: list[float] = field(default_factory=list, repr=False)
     """Times at which metrics were uploaded."""
 
@@ -67,23 +67,23 @@ class ResultFiles:
         return f"{run_prefix(self.run, 'metrics')}{self.workload}.jsonl"
 
     def start_metrics(self) -> None:
-        """Create an empty metrics file, so that a bucket that refuses it does so early."""
+        """Create an empty metrics file, to fail early if the bucket refuses it."""
         path = self._local(self.metrics_key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
         self._upload((self.metrics_key,))
 
     def add_metrics(self, kind: type[MetricsLine], fields: Mapping[str, Any]) -> None:
-        """Append one metrics line of a kind, with its further fields."""
+        """Append one metrics line of ``kind`` with ``fields``."""
         line = kind.of(self.run, self.workload, self.attempt, fields)
         with self._local(self.metrics_key).open("a") as file:
             file.write(line)
-        # Upload now and then, so that a failing job leaves its measurements.
+        # Upload periodically, so that measurements survive a failure of the job.
         if time.monotonic() - self._uploaded_s[-1] > _BETWEEN_UPLOADS_S:
             self._upload((self.metrics_key,))
 
     def put(self, name: str, document: Mapping[str, Any]) -> str:
-        """Write another document beside the result; returns its location."""
+        """Write another document to the results; return its location."""
         key = f"{run_prefix(self.run, 'results')}{name}"
         path = self._local(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ class ResultFiles:
         return str(path) if self.bucket is None else f"{self.bucket.uri}/{key}"
 
     def finish(self, result: Mapping[str, Any]) -> list[str]:
-        """Write the result and upload everything; returns the locations."""
+        """Write the result, and upload it and the metrics; return their locations."""
         path = self._local(self.result_key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n")
@@ -114,21 +114,21 @@ class ResultFiles:
 
 
 def now_utc() -> str:
-    """Current time as ISO 8601 with milliseconds."""
+    """Return the current time as ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 Content = Path | bytes | Callable[[], bytes]
-"""What is uploaded: a file or the result of a call as it is then, or bytes."""
+"""Content to upload: bytes, or a file or function that is read or called at upload time."""
 
 
 class Uploads:
     """A thread that uploads changed files, each at most every few seconds.
 
-    Every upload replaces only the version that this job wrote or found last, because a job that was
-    frozen and replaced does not know it when it resumes. ``holds`` tells whether this job may
-    replace a version it has not written; if not, nothing more is uploaded. A failed upload is
-    reported and repeated.
+    An upload replaces only the version that this job wrote or found last, because a job that was
+    frozen and replaced does not notice this when it continues. ``holds`` returns whether this job
+    may replace a version it has not written; if not, uploads stop. Failed uploads are logged and
+    retried.
     """
 
     def __init__(
@@ -143,26 +143,26 @@ class Uploads:
         """Maps keys to the version to replace; None if there is none."""
         self._busy: str | None = None
         self._closing = self._abandoned = False
-        self._complained_s = float("-inf")
+        self._warned_s = float("-inf")
 
     @classmethod
     def open(
         cls, objects: Objects, *, every_s: float, holds: Callable[[], bool] = lambda: True
     ) -> Uploads:
-        """Start the thread, which ends with ``close``, ``abandon`` or the process."""
+        """Start the thread, which stops with ``close``, ``abandon`` or the process."""
         uploads = cls(objects, every_s=every_s, holds=holds)
         threading.Thread(target=uploads._run, name="uploads", daemon=True).start()
         return uploads
 
     def claim(self, key: str) -> bytes | None:
-        """Read the version that this job's next upload replaces; None if there is none."""
+        """Read the version that this job's next upload will replace; None if there is none."""
         try:
             data, self._etags[key] = self._objects.get_with_etag(key)
         except ObjectMissing:
             data, self._etags[key] = None, None
-        # Afterwards, or it might be the version of a job that has replaced this one.
+        # Check after reading, since the version may be from a job that has replaced this one.
         if not self._holds():
-            log.warning("another job writes to %s, this one no more", self._objects.uri)
+            log.warning("another job is writing to %s; this job no longer does", self._objects.uri)
             self.abandon()
         return data
 
@@ -178,20 +178,20 @@ class Uploads:
             self._changed.notify_all()
 
     def close(self, *, within_s: float) -> bool:
-        """Upload what is left; returns True if that was done in time."""
+        """Upload pending content; return whether that was done in time."""
         deadline = time.monotonic() + within_s
         with self._changed:
             self._closing = True
             self._changed.notify_all()
             while self._due or self._busy is not None:
-                left = deadline - time.monotonic()
-                if left <= 0:
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     return False
-                self._changed.wait(left)
+                self._changed.wait(remaining_s)
         return True
 
     def abandon(self) -> None:
-        """Upload nothing more."""
+        """Stop all uploads."""
         with self._changed:
             self._due.clear()
             self._closing = self._abandoned = True
@@ -211,7 +211,7 @@ class Uploads:
             with self._changed:
                 self._busy = None
                 if not is_sent and not self._abandoned:
-                    # Unless it has changed meanwhile.
+                    # Retry, unless newer content is queued.
                     self._due.setdefault(key, (time.monotonic() + self._every_s, content))
                 self._changed.notify_all()
             if not is_sent:
@@ -228,16 +228,16 @@ class Uploads:
         return max(0.01, min(due for due, _ in self._due.values()) - time.monotonic())
 
     def _send(self, key: str, content: Content) -> bool:
-        """Upload one file; returns False if that failed."""
+        """Upload one file; return False on failure."""
         try:
             if isinstance(content, Path):
-                content = content.read_bytes()  # whole, so that concurrent appends cannot tear it
+                content = content.read_bytes()  # a single read: concurrent appends cannot tear it
             self._put(key, content if isinstance(content, bytes) else content())
         except Exception as error:
             now = time.monotonic()
-            if now - self._complained_s > _BETWEEN_COMPLAINTS_S:
-                self._complained_s = now
-                log.warning("%s could not be uploaded, training goes on: %s", key, error)
+            if now - self._warned_s > _BETWEEN_WARNINGS_S:
+                self._warned_s = now
+                log.warning("%s could not be uploaded; training continues: %s", key, error)
             return False
         return True
 

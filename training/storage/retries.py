@@ -1,4 +1,4 @@
-"""Tells which S3 failures are transient, retries those, and explains the rest."""
+"""Retry transient S3 errors, and explain all others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from training.storage.interface import (
     StorageUnavailable,
 )
 
-# docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; a conditional request that races with
-# another gets 409 ConditionalRequestConflict and is to be repeated.
+# docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; racing conditional requests get 409
+# ConditionalRequestConflict and should be retried.
 _TRANSIENT_CODES = frozenset(
     {
         "BadDigest",
@@ -34,8 +34,8 @@ _TRANSIENT_CODES = frozenset(
     }
 )
 
-# By name, so that nothing has to be imported. The last two: 32 processes ask the ECS agent for
-# credentials at the same moment.
+# By name, to avoid imports. The last two occur when 32 processes request credentials from the ECS
+# agent at the same moment.
 _TRANSIENT_TYPES = frozenset(
     {
         "HTTPClientError",
@@ -54,18 +54,18 @@ _TRANSIENT_TYPES = frozenset(
     }
 )
 REFUSED_CONDITION = ("NoSuchKey", "PreconditionFailed", "412")
-"""Error codes of a failed condition; the last one occurs if the response has no body."""
+"""Error codes of a failed condition; the last one is for responses without a body."""
 T = TypeVar("T")
 
 
 def code_of(error: Exception) -> str | None:
-    """S3's error code."""
+    """Return S3's error code, if any."""
     response: Any = getattr(error, "response", None)
     return str(response["Error"].get("Code", "")) if isinstance(response, dict) else None
 
 
 def status_of(error: Exception) -> int | None:
-    """The HTTP status of the response."""
+    """Return the HTTP status of the response, if any."""
     response: Any = getattr(error, "response", None)
     if not isinstance(response, dict):
         return None
@@ -74,7 +74,7 @@ def status_of(error: Exception) -> int | None:
 
 
 def is_transient(error: Exception) -> bool:
-    """Tell whether the same request may succeed later."""
+    """Return whether the same request may succeed later."""
     if {kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_TYPES:
         return True
     status = status_of(error)
@@ -84,7 +84,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Exception:
-    """Build the error to raise instead: one message with object, reason and remedy."""
+    """Return the error to raise instead, with object, reason and remedy in one message."""
     if isinstance(error, StorageError | OSError):
         return error
     code = code_of(error)
@@ -94,20 +94,21 @@ def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Excepti
         return ObjectMissing(f"there is no {name}")
     if code in ("AccessDenied", "403", "AllAccessDisabled"):
         return StorageRefused(
-            f"cannot {verb} {name}: {code}; let the job's role do it (a bucket other than the "
-            "deployment's needs a policy of its own)"
+            f"cannot {verb} {name}: {code}; allow the job's role to do it (a bucket other than the "
+            "deployment's needs its own policy)"
         )
     if type(error).__name__ == "NoCredentialsError":
         return StorageRefused(
-            f"cannot {verb} {name}: no AWS credentials were found; log in, or give the job a role"
+            f"cannot {verb} {name}: no AWS credentials were found; sign in, or assign the job a "
+            "role"
         )
     if is_transient(error):
         reason = " ".join(str(error).split())
         return StorageUnavailable(
-            f"cannot {verb} {name}: {reason}; S3 kept failing, a later attempt may succeed"
+            f"cannot {verb} {name}: {reason}; S3 kept failing, but a later attempt may succeed"
         )
     if code in ("412", "PreconditionFailed"):
-        return PreconditionFailed(f"{name} was written by another job meanwhile")
+        return PreconditionFailed(f"{name} has since been written by another job")
     if code is not None:
         return StorageRefused(f"cannot {verb} {name}: {error}; the request itself is refused")
     return error
@@ -115,20 +116,20 @@ def explained(error: Exception, *, verb: str, name: str, bucket: str) -> Excepti
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Bounds on the duration and pace of one request's retries.
+    """Total time and backoff of one request's retries.
 
-    botocore's own retries end within seconds, too soon for a bucket that answers SlowDown while S3
-    splits its partitions, which takes minutes
+    botocore's own retries end within seconds, but S3 may respond with SlowDown for minutes while it
+    splits a bucket's partitions
     (docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance.html).
     """
 
     total_s: float = 300.0
-    """Seconds of retries, below the launcher's hang limit, so that storage gets the blame."""
+    """Total time for retries; below the hang limit, so that the error names storage."""
     first_delay_s: float = 0.5
     longest_delay_s: float = 20.0
 
     def delay_s(self, attempt: int) -> float:
-        """Delay after failure number ``attempt`` (from 0): random, so that ranks do not collide."""
+        """Return the delay after failure ``attempt`` (0-based), with jitter to spread out ranks."""
         return random.uniform(
             0.0, min(self.longest_delay_s, self.first_delay_s * 2 ** min(attempt, 16))
         )
@@ -140,9 +141,9 @@ def retrying(
     is_transient: Callable[[Exception], bool],
     retry_policy: RetryPolicy,
 ) -> T:
-    """Call ``action(attempt)`` until it succeeds, fails for good, or its time is up.
+    """Call ``action(attempt)`` until it succeeds, fails permanently, or times out.
 
-    The last exception is raised unchanged.
+    Raises the last exception unchanged.
     """
     deadline = time.monotonic() + retry_policy.total_s
     attempt = 0

@@ -1,4 +1,4 @@
-"""The lock that gives a run's name to one job at a time."""
+"""A lock that allows only one job at a time to use a run's name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from trainium_catalogue.typed_json import read_json
 
 HEARTBEAT_S = 10.0
 _MAX_HEARTBEAT_S = 60.0
-"""No lock has others wait for longer, whatever has been written into it."""
-_MISSED = 3
-"""Missed heartbeats after which a holder counts as dead."""
-_LOOKS_PER_HEARTBEAT = 5
+"""Upper bound on the heartbeat interval read from a lock."""
+_MAX_MISSED = 3
+"""Number of missed heartbeats after which a holder counts as dead."""
+_POLLS_PER_HEARTBEAT = 5
 
 
 class RunLocked(ValueError):
-    """Another job trains under the run's name."""
+    """Another job is using the run's name."""
 
 
 class RunLost(ValueError):
-    """Another job has taken the run's name from this one."""
+    """Another job has taken over the run's name from this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,15 @@ class Holder:
     job_id: str
     attempt: Positive
     node: str
-    """Where the job runs."""
+    """The node that holds the lock."""
     since: Timestamp
     """Time at which the job took the lock."""
     heartbeat: Timestamp
     """Time of the latest renewal."""
     heartbeat_s: Annotated[float, Keywords(exclusiveMinimum=0)]
-    """Seconds between two heartbeats; a holder that misses three is succeeded."""
+    """Interval between heartbeats in seconds; a holder that misses three loses the lock."""
     released: bool = False
-    """The job has ended, and the next one may begin."""
+    """True once the job has ended, and the next one may start."""
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s <= _MAX_HEARTBEAT_S:
@@ -58,7 +58,7 @@ class Holder:
 
     @staticmethod
     def parse(data: bytes) -> Holder | None:
-        """Parse a lock; None if it is not one of this version."""
+        """Parse a lock; None if it is not in this version's format."""
         try:
             return read_json(data, Holder)
         except ValueError:
@@ -66,10 +66,10 @@ class Holder:
 
 
 def check_holder(objects: Objects, job_id: str, attempt: int, *, run: str) -> None:
-    """Raise ``RunLost`` if the lock below ``objects`` is another job's.
+    """Raise ``RunLost`` if another job holds the lock below ``objects``.
 
-    For the processes of a job that do not keep the lock themselves. A lock that is missing or
-    unreadable is left to the one that does.
+    For processes of a job that do not hold the lock themselves. Ignores a missing or unreadable
+    lock, which its holder will handle.
     """
     try:
         holder = Holder.parse(objects.get(RUN_LOCK))
@@ -80,9 +80,9 @@ def check_holder(objects: Objects, job_id: str, attempt: int, *, run: str) -> No
 
 
 def _loss(run: str, holder: Holder | None) -> str:
-    by = "its lock has been deleted"
+    by = "its lock was deleted or overwritten"
     if holder is not None:
-        by = f"job {holder.job_id} (attempt {holder.attempt}) has taken it at {holder.since}"
+        by = f"job {holder.job_id} (attempt {holder.attempt}) took it at {holder.since}"
     return (
         f"this job no longer holds run {run}: {by}; stop one of the two, or give each its own "
         "--name"
@@ -90,11 +90,13 @@ def _loss(run: str, holder: Holder | None) -> str:
 
 
 class RunLock:
-    """The lock of the run with root ``objects``; the main node's rank 0 holds it.
+    """The lock of the run with root ``objects``, held on the main node.
 
-    Built on conditional writes (S3's If-None-Match and If-Match), so that of two jobs starting
-    together one wins. A holder is alive if its heartbeat changes, whatever time it contains: no
-    clocks are compared.
+    The holder is rank 0 or, for a user's program, the process that prepares the node.
+
+    Uses conditional writes (S3's If-None-Match and If-Match), so that only one of two jobs that
+    start together wins. A holder is alive as long as its heartbeat changes; clocks are not
+    compared.
     """
 
     def __init__(
@@ -121,21 +123,22 @@ class RunLock:
         )
         self._etag = ""
         self._unanswered: set[bytes] = set()
-        """What was sent without an answer: it may have been written all the same."""
+        """Writes without a response, which may or may not have succeeded."""
         self._lost: str | None = None
         self._renewing = threading.Lock()
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
     def acquire(self) -> None:
-        """Take the lock and keep it; ``RunLocked`` if another job holds it.
+        """Acquire the lock and keep renewing it; raise ``RunLocked`` if another job holds it.
 
-        A lock that is free, released or left by an earlier attempt of this job is taken at once.
-        Another job's is watched: it is renewed within a heartbeat (10 s), or dead after three.
+        A lock that is free, released or held by an earlier attempt of this job is taken
+        immediately. Another job's lock is watched for up to three heartbeats (of 10 s): if it is
+        renewed, this job is refused; otherwise the lock is stale and is taken over.
         """
         watched: tuple[str, float] | None = None
         while True:
-            found = self._found()
+            found = self._read()
             if found is None:
                 if self._take(None):
                     break
@@ -147,29 +150,29 @@ class RunLock:
                 continue
             now = time.monotonic()
             if watched is None:
-                watched = etag, now + _MISSED * holder.heartbeat_s
+                watched = etag, now + _MAX_MISSED * holder.heartbeat_s
             elif etag != watched[0]:
                 raise RunLocked(self._refusal(holder))
             elif now > watched[1]:
                 if self._take(etag):
                     self._say(
-                        f"took run {self._run} over from job {holder.job_id}, which has not been "
-                        f"heard of since {holder.heartbeat}"
+                        f"took over run {self._run} from job {holder.job_id}, whose last heartbeat "
+                        f"was at {holder.heartbeat}"
                     )
                     break
                 continue
-            self._report(f"seeing whether job {holder.job_id} still holds run {self._run}")
-            time.sleep(holder.heartbeat_s / _LOOKS_PER_HEARTBEAT)
-        self._thread = threading.Thread(target=self._keep, name="run-lock", daemon=True)
+            self._report(f"checking whether job {holder.job_id} still holds run {self._run}")
+            time.sleep(holder.heartbeat_s / _POLLS_PER_HEARTBEAT)
+        self._thread = threading.Thread(target=self._keep_renewing, name="run-lock", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise ``RunLost`` once another job has taken the lock; called at every step."""
+        """Raise ``RunLost`` if another job has taken the lock; makes no request."""
         if self._lost is not None:
             raise RunLost(self._lost)
 
     def confirm(self) -> None:
-        """Renew the lock now, or raise ``RunLost``: a job that was frozen does not know it yet."""
+        """Renew the lock now; raise ``RunLost`` if this job was frozen and replaced."""
         self._renew()
         self.check()
 
@@ -193,7 +196,7 @@ class RunLock:
     def __exit__(self, *error: object) -> None:
         self.release()
 
-    def _found(self) -> tuple[Holder | None, str] | None:
+    def _read(self) -> tuple[Holder | None, str] | None:
         try:
             data, etag = self._objects.get_with_etag(RUN_LOCK)
         except ObjectMissing:
@@ -201,12 +204,12 @@ class RunLock:
         return Holder.parse(data), etag
 
     def _is_earlier(self, holder: Holder) -> bool:
-        """Detect an earlier attempt of this job, which Batch ended before starting this one."""
+        """Return whether the holder is an earlier attempt of this job, which must have ended."""
         mine = self._mine
         return holder.job_id == mine.job_id and holder.attempt <= mine.attempt
 
     def _take(self, etag: str | None) -> bool:
-        """Try to take the lock; False if somebody else was faster."""
+        """Try to take the lock; return False if another job was first."""
         now = now_utc()
         self._mine = replace(self._mine, since=now, heartbeat=now)
         try:
@@ -221,12 +224,12 @@ class RunLock:
         self._etag = self._objects.put(RUN_LOCK, data, if_absent=etag is None, if_match=etag)
         self._unanswered.clear()
 
-    def _keep(self) -> None:
+    def _keep_renewing(self) -> None:
         while self._lost is None and not self._ending.wait(self._mine.heartbeat_s):
             try:
                 self._renew()
             except Exception as error:
-                # While storage fails, nobody else can take the lock either.
+                # While storage fails, no other job can take the lock either.
                 self._say(f"the lock of run {self._run} could not be renewed: {error}")
 
     def _renew(self) -> None:
@@ -242,7 +245,7 @@ class RunLock:
                 self._lost = loss
 
     def _loss(self) -> str | None:
-        """Explain who has written the lock; None if it was this job, which got no answer."""
+        """Explain the loss of the lock; None if its content is an unanswered write of this job."""
         try:
             data, etag = self._objects.get_with_etag(RUN_LOCK)
         except ObjectMissing:
@@ -256,6 +259,6 @@ class RunLock:
         where = f" on {holder.node}" if holder.node else ""
         return (
             f"run {self._run} is being trained by job {holder.job_id} (attempt {holder.attempt})"
-            f"{where} since {holder.since}; wait until it ends, stop it (python -m jobs stop "
+            f"{where} since {holder.since}; wait for it to end, stop it (python -m jobs stop "
             f"{self._run}), or submit under another --name"
         )

@@ -32,15 +32,15 @@ _CONNECT_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 60
 T = TypeVar("T")
 _PART_BYTES = 16 * 1024 * 1024
-_MOST_PARTS = 9_000
-"""S3 allows 10,000 (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html); a file may grow."""
+_MAX_PARTS = 9_000
+"""Below S3's 10,000 (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html): files may grow."""
 _THREADS = 4
-"""Threads per transfer: a node's 32 ranks transfer at once, so few are enough."""
+"""Threads per transfer; few suffice, since a node's 32 ranks transfer concurrently."""
 _AT_ONCE = 1000  # the limit of ListObjectsV2 and DeleteObjects
 
 
 class SharedClient:
-    """A boto3 client, created on first use and then safe to share between threads."""
+    """A boto3 client, created on first use and shared between threads."""
 
     def __init__(
         self, *, region: str | None, endpoint_url: str | None, num_connections: int
@@ -51,7 +51,7 @@ class SharedClient:
         self._client: Any = None
 
     def get(self) -> Any:
-        """The client."""
+        """Return the client."""
         with self._lock:
             if self._client is None:
                 self._client = self._make()
@@ -64,13 +64,13 @@ class SharedClient:
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT_S,
             read_timeout=_READ_TIMEOUT_S,
-            # All retries are decided in one place (``RetryPolicy``).
+            # ``RetryPolicy`` handles all retries.
             retries={"mode": "standard", "total_max_attempts": 1},
             max_pool_connections=self._num_connections,
-            # Emulators have no host name per bucket.
+            # Emulators have no per-bucket host names.
             s3={"addressing_style": "path"} if self._endpoint_url else {},
         )
-        # A session of its own, because the default one is not thread-safe.
+        # A separate session, because the default one is not thread-safe.
         return boto3.session.Session().client(
             "s3", region_name=self._region, endpoint_url=self._endpoint_url, config=config
         )
@@ -107,38 +107,37 @@ class S3Objects:
 
         def send(attempt: int) -> str:
             try:
-                answer = self._client.put_object(**self._where(key), Body=data, **conditions)
+                response = self._client.put_object(**self._where(key), Body=data, **conditions)
             except Exception as error:
                 if conditions and code_of(error) in REFUSED_CONDITION:
-                    # Our earlier attempt may have succeeded although its response was lost; then
-                    # the object is the one we wanted to write.
+                    # An earlier attempt may have succeeded although its response was lost.
                     if attempt and (found := self._written(key, data)) is not None:
                         return found
                     raise PreconditionFailed(
-                        f"{self._name(key)} was written by somebody else"
+                        f"{self._name(key)} was changed by another writer"
                     ) from None
                 raise
-            return str(answer["ETag"])
+            return str(response["ETag"])
 
         return self._do("write", key, send)
 
     def _is_absent(self, key: str) -> bool:
-        """Tell whether an object that was refused does not exist.
+        """Return whether an object is missing although S3 denied access.
 
-        S3 answers 403 instead of 404 to a caller that may not list the bucket, and a job's role may
-        list only its prefixes, under a condition that a GetObject request cannot meet
+        S3 responds with 403 instead of 404 to a caller that may not list the bucket, and a job's
+        role may list only its prefixes, under a condition that a GetObject request cannot meet
         (docs.aws.amazon.com/AmazonS3/latest/API/API_GetObject.html, permissions).
         """
         name = join(self._prefix, key)
         try:
-            answer = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
+            response = self._client.list_objects_v2(Bucket=self._bucket, Prefix=name, MaxKeys=1)
         except Exception:
             return False
-        # The key itself sorts before all others that begin with it.
-        return all(entry["Key"] != name for entry in answer.get("Contents", []))
+        # The key itself sorts before all longer keys with that prefix.
+        return all(entry["Key"] != name for entry in response.get("Contents", []))
 
     def _written(self, key: str, data: bytes) -> str | None:
-        """Return the object's etag if it holds ``data``."""
+        """Return the object's ETag if it contains ``data``."""
         try:
             found, etag = self.get_with_etag(key)
         except ObjectMissing:
@@ -151,8 +150,8 @@ class S3Objects:
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
 
         def receive(attempt: int) -> tuple[bytes, str]:
-            answer = self._client.get_object(**self._where(key))
-            return answer["Body"].read(), str(answer["ETag"])
+            response = self._client.get_object(**self._where(key))
+            return response["Body"].read(), str(response["ETag"])
 
         return self._do("read", key, receive)
 
@@ -163,18 +162,18 @@ class S3Objects:
         def receive(attempt: int) -> bytes:
             span = f"bytes={start}-{start + length - 1}"
             try:
-                answer = self._client.get_object(**self._where(key), Range=span)
+                response = self._client.get_object(**self._where(key), Range=span)
             except Exception as error:
-                if status_of(error) == 416:  # the range begins beyond the end
+                if status_of(error) == 416:  # the range starts beyond the end
                     return b""
                 raise
-            body: bytes = answer["Body"].read()
+            body: bytes = response["Body"].read()
             return body
 
         return self._do("read", key, receive)
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
-        """Upload a file in parts; readers see all of it or nothing."""
+        """Upload a file in parts, atomically."""
         size = path.stat().st_size
         with self.create(key, size=size) as stream, path.open("rb") as file:
             target: Any = stream
@@ -191,7 +190,7 @@ class S3Objects:
         upload = MultipartUpload(
             self._client,
             self._where(key),
-            part_bytes=max(_PART_BYTES, -(-size // _MOST_PARTS)),
+            part_bytes=max(_PART_BYTES, -(-size // _MAX_PARTS)),
             num_threads=_THREADS,
             retry=lambda action: self._do("write", key, lambda attempt: action()),
             put=lambda data: self.put(key, data, if_absent=if_absent, if_match=if_match),
@@ -205,27 +204,27 @@ class S3Objects:
             raise
 
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
-        """Download to a new, empty file, in parts; ``ObjectMissing``."""
-        found = self._do("read", key, lambda _: self._client.head_object(**self._where(key)))
+        """Download to a new, empty file in parts; raise ``ObjectMissing`` if there is no object."""
+        head = self._do("read", key, lambda _: self._client.head_object(**self._where(key)))
 
         def fetch(start: int, length: int) -> bytes:
             span = f"bytes={start}-{start + length - 1}"
 
             def receive(attempt: int) -> bytes:
-                answer = self._client.get_object(
-                    # All parts from the same object, even if it is replaced meanwhile.
+                response = self._client.get_object(
+                    # All parts must be from one version, even if the object is being replaced.
                     **self._where(key),
                     Range=span,
-                    IfMatch=found["ETag"],
+                    IfMatch=head["ETag"],
                 )
-                part: bytes = answer["Body"].read()
+                part: bytes = response["Body"].read()
                 return part
 
             return self._do("read", key, receive)
 
         download(
             fetch,
-            size=found["ContentLength"],
+            size=head["ContentLength"],
             file=file,
             part_bytes=_PART_BYTES,
             num_threads=_THREADS,
@@ -261,10 +260,10 @@ class S3Objects:
             names = [{"Key": join(self._prefix, key)} for key in batch]
 
             def send(attempt: int, names: list[dict[str, str]] = names) -> None:
-                answer = self._client.delete_objects(
+                response = self._client.delete_objects(
                     Bucket=self._bucket, Delete={"Objects": names, "Quiet": True}
                 )
-                if errors := answer.get("Errors"):
+                if errors := response.get("Errors"):
                     raise _partial(errors[0])
 
             self._do("delete", batch[0], send)
@@ -287,26 +286,26 @@ class S3Objects:
         return f"s3://{join(self._bucket, join(self._prefix, key))}"
 
     def _do(self, verb: str, key: str, action: Callable[[int], T]) -> T:
-        """Retry transient errors; raise the rest as this package's errors."""
+        """Run ``action``, retrying transient errors; convert the rest to this package's errors."""
         try:
             return retrying(action, is_transient=is_transient, retry_policy=self._retry_policy)
         except Exception as error:
-            told = explained(error, verb=verb, name=self._name(key), bucket=self._bucket)
+            translated = explained(error, verb=verb, name=self._name(key), bucket=self._bucket)
             if verb == "read" and status_of(error) == 403 and self._is_absent(key):
                 raise ObjectMissing(f"there is no {self._name(key)}") from None
-            if told is error:
+            if translated is error:
                 raise
-            raise told from error
+            raise translated from error
 
 
 def _conditions(*, if_absent: bool, if_match: str | None) -> dict[str, str]:
-    """Conditions of a request (S3 User Guide, "How to prevent object overwrites")."""
+    """Return a request's conditions (S3 User Guide, "How to prevent object overwrites")."""
     absent = {"IfNoneMatch": "*"} if if_absent else {}
     return absent if if_match is None else {**absent, "IfMatch": if_match}
 
 
 def _partial(entry: dict[str, str]) -> Exception:
-    """Build the error for one of many objects, as if it had been requested alone."""
+    """Convert an error entry in a DeleteObjects response to the error of a request."""
     from botocore.exceptions import ClientError
 
     kind: Callable[..., Exception] = ClientError

@@ -1,4 +1,4 @@
-"""Moves large objects to and from S3, several parts at a time."""
+"""Transfer large objects to and from S3, several parts at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.storage.interface import OnBytes
 from training.storage.retries import REFUSED_CONDITION, code_of
 
 _MARK = "upload"
-"""Metadata that tells this upload's object from another's."""
+"""Metadata key that identifies the upload that created an object."""
 Retry = Callable[[Callable[[], Any]], Any]
 
 
@@ -59,10 +59,11 @@ def download(
 
 
 class MultipartUpload(io.RawIOBase):
-    """A stream whose bytes become an object with ``finish``, and nothing with ``abort``.
+    """A stream whose bytes become an object on ``finish`` or are discarded on ``abort``.
 
-    boto3's own transfers read from a file: a rank's share of a checkpoint (0.65 GB for Llama-2-7B
-    on 128 ranks, 20 GB a node) would first go to the container's disk, which is slower than S3.
+    boto3's own transfers read from a file, so a rank's share of a checkpoint (0.63 GB for
+    Llama-2-7B on 128 ranks, 20 GB per node) would first go to the container's disk, which is slower
+    than S3.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class MultipartUpload(io.RawIOBase):
         self._part_bytes = part_bytes
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="upload")
         self._free = threading.Semaphore(num_threads)
-        """Limit on parts in memory besides the one being filled."""
+        """Limit on parts in memory, in addition to the one being filled."""
         self._upload_id: str | None = None
         self._part = bytearray()
         self._sent: list[Future[dict[str, Any]]] = []
@@ -94,11 +95,11 @@ class MultipartUpload(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._size
 
     def write(self, data: Any) -> int:
-        """Write all of ``data``; raises the error of an earlier part, if any."""
+        """Write all of ``data``; raise the error of an earlier part, if any."""
         view = memoryview(data).cast("B")
         rest = view
         while len(rest):
@@ -122,7 +123,7 @@ class MultipartUpload(io.RawIOBase):
         self._pool.shutdown()
 
     def abort(self) -> None:
-        """Discard every part. The bucket's lifecycle rule removes what this cannot."""
+        """Discard every part; best effort, since the bucket's lifecycle rule removes the rest."""
         self._pool.shutdown(cancel_futures=True)
         if self._upload_id is not None:
             with suppress(Exception):
@@ -130,12 +131,12 @@ class MultipartUpload(io.RawIOBase):
 
     def _send_part(self) -> None:
         if self._upload_id is None:
-            answer = self._retry(
+            response = self._retry(
                 lambda: self._client.create_multipart_upload(
                     **self._where, ChecksumAlgorithm="CRC32", Metadata={_MARK: self._mark}
                 )
             )
-            self._upload_id = answer["UploadId"]
+            self._upload_id = response["UploadId"]
         part, self._part = self._part, bytearray()
         self._free.acquire()
         for future in self._sent:
@@ -145,7 +146,7 @@ class MultipartUpload(io.RawIOBase):
 
     def _upload_part(self, number: int, part: bytearray) -> dict[str, Any]:
         try:
-            answer = self._retry(
+            response = self._retry(
                 lambda: self._client.upload_part(
                     **self._where,
                     UploadId=self._upload_id,
@@ -156,9 +157,9 @@ class MultipartUpload(io.RawIOBase):
             )
         finally:
             self._free.release()
-        known = {"ETag": answer["ETag"], "PartNumber": number}
-        if "ChecksumCRC32" in answer:  # not every emulator returns it
-            known["ChecksumCRC32"] = answer["ChecksumCRC32"]
+        known = {"ETag": response["ETag"], "PartNumber": number}
+        if "ChecksumCRC32" in response:  # not every emulator returns it
+            known["ChecksumCRC32"] = response["ChecksumCRC32"]
         return known
 
     def _complete(self, parts: list[dict[str, Any]]) -> None:
@@ -170,13 +171,16 @@ class MultipartUpload(io.RawIOBase):
                 **self._conditions,
             )
         except Exception as error:
-            # If the response to an earlier attempt was lost, the object is there.
-            if code_of(error) not in ("NoSuchUpload", *REFUSED_CONDITION) or not self._is_there():
+            # If the response to an earlier attempt was lost, the object already exists.
+            if (
+                code_of(error) not in ("NoSuchUpload", *REFUSED_CONDITION)
+                or not self._object_exists()
+            ):
                 raise
 
-    def _is_there(self) -> bool:
+    def _object_exists(self) -> bool:
         try:
-            found = self._client.head_object(**self._where)
-            return bool(found["Metadata"].get(_MARK) == self._mark)
+            response = self._client.head_object(**self._where)
+            return bool(response["Metadata"].get(_MARK) == self._mark)
         except Exception:
             return False

@@ -1,1 +1,1 @@
-"""One training run on one rank: the loop, its metrics, and the lock on the run's name."""
+"""One training run on one rank: the loop, its metrics, its files and the run's lock."""

@@ -1,4 +1,4 @@
-"""A few steps of a run on random data, only to compile its graphs; nothing is saved."""
+"""Compile a run's graphs by training a few steps on random data; nothing is saved."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from training.core.ranks import Ranks
 from training.trainer.loop import Loop
 from training.trainer.metrics import MetricsRecorder
-from training.trainer.task import HeldOut
+from training.trainer.task import HeldOutSplit
 
 if TYPE_CHECKING:
     from training.core.job import Job
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _COMPILED_STEPS = 3
-"""The first step, the steady state, and one to see that nothing more is compiled."""
+"""The first step, a steady-state step, and one to verify that nothing else is compiled."""
 _EVALUATED_AFTER = 2
-"""Steps before the evaluation, which has a graph of its own; one step follows it."""
+"""Steps before the evaluation, which has its own graph; one step follows it."""
 
 
 def compile_graphs(job: Job, task: Task) -> None:
@@ -45,7 +45,9 @@ def compile_graphs(job: Job, task: Task) -> None:
         stop=job.stop,
         ranks=Ranks.open(),
         report=lambda text: job.progress.report(f"compiling: {text}"),
-        held_out=HeldOut(batch=batch, num_sequences=num_sequences) if config.eval_every else None,
+        held_out=HeldOutSplit(batch=batch, num_sequences=num_sequences)
+        if config.eval_every
+        else None,
     ).run(0)
     if job.device.rank == 0:
-        log.info("compile: %d steps were made", _COMPILED_STEPS)
+        log.info("compile: ran %d steps", _COMPILED_STEPS)

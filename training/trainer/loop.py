@@ -1,4 +1,4 @@
-"""The training loop: one for every model size, device and number of ranks."""
+"""The training loop, for every model size, device and number of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from training.storage import StorageUnavailable
 from training.trainer.metrics import Stopwatch
 from training.trainer.records import EvaluationRecord
-from training.trainer.vote import Vote, Wish
+from training.trainer.vote import StopVote, Vote
 
 if TYPE_CHECKING:
     from training.backends.base import Backend, ModelParallel
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from training.core.job import StopSwitch
     from training.core.ranks import Ranks
     from training.trainer.metrics import MetricsRecorder
-    from training.trainer.task import HeldOut
+    from training.trainer.task import HeldOutSplit
 
 
 EVALUATED = "evaluated"
-"""A checkpoint's field: false if the evaluation due after its step was abandoned."""
+"""Field of a checkpoint's metadata: false if the evaluation due after its step was abandoned."""
 FAILED_SAVES = 3
-"""Consecutive failed saves that end the job: its paid-for work would be lost."""
+"""Consecutive failed saves after which the job fails, since its work would be lost."""
 
 
 class Diverged(ValueError):
-    """The loss is not finite: further steps would train nothing."""
+    """The loss is not finite, so further steps are useless."""
 
 
 class LoopEnd(StrEnum):
@@ -43,23 +43,23 @@ class LoopEnd(StrEnum):
     PAUSED = "paused"
     """All steps of this job are done; the run has more."""
     STOPPED = "stopped"
-    """Ended on request, after the last whole step."""
+    """Stopped on request, after the last complete step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """A completed step whose numbers are still on the device."""
+    """A completed step whose metrics are still on the device."""
 
     number: int
     loss: torch.Tensor
-    """This data rank's."""
+    """The loss on this data-parallel rank."""
     grad_norm: torch.Tensor
     data_s: float
 
 
 @dataclass(slots=True, kw_only=True)
 class Loop:
-    """The steps of a job on one rank; every rank runs the same."""
+    """The steps of a job on one rank; every rank runs the same steps."""
 
     config: TrainConfig
     backend: Backend
@@ -71,29 +71,29 @@ class Loop:
     """A group reserved for the loop until it ends."""
     report: Callable[[str], None]
     checkpoints: Checkpoints | None = None
-    """None: nothing is saved."""
+    """None if nothing is saved."""
     meta: dict[str, Any] = field(default_factory=dict)
-    """Facts that every checkpoint of this job carries."""
-    held_out: HeldOut | None = None
-    """None: nothing is evaluated."""
-    owes_evaluation: bool = False
-    """True if the evaluation due after the steps made so far was abandoned."""
+    """Metadata of every checkpoint of this job."""
+    held_out: HeldOutSplit | None = None
+    """None if nothing is evaluated."""
+    has_pending_evaluation: bool = False
+    """True if the evaluation due after the steps so far was abandoned."""
     say: Callable[[str], None] = lambda text: None
     """Writes one line to the log, on one rank only."""
     check: Callable[[], None] = lambda: None
-    """Raises when this job must not continue."""
+    """Raises if this job must not continue."""
     _vote: Vote = field(init=False)
 
     def __post_init__(self) -> None:
         self._vote = Vote(self.ranks, self.report)
 
     def run(self, done: int) -> LoopEnd:
-        """Train on from ``done`` steps; returns when the last save is complete everywhere."""
+        """Continue after ``done`` steps; return once the last save is complete on every rank."""
         config, last = self.config, self.config.last_step(done)
         ending = LoopEnd.FINISHED if last == config.max_steps else LoopEnd.PAUSED
         saved = done
         unlogged: _Step | None = None
-        if self.owes_evaluation:
+        if self.has_pending_evaluation:
             self._evaluate(done)
         for number in range(done + 1, last + 1):
             self.check()
@@ -101,30 +101,31 @@ class Loop:
             step = self._step(number, last)
             if step is None:
                 ending = LoopEnd.STOPPED
-                saved = self._save_last_whole_step(number - 1, saved, unlogged)
+                saved = self._save_last_complete_step(number - 1, saved, unlogged)
                 break
-            ends = number == last
-            saves = ends or (config.save_every > 0 and number % config.save_every == 0)
-            # Also before an evaluation, which would otherwise be charged for the step's work.
-            logs = saves or config.evaluates_after(number)
-            logs = logs or number % config.log_every == 0 or number == done + 1
-            # Fetching the numbers also waits for the device to finish.
-            numbers = self._fetch(step) if logs else None
-            self.metrics.count(step_s=clock.seconds, data_s=step.data_s)
+            is_last = number == last
+            is_saved = is_last or (config.save_every > 0 and number % config.save_every == 0)
+            # Log before evaluations too: otherwise their time would include the step's pending
+            # work.
+            is_logged = is_saved or config.evaluates_after(number)
+            is_logged = is_logged or number % config.log_every == 0 or number == done + 1
+            # Fetching metrics also waits for the device.
+            fetched = self._fetch(step) if is_logged else None
+            self.metrics.count(number, step_s=clock.seconds, data_s=step.data_s)
             unlogged = step
-            if numbers is not None:
-                self._log(number, *numbers)
+            if fetched is not None:
+                self._log(number, *fetched)
                 unlogged = None
-            # Before the save, so that a run resumed from it has the evaluation's line too.
+            # Before the save, so that a run that resumes from it includes the evaluation.
             self._evaluate(number)
-            if saves:
-                self._save(number, asynchronous=config.async_save and not ends)
+            if is_saved:
+                self._save(number, asynchronous=config.async_save and not is_last)
                 saved = number
         self._complete(saved)
-        return LoopEnd.STOPPED if self.owes_evaluation else ending
+        return LoopEnd.STOPPED if self.has_pending_evaluation else ending
 
     def _step(self, number: int, last: int) -> _Step | None:
-        """Make one optimizer step; None if the ranks stop before it is complete."""
+        """Run one optimizer step; return None if the ranks stop before it is complete."""
         config, backend = self.config, self.backend
         data_s = 0.0
         loss: torch.Tensor | None = None
@@ -132,7 +133,7 @@ class Loop:
         for micro in range(count):
             if self._stops():
                 self.say(
-                    f"asked to stop; {micro} of {count} micro-batches of step {number} are lost"
+                    f"stop requested: discarding {micro} of {count} micro-batches of step {number}"
                 )
                 if micro:
                     backend.drop_step()
@@ -156,11 +157,11 @@ class Loop:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)) and not self.backend.tracing_only:
             raise Diverged(
                 f"the loss of step {number} is {loss} and the gradient norm {grad_norm}; continue "
-                "from the last checkpoint with a smaller lr, or look at the data"
+                "from the last checkpoint with a smaller lr, or check the data"
             )
 
     def _evaluate(self, number: int) -> None:
-        """Compute the validation loss if it is due; abandoned when the ranks are asked to stop."""
+        """Compute the validation loss if due; abandon the evaluation if a stop is requested."""
         if self.held_out is None or not self.config.evaluates_after(number):
             return
         clock = Stopwatch()
@@ -171,7 +172,7 @@ class Loop:
             stops=self._stops,
             report=lambda text: self.report(f"evaluating after step {number}: {text}"),
         )
-        self.owes_evaluation = loss is None
+        self.has_pending_evaluation = loss is None
         if loss is not None:
             self.metrics.evaluated(
                 EvaluationRecord(
@@ -193,76 +194,76 @@ class Loop:
             **self.meta,
             "tokens_total": number * plan.tokens_per_step,
             "position": number * plan.global_batch,
-            EVALUATED: not self.owes_evaluation,
+            EVALUATED: not self.has_pending_evaluation,
         }
         self.backend.save(self.checkpoints, number, meta, asynchronous=asynchronous)
         self.metrics.save_began(number, stall_s=clock.seconds)
 
     def _stops(self) -> bool:
-        """Ask, before a micro-batch, whether the ranks stop here.
+        """Return whether the ranks stop before the next micro-batch.
 
-        A step may take minutes and a job has a minute and a half to stop; a micro-batch takes
-        seconds on any number of nodes.
+        Checking once per step would be too late: a step may take minutes, the grace period is a
+        minute and a half, and a micro-batch takes seconds on any number of nodes.
         """
-        wish = Wish.STOP if self.stop.requested else Wish.GO_ON
+        vote = StopVote.STOP if self.stop.requested else StopVote.CONTINUE
         if self.metrics.failed_in_a_row >= FAILED_SAVES:
-            wish = Wish.GIVE_UP
-        heard = self._vote.cast(wish)
-        if heard is Wish.GIVE_UP:
+            vote = StopVote.GIVE_UP
+        outcome = self._vote.cast(vote)
+        if outcome is StopVote.GIVE_UP:
             self._give_up()
-        return heard is Wish.STOP
+        return outcome is StopVote.STOP
 
     def _give_up(self) -> NoReturn:
         if self.checkpoints is not None:
-            # Another rank's thread may have known it before this one's.
+            # Another rank's saving thread may have recorded the failure before this rank's.
             self.checkpoints.wait()
         step, reason = max(self.metrics.failed_saves.items())
         raise StorageUnavailable(
             f"{FAILED_SAVES} saves in a row have failed, the last one of step {step}: {reason}; "
-            "once storage takes files again, submit the run again: it continues from its last "
+            "once storage works again, resubmit the run: it resumes from its last "
             "complete checkpoint"
         )
 
-    def _save_last_whole_step(self, whole: int, saved: int, unlogged: _Step | None) -> int:
-        """Save the state after ``whole`` steps unless it is saved already; returns ``whole``."""
+    def _save_last_complete_step(self, done: int, saved: int, unlogged: _Step | None) -> int:
+        """Save the state after ``done`` steps unless already saved; return ``done``."""
         if unlogged is not None:
             self._log(unlogged.number, *self._fetch(unlogged))
-        if whole > saved:
-            self._save(whole, asynchronous=False)
-        return whole
+        if done > saved:
+            self._save(done, asynchronous=False)
+        return done
 
     def _complete(self, saved: int) -> None:
         """Wait for the last save on every rank."""
         self._vote.resolve()
         if self.checkpoints is not None:
             self.checkpoints.wait()
-        # The main node's end ends the others, so it must not leave before all have saved.
+        # The main node's exit stops all nodes, so it must wait until every rank has saved.
         self.backend.barrier()
         if (reason := self.metrics.failed_saves.get(saved)) is not None:
-            # Another attempt repeats the steps since the last complete checkpoint.
+            # A retry repeats the steps since the last complete checkpoint.
             raise StorageUnavailable(
-                f"the last checkpoint, of step {saved}, was not saved: {reason}"
+                f"the last checkpoint, of step {saved}, could not be saved: {reason}"
             )
 
 
 def validation_loss(
-    held_out: HeldOut,
+    held_out: HeldOutSplit,
     *,
     config: TrainConfig,
     backend: ModelParallel,
     stops: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda text: None,
 ) -> float | None:
-    """Mean loss over the held-out sequences, the same on every rank; None if the ranks stop.
+    """Return the mean loss over the held-out sequences on every rank; None if the ranks stop.
 
-    Micro-batches are full, as in training, so that they share one graph: what the last ones hold
-    beyond the end is computed but not counted.
+    Micro-batches are full, as in training, so that they share one graph; sequences beyond the end
+    are computed but not counted.
     """
     plan, num_sequences = config.plan, held_out.num_sequences
     rounds = -(-num_sequences // (plan.data_parallel * plan.micro_batch))
 
     def first(number: int) -> int:
-        """The first position of this data rank in a round."""
+        """Return this data-parallel rank's first position in a round."""
         return (number * plan.data_parallel + backend.data_rank) * plan.micro_batch
 
     losses: list[torch.Tensor] = []

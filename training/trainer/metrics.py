@@ -1,10 +1,11 @@
-"""Measurements of the training loop, which rank 0 alone sends to the log and the run's files."""
+"""Measurements of the training loop, which rank 0 writes to the log and the run's files."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ _WINDOW_STEPS = 10
 
 
 class Stopwatch:
-    """Seconds since it was started."""
+    """Measures seconds since its creation."""
 
     def __init__(self) -> None:
         self._began_s = time.perf_counter()
@@ -43,22 +44,22 @@ class _Sums:
 class Window:
     """The reference's moving-window throughput: sequences per second over the last steps.
 
-    The window is ``ceil(10 / log_every)`` samples (aws-neuron
-    neuronx-distributed, examples/training/llama, class Throughput).
+    The window is ``ceil(10 / log_every)`` samples (aws-neuron/neuronx-distributed,
+    examples/training/llama, class Throughput).
     """
 
     def __init__(self, log_every: int) -> None:
         self._samples: deque[tuple[int, float]] = deque(maxlen=math.ceil(_WINDOW_STEPS / log_every))
 
     def add(self, sequences: int, seconds: float) -> float:
-        """Add a sample; returns sequences per second over the window."""
+        """Add a sample; return sequences per second over the window."""
         self._samples.append((sequences, seconds))
         total_s = sum(seconds for _, seconds in self._samples)
         return sum(count for count, _ in self._samples) / total_s if total_s > 0 else 0.0
 
 
 class MetricsRecorder:
-    """Turns steps into records, and saves into events."""
+    """Converts steps to records, and checkpoint saves to events."""
 
     def __init__(
         self,
@@ -67,26 +68,30 @@ class MetricsRecorder:
         *,
         sequences_per_epoch: int,
         peak_flops: float | None,
+        made: Callable[[int], None] = lambda step: None,
     ) -> None:
+        """``made`` is called for every completed step."""
         self._config, self._files, self._peak_flops = config, files, peak_flops
+        self._made = made
         self._sequences_per_epoch = sequences_per_epoch
         self._window = Window(config.log_every)
         self._sums = _Sums()
         self.last: StepRecord | None = None
         """The last logged step, on every rank."""
         self.failed_saves: dict[int, str] = {}
-        """Maps steps to reasons, on every rank."""
+        """Maps steps of failed saves to reasons, on every rank."""
         self.failed_in_a_row = 0
         """Failed saves since the last complete one, on every rank."""
 
-    def count(self, *, step_s: float, data_s: float) -> None:
-        """Add one completed step."""
+    def count(self, step: int, *, step_s: float, data_s: float) -> None:
+        """Count one completed step; the next record includes its times."""
+        self._made(step)
         self._sums.steps += 1
         self._sums.step_s += step_s
         self._sums.data_s += data_s
 
     def log(self, step: int, *, loss: float, learning_rate: float, grad_norm: float) -> None:
-        """Send the steps since the last call, as one record, to every output."""
+        """Write to every output one record of the steps since the last call."""
         plan, sums = self._config.plan, self._sums
         self._sums = _Sums()
         sequences = sums.steps * plan.global_batch
@@ -134,12 +139,12 @@ class MetricsRecorder:
             self._files.evaluation(record)
 
     def before_save(self) -> None:
-        """Prepare for a checkpoint."""
+        """Set the run's state to ``saving``."""
         if self._files is not None:
             self._files.status(now=True, state="saving")
 
     def save_began(self, step: int, *, stall_s: float) -> None:
-        """Record a checkpoint that was copied or written, pausing training for ``stall_s``."""
+        """Record a checkpoint whose copy or upload paused training for ``stall_s`` seconds."""
         if self._files is not None:
             self._files.save(step, stall_s=stall_s)
             self._files.status(state="training")

@@ -1,8 +1,8 @@
-"""Records of logged steps and evaluations, in every format we write.
+"""Records of logged steps and evaluations, in every output format.
 
-The log line ``LOG``, the scalars' names and results.json are those of AWS's reference, which
-dashboards parse (neuronx-distributed, ``examples/training/llama``, tp_zero1_llama_hf_pretrain.py
-and logger.py). Metrics for CloudWatch are log lines in its embedded metric format:
+The log line ``LOG``, scalar names and results.json follow AWS's reference, for existing dashboards
+(neuronx-distributed, ``examples/training/llama``, tp_zero1_llama_hf_pretrain.py and logger.py).
+Metrics for CloudWatch are log lines in its embedded metric format:
 docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch_Embedded_Metric_Format_Specification.html
 """
 
@@ -18,8 +18,17 @@ from typing import Annotated, Any, Literal
 
 from training.storage.results import MetricsLine
 from trainium_catalogue.contract import LOSS_SCALAR
-from trainium_catalogue.documents import Amount, DeviceName, Keywords, Measured, Natural, Positive
+from trainium_catalogue.documents import (
+    Amount,
+    DeviceName,
+    Keywords,
+    Measured,
+    Natural,
+    Positive,
+    Timestamp,
+)
 from trainium_catalogue.typed_json import read_object
+from trainium_catalogue.wording import counted
 
 SCALARS: Mapping[str, str] = {
     LOSS_SCALAR: "loss",
@@ -29,8 +38,8 @@ SCALARS: Mapping[str, str] = {
 }
 """Maps names in TensorBoard to fields of ``StepRecord``."""
 
-_WARM_STEPS = 10
-"""First steps, which the reference excludes from the average throughput."""
+_WARMUP_STEPS = 10
+"""Initial steps that the reference excludes from the average throughput."""
 NAMESPACE = "Trainium/Training"
 _METRICS = (
     ("Loss", "loss", "None"),
@@ -54,32 +63,32 @@ class StepRecord:
     """One logged optimizer step; times and rates are means since the previous logged step."""
 
     step: Positive
-    """Counted from 1."""
+    """1-based."""
     max_steps: Positive
     epoch: Natural
-    """Completed passes over the dataset, from 0."""
+    """Current pass over the dataset, counted from 0."""
     loss: Measured
     lr: Amount
     grad_norm: Measured
     """Norm of the gradients before clipping."""
     step_s: Amount
-    """Seconds of one step, without saving."""
+    """Seconds per step, excluding saves."""
     data_s: Amount
-    """Part of them spent waiting for data."""
+    """Seconds per step spent waiting for data."""
     sequences_per_second: Amount
     tokens_per_second: Amount
     mfu: float | None
-    """Model FLOPs utilization, 0 to 1; null where the device's peak is unknown."""
+    """Model FLOPs utilization, 0 to 1; null if the device's peak is unknown."""
     throughput: Amount
     """Sequences per second over a moving window of about ten steps, as in the reference."""
     tokens_total: Positive
 
     def fields(self) -> dict[str, Any]:
-        """Fields for JSON: values that JSON cannot hold become null."""
+        """Return the fields for JSON, with null for values that are not finite."""
         return {name: _finite(value) for name, value in asdict(self).items()}
 
     def line(self) -> str:
-        """Format for the log; begins with ``training: step``."""
+        """Format the record for the log, starting with ``training: step``."""
         mfu = "" if self.mfu is None else f", MFU {self.mfu:.1%}"
         return (
             f"training: step {self.step} of {self.max_steps}: loss {self.loss:.4f}, "
@@ -94,43 +103,48 @@ class EvaluationRecord:
     """One evaluation of the validation split."""
 
     step: int
-    """Optimizer steps made before it."""
+    """Optimizer steps before the evaluation."""
     val_loss: float
-    """Mean over the sequences."""
+    """Mean loss over the sequences."""
     sequences: int
     evaluation_s: float
-    """Seconds that training was paused for it; part of no step's time."""
+    """Seconds that training was paused for it; not part of any step's time."""
 
     @property
     def perplexity(self) -> float:
-        """exp(val_loss); infinite if too large for a float."""
+        """exp(val_loss), or infinity if too large for a float."""
         try:
             return math.exp(self.val_loss)
         except OverflowError:
             return math.inf
 
     def fields(self) -> dict[str, Any]:
-        """Fields for JSON: values that JSON cannot hold become null."""
-        known = {**asdict(self), "perplexity": self.perplexity}
-        return {name: _finite(value) for name, value in known.items()}
+        """Return the fields for JSON, with null for values that are not finite."""
+        fields = {**asdict(self), "perplexity": self.perplexity}
+        return {name: _finite(value) for name, value in fields.items()}
 
     def line(self) -> str:
-        """Format for the log."""
+        """Format the record for the log."""
         return (
             f"training: validation after step {self.step}: loss {self.val_loss:.4f}, perplexity "
-            f"{self.perplexity:.2f}, of {self.sequences} sequences, {self.evaluation_s:.3f} s"
+            f"{self.perplexity:.2f}, over {counted(self.sequences, 'sequence')}, "
+            f"{self.evaluation_s:.3f} s"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeginLine(MetricsLine):
-    """A job begins to train, from nothing or from a checkpoint."""
+    """The start of a job's training, from scratch or from a checkpoint."""
 
     event: Literal["start", "resume"]
     step: Natural
-    """Steps behind it."""
+    """Optimizer steps completed before this job."""
     dropped: Natural
-    """Lines of later steps, which are made again."""
+    """Number of lines of later steps that were dropped, because the steps will be repeated."""
+    reached: Natural
+    """Last step in the earlier lines, including dropped ones."""
+    reached_at: Timestamp | None
+    """Time of that line; null if there is none."""
     job_id: str
     deployment: str
     device: DeviceName
@@ -144,30 +158,30 @@ class BeginLine(MetricsLine):
 
 @dataclass(frozen=True, kw_only=True)
 class StepLine(StepRecord, MetricsLine):
-    """An optimizer step; a number that is not finite is null."""
+    """An optimizer step; numbers that are not finite are null."""
 
     event: Literal["step"] = "step"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationLine(MetricsLine):
-    """The validation split was evaluated, between two steps."""
+    """An evaluation of the validation split, between two steps."""
 
     event: Literal["evaluation"] = "evaluation"
     step: Positive
-    """Optimizer steps made before it."""
+    """Optimizer steps before the evaluation."""
     val_loss: Measured
-    """Mean over the sequences."""
+    """Mean loss over the sequences."""
     perplexity: Measured
     sequences: Positive
-    """Number that was evaluated, the same each time."""
+    """Number of evaluated sequences, the same each time."""
     evaluation_s: Amount
-    """Seconds that training was paused for it; part of no step's time."""
+    """Seconds that training was paused for it; not part of any step's time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveLine(MetricsLine):
-    """A checkpoint was taken, and training continues or ends."""
+    """The start of saving a checkpoint; an asynchronous save continues during training."""
 
     event: Literal["save"] = "save"
     step: Positive
@@ -186,7 +200,7 @@ class SavedLine(MetricsLine):
 
 @dataclass(frozen=True, kw_only=True)
 class SaveFailedLine(MetricsLine):
-    """A checkpoint could not be written."""
+    """A checkpoint could not be saved."""
 
     event: Literal["save-failed"] = "save-failed"
     step: Positive
@@ -195,7 +209,7 @@ class SaveFailedLine(MetricsLine):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingEndLine(MetricsLine):
-    """The job ends."""
+    """The end of the job."""
 
     event: Literal["end"] = "end"
     status: Annotated[str, Keywords(enum=["finished", "paused", "stopped"])]
@@ -206,7 +220,7 @@ def _finite(value: Any) -> Any:
 
 
 def log_line(record: StepRecord) -> str:
-    """The ``LOG`` line."""
+    """Format the ``LOG`` line."""
     return (
         f"LOG {time.asctime()} - ({record.epoch}, {record.step}) step_loss : {record.loss:.4f} "
         f"learning_rate : {record.lr:.2e} throughput : {record.throughput:.2f} seq/s "
@@ -227,19 +241,20 @@ def results_document(
 ) -> dict[str, Any]:
     """Build results.json: the metrics of ``earlier``, if any, followed by this job's.
 
-    The reference does not evaluate; ``evaluation``, the last one, goes beside its own metrics.
+    ``evaluation`` is the last one, which the reference does not have; ``more`` has further metrics,
+    each with name, value and unit.
     """
     metrics = _earlier_metrics(earlier)
     if evaluation is not None:
         more = (("Final validation loss", round(evaluation.val_loss, 4), ""), *more)
     if last is not None:
-        warm = throughputs[math.ceil(_WARM_STEPS / log_every) :] or throughputs
+        steady = throughputs[math.ceil(_WARMUP_STEPS / log_every) :] or throughputs
         for name, value, units in (
             ("Loss", round(last.loss, 4), ""),
             ("Throughput", round(last.throughput, 4), "seq/s"),
             ("Final loss", round(last.loss, 4), ""),
             ("Time to train", round(seconds / 60, 4), "minutes"),
-            ("Average throughput", round(sum(warm) / len(warm), 4), "seq/s"),
+            ("Average throughput", round(sum(steady) / len(steady), 4), "seq/s"),
             ("Peak throughput", round(max(throughputs), 4), "seq/s"),
             *more,
         ):
@@ -259,10 +274,10 @@ def _earlier_metrics(earlier: bytes | None) -> list[dict[str, Any]]:
     if earlier is None:
         return []
     try:
-        found = read_object(earlier)["results"]["metrics"]
+        metrics = read_object(earlier)["results"]["metrics"]
     except (KeyError, TypeError, ValueError):
-        return []  # a file put there by somebody else is no reason to stop
-    return list(found) if isinstance(found, list) else []
+        return []  # ignore a file in a different format
+    return list(metrics) if isinstance(metrics, list) else []
 
 
 def embedded_metrics(
@@ -274,10 +289,9 @@ def embedded_metrics(
     time_ms: int,
     checkpoint_s: float | None = None,
 ) -> str:
-    """Build one log line that CloudWatch turns into metrics.
+    """Build a log line that CloudWatch converts to metrics.
 
-    ``checkpoint_s``: seconds that training was paused for the latest checkpoint since the previous
-    line, if there was one.
+    ``checkpoint_s`` is the pause for the latest checkpoint since the previous line, if any.
     """
     fields = {**record.fields(), "checkpoint_s": checkpoint_s}
     return _embedded(
@@ -291,7 +305,7 @@ def embedded_metrics(
 def embedded_validation(
     record: EvaluationRecord, *, deployment: str, run: str, workload: str, time_ms: int
 ) -> str:
-    """Build one such line for an evaluation of the validation split."""
+    """Build the CloudWatch log line for an evaluation of the validation split."""
     return _embedded(
         _VALIDATION_METRICS,
         record.fields(),
@@ -307,20 +321,20 @@ def _embedded(
     *,
     time_ms: int,
 ) -> str:
-    known = [(name, field, unit) for name, field, unit in metrics if fields[field] is not None]
+    present = [(name, field, unit) for name, field, unit in metrics if fields[field] is not None]
     document = {
         "_aws": {
             "Timestamp": time_ms,
             "CloudWatchMetrics": [
                 {
                     "Namespace": NAMESPACE,
-                    # At most two names: every combination of values is a billed metric.
+                    # Only two, because every combination of values is billed as a metric.
                     "Dimensions": [["Deployment", "Run"]],
-                    "Metrics": [{"Name": name, "Unit": unit} for name, _, unit in known],
+                    "Metrics": [{"Name": name, "Unit": unit} for name, _, unit in present],
                 }
             ],
         },
         **origin,
-        **{name: fields[field] for name, field, _ in known},
+        **{name: fields[field] for name, field, _ in present},
     }
     return json.dumps(document)

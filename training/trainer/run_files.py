@@ -1,4 +1,4 @@
-"""The files of a training run: train.jsonl, status.json, results.json and TensorBoard's."""
+"""The files of a training run: train.jsonl, status.json, results.json and TensorBoard events."""
 
 from __future__ import annotations
 
@@ -40,62 +40,62 @@ RESULTS = "results/results.json"
 TENSORBOARD = "logs/tensorboard"
 _BETWEEN_UPLOADS_S = 5.0
 _BETWEEN_EMBEDDED_S = 60.0
-"""Custom metrics have one value a minute; more lines cost more and show nothing new."""
+"""Custom metrics have one value per minute, so more lines would only cost more."""
 _CLOSING_S = 60.0
 _EVALUATION = "evaluation"
-_MADE_AGAIN = ("step", _EVALUATION)
-"""Events that a run has once per step, however often a step was repeated."""
+_REPEATED = ("step", _EVALUATION)
+"""Events of a step; if a later attempt repeats the step, its lines replace the earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """How far a training run is; written every few seconds and at every change of state."""
+    """The progress of a training run; written every few seconds and at every change of state."""
 
     run: str
     workload: str
     state: Literal["starting", "compiling", "training", "saving", "finished", "failed", "stopped"]
     """finished: at max_steps; stopped: on request or after steps-this-run, with a checkpoint."""
     step: Natural
-    """Optimizer steps made."""
+    """Optimizer steps completed."""
     max_steps: Positive
     loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
-    """Before clipping."""
+    """Gradient norm before clipping."""
     val_loss: float | None = None
-    """Of the validation split; null until it is evaluated."""
+    """Loss on the validation split; null until it is evaluated."""
     val_step: Positive | None = None
     """Step after which it was evaluated."""
     tokens_per_second: float | None = None
     sequences_per_second: float | None = None
     mfu: float | None = None
-    """0 to 1; null on CPUs."""
+    """Model FLOPs utilization, 0 to 1; null on CPUs."""
     step_seconds: float | None = None
     eta_seconds: float | None = None
-    """Until max_steps; null when not training."""
+    """Time until max_steps; null when not training."""
     last_checkpoint_step: int | None = None
     last_checkpoint_time: Timestamp | None = None
     error: str | None = None
-    """Why it failed."""
+    """Reason for the failure."""
     tokens_total: Natural
     attempt: Positive
     job_id: str
     num_nodes: Positive
     failed_saves: Natural
-    """Checkpoints that could not be written, in this attempt."""
+    """Number of failed checkpoints in this attempt."""
     time: Timestamp
-    """UTC, of this document."""
+    """Time of this document, in UTC."""
 
 
 class Pacer:
-    """Lets one line per minute through."""
+    """Limits output to one line per minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._last_s = float("-inf")
 
     def due(self) -> bool:
-        """Tell whether a line may be written now; if so, the next is due in a minute."""
+        """Return whether a line may be written now; if so, the next is due in a minute."""
         now = self._clock()
         if now - self._last_s < _BETWEEN_EMBEDDED_S:
             return False
@@ -104,9 +104,9 @@ class Pacer:
 
 
 class RunFiles:
-    """Files that rank 0 writes about a run, to the run's storage; TensorBoard's to a folder first.
+    """The files that rank 0 writes to a run's storage, TensorBoard's via a local folder.
 
-    Only the beginning, which continues the files of earlier attempts, and the end wait for storage.
+    Only the start, which continues the files of earlier attempts, and the end wait for storage.
     """
 
     def __init__(
@@ -121,14 +121,14 @@ class RunFiles:
         self._context, self._workload = context, workload
         self._objects, self._uploads = objects, uploads
         self._tensorboard = tensorboard
-        # Not a file: on one machine a job that was replaced would have its successor's.
+        # In memory: on one machine, a replaced job would share a file with its successor.
         self._history = bytearray()
         self._events_suffix = f".{context.job_id}.{context.attempt}"
         self._writer: Any = None
         self._status: dict[str, Any] = {}
         self._pacer, self._validation_pacer = Pacer(), Pacer()
         self._checkpoint_s: float | None = None
-        """Checkpoint stall since the last line for CloudWatch."""
+        """Pause for the newest checkpoint since the last line for CloudWatch; None without one."""
         self._earlier_results: bytes | None = None
         self._throughputs: list[float] = []
         self._last: StepRecord | None = None
@@ -146,9 +146,9 @@ class RunFiles:
         lustre: Path | None = None,
         holds: Callable[[], bool] = lambda: True,
     ) -> RunFiles:
-        """Start to upload what will be written, TensorBoard's files below ``folder``.
+        """Open the files and start their uploads; TensorBoard's files go below ``folder``.
 
-        ``holds`` tells whether this job still holds the run.
+        ``holds`` returns whether this job still holds the run's lock.
         """
         return cls(
             objects,
@@ -159,7 +159,7 @@ class RunFiles:
         )
 
     def announce(self, *, max_steps: int) -> None:
-        """Write the first status, most of which is unknown."""
+        """Write the initial status."""
         context = self._context
         self._uploads.claim(RUN_STATUS)
         self.status(
@@ -179,15 +179,17 @@ class RunFiles:
     def begin(
         self, step: int, *, num_ranks: int, backend: str, history: bytes | None = None
     ) -> None:
-        """Continue the run's curve after ``step`` steps; later ones will be repeated.
+        """Continue the run's metrics after ``step`` steps; drop later ones, which will be repeated.
 
-        ``history`` are the lines in the checkpoint, if it has any.
+        ``history`` contains the checkpoint's lines, if any.
         """
-        kept, dropped = _lines_until(history, self._uploads.claim(TRAIN_METRICS), step)
+        stored = self._uploads.claim(TRAIN_METRICS)
+        kept, dropped = _lines_until(history, stored, step)
+        reached, reached_at = _last_step(stored)
         self._earlier_results = self._uploads.claim(RESULTS)
         self._history = bytearray("".join(f"{line}\n" for line in kept).encode())
         self._status.update(_last_validation(kept))
-        # Imported late: TensorBoard takes a second.
+        # Importing TensorBoard takes a second.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(
@@ -203,6 +205,8 @@ class RunFiles:
                 "event": "start" if step == 0 else "resume",
                 "step": step,
                 "dropped": dropped,
+                "reached": reached,
+                "reached_at": reached_at,
                 "job_id": context.job_id,
                 "deployment": context.deployment,
                 "device": context.device,
@@ -216,7 +220,7 @@ class RunFiles:
         )
 
     def event(self, kind: type[MetricsLine], fields: Mapping[str, Any]) -> None:
-        """Write one line of a kind to train.jsonl."""
+        """Write one line of ``kind`` to train.jsonl."""
         context = self._context
         self._history += kind.of(context.run, self._workload, context.attempt, fields).encode()
         self._uploads.offer(TRAIN_METRICS, self.history)
@@ -267,20 +271,20 @@ class RunFiles:
         self._offer_tensorboard()
 
     def save(self, step: int, *, stall_s: float) -> None:
-        """Note that a checkpoint was begun, which paused training for ``stall_s`` seconds."""
+        """Record the start of a checkpoint that paused training for ``stall_s`` seconds."""
         self._checkpoint_s = round(stall_s, 4)
         self.event(SaveLine, {"step": step, "checkpoint_s": self._checkpoint_s})
 
     def status(self, *, now: bool = False, **fields: Any) -> None:
-        """Change some fields of status.json."""
+        """Update fields of status.json; ``now`` uploads it immediately."""
         self._status.update(fields)
         if "run" not in self._status:
-            return  # it failed before it was announced, and the error itself is what counts
+            return  # the job failed before ``announce``, so the run has no status yet
         document = asdict(RunStatus(**self._status, time=now_utc()))
         self._uploads.offer(RUN_STATUS, json.dumps(document, indent=2).encode() + b"\n", now=now)
 
     def history(self) -> bytes:
-        """The lines so far; a checkpoint holds them, so that no run resumed from it lacks them."""
+        """Return the lines so far, to attach to checkpoints for resuming."""
         return bytes(self._history)
 
     def finish(
@@ -290,7 +294,7 @@ class RunFiles:
         log_every: int,
         more: Iterable[tuple[str, float, str]] = (),
     ) -> None:
-        """Write results.json, with ``more`` metrics and their units; upload what is left."""
+        """Write results.json, with ``more`` metrics and their units, and upload everything."""
         document = results_document(
             self._earlier_results,
             parameters=parameters,
@@ -305,61 +309,73 @@ class RunFiles:
         self.close()
 
     def close(self, *, within_s: float = _CLOSING_S) -> None:
-        """Upload what is left within ``within_s`` seconds; else raise ``StorageUnavailable``."""
+        """Upload the rest within ``within_s`` seconds, or raise ``StorageUnavailable``."""
         if self._writer is not None:
             self._writer.close()
             self._offer_tensorboard()
         if not self._uploads.close(within_s=within_s):
             raise StorageUnavailable(
-                f"status and metrics are not complete in {self._objects.uri}: storage took no file "
-                f"for {within_s:g} s; submit the run again: it repeats no step"
+                f"status and metrics are incomplete in {self._objects.uri}: the upload did not "
+                f"finish within {within_s:g} s; resubmit the run; no step is repeated"
             )
 
     def abandon(self) -> None:
-        """Write nothing more: the run's files now belong to another job."""
+        """Stop writing: the run's files now belong to another job."""
         if self._writer is not None:
             self._writer.close()
         self._uploads.abandon()
 
     def _offer_tensorboard(self) -> None:
-        # Other attempts' files may be in the same folder, and are theirs to upload.
+        # Skip other attempts' files in the same folder, which those upload themselves.
         for path in sorted(self._tensorboard.glob(f"events.*{self._events_suffix}")):
             self._uploads.offer(f"{TENSORBOARD}/{path.name}", path)
 
 
 def _lines_until(history: bytes | None, stored: bytes | None, step: int) -> tuple[list[str], int]:
-    """Lines of earlier attempts to keep when resuming after ``step``, and the number dropped.
+    """Return earlier attempts' lines to keep when resuming after ``step``, and the number dropped.
 
-    Steps and evaluations come from the checkpoint's ``history``, if it has one: the last upload of
-    the ``stored`` lines may have failed. Other events come from both.
+    Steps and evaluations are from the checkpoint's ``history``, if any, since the last upload of
+    the ``stored`` lines may have failed. Other events are from both.
     """
     kept, dropped = _split(history or stored, step)
     if history is not None:
         known = set(kept)
         others, dropped = _split(stored, step)
-        kept += [line for line in others if line not in known and not _is_made_again(line)]
+        kept += [line for line in others if line not in known and not _is_repeated(line)]
     return kept, dropped
 
 
 def _split(data: bytes | None, step: int) -> tuple[list[str], int]:
-    """Lines that are not later than ``step``, and the number of those that are, or are damaged."""
+    """Return the lines up to ``step``, and the number of later or damaged ones."""
     lines = (data or b"").decode(errors="replace").splitlines()
     kept = []
     for line in lines:
         try:
-            if not _is_made_again(line) or read_object(line)["step"] <= step:
+            if not _is_repeated(line) or read_object(line)["step"] <= step:
                 kept.append(line)
         except (KeyError, TypeError, ValueError):
-            continue  # a partial line, or not ours
+            continue  # a partial line, or one of another format
     return kept, len(lines) - len(kept)
 
 
-def _is_made_again(line: str) -> bool:
-    return read_object(line)["event"] in _MADE_AGAIN
+def _last_step(stored: bytes | None) -> tuple[int, str | None]:
+    """Return step and time from the last step's line; 0 and None if there is none."""
+    for line in reversed((stored or b"").decode(errors="replace").splitlines()):
+        try:
+            document = read_object(line)
+            if document["event"] == "step":
+                return int(document["step"]), str(document["time"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue  # a partial line, or one of another format
+    return 0, None
+
+
+def _is_repeated(line: str) -> bool:
+    return read_object(line)["event"] in _REPEATED
 
 
 def _last_validation(lines: list[str]) -> dict[str, Any]:
-    """Status fields of the latest evaluation in earlier attempts, if there was one."""
+    """Return the status fields of the latest evaluation in earlier attempts, if any."""
     for line in reversed(lines):
         document = read_object(line)
         if document["event"] == _EVALUATION:
@@ -375,7 +391,7 @@ def reference_parameters(
     device: str,
     environment: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The ``parameters`` of results.json, under the reference's names."""
+    """Return the ``parameters`` of results.json, under the reference's names."""
     plan = config.plan
     return {
         "Model": model,

@@ -1,4 +1,4 @@
-"""A run's fixed configuration, and where its checkpoints are."""
+"""A run's fixed configuration, and the location of its checkpoints."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from trainium_catalogue.typed_json import read_object, typed
 
 _SCHEMA = 1
 RANKS = "num_ranks"
-"""A fact of runs that depend on the number of ranks."""
+"""Fact of runs whose results depend on the number of ranks."""
 INIT_SHA256 = "init_sha256"
-"""The fact of a run that identifies the weights it began with."""
+"""Fact that identifies the pretrained weights that a run started from."""
 
 
 class RunConfigError(ValueError):
-    """A submission does not fit the run under this name."""
+    """The submission is incompatible with the existing run of this name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDocument:
-    """What makes the run what it is, and what its latest submission asked for."""
+    """The run's fixed configuration, and the parameters of its latest submission."""
 
     schema: Annotated[int, Keywords(const=1)]
     workload: str
@@ -37,22 +37,22 @@ class RunDocument:
         Mapping[str, Any],
         Keywords(additionalProperties={"type": ["string", "number", "boolean"]}),
     ]
-    """Every parameter of the workload; a later submission inherits what it does not name."""
+    """Every parameter of the workload; a later submission inherits those that it does not set."""
     facts: Mapping[str, Any]
-    """Other facts that may not change either, such as tokenizer_sha256."""
+    """Other immutable facts, such as tokenizer_sha256."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """``run.json``: a run's workload, parameters and data, as its latest submission left them."""
+    """``run.json``: a run's workload, parameters and data, as of its latest submission."""
 
     workload: str
     values: Mapping[str, Value]
     """Every parameter of the workload."""
     created: str
-    """Start of the run, ISO 8601."""
+    """Start time of the run, ISO 8601."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Other fixed facts, discovered rather than given: ``tokenizer_sha256``, ``eos_id``, ..."""
+    """Other immutable facts, discovered rather than set: ``tokenizer_sha256``, ``eos_id``, ..."""
 
     @staticmethod
     def load(objects: Objects) -> RunConfig | None:
@@ -64,7 +64,7 @@ class RunConfig:
                     f"{objects.uri}/{RUN_CONFIG} was written by another version of this code; "
                     "finish the run with that version, or use another run name"
                 )
-            found = typed(document, RunDocument)
+            stored = typed(document, RunDocument)
         except ObjectMissing:
             return None
         except RunConfigError:
@@ -75,7 +75,10 @@ class RunConfig:
                 "run name"
             ) from None
         return RunConfig(
-            workload=found.workload, values=found.values, created=found.created, facts=found.facts
+            workload=stored.workload,
+            values=stored.values,
+            created=stored.created,
+            facts=stored.facts,
         )
 
     def save(self, objects: Objects, confirm: Callable[[], None] = lambda: None) -> None:
@@ -91,7 +94,7 @@ class RunConfig:
                 data = json.dumps(document, indent=2).encode() + b"\n"
                 objects.put(RUN_CONFIG, data, if_absent=etag is None, if_match=etag)
             except PreconditionFailed:
-                continue  # the late write of a job that this one has replaced
+                continue  # a late write by a job that this one replaced
             return
 
     @staticmethod
@@ -103,10 +106,10 @@ class RunConfig:
         values: Mapping[str, Value],
         given: Mapping[str, Value],
     ) -> RunConfig:
-        """Resolve a submission: its own arguments, then what the run remembers, then defaults.
+        """Resolve a submission: its own arguments, then the run's stored values, then defaults.
 
-        ``values`` are all parameters with defaults filled in, ``given`` those the user named.
-        ``RunConfigError`` if a parameter that defines the run would change.
+        ``values`` are all parameters with defaults filled in, ``given`` the ones set by the user.
+        Raises ``RunConfigError`` if a parameter that defines the run would change.
         """
         if stored is None:
             return RunConfig(workload=workload, values=dict(values), created=now_utc())
@@ -129,14 +132,14 @@ class RunConfig:
         )
 
     def with_facts(self, *, run: str, facts: Mapping[str, Any]) -> RunConfig:
-        """Add ``facts``; ``RunConfigError`` if one of them was different before."""
+        """Add ``facts``; raise ``RunConfigError`` if any has changed."""
         changed = [
             f"{name}={_shown(value)} (the run has {_shown(self.facts[name])})"
             for name, value in facts.items()
             if name in self.facts and self.facts[name] != value
         ]
         if changed:
-            remedy = "use the dataset and the weights that the run began with"
+            remedy = "use the dataset and the weights that the run started with"
             if changed[0].startswith(RANKS):
                 remedy = "submit with the same number of nodes"
             raise RunConfigError(
@@ -156,7 +159,7 @@ def checkpoint_root(
 ) -> Objects:
     """Open the location of a run's checkpoints: in the bucket, or below ``checkpoint-uri``.
 
-    The path includes the run's name either way, so that runs sharing a URI stay apart.
+    The path always includes the run's name, so that runs with the same URI do not collide.
     """
     uri = str(config.values.get("checkpoint-uri", ""))
     if not uri:

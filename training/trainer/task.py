@@ -1,4 +1,4 @@
-"""One kind of training: its data, model and batches; the trainer does the rest."""
+"""The interface of a kind of training, which provides data, model and batches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staging:
-    """Brings a dataset to this node; see ``datasets.samples.staging.stage``."""
+class StagingParameters:
+    """Parameters for staging a dataset on this node; see ``datasets.samples.staging.stage``."""
 
     objects: Objects
     cache: Path
@@ -37,20 +37,20 @@ class Dataset:
     """A dataset on this node."""
 
     samples: int
-    """Samples of one epoch."""
+    """Number of samples per epoch."""
     facts: Mapping[str, Any]
-    """Facts that a run remembers and that must stay the same for it to continue."""
+    """Facts recorded in the run, which must not change when it resumes."""
     tokenizer_sha256: str | None
-    """Identifies the tokenizer that made its ids; None if unknown."""
+    """Hash of the tokenizer; None if unknown."""
     content: Any
     """Private to the task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """The sequences to evaluate: positions 0 to ``num_sequences`` in an order of their own.
+class HeldOutSplit:
+    """The sequences to evaluate: the first ``num_sequences`` positions in a separate order.
 
-    The same for any number of ranks, any micro-batch and any seed of the run.
+    They do not depend on the run's number of ranks, micro-batch or seed.
     """
 
     batch: Callable[[range], Any]
@@ -60,49 +60,49 @@ class HeldOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinalReport:
-    """The final message of a run that has completed all its steps."""
+    """The final report of a run that has completed all its steps."""
 
     lines: tuple[str, ...] = ()
     metrics: tuple[tuple[str, float, str], ...] = ()
     """Name, value and unit, for results.json."""
     problem: str | None = None
-    """Reason for the job to fail although it has trained."""
+    """Reason to fail the job although training is complete."""
 
 
 class WrongOutcome(ValueError):
-    """The run has completed all its steps, but the result is wrong."""
+    """All steps are complete, but the result is wrong."""
 
 
 class Task(ABC):
-    """One kind of training; every rank makes the same calls in the same order."""
+    """A kind of training; every rank makes the same calls in the same order."""
 
     @property
     def first_lines(self) -> tuple[str, ...]:
-        """Text for the log, before the first step."""
+        """Log lines before the first step."""
         return ()
 
-    follows_ranks = False
-    """True if a different number of ranks makes a different run, through batch or learning rate."""
+    depends_on_num_ranks = False
+    """True if batch or learning rate depends on the number of ranks, which then must not change."""
 
     @abstractmethod
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Raise ``ValueError`` for impossible parameters, before anything is downloaded."""
+        """Raise ``ValueError`` for invalid parameters, before anything is downloaded."""
 
     def begin_from(
         self, values: Mapping[str, Value], storage: StorageAccess, ranks: Ranks, *, report: Report
     ) -> Mapping[str, Any]:
-        """Open the weights that a new run begins with, if any are given; returns facts of them."""
+        """Open the pretrained weights of a new run or of adapters, if any; return their facts."""
         return {}
 
     @abstractmethod
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
-        """Bring the dataset to this node, and refuse one that the model cannot take."""
+    def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
+        """Stage the dataset on this node; refuse it if it does not match the model."""
 
     @abstractmethod
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """Build the run's configuration; a run that only compiles has no dataset."""
+        """Build the run's configuration; a compile-only job has no dataset."""
 
     @abstractmethod
     def backend(
@@ -117,10 +117,10 @@ class Task(ABC):
         """Return a pure function from positions in the data order to a micro-batch."""
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """Return micro-batches without a dataset, for compiling graphs in advance."""
-        raise TypeError(f"{type(self).__name__} compiles nothing beforehand")
+        """Return a function that makes random micro-batches, for compiling ahead of time."""
+        raise TypeError(f"{type(self).__name__} compiles nothing ahead of time")
 
-    def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
+    def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOutSplit | None:
         """Return the sequences to evaluate every ``config.eval_every`` steps, if any."""
         return None
 
@@ -132,5 +132,5 @@ class Task(ABC):
         last: StepRecord | None,
         values: Mapping[str, Value],
     ) -> FinalReport:
-        """Do what is due after all steps; ``last`` is this job's last logged step."""
+        """Finish after all steps; ``last`` is this job's last logged step."""
         return FinalReport()

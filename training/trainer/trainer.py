@@ -1,4 +1,4 @@
-"""One job of a run, on one rank: open what it needs, resume, train, leave it complete."""
+"""A job of a run on one rank: set up, resume, train, finish."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.checkpoint import Checkpoints
 from training.checkpoint.folders import CheckpointFolders
-from training.core.job import Stopped
+from training.core.job import StopRequested
 from training.core.ranks import Ranks
 from training.storage import StorageAccess, StorageUnavailable
 from training.storage.run_lock import RunLock, RunLost
@@ -23,7 +23,7 @@ from training.trainer.metrics import MetricsRecorder
 from training.trainer.records import TrainingEndLine
 from training.trainer.run_files import RunFiles, reference_parameters
 from training.trainer.runs import INIT_SHA256, RANKS, RunConfig, checkpoint_root
-from training.trainer.task import Dataset, FinalReport, Staging, Task, WrongOutcome
+from training.trainer.task import Dataset, FinalReport, StagingParameters, Task, WrongOutcome
 from trainium_catalogue.contract import CACHE_PREFIX, DATASETS_PREFIX, RUNS_PREFIX
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models.shapes import defaults_of
@@ -39,15 +39,15 @@ _HEARTBEAT_S = 1.0
 _HISTORY = "train.jsonl"
 """Name of the run's metrics in a checkpoint."""
 _FAILING_S = 5.0
-"""Seconds that a failing job spends on uploading its last metrics."""
+"""Time limit for a failing job to upload its last metrics."""
 
 
 class NoDataset(ValueError):
-    """A new run does not name a dataset."""
+    """A new run was submitted without a dataset."""
 
 
 def train(job: Job, task: Task) -> None:
-    """Train, or compile the graphs that training needs."""
+    """Train, or only compile the graphs for training."""
     if job.values.get("compile-only"):
         compile_graphs(job, task)
     else:
@@ -55,7 +55,7 @@ def train(job: Job, task: Task) -> None:
 
 
 class Trainer:
-    """One rank's part in one job of a run; all ranks call the same methods in the same order."""
+    """A rank's part in a job of a run; all ranks call the same methods in the same order."""
 
     run_config: RunConfig
     dataset: Dataset
@@ -67,8 +67,8 @@ class Trainer:
     def __init__(self, job: Job, task: Task) -> None:
         self.job, self.context, self.task = job, job.context, task
         self.report = job.progress.report
-        self.leads = job.device.rank == 0
-        # Beside the launcher's other files, or below build/ without a bucket.
+        self.is_leader = job.device.rank == 0
+        # The cache is next to the launcher's other files or, without a bucket, below build/.
         self.cache = job.store.root / "cache"
         bucket = self.context.bucket
         self.storage = StorageAccess(
@@ -80,11 +80,11 @@ class Trainer:
         self.root = self.bucket.at(f"{RUNS_PREFIX}{self.context.run}")
         self.lock: RunLock | None = None
         self.files: RunFiles | None = None
-        """On rank 0 alone, and only until they are complete."""
-        self.owes_evaluation = False
+        """Set only on rank 0, until the files are complete."""
+        self.has_pending_evaluation = False
 
     def run(self) -> None:
-        """Hold the run's name while training, and report how it ended."""
+        """Train while holding the run's lock, and report the outcome."""
         self.ranks = Ranks.open()
         with self._run_lock(), self._failure_in_status():
             self.open()
@@ -92,31 +92,36 @@ class Trainer:
             ending = self.train(done)
             self.finish(ending)
         if ending is LoopEnd.STOPPED:
-            raise Stopped
+            raise StopRequested
 
     def open(self) -> None:
-        """Resolve the run's configuration, bring its data here, and build its model."""
+        """Resolve the run's configuration, stage its data, and build its model."""
         job, task, num_ranks = self.job, self.task, self.job.device.num_ranks
         self.run_config = self.ranks.agree(self._resolve)
         values = self.run_config.values
         task.check(values, num_ranks)
-        begun_from: Mapping[str, Any] = {}
-        # A run that has a checkpoint needs them no more, unless it has adapters alone.
+        self.context.check_backend(values)
+        pretrained_facts: Mapping[str, Any] = {}
+        # Pretrained weights are not needed once there is a checkpoint, except for adapters.
         if values.get("init-from") and (values.get("lora-rank") or self.ranks.agree(self._is_new)):
-            begun_from = task.begin_from(values, self.storage, self.ranks, report=self.report)
+            pretrained_facts = task.begin_from(values, self.storage, self.ranks, report=self.report)
         self.dataset = task.open_data(self._staging(str(values["dataset"])), values)
         self.config = config = task.config(values, num_ranks, self.dataset)
         peak_flops = _peak_flops(job)
         self.backend = task.backend(config, job.device, peak_flops=peak_flops, report=self.report)
-        if self.leads:
+        if self.is_leader:
             self.files = self._open_files()
             self.files.announce(max_steps=config.max_steps)
-        facts = {**({RANKS: num_ranks} if task.follows_ranks else {}), **self.dataset.facts}
-        facts.update(begun_from)
+        facts = {**({RANKS: num_ranks} if task.depends_on_num_ranks else {}), **self.dataset.facts}
+        facts.update(pretrained_facts)
         self.run_config = self.run_config.with_facts(run=self.context.run, facts=facts)
         self.ranks.agree(lambda: self.run_config.save(self.root, self._confirm_lock))
         self.metrics = MetricsRecorder(
-            config, self.files, sequences_per_epoch=self.dataset.samples, peak_flops=peak_flops
+            config,
+            self.files,
+            sequences_per_epoch=self.dataset.samples,
+            peak_flops=peak_flops,
+            made=job.progress.made,
         )
         self.checkpoints = Checkpoints(
             checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config),
@@ -125,7 +130,7 @@ class Trainer:
             keep_every=config.keep_every,
             say=_say,
             report=self.report,
-            # A job that has lost the run's name must not complete a checkpoint under it.
+            # A job that has lost the run's lock must not complete a checkpoint.
             guard=self._confirm_lock,
             attached=self._attached,
             on_saved=self.metrics.saved,
@@ -135,7 +140,7 @@ class Trainer:
         self.backend.build()
 
     def resume(self) -> int:
-        """Resume from the newest complete checkpoint; returns the number of its steps."""
+        """Resume from the newest complete checkpoint, if any; return the number of steps done."""
         self.report("looking for checkpoints")
         done, history = 0, None
         if (info := self.checkpoints.latest()) is not None:
@@ -147,10 +152,10 @@ class Trainer:
             began_s = time.monotonic()
             loaded = self.backend.load(self.checkpoints, info)
             done = loaded.step
-            self.owes_evaluation = self.config.evaluates_after(done) and not loaded.meta.get(
+            self.has_pending_evaluation = self.config.evaluates_after(done) and not loaded.meta.get(
                 EVALUATED, True
             )
-            if self.leads:
+            if self.is_leader:
                 history = self.checkpoints.attachment(loaded, _HISTORY)
                 _say(
                     f"continuing from {loaded.name} ({loaded.num_bytes >> 20} MiB, loaded in "
@@ -168,7 +173,7 @@ class Trainer:
             self.files.status(
                 now=True,
                 step=done,
-                # A run that already has more steps than requested is complete, not at 215 %.
+                # A run that already has more steps than requested is complete, not at 215%.
                 max_steps=max(self.config.max_steps, done),
                 state="training" if self.context.device == "cpu" else "compiling",
             )
@@ -176,7 +181,7 @@ class Trainer:
         return done
 
     def train(self, done: int) -> LoopEnd:
-        """Make the steps after ``done``; from here on a request to stop saves before ending."""
+        """Train after ``done`` steps; from now on, save before exiting on a stop request."""
         loop = Loop(
             config=self.config,
             backend=self.backend,
@@ -188,15 +193,15 @@ class Trainer:
             checkpoints=self.checkpoints,
             meta=self._meta(),
             held_out=self.task.held_out(self.config, self.dataset),
-            owes_evaluation=self.owes_evaluation,
-            say=_say if self.leads else lambda text: None,
+            has_pending_evaluation=self.has_pending_evaluation,
+            say=_say if self.is_leader else lambda text: None,
             check=self._check_lock,
         )
         self.job.stop.defer()
         return loop.run(done)
 
     def finish(self, ending: LoopEnd) -> None:
-        """Run the task's final work, and complete the run's files."""
+        """Finish the task and complete the run's files."""
         final = FinalReport()
         if ending is LoopEnd.FINISHED:
             final = self.task.finish(
@@ -219,7 +224,7 @@ class Trainer:
             self.files.finish(
                 parameters=parameters, log_every=self.config.log_every, more=final.metrics
             )
-            # Complete: nothing more is added.
+            # The files are complete.
             self.files = None
             _print(final.lines)
             _say(f"{ending.value}; results are in {self.root.uri}")
@@ -228,8 +233,8 @@ class Trainer:
 
     @contextlib.contextmanager
     def _run_lock(self) -> Iterator[None]:
-        """Hold the run's name, or refuse to train under it."""
-        if self.leads:
+        """Hold the run's lock, or refuse to train."""
+        if self.is_leader:
             self.lock = RunLock(
                 self.root,
                 self.context.job_id,
@@ -245,7 +250,7 @@ class Trainer:
             )
             yield
         finally:
-            # A lock that is not released becomes free once its heartbeat is old.
+            # Best effort: an unreleased lock becomes free once its heartbeat is stale.
             if self.lock is not None:
                 self.lock.release()
 
@@ -269,12 +274,12 @@ class Trainer:
         return True
 
     def _attached(self) -> Mapping[str, bytes]:
-        """Files to keep in every checkpoint."""
+        """Return the files to attach to every checkpoint."""
         return {} if self.files is None else {_HISTORY: self.files.history()}
 
     @contextlib.contextmanager
     def _failure_in_status(self) -> Iterator[None]:
-        """Record in the run's files why the job fails, unless they now belong to another job."""
+        """Record the failure in the run's files, unless they now belong to another job."""
         try:
             yield
         except RunLost:
@@ -289,7 +294,7 @@ class Trainer:
             raise
 
     def _resolve(self) -> RunConfig:
-        """Resolve the run's configuration from this submission's arguments and earlier ones."""
+        """Resolve the run's configuration from this and earlier submissions."""
         resolved = RunConfig.resolve(
             RunConfig.load(self.root),
             run=self.context.run,
@@ -299,28 +304,28 @@ class Trainer:
         )
         if not resolved.values["dataset"]:
             raise NoDataset(
-                f"run {self.context.run} is new and names no dataset; submit with --dataset, the "
-                "name that tokenize gave it"
+                f"run {self.context.run} is new and has no dataset; submit with --dataset and the "
+                "name used with tokenize"
             )
         return resolved
 
     def _is_new(self) -> bool:
-        """Tell whether the run has no checkpoint to continue from."""
+        """Return whether the run has no checkpoint to resume from."""
         root = checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config)
-        # Nothing is deleted or said here: ``resume`` looks again.
+        # Nothing is deleted or logged here: ``resume`` checks again.
         return not CheckpointFolders(root, keep_last=1, keep_every=0, say=_say).complete_steps()
 
-    def _staging(self, name: str) -> Staging:
-        """Locate the dataset, and its folder on this node."""
+    def _staging(self, name: str) -> StagingParameters:
+        """Locate the dataset and its folder on this node."""
         context = self.context
         is_leader = self.job.device.rank % context.processes_per_node == 0
         folder = self.cache / "datasets" / name
         if context.lustre is not None:
-            # All nodes see the same files. Not below datasets/: a user's own file system may export
-            # that to the bucket, and replacing a damaged file would then delete the object.
-            is_leader = self.leads
+            # All nodes share the files. Not below datasets/, which a user's own file system may
+            # export to the bucket: replacing a damaged file would then delete the object.
+            is_leader = self.is_leader
             folder = Path(context.lustre) / CACHE_PREFIX / DATASETS_PREFIX / name
-        return Staging(
+        return StagingParameters(
             objects=self.bucket.at(f"{DATASETS_PREFIX}{name}"),
             cache=folder,
             is_leader=is_leader,
@@ -342,12 +347,12 @@ class Trainer:
         )
 
     def _meta(self) -> dict[str, Any]:
-        """Facts stored in every checkpoint."""
+        """Return the metadata of every checkpoint."""
         tokenizer = self.dataset.tokenizer_sha256
-        begun_from = self.run_config.facts.get(INIT_SHA256)
+        init_sha256 = self.run_config.facts.get(INIT_SHA256)
         return {
             "run": self.context.run,
-            **({INIT_SHA256: begun_from} if begun_from is not None else {}),
+            **({INIT_SHA256: init_sha256} if init_sha256 is not None else {}),
             "model": dataclasses.asdict(self.config.shape),
             **({"tokenizer_sha256": tokenizer} if tokenizer is not None else {}),
             "world_size": self.backend.num_ranks,
@@ -356,9 +361,9 @@ class Trainer:
         }
 
     def _wait_with_progress(self, text: str, action: Callable[[], object]) -> None:
-        """Wait for other ranks, which may be downloading or waiting; only they can hang.
+        """Run ``action``, which waits for other ranks, while reporting progress.
 
-        The action has its own thread, so that this one can still receive a request to stop.
+        ``action`` runs in another thread, so that this one can still receive a stop request.
         """
         errors: list[BaseException] = []
 
@@ -378,20 +383,20 @@ class Trainer:
 
 
 def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:
-    """Format every derived number for the log."""
+    """Format the derived numbers for the log."""
     plan = config.plan
     return (
         f"{plan.shape.num_parameters:,} parameters; tensor parallel {plan.tensor_parallel} x data "
         f"parallel {plan.data_parallel}; global batch {plan.global_batch} = {plan.data_parallel} "
         f"ranks x {plan.micro_batch} sequences x {plan.accumulation_steps} accumulation steps; "
-        f"{plan.tokens_per_step:,} tokens a step; steps {done + 1} to {config.last_step(done)} of "
-        f"{config.max_steps}; a checkpoint takes {plan.checkpoint_bytes / 1e9:.3g} GB; back-end "
+        f"{plan.tokens_per_step:,} tokens per step; steps {done + 1} to {config.last_step(done)} "
+        f"of {config.max_steps}; a checkpoint takes {plan.checkpoint_bytes / 1e9:.3g} GB; backend "
         f"{backend}"
     )
 
 
 def _peak_flops(job: Job) -> float | None:
-    """Peak FLOPS of one rank; unknown on CPUs."""
+    """Return the peak FLOPS of one rank; None on CPUs."""
     if job.context.device == "cpu" or job.context.instance_type is None:
         return None
     return find_instance_type(job.context.instance_type).peak_flops_per_process
@@ -403,6 +408,6 @@ def _say(text: str) -> None:
 
 
 def _print(lines: Iterable[str]) -> None:
-    """Write lines as the reference does."""
+    """Write lines in the reference's format."""
     for line in lines:
         log.info("%s", line)

@@ -1,4 +1,4 @@
-"""A vote among the ranks between micro-batches that keeps none of them waiting."""
+"""A non-blocking vote among the ranks between micro-batches."""
 
 from __future__ import annotations
 
@@ -15,61 +15,64 @@ if TYPE_CHECKING:
 
 _TICK_S = 0.001
 _QUIET_S = 1.0
-"""Seconds of waiting too short to report."""
+"""Minimum duration of a wait that is reported."""
 
 
-class Wish(IntEnum):
-    """An action that a rank proposes for all ranks; the greatest of all votes wins."""
+class StopVote(IntEnum):
+    """An action that a rank proposes for all ranks; the highest vote wins."""
 
-    GO_ON = 0
+    CONTINUE = 0
     STOP = 1
-    """Save the last whole step and end."""
+    """Save the last complete step and exit."""
     GIVE_UP = 2
-    """End, because saves keep failing."""
+    """Exit, because saves keep failing."""
 
 
 class Vote:
-    """A vote that is always open: a rank votes, and learns the outcome when it votes next.
+    """A continuous vote: each vote returns the outcome of the previous one.
 
-    All ranks vote at the same points of their program, so all learn the same outcome at the same
-    point, one micro-batch late; an outcome other than ``GO_ON`` is final. No rank waits for one
-    that is less than a micro-batch behind, and the device is not involved: hosts run ahead of it.
-    Four gloo ranks on one machine, with 2 ms of work between votes: 0.2 ms a vote, 0.8 to 1.4 when
-    waiting for the outcome, 5 when gathering objects.
+    All ranks vote at the same points of their program, so all receive the same outcome at the same
+    point, one micro-batch late; an outcome other than ``CONTINUE`` is final. No rank waits for
+    ranks less than a micro-batch behind, nor for the device, which hosts run ahead of. With four
+    gloo ranks on one machine and 2 ms of work between votes, a vote took 0.2 ms; waiting for the
+    outcome would take 0.8 to 1.4 ms, and gathering objects 5 ms.
 
     ``ranks`` must not be used for anything else between the first vote and ``resolve``.
     """
 
     def __init__(self, ranks: Ranks, report: Callable[[str], None] = lambda text: None) -> None:
         self._ranks, self._report = ranks, report
-        self._wish = torch.zeros(1, dtype=torch.int32)
-        self._asked: Any = None
+        self._ballot = torch.zeros(1, dtype=torch.int32)
+        self._pending: Any = None
         """The pending reduction."""
-        self._heard = Wish.GO_ON
+        self._outcome = StopVote.CONTINUE
 
-    def cast(self, wish: Wish) -> Wish:
-        """Vote; returns the previous outcome, at first ``GO_ON``; a single rank gets ``wish``."""
+    def cast(self, vote: StopVote) -> StopVote:
+        """Vote; return the previous outcome, initially ``CONTINUE``.
+
+        A single rank's vote takes effect immediately.
+        """
         if self._ranks.num_ranks == 1:
-            return wish
+            return vote
         self.resolve()
-        if self._heard is Wish.GO_ON:
-            self._wish.fill_(int(wish))
-            self._asked = dist.all_reduce(
-                self._wish, op=dist.ReduceOp.MAX, group=self._ranks.group, async_op=True
+        if self._outcome is StopVote.CONTINUE:
+            self._ballot.fill_(int(vote))
+            self._pending = dist.all_reduce(
+                self._ballot, op=dist.ReduceOp.MAX, group=self._ranks.group, async_op=True
             )
-        return self._heard
+        return self._outcome
 
     def resolve(self) -> None:
-        """Wait for the pending vote, if any, without starting another."""
-        if self._asked is None:
+        """Wait for the pending vote, if any, without starting a new one."""
+        if self._pending is None:
             return
         began_s = time.monotonic()
-        while not self._asked.is_completed():
+        while not self._pending.is_completed():
             time.sleep(_TICK_S)
-            # A rank that compiles keeps the others waiting, but none of them hangs: a rank that
-            # hangs is detected by its own silence.
+            # Ranks that wait, for example for one that compiles, are not hung: a hung rank is
+            # detected because it reports nothing.
             if time.monotonic() - began_s > _QUIET_S:
                 self._report("waiting for the other ranks between micro-batches")
-        self._asked.wait()  # raises any error
-        self._asked = None
-        self._heard = Wish(int(self._wish.item()))
+        self._pending.wait()  # raises any error
+        self._pending = None
+        self._outcome = StopVote(int(self._ballot.item()))

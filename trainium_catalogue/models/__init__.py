@@ -1,1 +1,1 @@
-"""Facts about models: shapes, presets of hyperparameters, and models kept in the bucket."""
+"""Facts about models: shapes, hyperparameter presets, and models stored in the bucket."""

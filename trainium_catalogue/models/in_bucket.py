@@ -1,4 +1,4 @@
-"""Models in the bucket, in Hugging Face's layout: what ``--init-from`` may name."""
+"""Models in the bucket, in Hugging Face format, for ``--init-from``."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import DECODER_FIELDS, SHAPE_FIELDS
 
 MODEL_CONFIG = "config.json"
-"""Describes a model, beside its weights."""
+"""File that describes a model, in its weights folder."""
 WEIGHTS = "model.safetensors"
-"""The weights of a model that is in one file."""
+"""The weights of a model in a single file."""
 WEIGHTS_INDEX = f"{WEIGHTS}.index.json"
-"""Says which file has which weight, if there are several."""
+"""Maps weights to files, if there are several."""
 
 
 def model_prefix(value: str) -> str | None:
-    """Key prefix in the bucket of ``--init-from``, with its final slash; None if elsewhere."""
+    """Return the key prefix of ``--init-from`` in the bucket, with its slash; None if elsewhere."""
     if value.startswith(("s3://", "/")):
         return None
     return f"{value}/" if value.startswith(EXPORT_PREFIX) else f"{MODELS_PREFIX}{value}/"
 
 
 def workload_of(document: Mapping[str, Any]) -> str:
-    """Name the workload that trains a config.json's model, as ``submit`` takes it.
+    """Return the arguments of ``submit`` that train a config.json's model.
 
-    ``WORKLOAD`` for a model that is no preset.
+    ``WORKLOAD`` for a model that is not a preset.
     """
     named = dict(LLAMA_PRESETS) | {
         f"{PRETRAIN} --model {name}": preset for name, preset in MODELS.items()
@@ -43,30 +43,30 @@ def workload_of(document: Mapping[str, Any]) -> str:
 
 
 def _describes(document: Mapping[str, Any], shape: ModelShape) -> bool:
-    """Tell whether a config.json states all sizes of a shape, and nothing else than it has.
+    """Return whether a config.json matches a shape.
 
-    Models of the same sizes differ in their rotary embeddings, as Llama 3 and 3.1 do, and the
-    nodes refuse the weights of another one.
+    Models of the same sizes may differ in their rotary embeddings, as Llama 3 and 3.1 do, and nodes
+    refuse a different model's weights.
     """
-    rope = document.get("rope_parameters")  # of transformers 5
+    rope = document.get("rope_parameters")  # transformers 5
     found = {**document, **(rope if isinstance(rope, Mapping) else {})}
     found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
     scaling = document.get("rope_scaling") or rope
     scaling = scaling if isinstance(scaling, Mapping) else {}
-    wanted = {"factor": None} if shape.rope_scaling is None else asdict(shape.rope_scaling)
+    expected = {"factor": None} if shape.rope_scaling is None else asdict(shape.rope_scaling)
     optional = ("rms_norm_eps", "rope_theta", "tie_word_embeddings")
     return (
         all(found.get(field) == getattr(shape, field) for field in SHAPE_FIELDS.values())
         and found.get("head_dim") in (None, shape.head_size)
         and all(found.get(field) in (None, getattr(shape, field)) for field in optional)
-        and all(scaling.get(name) == value for name, value in wanted.items())
+        and all(scaling.get(name) == value for name, value in expected.items())
     )
 
 
 def differing_sizes(document: Mapping[str, Any], values: Mapping[str, Value]) -> dict[str, int]:
     """List the sizes in a config.json that differ from a run's parameters, by parameter."""
     found = dict(document)
-    # Models without grouped-query attention leave it out.
+    # Models without grouped-query attention omit it.
     found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
     return {
         name: found[field]

@@ -7,18 +7,20 @@ phase 1 of AWS's BERT-large (aws-neuron-samples, ``torch-neuronx/training/dp_ber
 data parallel, global batch 16,384 on any number of nodes, sequence 128, AdamW at 4e-4 with 2,000
 warm-up steps, 28,125 steps.
 
-The shapes of today's decoders, which ``pretrain --model`` trains, are those of the ``config.json``
-that each model's makers publish on Hugging Face, in the repository named beside it; of Qwen3 those
-of the base models, whose documents end with ``<|endoftext|>``. The widths are in public code too:
-pytorch/torchtitan, ``torchtitan/models/{llama3,qwen3}/__init__.py``.
+The shapes of current decoders, for ``pretrain --model``, come from the ``config.json`` in the
+Hugging Face repository named with each model. For Qwen3 these are the base models, whose documents
+end with ``<|endoftext|>``, except for 32B, which has no published base model. The widths are also
+in public code: pytorch/torchtitan, ``torchtitan/models/{llama3,qwen3}/__init__.py``.
 
-Their recipe is that of AWS's only public one for such a model, Llama-3.1-8B (neuronx-distributed,
+Their recipe is AWS's only public one for such a model, Llama-3.1-8B (neuronx-distributed,
 ``examples/training/llama/tp_zero1_llama_hf_pretrain/tp_zero1_llama31_8B_hf_pretrain.sh``): global
-batch 1024, 10,000 steps with 100 of warm-up, 1.5e-4, sequences of 8192. Qwen3 begins with 4096
-(arXiv 2505.09388, section 3.2). AWS splits the 8B over 32 ranks, which keeps copies of key-value
-heads; here the degree divides them. Each is the least with which a rank of a trn1 stays below its
-16 GiB on one node, by the arithmetic of plans and with attention that keeps its scores, which
-document masks need: the fewer share a layer, the less they send.
+batch 1024, 10,000 steps with 100 of warm-up, 1.5e-4, sequences of 8192. Qwen3 starts with 4096
+(arXiv 2505.09388, section 3.2). AWS splits the 8B over 32 ranks, with copies of key-value heads;
+here the degree divides them. Each degree is the smallest at which a rank of one trn1 node stays
+below its 16 GiB, according to plans whose attention keeps its scores, as document masks need: the
+fewer ranks share a layer, the less they communicate. The models of 32 and 70 billion parameters are
+for trn2.48xlarge with TorchNeuron: their degree is the smallest routed by its torus at which
+weights and gradients fit a rank; ranks share key-value heads.
 """
 
 from collections.abc import Mapping
@@ -71,7 +73,7 @@ def _llama3(
     scaling: RopeScaling,
     tied: bool,
 ) -> ModelShape:
-    """What all models of Llama 3.1 and 3.2 that read text alone have in common."""
+    """Build the shape of a text-only Llama 3.1 or 3.2 model."""
     return ModelShape(
         vocab_size=128256,
         hidden_size=hidden,
@@ -91,7 +93,7 @@ def _llama3(
 
 
 def _qwen3(*, hidden: int, inner: int, layers: int, heads: int, tied: bool) -> ModelShape:
-    """What all dense Qwen3 of up to 8 billion parameters have in common."""
+    """Build the shape of a dense Qwen3 base model."""
     return ModelShape(
         family=Family.QWEN3,
         vocab_size=151936,
@@ -132,7 +134,7 @@ def _decoder(
 
 
 def _tiny(name: str, shape: ModelShape, *, summary: str) -> Preset:
-    """A decoder of a few million parameters that learns within minutes, also on a CPU."""
+    """Build a decoder of a few million parameters that learns within minutes, even on a CPU."""
     return Preset(
         name=name,
         summary=summary,
@@ -154,7 +156,7 @@ def _tiny(name: str, shape: ModelShape, *, summary: str) -> Preset:
 _PRESETS = (
     Preset(
         name="llama2-7b",
-        summary="pre-train Llama-2-7B with AWS's reference hyper-parameters",
+        summary="pre-train Llama-2-7B with AWS's reference hyperparameters",
         shape=ModelShape(
             vocab_size=32000,
             hidden_size=4096,
@@ -208,11 +210,11 @@ _PRESETS = (
             num_attention_heads=4,
             num_key_value_heads=2,
         ),
-        summary="pre-train a Llama of 4 million parameters: minutes, also on a CPU",
+        summary="pre-train a Llama of 4 million parameters, in minutes, even on a CPU",
     ),
     Preset(
         name="bert",
-        summary="pre-train BERT-large, phase 1, with AWS's reference hyper-parameters",
+        summary="pre-train BERT-large, phase 1, with AWS's reference hyperparameters",
         shape=BertShape(
             vocab_size=30522,
             hidden_size=1024,
@@ -235,7 +237,7 @@ _PRESETS = (
     ),
     Preset(
         name="bert-tiny",
-        summary="pre-train a BERT of a million parameters: minutes, also on a CPU",
+        summary="pre-train a BERT of a million parameters, in minutes, even on a CPU",
         shape=BertShape(
             vocab_size=4096,
             hidden_size=128,
@@ -265,6 +267,14 @@ _MODELS = (
         source="meta-llama/Llama-3.1-8B",
         seq_len=8192,
         degree=8,
+        nodes=4,
+    ),
+    _decoder(
+        "llama3.1-70b",
+        _llama3(hidden=8192, inner=28672, layers=80, heads=64, scaling=_LLAMA_3_1, tied=False),
+        source="meta-llama/Llama-3.1-70B",
+        seq_len=8192,
+        degree=64,
         nodes=4,
     ),
     _decoder(
@@ -315,6 +325,18 @@ _MODELS = (
         degree=8,
         nodes=4,
     ),
+    _decoder(
+        "qwen3-32b",
+        replace(
+            _qwen3(hidden=5120, inner=25600, layers=64, heads=64, tied=False),
+            max_position_embeddings=40960,
+            eos_token_id=151645,
+        ),
+        source="Qwen/Qwen3-32B",
+        seq_len=4096,
+        degree=16,
+        nodes=2,
+    ),
     _tiny(
         "llama3-tiny",
         ModelShape(
@@ -327,11 +349,11 @@ _MODELS = (
             head_dim=16,
             max_position_embeddings=1024,
             rope_theta=500000.0,
-            # So few that its sequences reach where the scaling shows.
+            # Small enough that scaling affects its sequences.
             rope_scaling=replace(_LLAMA_3_2, original_max_position_embeddings=32),
             tie_word_embeddings=True,
         ),
-        summary="all that is special about Llama 3.2 in a few million parameters: minutes on a CPU",
+        summary="tiny Llama 3.2 with every feature; trains in minutes on a CPU",
     ),
     _tiny(
         "qwen3-tiny",
@@ -349,7 +371,7 @@ _MODELS = (
             rope_theta=1000000.0,
             tie_word_embeddings=True,
         ),
-        summary="all that is special about Qwen3 in a few million parameters: minutes on a CPU",
+        summary="tiny Qwen3 with every feature; trains in minutes on a CPU",
     ),
 )
 
@@ -359,7 +381,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset
 LLAMA_PRESETS: Mapping[str, Preset] = MappingProxyType(
     {name: preset for name, preset in PRESETS.items() if isinstance(preset.shape, ModelShape)}
 )
-"""The presets of a decoder that are workloads."""
+"""The decoder presets that are workloads."""
 
 MODELS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _MODELS})
 """The models that the workload ``pretrain`` trains, by name (ADR 19)."""
@@ -371,11 +393,11 @@ DECODERS = (*LLAMA_PRESETS, PRETRAIN)
 
 
 def model_named(name: str) -> Preset:
-    """Look a model of ``pretrain`` up; ``ValueError`` names those there are."""
+    """Look up a model of ``pretrain``; ``ValueError`` lists the known ones."""
     try:
         return MODELS[name]
     except KeyError:
-        what = f"model={name} is none" if name else "pretrain needs --model"
+        what = f"model={name} is unknown" if name else "pretrain needs --model"
         raise ValueError(
-            f"{what}; there are {', '.join(MODELS)}; a run that continues remembers its own"
+            f"{what}; known models: {', '.join(MODELS)}; a resumed run keeps its own"
         ) from None

@@ -1,4 +1,4 @@
-"""The shapes of models: sizes of tensors, and what else decides how they compute."""
+"""The shapes of models: tensor sizes and other properties that affect the computation."""
 
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
@@ -11,12 +11,12 @@ class Family(StrEnum):
     LLAMA = "llama"
     """Llama 2, 3, 3.1 and 3.2."""
     QWEN3 = "qwen3"
-    """As Llama, with a norm of each head's queries and keys."""
+    """Like Llama, with per-head norms of queries and keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Llama 3.1's stretching of the rotary embeddings' slow frequencies (``rope_type`` llama3)."""
+    """Llama 3.1's scaling of low rotary frequencies (``rope_type`` llama3)."""
 
     factor: float
     low_freq_factor: float
@@ -39,9 +39,9 @@ class ModelShape:
     num_key_value_heads: int
     family: Family = Family.LLAMA
     head_dim: int = 0
-    """Elements of one attention head; 0: ``hidden_size`` over ``num_attention_heads``."""
+    """Elements per attention head; 0: ``hidden_size`` over ``num_attention_heads``."""
     max_position_embeddings: int = 0
-    """Tokens of the longest sequence; 0: of those that it is trained on."""
+    """Tokens of the longest sequence; 0: the training sequence length."""
     rms_norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
@@ -51,33 +51,34 @@ class ModelShape:
     eos_token_id: int = 2
 
     def __post_init__(self) -> None:
-        """Refuse a shape that no decoder has."""
+        """Refuse an invalid shape."""
         if not self.head_dim and self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden-size={self.hidden_size} is not a multiple of "
-                f"num-heads={self.num_attention_heads}; every head takes an equal part"
+                f"num-heads={self.num_attention_heads}; all heads have the same size"
             )
         if self.head_size % 2:
-            gives = f"head-dim={self.head_dim}"
+            cause = f"head-dim={self.head_dim}"
             if not self.head_dim:
-                gives = f"hidden-size={self.hidden_size} over num-heads={self.num_attention_heads}"
+                cause = f"hidden-size={self.hidden_size} over num-heads={self.num_attention_heads}"
             raise ValueError(
-                f"{gives} gives heads of {self.head_size}; rotary embeddings need an even number"
+                f"{cause} gives a head size of {self.head_size}; rotary embeddings need an even one"
             )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num-heads={self.num_attention_heads} is not a multiple of "
-                f"num-kv-heads={self.num_key_value_heads}; each key-value head serves equally many"
+                f"num-kv-heads={self.num_key_value_heads}; every key-value head serves the same "
+                "number of query heads"
             )
 
     @property
     def head_size(self) -> int:
-        """Elements of one attention head."""
+        """Elements per attention head."""
         return self.head_dim or self.hidden_size // self.num_attention_heads
 
     @property
     def attention_size(self) -> int:
-        """Elements of all heads' queries for one token."""
+        """Elements of all heads' queries per token."""
         return self.num_attention_heads * self.head_size
 
     @property
@@ -93,13 +94,13 @@ class ModelShape:
 
     @property
     def num_multiplied_parameters(self) -> int:
-        """Parameters that every token is multiplied with, for counting FLOPs."""
+        """Parameters that multiply every token, for counting FLOPs."""
         looked_up = 0 if self.tie_word_embeddings else self.num_embedding_parameters
         return self.num_parameters - looked_up
 
     @property
     def num_parameters(self) -> int:
-        """All parameters of the model; those that are shared count once."""
+        """All parameters of the model; tied ones count once."""
         queries_and_output = 2 * self.hidden_size * self.attention_size
         keys_and_values = 2 * self.hidden_size * self.head_size * self.num_key_value_heads
         feed_forward = 3 * self.hidden_size * self.intermediate_size
@@ -113,7 +114,7 @@ class ModelShape:
 
 
 BERT_POSITIONS = 512
-"""Tokens of the longest sequence that a BERT takes (bert-large-uncased)."""
+"""Maximum sequence length of BERT (bert-large-uncased)."""
 _BERT_SEGMENTS = 2
 
 
@@ -128,29 +129,30 @@ class BertShape:
     num_attention_heads: int
 
     def __post_init__(self) -> None:
-        """Refuse a shape that no BERT has."""
+        """Refuse an invalid shape."""
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden-size={self.hidden_size} is not a multiple of "
-                f"num-heads={self.num_attention_heads}; every head takes an equal part"
+                f"num-heads={self.num_attention_heads}; all heads have the same size"
             )
 
     @property
     def num_key_value_heads(self) -> int:
-        """All heads: each has its own keys and values."""
+        """All heads, because each has its own keys and values."""
         return self.num_attention_heads
 
     @property
     def attention_size(self) -> int:
-        """Elements of all heads' queries for one token."""
+        """Elements of all heads' queries per token."""
         return self.hidden_size
 
     @property
     def num_multiplied_parameters(self) -> int:
-        """Parameters of the layers, as AWS counts: 3,530 sequences/s on a trn1.32xlarge are 27.5 %.
+        """Parameters of the layers, as counted by AWS's MFU.
 
-        (aws-neuron-sdk, ``about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv``.) Words are
-        predicted at only one position in six.
+        On trn1.32xlarge, 3,530 sequences/s are 27.5% (aws-neuron-sdk,
+        ``about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv``). Only one position in six is
+        predicted.
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = 4 * hidden * (hidden + 1)
@@ -211,7 +213,7 @@ Shape = ModelShape | BertShape | MlpShape
 
 
 def defaults_of(shape: Shape) -> dict[str, object]:
-    """What a shape has in the fields that releases before them did not write down."""
+    """Return the defaults of a shape's fields, for runs that predate the fields."""
     return {each.name: each.default for each in fields(shape) if each.default is not MISSING}
 
 
@@ -223,7 +225,7 @@ class Preset:
     summary: str
     shape: Shape
     dataset: str = ""
-    """Default dataset; empty if the user must name one."""
+    """Default dataset; empty if the user must specify one."""
     seq_len: int
     global_batch: int
     """Sequences per optimizer step, over all ranks; the same for any number of nodes."""

@@ -1,1 +1,1 @@
-"""The parameters of the workloads, and the rules that their values must satisfy together."""
+"""The parameters of the workloads, and rules about combinations of values."""

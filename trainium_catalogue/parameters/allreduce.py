@@ -1,4 +1,4 @@
-"""The parameters of the all-reduce workload, and the checks between them."""
+"""The parameters of the all-reduce workload, and checks of their combinations."""
 
 from collections.abc import Mapping
 
@@ -21,42 +21,42 @@ ALL_REDUCE_PARAMETERS = (
         name="size-factor",
         default=4,
         minimum=2,
-        help="ratio between one payload of the sweep and the next",
+        help="ratio of each payload of the sweep to the previous one",
     ),
     Parameter(
         name="warmup-iterations",
         default=5,
         minimum=0,
-        help="iterations of each size before timing starts",
+        help="warm-up iterations per size",
     ),
     Parameter(
         name="iterations",
         default=20,
         minimum=1,
-        help="timed iterations of each size, at most",
+        help="maximum number of timed iterations per size",
     ),
     Parameter(
         name="seconds-per-size",
         default=20.0,
         minimum=0.01,
-        help="time budget of each size; fewer iterations are made when it runs out",
+        help="time budget per size, in seconds; it can reduce the number of iterations",
     ),
     Parameter(
         name="total-seconds",
         default=1200.0,
         minimum=1,
-        help="time budget of the whole sweep; sizes that do not fit are left out",
+        help="time budget of the whole sweep, in seconds; sizes that do not fit are skipped",
     ),
     Parameter(
         name="require-bar",
         default=False,
-        help="fail when bus bandwidth is below the published figure, where there is one",
+        help="fail if bus bandwidth is below the published figure, if there is one",
     ),
     Parameter(
         name="inject-error-rank",
         default=-1,
         minimum=-1,
-        help="drill: raise an error on this rank, to see how the job ends (-1: none)",
+        help="fault injection: raise an error on this rank (-1: none)",
     ),
 )
 
@@ -76,11 +76,10 @@ def check_sweep(values: Mapping[str, Value], num_ranks: int) -> None:
         )
     if max_bytes < min_bytes:
         raise ValueError(
-            f"max-bytes={max_bytes} is below min-bytes={min_bytes}; "
-            "raise the one or lower the other"
+            f"max-bytes={max_bytes} is below min-bytes={min_bytes}; raise one or lower the other"
         )
     if faulty_rank >= num_ranks:
         raise ValueError(
-            f"inject-error-rank={faulty_rank} does not exist; "
-            f"the job has ranks 0 to {num_ranks - 1}"
+            f"inject-error-rank={faulty_rank}: there is no such rank; the job has ranks 0 to "
+            f"{num_ranks - 1}"
         )

@@ -1,4 +1,4 @@
-"""The one parser of a workload's parameters, for the CLI and for the node."""
+"""The parser of a workload's parameters, shared by the CLI and the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHOICE = re.compile(r"[a-z0-9-]+")
 
 
 class ParameterError(ValueError):
-    """Parameters that cannot be used: value, reason and remedy, and a stable code."""
+    """Invalid parameters: value, reason and remedy, with a stable code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -28,25 +28,25 @@ class ParameterError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterValues:
-    """The parameters of a workload: those that were given, and the defaults of the others."""
+    """The parameters of a workload: explicit values, and defaults for the others."""
 
     workload: Workload
-    """The workload, with the defaults of the model that it is given, if it takes one."""
+    """The workload, with the defaults of its model if it takes one."""
     given: Mapping[str, Value]
 
     @property
     def own(self) -> dict[str, Value]:
-        """Every parameter of the workload itself."""
+        """All parameters of the workload itself."""
         return self._of(self.workload.parameters)
 
     @property
     def own_given(self) -> dict[str, Value]:
-        """Those of the workload itself that were given."""
+        """Explicit parameters of the workload itself."""
         return {name: value for name, value in self.own.items() if name in self.given}
 
     @property
     def launch(self) -> dict[str, Value]:
-        """Every parameter of its launcher."""
+        """All parameters of its launcher."""
         return self._of(self.workload.launch_parameters)
 
     def _of(self, parameters: Sequence[Parameter]) -> dict[str, Value]:
@@ -60,13 +60,12 @@ def parse_values(
     *,
     options: Collection[str] = (),
 ) -> ParameterValues:
-    """Read ``--name value``, and ``name=value`` of ``--set``, against the catalogue.
+    """Parse ``--name value``, and ``name=value`` of ``--set``, against the catalogue.
 
-    Refuses unknown names, wrong values, a parameter given twice and a required one that is
-    missing.
+    Refuses unknown names, invalid values, duplicates and missing required parameters.
 
     Args:
-        options: What else ``--name`` may have meant: options of the command itself.
+        options: Options of the command itself, for suggestions.
     """
     known = {item.name: item for item in (*workload.parameters, *workload.launch_parameters)}
     values: dict[str, Value] = {}
@@ -75,7 +74,7 @@ def parse_values(
             raise _unknown(workload, known, name, options)
         if name in values:
             raise ParameterError(
-                "parameter-twice", f"{shown}{name} is given twice; keep one of them"
+                "parameter-twice", f"{shown}{name} is set twice; keep one of the two"
             )
         try:
             values[name] = known[name].parse(text)
@@ -105,13 +104,13 @@ def _flags(
                 "parameter-syntax",
                 f"{word!r} is not a parameter; "
                 + (
-                    f"arguments of the program come after --: -- {shlex.join([word, *rest])}"
+                    f"put arguments of the program after --: -- {shlex.join([word, *rest])}"
                     if workload.runs_program
                     else f"parameters look like --{_example(workload)}"
                 ),
             )
         name, equals, text = word[2:].partition("=")
-        # `max_bytes` is accepted too: it is what one would type after reading Python.
+        # `max_bytes`, as in Python, is accepted too.
         name = kebab(name)
         if not equals and name in known:
             alone = not rest or rest[0].startswith("--")
@@ -152,13 +151,17 @@ def _example(workload: Workload) -> str:
 def _unknown(
     workload: Workload, known: Mapping[str, Parameter], name: str, options: Collection[str]
 ) -> ParameterError:
+    if name in options:
+        # As in `plan --name`, or with --set.
+        why = f"--{name} is an option of `submit` itself, not a parameter of {workload.name}"
+        return ParameterError("unknown-parameter", f"{why}; omit it here")
     hint = did_you_mean(name, (*known, *options))
     is_near = hint.startswith("did you mean")
     if not is_near:
-        hint = f"known are {', '.join(sorted(known))}"
+        hint = f"known: {', '.join(sorted(known))}"
     message = f"{workload.name} has no parameter {name!r}; {hint}"
     if workload.runs_program:
-        own = f"what is for the program itself comes after --, as in: submit ./train.py -- --{name}"
-        said = (hint, own) if is_near else (own, hint)
-        message = f"--{name} is no option of submit; {'; '.join(said)}"
+        own = f"arguments of the program come after --, as in: submit ./train.py -- --{name}"
+        hints = (hint, own) if is_near else (own, hint)
+        message = f"--{name} is not an option of submit; {'; '.join(hints)}"
     return ParameterError("unknown-parameter", message)

@@ -1,31 +1,32 @@
-"""The corpora and datasets that ``prepare`` knows, and the parameters of workloads on CPUs."""
+"""The corpora and datasets of ``prepare``, and the parameters of CPU workloads."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from trainium_catalogue.contract import DATASET_NAME_HELP, DATASET_NAME_PATTERN
 from trainium_catalogue.parameters.parameter import Parameter
+from trainium_catalogue.wording import either
 
 CORPORA: Mapping[str, str] = MappingProxyType(
     {
-        "wikicorpus": "English Wikipedia of 2006, about a billion tokens: the reference's corpus",
+        "wikicorpus": "English Wikipedia from 2006, about a billion tokens, as in AWS's sample",
         "aws-api-docs": "AWS's own API documentation, from the botocore package: needs no network",
     }
 )
-"""Name to description of each corpus: text, below ``corpora/``."""
+"""Name to description of each text corpus, under ``corpora/``."""
 
 DATASETS: Mapping[str, str] = MappingProxyType(
     {
-        "mnist": "60,000 + 10,000 handwritten digits, for mnist: the reference's",
-        "digits": "1,797 handwritten digits that scikit-learn ships, for mnist: needs no network",
-        "bert-wikicorpus": "AWS's shards of sequences of 128 from Wikipedia, for bert: 50 GB",
-        "bert-tiny": "the same from AWS's API documentation, for bert-tiny: needs no network",
+        "mnist": "60,000 + 10,000 handwritten digits, for mnist, as in AWS's sample",
+        "digits": "scikit-learn's 1,797 handwritten digits, for mnist: needs no network",
+        "bert-wikicorpus": "AWS's shards of 128-token sequences from Wikipedia, for bert: 50 GB",
+        "bert-tiny": "128-token sequences of AWS's API documentation, for bert-tiny: no network",
     }
 )
-"""Name to description of each dataset ready to train on, below ``datasets/``."""
+"""Name to description of each dataset ready for training, under ``datasets/``."""
 
 TEXT_SUFFIXES = (".txt", ".text", ".md", ".rst", ".jsonl", ".ndjson", ".json", ".parquet")
-"""Suffixes of text files; all but Parquet, itself compressed, may be followed by ``.gz``."""
+"""Suffixes of text files; all but Parquet may be followed by ``.gz``."""
 
 _DATASET = DATASET_NAME_PATTERN
 _INPUT = rf"{_DATASET}|s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9]/[^\s]*|/[^\s]+"
@@ -36,14 +37,14 @@ PREPARE_PARAMETERS = (
         default="",
         required=True,
         pattern="|".join((*CORPORA, *DATASETS)),
-        pattern_help=" or ".join((*CORPORA, *DATASETS)),
-        help="corpus or dataset to fetch: " + ", ".join((*CORPORA, *DATASETS)),
+        pattern_help=either((*CORPORA, *DATASETS)),
+        help="corpus or dataset to download: " + ", ".join((*CORPORA, *DATASETS)),
     ),
     Parameter(
         name="max-documents",
         default=0,
         minimum=0,
-        help="end after so many documents, of a corpus or of bert-tiny's (0: all, or 1,000)",
+        help="maximum number of documents of a corpus or bert-tiny (0: all; bert-tiny: 1,000)",
     ),
 )
 
@@ -53,15 +54,15 @@ TOKENIZE_PARAMETERS = (
         default="",
         required=True,
         pattern=_INPUT,
-        pattern_help="a corpus of the bucket, s3://bucket/prefix or an absolute path",
-        help="text to read: what prepare or upload put there, or any s3:// prefix",
+        pattern_help="a corpus in the bucket, s3://bucket/prefix or an absolute path",
+        help="text to read: a corpus from prepare or upload, or a prefix in data_uris",
     ),
     Parameter(
         name="tokenizer",
         default="",
         required=True,
         pattern=rf"{_DATASET}|s3://[^\s]+|/[^\s]+",
-        pattern_help="a tokenizer of the bucket, s3://bucket/key or an absolute path",
+        pattern_help="a tokenizer in the bucket, s3://bucket/key or an absolute path",
         help="tokenizer.model (SentencePiece) or tokenizer.json, as uploaded",
     ),
     Parameter(
@@ -70,45 +71,45 @@ TOKENIZE_PARAMETERS = (
         required=True,
         pattern=_DATASET,
         pattern_help=DATASET_NAME_HELP,
-        help="name of the dataset to make",
+        help="name of the dataset to create",
     ),
     Parameter(
         name="text-field",
         default="text",
-        help="field of a JSONL line, or column of a Parquet file, that holds the text",
+        help="JSONL field or Parquet column that holds the text",
     ),
     Parameter(
         name="response-seq-len",
         default=0,
         minimum=0,
-        help='tokens of a sequence, where a line is {"prompt": ..., "response": ...}: whole '
-        "examples are packed, and responses alone are learnt (0: text)",
+        help='for lines {"prompt": ..., "response": ...}: tokens per sequence of whole examples, '
+        "in which only responses contribute to the loss (0: plain text)",
     ),
     Parameter(
         name="validation-fraction",
         default=0.005,
         minimum=0,
         maximum=0.5,
-        help="part of the documents that training does not see, for --eval-every (0: none)",
+        help="fraction of the documents to hold out for --eval-every (0: none)",
     ),
     Parameter(
         name="shard-tokens",
         default=2**26,
         minimum=2**10,
         maximum=2**31,
-        help="tokens of one shard of the dataset, about",
+        help="approximate number of tokens per shard",
     ),
     Parameter(
         name="processes",
         default=0,
         minimum=0,
         maximum=1024,
-        help="worker processes (0: one for each core)",
+        help="worker processes (0: one per core)",
     ),
     Parameter(
         name="accelerate",
         default=True,
-        help="use a faster tokenizer where a check finds it gives the same ids",
+        help="use a faster tokenizer if a check shows that its ids are identical",
     ),
 )
 
@@ -119,7 +120,7 @@ EXPORT_PARAMETERS = (
         required=True,
         pattern=r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}",
         pattern_help="the name of a run",
-        help="run whose checkpoint is exported",
+        help="run whose checkpoint to export",
     ),
     Parameter(
         name="step",
@@ -132,12 +133,12 @@ EXPORT_PARAMETERS = (
         default="bfloat16",
         pattern="bfloat16|float32",
         pattern_help="bfloat16 or float32",
-        help="type of the exported weights",
+        help="data type of the exported weights",
     ),
     Parameter(
         name="merge",
         default=False,
-        help="of a run with adapters (--lora-rank): add them to the weights that they stand "
-        "beside, and export the whole model",
+        help="for a run with adapters (--lora-rank): merge them into the pretrained weights, and "
+        "export the whole model",
     ),
 )

@@ -1,7 +1,8 @@
-"""How NeuronX Distributed divides a Llama's layers, and what it computes a second time.
+"""The layout of a decoder: the sharing of layers among ranks, and their recomputation.
 
-Both are decided by a run's parameters and the arithmetic of its plan, so the graphs that
-``--compile`` makes are those of the run, on any type of instance.
+With TorchNeuron projections are never fused, and attention is torch's. The layout depends only on
+a run's parameters and its plan's arithmetic, so ``--compile`` compiles the run's own graphs, on any
+instance type.
 """
 
 from collections.abc import Mapping
@@ -13,24 +14,27 @@ from trainium_catalogue.models.presets import Family, ModelShape
 from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
+from trainium_catalogue.releases import TorchBackend
 
 _BF16, _FP32 = 2, 4
 _RANK_BYTES = min(
     GIB * kind.hbm_gib_per_device * kind.num_neuron_devices // kind.num_logical_cores
     for kind in INSTANCE_TYPES.values()
 )
-"""Memory of a rank, of the type that has least."""
+"""Memory of a rank, on the instance type with the least."""
 FILLED = 0.75
-"""Part of it that a plan may fill: the rest is the compiler's, for its copies and collectives."""
+"""Fraction that a plan may use; the rest is for the compiler's copies and collectives."""
 
 
 class Recompute(StrEnum):
-    """What the backward pass computes again; the first two are values of ``recompute``."""
+    """Scope of recomputation; all but ``NOTHING`` are values of the parameter ``recompute``."""
 
     ATTENTION = "attention"
-    """Attention's core, if it keeps its scores, and the gated activation."""
+    """Attention's core, if it stores its scores, and the gated activation."""
     LAYERS = "layers"
-    """All of a layer."""
+    """Whole layers."""
+    SELECTIVE = "selective"
+    """Everything but matrix products and attention; not with NeuronX Distributed."""
     NOTHING = "nothing"
 
 
@@ -41,18 +45,18 @@ class Layout:
     degree: int
     """Ranks that share a layer."""
     sequence_parallel: bool
-    """Norms and residual sums are divided too, by the sequence."""
+    """True if norms and residual sums are split along the sequence."""
     fused: bool
-    """Projections of the same input are one product, and share its collectives."""
+    """True if projections of the same input are one product with shared collectives."""
     flash: bool
-    """Attention is Neuron's kernel."""
+    """True if attention is Neuron's kernel."""
     obstacle: str | None = None
-    """Why it is not, unless that was asked for."""
+    """Why Neuron's kernel cannot compute the attention; None if it can."""
     recompute: Recompute
 
     @staticmethod
     def choose(values: Mapping[str, Value], plan: TrainingPlan) -> "Layout":
-        """Decide by the parameters of a Llama's workload, and by memory where they leave it."""
+        """Choose by the parameters of a decoder's workload, and by memory for ``auto``."""
         degree = plan.tensor_parallel
         assert isinstance(plan.shape, ModelShape), plan.shape
         flash, obstacle = uses_flash(values, plan.shape)
@@ -69,38 +73,59 @@ class Layout:
         if not values["activation-checkpointing"]:
             return layout
         layout = replace(layout, recompute=Recompute.ATTENTION)
-        wanted = str(values["recompute"])
-        if wanted == "auto":
+        recompute = str(values["recompute"])
+        if recompute == "auto":
             needed = plan.state_bytes_per_rank + activation_bytes(plan, layout)
-            wanted = "attention" if needed <= FILLED * _RANK_BYTES else "layers"
-        return replace(layout, recompute=Recompute(wanted))
+            recompute = "attention" if needed <= FILLED * _RANK_BYTES else "layers"
+        return replace(layout, recompute=Recompute(recompute))
 
     def describe(self) -> str:
-        """List what was decided, for the log."""
-        again = {
-            Recompute.LAYERS: "whole layers are computed again",
-            Recompute.ATTENTION: "gated activations are computed again"
+        """Describe the layout, for the log."""
+        recomputed = {
+            Recompute.LAYERS: "whole layers are recomputed",
+            Recompute.SELECTIVE: "everything except matrix products and attention is recomputed",
+            Recompute.ATTENTION: "gated activations are recomputed"
             if self.flash
-            else "attention and gated activations are computed again",
-            Recompute.NOTHING: "nothing is computed again",
+            else "attention and gated activations are recomputed",
+            Recompute.NOTHING: "nothing is recomputed",
         }[self.recompute]
         reason = f" ({self.obstacle})" if self.obstacle and not self.flash else ""
         return ", ".join(
             (
-                "sequences divided" if self.sequence_parallel else "sequences whole",
-                f"projections {'fused' if self.fused else 'apart'}",
+                "sequence parallelism" if self.sequence_parallel else "no sequence parallelism",
+                f"projections {'fused' if self.fused else 'separate'}",
                 f"{'flash' if self.flash else 'eager'} attention{reason}",
-                again,
+                recomputed,
             )
         )
 
 
-def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
-    """Estimate an upper bound on one micro-batch's peak on one rank, beside the weights.
+def check_backend(values: Mapping[str, Value], backend: TorchBackend) -> None:
+    """Refuse what a release's backend does not support; ``ValueError`` names alternatives."""
+    recompute = values.get("recompute")
+    if backend is TorchBackend.TORCH_NEURON and recompute == Recompute.ATTENTION:
+        raise ValueError(
+            "recompute=attention needs NeuronX Distributed, but the nodes have TorchNeuron; set "
+            "recompute=selective or layers"
+        )
+    if backend is TorchBackend.XLA and recompute == Recompute.SELECTIVE:
+        raise ValueError(
+            "recompute=selective needs TorchNeuron, but the nodes have NeuronX Distributed; set "
+            "recompute=attention or layers"
+        )
+    if backend is TorchBackend.XLA and values.get("reshard-after-forward"):
+        raise ValueError(
+            "reshard-after-forward=true needs TorchNeuron: NeuronX Distributed keeps whole "
+            "weights (ZeRO-1); set reshard-after-forward=false, or raise tensor-parallel"
+        )
 
-    It counts what autograd saves, and what passes while nothing is known to be fused or computed in
-    place; the compiler does both. What is not computed again stays: of whole layers their inputs,
-    otherwise the results in a layer.
+
+def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
+    """Return an upper bound on one micro-batch's peak on one rank, without the weights.
+
+    It counts tensors saved by autograd plus temporaries, and assumes that nothing is fused or
+    computed in place, although the compiler does both. Autograd saves the inputs of whole layers,
+    or the results within a layer that are not recomputed.
     """
     shape, degree = plan.shape, plan.tensor_parallel
     assert isinstance(shape, ModelShape), shape
@@ -108,47 +133,54 @@ def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
     whole = tokens * shape.hidden_size * _BF16
     hidden = whole // degree if layout.sequence_parallel else whole
     local = tokens * shape.attention_size // degree * _BF16
-    keys = tokens * shape.num_key_value_heads * shape.head_size // degree * _BF16
+    every_key = tokens * shape.num_key_value_heads * shape.head_size * _BF16
+    # A rank has at least one head.
+    keys = max(every_key // degree, tokens * shape.head_size * _BF16)
     wide = tokens * shape.intermediate_size // degree * _BF16
     heads = shape.num_attention_heads // degree
     square = plan.micro_batch * plan.seq_len**2
-    # Eager attention has its scores in bf16 and, as the softmax's result, in fp32; the kernel
-    # keeps a sum of each head.
+    # Eager attention stores its scores in bf16 and the softmax's result in fp32; the kernel
+    # stores one sum per head.
     scores = 0 if layout.flash else heads * square * (_BF16 + _FP32)
-    # One for all layers, made in fp32.
+    # One mask for all layers, computed in fp32.
     mask = 0 if layout.flash else square * (_BF16 + _FP32)
     sums = tokens * heads * _FP32 if layout.flash else 0
-    # A norm saves its input and its scale in fp32, what it multiplies with its weight, and its
-    # result, which is the input of a projection.
+    # A norm saves its input and scale in fp32, the normalized input, and its result, the input of
+    # a projection.
     norm = hidden * (_FP32 + 2 * _BF16) // _BF16 + tokens * _FP32
     # Two norms; queries, keys and values before and after the rotation, and the attention's
     # result; gate, up and their product.
     layer = 2 * norm + 6 * local + 3 * wide + sums
     if shape.family is Family.QWEN3:
-        # The same norm of each head's queries and keys, whose results are counted above.
+        # Per-head norms of queries and keys, whose results are counted above.
         layer += (local + keys) * (_FP32 + _BF16) // _BF16
         layer += (local + keys) // shape.head_size * _FP32 // _BF16
-    # The activation, and what attention has made.
-    again = wide + scores
+    # The gated activation, and attention's scores.
+    recomputed = wide + scores
     if plan.lora is not None:
-        # What each adapter has between its matrices, and the sums of their results.
+        # Each adapter's value between its matrices, and the sums of their results.
         between = tokens * plan.lora.rank * _BF16
         layer += len(plan.lora.targets) * between
-        again += 2 * (wide + local)
-    # An input and an output of projections with all of the sequence, where it is divided.
+        recomputed += 2 * (wide + local)
+    # Inputs and outputs of projections with the whole sequence, if it is split.
     gathered = 2 * whole if layout.sequence_parallel else 0
-    # Logits and their gradient in bf16; in fp32 logits, softmax and gradient.
+    if plan.shares_heads:
+        gathered += 2 * every_key
+    # Logits and their gradient in bf16; logits, softmax and gradient in fp32.
     head = tokens * shape.vocab_size // degree * (2 * _BF16 + 3 * _FP32)
-    kept = {
+    saved = {
         Recompute.LAYERS: hidden,
+        # Queries, keys, values, attention's result and projection, gate and up.
+        Recompute.SELECTIVE: 2 * (hidden + local + keys + wide) + sums,
         Recompute.ATTENTION: layer,
-        Recompute.NOTHING: layer + again,
+        Recompute.NOTHING: layer + recomputed,
     }[layout.recompute]
-    # A layer's backward pass needs about as much again as its forward pass has made.
-    passing = {
-        Recompute.LAYERS: 2 * (layer + again),
-        Recompute.ATTENTION: layer + 2 * again,
-        Recompute.NOTHING: layer + again,
+    # A layer's backward pass needs about as much memory again as its forward pass.
+    backward = {
+        Recompute.LAYERS: 2 * (layer + recomputed),
+        Recompute.SELECTIVE: 2 * (layer + recomputed),
+        Recompute.ATTENTION: layer + 2 * recomputed,
+        Recompute.NOTHING: layer + recomputed,
     }[layout.recompute]
-    # The last norm is the head's.
-    return mask + shape.num_hidden_layers * kept + gathered + max(passing, norm + head)
+    # The last norm belongs to the head.
+    return mask + shape.num_hidden_layers * saved + gathered + max(backward, norm + head)

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685): what they are put beside, and how large they are."""
+"""Low-rank adapters (LoRA, arXiv 2106.09685): their target projections and sizes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from trainium_catalogue.parameters.parameter import Value
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Projections of a layer, by Hugging Face's names."""
-DIVIDED_BY_INPUT = ("o_proj", "down_proj")
-"""Those of which each rank has a part of the inputs; of the others it has a part of the outputs."""
+ROW_PARALLEL = ("o_proj", "down_proj")
+"""Row-parallel projections, split by inputs; the others are split by outputs."""
 TARGETS_PATTERN = rf"({'|'.join(TARGETS)})(,({'|'.join(TARGETS)}))*"
-FIXED_WITH_LORA = ("lora-rank", "lora-alpha", "lora-targets")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """The adapters of a run: beside ``W x`` comes ``alpha / rank * B A x``."""
+    """The adapters of a run, which add ``alpha / rank * B A x`` to ``W x``."""
 
     rank: int
     alpha: float
@@ -33,8 +32,8 @@ class Lora:
             return None
         if not values.get("init-from"):
             raise ValueError(
-                f"lora-rank={rank} without init-from: adapters are trained beside weights that are "
-                "given; name a model with --init-from"
+                f"lora-rank={rank} without init-from: adapters need pretrained weights; specify a "
+                "model with --init-from"
             )
         named = str(values["lora-targets"]).split(",")
         return Lora(
@@ -45,15 +44,15 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """Factor of what the adapters compute."""
+        """Scaling factor of the adapters' output."""
         return self.alpha / self.rank
 
     def num_parameters(self, shape: ModelShape, *, tensor_parallel: int = 1) -> int:
-        """Parameters of all adapters, or of a rank's part of them."""
+        """Count the parameters of all adapters, or of a rank's shard of them."""
         found = 0
         for name in self.targets:
             inputs, outputs = _sizes(shape)[name]
-            if name in DIVIDED_BY_INPUT:
+            if name in ROW_PARALLEL:
                 inputs //= tensor_parallel
             else:
                 outputs //= tensor_parallel
@@ -62,7 +61,7 @@ class Lora:
 
 
 def _sizes(shape: ModelShape) -> dict[str, tuple[int, int]]:
-    """Inputs and outputs of every projection."""
+    """Return the numbers of inputs and outputs of every projection."""
     hidden, inner, attention = shape.hidden_size, shape.intermediate_size, shape.attention_size
     keys = shape.head_size * shape.num_key_value_heads
     return {

@@ -1,4 +1,4 @@
-"""A workload's parameter, the parsing and spelling of its text, and the launcher's own ones."""
+"""A workload's parameter, its parsing and formatting, and the launcher's own parameters."""
 
 import re
 from dataclasses import dataclass
@@ -8,28 +8,28 @@ Value = int | float | str | bool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """One command-line flag of a workload; its type is the type of its default."""
+    """A command-line option of a workload; it has the type of its default."""
 
     name: str
-    """Name in kebab-case, without leading dashes, with its unit."""
+    """Name in kebab-case, with its unit, without leading dashes."""
     default: Value
     help: str
     minimum: float | None = None
     maximum: float | None = None
     required: bool = False
-    """True if it must be given; the default then only sets the type."""
+    """True if it must be set; the default then only determines the type."""
     pattern: str | None = None
     """Regular expression that the whole text must match."""
     pattern_help: str = ""
-    """Description of ``pattern`` for people."""
+    """Description of ``pattern`` for users."""
     default_of: str = ""
-    """Parameter whose value decides the default; empty if it is always the same."""
+    """Parameter that determines the default; empty if the default is fixed."""
     is_advanced: bool = False
-    """True if its default suits nearly everyone: help shows it last."""
+    """True if the default is almost always right: help shows it last."""
 
     @property
     def shown_default(self) -> str:
-        """The default in words, as on a command line."""
+        """The default, as on a command line."""
         if self.required:
             return "required"
         if self.default_of:
@@ -37,17 +37,21 @@ class Parameter:
         return f"{self.default:g}" if isinstance(self.default, float) else flag_value(self.default)
 
     def parse(self, text: str) -> Value:
-        """Parse ``text`` as this parameter's type; ``ValueError`` says what would be valid."""
+        """Parse ``text`` as this parameter's type; ``ValueError`` describes valid values."""
         value = self._convert(text)
         if isinstance(value, str):
             is_default = value == self.default and not self.required
             if self.pattern and not is_default and not re.fullmatch(self.pattern, value):
-                raise ValueError(f"{self.name}={text} cannot be; it takes {self.pattern_help}")
+                raise ValueError(f"{self.name}={text} is not valid; it must be {self.pattern_help}")
             return value
         if self.minimum is not None and value < self.minimum:
-            raise ValueError(f"{self.name}={text} is too small; the least is {self.minimum:g}")
+            raise ValueError(
+                f"{self.name}={text} is too small; the minimum is {_plain(self.minimum)}"
+            )
         if self.maximum is not None and value > self.maximum:
-            raise ValueError(f"{self.name}={text} is too large; the most is {self.maximum:g}")
+            raise ValueError(
+                f"{self.name}={text} is too large; the maximum is {_plain(self.maximum)}"
+            )
         return value
 
     def _convert(self, text: str) -> Value:
@@ -70,13 +74,18 @@ class Parameter:
         return value
 
 
+def _plain(number: float) -> str:
+    """Format a whole number with separators, any other with up to six significant digits."""
+    return f"{int(number):,}" if number == int(number) else f"{number:g}"
+
+
 def kebab(name: str) -> str:
-    """Spell a name as an option."""
+    """Convert a name to kebab-case."""
     return name.replace("_", "-")
 
 
 def flag_value(value: Value) -> str:
-    """Spell a parameter's value as on a command line."""
+    """Format a parameter's value as on a command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -87,14 +96,14 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         default=30.0,
         minimum=1,
         maximum=600,
-        help="seconds of silence after which a peer counts as lost",
+        help="seconds without a heartbeat before a peer counts as lost",
     ),
     Parameter(
         name="hang-limit-s",
         default=600.0,
         minimum=1,
         maximum=86400,
-        help="seconds without progress of any worker after which the node counts as hung",
+        help="seconds without progress by any worker before a node counts as hung",
     ),
     Parameter(
         name="join-timeout-s",
@@ -102,7 +111,7 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         default=1800.0,
         minimum=1,
         maximum=86400,
-        help="seconds that nodes wait for each other at the start; children may start late",
+        help="seconds to wait for all nodes to join; children may start late",
     ),
     Parameter(
         name="first-child-timeout-s",
@@ -110,8 +119,8 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         default=120.0,
         minimum=1,
         maximum=86400,
-        help="seconds that the main node waits for a first child once one has started, as it says "
-        "in the bucket, or once the bucket is out of reach too, within join-timeout-s",
+        help="seconds that the main node waits for the first child to join once a child has "
+        "reported its start in the bucket, or if the bucket is unreachable; at most join-timeout-s",
     ),
     Parameter(
         name="straggler-timeout-s",
@@ -119,7 +128,7 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         default=600.0,
         minimum=1,
         maximum=86400,
-        help="seconds after the first child that the last one may join, within join-timeout-s",
+        help="maximum seconds between the first and the last child to join, within join-timeout-s",
     ),
     Parameter(
         name="stop-grace-s",
@@ -127,8 +136,8 @@ LAUNCH_PARAMETERS: tuple[Parameter, ...] = (
         default=90.0,
         minimum=0,
         maximum=3600,
-        help="seconds that workers have to end after SIGTERM; of a program's, a third, at most 30, "
-        "are for its last snapshot",
+        help="seconds for workers to exit after SIGTERM; for a program, a third of it, at most "
+        "30 s, is reserved for the last snapshot",
     ),
 )
-"""Parameters that the launcher understands for every workload."""
+"""Parameters of the launcher for every workload."""

@@ -1,7 +1,7 @@
-"""The arithmetic of a training run, derived from a model, a batch and a number of ranks.
+"""The arithmetic of a training run: a model, a batch and a number of ranks.
 
-The CLI shows it before submitting a job, the trainer logs it, and the full-size dry run
-compares it with what PyTorch really allocates.
+The CLI shows it before submitting a job, the trainer logs it, and the full-size dry run compares it
+with PyTorch's actual allocations.
 """
 
 import math
@@ -14,6 +14,8 @@ from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import BERT_FIELDS, DECODER_FIELDS, SHAPE_FIELDS
+from trainium_catalogue.releases import TORCH_NEURON_RELEASE
+from trainium_catalogue.wording import counted
 
 GIB = 1024**3
 BYTES_OF_STATE = 12
@@ -21,7 +23,7 @@ BYTES_OF_STATE = 12
 
 
 def shape_of(values: Mapping[str, Value]) -> Shape:
-    """The model that a training workload's parameters describe; ``ValueError`` if there is none."""
+    """Return the model shape of a training workload's parameters; ``ValueError`` if invalid."""
     if "model" in values:
         shape = model_named(str(values["model"])).shape
         assert isinstance(shape, ModelShape), shape
@@ -37,7 +39,7 @@ def _sizes(values: Mapping[str, Value], fields: Mapping[str, str]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """A model on a number of ranks; every existing plan divides without remainder."""
+    """A model on a number of ranks that divides without remainder."""
 
     shape: Shape
     num_ranks: int
@@ -50,14 +52,14 @@ class TrainingPlan:
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> "TrainingPlan":
-        """Check a training workload's parameters against each other and the number of ranks."""
+        """Build a plan after checking the parameters and the number of ranks."""
         shape = shape_of(values)
         if isinstance(shape, ModelShape):
             uses_flash(values, shape)
         return TrainingPlan(
             shape=shape,
             num_ranks=num_ranks,
-            # A BERT is whole on every rank.
+            # BERT is replicated on every rank.
             tensor_parallel=int(values.get("tensor-parallel", 1)),
             global_batch=int(values["global-batch"]),
             micro_batch=int(values["micro-batch"]),
@@ -66,38 +68,63 @@ class TrainingPlan:
         )
 
     def __post_init__(self) -> None:
-        """Refuse what leaves a remainder; the message names the parameters and the remedy."""
+        """Refuse a plan that does not divide evenly; the message names parameters and remedy."""
         degree = self.tensor_parallel
         to_divide = (
             ("the {} ranks of the job", self.num_ranks),
             ("num-heads={}", self.shape.num_attention_heads),
-            ("num-kv-heads={}", self.shape.num_key_value_heads),
             ("intermediate-size={}", self.shape.intermediate_size),
             ("vocab-size={}", self.shape.vocab_size),
         )
-        # The remedy has to fit all of them, or it would lead to the next refusal.
+        # The suggestion has to divide all of them, to avoid another refusal.
         common = math.gcd(*(number for _, number in to_divide))
         for what, number in to_divide:
             if number % degree:
                 raise ValueError(
                     f"tensor-parallel={degree} does not divide {what.format(number)}; "
-                    f"{_nearby(degree, common)}"
+                    f"{self._nearby(common)}"
                 )
+        if not self._splits_keys(degree):
+            raise ValueError(
+                f"tensor-parallel={degree} neither divides "
+                f"num-kv-heads={self.shape.num_key_value_heads} nor is a multiple of it; "
+                f"{self._nearby(common)}"
+            )
         longest = self.shape.max_position_embeddings if isinstance(self.shape, ModelShape) else 0
         if 0 < longest < self.seq_len:
             raise ValueError(
-                f"seq-len={self.seq_len} is more than the {longest} positions of the model; set "
+                f"seq-len={self.seq_len} is more than the {longest:,} positions of the model; set "
                 f"seq-len={longest} or less"
             )
-        at_once = self.data_parallel * self.micro_batch
-        if self.global_batch % at_once:
-            least = -(-self.global_batch // at_once) * at_once
+        sequences = self.data_parallel * self.micro_batch
+        if self.global_batch % sequences:
+            nearest = -(-self.global_batch // sequences) * sequences
+            ranks = counted(self.data_parallel, "data-parallel rank")
             raise ValueError(
-                f"global-batch={self.global_batch} is not a multiple of the {at_once} sequences "
-                f"computed at once ({self.data_parallel} data-parallel ranks of "
-                f"micro-batch={self.micro_batch}); set global-batch={least}, or change the number "
-                "of nodes or micro-batch"
+                f"global-batch={self.global_batch} is not a multiple of the {sequences:,} "
+                f"sequences processed at a time ({ranks} with micro-batch={self.micro_batch}); set "
+                f"global-batch={nearest}, or change the number of nodes or micro-batch"
             )
+
+    def _splits_keys(self, degree: int) -> bool:
+        """Return whether ranks get whole key-value heads or share each head evenly."""
+        heads = self.shape.num_key_value_heads
+        head_size = self.shape.attention_size // self.shape.num_attention_heads
+        shared = degree % heads == 0 and head_size % (degree // heads) == 0
+        return heads % degree == 0 or shared
+
+    def _nearby(self, common: int) -> str:
+        """Suggest the nearest degrees that divide ``common`` and split the key-value heads."""
+        degree = self.tensor_parallel
+        fitting = [n for n in range(1, common + 1) if common % n == 0 and self._splits_keys(n)]
+        below = max(n for n in fitting if n <= degree)
+        above = min((n for n in fitting if n >= degree), default=below)
+        return "set tensor-parallel=" + " or ".join(str(n) for n in sorted({below, above}))
+
+    @property
+    def shares_heads(self) -> bool:
+        """True if several ranks compute with the same key-value head."""
+        return self.tensor_parallel > self.shape.num_key_value_heads
 
     @property
     def data_parallel(self) -> int:
@@ -116,7 +143,7 @@ class TrainingPlan:
 
     @property
     def flops_per_token(self) -> int:
-        """FLOPs of the forward and backward pass, as PaLM counts: 6 N + 12 L H S.
+        """FLOPs of the forward and backward pass, as counted by PaLM: 6 N + 12 L H S.
 
         N excludes the input embedding, which is looked up, not multiplied; recomputed
         activations do not count (arXiv 2204.02311, appendix B).
@@ -126,7 +153,7 @@ class TrainingPlan:
 
     @property
     def parameters_per_rank(self) -> int:
-        """Parameters per rank after tensor parallelism; norms are whole on every rank."""
+        """Parameters per rank after tensor parallelism; norms are replicated."""
         if not isinstance(self.shape, ModelShape):
             return self.shape.num_parameters
         norms = self.shape.num_norm_parameters
@@ -135,14 +162,14 @@ class TrainingPlan:
 
     @property
     def num_trained_parameters(self) -> int:
-        """Parameters that are trained: all, or those of the adapters."""
+        """Trained parameters: all, or only the adapters'."""
         if self.lora is None or not isinstance(self.shape, ModelShape):
             return self.shape.num_parameters
         return self.lora.num_parameters(self.shape)
 
     @property
     def trained_parameters_per_rank(self) -> int:
-        """The same of a rank, after tensor parallelism."""
+        """Trained parameters per rank, after tensor parallelism."""
         if self.lora is None or not isinstance(self.shape, ModelShape):
             return self.parameters_per_rank
         return self.lora.num_parameters(self.shape, tensor_parallel=self.tensor_parallel)
@@ -154,7 +181,7 @@ class TrainingPlan:
 
     @property
     def state_bytes_per_rank(self) -> int:
-        """Size of bf16 weights, fp32 gradients and the rank's share of the optimizer state."""
+        """Size of bf16 weights, fp32 gradients and a rank's share of the optimizer state."""
         return (
             2 * self.parameters_per_rank
             + 4 * self.trained_parameters_per_rank
@@ -163,17 +190,19 @@ class TrainingPlan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Size of a whole checkpoint, including master weights."""
+        """Size of a whole checkpoint: fp32 master weights and AdamW's moments."""
         return BYTES_OF_STATE * self.num_trained_parameters
 
     def model_flops_utilization(self, tokens_per_second: float, *, peak_flops: float) -> float:
-        """Fraction of one rank's ``peak_flops`` used by the model's own arithmetic, 0 to 1."""
+        """Return the fraction of the ranks' ``peak_flops`` that the model uses, 0 to 1."""
         return tokens_per_second * self.flops_per_token / (peak_flops * self.num_ranks)
 
 
-def _nearby(degree: int, number: int) -> str:
-    fitting = [n for n in range(1, number + 1) if number % n == 0]
-    below = max(n for n in fitting if n <= degree)
-    above = min((n for n in fitting if n >= degree), default=below)
-    options = sorted({below, above})
-    return "set tensor-parallel=" + " or ".join(str(n) for n in options)
+def refuse_shared_heads(degree: int, num_kv_heads: int) -> None:
+    """Raise ``ValueError`` for a degree that needs shared heads with NeuronX Distributed."""
+    if degree > num_kv_heads:
+        raise ValueError(
+            f"--tensor-parallel {degree} exceeds the {num_kv_heads} key-value heads, which "
+            "ranks can share only with TorchNeuron (trn2 with "
+            f"neuron_release={TORCH_NEURON_RELEASE}); use {num_kv_heads} or less"
+        )

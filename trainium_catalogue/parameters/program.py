@@ -1,6 +1,7 @@
-"""Parameters of a user's own program, and of the job that collects its dependencies."""
+"""Parameters of a user's own program and of the job that collects its dependencies."""
 
 from trainium_catalogue.parameters.parameter import Parameter
+from trainium_catalogue.wording import either
 
 _DIGEST = r"[0-9a-f]{64}"
 _DIGEST_HELP = "64 hexadecimal digits"
@@ -17,37 +18,37 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         pattern=_DIGEST,
         pattern_help=_DIGEST_HELP,
         required=True,
-        help="SHA-256 of the bundle of the program's files; given by submit",
+        help="SHA-256 of the program's bundle; set by submit",
     ),
     Parameter(
         name="script",
         default="",
         pattern=_INSIDE,
         pattern_help=_INSIDE_HELP,
-        help="file of the bundle to run; given by submit",
+        help="file in the bundle to run; set by submit",
     ),
-    Parameter(name="module", default="", help="module to run instead; given by submit -m"),
+    Parameter(name="module", default="", help="module to run instead; set by submit -m"),
     Parameter(
         name="wheels",
         default="",
         pattern=_WHEELS_KEY,
         pattern_help="32 hexadecimal digits",
-        help="key of its collected dependencies; given by submit --requirements",
+        help="key of the program's wheels; set by submit --requirements",
     ),
     Parameter(
         name="checkpoint-dir",
         default="",
         pattern=rf"(?!~){_INSIDE}",
-        pattern_help="a folder below the program's own, such as out, which the program is told "
-        "with an argument of its own",
-        help="folder that the program itself writes its checkpoints to, below its working folder; "
-        "without it, the program is told a folder in TRAINIUM_CHECKPOINT_DIR",
+        pattern_help="a folder below the program's folder, such as out, which the program "
+        "receives as one of its arguments",
+        help="folder to which the program itself writes its checkpoints, below its working "
+        "folder; by default the program receives a folder in TRAINIUM_CHECKPOINT_DIR",
     ),
     Parameter(
         name="resume-arguments",
         default="",
-        help="arguments added once checkpoints have been given back, for a program that must be "
-        "told to resume, after an equals sign: --resume-arguments='--resume out/last.pt'; "
+        help="arguments to add once checkpoints are restored, for a program that needs them to "
+        "resume, written after an equals sign: --resume-arguments='--resume out/last.pt'; "
         "out/checkpoint-* stands for the newest",
     ),
     Parameter(
@@ -55,7 +56,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         default=60.0,
         minimum=1,
         maximum=86400,
-        help="seconds between two snapshots of the checkpoint folder",
+        help="seconds between snapshots of the checkpoint folder",
     ),
     Parameter(
         name="keep-snapshots",
@@ -70,7 +71,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         default=200.0,
         minimum=1,
         maximum=100000,
-        help="most that a node sends to the bucket while the program runs, in MiB/s",
+        help="maximum upload rate of a node while the program runs, in MiB/s",
     ),
     Parameter(
         name="snapshot-limit-gib",
@@ -78,41 +79,41 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
         default=500.0,
         minimum=0.001,
         maximum=100000,
-        help="size of the checkpoint folder, on one node, at which the job is ended",
+        help="maximum size of the checkpoint folder on one node; a larger one ends the job",
     ),
     Parameter(
         name=PROCESSES,
         default=0,
         minimum=0,
         maximum=256,
-        help="processes of the program on each node; 0: one per NeuronCore. Each has the one core "
-        "of its LOCAL_RANK, so with 1 the other cores of a node are idle; with --nodes 1 as well, "
-        "it is the only process of the job",
+        help="processes of the program per node (0: one per NeuronCore); each uses the core of its "
+        "LOCAL_RANK, so with 1 the other cores of a node are idle",
     ),
     Parameter(
         name="progress-pattern",
         default="",
-        help="regular expression of a line that reports progress, with a group (?P<step>...) and, "
-        "if you like, (?P<loss>...); by default the forms of Hugging Face, Lightning and nanoGPT",
+        help="regular expression of a line that reports progress, with a group (?P<step>...) and "
+        "optionally (?P<loss>...); by default the formats of Hugging Face, Lightning and "
+        "nanoGPT",
     ),
     Parameter(
         name="dataset",
         default="",
-        help="dataset of the bucket to put into TRAINIUM_DATASET_DIR on every node",
+        help="dataset in the bucket to copy to TRAINIUM_DATASET_DIR on every node",
     ),
     Parameter(
         name="input",
         default="",
         pattern=r"s3://[^/]+/.*",
         pattern_help="s3://BUCKET/PREFIX",
-        help="prefix whose objects to put into TRAINIUM_INPUT_DIR on every node; one of the "
-        "deployment's data_uris, or in its bucket",
+        help="prefix to copy to TRAINIUM_INPUT_DIR on every node; one of the deployment's "
+        "data_uris, or in its bucket",
     ),
     Parameter(
         name="env",
         default="",
-        help="environment variables of the program, as NAME=VALUE; submit takes --env once for "
-        "each, and a workload.toml a table [env]",
+        help="environment variables of the program, as NAME=VALUE; one --env per variable, or an "
+        "[env] table in workload.toml",
     ),
     Parameter(
         name="aws-credentials",
@@ -122,18 +123,18 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
 )
 
 
-def check_processes(wanted: int, cores: int) -> None:
-    """Raise ``ValueError`` for a number of processes per node that its NeuronCores do not allow."""
-    fitting = [str(number) for number in range(1, cores + 1) if cores % number == 0]
-    if wanted and str(wanted) not in fitting:
+def check_processes(number: int, cores: int) -> None:
+    """Raise ``ValueError`` for a number of processes that does not fit a node's NeuronCores."""
+    fitting = [str(divisor) for divisor in range(1, cores + 1) if cores % divisor == 0]
+    if number and str(number) not in fitting:
         why = (
-            "and each process needs one of its own"
-            if wanted > cores
-            else "so some chips would be only partly used"
+            "and each process needs a separate one"
+            if number > cores
+            else "so some chips would be used only partly"
         )
         raise ValueError(
-            f"--processes-per-node {wanted}: a node has {cores} NeuronCores, {why}; give "
-            f"{', '.join(fitting[:-1])} or {fitting[-1]}"
+            f"--processes-per-node {number}: a node has {cores} NeuronCores, {why}; "
+            f"use {either(fitting)}"
         )
 
 
@@ -142,7 +143,7 @@ WHEELS_PARAMETERS: tuple[Parameter, ...] = (
         name="for-run",
         default="",
         required=True,
-        help="run whose requirements to collect; given by submit --requirements",
+        help="run that needs the wheels; set by submit --requirements",
     ),
     Parameter(
         name="key",
@@ -150,6 +151,6 @@ WHEELS_PARAMETERS: tuple[Parameter, ...] = (
         pattern=_WHEELS_KEY,
         pattern_help="32 hexadecimal digits",
         required=True,
-        help="hash of requirements and image; given by submit --requirements",
+        help="hash of requirements and image; set by submit --requirements",
     ),
 )

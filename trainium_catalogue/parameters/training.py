@@ -1,4 +1,4 @@
-"""The parameters of training workloads, and those that a run keeps between submissions."""
+"""The parameters of training workloads, including those that a run keeps across submissions."""
 
 import re
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from trainium_catalogue.models.presets import BERT_POSITIONS, MODELS, ModelShape
 from trainium_catalogue.parameters.lora import TARGETS, TARGETS_PATTERN
 from trainium_catalogue.parameters.parameter import Parameter, Value, flag_value
 
+TENSOR_PARALLEL = "tensor-parallel"
 SHAPE_FIELDS = {
     "vocab-size": "vocab_size",
     "hidden-size": "hidden_size",
@@ -20,7 +21,7 @@ SHAPE_FIELDS = {
 """Parameter to field of ``ModelShape``."""
 
 DECODER_FIELDS = {**SHAPE_FIELDS, "head-dim": "head_dim"}
-"""The same of ``pretrain``, whose models may have heads of any size."""
+"""The same for ``pretrain``, whose models may have heads of any size."""
 
 BERT_FIELDS = {name: field for name, field in SHAPE_FIELDS.items() if name != "num-kv-heads"}
 """Parameter to field of ``BertShape``."""
@@ -34,20 +35,20 @@ FIXED_IN_A_RUN = (
 DEFAULTS_OF_OLDER_RUNS: Mapping[str, Value] = {
     "document-masks": False, "init-from": "", "responses": False, "lora-rank": 0,
 }  # fmt: skip
-"""Values assumed for runs older than a parameter of ``FIXED_IN_A_RUN``."""
+"""Values assumed for runs that predate a parameter of ``FIXED_IN_A_RUN``."""
 
 GRAPH_PARAMETERS = (
     "model", *DECODER_FIELDS, "global-batch", "micro-batch", "seq-len", "tensor-parallel",
     "sequence-parallel", "fused-projections", "attention", "recompute",
     "activation-checkpointing", "document-masks", "responses", "max-predictions", "dropout",
-    # Which weights are given makes no difference, only whether adapters stand beside them.
+    # The adapters matter, but not the pretrained weights.
     "lora-rank", "lora-alpha", "lora-targets",
     # The values 0 and 1, and two equal values, compile to different graphs (ADR 6).
     "weight-decay", "max-grad-norm", "beta1", "beta2", "adam-eps",
-    # It decides whether there is an evaluation graph; how often makes no difference.
+    # Determines whether there is an evaluation graph, not how often it runs.
     "eval-every",
 )  # fmt: skip
-"""Parameters that decide the compiled graphs, besides number of nodes and Neuron release.
+"""Parameters that determine the compiled graphs, with the number of nodes and Neuron release.
 
 No workload has all of them.
 """
@@ -57,6 +58,14 @@ _MODEL = (
     r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^\s]+|/[^\s]+"
 )
 _CHECKPOINT_URI = r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|/[^\s]*"
+
+
+_CPU_FALLBACK = Parameter(
+    name="cpu-fallback",
+    default=False,
+    help="with TorchNeuron: run operators that the device lacks on the CPU; by default the job "
+    "fails after the first step and names them",
+)
 
 
 def _shape(preset: Preset) -> tuple[Parameter, ...]:
@@ -72,26 +81,27 @@ def _shape(preset: Preset) -> tuple[Parameter, ...]:
     )
 
 
-def _llama(preset: Preset) -> tuple[Parameter, ...]:
+def _decoder(preset: Preset) -> tuple[Parameter, ...]:
+    """Return the parameters of decoders only."""
     return (
-        Parameter(name="seq-len", default=preset.seq_len, minimum=8, help="tokens of one sequence"),
+        Parameter(name="seq-len", default=preset.seq_len, minimum=8, help="tokens per sequence"),
         Parameter(
-            name="tensor-parallel",
+            name=TENSOR_PARALLEL,
             default=preset.tensor_parallel,
             minimum=1,
-            help="ranks that share each layer",
+            help="number of ranks that share each layer",
         ),
         Parameter(
             name="sequence-parallel",
             default=True,
-            help="with NeuronX Distributed, norms and residual sums are divided over the ranks "
-            "that share a layer, if seq-len is a multiple of them",
+            help="sequence parallelism over the ranks that share a layer, if seq-len is a multiple "
+            "of their number",
         ),
         Parameter(
             name="fused-projections",
             default=True,
-            help="with NeuronX Distributed, projections of the same input are one product; "
-            "checkpoints are the same",
+            help="with NeuronX Distributed: fuse projections of the same input; checkpoints do "
+            "not change",
         ),
         Parameter(
             name="attention",
@@ -99,7 +109,7 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
             pattern="auto|flash|eager",
             pattern_help="auto, flash or eager",
             help="with NeuronX Distributed: Neuron's flash-attention kernel, or matrix products "
-            "and a softmax; auto takes the kernel where shape and mask allow it",
+            "and a softmax; auto uses the kernel if shape and mask allow it",
         ),
         Parameter(
             name="activation-checkpointing",
@@ -109,167 +119,188 @@ def _llama(preset: Preset) -> tuple[Parameter, ...]:
         Parameter(
             name="recompute",
             default="auto",
-            pattern="auto|attention|layers",
-            pattern_help="auto, attention or layers",
-            help="with NeuronX Distributed, what activation-checkpointing computes again: "
-            "attention and gated activations, or whole layers, which takes less memory; auto "
-            "takes the first where the plan's arithmetic says that it fits",
+            pattern="auto|attention|layers|selective",
+            pattern_help="auto, attention, layers or selective",
+            help="what activation-checkpointing recomputes: whole layers, which needs the least "
+            "memory; attention and gated activations, with NeuronX Distributed; or (selective) all "
+            "but matrix products and attention, with TorchNeuron and on CPUs; auto uses attention "
+            "if the plan fits, otherwise layers",
+        ),
+        Parameter(
+            name="reshard-after-forward",
+            default=False,
+            help="with TorchNeuron and on CPUs: gather a layer's weights again in the backward "
+            "pass: less memory, more time (ZeRO-3)",
         ),
         Parameter(
             name="document-masks",
             default=False,
-            help="a token attends to its own document only, not to the others of its sequence",
+            help="tokens attend only to their own document, not to others in the sequence",
         ),
         Parameter(
             name="responses",
             default=False,
-            help="learn the responses of a dataset of prompts and responses (tokenize "
-            "--response-seq-len), and not the prompts",
+            help="compute the loss on responses only; needs a dataset of prompts and responses "
+            "(tokenize --response-seq-len)",
         ),
         Parameter(
             name="init-from",
             default="",
             pattern=_MODEL,
-            pattern_help="a model of the bucket, export/RUN, s3://bucket/prefix or an absolute "
+            pattern_help="a model in the bucket, export/RUN, s3://bucket/prefix or an absolute "
             "path",
-            help="weights that a new run begins with, in Hugging Face's layout: what upload put "
-            "into models/, or export/RUN (empty: random ones, by the seed)",
+            help="pretrained weights of a new run, in Hugging Face format: a model in models/, "
+            "or export/RUN (empty: random weights from the seed)",
         ),
         Parameter(
             name="lora-rank",
             default=0,
             minimum=0,
             maximum=1024,
-            help="train adapters of this rank beside the weights of --init-from, which stay as "
-            "they are (0: train all weights)",
+            help="train adapters of this rank and freeze the weights of --init-from (0: train all "
+            "weights)",
         ),
         Parameter(
             name="lora-alpha",
             default=16.0,
             minimum=0,
-            help="what adapters add is multiplied by this over their rank",
+            help="scale the adapters' output by this, divided by their rank",
         ),
         Parameter(
             name="lora-targets",
             default=",".join(TARGETS),
             pattern=TARGETS_PATTERN,
-            pattern_help=f"names among {', '.join(TARGETS)}, separated by commas",
-            help="projections that get adapters",
+            pattern_help=f"one or more of {', '.join(TARGETS)}, separated by commas",
+            help="projections to which adapters are added",
         ),
         Parameter(
             name="eval-every",
-            # A dataset made by an earlier release has no validation split, and evaluation is one
-            # more graph to compile.
+            # Off by default: datasets of earlier releases have no validation split, and
+            # evaluation needs another graph.
             default=0,
             minimum=0,
-            help="steps between two evaluations of what tokenize has held out (0: none); there is "
-            "one more after max-steps",
+            help="steps between evaluations on the held-out split (0: none), plus one after "
+            "max-steps",
         ),
         Parameter(
             name="eval-sequences",
             default=1024,
             minimum=1,
-            help="sequences of the validation split that are evaluated, at most, the same each "
-            "time; each costs a quarter to a third of what training on it does",
+            help="maximum number of sequences per evaluation, the same each time; each takes a "
+            "quarter to a third of the time of training on it",
         ),
     )
 
 
 def _bert(preset: Preset) -> tuple[Parameter, ...]:
+    """Return the parameters of BERT only."""
     return (
         Parameter(
             name="seq-len",
             default=preset.seq_len,
             minimum=8,
             maximum=BERT_POSITIONS,
-            help="tokens of one sequence, which the dataset has been cut to",
+            help="tokens per sequence, as in the dataset",
         ),
         Parameter(
             name="max-predictions",
             default=20,
             minimum=1,
-            help="masked words of a sequence, at most, for which the dataset has room",
+            help="maximum number of masked words per sequence, as in the dataset",
         ),
         Parameter(
             name="dropout",
             default=0.1,
             minimum=0,
             maximum=0.9,
-            help="part of the activations that is left out, of hidden layers and attention",
+            help="dropout probability of hidden layers and attention",
         ),
     )
 
 
 def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
-    """All parameters of the workload that trains ``preset``."""
-    is_llama = isinstance(preset.shape, ModelShape)
-    made_by = "tokenised dataset (see tokenize)" if is_llama else "dataset (see prepare)"
+    """Return all parameters of the workload that trains ``preset``."""
+    is_decoder = isinstance(preset.shape, ModelShape)
+    dataset = "tokenized dataset (see tokenize)" if is_decoder else "dataset (see prepare)"
     return (
         Parameter(
             name="dataset",
             default=preset.dataset,
             pattern=f"|{DATASET_NAME_PATTERN}",
             pattern_help=DATASET_NAME_HELP,
-            help=f"{made_by}; a run that continues remembers its own",
+            help=f"{dataset}; a resumed run keeps its own",
         ),
         Parameter(name="max-steps", default=preset.max_steps, minimum=1, help="optimizer steps"),
         Parameter(
             name="steps-this-run",
             default=0,
             minimum=0,
-            help="end after this many steps, with a checkpoint, to continue later (0: max-steps)",
+            help="end after this many steps, with a checkpoint, to resume later (0: max-steps)",
         ),
         Parameter(
             name="global-batch",
             default=preset.global_batch,
             minimum=1,
-            help="sequences per optimizer step, over all ranks; any number of nodes keeps it",
+            help="sequences per optimizer step, over all ranks, for any number of nodes",
         ),
         Parameter(
             name="micro-batch",
             default=preset.micro_batch,
             minimum=1,
-            help="sequences that a rank computes at once; the rest of its share accumulates",
+            help="sequences per forward pass on a rank; the rest of its share is accumulated",
         ),
-        *(_llama(preset) if is_llama else _bert(preset)),
+        *(_decoder(preset) if is_decoder else _bert(preset)),
         Parameter(name="lr", default=preset.learning_rate, minimum=0, help="peak learning rate"),
         Parameter(
             name="warmup-steps",
             default=preset.warmup_steps,
             minimum=0,
-            help="steps of linear warm-up; afterwards the rate falls linearly to 0 at max-steps",
+            help="steps of linear warm-up, followed by linear decay to 0 at max-steps",
         ),
         Parameter(
             name="weight-decay",
             default=0.01,
             minimum=0,
-            help="AdamW weight decay; norms and biases have none",
+            help="AdamW weight decay, except for norms and biases",
         ),
         Parameter(name="beta1", default=0.9, minimum=0, maximum=0.99999, help="AdamW beta1"),
         Parameter(name="beta2", default=0.999, minimum=0, maximum=0.99999, help="AdamW beta2"),
         Parameter(name="adam-eps", default=1e-6, minimum=1e-12, help="AdamW epsilon"),
-        Parameter(name="max-grad-norm", default=1.0, minimum=0, help="gradient clipping (0: none)"),
-        Parameter(name="seed", default=12349, minimum=0, help="of the weights and the data order"),
+        Parameter(
+            name="max-grad-norm",
+            default=1.0,
+            minimum=0,
+            help="maximum gradient norm for clipping (0: none)",
+        ),
+        Parameter(
+            name="seed", default=12349, minimum=0, help="seed of the weights and the data order"
+        ),
         Parameter(
             name="save-every",
             default=preset.save_every,
             minimum=0,
             help="steps between checkpoints (0: only at the end)",
         ),
-        Parameter(name="keep-last", default=3, minimum=1, help="newest checkpoints that are kept"),
+        Parameter(
+            name="keep-last", default=3, minimum=1, help="number of newest checkpoints to keep"
+        ),
         Parameter(
             name="keep-every",
             default=0,
             minimum=0,
-            help="checkpoints at multiples of this many steps are kept for good (0: none)",
+            help="also keep checkpoints at multiples of this many steps (0: none)",
         ),
-        Parameter(name="async-save", default=True, help="train on while a checkpoint is uploaded"),
+        Parameter(
+            name="async-save",
+            default=True,
+            help="upload checkpoints asynchronously, during training",
+        ),
         Parameter(
             name="checkpoint-uri",
             default="",
             pattern=_CHECKPOINT_URI,
             pattern_help="s3://bucket/prefix, or an absolute path such as /fsx/checkpoints",
-            help="where checkpoints go instead of the run's place in the deployment's bucket",
+            help="location of checkpoints instead of the run's prefix in the deployment's bucket",
         ),
         Parameter(
             name="log-every", default=preset.log_every, minimum=1, help="steps between log lines"
@@ -277,8 +308,9 @@ def training_parameters(preset: Preset) -> tuple[Parameter, ...]:
         Parameter(
             name="compile-only",
             default=False,
-            help="compile the graphs into the cache, train nothing (see submit --compile)",
+            help="compile the graphs into the cache without training (see submit --compile)",
         ),
+        _CPU_FALLBACK,
         *_shape(preset),
     )
 
@@ -293,7 +325,7 @@ _BY_MODEL = frozenset(
 
 
 def pretrain_parameters(preset: Preset | None) -> tuple[Parameter, ...]:
-    """All parameters of ``pretrain`` for one of its models; None: the model is not known."""
+    """Return all parameters of ``pretrain`` for one of its models; None: model unknown."""
     first = preset or next(iter(MODELS.values()))
     assert isinstance(first.shape, ModelShape)
     model = Parameter(
@@ -301,7 +333,7 @@ def pretrain_parameters(preset: Preset | None) -> tuple[Parameter, ...]:
         default="" if preset is None else preset.name,
         pattern="|".join(["", *map(re.escape, MODELS)]),
         pattern_help=f"one of {', '.join(MODELS)}",
-        help="what to train (`catalogue` lists them); a run that continues remembers its own",
+        help="model to train (`catalogue` lists them); a resumed run keeps its own",
     )
     head_dim = Parameter(
         name="head-dim",
@@ -323,27 +355,27 @@ MNIST_PARAMETERS = (
         default="mnist",
         pattern=DATASET_NAME_PATTERN,
         pattern_help=DATASET_NAME_HELP,
-        help="images (see prepare); a run that continues remembers its own",
+        help="image dataset (see prepare); a resumed run keeps its own",
     ),
     Parameter(
         name="epochs",
         default=0,
         minimum=0,
-        help="passes over the training images (0: as many as the dataset says, 4 for mnist)",
+        help="passes over the training images (0: the dataset's default, 4 for mnist)",
     ),
     Parameter(
         name="batch-size",
         default=32,
         minimum=1,
-        help="images that each worker takes per step",
+        help="images per worker per step",
     ),
     Parameter(
         name="lr",
         default=0.01,
         minimum=0,
-        help="learning rate of one worker; it is multiplied by their number",
+        help="learning rate per worker; multiplied by the number of workers",
     ),
-    Parameter(name="seed", default=0, minimum=0, help="of the weights and the data order"),
+    Parameter(name="seed", default=0, minimum=0, help="seed of the weights and the data order"),
     Parameter(
         name="save-every",
         default=0,
@@ -354,13 +386,14 @@ MNIST_PARAMETERS = (
     Parameter(
         name="require-accuracy",
         default=False,
-        help="fail when accuracy is outside the band that the dataset says is right",
+        help="fail if the accuracy is outside the dataset's expected band",
     ),
+    _CPU_FALLBACK,
 )
 """Parameters of the workload ``mnist``; the defaults are the reference's."""
 
 
-# The checkpoints' location belongs to a run too: with another one it would restart at step 0.
+# A run also keeps the location of its checkpoints; otherwise it would restart at step 0.
 _FIXED = (*FIXED_IN_A_RUN, "batch-size", "checkpoint-uri")
 _NOT_INHERITED = frozenset({"steps-this-run", "compile-only"})
 """Parameters that the next submission does not inherit."""
@@ -375,9 +408,9 @@ def resolve_values(
     values: Mapping[str, Value],
     given: Mapping[str, Value],
 ) -> dict[str, Value]:
-    """Resolve a submission to an existing run: given values, then the run's own, then defaults.
+    """Resolve a submission to an existing run: explicit values, then the run's, then defaults.
 
-    ``values`` are all parameters with defaults filled in, ``given`` those that the user named.
+    ``values`` are all parameters including defaults, ``given`` only the explicit ones. Raise
     ``ValueError`` if a parameter that identifies the run would change.
     """
     if stored_workload != workload:
@@ -393,12 +426,12 @@ def resolve_values(
     ]
     if changed:
         raise ValueError(
-            f"run {run} cannot continue with {', '.join(changed)}; leave that out, or use "
+            f"run {run} cannot continue with {', '.join(changed)}; keep the run's values, or use "
             "another run name"
         )
-    remembered = {
+    inherited = {
         name: value
         for name, value in stored.items()
         if name in values and name not in _NOT_INHERITED
     }
-    return {**values, **remembered, **given}
+    return {**values, **inherited, **given}

@@ -1,1 +1,6 @@
-# Registers the device and back-end "neuron" where the image is TorchNeuron's.
+# Registers the device and backend "neuron" where the image is TorchNeuron's.
+
+__version__: str
+
+def clear_op_tracking() -> None: ...
+def get_fallback_ops() -> list[str]: ...

@@ -1,1 +1,1 @@
-"""CDK constructs for jobs on AWS Batch: compute environments, queues, job definitions, a watch."""
+"""CDK constructs for AWS Batch: compute environments, queues, job definitions, zone moves."""

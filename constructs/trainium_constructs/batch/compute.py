@@ -1,4 +1,4 @@
-"""The compute environment of the nodes, and its queue."""
+"""The compute environment and the queue of the nodes."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from constructs import Construct
 from trainium_catalogue.instances import InstanceType
 from trainium_constructs.launch_template import EfaLaunchTemplate
 from trainium_constructs.nag import acknowledge_managed_policy
-from trainium_constructs.network import EfaNetwork, zone_placement_group
+from trainium_constructs.network import EfaNetwork, zone_placement_groups
 from trainium_constructs.shell import allow_sessions
 
 UPDATE_TIMEOUT_MINUTES = 7200
-"""Time for running jobs to finish when an infrastructure update replaces the instances: Batch's
-maximum (API reference, UpdatePolicy), since each job has its own time limit. By default an update,
-such as any new version of the launch template, ends them after 30 minutes."""
+"""Time that jobs may keep running when an infrastructure update, such as a new launch template
+version, replaces the instances. Batch's maximum (API reference, UpdatePolicy), because each job
+has its own time limit; the default is 30 minutes."""
 INSTANCE_POLICY = "service-role/AmazonEC2ContainerServiceforEC2Role"
 
-# The three reasons that a queue can act on (AWS Batch User Guide, jobStateTimeLimitActions). A job
-# blocked for any other reason, such as hosts that never join, has to be stopped by hand.
+# The only three reasons that a queue can act on (AWS Batch User Guide, jobStateTimeLimitActions).
+# A job blocked for another reason, such as hosts that never join, must be stopped manually.
 BLOCKED_REASONS = (
     "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY",
     "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE",
@@ -33,7 +33,7 @@ BLOCKED_REASONS = (
 def instance_profile(
     scope: Construct, *, shell: bool = False
 ) -> tuple[iam.Role, iam.CfnInstanceProfile]:
-    """Create a host's role: the ECS agent's rights, none of a job's; ``shell`` adds sessions."""
+    """Create a host's role, with the ECS agent's permissions; ``shell`` allows sessions."""
     role = iam.Role(
         scope,
         "InstanceRole",
@@ -43,7 +43,7 @@ def instance_profile(
     acknowledge_managed_policy(
         role,
         INSTANCE_POLICY,
-        "AWS keeps this policy in step with what the ECS agent needs; jobs have roles of their own",
+        "AWS maintains this policy for the ECS agent; jobs have roles of their own",
     )
     if shell:
         allow_sessions(role)
@@ -51,7 +51,7 @@ def instance_profile(
 
 
 class TrainiumComputeEnvironment(Construct):
-    """Nodes that Batch starts close together for jobs, and stops afterwards."""
+    """Nodes that Batch starts close together for jobs, and terminates afterwards."""
 
     def __init__(
         self,
@@ -74,49 +74,52 @@ class TrainiumComputeEnvironment(Construct):
 
         Args:
             instance_type: The one type of all nodes.
-            network: Subnet of the nodes. Tasks have its group if the launch template lists no
-                interfaces, and otherwise the VPC's default group.
+            network: Subnet of the nodes. Tasks use its group if the launch template lists no
+                interfaces, otherwise the VPC's default security group.
             launch_template: Launch template of the nodes.
-            image_id: Host image: ECS-optimised, with the Neuron driver.
-            max_vcpus: Limit across all jobs that run at the same time.
-            min_vcpus: vCPUs that always run, and always cost.
-            scale_down_delay_minutes: Time that an idle node waits for another job. Default:
-                Batch's own, a few minutes.
+            image_id: AMI of the nodes: ECS-optimized, with the Neuron driver.
+            max_vcpus: Limit across all concurrent jobs.
+            min_vcpus: vCPUs that always run and are always billed.
+            scale_down_delay_minutes: Idle timeout of a node. Default: Batch's own, several
+                minutes.
             placement_group: Existing cluster placement group to start nodes in. Default: a new one,
-                and none for reserved capacity.
-            reserved: Start nodes in reserved capacity, which already has its place: a new group
-                would contradict it.
-            shell: Let hosts accept sessions of AWS Systems Manager.
+                but none for reserved capacity.
+            reserved: Start nodes in reserved capacity, whose placement is already fixed: a new
+                group would conflict with it.
+            shell: Let hosts accept AWS Systems Manager sessions.
             instance_tags: Tags of the instances.
         """
         super().__init__(scope, construct_id)
         if not 0 <= min_vcpus <= max_vcpus:
-            raise ValueError(f"min_vcpus must be 0 to max_vcpus={max_vcpus}, got {min_vcpus}")
+            raise ValueError(f"min_vcpus must be from 0 to max_vcpus={max_vcpus}, got {min_vcpus}")
         self.instance_role, profile = instance_profile(self, shell=shell)
+        self.placement_groups: Mapping[str, str] = {}
+        """Names of the created placement groups, by zone."""
         group = placement_group
         if group is None and not reserved:
-            group = zone_placement_group(self, network)
-        # Batch refuses groups of the environment beside interfaces of its template: "Either compute
-        # environment Security Groups or Network Interfaces in Launch template are exclusively
-        # allowed" (github.com/aws/aws-cdk/issues/21577). A task of a multi-node job has an
-        # interface of its own (awsvpc), with the environment's groups or, without any, the VPC's
-        # default group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
+            self.placement_groups = zone_placement_groups(self, network)
+            group = self.placement_groups[network.zone]
+        # Batch refuses security groups of the environment if its launch template lists interfaces:
+        # "Either compute environment Security Groups or Network Interfaces in Launch template are
+        # exclusively allowed" (github.com/aws/aws-cdk/issues/21577). A task of a multi-node job has
+        # an interface of its own (awsvpc), with the environment's groups or, without any, the VPC's
+        # default security group (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html).
         lists_interfaces = launch_template.lists_interfaces
         # L1: the L2 drops the launch template's version (Batch then uses version 1 forever) and
         # has no scale-down delay.
         self.environment = batch.CfnComputeEnvironment(
             self,
-            # Two ids: changing between the two kinds creates a new environment. It would not work
-            # in place, since groups that an update leaves out stay (UpdateComputeEnvironment, API
-            # reference: an empty list removes them, and CloudFormation sends none).
+            # Two ids, so that a launch template that starts or stops listing interfaces creates a
+            # new environment. An in-place update would keep omitted groups: only an empty list
+            # removes them, and CloudFormation sends none (UpdateComputeEnvironment, API reference).
             "Environment" if lists_interfaces else "EnvironmentWithGroups",
             type="MANAGED",
             state="ENABLED",
             # CloudFormation's default, true, would replace the environment on every change; with
-            # this allocation strategy and the service-linked role Batch updates it in place.
+            # this allocation strategy and the service-linked role, Batch updates it in place.
             replace_compute_environment=False,
             compute_resources=batch.CfnComputeEnvironment.ComputeResourcesProperty(
-                # Multi-node jobs run only on on-demand EC2.
+                # Multi-node jobs run on On-Demand EC2 only.
                 type="EC2",
                 allocation_strategy="BEST_FIT_PROGRESSIVE",
                 instance_types=[instance_type.name],
@@ -133,7 +136,7 @@ class TrainiumComputeEnvironment(Construct):
                     version=launch_template.version,
                 ),
                 ec2_configuration=[
-                    # There is no Neuron image type; this one only selects how ECS is set up.
+                    # Batch has no image type for Neuron; this one only selects the setup for ECS.
                     batch.CfnComputeEnvironment.Ec2ConfigurationObjectProperty(
                         image_type="ECS_AL2023", image_id_override=image_id
                     )
@@ -152,7 +155,7 @@ class TrainiumComputeEnvironment(Construct):
                 job_execution_timeout_minutes=UPDATE_TIMEOUT_MINUTES,
             ),
         )
-        # The agent can neither register nor deregister while its role has no policy.
+        # Without a policy on its role, the ECS agent can neither register nor deregister the host.
         self.environment.node.add_dependency(self.instance_role)
 
     @property
@@ -162,7 +165,7 @@ class TrainiumComputeEnvironment(Construct):
 
 
 class TrainingQueue(Construct):
-    """The queue of one compute environment."""
+    """The job queue of one compute environment."""
 
     def __init__(
         self,
@@ -172,7 +175,13 @@ class TrainingQueue(Construct):
         environment_arn: str,
         runnable_time_limit: cdk.Duration,
     ) -> None:
-        """Create the queue; it cancels jobs that cannot start after ``runnable_time_limit``."""
+        """Create the queue.
+
+        Args:
+            environment_arn: Compute environment of the queue.
+            runnable_time_limit: Time after which the job at the head of the queue is cancelled if
+                it is blocked for one of ``BLOCKED_REASONS``.
+        """
         super().__init__(scope, construct_id)
         self.queue = batch.CfnJobQueue(
             self,

@@ -1,4 +1,4 @@
-"""The compute environment of data and export jobs: ordinary instances, Spot by default."""
+"""The compute environment of data and export jobs: CPU instances, Spot by default."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from trainium_constructs.host_setup import cpu_host_user_data
 from trainium_constructs.launch_template import ROOT_DEVICE
 
 ROOT_VOLUME_GIB = 200
-"""Room for the unpacked training image and the shards that a job works on."""
+"""Enough for the unpacked training image and a job's shards."""
 
 
 class CpuComputeEnvironment(Construct):
-    """Instances that Batch starts for CPU jobs, in any zone that has them, and stops afterwards."""
+    """Instances that Batch starts for CPU jobs, in any zone, and terminates afterwards."""
 
     def __init__(
         self,
@@ -36,11 +36,11 @@ class CpuComputeEnvironment(Construct):
 
         Args:
             vpc: VPC of the instances.
-            subnets: Private subnets with a way to ECR, S3 and the internet; several zones give
-                Spot more to choose from.
-            instance_types: Types that Batch may choose from.
-            max_vcpus: Limit across all jobs that run at the same time.
-            spot: Use spare capacity, which EC2 may reclaim; such a job is retried.
+            subnets: Private subnets with a route to ECR, S3 and the internet; more zones give Spot
+                more choice.
+            instance_types: Instance types that Batch may choose from.
+            max_vcpus: Limit across all concurrent jobs.
+            spot: Use Spot Instances; a job whose instance EC2 reclaims is retried.
             instance_tags: Tags of the instances.
         """
         super().__init__(scope, construct_id)
@@ -48,7 +48,7 @@ class CpuComputeEnvironment(Construct):
             self, "Group", vpc=vpc, description="CPU jobs: HTTPS out", allow_all_outbound=False
         )
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "HTTPS")
-        # Some corpora are published over plain HTTP; downloads are checked by their sha256.
+        # Some corpora are published over plain HTTP; downloads are verified by sha256.
         group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTP, "HTTP")
         self.instance_role, profile = instance_profile(self)
         template = _launch_template(self, group)
@@ -72,7 +72,7 @@ class CpuComputeEnvironment(Construct):
                 launch_template=batch.CfnComputeEnvironment.LaunchTemplateSpecificationProperty(
                     launch_template_id=template.ref, version=template.attr_latest_version_number
                 ),
-                # Without an image id, Batch uses AWS's ECS-optimised image.
+                # Without an AMI ID, Batch uses AWS's ECS-optimized image.
                 ec2_configuration=[
                     batch.CfnComputeEnvironment.Ec2ConfigurationObjectProperty(
                         image_type="ECS_AL2023"
@@ -114,8 +114,8 @@ def _launch_template(scope: Construct, group: ec2.ISecurityGroup) -> ec2.CfnLaun
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",
-                # This stops containers on a bridge, which Batch does not create; jobs share the
-                # host's network, and user data keeps them off.
+                # Blocks instance metadata for containers with their own network. Batch's jobs share
+                # the host's network instead, where a rule in the user data blocks it.
                 http_put_response_hop_limit=1,
                 http_protocol_ipv6="disabled",
             ),

@@ -1,4 +1,4 @@
-"""The job definition of a CPU workload: one container on an ordinary instance."""
+"""The job definition of a CPU workload: one container on a CPU instance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHARED_MEMORY_MIB = 4096
 
 
 class CpuJob(Construct):
-    """The job definition of one CPU workload; a submission may turn it into an array."""
+    """The job definition of one CPU workload; a submission may make it an array job."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CpuJob(Construct):
 
         Args:
             workload: Workload to run.
-            image_uri: The training image; runs on any x86-64 host.
+            image_uri: The training image, which runs on any x86-64 host.
             time_limit: Time limit of one attempt.
             environment: Environment variables of the container.
             execution_role: Role with which the ECS agent pulls the image and writes the log.
@@ -52,7 +52,7 @@ class CpuJob(Construct):
             self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
         )
         requirement = batch.CfnJobDefinition.ResourceRequirementProperty
-        # L1, like the multi-node definition: both are made from the same parts.
+        # L1, like the multi-node definition, with which it shares code.
         self.definition = batch.CfnJobDefinition(
             self,
             "Definition",
@@ -63,8 +63,8 @@ class CpuJob(Construct):
             container_properties=batch.CfnJobDefinition.ContainerPropertiesProperty(
                 image=image_uri,
                 command=launch_command(workload.name),
-                # There is no Neuron device that only root may open, and the host's metadata service
-                # answers only root (cpu_host_setup.sh).
+                # Not root: there is no Neuron device to open, and only root can reach the host's
+                # metadata service (cpu_host_setup.sh).
                 user=_USER,
                 resource_requirements=[
                     requirement(type="VCPU", value=str(JOB_VCPUS)),
@@ -87,7 +87,7 @@ class CpuJob(Construct):
                 attempt_duration_seconds=round(time_limit.to_seconds())
             ),
             retry_strategy=batch.CfnJobDefinition.RetryStrategyProperty(
-                # A reclaimed Spot instance ends like a lost host.
+                # A reclaimed Spot instance looks like a lost host.
                 attempts=ATTEMPTS,
                 evaluate_on_exit=retry_rules(),
             ),

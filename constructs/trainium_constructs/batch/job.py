@@ -20,7 +20,7 @@ from trainium_constructs.nag import acknowledge_wildcard
 
 LOG_STREAM_PREFIX = "node"
 
-# The most rules that Batch evaluates.
+# Batch's maximum.
 MAX_RETRY_RULES = 5
 
 _HOST_VOLUME = "host"
@@ -31,11 +31,11 @@ _RuleProperty = batch.CfnJobDefinition.EvaluateOnExitProperty
 def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
     """Derive the retry rules from the table of exit codes.
 
-    Only endings that would repeat themselves are named: Batch retries what no rule matches (user
-    guide, automated job retries). So a main node that never started, because an image was not
-    pulled, a task interface not attached or the container engine too slow, gets another attempt,
-    however ECS words it, and five rules are enough. A lost host comes first, since the launcher
-    on it may have reported that it was stopped.
+    Apart from a lost host, only permanent failures are listed, because Batch retries anything that
+    matches no rule (user guide, automated job retries). Five rules are therefore enough, and a main
+    node that never started (image not pulled, task interface not attached, container engine too
+    slow) is retried regardless of ECS's message. A lost host comes first, because its launcher may
+    have exited with a final code.
     """
     rules = [
         _RuleProperty(action="RETRY", on_status_reason=HOST_LOST_REASON),
@@ -48,7 +48,7 @@ def retry_rules() -> list[batch.CfnJobDefinition.EvaluateOnExitProperty]:
 def environment_pairs(
     environment: Mapping[str, str],
 ) -> list[batch.CfnJobDefinition.EnvironmentProperty]:
-    """Environment of a container, in Batch's format."""
+    """Convert a container's environment to Batch's format."""
     return [
         batch.CfnJobDefinition.EnvironmentProperty(name=name, value=value)
         for name, value in environment.items()
@@ -58,7 +58,7 @@ def environment_pairs(
 def log_configuration(
     log_group: logs.ILogGroup,
 ) -> batch.CfnJobDefinition.LogConfigurationProperty:
-    """Log to ``log_group``, with one stream per container."""
+    """Return a configuration that logs to ``log_group``, with one stream per container."""
     return batch.CfnJobDefinition.LogConfigurationProperty(
         log_driver="awslogs",
         options={
@@ -70,7 +70,7 @@ def log_configuration(
 
 
 class JobExecutionRole(Construct):
-    """The role with which the ECS agent starts a container: to pull the image and log."""
+    """The role that the ECS agent assumes to pull a container's image and write its log."""
 
     def __init__(
         self,
@@ -88,7 +88,9 @@ class JobExecutionRole(Construct):
         log_group.grant_write(self.role)
         if repository is not None:
             repository.grant_pull(self.role)
-            acknowledge_wildcard(self.role, "*", "ecr:GetAuthorizationToken knows no resource")
+            acknowledge_wildcard(
+                self.role, "*", "ecr:GetAuthorizationToken has no resource-level permissions"
+            )
 
 
 class MultiNodeTrainingJob(Construct):
@@ -116,20 +118,20 @@ class MultiNodeTrainingJob(Construct):
             workload: Workload to run.
             instance_type: Type of the nodes; devices, vCPUs and memory follow from it.
             image_uri: The training image.
-            max_nodes: Most nodes; each submission chooses its own number.
+            max_nodes: Maximum number of nodes; each submission chooses its own.
             time_limit: Time limit of one attempt, for all nodes together.
             environment: Environment variables of every node.
-            execution_role: Role with which the ECS agent pulls the image and writes the log.
+            execution_role: Role that the ECS agent assumes to pull the image and write the log.
             log_group: Log group of the nodes.
-            host_folder: Folder of the host, mounted in the container under the same path.
+            host_folder: Folder on the host, mounted in the container at the same path.
             tags: Tags of the jobs.
         """
         super().__init__(scope, construct_id)
         self.job_role = iam.Role(
             self, "JobRole", assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com")
         )
-        # L1: the L2 closes the node range ("0:3"), after which no submission can ask for a
-        # different number of nodes.
+        # L1: the L2 sets the end of the node range ("0:3"), which would prevent submissions from
+        # overriding the number of nodes.
         self.definition = batch.CfnJobDefinition(
             self,
             "Definition",
@@ -213,12 +215,12 @@ def _container(
         if host_folder
         else None,
         linux_parameters=batch.CfnJobDefinition.LinuxParametersProperty(
-            # Reaps the processes that a killed launcher leaves.
+            # Reaps the processes that a killed launcher leaves behind.
             init_process_enabled=True,
             shared_memory_size=instance_type.shared_memory_mib,
-            # Path and permissions in the container default to the same path, and to read, write
-            # and mknod (AWS Batch API reference, Device); spelt out, they would be a quarter of
-            # all that every synthesis checks.
+            # Container path and permissions default to the same path, and to read, write and
+            # mknod (AWS Batch API reference, Device); spelled out, they would make up a quarter
+            # of the templates, which every synthesis checks.
             devices=[
                 batch.CfnJobDefinition.DeviceProperty(host_path=path)
                 for path in (
@@ -228,7 +230,7 @@ def _container(
             ],
         ),
         ulimits=[
-            # EFA registers memory, which pins it.
+            # EFA pins the memory that it registers.
             ulimit(name="memlock", soft_limit=-1, hard_limit=-1),
             ulimit(name="nofile", soft_limit=NOFILE, hard_limit=NOFILE),
         ],

@@ -1,6 +1,6 @@
-"""CDK constructs for training on AWS Trainium with Amazon EKS; imported only where used.
+"""CDK constructs for training on AWS Trainium with Amazon EKS.
 
-Their CDK modules load slowly; a deployment without a cluster saves that time.
+Imported only where used, because their CDK modules load slowly.
 """
 
 from trainium_constructs.eks.cluster import TrainingCluster

@@ -18,7 +18,7 @@ from constructs import Construct, IConstruct, IDependable
 from trainium_catalogue import kubernetes
 from trainium_catalogue.eks import ADD_ONS, POD_ADDRESSES, SPARE_ADDRESSES
 from trainium_constructs.eks.identity import PodRole
-from trainium_constructs.log_group import RetainedLogs
+from trainium_constructs.log_group import ExpiringLogGroup
 from trainium_constructs.nag import (
     acknowledge,
     acknowledge_managed_policy,
@@ -29,16 +29,16 @@ from trainium_constructs.network import EfaNetwork
 
 
 class ApiCallers(Construct):
-    """Two security groups: the control plane's, and that of the functions that call it."""
+    """Security groups of the control plane and of the functions that call it."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, ranges: Sequence[str]
     ) -> None:
         """Create the groups; addresses in ``ranges`` may also call the API."""
         super().__init__(scope, construct_id)
-        # Not the group that EKS creates, as the CDK would choose: the functions' interfaces are
-        # deleted late, so that EKS would delete its cluster but leave a group in use behind, and
-        # with it the VPC (aws/aws-k8s-tester pull request 416).
+        # Not the group that EKS creates, which the CDK uses by default: the functions' interfaces
+        # are deleted late, so EKS would delete the cluster but leave the group, and therefore the
+        # VPC, behind (aws/aws-k8s-tester pull request 416).
         self.functions = ec2.SecurityGroup(
             self,
             "Functions",
@@ -59,7 +59,7 @@ _CNI_POLICY = "AmazonEKS_CNI_Policy"
 
 
 class TrainingCluster(Construct):
-    """A cluster without nodes: its API answers, but DNS and pod networks wait for nodes."""
+    """A cluster without nodes: its API works, but DNS and pod networking need nodes."""
 
     def __init__(
         self,
@@ -79,16 +79,17 @@ class TrainingCluster(Construct):
         """Create the cluster.
 
         Args:
-            cluster_name: Prefix of a physical name, by which EKS finds the control plane's log
-                group: created here, the group has a retention and goes with the stack.
+            cluster_name: Prefix of the cluster's physical name, from which EKS derives the name of
+                the control plane's log group. The group is created here, so that it has a retention
+                period and is deleted with the stack.
             kubernetes_version: Minor version, such as ``1.35``.
-            network: Subnets of the control plane, in at least two zones. All are given from the
-                start, because a cluster accepts none in another zone later
+            network: Subnets of the control plane, in at least two zones. All are set from the
+                start, because a cluster accepts no subnet in another zone later
                 (github.com/aws/containers-roadmap/issues/2330).
-            endpoint_cidrs: Addresses that may call the API from outside the VPC; empty: none.
-            inside_cidrs: Addresses that may call it through the VPC, besides the nodes'.
+            endpoint_cidrs: Addresses that may call the API from outside the VPC.
+            inside_cidrs: Addresses other than the nodes' that may call it through the VPC.
             admin_arns: Roles and users with full access to the cluster.
-            submitter_arns: Roles and users with the rights that ``submitters`` defines.
+            submitter_arns: Roles and users with the permissions of ``manifests.submitters``.
             log_retention_days: Retention of the control plane's logs.
             add_on_versions: Versions of EKS's add-ons that override the pinned ones, by name.
         """
@@ -96,7 +97,7 @@ class TrainingCluster(Construct):
         self.kubernetes_version = kubernetes_version
         self._add_on_versions = add_on_versions or {}
         cluster_name = _unique(cluster_name, cdk.Stack.of(self))
-        logs = RetainedLogs(
+        logs = ExpiringLogGroup(
             self, "Logs", retention_days=log_retention_days, name=f"/aws/eks/{cluster_name}/cluster"
         )
         callers = ApiCallers(self, "Callers", vpc=network.vpc, ranges=inside_cidrs)
@@ -114,23 +115,24 @@ class TrainingCluster(Construct):
                 if endpoint_cidrs
                 else access.PRIVATE
             ),
-            # Since 1.28 EKS encrypts all API data with a key that it owns. This one stays for the
-            # clusters that have it: EKS cannot disable it, and CloudFormation would replace them
-            # (template reference, AWS::EKS::Cluster EncryptionConfig).
+            # Kept for existing clusters: EKS cannot disable encryption with this key, so without it
+            # CloudFormation would replace them (template reference, AWS::EKS::Cluster
+            # EncryptionConfig). Since 1.28 EKS encrypts all API data with a key that it owns.
             secrets_encryption_key=kms.Key(
                 self,
                 "Secrets",
                 description=f"secrets of the EKS cluster of {self.node.path}",
                 enable_key_rotation=True,
                 removal_policy=cdk.RemovalPolicy.DESTROY,
-                # The shortest that KMS allows; a key that is pending deletion costs nothing.
+                # KMS's minimum; a key pending deletion costs nothing.
                 pending_window=cdk.Duration.days(7),
             ),
             cluster_logging=list(eks.ClusterLoggingTypes),
-            # We manage the nodes; the default is Auto Mode, which does not support EFA.
+            # The default is Auto Mode, in which neither placement groups nor single EFA interfaces
+            # can be configured (EKS User Guide, device-management-efa).
             default_capacity_type=eks.DefaultCapacityType.NODEGROUP,
             default_capacity=0,
-            # The template lists who has access; whoever happens to deploy gets none by that.
+            # Only the template grants access; deploying the cluster does not.
             bootstrap_cluster_creator_admin_permissions=False,
             bootstrap_self_managed_addons=False,
             kubectl_provider_options=eks.KubectlProviderOptions(
@@ -141,14 +143,15 @@ class TrainingCluster(Construct):
         )
         resource = cluster.node.default_child
         assert isinstance(resource, cdk.CfnResource)
-        # By default a version whose standard support has ended is billed at six times the price.
+        # By default a version past standard support is billed at six times the price.
         resource.add_property_override("UpgradePolicy.SupportType", "STANDARD")
-        # First in, last out: otherwise the control plane creates another, which nobody deletes.
+        # Created first and deleted last: CloudFormation would never delete a log group that the
+        # control plane creates.
         cluster.node.add_dependency(logs)
         for index, arn in enumerate(admin_arns):
             cluster.grant_cluster_admin(f"Admin{index}", arn)
         for index, arn in enumerate(submitter_arns):
-            # L1: the L2 requires one of EKS's access policies, and none is as narrow.
+            # L1: the L2 requires one of EKS's access policies, none of which is narrow enough.
             eks.CfnAccessEntry(
                 self,
                 f"Submitter{index}",
@@ -159,14 +162,14 @@ class TrainingCluster(Construct):
             )
         acknowledge_cluster(cluster)
         functions = cluster.node.find_child("KubectlProvider")
-        # The functions need the rules that admit them until the last object is deleted.
+        # The functions need their ingress rules until the last object is deleted.
         functions.node.add_dependency(callers)
-        _end_logs_of(functions, log_retention_days)
+        _limit_retention(functions, log_retention_days)
         # jsii's Python class lacks an optional member of the interface.
         self.cluster = cast("eks.ICluster", cluster)
-        self._add_networks()
+        self._add_core_add_ons()
 
-    def _add_networks(self) -> None:
+    def _add_core_add_ons(self) -> None:
         agent = self.add_on("PodIdentity", "eks-pod-identity-agent")
         pods = PodRole(
             self, "Networks", cluster=self.cluster, namespace="kube-system", account="aws-node"
@@ -175,13 +178,13 @@ class TrainingCluster(Construct):
         acknowledge_managed_policy(
             pods.role,
             _CNI_POLICY,
-            "AWS keeps this policy in step with what its network plug-in needs",
+            "AWS maintains this policy for its network plugin",
         )
         networks = self.add_on(
             "PodNetworks",
             "vpc-cni",
-            # By default it takes all addresses of one more interface, 50 on a trn1.32xlarge,
-            # before any pod needs them (amazon-vpc-cni-k8s, eni-and-ip-target.md).
+            # By default it allocates a spare interface's addresses, 50 on a trn1.32xlarge, before
+            # any pod needs them (amazon-vpc-cni-k8s, eni-and-ip-target.md).
             values={
                 "env": {
                     "MINIMUM_IP_TARGET": str(POD_ADDRESSES),
@@ -190,8 +193,8 @@ class TrainingCluster(Construct):
             },
         )
         proxy = self.add_on("Proxy", "kube-proxy")
-        # Turns errors of chips, kernel, network and storage into conditions of the node, on which
-        # EKS's node auto repair acts.
+        # Reports errors of chips, kernel, network and storage as node conditions, on which EKS's
+        # node auto repair acts.
         self.add_on("Monitoring", "eks-node-monitoring-agent")
         self.before_nodes: tuple[IDependable, ...] = (agent, pods, networks, proxy)
         """Resources that must exist before a node can become ready."""
@@ -204,9 +207,9 @@ class TrainingCluster(Construct):
         values: Mapping[str, Any] | None = None,
         after: Sequence[IDependable] = (),
     ) -> eks.CfnAddon:
-        """Install one of EKS's own add-ons, in the version pinned for this Kubernetes."""
+        """Install one of EKS's own add-ons, in the version pinned for the Kubernetes version."""
         pinned = ADD_ONS[name][self.kubernetes_version]
-        # L1: its deletion also removes what the add-on created, and the L2 has nothing we need.
+        # L1: its deletion also removes the add-on's objects, and the L2 adds nothing.
         add_on = eks.CfnAddon(
             self,
             construct_id,
@@ -221,44 +224,46 @@ class TrainingCluster(Construct):
 
 
 def _unique(name: str, stack: cdk.Stack) -> str:
-    """Add a suffix to ``name`` that no other stack has, not even the next one of the same name.
+    """Add a suffix to ``name`` that is unique even among successive stacks of the same name.
 
-    A late record from a deleted control plane re-creates its log group, whatever its role allows
-    (terraform-aws-modules/terraform-aws-eks issue 2446); under the same name, the next deployment
-    would find a log group that is not its own, and fail.
+    A late record from a deleted control plane recreates its log group, whatever its role allows
+    (terraform-aws-modules/terraform-aws-eks issue 2446). The next deployment of the same name would
+    then fail because the log group exists.
     """
     # arn:aws:cloudformation:us-west-2:111122223333:stack/name/1a2b3c4d-...
     own = cdk.Fn.select(2, cdk.Fn.split("/", stack.stack_id))
     return cdk.Fn.join("-", [name, cdk.Fn.select(0, cdk.Fn.split("-", own))])
 
 
-def _end_logs_of(functions: IConstruct, retention_days: int) -> None:
-    """Limit the retention of the CDK functions' logs, which by default stay forever."""
+def _limit_retention(functions: IConstruct, retention_days: int) -> None:
+    """Limit the retention of the CDK functions' logs, and delete the log groups with the stack."""
     for construct in functions.node.find_all():
         if isinstance(construct, cdk_logs.CfnLogGroup):
             construct.retention_in_days = retention_days
             construct.apply_removal_policy(cdk.RemovalPolicy.DESTROY)
 
 
-_KEPT_BY_AWS = "AWS keeps this policy in step with what its service needs"
+_MAINTAINED_BY_AWS = "AWS maintains this policy for its service"
 
 
 def acknowledge_cluster(cluster: eks.Cluster) -> None:
     """Acknowledge the findings about the cluster and the functions that run kubectl and helm."""
-    acknowledge_managed_policy(cluster.role, "AmazonEKSClusterPolicy", _KEPT_BY_AWS)
+    acknowledge_managed_policy(cluster.role, "AmazonEKSClusterPolicy", _MAINTAINED_BY_AWS)
     _acknowledge_functions(cluster.node.find_child("KubectlProvider"))
 
 
 def _acknowledge_functions(provider: IConstruct) -> None:
-    """Acknowledge what the CDK gives its functions: own roles, a VPC, access to public charts."""
+    """Acknowledge the permissions that the CDK grants its functions."""
     handler = provider.node.find_child("Handler")
     framework = provider.node.find_child("Provider").node.find_child("framework-onEvent")
     for function in (handler, framework):
         for policy in ("AWSLambdaBasicExecutionRole", "AWSLambdaVPCAccessExecutionRole"):
-            acknowledge_managed_policy(function, f"service-role/{policy}", _KEPT_BY_AWS)
-    acknowledge_managed_policy(handler, "AmazonEC2ContainerRegistryReadOnly", _KEPT_BY_AWS)
-    acknowledge(handler, f"AwsSolutions-IAM4[Policy::{_public_registry(handler)}]", _KEPT_BY_AWS)
-    acknowledge(handler, "AwsSolutions-L1", "the CDK pins the runtime that its own code runs on")
+            acknowledge_managed_policy(function, f"service-role/{policy}", _MAINTAINED_BY_AWS)
+    acknowledge_managed_policy(handler, "AmazonEC2ContainerRegistryReadOnly", _MAINTAINED_BY_AWS)
+    acknowledge(
+        handler, f"AwsSolutions-IAM4[Policy::{_public_registry(handler)}]", _MAINTAINED_BY_AWS
+    )
+    acknowledge(handler, "AwsSolutions-L1", "the CDK pins the runtime of its own code")
     resource = handler.node.default_child
     assert isinstance(resource, cdk.CfnResource)
     arn = spelling_of(resource.get_att("Arn").to_string(), owner=handler, reader=handler)
@@ -266,7 +271,7 @@ def _acknowledge_functions(provider: IConstruct) -> None:
 
 
 def _public_registry(handler: IConstruct) -> str:
-    """Spell, as cdk-nag does, the policy that exists only in the partition ``aws``."""
+    """Format the ARN of the policy that exists only in partition ``aws``, as cdk-nag does."""
     condition = handler.node.find_child("HasEcrPublic")
     assert isinstance(condition, cdk.CfnCondition)
     stack = cdk.Stack.of(handler)

@@ -1,4 +1,4 @@
-"""The contents of a cluster, installed in an order that can be undone in reverse."""
+"""The contents of a cluster, installed in an order whose reverse is safe for deletion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainium_catalogue import kubernetes
 from trainium_catalogue.charts import CHARTS, VOLCANO_VERSION, eks_registry
 from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.kubernetes import TAINT
-from trainium_constructs.eks import manifests, node_logs, watching
+from trainium_constructs.eks import manifests, monitoring, node_logs
 from trainium_constructs.eks.cluster import TrainingCluster
 from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
@@ -34,19 +34,19 @@ class ClusterSettings:
     max_nodes: int
     region: str
     log_group: aws_logs.ILogGroup
-    """Group that the nodes send the logs of pods to."""
+    """Group to which the nodes send the logs of pods."""
     lustre: LustreMount | None = None
     chart_versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions that override the pinned ones, by our name for the chart."""
+    """Versions that override the pinned ones, by our chart names."""
     image_registry: str | None = None
-    """Registry with Volcano's images. Default: Docker Hub, as in its chart."""
+    """Registry of Volcano's images. Default: Docker Hub, as in its chart."""
 
 
 class ClusterContents(Construct):
-    """DNS, charts, the jobs' namespace with its queue, and the monitoring.
+    """DNS, charts, the jobs' namespace with its queue, and monitoring.
 
-    CloudFormation deletes in reverse order of creation: first the namespace and with it every job
-    and pod, while Volcano is still there to end them; then the charts; then the nodes.
+    CloudFormation deletes in reverse order of creation: first the namespace with all jobs and
+    pods, while Volcano still runs to end them; then the charts; then the nodes.
     """
 
     def __init__(
@@ -65,20 +65,21 @@ class ClusterContents(Construct):
             cluster: Cluster to install into.
             settings: Choices that determine the contents.
             accounts: Service accounts in the jobs' namespace.
-            after: Node groups, and roles of those accounts, to wait for.
+            after: Node groups, and roles of those accounts, that must exist first.
         """
         super().__init__(scope, construct_id)
         self._cluster, self._settings = cluster, settings
         dns = cluster.add_on("Dns", "coredns", after=after)
         self.charts = self._install_charts((*after, dns))
-        # Deleted after the jobs, whose last lines it sends.
+        # Deleted after the jobs, so that the agent can send their last log lines.
         logs = self._apply("Logs", self._node_logs(), after=[*after, self._log_writer()])
-        # The namespace together with its contents: a claim goes with the last pod that mounts it.
-        everything = [self._namespace(), *self._jobs(accounts)]
-        jobs = self._apply("Jobs", everything, after=[*self.charts.values(), logs])
-        self._apply("Watching", self._watching(), after=[jobs])
-        # Not together with the jobs' namespace: Volcano's webhook checks queues, and its pod counts
-        # as ready before it listens (Volcano 1.15.1, admission.yaml: no readiness probe).
+        # One manifest for the namespace and its contents: Kubernetes deletes a volume claim only
+        # after the last pod that uses it.
+        objects = [self._namespace(), *self._jobs(accounts)]
+        jobs = self._apply("Jobs", objects, after=[*self.charts.values(), logs])
+        self._apply("Watching", self._monitoring(), after=[jobs])
+        # Separate from the jobs' namespace: Volcano's webhook validates queues, but its pod is
+        # ready before it listens (Volcano 1.15.1, admission.yaml: no readiness probe).
         queue = manifests.volcano_queue(settings.instance_type, settings.max_nodes)
         self._apply("Queue", [queue], after=[jobs])
 
@@ -107,7 +108,7 @@ class ClusterContents(Construct):
         return installed
 
     def _log_writer(self) -> PodRole:
-        """Let the nodes' agent write to the one log group, which it cannot create."""
+        """Let the nodes' agent write to the log group, which it cannot create."""
         pods = PodRole(
             self,
             "LogWriter",
@@ -133,13 +134,13 @@ class ClusterContents(Construct):
         return manifests.namespace(
             kubernetes.NAMESPACE,
             deployment=self._settings.deployment,
-            # Neuron's runtime runs as root; no other rule of "restricted" has to be broken.
+            # Neuron's runtime runs as root; apart from that, the pods would meet "restricted".
             enforce="baseline",
             kubernetes_version=self._settings.kubernetes_version,
         )
 
     def _privileged(self, name: str) -> Manifest:
-        """A namespace for pods that read devices or files of the host."""
+        """Build a namespace for pods that read the host's devices or files."""
         return manifests.namespace(
             name,
             deployment=self._settings.deployment,
@@ -149,23 +150,23 @@ class ClusterContents(Construct):
 
     def _jobs(self, accounts: Sequence[str]) -> list[Manifest]:
         settings = self._settings
-        made = [
+        objects = [
             manifests.resource_quota(settings.instance_type, settings.max_nodes),
             *manifests.submitters(),
             *(manifests.service_account(account) for account in accounts),
         ]
         if settings.lustre:
-            made += [
+            objects += [
                 manifests.lustre_volume(settings.lustre),
                 manifests.lustre_claim(settings.lustre),
             ]
-        return made
+        return objects
 
-    def _watching(self) -> list[Manifest]:
+    def _monitoring(self) -> list[Manifest]:
         settings = self._settings
         return [
-            self._privileged(watching.MONITOR),
-            *watching.neuron_monitor(instance_type=settings.instance_type.name),
+            self._privileged(monitoring.MONITOR),
+            *monitoring.neuron_monitor(instance_type=settings.instance_type.name),
         ]
 
     def _apply(
@@ -186,13 +187,13 @@ def _chart_values(
     volcano_version: str = VOLCANO_VERSION,
     volcano_registry: str | None = None,
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Return the values that differ from the defaults of each chart that the type needs."""
+    """Return the non-default values of each chart that the type needs."""
     values: dict[str, Mapping[str, Any]] = {
         "neuron": {
-            # Named, so that a chart that does not know the type yet runs on it too.
+            # Explicit, so that a chart that is older than the instance type runs on it too.
             "neuronInstances": [instance_type],
             "devicePlugin": {"tolerations": _ON_TRAINIUM},
-            # A pod takes a whole node: there is no device to choose among.
+            # A pod uses a whole node, so there are no devices to choose from.
             "scheduler": {"enabled": False, "customScheduler": {"enabled": False}},
             # EKS's node monitoring agent reads the same four errors from the kernel's log, and EKS
             # acts on them (aws/eks-node-monitoring-agent, monitors/neuron/monitor.go).
@@ -200,12 +201,12 @@ def _chart_values(
         },
         "fsx": {
             "controller": {
-                # It would ask the metadata service, which pods cannot reach.
+                # Otherwise it calls the metadata service, which pods cannot reach.
                 "region": region,
                 "replicaCount": 1,
             },
             "node": {
-                # With the region and the node's name, which the chart gives, the node plugin needs
+                # With the region and the node's name, which the chart sets, the node plugin needs
                 # no metadata service (aws-fsx-csi-driver, pkg/driver/node.go): at hop limit 1 it
                 # would start only after all attempts to reach it had failed.
                 "region": region,
@@ -220,12 +221,12 @@ def _chart_values(
                 "image_pull_policy": "IfNotPresent",
                 **({"image_registry": volcano_registry} if volcano_registry else {}),
             },
-            # Nothing to set: it tolerates no taint, so it stays on the system nodes.
+            # It tolerates no taint, so it stays on the system nodes.
         },
     }
     if efa:
         values["efa"] = {
-            # Its own list tolerates only CriticalAddonsOnly.
+            # By default it tolerates only CriticalAddonsOnly.
             "tolerations": _ON_TRAINIUM,
             "image": {"repository": f"{eks_registry(region)}/eks/aws-efa-k8s-device-plugin"},
         }
@@ -240,7 +241,7 @@ def _install(
     values: Mapping[str, Any],
     version: str | None = None,
 ) -> eks.HelmChart:
-    """Install a chart from the catalogue and wait until it runs."""
+    """Install a chart from the catalogue and wait until it is ready."""
     chart = CHARTS[name]
     return eks.HelmChart(
         scope,
@@ -254,8 +255,8 @@ def _install(
         create_namespace=chart.namespace != "kube-system",
         values=dict(values),
         wait=True,
-        # Helm applies it to each operation: a chart's hooks, then what they precede. The function
-        # that runs helm times out after 15 minutes without telling CloudFormation; two operations
-        # and the chart's download have to fit.
+        # Helm applies it to each operation: a chart's hooks, then its resources. The function that
+        # runs helm times out after 15 minutes without notifying CloudFormation; two operations and
+        # the chart's download have to fit.
         timeout=cdk.Duration.minutes(6),
     )

@@ -8,9 +8,9 @@ from constructs import Construct
 
 
 class PodRole(Construct):
-    """Credentials that pods get from EKS, not from their node.
+    """A role whose credentials pods get from EKS, not from their node.
 
-    Pods get them at creation, so anything that creates pods must depend on this.
+    Pods get them at creation, so anything that creates pods must depend on this construct.
     """
 
     def __init__(
@@ -22,7 +22,7 @@ class PodRole(Construct):
         namespace: str,
         account: str,
     ) -> None:
-        """Create a role, still without rights, for service account ``account`` in ``namespace``."""
+        """Create a role without permissions for service account ``account`` in ``namespace``."""
         super().__init__(scope, construct_id)
         service = iam.ServicePrincipal("pods.eks.amazonaws.com").with_conditions(
             # EKS sets these tags on each session (EKS User Guide, Pod Identity, role trust policy

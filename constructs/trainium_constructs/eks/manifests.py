@@ -1,4 +1,4 @@
-"""The objects that the stack creates in the cluster, as plain data; the tests validate them."""
+"""Manifests of the objects that the stack creates in the cluster, as plain data."""
 
 from __future__ import annotations
 
@@ -6,28 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainium_catalogue import kubernetes
-from trainium_catalogue.contract import LUSTRE_MOUNT
 from trainium_catalogue.instances import InstanceType
 from trainium_constructs.lustre import LustreMount
 
 Manifest = dict[str, Any]
 
-_LUSTRE_SIZE: Mapping[str, Any] = {
-    # Fixed, whatever the file system's size: nothing enforces it here, and the claim of a volume
-    # that was not provisioned can never grow (Kubernetes, expanding persistent volume claims).
+_LUSTRE_VOLUME: Mapping[str, Any] = {
+    # Fixed, regardless of the file system's size: it is not enforced, and a claim bound to a
+    # statically provisioned volume cannot grow (Kubernetes, expanding persistent volume claims).
     "capacity": {"storage": "1200Gi"},
     "accessModes": ["ReadWriteMany"],
-    # No class: nothing is to be provisioned.
+    # Disables dynamic provisioning.
     "storageClassName": "",
 }
 
-# CPUs besides the nodes' pods: for pods that a user starts to look around.
+# Headroom for a user's debugging pods.
 _SPARE_CPUS = 16
 _SPARE_MEMORY_MIB = 65_536
 
 
 def namespace(name: str, *, deployment: str, enforce: str, kubernetes_version: str) -> Manifest:
-    """A namespace with Pod Security labels; what is not enforced is still reported."""
+    """Build a namespace with Pod Security labels; violations that it allows are still reported."""
     version = f"v{kubernetes_version}"
     levels = {"enforce": enforce, "audit": "restricted", "warn": "restricted"}
     return {
@@ -48,7 +47,7 @@ def namespace(name: str, *, deployment: str, enforce: str, kubernetes_version: s
 
 
 def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
-    """Add up the requests of the pods of all nodes."""
+    """Add up the resource requests of the pods on all nodes."""
     return {
         name: f"{nodes * int(quantity.removesuffix('Mi'))}{'Mi' if quantity.endswith('Mi') else ''}"
         for name, quantity in kubernetes.pod_resources(instance_type).items()
@@ -56,7 +55,7 @@ def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
 
 
 def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
-    """Limit the namespace to the node group's capacity, and allow no access from outside."""
+    """Limit the namespace to the capacity of all nodes plus a reserve; forbid exposed services."""
     total = total_resources(instance_type, max_nodes)
     cpu = int(total.pop("cpu")) + _SPARE_CPUS
     memory = int(total.pop("memory").removesuffix("Mi")) + _SPARE_MEMORY_MIB
@@ -78,7 +77,7 @@ def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
 
 
 def volcano_queue(instance_type: InstanceType, max_nodes: int) -> Manifest:
-    """The jobs' queue, as large as all nodes, so that a larger gang waits outside."""
+    """Build the jobs' queue, which admits no gang larger than the capacity of all nodes."""
     return {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
         "kind": "Queue",
@@ -92,7 +91,7 @@ def volcano_queue(instance_type: InstanceType, max_nodes: int) -> Manifest:
 
 
 def service_account(name: str, *, namespace: str = kubernetes.NAMESPACE) -> Manifest:
-    """An account whose pods get AWS credentials, and the cluster's only on request."""
+    """Build a service account whose pods mount no API token unless they opt in."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -102,25 +101,25 @@ def service_account(name: str, *, namespace: str = kubernetes.NAMESPACE) -> Mani
 
 
 def lustre_name(mount: LustreMount) -> str:
-    """Name of the volume and of its claim, new for another file system.
+    """Return the name of the volume and of its claim, which depends on the file system.
 
-    Kubernetes refuses another source for a volume, and another volume for a claim.
+    Both are replaced with it: the source of a volume and the volume of a claim are immutable.
     """
     return f"{kubernetes.LUSTRE_CLAIM}-{mount.file_system_id}-{mount.mount_name}"
 
 
 def lustre_volume(mount: LustreMount) -> Manifest:
-    """A volume for the file system, which exists before the cluster and independently of it."""
+    """Build a volume for the file system, which exists independently of the cluster."""
     name = lustre_name(mount)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolume",
         "metadata": {"name": name},
         "spec": {
-            **_LUSTRE_SIZE,
+            **_LUSTRE_VOLUME,
             "volumeMode": "Filesystem",
             "persistentVolumeReclaimPolicy": "Retain",
-            # flock: writers of HDF5 or SQLite lock their files.
+            # flock: HDF5 and SQLite lock the files that they open.
             "mountOptions": ["flock"],
             "claimRef": {"name": name, "namespace": kubernetes.NAMESPACE},
             "csi": {
@@ -133,29 +132,23 @@ def lustre_volume(mount: LustreMount) -> Manifest:
 
 
 def lustre_claim(mount: LustreMount) -> Manifest:
-    """The claim that pods mount."""
+    """Build the claim that pods mount."""
     name = lustre_name(mount)
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": name, "namespace": kubernetes.NAMESPACE},
         "spec": {
-            "accessModes": _LUSTRE_SIZE["accessModes"],
-            "storageClassName": _LUSTRE_SIZE["storageClassName"],
+            "accessModes": _LUSTRE_VOLUME["accessModes"],
+            "storageClassName": _LUSTRE_VOLUME["storageClassName"],
             "volumeName": name,
-            "resources": {"requests": _LUSTRE_SIZE["capacity"]},
+            "resources": {"requests": _LUSTRE_VOLUME["capacity"]},
         },
     }
 
 
-def lustre_mounts(mount: LustreMount) -> tuple[Manifest, Manifest]:
-    """A pod's volume and its container's read-only mount of the claim."""
-    volume = {"name": "lustre", "persistentVolumeClaim": {"claimName": lustre_name(mount)}}
-    return volume, {"name": "lustre", "mountPath": LUSTRE_MOUNT, "readOnly": True}
-
-
 def node_request() -> Manifest:
-    """An empty ConfigMap in which users ask the node scaler for a number of nodes."""
+    """Build an empty ConfigMap in which users request a number of nodes."""
     metadata = {"name": kubernetes.NODE_REQUEST, "namespace": kubernetes.NAMESPACE}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
 
@@ -163,23 +156,23 @@ def node_request() -> Manifest:
 SUBMITTER = "trainium-submitter"
 
 _READ = ["get", "list", "watch"]
-# Since Kubernetes 1.35 a websocket's GET also needs the right to create (feature gate
-# AuthorizePodWebsocketUpgradeCreatePermission); before, either one was enough.
+# Since Kubernetes 1.35, a WebSocket GET request also needs the verb create (feature gate
+# AuthorizePodWebsocketUpgradeCreatePermission); before, either verb was enough.
 _CONNECT = ["get", "create"]
 
 
 def submitters() -> list[Manifest]:
-    """A role in the jobs' namespace and a cluster role, both bound to the group.
+    """Build a role in the jobs' namespace and a cluster role, both bound to the group.
 
-    Whoever may create jobs can run any image as any service account of the namespace, and whoever
-    may enter pods can use their credentials: for the bucket, but for nothing of the cluster's own.
+    A user who may create jobs can run any image as any service account of the namespace, and a
+    user who may exec into pods can use their credentials: for the bucket, not for the cluster.
     """
     return [
         _role(
             "Role",
             [
-                # delete and the status: for torchx delete and cancel, and for a job between two
-                # attempts, which Volcano leaves alone until its phase is changed.
+                # For torchx delete and cancel. Cancel writes the status, as does stopping a job
+                # between attempts, when Volcano ignores commands.
                 _rule("batch.volcano.sh", ["jobs"], [*_READ, "create", "patch", "delete"]),
                 _rule("batch.volcano.sh", ["jobs/status"], ["get", "update", "patch"]),
                 _rule("bus.volcano.sh", ["commands"], ["create"]),
@@ -208,7 +201,7 @@ def submitters() -> list[Manifest]:
 
 
 def _metadata(kind: str) -> Manifest:
-    """Metadata that places an object in the jobs' namespace, unless its kind has none."""
+    """Build metadata in the jobs' namespace, unless the kind is cluster-scoped."""
     inside = {} if kind.startswith("Cluster") else {"namespace": kubernetes.NAMESPACE}
     return {"name": SUBMITTER, **inside}
 

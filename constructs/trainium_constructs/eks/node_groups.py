@@ -1,4 +1,4 @@
-"""The node groups: Trainium nodes for jobs, and a few ordinary nodes for the add-ons."""
+"""The node groups: Trainium nodes for jobs, and system nodes for the add-ons."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from trainium_constructs.launch_template import (
     tag_specifications,
 )
 from trainium_constructs.nag import acknowledge_managed_policy
-from trainium_constructs.network import EfaNetwork, zone_placement_group
+from trainium_constructs.network import EfaNetwork, zone_placement_groups
 from trainium_constructs.shell import allow_sessions
 
 SYSTEM_LABEL = {"trainium/nodes": "system"}
-# Room for the add-ons' images and the training image, which the node scaler runs.
+# For the add-ons' images and the training image, which the node scaler runs.
 _SYSTEM_VOLUME_GIB = 100
 
-# For the kubelet only: pods have their own roles, the network plug-in included.
+# For the kubelet only: pods, including the network plugin, have their own roles.
 _NODE_POLICIES = ("AmazonEKSWorkerNodePolicy", "AmazonEC2ContainerRegistryPullOnly")
 
-# A container inherits containerd's limit on locked memory. The image leaves that at systemd's
-# 8 MiB and sets only open files (amazon-eks-ami, base-runtime-spec.json). EFA and the
-# Neuron runtime lock gigabytes, and a pod cannot ask for a limit (kubernetes/kubernetes#3595).
+# A container inherits containerd's limit on locked memory. The AMI leaves it at systemd's
+# 8 MiB and raises only the limit on open files (amazon-eks-ami, base-runtime-spec.json). EFA and
+# the Neuron runtime lock gigabytes, and a pod cannot set its limits (kubernetes/kubernetes#3595).
 _SCRIPT = """\
 #!/bin/bash
 set -euo pipefail
@@ -69,44 +69,47 @@ class TrainiumNodeGroup(Construct):
         Args:
             cluster: Cluster of the nodes.
             instance_type: Type of every node.
-            network: Subnet of the nodes, and the group that EFA needs.
+            network: Subnet of the nodes, and EFA's security group.
             layout: Kind of the secondary interfaces.
-            host_image_version: Pinned release of the EKS-optimised Neuron image.
+            host_image_version: Pinned release of the EKS-optimized Neuron AMI.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
-            nodes: Initial number of nodes; it changes without a deployment.
-            max_nodes: Most nodes.
-            reservation: Capacity to use. Default: on demand.
-            placement_group: Existing cluster placement group to start nodes in. Default: a new one,
-                and none for reserved capacity.
-            shell: Let hosts accept sessions of AWS Systems Manager.
-            instance_tags: Tags of the instances, which a managed node group does not set itself.
+            nodes: Initial number of nodes, which the node scaler changes later.
+            max_nodes: Maximum number of nodes.
+            reservation: Capacity to use. Default: On-Demand Instances.
+            placement_group: Existing cluster placement group to launch nodes in. Default: a new
+                one, but none for reserved capacity.
+            shell: Let hosts accept AWS Systems Manager sessions.
+            instance_tags: Tags of the instances, which a managed node group does not set.
         """
         super().__init__(scope, construct_id)
-        # Reserved capacity already has its place; a new group would contradict it.
+        # Reserved capacity already has its placement; a new group would conflict with it.
         group = placement_group
+        self.placement_groups: Mapping[str, str] = {}
+        """Names of new placement groups by zone, for node groups in other zones."""
         if group is None and reservation is None:
-            group = zone_placement_group(self, network)
+            self.placement_groups = zone_placement_groups(self, network)
+            group = self.placement_groups[network.zone]
         template = EfaLaunchTemplate(
             self,
             "Node",
             instance_type=instance_type,
             layout=layout,
-            # Groups in a template replace the cluster's group on the nodes, which would then reach
+            # A template's groups replace the cluster's group, without which nodes would reach
             # neither the API nor each other's pods (EKS User Guide, launch templates).
             security_groups=[cluster.cluster.cluster_security_group, network.security_group],
             user_data=_user_data(),
             root_volume_gib=root_volume_gib,
             reservation=reservation,
-            # The L2 refuses Trainium types beside the Neuron image (aws-cdk, managed-nodegroup.ts)
-            # and installs a Neuron plug-in from 2021 when it sees one.
+            # The L2 refuses Trainium types with the Neuron AMI (aws-cdk, managed-nodegroup.ts)
+            # and installs a Neuron plugin from 2021 for them.
             set_instance_type=True,
             placement_group_name=group,
             instance_tags=instance_tags,
-            # At 2, a pod could take the node's role (EKS Best Practices Guide, restrict access to
-            # the instance profile). Pods that need the metadata service have the host's network:
-            # vpc-cni, kube-proxy, the Pod Identity agent, EFA's plugin. Neuron's plugin works
-            # without: AWS's workshop runs its chart on Karpenter's nodes, whose limit is 1
-            # (github.com/aws-samples/eks-workshop-v2, nodepool-trn1.yaml).
+            # With 2 hops, a pod could use the node's role (EKS Best Practices Guide, restrict
+            # access to the instance profile). Pods that need the metadata service use the host
+            # network: vpc-cni, kube-proxy, the Pod Identity agent, EFA's device plugin. Neuron's
+            # plugin works without it: AWS's workshop runs its chart on Karpenter's nodes, whose
+            # limit is 1 (github.com/aws-samples/eks-workshop-v2, nodepool-trn1.yaml).
             metadata_hops=1,
         )
         is_block = reservation is not None and reservation.is_block
@@ -121,7 +124,7 @@ class TrainiumNodeGroup(Construct):
             ami_type=eks.NodegroupAmiType.AL2023_X86_64_NEURON,
             release_version=host_image_version,
             capacity_type=eks.CapacityType.CAPACITY_BLOCK if is_block else None,
-            # A gang ends with the first node that goes: all at once means one restart, not many.
+            # Losing one node ends a gang, so replacing all together causes only one restart.
             max_unavailable_percentage=100,
             min_size=0,
             desired_size=nodes,
@@ -132,14 +135,14 @@ class TrainiumNodeGroup(Construct):
             labels={"trainium/nodes": "trainium"},
         )
         _follow_cluster(self.nodes, cluster.kubernetes_version)
-        # Old nodes go before new ones come: reserved capacity, or a full placement group, has room
-        # for only one of the two (EKS API reference, NodegroupUpdateConfig).
+        # Terminate old nodes before launching new ones: reserved capacity, or a full placement
+        # group, has room for only one of the two (EKS API reference, NodegroupUpdateConfig).
         _resource_of(self.nodes).add_property_override("UpdateConfig.UpdateStrategy", "MINIMAL")
         self.nodes.node.add_dependency(*cluster.before_nodes)
 
 
 class SystemNodeGroup(Construct):
-    """On-demand nodes for DNS, Volcano, storage controllers and the node scaler."""
+    """On-Demand nodes for DNS, Volcano, storage controllers and the node scaler."""
 
     def __init__(
         self,
@@ -158,10 +161,10 @@ class SystemNodeGroup(Construct):
         Args:
             cluster: Cluster of the nodes.
             instance_types: x86-64 types to choose from.
-            network: Subnets with a way to the internet, and the group that the file system admits,
-                for pods that a user starts to look into it.
-            host_image_version: Pinned release of the EKS-optimised image.
-            shell: Let hosts accept sessions of AWS Systems Manager.
+            network: Subnets with a route to the internet, and the group that may mount the file
+                system, for a user's debugging pods.
+            host_image_version: Pinned release of the EKS-optimized AMI.
+            shell: Let hosts accept AWS Systems Manager sessions.
             instance_tags: Tags of the instances.
         """
         super().__init__(scope, construct_id)
@@ -180,7 +183,7 @@ class SystemNodeGroup(Construct):
             release_version=host_image_version,
             min_size=SYSTEM_NODES,
             desired_size=SYSTEM_NODES,
-            # One extra while an update replaces them.
+            # One extra during an update.
             max_size=SYSTEM_NODES + 1,
             enable_node_auto_repair=True,
             node_role=_node_role(self, shell=shell),
@@ -215,7 +218,7 @@ def _system_template(
             metadata_options=template.MetadataOptionsProperty(
                 http_endpoint="enabled",
                 http_tokens="required",
-                # Out of reach of pods, which have their own roles.
+                # Unreachable from pods, which have their own roles.
                 http_put_response_hop_limit=1,
             ),
             tag_specifications=tag_specifications(instance_tags),
@@ -224,7 +227,7 @@ def _system_template(
 
 
 def _node_role(scope: Construct, *, shell: bool) -> iam.Role:
-    """Create a group's role ``NodeRole``; ``shell`` lets its nodes accept sessions."""
+    """Create a node group's role; ``shell`` lets its nodes accept sessions."""
     role = iam.Role(
         scope,
         "NodeRole",
@@ -234,9 +237,7 @@ def _node_role(scope: Construct, *, shell: bool) -> iam.Role:
         ],
     )
     for name in _NODE_POLICIES:
-        acknowledge_managed_policy(
-            role, name, "AWS keeps this policy in step with what the kubelet needs"
-        )
+        acknowledge_managed_policy(role, name, "AWS maintains this policy for the kubelet")
     if shell:
         allow_sessions(role)
     return role
@@ -252,9 +253,9 @@ def _user_data() -> str:
 
 
 def _follow_cluster(group: eks.Nodegroup, kubernetes_version: str) -> None:
-    """Update ``group`` to the cluster's new version, such as ``1.36``, together with its new image.
+    """Set the version of ``group``, such as ``1.36``, so that it changes with the AMI.
 
-    Given only the image's release, CloudFormation keeps the version and refuses the release
+    With the AMI's release alone, CloudFormation keeps the version and refuses the release
     (eksctl-io/eksctl issue 7976).
     """
     _resource_of(group).version = kubernetes_version

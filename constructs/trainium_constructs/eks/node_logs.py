@@ -1,6 +1,6 @@
-"""Fluent Bit on every Trainium node: sends the logs of pods to CloudWatch as they are written.
+"""Fluent Bit on every Trainium node, which streams the logs of pods to CloudWatch.
 
-A pod's log goes with its node, and Volcano deletes the pods of an attempt before the next one.
+A pod's log is lost with its node, and Volcano deletes an attempt's pods before the next attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trainium_catalogue.contract import ENV_REGION
 from trainium_constructs.eks.manifests import Manifest
 
 AGENT = "node-logs"
-"""Name, namespace and service account; reading files of the host is denied to training pods."""
+"""Name, namespace and service account; the namespace of training pods forbids hostPath volumes."""
 
 _PODS = "/var/log/pods"
 """Where the kubelet keeps ``<namespace>_<pod>_<uid>/<container>/<restart>.log``."""
@@ -27,9 +27,9 @@ _ENV_GROUP = "LOG_GROUP"
 
 CONFIG: Mapping[str, Any] = {
     "service": {
-        # Seconds of output that are lost if the node is.
+        # In seconds: the output that can be lost with a node.
         "flush": 1,
-        # Pause before sending is tried again, at most; by default it grows to 2000 s.
+        # Maximum back-off between retries; by default 2000 s.
         "scheduler.cap": 30,
     },
     "pipeline": {
@@ -40,13 +40,13 @@ CONFIG: Mapping[str, Any] = {
                 "tag": "<pod>/<uid>",
                 "tag_regex": rf"^{_PODS}/[^_/]+_(?<pod>[^_/]+)_(?<uid>[^_/]+)/",
                 "multiline.parser": "cri",
-                # New files are found by listing, by default once a minute. A pod that fails at once
-                # may be gone by then, and its log with it.
+                # In seconds, by default 60: by then a pod that failed immediately may be deleted,
+                # with its log.
                 "refresh_interval": 1,
                 "read_from_head": True,
-                # A new process of the agent sends nothing twice.
+                # Offsets, so that a restarted agent sends nothing twice.
                 "db": f"{_STATE}/tail.db",
-                # If CloudWatch is slow the rest waits in the files, not in memory.
+                # If CloudWatch is slow, the backlog stays in the files, not in memory.
                 "mem_buf_limit": "32M",
             }
         ],
@@ -59,7 +59,7 @@ CONFIG: Mapping[str, Any] = {
                 "log_stream_prefix": kubernetes.LOG_STREAM_PREFIX,
                 # Otherwise each line would be a JSON document.
                 "log_key": "log",
-                # By default a batch is dropped when its second attempt fails.
+                # By default a chunk is dropped after its second failure.
                 "retry_limit": "no_limits",
             }
         ],
@@ -67,8 +67,8 @@ CONFIG: Mapping[str, Any] = {
 }
 """The configuration of Fluent Bit, which reads JSON as YAML.
 
-Everything in a stream's name is in the path of the log file. So nobody asks the API server, and the
-name is right even if the pod is gone when its log is read.
+A stream's name is derived from the log file's path, not from the API server, so it is correct even
+if the pod is already deleted when its log is read.
 """
 
 
@@ -99,7 +99,7 @@ def node_logs(*, instance_type: str, log_group: str, region: str) -> list[Manife
                 "template": {
                     "metadata": {
                         "labels": labels,
-                        # A changed ConfigMap restarts nothing.
+                        # Changing a ConfigMap does not restart pods.
                         "annotations": {
                             "trainium/config": hashlib.sha256(text.encode()).hexdigest()
                         },
@@ -114,13 +114,13 @@ def node_logs(*, instance_type: str, log_group: str, region: str) -> list[Manife
                                 "effect": "NoSchedule",
                             }
                         ],
-                        # The node's resolver: logs arrive even if the cluster's DNS does not work.
+                        # The node's resolver: logs arrive even if the cluster's DNS fails.
                         "dnsPolicy": "Default",
                         "containers": [
                             {
                                 "name": AGENT,
                                 "image": FLUENT_BIT_IMAGE,
-                                # Without the image's plugins in Go, which its own script loads.
+                                # Without the image's Go plugins, which its entrypoint loads.
                                 "command": ["/fluent-bit/bin/fluent-bit"],
                                 "args": ["--config", f"{_CONFIG}/{_FILE}"],
                                 "env": [
@@ -132,7 +132,7 @@ def node_logs(*, instance_type: str, log_group: str, region: str) -> list[Manife
                                     "limits": {"memory": "256Mi"},
                                 },
                                 "securityContext": {
-                                    # The logs are root's.
+                                    # The logs are owned by root.
                                     "runAsUser": 0,
                                     "allowPrivilegeEscalation": False,
                                     "readOnlyRootFilesystem": True,

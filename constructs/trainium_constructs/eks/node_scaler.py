@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
@@ -17,6 +17,7 @@ from trainium_constructs.eks.identity import PodRole
 from trainium_constructs.eks.manifests import Manifest
 from trainium_constructs.eks.node_groups import SYSTEM_LABEL
 from trainium_constructs.nag import acknowledge_wildcard
+from trainium_constructs.storage import TrainingBucket
 
 _API = "https://kubernetes.default.svc"
 _CREDENTIALS = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -26,7 +27,7 @@ _RBAC = "rbac.authorization.k8s.io"
 
 
 class NodeScaler(Construct):
-    """A deployment of one pod, with its rights in the cluster and in the account."""
+    """A Kubernetes Deployment of one pod, with its permissions in cluster and account."""
 
     def __init__(
         self,
@@ -34,36 +35,38 @@ class NodeScaler(Construct):
         construct_id: str,
         *,
         cluster: TrainingCluster,
-        node_group: eks.Nodegroup,
+        node_groups: Mapping[str, eks.Nodegroup],
         deployment: str,
         region: str,
         image: str,
         instance_type: InstanceType,
         idle_minutes: int,
         hold_minutes: int,
+        snapshots: TrainingBucket | None,
         after: Sequence[IDependable],
     ) -> None:
         """Install the node scaler.
 
         Args:
             cluster: Cluster to run in.
-            node_group: Group whose nodes it removes and adds.
+            node_groups: Node groups to scale, by zone id, in the order in which jobs try them.
             deployment: Name of the deployment.
             region: Region of the cluster.
-            image: The training image, which contains its code.
-            instance_type: Type of the group's instances.
-            idle_minutes: Minutes after which an idle node is removed; 0: only on a user's request.
-            hold_minutes: Minutes for which idle nodes are kept for a job that waits for more.
+            image: The training image, which contains the scaler's code.
+            instance_type: Type of the groups' instances.
+            idle_minutes: Idle timeout of a node; 0: nodes are removed only on a user's request.
+            hold_minutes: Minutes to hold idle nodes for a job that waits for more.
+            snapshots: Bucket for cluster snapshots, which notifications need; None: no snapshots.
             after: Resources that must exist first: the jobs' namespace.
         """
         super().__init__(scope, construct_id)
         name = kubernetes.SCALER
         pods = PodRole(self, "Pods", cluster=cluster.cluster, namespace=name, account=name)
-        _allow_scaling(pods.role, cluster=cluster.cluster, node_group=node_group)
+        _allow_scaling(pods.role, cluster=cluster.cluster, node_groups=node_groups.values())
         command = [
             "python", "-m", "node_scaler",
             "--cluster", cluster.cluster.cluster_name,
-            "--node-group", node_group.nodegroup_name,
+            *(part for group in node_group_names(node_groups) for part in ("--node-group", group)),
             "--namespace", kubernetes.NAMESPACE,
             "--instance-type", instance_type.name,
             "--idle-minutes", str(idle_minutes),
@@ -71,6 +74,9 @@ class NodeScaler(Construct):
             "--api", _API,
             "--credentials", _CREDENTIALS,
         ]  # fmt: skip
+        if snapshots is not None:
+            snapshots.grant_snapshot(pods.role)
+            command += ["--snapshot-bucket", snapshots.bucket.bucket_name]
         applied = eks.KubernetesManifest(
             self,
             "Manifest",
@@ -84,21 +90,33 @@ class NodeScaler(Construct):
                 ),
                 manifests.service_account(name, namespace=name),
                 manifests.node_request(),
-                *_rights(),
+                *_cluster_roles(reads_runs=snapshots is not None),
                 _deployment(image=image, command=command, region=region),
             ],
         )
-        # Pods get their credentials when they are created.
+        # Pods get their credentials at creation.
         applied.node.add_dependency(pods, *after)
 
 
-def _allow_scaling(role: iam.Role, *, cluster: eks.ICluster, node_group: eks.Nodegroup) -> None:
-    """Grant the rights that the Cluster Autoscaler asks for, for one group.
+def node_group_names(node_groups: Mapping[str, eks.Nodegroup]) -> list[str]:
+    """Format node groups for the node scaler and the CLI, with zone ids if there are several."""
+    names = {zone: group.nodegroup_name for zone, group in node_groups.items()}
+    return list(names.values()) if len(names) == 1 else [f"{z}={name}" for z, name in names.items()]
+
+
+def _allow_scaling(
+    role: iam.Role, *, cluster: eks.ICluster, node_groups: Iterable[eks.Nodegroup]
+) -> None:
+    """Grant the permissions of the Cluster Autoscaler for these groups.
 
     Source: github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/README.md.
     """
+    groups = tuple(node_groups)
+    names = [group.nodegroup_name for group in groups]
     role.add_to_policy(
-        iam.PolicyStatement(actions=["eks:DescribeNodegroup"], resources=[node_group.nodegroup_arn])
+        iam.PolicyStatement(
+            actions=["eks:DescribeNodegroup"], resources=[group.nodegroup_arn for group in groups]
+        )
     )
     role.add_to_policy(
         iam.PolicyStatement(actions=["autoscaling:DescribeAutoScalingGroups"], resources=["*"])
@@ -110,27 +128,27 @@ def _allow_scaling(role: iam.Role, *, cluster: eks.ICluster, node_group: eks.Nod
                 "autoscaling:TerminateInstanceInAutoScalingGroup",
             ],
             resources=["*"],
-            # EKS makes up the group's name, but sets these tags.
+            # EKS generates the Auto Scaling group's name, but sets these tags.
             conditions={
                 "StringEquals": {
                     "aws:ResourceTag/eks:cluster-name": cluster.cluster_name,
-                    "aws:ResourceTag/eks:nodegroup-name": node_group.nodegroup_name,
+                    "aws:ResourceTag/eks:nodegroup-name": names if len(names) > 1 else names[0],
                 }
             },
         )
     )
     acknowledge_wildcard(
-        role, "*", "tags narrow what changes anything to one group; the rest only describes"
+        role, "*", "tags restrict writes to the deployment's groups; the rest is read-only"
     )
 
 
-def _rights() -> list[Manifest]:
-    """Allow it to read and change only what it needs in the cluster."""
+def _cluster_roles(*, reads_runs: bool) -> list[Manifest]:
+    """Build the scaler's least-privilege roles in the cluster."""
     name = kubernetes.SCALER
     events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
     everywhere = [
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list", "patch"]},
-        # In all namespaces: anybody's pod keeps its node.
+        # In all namespaces: a node with a pod of any namespace is not removed.
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
     of_jobs = [
@@ -143,8 +161,17 @@ def _rights() -> list[Manifest]:
         },
         events,
     ]
+    if reads_runs:
+        of_jobs += [
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
+            {
+                "apiGroups": ["scheduling.volcano.sh"],
+                "resources": ["podgroups"],
+                "verbs": ["list"],
+            },
+        ]
     subjects = [{"kind": "ServiceAccount", "name": name, "namespace": name}]
-    made: list[Manifest] = [
+    objects: list[Manifest] = [
         {
             "apiVersion": f"{_RBAC}/v1",
             "kind": "ClusterRole",
@@ -159,10 +186,10 @@ def _rights() -> list[Manifest]:
             "subjects": subjects,
         },
     ]
-    # Events about nodes, which have no namespace, are kept in "default".
+    # Events about nodes, which have no namespace, are created in "default".
     for namespace, rules in ((kubernetes.NAMESPACE, of_jobs), ("default", [events])):
         metadata = {"name": name, "namespace": namespace}
-        made += [
+        objects += [
             {
                 "apiVersion": f"{_RBAC}/v1",
                 "kind": "Role",
@@ -177,7 +204,7 @@ def _rights() -> list[Manifest]:
                 "subjects": subjects,
             },
         ]
-    return made
+    return objects
 
 
 def _deployment(*, image: str, command: Sequence[str], region: str) -> Manifest:
@@ -188,7 +215,7 @@ def _deployment(*, image: str, command: Sequence[str], region: str) -> Manifest:
         "metadata": {"name": name, "namespace": name, "labels": _LABELS},
         "spec": {
             "replicas": 1,
-            # Never two scalers at once.
+            # Never two scalers at a time.
             "strategy": {"type": "Recreate"},
             "selector": {"matchLabels": _LABELS},
             "template": {

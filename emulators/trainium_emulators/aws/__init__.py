@@ -1,1 +1,1 @@
-"""AWS on loopback: moto, plus what moto lacks."""
+"""AWS emulated on loopback: moto, extended with the parts that it lacks."""

@@ -1,11 +1,12 @@
-"""Authorises the requests of IAM users by their policies, with resources and conditions.
+"""Authorizes the requests of IAM users by their policies, including resources.
 
-moto can do so, but asks for the resource "*" of every service except S3, and knows neither "?" nor
-the conditions of such a policy (moto/iam/access_control.py). Callers who are no IAM user of moto
-may do everything: nodes, whose roles have checks of their own, and whoever deploys.
+moto can do so, but checks the resource "*" for every service except S3, and does not support "?"
+(moto/iam/access_control.py). Conditions are not supported here either: evaluating a policy that has
+one raises an error. Callers that are not IAM users in moto may do everything: nodes, whose roles
+are checked separately, and the user who deploys.
 
-The resource that an action needs is in the Service Authorization Reference; a test holds this
-table to it.
+The Service Authorization Reference lists the resource that an action needs; a test compares this
+table with it.
 """
 
 import base64
@@ -20,26 +21,27 @@ from moto.core.authorization import ActionAuthenticatorMixin
 from moto.core.exceptions import AccessDeniedError, JsonRESTError
 from moto.core.parse import PROTOCOL_PARSERS
 from moto.core.request import determine_request_protocol
+from moto.core.responses import ActionResult
 from moto.core.routing import get_service_router
 from moto.core.utils import get_service_model
-from moto.iam.access_control import (
-    CreateAccessKeyFailure,
-    IAMUserAccessKey,
-    create_access_key,
-)
+from moto.iam.access_control import CreateAccessKeyFailure, IAMUserAccessKey, create_access_key
 from moto.iam.models import Policy
+from moto.iam.responses import IamResponse
 from moto.s3.exceptions import S3AccessDeniedError
 
-from trainium_emulators.aws.cloudformation.eks_members import KEPT, AccessEntry
+from trainium_emulators.aws.cloudformation.eks_members import MEMBERS, AccessEntry
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 
 Params = Mapping[str, Any]
 Arn = Callable[[str, str], str]
-"""Makes an ARN of the caller's account and region from a service and the rest."""
+"""Builds an ARN in the caller's account and region from a service and the rest."""
 
 
 def allows(policies: Iterable[Mapping[str, Any]], action: str, resource: str) -> bool:
-    """Tell whether identity policies that only allow let ``action`` use ``resource``."""
+    """Return whether identity policies allow ``action`` on ``resource``.
+
+    Raises ``NotImplementedError`` for a policy with conditions, Deny or other such elements.
+    """
     return any(
         _covers(statement, action, resource)
         for policy in policies
@@ -50,7 +52,7 @@ def allows(policies: Iterable[Mapping[str, Any]], action: str, resource: str) ->
 def _covers(statement: Mapping[str, Any], action: str, resource: str) -> bool:
     unknown = set(statement) - {"Sid", "Effect", "Action", "Resource"}
     if unknown or statement["Effect"] != "Allow":
-        raise NotImplementedError(f"{statement} has more than is evaluated here")
+        raise NotImplementedError(f"{statement} has elements that are not evaluated here")
     return any(
         _like(each.lower(), action.lower()) for each in _listed(statement["Action"])
     ) and any(_like(each, resource) for each in _listed(statement["Resource"]))
@@ -66,7 +68,7 @@ def _like(pattern: str, text: str) -> bool:
     return re.fullmatch(as_regex, text, re.DOTALL) is not None
 
 
-# --- what a request needs ------------------------------------------------------------------------
+# --- the permissions for a request ---------------------------------------------------------------
 
 
 def needed(action: str, params: Params, arn: Arn) -> Iterator[tuple[str, str]]:
@@ -80,7 +82,7 @@ def needed(action: str, params: Params, arn: Arn) -> Iterator[tuple[str, str]]:
 
 
 def _named(kind: str, name: str, arn: Arn) -> str:
-    """Return the ARN of one of Batch's resources, which are given by name or ARN."""
+    """Return the ARN of a Batch resource, from its name or ARN."""
     return name if name.startswith("arn:") else arn("batch", f"{kind}/{name}")
 
 
@@ -90,6 +92,7 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
         _named("job-queue", params["jobQueue"], arn),
     ],
     "batch:TerminateJob": lambda params, arn: [arn("batch", f"job/{params['jobId']}")],
+    "ecr:BatchGetImage": lambda params, arn: [arn("ecr", f"repository/{params['repositoryName']}")],
     "ec2:GetConsoleOutput": lambda params, arn: [arn("ec2", f"instance/{params['InstanceId']}")],
     "ecs:DescribeContainerInstances": lambda params, arn: [
         arn("ecs", f"container-instance/{params['cluster']}/{one.rpartition('/')[2]}")
@@ -99,6 +102,7 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
     "eks:DescribeNodegroup": lambda params, arn: [
         arn("eks", f"nodegroup/{params['clusterName']}/{params['nodegroupName']}/id")
     ],
+    "kms:DescribeKey": lambda params, arn: [params["KeyId"]],
     "logs:DescribeLogStreams": lambda params, arn: [
         arn("logs", f"log-group:{params['logGroupName']}:log-stream:")
     ],
@@ -115,7 +119,7 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
         arn("ssm", f"parameter/{params['Path'].strip('/')}")
     ],
 }
-"""Resources by action; any other action needs "*". S3's come from moto."""
+"""Resources by action; other actions need "*". S3's come from moto."""
 
 
 # --- moto ----------------------------------------------------------------------------------------
@@ -182,6 +186,29 @@ def _document(policy: Any) -> dict[str, Any]:
     return parsed
 
 
+def _simulate(response: Any) -> ActionResult:
+    """SimulatePrincipalPolicy, of a user about itself; any other caller may do everything."""
+    user = user_of(response.current_account, response.access_key)
+    policies = None if user is None else [_document(each) for each in user.collect_policies()]
+    results = [
+        {
+            "EvalActionName": action,
+            "EvalResourceName": resource,
+            "EvalDecision": "allowed"
+            if policies is None or allows(policies, action, resource)
+            else "implicitDeny",
+        }
+        for action in response._get_param("ActionNames")
+        for resource in response._get_param("ResourceArns")
+    ]
+    return ActionResult({"EvaluationResults": results, "IsTruncated": False})
+
+
+def install_simulation() -> None:
+    """Answer SimulatePrincipalPolicy, which moto lacks."""
+    IamResponse.simulate_principal_policy = _simulate
+
+
 def _deny(response: Any, who: str, action: str, resource: str) -> NoReturn:
     """Raise the error of the service's protocol."""
     if response.boto3_service_name == "s3":
@@ -200,8 +227,8 @@ _SIGNED = "k8s-aws-v1."
 def caller_of(token: str) -> Caller | None:
     """Identify the sender of a cluster's token, a signed GetCallerIdentity, by its access entry.
 
-    docs.aws.amazon.com/eks/latest/userguide/access-entries.html. A caller who is no IAM user here
-    is an administrator, like the one who deploys.
+    docs.aws.amazon.com/eks/latest/userguide/access-entries.html. A caller who is not an IAM user in
+    moto is an administrator, like the user who deploys.
     """
     if not token.startswith(_SIGNED):
         return ADMIN
@@ -211,9 +238,9 @@ def caller_of(token: str) -> Caller | None:
     if user is None:
         return ADMIN
     entries = [
-        kept[user.arn]
-        for (_, _, kind), kept in KEPT.items()
-        if kind == AccessEntry.type_name and user.arn in kept
+        members[user.arn]
+        for (_, _, type_name), members in MEMBERS.items()
+        if type_name == AccessEntry.type_name and user.arn in members
     ]
     groups = {group for entry in entries for group in entry.get("KubernetesGroups", ())}
     return Caller(name=user.arn, groups=frozenset(groups)) if entries else None
@@ -222,3 +249,4 @@ def caller_of(token: str) -> Caller | None:
 def install() -> None:
     """Patch moto in this process."""
     ActionAuthenticatorMixin._authenticate_and_authorize_action = _authorize
+    install_simulation()

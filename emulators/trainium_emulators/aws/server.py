@@ -1,9 +1,10 @@
-"""The rehearsal's AWS: moto with our models and the multi-node executor, in one process.
+"""The rehearsal's AWS: moto with our models and our job scheduler, in one process.
 
-Prints one JSON object a line (emulators/trainium_emulators/nodes/events.py); ends with its parent.
+Prints its events, one JSON object per line (emulators/trainium_emulators/nodes/events.py).
 """
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -26,26 +27,25 @@ from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.kubernetes import LUSTRE_CLAIM, NAMESPACE
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators import kubernetes
-from trainium_emulators.aws import permissions, quotas
+from trainium_emulators.aws import functions, host_images, permissions, quotas
 from trainium_emulators.aws.batch import api
 from trainium_emulators.aws.batch.gang import CloudWatchStream, NodeSettings
 from trainium_emulators.aws.batch.scheduler import JobScheduler, take_fault
 from trainium_emulators.aws.cloudformation import registry
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
+from trainium_emulators.aws.host_images import IMAGE_IDS
 from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
-AMI = "ami-0e1e2e3e4e5e6e7e8"
-"""Image id used for every public host image."""
 
 
 class ConditionalWrites:
-    """WSGI middleware that lets one conditional request in at a time.
+    """WSGI middleware that serializes conditional requests.
 
-    moto checks the condition and writes in two steps, S3 in one.
+    S3 checks the condition and writes atomically; moto does not.
     """
 
     def __init__(self, application: Application) -> None:
@@ -62,15 +62,18 @@ class ConditionalWrites:
 
 
 def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
-    """Publish the ids of the dated host images, as AWS does."""
-    names = sorted({release.ecs_ami_ssm_parameter for release in NEURON_RELEASES.values()})
+    """Publish the ids of the dated AMIs, as AWS does."""
+    ids = {
+        release.ecs_ami_ssm_parameter: IMAGE_IDS[release.ecs_ami_name]
+        for release in NEURON_RELEASES.values()
+    }
     for region in regions:
-        for name in names:
-            # Not through the API: only AWS may write below /aws.
+        for name, image_id in sorted(ids.items()):
+            # Not through the API: only AWS may write under /aws.
             parameter = Parameter(
                 account_id=account_id,
                 name=name,
-                value=AMI,
+                value=image_id,
                 parameter_type="String",
                 description="",
                 allowed_pattern=None,
@@ -80,12 +83,12 @@ def seed_public_parameters(account_id: str, regions: Sequence[str]) -> None:
                 data_type="text",
             )
             ssm_backends[account_id][region]._parameters[name].append(parameter)
-    for name in names:
-        emit("seeded", name=name, value=AMI)
+    for name, image_id in sorted(ids.items()):
+        emit("seeded", name=name, value=image_id)
 
 
 def take_anywhere(run: str) -> NodeFault | None:
-    """Take the fault that is armed for a run in any region, once."""
+    """Remove and return the fault armed for a run in any region."""
     backends = ssm_backends[DEFAULT_ACCOUNT_ID].values()
     return next(filter(None, (take_fault(backend, run) for backend in backends)), None)
 
@@ -97,7 +100,7 @@ def open_stream(region: str, group: str, name: str) -> CloudWatchStream:
 
 
 def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmulator:
-    """Start the Kubernetes cluster; pods run like Batch's nodes, on the same files."""
+    """Start the Kubernetes cluster; pods run like Batch's nodes and share their files."""
     cluster = kubernetes.serve(
         kubernetes.EmulatorSettings(
             aws_endpoint=settings.endpoint,
@@ -105,6 +108,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
             processes_of=settings.processes_of,
             addresses=settings.addresses,
             engine=settings.engine,
+            niceness=settings.niceness,
             take_fault=take_anywhere,
             claims=claims,
             open_stream=open_stream,
@@ -117,7 +121,7 @@ def start_cluster(settings: NodeSettings, claims: Path) -> kubernetes.ClusterEmu
 
 
 def index_of(env: Mapping[str, str]) -> dict[str, str]:
-    """Select the variables by which pip finds packages: its own, proxies and certificates."""
+    """Select pip's variables for finding packages: its own, proxies and certificates."""
     names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
     return {
         name: value
@@ -127,17 +131,22 @@ def index_of(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def options(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the parser of the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m trainium_emulators.aws.server", description=__doc__
     )
-    parser.add_argument("--port", type=int, default=0, help="0: a free one")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on (0: a free one)")
     parser.add_argument("--processes-per-node", type=int, default=1)
     parser.add_argument(
         "--processes-of", action="append", default=[], metavar="WORKLOAD=N",
         help="processes per node of one workload; repeatable",
     )  # fmt: skip
-    parser.add_argument("--addresses", default="127.0.0", help="nodes are <addresses>.2 and up")
+    parser.add_argument(
+        "--addresses",
+        default="127.0.0",
+        help="first three octets of the nodes' addresses, which end in .2 and up",
+    )
+    parser.add_argument("--niceness", type=int, default=0, help="niceness of the nodes' processes")
     parser.add_argument("--stop-timeout-s", type=float, default=120.0)
     parser.add_argument("--runnable-clock", type=float, default=1.0)
     parser.add_argument("--container-engine", default="podman")
@@ -146,22 +155,27 @@ def options(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve until SIGTERM or the parent's exit."""
+    """Serve until SIGTERM or SIGINT."""
     given = options(argv)
-    # moto makes a session for many a request, and each would read botocore's large files again.
+    # Loaded modules are never freed, so exclude their objects from garbage collections, which
+    # pause every request.
+    gc.freeze()
+    # moto creates a session for many requests, and each would reread botocore's large files.
     botocore.session.create_loader = cache(botocore.session.create_loader)
-    # No container engine: we run the nodes, and the only Lambda function has a model.
+    # No container engine: we run nodes and functions, and model the CDK's own functions.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
     quotas.install()
+    host_images.install()
     permissions.install()
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)
-    # What a killed node leaves goes with the server, as a container's /tmp goes with it.
+    # Leftovers of killed nodes are deleted with the server, like the /tmp of a container.
     temporary = claims / "tmp"
     temporary.mkdir()
     tempfile.tempdir = str(temporary)
+    functions.install(lambda: settings[0].endpoint)
     scheduler = JobScheduler(lambda: settings[0])
     api.install(scheduler)
     moto = threaded_moto_server.DomainDispatcherApplication
@@ -182,16 +196,17 @@ def main(argv: Sequence[str]) -> None:
             stop_timeout_s=given.stop_timeout_s,
             runnable_clock=given.runnable_clock,
             engine=Engine(program=given.container_engine, image=image) if image else None,
+            niceness=given.niceness,
             lustre=claims / NAMESPACE / LUSTRE_CLAIM,
             index=index_of(os.environ),
         )
     )
 
     def end_jobs() -> None:
-        """End what still runs, before its stacks are destroyed."""
+        """End running jobs before their stacks are destroyed."""
         scheduler.stop()
         CLUSTER.end_jobs()
-        emit("jobs-ended", left=scheduler.left())
+        emit("jobs-ended", left=scheduler.leftovers())
 
     CLUSTER.use(lambda: start_cluster(settings[0], claims))
     regions = sorted({region for t in INSTANCE_TYPES.values() for region in t.zone_ids})
@@ -210,6 +225,6 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
-    # Everything has shut down; letting Python free moto's objects would take seconds more.
+    # Skip freeing moto's objects, which would take seconds: everything has shut down.
     sys.stdout.flush()
     os._exit(0)

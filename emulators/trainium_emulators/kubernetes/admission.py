@@ -1,8 +1,8 @@
 """Admission of new objects: defaults, quotas, Pod Security, and Volcano's webhooks.
 
-Quotas are from kubernetes.io/docs/concepts/policy/resource-quotas and the API server's plug-in
-(apiserver, plugin/pkg/admission/resourcequota, controller.go): quotas are checked when an object
-is created. Of Pod Security's levels only Baseline is implemented, and used for Restricted as well
+Quotas follow kubernetes.io/docs/concepts/policy/resource-quotas and the API server's plugin
+(apiserver, plugin/pkg/admission/resourcequota, controller.go), which checks quotas when an object
+is created. Baseline is the only Pod Security level implemented, and also stands in for Restricted
 (kubernetes.io/docs/concepts/security/pod-security-standards).
 """
 
@@ -35,8 +35,8 @@ from trainium_emulators.kubernetes.volumes import admit_claim, admit_volume
 _COUNTED = frozenset(
     {"configmaps", "persistentvolumeclaims", "pods", "resourcequotas", "secrets", "services"}
 )
-"""Plurals that a quota names directly; others are ``count/<plural>.<group>``."""
-_FROM_OUTSIDE = ("NodePort", "LoadBalancer")
+"""Plurals that a quota names directly; the others are ``count/<plural>.<group>``."""
+_EXTERNAL_TYPES = ("NodePort", "LoadBalancer")
 _MIB = 2**20
 LABEL = "pod-security.kubernetes.io/enforce"
 _CAPABILITIES = frozenset(
@@ -85,7 +85,7 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
         name = quota["metadata"]["name"]
         hard = {key: quantity(most) for key, most in quota["spec"]["hard"].items()}
         if kind == POD:
-            _check_said(name, hard, wanted, entry)
+            _require_requests(name, hard, wanted, entry)
         used = total(
             usage(kind, other)
             for other in store.list(kind, metadata["namespace"])
@@ -97,17 +97,19 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
             if wanted.get(key) and wanted[key] + used.get(key, 0) > most
         ]
         if over:
-            what = {
+            amounts_by_verb = {
                 "requested": {key: wanted[key] for key in over},
                 "used": {key: used.get(key, Fraction()) for key in over},
                 "limited": {key: hard[key] for key in over},
             }
-            words = ", ".join(f"{verb}: {_listed(amounts)}" for verb, amounts in what.items())
-            raise errors.forbidden(kind, metadata["name"], f"exceeded quota: {name}, {words}")
+            detail = ", ".join(
+                f"{verb}: {_listed(amounts)}" for verb, amounts in amounts_by_verb.items()
+            )
+            raise errors.forbidden(kind, metadata["name"], f"exceeded quota: {name}, {detail}")
 
 
 def usage(kind: ApiResource, entry: Json) -> Amounts:
-    """Return an object's usage of a quota, by the quota's resource names."""
+    """Return an object's quota usage, by the quota's resource names."""
     one = Fraction(1)
     counted = {f"count/{kind.reference}": one}
     if kind.plural in _COUNTED and not kind.group:
@@ -119,19 +121,19 @@ def usage(kind: ApiResource, entry: Json) -> Amounts:
         type_ = entry["spec"].get("type", "ClusterIP")
         if type_ == "LoadBalancer":
             counted["services.loadbalancers"] = one
-        if type_ in _FROM_OUTSIDE:
+        if type_ in _EXTERNAL_TYPES:
             counted["services.nodeports"] = Fraction(len(entry["spec"].get("ports") or ()))
     return counted
 
 
-def _check_said(quota: str, hard: Mapping[str, Fraction], wanted: Amounts, pod: Json) -> None:
+def _require_requests(quota: str, hard: Mapping[str, Fraction], wanted: Amounts, pod: Json) -> None:
     """Require requests for CPU and memory if the quota limits them."""
     keys = [f"requests.{name}" for name in ("cpu", "memory")]
-    silent = [key for key in keys if key in hard and key not in wanted]
-    if silent:
+    missing = [key for key in keys if key in hard and key not in wanted]
+    if missing:
         container = pod["spec"]["containers"][0]["name"]
-        words = "; ".join(f"{key} for: {container}" for key in silent)
-        why = f"failed quota: {quota}: must specify {words}"
+        required = "; ".join(f"{key} for: {container}" for key in missing)
+        why = f"failed quota: {quota}: must specify {required}"
         raise errors.forbidden(POD, pod["metadata"]["name"], why)
 
 
@@ -188,7 +190,7 @@ def _with_status(phase: str, key: str = "phase") -> Admission:
 
 
 def _service(store: Store, entry: Json) -> Json:
-    """Give a service a cluster IP from the range that EKS uses by default."""
+    """Assign a service a cluster IP from EKS's default range."""
     spec = {"type": "ClusterIP", **entry["spec"]}
     number = len(store.list(SERVICE)) + 10
     spec.setdefault("clusterIP", f"10.100.{number // 250}.{number % 250}")
@@ -206,14 +208,14 @@ def _pod(store: Store, entry: Json) -> Json:
 
 def _check_security(store: Store, pod: Json) -> None:
     namespace = store.get(NAMESPACE, "", pod["metadata"]["namespace"])
-    found = violations(namespace, pod["spec"])
-    if found:
-        why = f"violates PodSecurity: {', '.join(found)}"
+    violated = violations(namespace, pod["spec"])
+    if violated:
+        why = f"violates PodSecurity: {', '.join(violated)}"
         raise errors.forbidden(POD, pod["metadata"]["name"], why)
 
 
 def _check_account(store: Store, pod: Json) -> None:
-    """Require the pod's service account to exist; only "default" is in every namespace."""
+    """Require the pod's service account to exist; only "default" exists in every namespace."""
     namespace, name = pod["metadata"]["namespace"], pod["spec"].get("serviceAccountName")
     if name not in (None, "", "default") and store.find(ACCOUNT, namespace, name) is None:
         raise errors.forbidden(
@@ -225,9 +227,9 @@ def _check_account(store: Store, pod: Json) -> None:
 
 
 def _event(store: Store, entry: Json) -> Json:
-    """Require an event to be in its object's namespace, or in "default" if that has none.
+    """Require an event to be in its object's namespace, or in "default" if the object has none.
 
-    As the API server does (pkg/apis/core/validation/events.go, legacyValidateEvent).
+    Source: the API server (pkg/apis/core/validation/events.go, legacyValidateEvent).
     """
     namespace = entry["involvedObject"].get("namespace", "")
     if entry["metadata"]["namespace"] != (namespace or "default"):

@@ -1,7 +1,7 @@
-"""Serves Kubernetes' REST API over the store, and the discovery that clients begin with.
+"""Serves Kubernetes' REST API for the store, and the discovery documents that clients read first.
 
-kubernetes.io/docs/reference/using-api/api-concepts describes lists, watches, patches and
-deletions; the tests run the real kubectl, Python client and TorchX against this server.
+Lists, watches, patches and deletions follow kubernetes.io/docs/reference/using-api/api-concepts;
+the tests run the real kubectl, Python client and TorchX against this server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ALL = (POD, SERVICE, DEPLOYMENT)
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Identify = Callable[[str], rbac.Caller | None]
-"""Identifies the sender of a bearer token (empty if there is none); None for an unknown one."""
+"""Identifies the sender of a bearer token (empty if missing); None for an unknown one."""
 _CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
@@ -135,10 +135,10 @@ def application(
     runs: Runs,
     *,
     token: str | None = None,
-    identify: Identify = rbac.everybody_is_admin,
+    identify: Identify = rbac.everyone_is_admin,
     authorizer: rbac.Authorizer | None = None,
 ) -> web.Application:
-    """Create the server; with a token, it serves only requests that carry it."""
+    """Create the server; with a token, it serves only requests with that token."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -149,9 +149,11 @@ def application(
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
             groups = request.headers.getall("Impersonate-Group", [])
             request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
-            # TorchX makes a dry run of what it creates.
+            # TorchX does a dry run of each creation.
             if "dryRun" in request.query and request.method != "POST":
-                raise errors.bad_request("the rehearsal makes dry runs of creations alone")
+                raise errors.bad_request(
+                    "the rehearsal supports dry runs only when objects are created"
+                )
             return await handler(request)
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
@@ -196,11 +198,11 @@ class Api:
 
     async def kinds(self, request: web.Request) -> web.StreamResponse:
         """Return the kinds of one group."""
-        words = [request.match_info.get(key, "") for key in ("group", "version")]
-        found = resource_list(self._store.kinds, "/".join(filter(None, words)))
-        if found is None:
+        parts = [request.match_info.get(key, "") for key in ("group", "version")]
+        resources = resource_list(self._store.kinds, "/".join(filter(None, parts)))
+        if resources is None:
             raise errors.no_such_path()
-        return await _json(found)
+        return await _json(resources)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Answer any request for objects."""
@@ -288,7 +290,7 @@ class Api:
         return self._change(target, lambda old: patched(request.content_type, old, body))
 
     def _change(self, target: Target, make: Callable[[Json], Json]) -> web.Response:
-        """Change the object or its status: neither path can change the other's part."""
+        """Change an object except its status, or only its status, depending on the path."""
         assert target.namespace is not None and target.name is not None
 
         def change(old: Json) -> Json:

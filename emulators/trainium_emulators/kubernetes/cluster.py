@@ -29,7 +29,7 @@ from trainium_emulators.kubernetes.volcano_scheduler import GangScheduler
 
 _HOST = "127.0.0.1"
 _STOP_LIMIT_S = 30.0
-_PRESENT = ("default", "kube-system", "volcano-system")
+_NAMESPACES = ("default", "kube-system", "volcano-system")
 
 
 class ClusterEmulator:
@@ -39,13 +39,13 @@ class ClusterEmulator:
         self, settings: EmulatorSettings, *, port: int = 0, token: str | None = None
     ) -> None:
         self.store = Store(ADMISSIONS)
-        for name in _PRESENT:
+        for name in _NAMESPACES:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
         self.store.create(QUEUE, "", {"metadata": {"name": "default"}, "spec": {"weight": 1}})
         self._groups: dict[str, ScalingGroup] = {}
         self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-claims-")
         self.claims = settings.claims or Path(self._folder.name)
-        """Files of claims, in ``<namespace>/<claim>``; gone with the cluster."""
+        """Files of claims, in ``<namespace>/<claim>``; deleted with the cluster."""
         self._kubelet = Kubelet(self.store, settings, self.claims)
         scheduler = GangScheduler(self.store, self._kubelet, settings)
         self._volcano = VolcanoController(self.store, self._kubelet, scheduler, settings)
@@ -71,7 +71,7 @@ class ClusterEmulator:
         self._deployments.start()
 
     def apply(self, manifest: Json) -> Json:
-        """Create an object, or replace the parts of it that the manifest has."""
+        """Create an object, or replace the fields that are in the manifest."""
         kind = self.store.find_kind(manifest.get("apiVersion", ""), manifest.get("kind", ""))
         metadata = manifest["metadata"]
         schemas.check(kind, manifest)
@@ -90,10 +90,10 @@ class ClusterEmulator:
         self.scaling_group(nodes.trainium_group(group, instance_type)).set_desired(number)
 
     def scaling_group(self, group: nodes.EmulatedNodeGroup) -> ScalingGroup:
-        """Return the Auto Scaling group behind a node group; new nodes are as ``group`` says."""
-        found = self._groups.setdefault(group.name, ScalingGroup(self.store, group))
-        found.group = group
-        return found
+        """Return the Auto Scaling group behind a node group; ``group`` describes new nodes."""
+        scaling_group = self._groups.setdefault(group.name, ScalingGroup(self.store, group))
+        scaling_group.group = group
+        return scaling_group
 
     def end_jobs(self) -> None:
         """Delete all Volcano jobs, and wait until their pods are gone."""
@@ -103,7 +103,7 @@ class ClusterEmulator:
             time.sleep(0.05)
 
     def stop_controller(self) -> None:
-        """Stop Volcano's controller: jobs keep the status that a client gives them."""
+        """Stop Volcano's controller, so that jobs keep the status that a client writes."""
         self._volcano.stop()
 
     def stop(self) -> None:
@@ -119,7 +119,7 @@ class ClusterEmulator:
         self._folder.cleanup()
 
     def _delete(self, annotation: str | None = None) -> None:
-        """Delete all Volcano jobs, and the pods with an annotation."""
+        """Delete all Volcano jobs, and all pods or those with an annotation."""
         for job in self.store.list(VOLCANO_JOB):
             metadata = job["metadata"]
             self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
@@ -127,11 +127,11 @@ class ClusterEmulator:
             self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
 
     def _pods(self, annotation: str | None) -> list[Json]:
-        """Return the metadata of the pods with an annotation, or of all."""
-        found = [pod["metadata"] for pod in self.store.list(POD)]
+        """Return the metadata of all pods, or of those with an annotation."""
+        pods = [pod["metadata"] for pod in self.store.list(POD)]
         return [
             each
-            for each in found
+            for each in pods
             if annotation is None or annotation in (each.get("annotations") or {})
         ]
 

@@ -1,6 +1,6 @@
-"""Serves WebSockets into pods: ``kubectl exec``.
+"""Serves ``kubectl exec`` over WebSockets.
 
-It speaks ``v5.channel.k8s.io``: the first byte of a message is its channel
+It implements ``v5.channel.k8s.io``: the first byte of a message is its channel
 (kubernetes/enhancements, KEP 4006).
 """
 
@@ -29,21 +29,21 @@ class Runs(Protocol):
         """Return time (seconds since the epoch) and text of every line written so far."""
 
     def has_ended(self, uid: str) -> bool:
-        """Tell whether a pod will write no more."""
+        """Return whether a pod's output is complete."""
 
     def environment(self, uid: str) -> tuple[Mapping[str, str], Path] | None:
         """Return the environment and folder of a running container."""
 
 
 async def run_in_pod(request: web.Request, pod: Json, runs: Runs) -> web.StreamResponse:
-    """Run the command in the query; its exit code goes to the error channel."""
-    found = runs.environment(pod["metadata"]["uid"])
-    if found is None:
-        message = f"container not found in pod {pod['metadata']['name']}: it does not run"
+    """Run the command in the query; send its exit code on the error channel."""
+    container = runs.environment(pod["metadata"]["uid"])
+    if container is None:
+        message = f"container not found in pod {pod['metadata']['name']}: it is not running"
         raise errors.ApiError(500, "InternalError", message)
     if "websocket" not in request.headers.get("Upgrade", "").lower():
         raise errors.ApiError(400, "BadRequest", "exec is served over websockets only")
-    environment, folder = found
+    environment, folder = container
     socket = web.WebSocketResponse(protocols=_EXEC_PROTOCOLS)
     await socket.prepare(request)
     await socket.send_bytes(bytes([_STDOUT]))
@@ -60,12 +60,12 @@ async def run_in_pod(request: web.Request, pod: Json, runs: Runs) -> web.StreamR
     except OSError as error:
         await _finish(socket, 126, f"exec of {command[0]} failed: {error}")
         return socket
-    reading = asyncio.create_task(_forward_input(socket, process))
+    input_task = asyncio.create_task(_forward_input(socket, process))
     await asyncio.gather(
         _forward(socket, process.stdout, _STDOUT), _forward(socket, process.stderr, _STDERR)
     )
     code = await process.wait()
-    reading.cancel()
+    input_task.cancel()
     code = code if code >= 0 else 128 - code
     await _finish(socket, code, f"command terminated with non-zero exit code: exit status {code}")
     return socket
@@ -83,7 +83,7 @@ async def _forward(
 async def _forward_input(
     socket: web.WebSocketResponse, process: asyncio.subprocess.Process
 ) -> None:
-    """Forward the client's input; when the client disconnects, end the command."""
+    """Forward the client's input; end the command when the client disconnects."""
     assert process.stdin is not None
     async for message in socket:
         if message.type != WSMsgType.BINARY or not message.data:
@@ -98,7 +98,7 @@ async def _forward_input(
 
 
 async def _finish(socket: web.WebSocketResponse, code: int, message: str) -> None:
-    """Send the exit code in the form that kubectl and the Python client read."""
+    """Send the exit code in the form that kubectl and the Python client expect."""
     status: Json = {"metadata": {}, "status": "Success"}
     if code != 0:
         causes: Sequence[Json] = [{"reason": "ExitCode", "message": str(code)}]

@@ -1,4 +1,4 @@
-"""The controller of Deployments: keeps their pods running, without intermediate ReplicaSets."""
+"""The Deployment controller: keeps pods running, without intermediate ReplicaSets."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ class Deployments:
                     traceback.print_exc()
 
     def _sync(self, deployment: Json) -> None:
-        """Keep exactly the wanted number of pods of the current template."""
+        """Keep exactly the desired number of pods of the current template."""
         metadata, spec = deployment["metadata"], deployment["spec"]
         namespace = metadata["namespace"]
         digest = hashlib.sha256(json.dumps(spec["template"], sort_keys=True).encode()).hexdigest()
         pods = self._store.list(POD, namespace, owner=metadata["uid"])
         wanted = [f"{metadata['name']}-{digest[:10]}-{i}" for i in range(spec.get("replicas", 1))]
         for pod in pods:
-            if pod["metadata"]["name"] not in wanted and not volcano_objects.is_leaving(pod):
+            if pod["metadata"]["name"] not in wanted and not volcano_objects.is_terminating(pod):
                 self._store.delete(POD, namespace, pod["metadata"]["name"])
         present = {pod["metadata"]["name"] for pod in pods}
-        # As with the strategy Recreate, old pods are removed first.
+        # Old pods are removed first, as with the strategy Recreate.
         if present <= set(wanted):
             for name in wanted:
                 if name not in present:

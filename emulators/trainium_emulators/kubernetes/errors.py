@@ -1,4 +1,4 @@
-"""Errors in the form of Kubernetes' ``Status``."""
+"""API errors as Kubernetes ``Status`` objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from trainium_emulators.kubernetes.resources import ApiResource, Json
 
 
 class ApiError(Exception):
-    """Raised for a request that is refused."""
+    """A request that the API server rejects."""
 
     def __init__(self, code: int, reason: str, message: str, details: Json | None = None):
         super().__init__(message)
@@ -17,7 +17,7 @@ class ApiError(Exception):
         self.details = details or {}
 
     def status(self) -> Json:
-        """Body of the response."""
+        """Return the response body."""
         return {
             "kind": "Status",
             "apiVersion": "v1",
@@ -43,7 +43,7 @@ def already_exists(kind: ApiResource, name: str) -> ApiError:
 
 
 def conflict(kind: ApiResource, name: str) -> ApiError:
-    """Build the error for an object that was changed since it was read."""
+    """Build the error for an object that was modified since it was read."""
     details = {"name": name, "group": kind.group, "kind": kind.plural}
     message = (
         f'Operation cannot be fulfilled on {kind.reference} "{name}": the object has been '
@@ -54,7 +54,7 @@ def conflict(kind: ApiResource, name: str) -> ApiError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusCause:
-    """One fault of an object."""
+    """One invalid field of an object."""
 
     field: str
     reason: str
@@ -90,16 +90,16 @@ def forbidden(kind: ApiResource, name: str, why: str) -> ApiError:
 
 
 def bad_request(why: str) -> ApiError:
-    """Build the error for a request that contradicts itself (apimachinery, NewBadRequest)."""
+    """Build the error for an inconsistent request (apimachinery, NewBadRequest)."""
     return ApiError(400, "BadRequest", why)
 
 
 def not_allowed() -> ApiError:
-    """Build the error for a verb that a path does not have."""
+    """Build the error for a verb that a path does not support."""
     why = "the server does not allow this method on the requested resource"
     return ApiError(405, "MethodNotAllowed", why)
 
 
 def no_such_path() -> ApiError:
-    """Build the error for a kind that the server does not know."""
+    """Build the error for an unknown kind."""
     return ApiError(404, "NotFound", "the server could not find the requested resource")

@@ -1,4 +1,4 @@
-"""Runs the pods that are bound to nodes, each as its own process group (or a container)."""
+"""Runs the pods bound to nodes, each as its own process group or container."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from trainium_emulators.kubernetes import errors, nodes, volcano_objects
 from trainium_emulators.kubernetes.log_agent import PodLog
 from trainium_emulators.kubernetes.pod_environment import (
     ApiAccess,
-    Unresolved,
+    UnresolvedReference,
     container_command,
     container_environment,
 )
 from trainium_emulators.kubernetes.resources import POD, Json
 from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, now
-from trainium_emulators.nodes.environment import node_address, rehearsal_extras
+from trainium_emulators.nodes.environment import device_variables, node_address, rehearsal_extras
 from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import NodeProcess, image_environment
@@ -47,7 +47,7 @@ class ContainerOutput:
     """The file that the agents on the node read."""
 
     def write(self, line: str) -> None:
-        """Append one line, now."""
+        """Append one line immediately."""
         self.lines.append((time.time(), line))
         if self.log is not None:
             self.log.write(line)
@@ -74,11 +74,11 @@ class PodRun:
 
     @property
     def attempt(self) -> int:
-        """Counted from 1, as on Batch."""
+        """Number of the attempt, from 1 as on Batch."""
         return 1 + int(self._annotations.get(volcano_objects.RETRY_COUNT, 0))
 
-    def tell(self, event: str, **details: Any) -> None:
-        """Emit an event of a node; a pod that belongs to no job is not a node."""
+    def emit_event(self, event: str, **details: Any) -> None:
+        """Emit a node's event, unless the pod has no job and is therefore not a node."""
         if volcano_objects.JOB_NAME in self._annotations:
             emit(event, job_id=self.job, attempt=self.attempt, node=self.index, **details)
 
@@ -91,8 +91,11 @@ class PodRun:
         return str((self.pod["metadata"].get("labels") or {}).get(name, ""))
 
 
-def last_words(run: PodRun, code: int | None) -> Json:
-    """Return the tail of a failed container's log as its message (kubelet, kuberuntime)."""
+def termination_message(run: PodRun, code: int | None) -> Json:
+    """Return the end of a failed container's log as its message (kubelet, kuberuntime).
+
+    Empty if the container succeeded, or if its policy does not request the log.
+    """
     policy = run.pod["spec"]["containers"][0].get("terminationMessagePolicy")
     if not code or policy != "FallbackToLogsOnError":
         return {}
@@ -119,7 +122,7 @@ class Kubelet:
     """The kubelet of every node of the cluster."""
 
     def __init__(self, store: Store, settings: EmulatorSettings, claims: Path) -> None:
-        """Take ``claims``, the parent folder of those for the claims that pods mount."""
+        """Initialize; ``claims`` is the parent folder of the PersistentVolumeClaims' volumes."""
         self._store = store
         self._settings = settings
         self._claims = claims
@@ -129,7 +132,7 @@ class Kubelet:
         self._addresses = 0
 
     def take_address(self) -> str:
-        """Return a loopback address for the next pod; reuse the oldest when all have been used."""
+        """Return a loopback address for the next pod; reuse the oldest once all have been used."""
         self._addresses += 1
         index = _FIRST_ADDRESS + self._addresses % _ADDRESSES
         return node_address(self._settings.addresses, index)
@@ -144,11 +147,11 @@ class Kubelet:
         threading.Thread(target=self._live, args=(run,), daemon=True).start()
 
     def has(self, uid: str) -> bool:
-        """Tell whether a pod was handed to ``start``."""
+        """Return whether a pod was handed to ``start``."""
         return uid in self._runs
 
     def nodes(self, job: str, attempt: int) -> Mapping[int, NodeProcess]:
-        """Return the running nodes of one attempt of a job by index."""
+        """Return the started nodes of one attempt of a job, by index."""
         return {
             run.index: run.node
             for run in list(self._runs.values())
@@ -156,17 +159,17 @@ class Kubelet:
         }
 
     def running(self) -> bool:
-        """True while any pod is running."""
+        """Return whether any pod is running."""
         return any(not run.ended for run in list(self._runs.values()))
 
-    # --- what the API server asks ---------------------------------------------------------------
+    # --- called by the API server ---------------------------------------------------------------
     def lines(self, uid: str) -> list[tuple[float, str]]:
         """Return a pod's output so far; the list keeps growing."""
         run = self._runs.get(uid)
         return run.output.lines if run else []
 
     def has_ended(self, uid: str) -> bool:
-        """Tell whether a pod will write no more; one that has not started still may."""
+        """Return whether a pod's output is complete; False before it starts."""
         run = self._runs.get(uid)
         return run is not None and run.ended
 
@@ -177,19 +180,19 @@ class Kubelet:
             return None
         return {**image_environment(), **run.environment}, run.node.folder
 
-    # --- one pod's life -------------------------------------------------------------------------
+    # --- one pod's life cycle -------------------------------------------------------------------
     def _live(self, run: PodRun) -> None:
         policy = run.pod["spec"].get("restartPolicy", "Always")
         while True:
             try:
                 code, reason = self._run_container(run)
-            except Unresolved as error:
+            except UnresolvedReference as error:
                 self._wait_unresolved(run, str(error))
                 return
             self._wait_for_node(run)
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
             current = self._current(run)
-            if not again or reason or current is None or volcano_objects.is_leaving(current):
+            if not again or reason or current is None or volcano_objects.is_terminating(current):
                 break
             run.restarts += 1
             time.sleep(_RESTART_S)
@@ -197,11 +200,12 @@ class Kubelet:
         self._report(run, phase="Failed" if code or reason else "Succeeded", code=code,
                      reason=reason)  # fmt: skip
         current = self._current(run)
-        if current is not None and volcano_objects.is_leaving(current):
+        if current is not None and volcano_objects.is_terminating(current):
             self._remove(run)
 
     def _run_container(self, run: PodRun) -> tuple[int, str]:
-        """Run the container to its end; return its exit code, and why the pod was ended, if so."""
+        """Run the container to completion; return its exit code, and the reason if the pod was
+        ended."""
         node = self._start_container(run)
         deadline_s = run.pod["spec"].get("activeDeadlineSeconds")
         started_s = time.monotonic()
@@ -211,7 +215,7 @@ class Kubelet:
             current = self._current(run)
             if current is None:
                 node.stop(0)
-            elif volcano_objects.is_leaving(current) and self._ends_pods(run):
+            elif volcano_objects.is_terminating(current) and self._ends_pods(run):
                 node.stop(current["metadata"]["deletionGracePeriodSeconds"])
             elif deadline_s is not None and time.monotonic() - started_s > deadline_s:
                 reason = "DeadlineExceeded"
@@ -221,7 +225,7 @@ class Kubelet:
         code = node.exit_code()
         assert code is not None
         node.finish()
-        run.tell("node-ended", exit_code=code, reason=reason or "the container ended")
+        run.emit_event("node-ended", exit_code=code, reason=reason or "the container ended")
         return code, reason
 
     def _start_container(self, run: PodRun) -> NodeProcess:
@@ -230,12 +234,15 @@ class Kubelet:
         processes = settings.processes_of.get(
             run.label(kubernetes.LABEL_WORKLOAD), settings.processes_per_node
         )
+        given = container_environment(self._store, run.pod, self._claims)
         extras = rehearsal_extras(
-            endpoint=settings.aws_endpoint, processes_per_node=processes, address=address
+            endpoint=settings.aws_endpoint,
+            processes_per_node=processes,
+            address=address,
+            device=device_variables(given, in_container=settings.engine is not None),
         )
         if not settings.aws_endpoint:
             del extras["AWS_ENDPOINT_URL"]
-        given = container_environment(self._store, run.pod, self._claims)
         command = container_command(run.pod, given, self._claims, self.api)
         run.environment = {
             "HOSTNAME": run.pod["metadata"]["name"],
@@ -249,9 +256,10 @@ class Kubelet:
             stream=run.output,
             engine=settings.engine,
             open_files=run.fault.open_files(run.index) if run.fault else None,
+            niceness=settings.niceness,
             marks=(MARK,),
         )
-        run.tell(
+        run.emit_event(
             "node-started",
             run=run.label(kubernetes.LABEL_RUN) or run.job,
             pid=run.node.pid,
@@ -262,17 +270,17 @@ class Kubelet:
         return run.node
 
     def _current(self, run: PodRun) -> Json | None:
-        """Return the pod's current state; None if it is gone, or another pod has its name."""
+        """Return the pod's current state; None if it is gone or a new pod has its name."""
         metadata = run.pod["metadata"]
-        found = self._store.find(POD, metadata["namespace"], metadata["name"])
-        same = found is not None and found["metadata"]["uid"] == metadata["uid"]
-        return found if same else None
+        current = self._store.find(POD, metadata["namespace"], metadata["name"])
+        same = current is not None and current["metadata"]["uid"] == metadata["uid"]
+        return current if same else None
 
     def _ends_pods(self, run: PodRun) -> bool:
         return nodes.ends_pods(self._store, run.pod["spec"]["nodeName"])
 
     def _wait_for_node(self, run: PodRun) -> None:
-        """Wait until the node can report that the pod has ended, or the pod's object has gone."""
+        """Wait until the node can report the pod's end, or the pod's object is gone."""
         while not self._ends_pods(run) and self._current(run) is not None:
             time.sleep(_POLL_S)
 
@@ -287,15 +295,14 @@ class Kubelet:
         if running:
             state: Json = {"running": {"startedAt": started}}
         else:
-            words = reason or ("Completed" if code == 0 else "Error")
             state = {
                 "terminated": {
                     "exitCode": code,
-                    "reason": words,
+                    "reason": reason or ("Completed" if code == 0 else "Error"),
                     "startedAt": started,
                     "finishedAt": now(),
                     "containerID": f"rehearsal://{run.pod['metadata']['uid']}",
-                    **last_words(run, code),
+                    **termination_message(run, code),
                 }
             }
         status: Json = {
@@ -314,13 +321,13 @@ class Kubelet:
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
 
     def _wait_unresolved(self, run: PodRun, why: str) -> None:
-        """Wait, as a real pod does, until it is deleted."""
+        """Keep the pod waiting, as a real one does, until it is deleted."""
         metadata = run.pod["metadata"]
         state = {"waiting": {"reason": "CreateContainerConfigError", "message": why}}
         status = {"containerStatuses": [container_status(run, state, ready=False)]}
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
         while (current := self._current(run)) is not None:
-            if volcano_objects.is_leaving(current) and self._ends_pods(run):
+            if volcano_objects.is_terminating(current) and self._ends_pods(run):
                 self._remove(run)
             time.sleep(_POLL_S)
         run.ended = True
@@ -330,4 +337,4 @@ class Kubelet:
         try:
             self._store.remove(POD, metadata["namespace"], metadata["name"])
         except errors.ApiError:
-            return  # already removed by someone else
+            return  # already removed

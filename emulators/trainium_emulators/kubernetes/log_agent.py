@@ -1,7 +1,6 @@
-"""Fluent Bit: carries a pod's lines to CloudWatch as the DaemonSet on its node is configured.
+"""Emulates Fluent Bit: sends pod logs to CloudWatch as configured by the DaemonSet on the node.
 
-A setting has the effect that it was recorded to have in Fluent Bit 5.0.9
-(tests/emulators/test_log_agent.py).
+The effects of its settings were recorded from Fluent Bit 5.0.9 (tests/emulators/test_log_agent.py).
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from trainium_emulators.nodes.events import emit
 from trainium_emulators.nodes.node import Stream
 
 OpenStream = Callable[[str, str, str], Stream]
-"""Opens a new stream of CloudWatch by region, group and name; raises if there is no group."""
+"""Opens a CloudWatch log stream by region, group and name; raises if the group does not exist."""
 _PROGRAM = "/fluent-bit/bin/fluent-bit"
 
 
 @dataclass(slots=True, kw_only=True)
 class _Route:
-    """A way from an input of an agent to a stream."""
+    """A route from an agent's input to a log stream."""
 
     source: Mapping[str, Any]
     output: Mapping[str, Any]
@@ -37,7 +36,7 @@ class _Route:
 
 
 class PodLog:
-    """One container's log file on its node, read by the agents that can see it."""
+    """A container's log file on its node, read by the agents that mount it."""
 
     def __init__(self, store: Store, pod: Json, open_stream: OpenStream) -> None:
         self._store = store
@@ -54,7 +53,7 @@ class PodLog:
             self._routes = list(self._find_routes())
         for route in self._routes:
             message = _message(route.source, route.output, line)
-            # CloudWatch takes no empty message, and the agent sends none.
+            # CloudWatch accepts no empty message, and the agent sends none.
             if not message:
                 continue
             try:
@@ -62,7 +61,7 @@ class PodLog:
                     group, region = route.output["log_group_name"], route.output["region"]
                     route.stream = self._open(region, group, route.name)
                 route.stream.write(message)
-            except Exception as error:  # a node goes on without its agent
+            except Exception as error:  # a node continues without its agent
                 emit("log-refused", stream=route.name, error=str(error))
 
     def _find_routes(self) -> Iterator[_Route]:
@@ -86,26 +85,26 @@ class PodLog:
             path = PurePosixPath(container["args"][container["args"].index("--config") + 1])
             volume = _volumes(spec)[str(path.parent)]
             namespace = each["metadata"]["namespace"]
-            found = self._store.get(CONFIG_MAP, namespace, volume["configMap"]["name"])
+            config_map = self._store.get(CONFIG_MAP, namespace, volume["configMap"]["name"])
             environment = {item["name"]: item["value"] for item in container.get("env", ())}
             yield (
                 spec,
-                json.loads(string.Template(found["data"][path.name]).substitute(environment)),
+                json.loads(string.Template(config_map["data"][path.name]).substitute(environment)),
             )
 
     def _tag(self, spec: Json, source: Mapping[str, Any]) -> str | None:
-        """Return the tag of the log's records; None if this input does not read it."""
-        seen = any(
+        """Return the tag of the log's records; None if the input ``source`` does not read it."""
+        is_mounted = any(
             self._path.is_relative_to(mounted) and volume.get("hostPath", {}).get("path") == mounted
             for mounted, volume in _volumes(spec).items()
         )
-        # In a path, unlike in fnmatch, an asterisk matches no slash.
-        if not seen or not self._path.match(source["path"]):
+        # In a path, an asterisk matches no slash, unlike in fnmatch.
+        if not is_mounted or not self._path.match(source["path"]):
             return None
-        found = re.match(source["tag_regex"].replace("(?<", "(?P<"), str(self._path))
-        if found is None:
+        match = re.match(source["tag_regex"].replace("(?<", "(?P<"), str(self._path))
+        if match is None:
             return None
-        groups = found.groupdict()
+        groups = match.groupdict()
         return re.sub(r"<(\w+)>", lambda name: groups.get(name[1], "_"), source["tag"])
 
 
@@ -117,7 +116,7 @@ def _volumes(spec: Json) -> dict[str, Json]:
 
 
 def _message(source: Mapping[str, Any], output: Mapping[str, Any], line: str) -> str:
-    """Return the text of the event, which is the line itself only under the right settings."""
+    """Return the text of the log event, which is the bare line only with the right settings."""
     stamp = now()
     line = line if line.strip() else ""
     if source.get("multiline.parser") == "cri":

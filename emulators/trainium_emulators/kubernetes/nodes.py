@@ -1,4 +1,4 @@
-"""Nodes of a node group: its desired number of Ready ones, with the resources each offers."""
+"""Nodes of a node group: the desired number of Ready nodes, and the resources of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trainium_emulators.kubernetes.store import Store
 GROUP_LABEL = "eks.amazonaws.com/nodegroup"
 ZONE = "us-west-2d"
 STUCK = "rehearsal/stuck"
-"""Annotation of a node whose kubelet ends no pod: each that is deleted stays Terminating."""
+"""Annotation of a node whose kubelet terminates no pods: deleted pods stay Terminating."""
 _READY_TAINTS = {
     "False": "node.kubernetes.io/not-ready",
     "Unknown": "node.kubernetes.io/unreachable",
@@ -26,7 +26,7 @@ nodeConditionToTaintKeyStatusMap)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulatedNodeGroup:
-    """The properties common to a group's nodes."""
+    """The common properties of a group's nodes."""
 
     name: str
     instance_type: str
@@ -48,7 +48,7 @@ def trainium_group(name: str, instance_type: InstanceType) -> EmulatedNodeGroup:
 
 
 def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
-    """Return the resources for pods once device plugins run, minus the kubelet's share."""
+    """Return the allocatable resources once device plugins run, minus the kubelet's reserve."""
     memory_mib = instance_type.memory_mib - kubernetes.kubelet_memory_mib(instance_type)
     return {
         "cpu": str(instance_type.num_vcpus),
@@ -60,7 +60,7 @@ def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
 
 
 def admits(node: Json, spec: Json) -> bool:
-    """Tell whether selector and taints allow a pod on the node."""
+    """Return whether a pod's selector and tolerations allow it on the node."""
     labels = node["metadata"].get("labels", {})
     if any(labels.get(key) != value for key, value in spec.get("nodeSelector", {}).items()):
         return False
@@ -82,9 +82,9 @@ def instance_of(node: Json) -> str:
 def set_ready(store: Store, name: str, status: str) -> None:
     """Set a node's condition Ready to ``True``, ``False`` or ``Unknown``.
 
-    ``Unknown``: the kubelet reports and ends nothing more; its containers run on. The taints are
-    those of the node lifecycle controller, NoSchedule at once and NoExecute, which evicts pods
-    when their toleration of 300 seconds ends (``evict``).
+    ``Unknown``: the kubelet reports and terminates nothing; its containers keep running. The taints
+    follow the node lifecycle controller: NoSchedule, and NoExecute, which evicts pods when their
+    toleration of 300 seconds expires (``evict``).
     """
 
     def change(entry: Json) -> None:
@@ -99,7 +99,7 @@ def set_ready(store: Store, name: str, status: str) -> None:
 
 
 def remove(store: Store, name: str) -> None:
-    """Remove a node, if it is still there, and evict its pods."""
+    """Remove a node, if it still exists, and evict its pods."""
     with contextlib.suppress(errors.ApiError):
         store.remove(NODE, "", name)
     evict(store, name)
@@ -113,7 +113,7 @@ def evict(store: Store, name: str) -> None:
 
 
 def lose_chips(store: Store, name: str, number: int = 1) -> None:
-    """Let the device plugin report so many chips as unhealthy: pods get fewer."""
+    """Make the device plugin report ``number`` chips as unhealthy, so that pods get fewer."""
 
     def change(entry: Json) -> None:
         allocatable = entry["status"]["allocatable"]
@@ -124,8 +124,10 @@ def lose_chips(store: Store, name: str, number: int = 1) -> None:
 
 
 def hold_pods(store: Store, name: str, *, held: bool = True) -> None:
-    """Let pods that are deleted on a node stay Terminating, as with a process that hangs in the
-    kernel; the node is Ready."""
+    """Keep a Ready node's deleted pods Terminating, as if a process hung in the kernel.
+
+    ``held=False`` ends this state.
+    """
 
     def change(entry: Json) -> None:
         annotations = entry["metadata"].setdefault("annotations", {})
@@ -136,16 +138,16 @@ def hold_pods(store: Store, name: str, *, held: bool = True) -> None:
 
 
 def ends_pods(store: Store, name: str) -> bool:
-    """Tell whether a node's kubelet reports, and ends pods; a node that is gone hinders no one."""
-    found = store.find(NODE, "", name)
-    if found is None:
+    """Return whether a node's kubelet reports and terminates pods; True if the node is gone."""
+    node = store.find(NODE, "", name)
+    if node is None:
         return True
-    ready = {"type": "Ready", "status": "Unknown"} not in found["status"]["conditions"]
-    return ready and STUCK not in (found["metadata"].get("annotations") or {})
+    is_known = {"type": "Ready", "status": "Unknown"} not in node["status"]["conditions"]
+    return is_known and STUCK not in (node["metadata"].get("annotations") or {})
 
 
 def is_busy(store: Store, name: str) -> bool:
-    """Tell whether a node has a pod that has not ended."""
+    """Return whether a node has an unfinished pod."""
     return any(volcano_objects.is_alive(pod) for pod in pods_on(store, name))
 
 

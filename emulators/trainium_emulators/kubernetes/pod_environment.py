@@ -27,7 +27,7 @@ class ApiAccess:
     folder: Path
     """Parent folder of the service accounts' folders, for pods that mount a token."""
     token: str | None = None
-    """The only token that the server accepts, if there is just one."""
+    """The only token that the server accepts; None if there are several."""
 
     def credentials(self, pod: Json) -> Path:
         """Return the folder with the token of the pod's service account."""
@@ -40,16 +40,18 @@ class ApiAccess:
         return own
 
 
-class Unresolved(ValueError):
-    """Raised for a dangling reference in a pod: its container cannot be created."""
+class UnresolvedReference(ValueError):
+    """Raised for a dangling reference in a pod, whose container cannot be created."""
 
 
 def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, str]:
     """Resolve every variable of the first container.
 
-    What a real pod has to itself is replaced in the values: the host names that Volcano lists
-    become addresses, as this machine's resolver takes no additions, and the mount points of
-    claims become folders below ``claims``, as nothing can be mounted here.
+    Values that depend on a pod's network or mount namespace are replaced: the host names that
+    Volcano lists become addresses, because this machine's resolver cannot be extended, and the
+    mount points of claims become folders in ``claims``, because this machine allows no mounts.
+
+    Raises ``UnresolvedReference``.
     """
     mounts = _mounts(pod, claims)
     environment: dict[str, str] = {}
@@ -69,7 +71,7 @@ def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, st
 
 
 def _address(store: Store, pod: Json, host: str) -> str:
-    """Resolve a host name of a headless service, as the cluster's DNS does, or return it as is."""
+    """Resolve a headless service's host name like the cluster's DNS; return any other as is."""
     name, _, domain = host.partition(".")
     for other in store.list(POD, pod["metadata"]["namespace"]):
         spec = other["spec"]
@@ -81,25 +83,25 @@ def _address(store: Store, pod: Json, host: str) -> str:
 def container_command(
     pod: Json, environment: Mapping[str, str], claims: Path, api: ApiAccess | None = None
 ) -> list[str]:
-    """Return command and arguments; the image's own are not known here.
+    """Return command and arguments; the image's own are unknown.
 
-    In them, the wildcard address becomes the pod's own, and the API server's usual address the
-    one it has here.
+    In both, the wildcard address becomes the pod's own, and the API server's usual address becomes
+    its local one. Raises ``UnresolvedReference`` if there is no command.
     """
     container = pod["spec"]["containers"][0]
-    words: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
-    if not words:
-        raise Unresolved("the container has no command, and the rehearsal has no image")
+    command: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
+    if not command:
+        raise UnresolvedReference("the container has no command, and the rehearsal has no image")
     mounts = _mounts(pod, claims)
     if api is not None and pod["spec"].get("automountServiceAccountToken", True):
         mounts = {**mounts, _CREDENTIALS: api.credentials(pod)}
     server = _API if api is None else api.endpoint
     own = str(pod["status"].get("podIP", _ALL_ADDRESSES))
     return [
-        _moved(expanded(word, environment), mounts)
+        _moved(expanded(argument, environment), mounts)
         .replace(_ALL_ADDRESSES, own)
         .replace(_API, server)
-        for word in words
+        for argument in command
     ]
 
 
@@ -113,7 +115,8 @@ def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
     mounts = {}
     for mount in pod["spec"]["containers"][0].get("volumeMounts") or ():
         if mount["name"] in names:
-            # A claim's name ends with its file system's; Batch's hosts mount the same folder.
+            # Without the file system's id at the end of the claim's name: Batch's nodes use the
+            # same folder.
             kind = names[mount["name"]].partition("-")[0]
             folder = claims / pod["metadata"]["namespace"] / kind
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,17 +125,17 @@ def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
 
 
 def _moved(text: str, mounts: Mapping[str, Path]) -> str:
-    """Replace a mount point at the beginning of a path by its folder."""
+    """Replace a mount point at the start of a path with its folder."""
     for point, folder in mounts.items():
         text = re.sub(rf"(?<![^=:,]){re.escape(point)}(?=[/:,]|$)", str(folder), text)
     return text
 
 
 def expanded(text: str, environment: Mapping[str, str]) -> str:
-    """Expand ``$(NAME)``; unknown variables stay, and ``$$`` is one (expansion/expand.go)."""
+    """Expand ``$(NAME)``; keep unknown variables; ``$$`` is a dollar sign (expansion/expand.go)."""
 
-    def value(found: re.Match[str]) -> str:
-        return "$" if found[1] else environment.get(found[2], found[0])
+    def value(match: re.Match[str]) -> str:
+        return "$" if match[1] else environment.get(match[2], match[0])
 
     return _REFERENCE.sub(value, text)
 
@@ -142,22 +145,22 @@ def _looked_up(store: Store, pod: Json, source: Json) -> str | None:
         return _field(pod, source["fieldRef"]["fieldPath"])
     if "configMapKeyRef" in source:
         reference = source["configMapKeyRef"]
-        found = store.find(CONFIG_MAP, pod["metadata"]["namespace"], reference["name"])
-        value = (found or {}).get("data", {}).get(reference["key"])
+        config_map = store.find(CONFIG_MAP, pod["metadata"]["namespace"], reference["name"])
+        value = (config_map or {}).get("data", {}).get(reference["key"])
         if value is None and not reference.get("optional"):
-            raise Unresolved(
+            raise UnresolvedReference(
                 f"couldn't find key {reference['key']} in ConfigMap "
                 f"{pod['metadata']['namespace']}/{reference['name']}"
             )
         return None if value is None else str(value)
-    raise Unresolved(f"the rehearsal does not understand {', '.join(source)}")
+    raise UnresolvedReference(f"the rehearsal does not support {', '.join(source)}")
 
 
 def _field(pod: Json, path: str) -> str:
     """Resolve a downward API field (kubernetes.io/docs/concepts/workloads/pods/downward-api)."""
-    if found := _ANNOTATED.fullmatch(path):
-        # A missing annotation is an empty value, not an error.
-        return str((pod["metadata"].get(found[1]) or {}).get(found[2], ""))
+    if match := _ANNOTATED.fullmatch(path):
+        # A missing annotation or label is an empty value, not an error.
+        return str((pod["metadata"].get(match[1]) or {}).get(match[2], ""))
     values: dict[str, str] = {
         "metadata.name": pod["metadata"]["name"],
         "metadata.namespace": pod["metadata"]["namespace"],
@@ -168,5 +171,5 @@ def _field(pod: Json, path: str) -> str:
         "status.hostIP": pod.get("status", {}).get("hostIP", ""),
     }
     if path not in values:
-        raise Unresolved(f"the downward API has no {path}")
+        raise UnresolvedReference(f"the downward API has no {path}")
     return values[path]

@@ -1,4 +1,4 @@
-"""Parses Kubernetes' quantities and adds up the requests of pods and gangs."""
+"""Parses Kubernetes quantities and adds up the requests of pods and gangs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Amounts = Mapping[str, Fraction]
 
 
 def quantity(text: str | int | float) -> Fraction:
-    """Convert a Kubernetes quantity to a number."""
-    found = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", str(text))
-    if found is None or found[2] not in _UNITS:
+    """Convert a Kubernetes quantity to a number; raise ``ValueError`` if it is not one."""
+    match = re.fullmatch(r"([0-9.]+)([a-zA-Z]*)", str(text))
+    if match is None or match[2] not in _UNITS:
         raise ValueError(f"{text} is not a quantity")
-    return Fraction(found[1]) * _UNITS[found[2]]
+    return Fraction(match[1]) * _UNITS[match[2]]
 
 
-def amounts(given: Mapping[str, str | int] | None) -> Amounts:
+def amounts(resources: Mapping[str, str | int] | None) -> Amounts:
     """Convert a resource list to numbers."""
-    return {name: quantity(value) for name, value in (given or {}).items()}
+    return {name: quantity(value) for name, value in (resources or {}).items()}
 
 
 def total(parts: Iterable[Amounts]) -> Amounts:

@@ -1,8 +1,8 @@
-"""Authenticates callers, and authorises them by the roles in the store, like Kubernetes' RBAC.
+"""Authenticates callers, and authorizes them by the roles in the store, like Kubernetes' RBAC.
 
-From kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC, user impersonation) and,
-for connections to pods, pkg/registry/core/pod/rest of 1.35, where a websocket's GET needs the
-right to create as well (feature gate AuthorizePodWebsocketUpgradeCreatePermission).
+Sources: kubernetes.io/docs/reference/access-authn-authz (authorization, RBAC, user impersonation)
+and, for connections to pods, pkg/registry/core/pod/rest of 1.35, where a websocket's GET also needs
+permission to create (feature gate AuthorizePodWebsocketUpgradeCreatePermission).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trainium_emulators.kubernetes.resources import (
 from trainium_emulators.kubernetes.store import Store
 
 MASTERS = "system:masters"
-"""The group that may do everything, whatever the roles say."""
+"""The group that may do everything, regardless of roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ def service_account(namespace: str, name: str) -> str:
 
 
 def account_of(token: str) -> Caller | None:
-    """Return the service account with this token; it only has the rights that roles give it."""
+    """Return the service account with this token, whose permissions come only from roles."""
     if not token.startswith(_ACCOUNT):
         return None
     namespace = token.removeprefix(_ACCOUNT).partition(":")[0]
@@ -55,8 +55,8 @@ def account_of(token: str) -> Caller | None:
     return Caller(name=token, groups=frozenset({*groups, "system:authenticated"}))
 
 
-def everybody_is_admin(token: str) -> Caller | None:
-    """Authenticate everybody as the administrator, for a cluster with a single user."""
+def everyone_is_admin(token: str) -> Caller | None:
+    """Authenticate everyone as the administrator, for a cluster with a single user."""
     return ADMIN
 
 
@@ -99,7 +99,10 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
 
 
 def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[str]) -> Caller:
-    """Return the user that an administrator impersonates, as with ``kubectl --as``."""
+    """Return the user whom an administrator impersonates, as with ``kubectl --as``, or the caller.
+
+    Any other caller who impersonates a user is refused.
+    """
     name = headers.get("Impersonate-User")
     if name is None:
         return caller
@@ -111,7 +114,7 @@ def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[st
 
 
 class Authorizer:
-    """Authorises by the roles in the store, and records who requested what."""
+    """Authorizes requests by the roles in the store, and records them by user."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -127,7 +130,7 @@ class Authorizer:
                 raise _forbidden(caller, access)
 
     def asked_by(self, name: str) -> frozenset[Access]:
-        """Return every permission that a user's requests needed, granted or not."""
+        """Return every permission needed by a user's requests, granted or not."""
         with self._lock:
             return frozenset(access for caller, access in self._asked if caller == name)
 
@@ -164,7 +167,7 @@ def _is(caller: Caller, subject: Json) -> bool:
 
 
 def covers(rule: Json, access: Access) -> bool:
-    """Tell whether a rule grants a permission; with resource names it never covers lists."""
+    """Return whether a rule grants a permission; a rule with resource names never covers lists."""
     names = rule.get("resourceNames") or ()
     return (
         _has(rule.get("verbs"), access.verb)
@@ -174,8 +177,8 @@ def covers(rule: Json, access: Access) -> bool:
     )
 
 
-def _has(words: Iterable[str] | None, word: str) -> bool:
-    return any(each in ("*", word) for each in words or ())
+def _has(values: Iterable[str] | None, value: str) -> bool:
+    return any(each in ("*", value) for each in values or ())
 
 
 def _forbidden(caller: Caller, access: Access) -> errors.ApiError:

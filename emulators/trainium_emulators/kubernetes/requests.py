@@ -17,7 +17,7 @@ from trainium_emulators.kubernetes.resources import ApiResource, Json
 APPLY_PATCH = "application/apply-patch+yaml"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _MANIFESTS = ("application/json", "application/yaml")
-"""Types of a body that is no patch; protobuf, which the server also accepts, is not read here."""
+"""Types of a body that is not a patch; protobuf, which a real server accepts, is unsupported."""
 _PATCHES = (
     "application/json-patch+json",
     "application/merge-patch+json",
@@ -35,8 +35,8 @@ _MERGE_KEYS = {
     "volumeMounts": ("mountPath",),
     "volumes": ("name",),
 }
-"""patchMergeKey of the lists that are merged (k8s.io/api core/v1 and apps/v1, types.go); every
-other list is replaced."""
+"""patchMergeKey of the lists that are merged (k8s.io/api core/v1 and apps/v1, types.go); all other
+lists are replaced."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Target:
 
     kind: ApiResource
     namespace: str | None
-    """None: all namespaces. Cluster-scoped objects are stored under the empty name."""
+    """None: all namespaces. Cluster-scoped objects have the empty namespace."""
     name: str | None = None
     part: str | None = None
 
@@ -55,11 +55,11 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
 
     Only the list of a namespaced kind has a path without a namespace.
     """
-    words = [word for word in path.split("/") if word]
-    if words[:1] == ["api"]:
-        api_version, rest = words[1], words[2:]
+    segments = [segment for segment in path.split("/") if segment]
+    if segments[:1] == ["api"]:
+        api_version, rest = segments[1], segments[2:]
     else:
-        api_version, rest = "/".join(words[1:3]), words[3:]
+        api_version, rest = "/".join(segments[1:3]), segments[3:]
     namespace: str | None = None
     if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
@@ -77,10 +77,11 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
 
 
 async def read_body(request: web.Request, kind: ApiResource) -> Json:
-    """Parse the manifest or patch; a type that the server does not read is refused.
+    """Parse the manifest or patch; refuse unsupported content types.
 
-    A manifest without a type is JSON; a patch has one (apiserver, endpoints/handlers: patch.go and
-    negotiation/negotiate.go). Custom kinds know no strategic merge patches.
+    A manifest without a content type is read as JSON; a patch must have one (apiserver,
+    endpoints/handlers: patch.go and negotiation/negotiate.go). Custom kinds do not support
+    strategic merge patches.
     """
     given = request.headers.get("Content-Type", "").partition(";")[0]
     accepted: tuple[str, ...] = _MANIFESTS
@@ -103,9 +104,9 @@ async def read_body(request: web.Request, kind: ApiResource) -> Json:
 
 
 def check_place(target: Target, body: Json) -> None:
-    """Refuse an object that names another place than its request.
+    """Refuse an object whose name or namespace differs from the request's.
 
-    As the API server does (registry/rest, meta.go, and endpoints/handlers/rest.go, checkName).
+    Source: the API server (registry/rest, meta.go, and endpoints/handlers/rest.go, checkName).
     """
     metadata = body.get("metadata") or {}
     namespace, name = metadata.get("namespace"), metadata.get("name")
@@ -122,7 +123,7 @@ def check_place(target: Target, body: Json) -> None:
 def patched(content_type: str, base: Json, patch: Json) -> Json:
     """Apply a patch to an object according to the patch's content type."""
     if content_type == "application/json-patch+json":
-        raise errors.ApiError(501, "NotImplemented", "the rehearsal applies no JSON patches")
+        raise errors.ApiError(501, "NotImplemented", "the rehearsal does not support JSON patches")
     make = strategic if content_type == _STRATEGIC_PATCH else merged
     result: Json = make(base, patch)
     return result
@@ -152,7 +153,7 @@ def strategic(base: Any, patch: Any) -> Any:
             name = key.partition("/")[2]
             result[name] = [item for item in result.get(name, ()) if item not in value]
         elif key.startswith("$"):
-            continue  # order and retained keys do not matter to any reader here
+            continue  # directives for the order or retained keys, which nothing here depends on
         elif value is None:
             result.pop(key, None)
         elif isinstance(value, list) and key in _MERGE_KEYS:

@@ -1,4 +1,4 @@
-"""Kinds of objects that the server stores; it answers "not found" for any other, as a cluster does.
+"""Kinds of objects that the server stores; all others are "not found", as in a cluster.
 
 Names, short names and scopes are Kubernetes 1.35's (``kubectl api-resources``) and Volcano 1.15.1's
 (config/crd/volcano/bases).
@@ -41,7 +41,7 @@ class ApiResource:
 
 
 _TABLE: Mapping[tuple[str, str], tuple[str, ...]] = {
-    # kind plural short...; a leading ! marks a kind without namespace
+    # kind, plural and short names; a leading ! marks a cluster-scoped kind
     ("", "v1"): (
         "Pod pods po",
         "Service services svc",
@@ -95,8 +95,8 @@ BUILT_IN: tuple[ApiResource, ...] = tuple(
 
 
 def _built_in(api_version: str, kind: str) -> ApiResource:
-    (found,) = (k for k in BUILT_IN if (k.api_version, k.kind) == (api_version, kind))
-    return found
+    (resource,) = (k for k in BUILT_IN if (k.api_version, k.kind) == (api_version, kind))
+    return resource
 
 
 POD = _built_in("v1", "Pod")

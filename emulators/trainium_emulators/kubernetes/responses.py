@@ -1,4 +1,4 @@
-"""Formats responses as clients request them: kubectl's tables, watches, and followed logs."""
+"""Formats responses as clients request them: kubectl's tables, watches, and streamed logs."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _INITIAL_END = {"k8s.io/initial-events-end": "true"}
 
 def _status(*names: str) -> Callable[[Json], Any]:
     def value(entry: Json) -> Any:
-        found: Any = entry.get("status", {})
+        nested: Any = entry.get("status", {})
         for name in names:
-            found = (found or {}).get(name)
-        return found
+            nested = (nested or {}).get(name)
+        return nested
 
     return value
 
@@ -138,12 +138,12 @@ def _age(entry: Json) -> str:
 
 
 def wants_table(request: web.Request) -> bool:
-    """Tell whether the client requests a table to print."""
+    """Return whether the client requests a table to print."""
     return "as=Table" in request.headers.get("Accept", "")
 
 
 def wants_watch(request: web.Request) -> bool:
-    """Tell whether the client requests a watch."""
+    """Return whether the client requests a watch."""
     return request.query.get("watch", "").lower() in ("1", "true")
 
 
@@ -156,11 +156,11 @@ async def watch(request: web.Request, store: Store, target: Target) -> web.Strea
     since = 0 if initial else int(given)
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
-    chosen = _Chosen(request, target)
+    selection = _WatchFilter(request, target)
     if initial:
         since = store.version
         for entry in store.list(target.kind, target.namespace):
-            await _send(response, request, target, chosen.event("ADDED", entry))
+            await _send(response, request, target, selection.event("ADDED", entry))
         if request.query.get("sendInitialEvents") == "true":
             metadata = {"resourceVersion": str(since), "annotations": _INITIAL_END}
             bookmark = {
@@ -180,7 +180,7 @@ async def watch(request: web.Request, store: Store, target: Target) -> web.Strea
             while True:
                 change = await changes.get()
                 if change.kind == target.kind:
-                    event = chosen.event(change.type, change.entry)
+                    event = selection.event(change.type, change.entry)
                     await _send(response, request, target, event)
     except (TimeoutError, ConnectionError):
         pass
@@ -191,8 +191,8 @@ async def watch(request: web.Request, store: Store, target: Target) -> web.Strea
     return response
 
 
-class _Chosen:
-    """Decides which changes a watch with selectors sees, and as which event type."""
+class _WatchFilter:
+    """Filter of a watch with selectors, which also determines the event type."""
 
     def __init__(self, request: web.Request, target: Target) -> None:
         self._labels = request.query.get("labelSelector", "")
@@ -240,7 +240,7 @@ async def _line(response: web.StreamResponse, document: Json) -> None:
 
 
 async def log(request: web.Request, pod: Json, runs: Runs) -> web.StreamResponse:
-    """Return a container's output, including future output if ``follow`` is requested."""
+    """Return a container's output; with ``follow``, stream future output too."""
     lines = runs.lines(pod["metadata"]["uid"])
     query = request.query
     follow = query.get("follow", "").lower() in ("1", "true")
@@ -256,10 +256,10 @@ async def log(request: web.Request, pod: Json, runs: Runs) -> web.StreamResponse
     with contextlib.suppress(ConnectionError):
         while True:
             ended = runs.has_ended(pod["metadata"]["uid"])
-            news = lines[begin:]
-            begin += len(news)
-            if news:
-                await response.write("".join(map(render, news)).encode())
+            new_lines = lines[begin:]
+            begin += len(new_lines)
+            if new_lines:
+                await response.write("".join(map(render, new_lines)).encode())
             if ended or not follow:
                 break
             await asyncio.sleep(_POLL_S)

@@ -1,7 +1,7 @@
-"""The Auto Scaling group behind a node group, with the ways in which EC2's capacity disappoints.
+"""The Auto Scaling group behind a node group, with simulated capacity faults.
 
-Time comes from a clock, so that a simulation can drive it without waiting; nothing happens between
-two calls, so whoever lets time pass calls ``advance`` (describing the group does).
+Time comes from a clock, so that a simulation can advance it without waiting. The group changes only
+during calls, so callers that advance the clock must call ``advance`` or describe the group.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from trainium_emulators.kubernetes.resources import NODE
 from trainium_emulators.kubernetes.store import Store
 
 RETRY_S = 60.0
-"""Time after which a failed launch is tried again. AWS publishes none; it is of this order."""
+"""Seconds until a failed launch is retried: an estimate, because AWS publishes no value."""
 PENDING, IN_SERVICE, TERMINATING = "Pending", "InService", "Terminating:Wait"
-"""Lifecycle states (Amazon EC2 Auto Scaling user guide, instance lifecycle). EKS puts a hook on
-the end of its instances, hence ``:Wait``."""
+"""Lifecycle states (Amazon EC2 Auto Scaling user guide, instance lifecycle). EKS adds a termination
+lifecycle hook, hence ``:Wait``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityFaults:
-    """How EC2 and the new instances misbehave; the default is: not at all."""
+    """Faults of EC2 and of new instances; none by default."""
 
     available: int | None = None
-    """Instances that EC2 has for the group, those in use included; launches beyond it fail with
-    InsufficientInstanceCapacity and are tried again. None: as many as are asked for."""
+    """Instances that EC2 has for the group, including those in use; launches beyond it fail with
+    InsufficientInstanceCapacity and are retried. None: unlimited."""
     launch_s: float = 0.0
     """Time from the request until an instance is in service."""
     join_s: float = 0.0
-    """Time from then until it is a Ready node."""
+    """Time until an in-service instance is a Ready node."""
     terminate_s: float = 0.0
-    """Time for which a terminated instance and its node remain."""
+    """Time that a terminating instance and its node remain."""
     never_join: int = 0
-    """Number of next instances that never become nodes."""
+    """Number of upcoming instances that never become nodes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class GroupInstance:
     """None if it never becomes a node."""
     node: str | None = None
     ends_at: float | None = None
-    """Set once it is being terminated."""
+    """Set once the instance is being terminated."""
 
     def state(self, now: float) -> str:
         """Return its lifecycle state."""
@@ -67,12 +67,12 @@ class Activity:
     started_at: float
     description: str
     message: str = ""
-    """Why it failed; empty if it did not."""
+    """Reason of a failure; empty otherwise."""
     activity_id: str = field(default_factory=lambda: str(uuid.uuid4()))
 
 
 class ScalingGroup:
-    """Launches, replaces and terminates instances to have the desired number of them."""
+    """Launches, replaces and terminates instances to maintain the desired number."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class ScalingGroup:
         self.clock = clock
         self.desired = 0
         self.faults = CapacityFaults()
-        """Replace it at any time; instances that have been launched keep their fate."""
+        """May be replaced at any time; instances already launched are not affected."""
         self.activities: list[Activity] = []
         """Newest first."""
         self._store = store
         self._instances: dict[str, GroupInstance] = {}
-        self._unborn = 0
+        self._left_never_joining = 0
         self._failed_at: float | None = None
         self._lock = threading.RLock()
 
@@ -101,28 +101,28 @@ class ScalingGroup:
         return {name: each.state(now) for name, each in self._instances.items()}
 
     def failure(self) -> str:
-        """Return why the latest launches failed; empty if they did not."""
+        """Return why the latest launches failed; empty if they succeeded."""
         self.advance()
         if self._failed_at is None:
             return ""
         return next(each.message for each in self.activities if each.message)
 
     def set_desired(self, number: int) -> None:
-        """Change the size; the group itself chooses the instances that go."""
+        """Change the size; the group chooses the instances to terminate."""
         with self._lock:
             self.desired = number
             self._failed_at = None
             self.advance()
 
     def plant(self, faults: CapacityFaults) -> None:
-        """Let the next instances meet these faults."""
+        """Set the faults of the next instances."""
         with self._lock:
             if faults != self.faults:
-                self.faults, self._unborn = faults, faults.never_join
+                self.faults, self._left_never_joining = faults, faults.never_join
             self.advance()
 
     def terminate(self, instance_id: str, *, decrement: bool) -> None:
-        """Terminate one instance, and launch another unless the group is to shrink by one."""
+        """Terminate an instance; shrink the group by one, or launch a replacement."""
         with self._lock:
             self._end(self._instances[instance_id])
             if decrement:
@@ -130,7 +130,7 @@ class ScalingGroup:
             self.advance()
 
     def advance(self) -> None:
-        """Bring the group to the present: launches, joins, ends."""
+        """Advance the group to the current time: launch, join and terminate instances."""
         with self._lock:
             now = self.clock()
             for each in list(self._instances.values()):
@@ -158,37 +158,37 @@ class ScalingGroup:
             room = max(0, min(missing, faults.available - len(self._instances)))
         for _ in range(room):
             in_service_at = now + faults.launch_s
-            joins_at = None if self._unborn else in_service_at + faults.join_s
-            self._unborn = max(0, self._unborn - 1)
-            made = GroupInstance(
+            joins_at = None if self._left_never_joining else in_service_at + faults.join_s
+            self._left_never_joining = max(0, self._left_never_joining - 1)
+            instance = GroupInstance(
                 instance_id=f"i-{uuid.uuid4().hex[:17]}",
                 in_service_at=in_service_at,
                 joins_at=joins_at,
             )
-            self._instances[made.instance_id] = made
-            self._record(f"Launching a new EC2 instance: {made.instance_id}")
+            self._instances[instance.instance_id] = instance
+            self._record(f"Launching a new EC2 instance: {instance.instance_id}")
         self._failed_at = now if room < missing else None
         if room < missing:
-            # The message of aws/containers-roadmap issue 2204, which EKS repeats as the group's
-            # issue; kubernetes/autoscaler issue 1263 has the activity around it.
-            words = (
+            # The message in aws/containers-roadmap issue 2204, which EKS repeats as the group's
+            # issue; the activity is in kubernetes/autoscaler issue 1263.
+            message = (
                 "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently "
                 f"do not have sufficient {self.group.instance_type} capacity in the Availability "
                 f"Zone you requested ({nodes.ZONE}). Our system will be working on provisioning "
                 "additional capacity. Launching EC2 instance failed."
             )
-            self._record("Launching a new EC2 instance.  Status Reason: " + words, words)
+            self._record("Launching a new EC2 instance.  Status Reason: " + message, message)
 
     def _record(self, description: str, message: str = "") -> None:
-        made = Activity(started_at=self.clock(), description=description, message=message)
-        self.activities.insert(0, made)
+        activity = Activity(started_at=self.clock(), description=description, message=message)
+        self.activities.insert(0, activity)
 
     def _worst_first(self, each: GroupInstance) -> tuple[bool, bool]:
-        """Sort key of the instances that go when the group chooses.
+        """Return the sort key of the group's termination order.
 
-        It compares zones, launch templates and ages (Amazon EC2 Auto Scaling user guide, configure
-        termination policies) and knows nothing of pods. The choice here is the worst it could
-        make: nodes with pods go first.
+        Real groups compare zones, launch templates and ages (Amazon EC2 Auto Scaling user guide,
+        configure termination policies), not pods. This is the worst case: nodes with pods are
+        terminated first.
         """
         return not (each.node and nodes.is_busy(self._store, each.node)), each.node is None
 

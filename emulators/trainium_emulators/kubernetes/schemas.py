@@ -1,12 +1,12 @@
 """Validates single objects as the API server does: schema, names and labels.
 
-Built-in kinds are validated by Kubernetes' own OpenAPI schemas, which kubernetes-validate contains;
-Volcano's field by field after config/crd/volcano/bases of github.com/volcano-sh/volcano, 1.15.1
-(generated from volcano.sh/apis), but only the fields that this project uses: any other field is
-refused as if Volcano did not know it. Messages are those of the API server:
-apimachinery (util/validation, runtime/serializer) and kube-openapi (validation/errors).
+Built-in kinds are validated with Kubernetes' own OpenAPI schemas, from kubernetes-validate.
+Volcano's follow config/crd/volcano/bases of github.com/volcano-sh/volcano, 1.15.1 (generated from
+volcano.sh/apis), but contain only the fields that this project uses: any other field is refused as
+unknown. Messages are the API server's: apimachinery (util/validation, runtime/serializer) and
+kube-openapi (validation/errors).
 
-A real server drops unknown fields with a warning, unless the client asks it to be strict, as
+A real server drops unknown fields with a warning, unless the client requests strict validation, as
 kubectl does. Programs do not read the warning, so this server is always strict.
 """
 
@@ -48,8 +48,8 @@ _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_NAME}(\.{_NAME})*")
 _LABEL = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _MAX_NAME, _MAX_LABEL = 253, 63
-# Their names are path segments, not DNS names (rbac/validation, ValidateRBACName).
-_FREE_NAMES = ("rbac.authorization.k8s.io",)
+# Groups whose objects' names need not be DNS names (rbac/validation, ValidateRBACName).
+_WITHOUT_DNS_NAMES = ("rbac.authorization.k8s.io",)
 
 
 def _object(*required: str, **properties: Json) -> Json:
@@ -96,11 +96,6 @@ _TASK = _object(
     minAvailable=_number(),
     maxRetry=_number(),
     policies=_POLICIES,
-    dependsOn=_object(name=_list(_text()), iteration=_text()),
-    topologyPolicy={
-        "type": "string",
-        "enum": ["none", "best-effort", "restricted", "single-numa-node"],
-    },
     template={"type": "object"},
 )
 _OWNER = _object(
@@ -121,21 +116,11 @@ SCHEMAS: Mapping[ApiResource, Json] = {
             queue=_QUEUE_NAME,
             priorityClassName=_text(253, _SUBDOMAIN_PATTERN),
             minAvailable=_number(),
-            minSuccess=_number(minimum=1),
             maxRetry=_number(),
             ttlSecondsAfterFinished=_number(),
-            runningEstimate=_text(),
             plugins=_map(_list(_text())),
             policies=_POLICIES,
             tasks=_list(_TASK, minItems=1),
-            volumes=_list(
-                _object(
-                    "mountPath",
-                    mountPath={"type": "string", "minLength": 1, "pattern": "^[^:]+$"},
-                    volumeClaimName=_text(253),
-                    volumeClaim={"type": "object"},
-                )
-            ),
         )
     ),
     COMMAND: _top(action=_text(), message=_text(), reason=_text(), target=_OWNER),
@@ -145,30 +130,24 @@ SCHEMAS: Mapping[ApiResource, Json] = {
             minTaskMember=_map(_number(minimum=None)),
             minResources=_QUANTITIES,
             queue=_QUEUE_NAME,
-            priorityClassName=_text(253),
         )
     ),
     QUEUE: _top(
         spec=_object(
             weight=_number(minimum=1, maximum=65_535),
-            priority=_number(),
             reclaimable={"type": "boolean"},
             capability=_QUANTITIES,
-            deserved=_QUANTITIES,
-            guarantee=_object(resource=_QUANTITIES),
-            parent=_QUEUE_NAME,
-            dequeueStrategy={"type": "string", "enum": ["fifo", "traverse"]},
         )
     ),
 }
 
 
 def check(kind: ApiResource, entry: Json) -> None:
-    """Refuse an object that is invalid for its kind; its status, its owner's alone, is skipped."""
+    """Raise the API server's error if an object is invalid; its status is not validated."""
     spec = {key: value for key, value in entry.items() if key != "status"}
     spec |= {"apiVersion": kind.api_version, "kind": kind.kind}
-    found = sorted(_mistakes(kind, spec), key=lambda each: [str(part) for part in each.path])
-    unknown = [_unknown(each) for each in found if each.validator == "additionalProperties"]
+    mistakes = sorted(_mistakes(kind, spec), key=lambda each: [str(part) for part in each.path])
+    unknown = [_unknown(each) for each in mistakes if each.validator == "additionalProperties"]
     if unknown:
         fields = ", ".join(f'unknown field "{name}"' for names in unknown for name in names)
         message = (
@@ -176,10 +155,10 @@ def check(kind: ApiResource, entry: Json) -> None:
             f"strict decoding error: {fields}"
         )
         raise errors.ApiError(400, "BadRequest", message)
-    for mistake in found:
+    for mistake in mistakes:
         if mistake.validator == "type" and not kind.is_custom:
             raise errors.ApiError(400, "BadRequest", _unreadable(kind, mistake))
-    causes = [*(_cause(each) for each in found), *_of_metadata(kind, spec.get("metadata") or {})]
+    causes = [*(_cause(each) for each in mistakes), *_of_metadata(kind, spec.get("metadata") or {})]
     if causes:
         raise errors.invalid(kind, (spec.get("metadata") or {}).get("name", ""), *causes)
 
@@ -303,10 +282,10 @@ def _wrong(field: str, value: str, why: str) -> errors.StatusCause:
 
 
 def _of_metadata(kind: ApiResource, metadata: Json) -> Iterator[errors.StatusCause]:
-    """Check names and labels, whose form no schema defines."""
+    """Check names and labels, whose format no schema defines."""
     name = str(metadata.get("name") or "")
     shown = json.dumps(name)
-    if name and kind.group not in _FREE_NAMES:
+    if name and kind.group not in _WITHOUT_DNS_NAMES:
         if len(name) > _MAX_NAME:
             yield _wrong("metadata.name", shown, f"must be no more than {_MAX_NAME} bytes")
         elif not _SUBDOMAIN.fullmatch(name):

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainium_emulators.kubernetes.rbac import Caller, everybody_is_admin
+from trainium_emulators.kubernetes.rbac import Caller, everyone_is_admin
 from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import Engine, Stream
 
 
 def no_fault(run: str) -> NodeFault | None:
-    """Inject no fault, which is the default."""
+    """Return no fault; the default of ``take_fault``."""
     return None
 
 
@@ -26,15 +26,17 @@ class EmulatorSettings:
     processes_of: Mapping[str, int] = field(default_factory=dict)
     """Processes per node for individual workloads, by the label of their pods."""
     addresses: str = "127.0.0"
-    """The first three numbers of the pods' loopback addresses."""
+    """The first three octets of the pods' loopback addresses."""
     engine: Engine | None = None
+    niceness: int = 0
+    """Niceness of the pods' processes."""
     take_fault: Callable[[str], NodeFault | None] = no_fault
-    """Takes the fault that is armed for a run, once."""
+    """Removes and returns the fault armed for a run."""
     claims: Path | None = None
-    """Folder for the files of claims, in ``<namespace>/<claim>``; None creates one."""
-    identify: Callable[[str], Caller | None] = everybody_is_admin
+    """Folder for the files of claims, as ``<namespace>/<claim>``; None for a temporary one."""
+    identify: Callable[[str], Caller | None] = everyone_is_admin
     """Identifies the sender of a bearer token; None for an unknown one."""
     open_stream: Callable[[str, str, str], Stream] | None = None
     """Opens a log stream by region, group and name; None if there is no CloudWatch."""
     count_nodes: bool = False
-    """True if pods need a node with free resources; false if there always is one."""
+    """True if pods need a node with free resources; False if they always get one."""

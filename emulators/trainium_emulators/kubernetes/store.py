@@ -1,4 +1,4 @@
-"""Stores the cluster's objects, with versions, selectors, watches and deletion by owner."""
+"""Stores the cluster's objects, with versions, selectors, watches and cascading deletion."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from trainium_emulators.kubernetes import errors
@@ -30,7 +30,7 @@ Admission = Callable[["Store", Json], Json]
 
 
 def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
-    """Tell whether both selectors match an object (an empty one matches everything)."""
+    """Return whether both selectors match an object; an empty one matches everything."""
     own = entry["metadata"].get("labels") or {}
     return all(_holds(term, own) for term in _terms(labels)) and all(
         _holds_field(term, entry) for term in _terms(fields)
@@ -38,36 +38,36 @@ def matches(entry: Json, *, labels: str = "", fields: str = "") -> bool:
 
 
 def _terms(selector: str) -> list[str]:
-    """Split a selector at commas outside brackets."""
+    """Split a selector at commas outside parentheses."""
     return [term.strip() for term in re.split(r",(?![^(]*\))", selector) if term.strip()]
 
 
 def _holds(term: str, labels: dict[str, str]) -> bool:
-    if found := _SET.fullmatch(term):
-        values = [value.strip() for value in found["values"].split(",")]
-        return (labels.get(found["key"]) in values) == (found["word"] == "in")
-    if found := _EQUAL.fullmatch(term):
-        return (labels.get(found["key"]) == found["value"]) == (found["sign"] != "!=")
+    if match := _SET.fullmatch(term):
+        values = [value.strip() for value in match["values"].split(",")]
+        return (labels.get(match["key"]) in values) == (match["word"] == "in")
+    if match := _EQUAL.fullmatch(term):
+        return (labels.get(match["key"]) == match["value"]) == (match["sign"] != "!=")
     return term[1:].strip() not in labels if term.startswith("!") else term in labels
 
 
 def _holds_field(term: str, entry: Json) -> bool:
-    found = _EQUAL.fullmatch(term)
-    assert found is not None, term
+    match = _EQUAL.fullmatch(term)
+    assert match is not None, term
     value: Any = entry
-    for step in found["key"].split("."):
+    for step in match["key"].split("."):
         value = (value or {}).get(step)
-    return (("" if value is None else str(value)) == found["value"]) == (found["sign"] != "!=")
+    return (("" if value is None else str(value)) == match["value"]) == (match["sign"] != "!=")
 
 
-def now() -> str:
-    """Return the current time in Kubernetes' format."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def now(*, in_s: int = 0) -> str:
+    """Return the time, ``in_s`` seconds from now, in Kubernetes' format."""
+    return (datetime.now(UTC) + timedelta(seconds=in_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreChange:
-    """One change as a watch reports it."""
+    """One change, as reported by a watch."""
 
     version: int
     type: str
@@ -105,7 +105,7 @@ class Store:
         raise errors.ApiError(404, "NotFound", message)
 
     def get(self, kind: ApiResource, namespace: str, name: str) -> Json:
-        """Return a copy of one object."""
+        """Return a copy of one object; raise ``ApiError`` if it does not exist."""
         with self._lock:
             entry = self._objects.get((kind, namespace, name))
             if entry is None:
@@ -128,12 +128,12 @@ class Store:
         fields: str = "",
         owner: str | None = None,
     ) -> list[Json]:
-        """Return copies of matching objects by namespace and name; None means all namespaces.
+        """Return copies of matching objects, sorted by namespace and name; None: all namespaces.
 
-        ``owner`` is the uid of the object that owns them.
+        ``owner`` is their owner's uid.
         """
         with self._lock:
-            found = {
+            selected = {
                 (its_namespace, name): entry
                 for (its_kind, its_namespace, name), entry in self._objects.items()
                 if its_kind == kind
@@ -141,8 +141,8 @@ class Store:
                 and (owner is None or _is_owned(entry, owner))
                 and matches(entry, labels=labels, fields=fields)
             }
-            # Copies take most of the time of a list, so what is not asked for is not copied.
-            return [copy.deepcopy(found[place]) for place in sorted(found)]
+            # Copies take most of the time of a list, so only requested objects are copied.
+            return [copy.deepcopy(selected[place]) for place in sorted(selected)]
 
     def create(
         self, kind: ApiResource, namespace: str, entry: Json, *, dry_run: bool = False
@@ -181,30 +181,32 @@ class Store:
         owners = {owner["uid"] for owner in metadata.get("ownerReferences", ())}
         present = {entry["metadata"]["uid"] for entry in self._objects.values()} if owners else ()
         if owners.difference(present):
-            # The garbage collector would delete it right away.
-            raise errors.ApiError(404, "NotFound", f"the owner of {metadata['name']} has gone")
+            # The garbage collector would delete it immediately.
+            raise errors.ApiError(
+                404, "NotFound", f"the owner of {metadata['name']} does not exist"
+            )
 
     def update(
         self, kind: ApiResource, namespace: str, name: str, change: Callable[[Json], Json | None]
     ) -> Json:
-        """Replace an object by what ``change`` returns, or by the object as it changed it."""
+        """Replace an object with the result of ``change``, which may modify it in place."""
         with self._lock:
             old = self.get(kind, namespace, name)
             new = copy.deepcopy(old)
             new = change(new) or new
-            metadata, kept = new["metadata"], old["metadata"]
+            metadata, fixed = new["metadata"], old["metadata"]
             expected = metadata.get("resourceVersion")
-            if expected not in (None, "", kept["resourceVersion"]):
+            if expected not in (None, "", fixed["resourceVersion"]):
                 raise errors.conflict(kind, name)
             for key in ("name", "namespace", "uid", "creationTimestamp", "generation",
                         "deletionTimestamp", "deletionGracePeriodSeconds"):  # fmt: skip
-                if key in kept:
-                    metadata[key] = kept[key]
-            metadata["resourceVersion"] = kept["resourceVersion"]
+                if key in fixed:
+                    metadata[key] = fixed[key]
+            metadata["resourceVersion"] = fixed["resourceVersion"]
             if new == old:
                 return old
             if new.get("spec") != old.get("spec"):
-                metadata["generation"] = kept["generation"] + 1
+                metadata["generation"] = fixed["generation"] + 1
             return self._keep("MODIFIED", kind, new)
 
     def set_status(self, kind: ApiResource, namespace: str, name: str, status: Json) -> None:
@@ -222,24 +224,28 @@ class Store:
     def delete(
         self, kind: ApiResource, namespace: str, name: str, *, grace_s: int | None = None
     ) -> Json:
-        """Remove an object and what it owns; a running pod is only marked.
+        """Remove an object and its dependents, but only mark an unfinished pod that has a node.
 
-        Its kubelet then stops it and calls ``remove``. Without a grace period it goes at once.
+        The pod's kubelet then stops it and calls ``remove``. ``grace_s=0`` removes it immediately.
+        Its deletion time is when the grace period ends; another request can only shorten it
+        (Kubernetes API reference, ObjectMeta: deletionTimestamp).
         """
         with self._lock:
             entry = self.get(kind, namespace, name)
             ended = entry.get("status", {}).get("phase") in ("Succeeded", "Failed")
             if kind == POD and "nodeName" in entry["spec"] and not ended and grace_s != 0:
-                given = entry["spec"].get("terminationGracePeriodSeconds", 30)
-                entry["metadata"].setdefault("deletionTimestamp", now())
-                entry["metadata"]["deletionGracePeriodSeconds"] = (
-                    given if grace_s is None else grace_s
-                )
+                if grace_s is None:
+                    grace_s = int(entry["spec"].get("terminationGracePeriodSeconds", 30))
+                metadata, ends = entry["metadata"], now(in_s=grace_s)
+                if metadata.get("deletionTimestamp", ends) < ends:
+                    return entry
+                metadata["deletionTimestamp"] = ends
+                metadata["deletionGracePeriodSeconds"] = grace_s
                 return self._keep("MODIFIED", kind, entry)
             return self.remove(kind, namespace, name)
 
     def remove(self, kind: ApiResource, namespace: str, name: str) -> Json:
-        """Remove an object at once; what it owns is deleted as by ``delete``."""
+        """Remove an object immediately; its dependents are deleted as by ``delete``."""
         with self._lock:
             entry = self._objects.pop((kind, namespace, name), None)
             if entry is None:
@@ -256,7 +262,7 @@ class Store:
     def listen(self, listener: Listener, *, since: int | None = None) -> Callable[[], None]:
         """Call ``listener`` on every change after version ``since``; return a function to stop.
 
-        The listener is called under the store's lock and must return at once.
+        The listener is called under the store's lock and must return quickly.
         """
         with self._lock:
             for change in self._history if since is not None else ():

@@ -1,4 +1,4 @@
-"""Volcano's controller: turns jobs into gangs of pods, and restarts or ends them.
+"""Volcano's controller: creates gangs of pods for jobs, and restarts or ends them.
 
 Decisions are made in ``volcano_rules`` and ``volcano_scheduler``; the order of effects follows
 Volcano 1.15.1 (pkg/controllers/job/job_controller_actions.go, syncJob and killPods).
@@ -15,7 +15,14 @@ from typing import Any
 
 from trainium_emulators.kubernetes import errors, volcano_objects
 from trainium_emulators.kubernetes.kubelet import Kubelet
-from trainium_emulators.kubernetes.resources import COMMAND, POD, VOLCANO_JOB, Json
+from trainium_emulators.kubernetes.resources import (
+    COMMAND,
+    POD,
+    POD_GROUP,
+    QUEUE,
+    VOLCANO_JOB,
+    Json,
+)
 from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, StoreChange
 from trainium_emulators.kubernetes.volcano_rules import (
@@ -33,11 +40,11 @@ from trainium_emulators.nodes.faults import NodeFault
 from trainium_emulators.nodes.node import wait_for
 
 DELETED = "Deleted"
-"""Phase reported for a job that has been deleted; Volcano has no such phase."""
+"""Phase reported for a deleted job; Volcano has no such phase."""
 ENDED = (*FINISHED, DELETED)
 _TICK_S = 0.1
 _PERIOD_S = 1.0
-"""How often the scheduler looks at jobs to which nothing happens, as Volcano's does."""
+"""Interval at which the scheduler checks unchanged jobs, as Volcano's does."""
 _START_LIMIT_S = 30.0
 
 
@@ -54,7 +61,9 @@ class VolcanoController:
         self._changes: queue.Queue[StoreChange | None] = queue.Queue()
         self._phases: dict[str, str] = {}
         self._removed: set[str] = set()
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
+        self._delayed: list[tuple[float, Json, str, str]] = []
+        """Actions of policies with a timeout: due time, job at the event, action and reason."""
         self._synced, self._synced_at = 0, 0.0
         self._thread = threading.Thread(target=self._serve, name="volcano", daemon=True)
         self._stop_listening = store.listen(self._changes.put)
@@ -78,19 +87,20 @@ class VolcanoController:
             else:
                 if change is None:
                     return
-                if not _done(self._on_change, change):
+                if not _try_step(self._on_change, change):
                     self._changes.put(change)
                 if not self._changes.empty():
                     continue
+            self._run_delayed()
             version, moment = self._store.version, time.monotonic()
             if version == self._synced and moment < self._synced_at + _PERIOD_S:
                 continue
             # The scheduler takes the older job first (Volcano 1.15.1, framework, JobOrderFn).
             for job in sorted(self._store.list(VOLCANO_JOB), key=volcano_objects.age):
-                _done(self._sync, job)
-                _done(self._schedule, job)
-            # As before the jobs were read: what changed meanwhile may concern those read first. A
-            # change that waits to be handled has kept its job from being looked at.
+                _try_step(self._sync, job)
+                _try_step(self._schedule, job)
+            # Record the version from before this pass, because later changes may affect jobs that
+            # were already read. While a change is queued, ``_sync`` postpones part of its work.
             if self._changes.empty():
                 self._synced, self._synced_at = version, moment
 
@@ -101,23 +111,27 @@ class VolcanoController:
             emit("job-submitted", job_id=metadata["name"], run=volcano_objects.run_of(change.entry),
                  num_nodes=len(change.entry["spec"]["tasks"]))  # fmt: skip
         elif change.kind == VOLCANO_JOB and change.type == "DELETED":
-            self._tell(change.entry, DELETED)
-            # Bound while the job was being deleted: no kubelet has them, to end them.
+            self._report_phase(change.entry, DELETED)
+            # Pods that were bound while the job was being deleted: no kubelet runs or ends them.
             for pod in self._pods(change.entry):
                 if not self._kubelet.has(pod["metadata"]["uid"]):
                     self._store.remove(POD, metadata["namespace"], pod["metadata"]["name"])
         elif change.kind == COMMAND and change.type == "ADDED":
-            # Before executing it: never more than once, and even if there is no such job.
+            # Delete the command before executing it, so that it is executed at most once, even if
+            # the job is gone.
             if self._store.find(COMMAND, metadata["namespace"], metadata["name"]) is not None:
                 self._store.delete(COMMAND, metadata["namespace"], metadata["name"])
-            target = change.entry["target"]["name"]
-            job = self._store.get(VOLCANO_JOB, metadata["namespace"], target)
-            self._act(job, change.entry["action"], "")
+            target, action = change.entry["target"], change.entry["action"]
+            if target["kind"] == "Queue":
+                self._set_queue(target["name"], action)
+                return
+            job = self._store.get(VOLCANO_JOB, metadata["namespace"], target["name"])
+            self._act(job, action, "")
         elif change.kind == POD:
             self._on_pod(change)
 
     def _on_pod(self, change: StoreChange) -> None:
-        """Turn changes of pods into the events that policies refer to."""
+        """Translate pod changes into the events that policies refer to."""
         pod = change.entry
         uid, annotations = pod["metadata"]["uid"], pod["metadata"].get("annotations") or {}
         phase = pod.get("status", {}).get("phase", "Pending")
@@ -141,11 +155,36 @@ class VolcanoController:
             self._phases[uid] = phase
             return
         task = annotations[volcano_objects.TASK]
-        action = action_for(job, task=task, event=event, exit_code=code)
-        if action is not None:
+        decision = action_for(job, task=task, event=event, exit_code=code)
+        if decision is not None:
+            action, delay_s = decision
             ended = f" with exit code {code}" if code else ""
-            self._act(job, action, f"{pod['metadata']['name']}: {event}{ended}")
+            why = f"{pod['metadata']['name']}: {event}{ended}"
+            if delay_s:
+                self._delayed.append((time.monotonic() + delay_s, job, action, why))
+            else:
+                self._act(job, action, why)
         self._phases[uid] = phase
+
+    def _run_delayed(self) -> None:
+        """Execute delayed actions that are due, unless their attempt has already been ended
+        (AddDelayActionForJob and cleanupDelayActions of job_controller.go)."""
+        due = [each for each in self._delayed if each[0] <= time.monotonic()]
+        self._delayed = [each for each in self._delayed if each not in due]
+        for _, job_at_event, action, why in due:
+            metadata = job_at_event["metadata"]
+            job = self._store.find(VOLCANO_JOB, metadata["namespace"], metadata["name"])
+            if job is None or job["metadata"]["uid"] != metadata["uid"]:
+                continue
+            if job["status"].get("version") == job_at_event["status"].get("version"):
+                self._act(job, action, why)
+
+    def _set_queue(self, name: str, action: str) -> None:
+        """Open or close a queue (pkg/controllers/queue/state); one that has gangs stays Closing."""
+        gangs = [g for g in self._store.list(POD_GROUP) if g["spec"]["queue"] == name]
+        closed = "Closing" if gangs else "Closed"
+        state = {"OpenQueue": "Open", "CloseQueue": closed}[action]
+        self._store.set_status(QUEUE, "", name, {"state": state})
 
     def _act(self, job: Json, action: str, why: str) -> None:
         """Execute an action in the job's current phase (state/*.go)."""
@@ -165,32 +204,32 @@ class VolcanoController:
                                        "retryCount": 0})  # fmt: skip
             return
         pods = self._pods(job)
-        inside = True
+        admitted = True
         if phase in ("Pending", "Running", "Restarting"):
-            inside = self._scheduler.is_inside(job)
+            admitted = self._scheduler.is_admitted(job)
             volcano_objects.ensure(self._store, job)
-            if inside:
-                # Recreates even a pod whose disappearance no policy covers.
+            if admitted:
+                # This recreates even a pod whose disappearance no policy covers.
                 volcano_objects.create_pods(self._store, job, pods)
         elif phase in FINISHED and volcano_objects.remain(self._store, job, pods):
-            # Frees what goes with the pods: the gang's share of the queue. This includes jobs
-            # whose phase was written by TorchX, which is how it cancels one.
+            # This frees the gang's share of the queue along with the pods, also for jobs whose
+            # phase was written by TorchX, which cancels jobs that way.
             self._kill(job, phase, "")
         pods = self._pods(job)
         if not self._changes.empty():
-            return  # policies handle what these pods did before anything else does
-        if inside:
+            return  # policies handle these pods' events first
+        if admitted:
             counts = Counts.of(pods)
             status = {**counts.status(), **volcano_objects.counted_by_task(pods)}
             self._set(job, next_phase(job, counts), status)
         else:
-            # Until the gang is let in, the counts are those of the attempt before: a job whose
-            # nodes lack stays Restarting, with pods that are long gone as terminating.
+            # Until the gang is admitted, the previous attempt's counts apply: a job whose nodes are
+            # missing stays Restarting, with deleted pods still counted as terminating.
             self._set(job, next_phase(job, Counts.last(job)), {})
 
     def _schedule(self, job: Json) -> None:
-        """Do a session of the scheduler for one gang; it knows pod groups, not phases of jobs."""
-        if self._scheduler.let_in(job):
+        """Run a scheduler session for one gang, based on pod groups, not on phases of jobs."""
+        if self._scheduler.admit(job):
             self._start(job, self._scheduler.bind(job, self._pods(job)))
         self._scheduler.close(job, self._pods(job))
 
@@ -199,10 +238,10 @@ class VolcanoController:
         return self._store.list(POD, metadata["namespace"], owner=metadata["uid"])
 
     def _kill(self, job: Json, phase: str, why: str) -> None:
-        """End the attempt: remove its pods, and what the plugins created for it."""
-        kept = retained(job, phase)
+        """End the attempt: remove its pods and the objects that plugins created for it."""
+        phases = retained(job, phase)
         pods = self._pods(job)
-        left = [pod for pod in pods if pod["status"]["phase"] in kept]
+        left = [pod for pod in pods if pod["status"]["phase"] in phases]
         status: Json = {
             **Counts.of(left).status(),
             "terminating": len(pods) - len(left),
@@ -211,10 +250,10 @@ class VolcanoController:
         }
         if phase == "Restarting":
             status["retryCount"] = job["status"].get("retryCount", 0) + 1
-        # Before the pods are removed, so that their end is recognised as a consequence.
+        # Write the status before the pods are removed, so that their deletion triggers no policy.
         self._set(job, phase, status, why)
         for pod in pods:
-            if pod["status"]["phase"] not in kept and not volcano_objects.is_leaving(pod):
+            if pod["status"]["phase"] not in phases and not volcano_objects.is_terminating(pod):
                 self._removed.add(pod["metadata"]["uid"])
                 self._store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
         volcano_objects.remove(self._store, job)
@@ -231,23 +270,23 @@ class VolcanoController:
         if status != old:
 
             def change(entry: Json) -> Json:
-                # With the version as read: a status written by someone else must not be lost.
+                # Keep the resourceVersion as read, so that a concurrent write causes a conflict.
                 return {**entry, "metadata": {**job["metadata"]}, "status": status}
 
             job |= self._store.update(VOLCANO_JOB, namespace, name, change)
-        self._tell(job, phase, why)
+        self._report_phase(job, phase, why)
 
-    def _tell(self, job: Json, phase: str, why: str = "") -> None:
+    def _report_phase(self, job: Json, phase: str, why: str = "") -> None:
         """Report a job's phase once, including one written by a client."""
         uid, name = job["metadata"]["uid"], job["metadata"]["name"]
-        before = self._told.get(uid)
+        before = self._reported.get(uid)
         if before == phase:
             return
-        self._told[uid] = phase
+        self._reported[uid] = phase
         emit("job-status", job_id=name, status=phase, reason=why)
         if phase in ENDED and before not in ENDED:
-            made = 1 + job.get("status", {}).get("retryCount", 0)
-            attempts = min(made, job["spec"]["maxRetry"])
+            started = 1 + job.get("status", {}).get("retryCount", 0)
+            attempts = min(started, job["spec"]["maxRetry"])
             emit("job-ended", job_id=name, status=phase, reason=why, attempts=attempts)
 
     # --- pods -----------------------------------------------------------------------------------
@@ -271,17 +310,17 @@ class VolcanoController:
         wait_for(lambda: len(self._kubelet.nodes(name, attempt)) == size, _START_LIMIT_S)
         pods = {self._index(job, pod): pod["metadata"] for pod in self._pods(job)}
 
-        def take_back(index: int) -> None:
-            """Delete the pod, as the eviction API does when its node is drained."""
+        def reclaim(index: int) -> None:
+            """Delete the pod, as the eviction API does when a node is drained."""
             self._store.delete(POD, pods[index]["namespace"], pods[index]["name"])
 
-        detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0, take_back=take_back)
+        detail = fault.inject(self._kubelet.nodes(name, attempt), main_index=0, reclaim=reclaim)
         if detail is not None:
             emit("fault-injected", job_id=name, attempt=attempt, kind=fault.kind, detail=detail)
 
 
-def _done(step: Callable[[Any], None], argument: object) -> bool:
-    """Take a step; return False if the job was changed meanwhile and must be read again."""
+def _try_step(step: Callable[[Any], None], argument: object) -> bool:
+    """Run a step; return False if the job was changed concurrently and must be read again."""
     try:
         step(argument)
     except errors.ApiError as error:

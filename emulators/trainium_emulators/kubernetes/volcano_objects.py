@@ -1,4 +1,4 @@
-"""Creates and removes the objects of a Volcano job: pod group, pods, and what plugins need."""
+"""Creates and removes the objects of a Volcano job: pod group, pods and plugins' objects."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ QUEUE_NAME = "volcano.sh/queue-name"
 
 
 def is_alive(pod: Json) -> bool:
-    """Tell whether a pod has not ended yet."""
+    """Return whether a pod is unfinished."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
-def is_leaving(pod: Json) -> bool:
-    """Tell whether a pod is being removed."""
+def is_terminating(pod: Json) -> bool:
+    """Return whether a pod is being deleted."""
     return "deletionTimestamp" in pod["metadata"]
 
 
@@ -42,7 +42,7 @@ def run_of(job: Json) -> str:
 
 
 def age(job: Json) -> tuple[str, str]:
-    """Sort key for older jobs first, as in the scheduler: by the second, then by uid."""
+    """Return the scheduler's sort key, oldest job first: creation time in seconds, then uid."""
     return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
@@ -50,7 +50,7 @@ def counted_by_task(pods: list[Json]) -> Json:
     """Return the part of a job's status that counts the pods of each task by phase."""
     tasks: dict[str, Json] = {}
     for pod in pods:
-        if not is_leaving(pod):
+        if not is_terminating(pod):
             task = pod["metadata"]["annotations"][TASK]
             phases = tasks.setdefault(task, {"phase": {}})["phase"]
             phase = pod["status"]["phase"]
@@ -171,35 +171,35 @@ def task_pod(job: Json, task: Json, index: int) -> Json:
 
 
 def _plugin_variables(job: Json, plugins: Json, index: int) -> list[Json]:
-    found: list[Json] = []
+    variables: list[Json] = []
     if "env" in plugins:
-        found += [{"name": n, "value": str(index)} for n in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
+        variables += [{"name": n, "value": str(index)} for n in ("VK_TASK_INDEX", "VC_TASK_INDEX")]
     if "svc" in plugins:
         name = f"{job['metadata']['name']}-svc"
-        found += [
+        variables += [
             {"name": key, "valueFrom": {"configMapKeyRef": {"name": name, "key": key}}}
             for key in hosts(job)
             if key.startswith("VC_")
         ]
-    return found
+    return variables
 
 
-def record_event(store: Store, about: Json, *, reason: str, message: str, type_: str) -> None:
+def record_event(store: Store, subject: Json, *, reason: str, message: str, type_: str) -> None:
     """Write an Event, or increment the count of an identical one."""
-    metadata = about["metadata"]
+    metadata = subject["metadata"]
     namespace = metadata.get("namespace", "default")
     name = f"{metadata['name']}.{abs(hash((metadata['uid'], reason, message))):x}"
     moment = now()
     old = store.find(EVENT, namespace, name)
     if old is not None:
-        # At most once a second, which is how often Volcano checks.
+        # Counted at most once per second, the interval at which Volcano checks.
         if old["lastTimestamp"] != moment:
             again = {"count": old["count"] + 1, "lastTimestamp": moment}
             store.update(EVENT, namespace, name, lambda entry: {**entry, **again})
         return
     reference = {
-        "apiVersion": about["apiVersion"],
-        "kind": about["kind"],
+        "apiVersion": subject["apiVersion"],
+        "kind": subject["kind"],
         "name": metadata["name"],
         "namespace": namespace,
         "uid": metadata["uid"],
@@ -222,37 +222,37 @@ def record_event(store: Store, about: Json, *, reason: str, message: str, type_:
 
 
 def ensure(store: Store, job: Json) -> None:
-    """Create what is missing: the pod group, the host names and their service."""
-    made: list[tuple[ApiResource, Json]] = [(POD_GROUP, pod_group(job))]
+    """Create missing objects: the pod group, the host names and their service."""
+    objects: list[tuple[ApiResource, Json]] = [(POD_GROUP, pod_group(job))]
     if "svc" in job["spec"].get("plugins", {}):
-        made += [(CONFIG_MAP, config_map(job)), (SERVICE, service(job))]
+        objects += [(CONFIG_MAP, config_map(job)), (SERVICE, service(job))]
     namespace = job["metadata"]["namespace"]
-    for kind, entry in made:
+    for kind, entry in objects:
         if store.find(kind, namespace, entry["metadata"]["name"]) is None:
             store.create(kind, namespace, entry)
 
 
 def remove(store: Store, job: Json) -> None:
-    """Delete all of these objects except the pods."""
+    """Delete the objects that belong to a job, except its pods."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
-    for kind, made in (
+    for kind, object_name in (
         (CONFIG_MAP, f"{name}-svc"),
         (SERVICE, name),
         (POD_GROUP, group_name(job)),
     ):
-        if store.find(kind, namespace, made) is not None:
-            store.delete(kind, namespace, made)
+        if store.find(kind, namespace, object_name) is not None:
+            store.delete(kind, namespace, object_name)
 
 
 def remain(store: Store, job: Json, pods: list[Json]) -> bool:
-    """Tell whether anything remains that must be deleted once the job has ended."""
+    """Return whether pods or the pod group remain to be deleted after the job's end."""
     group = store.find(POD_GROUP, job["metadata"]["namespace"], group_name(job))
-    alive = (pod for pod in pods if is_alive(pod) and not is_leaving(pod))
+    alive = (pod for pod in pods if is_alive(pod) and not is_terminating(pod))
     return group is not None or any(alive)
 
 
 def create_pods(store: Store, job: Json, pods: list[Json]) -> None:
-    """Create missing pods; the first refusal is recorded as an event."""
+    """Create missing pods; record the first refusal as an event."""
     present = {pod["metadata"]["name"] for pod in pods}
     for task in job["spec"]["tasks"]:
         for index in range(task["replicas"]):
@@ -264,6 +264,6 @@ def create_pods(store: Store, job: Json, pods: list[Json]) -> None:
             except errors.ApiError as error:
                 if error.code != 403:
                     raise
-                words = f"Error creating pods: [{error}]"
-                record_event(store, job, reason="FailedCreate", message=words, type_="Warning")
+                message = f"Error creating pods: [{error}]"
+                record_event(store, job, reason="FailedCreate", message=message, type_="Warning")
                 return

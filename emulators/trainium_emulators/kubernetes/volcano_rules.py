@@ -1,12 +1,13 @@
 """Volcano's rules for jobs as pure functions: admission, policies and phases.
 
-From the source of Volcano 1.15.1: pkg/webhooks/admission/jobs, pkg/controllers/job (applyPolicies
-in job_controller_util.go, the states in state/).
+Source: Volcano 1.15.1, pkg/webhooks/admission/jobs, pkg/controllers/job (applyPolicies in
+job_controller_util.go, the states in state/).
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,16 +23,17 @@ KILLED: Mapping[str, str] = {
     "TerminateJob": "Terminating",
     "CompleteJob": "Completing",
 }
-"""Actions that end an attempt, with the phase in which its pods are removed."""
+"""Actions that end an attempt, and the phase in which its pods are removed."""
 _SETTLED = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
 _EVENTS = ("*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed")
+_SECONDS = re.compile(r"[0-9]{1,4}s")
 _PLUGINS = ("svc", "env", "ssh")
 _MAX_NAME_CHARACTERS = 63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """Number of a job's pods by phase; pods being removed are counted only as such."""
+    """Number of a job's pods by phase; pods being removed count only as terminating."""
 
     pending: int = 0
     running: int = 0
@@ -52,11 +54,11 @@ class Counts:
 
     @classmethod
     def last(cls, job: Json) -> Counts:
-        """Return the counts that a job's status still has."""
+        """Return the counts in a job's status."""
         return cls(**{name: job["status"].get(name, 0) for name in cls.__slots__})
 
     def status(self) -> Json:
-        """Return the counts as a job's status shows them."""
+        """Return the counts in the form of a job's status."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
@@ -66,7 +68,7 @@ def replicas(job: Json) -> int:
 
 
 def admit(store: Store, job: Json) -> Json:
-    """Fill in defaults, and refuse what Volcano's webhooks refuse."""
+    """Fill in defaults, and refuse jobs that Volcano's webhooks refuse."""
     job = copy.deepcopy(job)
     spec = job["spec"]
     spec["queue"] = spec.get("queue") or "default"
@@ -121,9 +123,9 @@ def _policy_refusals(policies: Sequence[Json]) -> list[str]:
             why.append("0 is not a valid error code")
         why += [f"invalid policy event {event}" for event in own if event not in _EVENTS]
         if policy.get("action") not in (*KILLED, "ResumeJob"):
-            why.append(f"the rehearsal does not understand the action {policy.get('action')}")
-        if "timeout" in policy:
-            why.append("the rehearsal does not understand timeouts of policies")
+            why.append(f"the rehearsal does not support the action {policy.get('action')}")
+        if "timeout" in policy and not _SECONDS.fullmatch(policy["timeout"]):
+            why.append(f"the rehearsal does not support the timeout {policy['timeout']}")
         events += own
         codes += [policy["exitCode"]] if "exitCode" in policy else []
     why += [f"duplicate event {e} across different policy" for e in events if events.count(e) > 1]
@@ -147,14 +149,15 @@ def _events(policy: Json) -> list[str]:
     return [*policy.get("events", ()), *filter(None, [policy.get("event")])]
 
 
-def action_for(job: Json, *, task: str, event: str, exit_code: int = 0) -> str | None:
-    """Return the first policy's action that applies, the task's before the job's, or None."""
+def action_for(job: Json, *, task: str, event: str, exit_code: int = 0) -> tuple[str, float] | None:
+    """Return the action of the first matching policy, the task's before the job's, and its delay in
+    seconds; None if no policy matches."""
     tasks = [entry for entry in job["spec"]["tasks"] if entry["name"] == task]
     for policies in (*(entry.get("policies", ()) for entry in tasks), job["spec"].get("policies")):
         for policy in policies or ():
             events = _events(policy)
             if event in events or "*" in events or policy.get("exitCode") == exit_code != 0:
-                return str(policy["action"])
+                return str(policy["action"]), float(policy.get("timeout", "0s").rstrip("s"))
     return None
 
 
@@ -175,19 +178,18 @@ def next_phase(job: Json, counts: Counts) -> str:
         started = counts.running + counts.succeeded + counts.failed
         return "Running" if started >= spec["minAvailable"] else phase
     if phase == "Running" and counts.succeeded + counts.failed == total:
-        least = spec.get("minSuccess", spec["minAvailable"])
-        return "Completed" if counts.succeeded >= least else "Failed"
+        return "Completed" if counts.succeeded >= spec["minAvailable"] else "Failed"
     if phase == "Running" and counts.pending > total - spec["minAvailable"]:
         return "Pending"
     return phase
 
 
 def group_phase(phase: str, pods: Sequence[Json], least: int) -> str:
-    """Return the phase that a session of the scheduler leaves a pod group in.
+    """Return a pod group's phase at the end of a scheduler session.
 
-    A pod being removed counts for nothing, although its node is taken: a gang that is evicted is
-    Pending, then Inqueue, while it still ends (getPodGroupPhase of 1.15.1; later releases count
-    it, volcano 30066d5e0). A gang of which a part runs is Unknown.
+    A pod being removed does not count, although it still occupies its node: an evicted gang is
+    Pending, then Inqueue, while it terminates (getPodGroupPhase of 1.15.1; later releases count it,
+    Volcano commit 30066d5e0). A partly running gang is Unknown.
     """
     count = Counts.of(pods)
     bound = sum("nodeName" in pod["spec"] and _is_pending(pod) for pod in pods)
@@ -207,8 +209,8 @@ def _is_pending(pod: Json) -> bool:
 def changed_status(old: Json, phase: str, changes: Json) -> Json:
     """Return a job's status with changes and a phase applied.
 
-    The condition of the phase has the time of the latest change of any kind, not of the phase's
-    beginning (syncJob).
+    The time in the phase's condition is the latest change of any kind, not the start of the phase
+    (syncJob).
     """
     status = {**old, **changes}
     same_phase = old.get("state", {}).get("phase") == phase
@@ -224,7 +226,7 @@ def changed_status(old: Json, phase: str, changes: Json) -> Json:
 
 
 def retained(job: Json, phase: str) -> tuple[str, ...]:
-    """Return the phases of pods that are kept, for their logs, when a job is killed.
+    """Return the phases of pods that are retained for their logs when a job is killed.
 
     If another attempt follows, pods of all phases are removed, except before the last retry
     (killPods, lastRetry).

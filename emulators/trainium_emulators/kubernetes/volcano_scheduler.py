@@ -1,7 +1,7 @@
 """Volcano's scheduler: admits gangs, and binds all pods of a gang or none.
 
-From the source of Volcano 1.15.1, with the configuration of its chart: the plugins overcommit and
-proportion decide whether a gang gets pods at all, gang and predicates whether they are bound.
+Source: Volcano 1.15.1, with its chart's configuration. The plugins overcommit and proportion decide
+whether a gang gets pods at all; gang and predicates decide whether the pods are bound.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class ClusterUsage:
 
     allocatable: Amounts
     used: Amounts
-    """Used by all pods that have a node and have not ended, including those being removed."""
+    """Used by all unfinished pods that have a node, including terminating pods."""
     waiting: Amounts
-    """Requested by gangs that were admitted and have no nodes yet."""
+    """Requested by admitted gangs that have no nodes yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,12 @@ class QueueUsage:
     capability: Amounts
     """The queue's limits; a resource without an entry has none."""
     used: Amounts
-    """Used by pods that have a node and have neither ended nor are being removed."""
+    """Used by unfinished pods that have a node, excluding terminating pods."""
     waiting: Amounts
 
 
 def refusal(wanted: Amounts, *, queue: QueueUsage, nodes: ClusterUsage | None) -> str | None:
-    """Return Volcano's message why a gang gets no pods yet; None if it does.
+    """Return Volcano's reason for not admitting a gang yet; None if it is admitted.
 
     First comes overcommit's JobEnqueueableFn, then proportion's, which limits a queue to the sum
     of all nodes. ``nodes`` is None when nodes are not counted.
@@ -83,12 +83,12 @@ def _most(name: str, queue: QueueUsage, nodes: ClusterUsage | None) -> Fraction 
     return min(limits, default=None)
 
 
-def _overused(what: str, verb: str, names: Iterable[str]) -> str:
-    return f"{what}: {', '.join(f'{verb} {name}' for name in names)}"
+def _overused(what: str, adjective: str, names: Iterable[str]) -> str:
+    return f"{what}: {', '.join(f'{adjective} {name}' for name in names)}"
 
 
 def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amounts]) -> list[str]:
-    """Return a node's name for each pod; fewer names than pods if there is no room."""
+    """Return a node name for each pod; fewer names than pods if not all fit."""
     taken = {name: dict(parts) for name, parts in used.items()}
     names = []
     for pod in pods:
@@ -107,7 +107,7 @@ def placed(pods: Sequence[Json], nodes: Sequence[Json], used: Mapping[str, Amoun
 
 
 def _allows(node: Json, spec: Json) -> bool:
-    """Tell whether selector, taints and cordon allow the pod on the node."""
+    """Return whether selector, taints and cordon allow the pod on the node."""
     return not node["spec"].get("unschedulable") and admits(node, spec)
 
 
@@ -119,7 +119,7 @@ class GangScheduler:
         self._kubelet = kubelet
         self._settings = settings
 
-    def let_in(self, job: Json) -> bool:
+    def admit(self, job: Json) -> bool:
         """Decide whether the gang may have pods (the scheduler's enqueue action)."""
         namespace = job["metadata"]["namespace"]
         group = self._store.find(POD_GROUP, namespace, volcano_objects.group_name(job))
@@ -128,7 +128,7 @@ class GangScheduler:
         if group["status"]["phase"] != "Pending":
             return True
         queue = job["spec"]["queue"]
-        inside = [g for g in self._store.list(POD_GROUP) if g["status"]["phase"] == "Inqueue"]
+        admitted = [g for g in self._store.list(POD_GROUP) if g["status"]["phase"] == "Inqueue"]
         why = refusal(
             job_requests(job),
             queue=QueueUsage(
@@ -137,11 +137,11 @@ class GangScheduler:
                     pod_requests(pod["spec"])
                     for pod in self._bound_pods()
                     if pod["metadata"].get("labels", {}).get(volcano_objects.QUEUE_NAME) == queue
-                    and not volcano_objects.is_leaving(pod)
+                    and not volcano_objects.is_terminating(pod)
                 ),
-                waiting=_wanted(group for group in inside if group["spec"]["queue"] == queue),
+                waiting=_wanted(group for group in admitted if group["spec"]["queue"] == queue),
             ),
-            nodes=self._nodes(_wanted(inside)),
+            nodes=self._nodes(_wanted(admitted)),
         )
         if why is not None:
             volcano_objects.record_event(
@@ -169,20 +169,25 @@ class GangScheduler:
         ]
 
     def bind(self, job: Json, pods: list[Json]) -> list[Json]:
-        """Give every pod of the gang a node and an address; none if there is no room."""
+        """Assign a node and an address to every pod of the gang, or to none if there is no room."""
         namespace = job["metadata"]["namespace"]
-        # A pod being removed does not count until another one has its name.
-        if sum(not volcano_objects.is_leaving(pod) for pod in pods) < job["spec"]["minAvailable"]:
+        # A terminating pod does not count until a new pod has its name.
+        if (
+            sum(not volcano_objects.is_terminating(pod) for pod in pods)
+            < job["spec"]["minAvailable"]
+        ):
             return []
         pods = _unbound(pods)
         if not pods:
             return []
         order = [task["name"] for task in job["spec"]["tasks"]]
         pods.sort(key=lambda pod: order.index(pod["metadata"]["annotations"][volcano_objects.TASK]))
-        lost = self._lost_claims(pods)
-        names = [] if lost else self._nodes_for(pods)
+        refusal_of_volume = self._volume_refusal(pods)
+        names = [] if refusal_of_volume else self._nodes_for(pods)
         if len(names) < len(pods):
-            self._note_unschedulable(job, pods, missing=len(pods) - len(names), why=lost)
+            self._note_unschedulable(
+                job, pods, missing=len(pods) - len(names), why=refusal_of_volume
+            )
             return []
         bound = [self._bound(pod, name) for pod, name in zip(pods, names, strict=True)]
         condition = {
@@ -203,16 +208,18 @@ class GangScheduler:
             phase = group_phase(group["status"]["phase"], pods, job["spec"]["minAvailable"])
             self._store.set_status(POD_GROUP, namespace, name, {"phase": phase})
 
-    def is_inside(self, job: Json) -> bool:
-        """Tell whether a gang has been let in: only then does the controller look at its pods
-        (syncJob, ``syncTask``)."""
+    def is_admitted(self, job: Json) -> bool:
+        """Return whether a gang has been admitted and the controller therefore handles its pods
+        (``syncTask`` in ``syncJob``)."""
         name = volcano_objects.group_name(job)
         group = self._store.find(POD_GROUP, job["metadata"]["namespace"], name)
         return group is not None and group["status"]["phase"] != "Pending"
 
-    def _lost_claims(self, pods: list[Json]) -> str:
-        """Apply the predicate on volumes: a claim that is missing or has no volume keeps a pod from
-        every node."""
+    def _volume_refusal(self, pods: list[Json]) -> str:
+        """Apply the volume predicate: return the reason if a claim is missing or has no volume.
+
+        Such a pod fits no node. Empty if there is no such pod.
+        """
         for pod in pods:
             for volume in pod["spec"].get("volumes") or ():
                 name = volume.get("persistentVolumeClaim", {}).get("claimName")
@@ -226,11 +233,11 @@ class GangScheduler:
         return ""
 
     def bind_each(self, pods: list[Json]) -> list[Json]:
-        """Bind as many pods without a gang as there is room for, like the default scheduler."""
+        """Bind as many pods without a gang as fit, like the default scheduler."""
         return [
             self._bound(pod, name)
             for pod in _unbound(pods)
-            if not self._lost_claims([pod])
+            if not self._volume_refusal([pod])
             for name in self._nodes_for([pod])
         ]
 
@@ -262,8 +269,8 @@ class GangScheduler:
     def _note_unschedulable(
         self, job: Json, pods: list[Json], *, missing: int, why: str = ""
     ) -> None:
-        """Record what OnSessionClose of plugins/gang does, the cache's taskUnschedulable for each
-        pod, and the job controller's recordPodGroupEvent."""
+        """Record the effects of plugins/gang's OnSessionClose, the cache's taskUnschedulable for
+        each pod, and the job controller's recordPodGroupEvent."""
         size = len(pods)
         message = (
             f"{missing}/{size} tasks in gang unschedulable: pod group is not ready, "
@@ -294,9 +301,9 @@ class GangScheduler:
             self._store.set_status(
                 POD, namespace, pod["metadata"]["name"], {"conditions": [scheduled]}
             )
-        words = f"PodGroup {namespace}:{name} unschedulable, reason: {message}"
+        warning = f"PodGroup {namespace}:{name} unschedulable, reason: {message}"
         volcano_objects.record_event(
-            self._store, job, reason="PodGroupPending", message=words, type_="Warning"
+            self._store, job, reason="PodGroupPending", message=warning, type_="Warning"
         )
 
 
@@ -311,5 +318,5 @@ def _unbound(pods: list[Json]) -> list[Json]:
         for pod in pods
         if pod["status"]["phase"] == "Pending"
         and "nodeName" not in pod["spec"]
-        and not volcano_objects.is_leaving(pod)
+        and not volcano_objects.is_terminating(pod)
     ]

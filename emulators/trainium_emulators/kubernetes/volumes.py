@@ -1,6 +1,6 @@
 """The controller that binds claims to existing volumes; it never provisions any.
 
-From kubernetes.io/docs/concepts/storage/persistent-volumes (binding) and the controller's source
+Sources: kubernetes.io/docs/concepts/storage/persistent-volumes (binding) and the controller
 (kubernetes, pkg/controller/volume/persistentvolume/index.go, findBestMatchForClaim).
 """
 
@@ -14,7 +14,7 @@ UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 
 
 def admit_claim(store: Store, claim: Json) -> Json:
-    """Bind a new claim at once if its volume exists, else leave it pending."""
+    """Bind a new claim immediately if its volume exists; otherwise leave it pending."""
     volume = next((each for each in store.list(VOLUME) if _fits(each, claim)), None)
     if volume is None:
         return {**claim, "status": {"phase": "Pending"}}
@@ -23,7 +23,7 @@ def admit_claim(store: Store, claim: Json) -> Json:
 
 
 def admit_volume(store: Store, volume: Json) -> Json:
-    """Bind a new volume to the claim that waits for it, if any."""
+    """Bind a new volume to the claim waiting for it, if any."""
     for claim in store.list(CLAIM):
         if not is_bound(claim) and _fits(volume, claim):
             metadata = claim["metadata"]
@@ -37,7 +37,7 @@ def admit_volume(store: Store, volume: Json) -> Json:
 
 
 def is_bound(claim: Json) -> bool:
-    """Tell whether a claim is bound, so that pods can mount it."""
+    """Return whether a claim is bound, so that pods can mount it."""
     return bool(claim.get("status", {}).get("phase") == "Bound")
 
 
@@ -47,7 +47,7 @@ def _with_volume(claim: Json, volume: Json) -> Json:
 
 
 def _fits(volume: Json, claim: Json) -> bool:
-    """Tell whether a volume matches a claim by name, reference and size."""
+    """Return whether a volume matches a claim by name, reference and size."""
     offer, wanted = volume["spec"], claim["spec"]
     metadata = claim["metadata"]
     reserved = offer.get("claimRef") or {}
@@ -58,9 +58,9 @@ def _fits(volume: Json, claim: Json) -> bool:
         return False
     if wanted.get("volumeName") not in (None, "", volume["metadata"]["name"]):
         return False
-    asked = (wanted.get("resources") or {}).get("requests", {}).get("storage", 0)
+    size = (wanted.get("resources") or {}).get("requests", {}).get("storage", 0)
     return (
         (offer.get("storageClassName") or "") == (wanted.get("storageClassName") or "")
         and set(wanted.get("accessModes") or ()) <= set(offer.get("accessModes") or ())
-        and quantity(offer["capacity"]["storage"]) >= quantity(asked)
+        and quantity(offer["capacity"]["storage"]) >= quantity(size)
     )

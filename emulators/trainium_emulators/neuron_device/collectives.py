@@ -1,4 +1,4 @@
-"""The back-end ``neuron`` of torch.distributed: gloo, on the memory behind the device's tensors."""
+"""The torch.distributed backend ``neuron``: gloo on the host memory of the device's tensors."""
 
 from __future__ import annotations
 
@@ -16,63 +16,82 @@ from trainium_emulators.neuron_device.device import DEVICE, RUNTIME
 from trainium_emulators.neuron_device.tensors import OperatorCall
 
 _EAGER_GROUP = "process_group"
-"""What eager collectives call their group; functional ones have a ``group_name``."""
+"""Name of the group argument in eager collectives; functional ones have ``group_name``."""
 _OUTPUTS = {"tensors", "output_tensor", "output_tensors", "outputs"}
-"""What collectives call the tensors that they reduce into."""
-_ON_HOST: dict[Any, dist.ProcessGroup] = {}
-"""For each back-end the group of the same ranks that takes host tensors; programs get none."""
+"""Names of collectives' arguments for the tensors that they reduce into."""
+_ON_HOST: dict[Any, tuple[str, dist.ProcessGroup]] = {}
+"""For each backend, the name and group of the same ranks for host tensors, hidden from programs.
+
+The name is stored, because PyTorch later gives the backend, and with it this group, the name of the
+program's group.
+"""
+_FACTORS: set[float] = set()
+"""Factors of all premultiplied sums so far; Python cannot read a single collective's factor."""
 
 
 def register() -> None:
-    """Register the back-end for tensors of the device, and for no others."""
+    """Register the backend for the device's tensors only."""
     dist.Backend.register_backend(DEVICE, _create, devices=[DEVICE])
+    kind: Any = dist.ReduceOp.RedOpType
+    make = kind.__call__
+
+    def premultiply(self: Any, factor: Any) -> Any:
+        _FACTORS.add(float(factor))
+        return make(self, factor)
+
+    kind.__call__ = premultiply
 
 
 def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Make a back-end for ``init_process_group`` or ``new_group``."""
+    """Create a backend for ``init_process_group`` or ``new_group``."""
     if not dist.is_initialized():
         RUNTIME.bind(rank)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     on_host = dist.ProcessGroup(store, rank, size)
     on_host._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     on_host._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-    _ON_HOST[gloo] = on_host
+    # Registered by name, because a copy of a compiled graph cannot contain a process group.
+    c10d: Any = torch._C._distributed_c10d
+    name = f"host-of-{DEVICE}-{len(_ON_HOST)}"
+    c10d._register_process_group(name, on_host)
+    _ON_HOST[gloo] = name, on_host
     return gloo
 
 
 def run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Run a collective of torch.distributed's, eager or functional, on the host's memory."""
+    """Run a collective of torch.distributed, eager or functional, on the host's memory."""
     name = op._schema.name
     call = OperatorCall()
-    given = {
+    arguments = {
         argument.name: value for argument, value in zip(op._schema.arguments, args, strict=False)
     } | kwargs
-    raw = {what: call.unwrap(value) for what, value in given.items()}
+    raw = {what: call.unwrap(value) for what, value in arguments.items()}
     if name == "_c10d_functional::_wrap_tensor_autograd":
         return AsyncCollectiveTensor(args[0])
     if name == "_c10d_functional::wait_tensor":
         return call.wrap(op(**raw))
     rules.check_same_device(list(call.host.values()), name)
-    where, group = _group(given)
-    raw[where] = group.boxed() if where == _EAGER_GROUP else group
+    where, group_name, group = _group(arguments)
+    raw[where] = group.boxed() if where == _EAGER_GROUP else group_name
     COUNTS.collectives[name] += 1
     COUNTS.operation(name, (op, group.size(), *((t.dtype, t.shape) for t in _flat(raw))))
     _check(name, raw, group)
-    if _is_average(raw):
-        return call.wrap(_average(op, raw, group))
+    factor = _factor(raw, group)
+    if factor is not None:
+        return call.wrap(_sum_times(factor, op, raw))
     return call.wrap(op(**raw))
 
 
-def _group(given: dict[str, Any]) -> tuple[str, dist.ProcessGroup]:
-    """Find the argument that is the process group, and the group of the same ranks on the host."""
-    where = _EAGER_GROUP if _EAGER_GROUP in given else "group_name"
-    group = given[where]
+def _group(arguments: dict[str, Any]) -> tuple[str, str, dist.ProcessGroup]:
+    """Find the process group argument and the host group of the same ranks."""
+    where = _EAGER_GROUP if _EAGER_GROUP in arguments else "group_name"
+    group = arguments[where]
     c10d: Any = torch._C._distributed_c10d
     if isinstance(group, str):
         group = c10d._resolve_process_group(group)
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
-    return where, _ON_HOST[group._get_backend(torch.device(DEVICE))]
+    return where, *_ON_HOST[group._get_backend(torch.device(DEVICE))]
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
@@ -87,14 +106,14 @@ def _flat(value: Any) -> list[torch.Tensor]:
 
 
 def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
-    """Refuse what the device's own back-end cannot do."""
+    """Refuse calls that the real backend does not support, and warn about slow ones."""
     tensors = _flat(raw)
     if name == "c10d::barrier":
         rules.check_barrier(group.size())
     elif "reduce_op" in raw:
         rules.check_reduced_type(tensors)
     else:
-        rules.check_no_objects(tensors[0])
+        rules.warn_of_objects(tensors[0])
     for what in ("output_split_sizes", "input_split_sizes"):
         rules.check_equal_splits(raw.get(what, ()), what)
     for what in ("output_tensors", "input_tensors"):
@@ -103,30 +122,33 @@ def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
             rules.check_equal_splits(sizes, what)
 
 
-def _is_average(raw: dict[str, Any]) -> bool:
+def _factor(raw: dict[str, Any], group: dist.ProcessGroup) -> float | None:
+    """Return the factor to apply to gloo's sum; None for other collectives."""
     reduction: Any = raw.get("reduce_op")
-    average: Any = dist.ReduceOp.AVG
     if reduction is None or isinstance(reduction, str):
-        return reduction == "avg"
-    return bool(reduction.op() == int(average))
+        return 1 / group.size() if reduction == "avg" else None
+    kinds: Any = dist.ReduceOp
+    if reduction.op() == int(kinds.AVG):
+        return 1 / group.size()
+    return rules.only_factor(_FACTORS) if reduction.op() == int(kinds.PREMUL_SUM) else None
 
 
-def _average(op: Any, raw: dict[str, Any], group: dist.ProcessGroup) -> Any:
-    """Divide a sum, since gloo has no averages."""
+def _sum_times(factor: float, op: Any, raw: dict[str, Any]) -> Any:
+    """Sum, then multiply; "April" (see ``rules``) multiplies first, which may round differently."""
     if op.namespace == "_c10d_functional":
         summed = op(**{**raw, "reduce_op": "sum"})
         for tensor in _flat(summed):
-            torch.ops._c10d_functional.wait_tensor(tensor).div_(group.size())
+            torch.ops._c10d_functional.wait_tensor(tensor).mul_(factor)
         return summed
-    found = op(**{**raw, "reduce_op": torch.classes.c10d.ReduceOp()})  # a sum
-    work = found[-1] if isinstance(found, tuple) else found
+    result = op(**{**raw, "reduce_op": torch.classes.c10d.ReduceOp()})  # by default a sum
+    work = result[-1] if isinstance(result, tuple) else result
     dist.Work.unbox(work).wait()
     for what in _OUTPUTS & raw.keys():
         for tensor in _flat(raw[what]):
-            tensor.div_(group.size())
-    # Gloo's own would write the sum again when it is waited for again.
+            tensor.mul_(factor)
+    # Gloo's own work object would write the sum again on a second wait.
     done: Future[None] = Future()
     done.set_result(None)
     c10d: Any = torch._C._distributed_c10d
-    divided = c10d._create_work_from_future(done).boxed()
-    return (*found[:-1], divided) if isinstance(found, tuple) else divided
+    multiplied = c10d._create_work_from_future(done).boxed()
+    return (*result[:-1], multiplied) if isinstance(result, tuple) else multiplied

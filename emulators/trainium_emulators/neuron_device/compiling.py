@@ -1,4 +1,4 @@
-"""``torch.compile(backend="neuron")``: graphs as the device would get them, run on the host."""
+"""``torch.compile(backend="neuron")``: the device's graphs, run on the host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trainium_emulators.neuron_device.counts import COUNTS
 
 
 def neuron(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Trace forward and backward pass into a graph each, as TorchNeuron's back-end does."""
+    """Trace forward and backward pass into separate graphs, as TorchNeuron's backend does."""
     rules.check_static(inputs)
     return aot_autograd(fw_compiler=_compile, bw_compiler=_compile)(graph, inputs)
 

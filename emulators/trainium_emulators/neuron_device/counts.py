@@ -1,4 +1,4 @@
-"""Counts of what costs time on the device and nothing on a CPU, by the program's file and line."""
+"""Counts operations that cost time on the device but not on a CPU, by the program's source line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 
 import torch
 
-_NOT_THE_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
-_MOST_LINES = 10
+from trainium_emulators.neuron_device import rules
+
+_NOT_PROGRAM = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
+_MAX_LINES = 10
 
 
 class DeviceCounts:
@@ -20,25 +22,27 @@ class DeviceCounts:
     def __init__(self) -> None:
         self._is_paused = False
         self.signatures: set[Hashable] = set()
-        """Operators with shapes, types and numbers, each of which the device compiles once."""
+        """Operators with shapes, dtypes and scalar values; the device compiles each once."""
         self.reset()
 
     def reset(self) -> None:
-        """Start counting again; signatures stay known, as compiled operators stay cached."""
+        """Reset the counts, but keep known signatures, as compiled operators stay cached."""
         self.operations: Counter[str] = Counter()
         self.new_signatures: Counter[str] = Counter()
         """Signatures seen for the first time, by operator and line."""
+        self.cpu_fallbacks: Counter[str] = Counter()
+        """Operators that fall back to the CPU."""
         self.copies: Counter[str] = Counter()
         """Copies by direction and line."""
         self.host_syncs: Counter[str] = Counter()
-        """Calls after which the host has waited for the device, by line."""
+        """Calls that make the host wait for the device, by line."""
         self.collectives: Counter[str] = Counter()
         self.graphs: list[int] = []
         """Operations of each compiled graph."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Count nothing: what a compiled graph does is not the program's."""
+        """Count nothing: operations of a compiled graph are not the program's own."""
         self._is_paused = True
         try:
             yield
@@ -46,10 +50,12 @@ class DeviceCounts:
             self._is_paused = False
 
     def operation(self, name: str, signature: Hashable) -> None:
-        """Count an operator that runs on the device."""
+        """Count an operator dispatched to the device, even if it falls back to the CPU."""
         if self._is_paused:
             return
         self.operations[name] += 1
+        if rules.runs_on_cpu(name):
+            self.cpu_fallbacks[name] += 1
         if signature not in self.signatures:
             self.signatures.add(signature)
             self.new_signatures[f"{name} at {program_line()}"] += 1
@@ -60,41 +66,41 @@ class DeviceCounts:
             self.copies[f"{direction} at {program_line()}"] += 1
 
     def host_sync(self, what: str) -> None:
-        """Count a wait of the host for the device."""
+        """Count an operation that makes the host wait for the device."""
         if not self._is_paused:
             self.host_syncs[f"{what} at {program_line()}"] += 1
 
     @property
     def graph_breaks(self) -> Counter[str]:
-        """Dynamo's own count of reasons to leave a graph."""
+        """Dynamo's own count of graph breaks, by reason."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         return Counter() if dynamo is None else Counter(dynamo.counters["graph_break"])
 
     def lines(self) -> list[str]:
-        """Format everything for a person."""
-        found = [
-            f"{self.operations.total()} operations, {len(self.signatures)} operator signatures, "
-            f"{self.collectives.total()} collectives",
-            f"{len(self.graphs)} compiled graphs of {sum(self.graphs)} operations, "
-            f"{self.graph_breaks.total()} graph breaks",
+        """Format all counts for a user."""
+        lines = [
+            f"operations: {self.operations.total()}, operator signatures: {len(self.signatures)}, "
+            f"collectives: {self.collectives.total()}",
+            f"compiled graphs: {len(self.graphs)}, operations in them: {sum(self.graphs)}",
         ]
         for title, counter in (
             ("new signatures", self.new_signatures),
+            ("CPU fallbacks", self.cpu_fallbacks),
             ("copies", self.copies),
             ("host syncs", self.host_syncs),
             ("graph breaks", self.graph_breaks),
         ):
-            found.append(f"{counter.total()} {title}")
-            found += [f"  {count} x {what}" for what, count in counter.most_common(_MOST_LINES)]
-        return found
+            lines.append(f"{title}: {counter.total()}")
+            lines += [f"  {count} x {what}" for what, count in counter.most_common(_MAX_LINES)]
+        return lines
 
 
 def program_line() -> str:
     """Locate the innermost frame that is neither PyTorch's nor this emulator's."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_NOT_THE_PROGRAM):
+    while frame.f_code.co_filename.startswith(_NOT_PROGRAM):
         if frame.f_back is None:
-            # Autograd runs a device's backward pass on a thread of its own.
+            # Autograd runs the backward pass in a thread per device.
             return "the backward pass"
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,4 +1,4 @@
-"""The device's runtime in this process, and ``torch.neuron``, the module that programs call."""
+"""The device's runtime in this process, and ``torch.neuron``, the module used by programs."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import atexit
 import contextlib
 import importlib.util
 import os
+import struct
 import sys
 from collections.abc import Iterator, MutableMapping
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ _HBM_BYTES = 24 << 30
 
 
 class Runtime:
-    """Stands for the Neuron runtime of this process, which is bound to one core for good."""
+    """The Neuron runtime of this process, bound to one core for its lifetime."""
 
     def __init__(self) -> None:
         self.environment: MutableMapping[str, str] = {}
@@ -34,10 +35,17 @@ class Runtime:
 
     @property
     def local_rank(self) -> int:
-        """Index of this process's device."""
+        """Index of the device of this process."""
         if self._bound is not None:
             return self._bound
         return int(self.environment.get("LOCAL_RANK", 0))
+
+    @property
+    def device_count(self) -> int:
+        """Number of devices on this node; each process uses one."""
+        # April, csrc/core/NeuronDevice.cpp: LOCAL_WORLD_SIZE once there is a group, until then the
+        # number of visible cores; a launcher starts a process for each.
+        return int(self.environment.get("LOCAL_WORLD_SIZE", 1))
 
     def start(self) -> None:
         """Initialize the runtime, as the first tensor on the device does."""
@@ -61,8 +69,45 @@ class Runtime:
 RUNTIME = Runtime()
 
 
+class DeviceGenerator:
+    """The device's random number generator: a seed, and an offset that advances with each draw.
+
+    DTensor sets the offset to draw different numbers for each shard.
+    """
+
+    _STATE = struct.Struct("<Qq")
+
+    def __init__(self) -> None:
+        self.manual_seed(0)
+
+    def manual_seed(self, seed: int) -> None:
+        self._seed, self._offset = seed % 2**64, 0
+
+    def get_state(self, device: object = None) -> torch.Tensor:
+        # April, csrc/core/NeuronHooksInterface.cpp: the seed, then the Philox offset.
+        state = bytearray(self._STATE.pack(self._seed, self._offset))
+        return torch.frombuffer(state, dtype=torch.uint8)
+
+    def set_state(self, state: torch.Tensor, device: object = None) -> None:
+        self._seed, self._offset = self._STATE.unpack(bytes(state.tolist()))
+
+    @contextlib.contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Make host operators use the device's generator and leave the host's unchanged."""
+        host = torch.default_generator.get_state()
+        torch.default_generator.manual_seed(hash((self._seed, self._offset)) % 2**63)
+        self._offset += 4
+        try:
+            yield
+        finally:
+            torch.default_generator.set_state(host)
+
+
+GENERATOR = DeviceGenerator()
+
+
 class NeuronStream:
-    """A queue of the device; everything is done when a call returns."""
+    """A device stream; every call is complete when it returns."""
 
     device_index = stream_id = 0
 
@@ -92,7 +137,7 @@ class NeuronStream:
 
 
 class NeuronEvent:
-    """A point in a queue."""
+    """A point in a stream."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -117,9 +162,9 @@ def _unchanged(selected: object = None) -> Iterator[None]:
 
 
 def _set_device(device: int | torch.device | str) -> None:
-    found = device if isinstance(device, int) else torch.device(device).index
-    if found is not None:
-        rules.check_set_device(RUNTIME, found)
+    index = device if isinstance(device, int) else torch.device(device).index
+    if index is not None:
+        rules.check_set_device(RUNTIME, index)
 
 
 def _synchronize(device: object = None) -> None:
@@ -127,18 +172,21 @@ def _synchronize(device: object = None) -> None:
 
 
 def _torch_neuron() -> ModuleType:
-    """Make ``torch.neuron``, with the members that April's has and PyTorch's own code calls."""
-    # The Python interface for back-ends knows a single device, whose index is 0.
+    """Build ``torch.neuron``, with April's members that PyTorch's own code calls."""
+    # The Python interface for backends has a single device, with index 0.
     members: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: RUNTIME.is_initialized,
         "init": RUNTIME.start,
         "_is_in_bad_fork": lambda: RUNTIME.in_forked_process,
-        "device_count": lambda: 1,
+        "device_count": lambda: RUNTIME.device_count,
         "current_device": lambda: 0,
         "set_device": _set_device,
         "device": _unchanged,
         "get_device_name": lambda device=0: LABEL,
+        "get_device_properties": lambda device=None: SimpleNamespace(
+            name=LABEL, total_memory=_HBM_BYTES
+        ),
         "synchronize": _synchronize,
         "Stream": NeuronStream,
         "Event": NeuronEvent,
@@ -146,39 +194,46 @@ def _torch_neuron() -> ModuleType:
         "current_stream": lambda device=None: NeuronStream(),
         "default_stream": lambda device=None: NeuronStream(),
         "set_stream": lambda stream: None,
-        "manual_seed": lambda seed: None,  # torch.manual_seed has seeded the CPU's generator
-        "manual_seed_all": lambda seed: None,
-        "get_rng_state": lambda device=None: torch.get_rng_state(),
-        "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
+        "manual_seed": GENERATOR.manual_seed,
+        "manual_seed_all": GENERATOR.manual_seed,
+        "get_rng_state": GENERATOR.get_state,
+        "set_rng_state": GENERATOR.set_state,
+        # Not April's: accelerate 1.15, checkpointing.py, calls these two.
+        "get_rng_state_all": lambda: [GENERATOR.get_state()],
+        "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
         "get_amp_supported_dtype": lambda: [torch.float32, torch.float16, torch.bfloat16],
         "is_bf16_supported": lambda: True,
         "mem_get_info": lambda device=None: (_HBM_BYTES, _HBM_BYTES),
         "memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
+        "memory_stats": lambda device=None: {},
+        "reset_peak_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
     }
-    made = ModuleType(f"torch.{DEVICE}", LABEL)
-    made.__dict__.update(members)
-    return made
+    module = ModuleType(f"torch.{DEVICE}", LABEL)
+    module.__dict__.update(members)
+    return module
 
 
 def _torch_neuronx() -> ModuleType:
-    """Make the package that programs import to register the device."""
-    made = ModuleType(_REAL, LABEL)
-    made.__dict__.update(
+    """Build the package that programs import to register the device."""
+    module = ModuleType(_REAL, LABEL)
+    module.__dict__.update(
         __version__="0+pretend",
         __spec__=importlib.util.spec_from_loader(_REAL, None),
         is_neuron_runtime_initialized=lambda: RUNTIME.is_initialized,
+        get_fallback_ops=lambda: list(COUNTS.cpu_fallbacks.elements()),
+        clear_op_tracking=lambda: COUNTS.cpu_fallbacks.clear(),
     )
-    return made
+    return module
 
 
 def register(environment: MutableMapping[str, str], *, report: bool) -> None:
-    """Give PyTorch the device, its collectives and ``import torch_neuronx``."""
+    """Add the device, its collectives and ``torch_neuronx`` to PyTorch."""
     if _REAL in sys.modules:
         return
     if importlib.util.find_spec(_REAL) is not None:
-        raise RuntimeError("torch_neuronx is installed: there is nothing to pretend")
+        raise RuntimeError("torch_neuronx is installed: there is nothing to emulate")
     RUNTIME.environment = environment
     _setup_privateuseone_for_python_backend(DEVICE, backend_module=_torch_neuron())
     sys.modules[_REAL] = _torch_neuronx()

@@ -1,16 +1,18 @@
-"""Tensors of the device, and what every operator on them goes through."""
+"""Tensors of the device, and the dispatch of operators on them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch._utils import _rebuild_device_tensor_from_cpu_tensor
+from torch.utils._mode_utils import no_dispatch
 
 from trainium_emulators.neuron_device import rules
 from trainium_emulators.neuron_device.counts import COUNTS
-from trainium_emulators.neuron_device.device import DEVICE, RUNTIME
+from trainium_emulators.neuron_device.device import DEVICE, GENERATOR, RUNTIME
 
 _TO_HOST, _TO_DEVICE = "to host", "to device"
 _COPIES = {"aten::copy_", "aten::_foreach_copy_"}
@@ -19,7 +21,7 @@ _HOST_SYNCS = {
     for name in (
         "_local_scalar_dense",
         "equal",
-        # The host has to know how many elements there are.
+        # The host needs the number of elements.
         "nonzero",
         "masked_select",
         "_unique2",
@@ -40,34 +42,64 @@ _KERNELS_BY_NAME = (
     "randperm.generator",
 )
 _PLAIN = {"Tensor", "Parameter", "FakeTensor", "FunctionalTensor"}
-"""Types of tensors that have no operators of their own, or, in a trace, no elements."""
+"""Tensor types without operators of their own or, in a trace, without data."""
 _KERNELS: list[torch.library.Library] = []
-"""Registrations with the dispatcher, which end with their object."""
+"""Dispatcher registrations, each active for the lifetime of its object."""
 
 
 class TensorStorage:
-    """A tensor's storage: of its own for what traces it, of the host for what resizes it.
+    """A tensor's storage: its own for code that traces it, the host's for code that resizes it.
 
-    FSDP2 frees gathered weights, and allocates them again, by resizing.
+    FSDP2 frees and reallocates gathered weights by resizing; safetensors finds tensors that share
+    memory by address.
     """
 
+    def __new__(cls, *given: Any, device: str = DEVICE) -> Any:
+        if device == DEVICE:
+            return super().__new__(cls)
+        return StagedStorage(*given, device=device)  # type: ignore[no-untyped-call]
+
     def __init__(self, own: Any, host: Any) -> None:
-        self._own = own
-        self.size, self.resize_ = host.size, host.resize_
+        self._own, self.host = own, host
+        self.size, self.resize_, self.data_ptr = host.size, host.resize_, host.data_ptr
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)
 
 
+class StagedStorage(torch.UntypedStorage):
+    """Host memory with the type of a tensor's storage, used by asynchronous checkpoints."""
+
+    def copy_(self, source: Any, non_blocking: bool | None = None) -> Any:
+        return super().copy_(source.host, non_blocking)
+
+
+class LoadedStorage(torch.UntypedStorage):
+    """A storage in a file, from which ``torch.load`` creates a tensor on the device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device(DEVICE, 0)
+
+
+def _restore(storage: Any, location: str) -> Any:
+    """Restore a storage at ``map_location``, if that is the device."""
+    if not location.startswith(DEVICE):
+        return None
+    storage.__class__ = LoadedStorage
+    return storage
+
+
 class NeuronTensor(torch.Tensor):
-    """A tensor on the device, whose elements are in ``raw`` on the host."""
+    """A tensor on the device, whose data is in ``raw`` on the host."""
 
     raw: torch.Tensor
+    _storage: TensorStorage | None = None
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> NeuronTensor:
         RUNTIME.start()
-        made = torch.Tensor._make_wrapper_subclass(
+        tensor = torch.Tensor._make_wrapper_subclass(
             cls,
             raw.size(),
             strides=raw.stride(),
@@ -75,8 +107,8 @@ class NeuronTensor(torch.Tensor):
             dtype=raw.dtype,
             device=torch.device(DEVICE, 0),
         )
-        made.raw = raw
-        return made
+        tensor.raw = raw
+        return tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -85,12 +117,18 @@ class NeuronTensor(torch.Tensor):
         cls, op: Any, types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
         if not all(issubclass(kind, NeuronTensor) or kind.__name__ in _PLAIN for kind in types):
-            # A DTensor, say, which comes back with its part.
+            # For example a DTensor, which calls again with its local part.
             return NotImplemented
         return _run(op, args, kwargs or {})
 
     def untyped_storage(self) -> Any:
-        return TensorStorage(super().untyped_storage(), self.raw.untyped_storage())
+        # Always return the same object: PyTorch's checkpoints distinguish storages by identity.
+        if self._storage is None:
+            self._storage = TensorStorage(super().untyped_storage(), self.raw.untyped_storage())
+        return self._storage
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
@@ -99,7 +137,7 @@ class NeuronTensor(torch.Tensor):
         return f"NeuronTensor({self.raw})"
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # As PyTorch saves tensors of devices whose storage it does not know.
+        # This is the format in which PyTorch saves tensors of devices with unknown storage.
         device = str(self.device)
         return _rebuild_device_tensor_from_cpu_tensor, (
             self.detach().cpu(),
@@ -108,7 +146,7 @@ class NeuronTensor(torch.Tensor):
             self.requires_grad,
         )
 
-    # For torch.compile, which traces the elements.
+    # For torch.compile, which traces the inner tensor.
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
         return ["raw"], None
@@ -119,20 +157,20 @@ class NeuronTensor(torch.Tensor):
 
 
 class OperatorCall:
-    """Arguments of an operator with elements in place of device tensors, and the way back."""
+    """An operator's arguments, converted to host tensors, and its results, converted back."""
 
     def __init__(self) -> None:
         self.device: dict[int, NeuronTensor] = {}
-        """Device tensors by the identity of their elements."""
+        """Device tensors by the identity of their host tensors."""
         self.host: dict[int, torch.Tensor] = {}
 
     def unwrap(self, value: Any) -> Any:
-        """Replace device tensors, and the device itself, by the host's."""
+        """Replace device tensors, and the device, with the host's."""
         if isinstance(value, NeuronTensor):
             self.device[id(value.raw)] = value
             return value.raw
         if isinstance(value, torch.Tensor) and value.device.type == DEVICE:
-            # Made in a trace, which then has no elements for it.
+            # Created in a trace, so it has no data.
             return value.to("cpu")
         if isinstance(value, torch.Tensor):
             self.host[id(value)] = value
@@ -144,7 +182,7 @@ class OperatorCall:
         return value
 
     def wrap(self, value: Any) -> Any:
-        """Put results on the device; what was an argument stays the same tensor."""
+        """Put results on the device; a returned argument remains the same tensor."""
         if isinstance(value, (list, tuple)):
             return type(value)(self.wrap(inner) for inner in value)
         if not isinstance(value, torch.Tensor) or id(value) in self.host:
@@ -153,8 +191,16 @@ class OperatorCall:
         if known is None:
             return NeuronTensor(value) if value.device.type == "cpu" else value
         if known.shape != value.shape:
-            raise NotImplementedError("the pretend device cannot change the shape of a tensor")
+            _take_shape(known, value)
         return known
+
+
+def _take_shape(tensor: NeuronTensor, raw: torch.Tensor) -> None:
+    """Update a tensor's shape from its host tensor's, for example after ``resize_``."""
+    storage = torch.Tensor.untyped_storage(tensor)
+    with no_dispatch(), torch._C._IncludeDispatchKeyGuard(torch._C.DispatchKey.Meta):
+        set_ = torch.ops.aten.set_.source_Storage_storage_offset
+        set_(tensor, storage, raw.storage_offset(), raw.size(), raw.stride())
 
 
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -164,19 +210,23 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
         return collectives.run(op, args, kwargs)
     name = op._schema.name
+    if name == "aten::record_stream":
+        return None  # for allocators that reuse memory; the emulator has none
     call = OperatorCall()
     wanted = kwargs.get("device")
     to_host = wanted is not None and torch.device(wanted).type == "cpu"
     raw_args, raw_kwargs = call.unwrap(args), {k: call.unwrap(v) for k, v in kwargs.items()}
     direction = _direction(name, args, to_host=to_host)
     if direction is None:
-        # A tensor without dimensions is a number that PyTorch has wrapped.
+        # PyTorch accepts a 0-dim CPU tensor, such as a wrapped number, next to tensors of a device.
         rules.check_same_device([t for t in call.host.values() if t.dim()], name)
     # A graph's operators do not run while it is traced.
     if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
         _count(op, direction, [raw_args, *sorted(raw_kwargs.items())])
-    found = op(*raw_args, **raw_kwargs)
-    return found if to_host else call.wrap(found)
+    draws = torch.Tag.nondeterministic_seeded in op.tags and raw_kwargs.get("generator") is None
+    with GENERATOR.drawing() if draws else nullcontext():
+        result = op(*raw_args, **raw_kwargs)
+    return result if to_host else call.wrap(result)
 
 
 def _count(op: Any, direction: str | None, arguments: list[Any]) -> None:
@@ -192,10 +242,11 @@ def _count(op: Any, direction: str | None, arguments: list[Any]) -> None:
 
 
 def _signature(value: Any) -> Hashable:
-    """Describe an argument as far as another one would be another kernel.
+    """Describe the part of an argument that selects the kernel.
 
-    Ours in one point: numbers count. April turns those of most operators into tensors
-    (torch_neuronx/python_ops/torch_mlir/README.md, "Scalar to Tensor Conversion"), others not.
+    One part is ours: the values of numbers are included. April converts numbers to tensors for
+    most operators, but not all (torch_neuronx/python_ops/torch_mlir/README.md, "Scalar to Tensor
+    Conversion").
     """
     if isinstance(value, torch.Tensor):
         return (value.dtype, value.shape)
@@ -205,7 +256,7 @@ def _signature(value: Any) -> Hashable:
 
 
 def _direction(name: str, args: Any, *, to_host: bool) -> str | None:
-    """Tell where a copy between host and device goes; None for other operators."""
+    """Return the direction of a copy between host and device; None for other operators."""
     if name == "aten::_to_copy":
         return _TO_HOST if to_host else None
     if name not in _COPIES:
@@ -219,18 +270,22 @@ def _direction(name: str, args: Any, *, to_host: bool) -> str | None:
 
 
 def register() -> None:
-    """Register what PyTorch calls without a tensor of the device, such as ``torch.empty``."""
+    """Register operators without device tensors as arguments, such as ``torch.empty``."""
     library: Any = torch.library.Library
     fallback = library("_", "IMPL")
     fallback.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")
     aten = library("aten", "IMPL")
     for name in _KERNELS_BY_NAME:
-        # PyTorch would make them of an empty tensor that it gives another shape.
+        # PyTorch would create them by resizing an empty tensor.
         packet, _, overload = name.partition(".")
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
         aten.impl(name, _kernel(op), "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    # April, csrc/core/NeuronHooksInterface.h, isPinnedPtr: all host memory counts as pinned.
+    aten.impl("is_pinned", lambda tensor, device=None: True, "CPU")
     _KERNELS.extend((fallback, aten))
+    # Priority 0 precedes PyTorch's own entries, which need an allocator of the device.
+    torch.serialization.register_package(0, lambda storage: None, _restore)
 
 
 def _kernel(op: Any) -> Callable[..., Any]:
@@ -238,5 +293,5 @@ def _kernel(op: Any) -> Callable[..., Any]:
 
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:
-    """Copy between devices, as PyTorch's own ``copy_`` asks a device to."""
+    """Copy between devices; required by PyTorch's own ``copy_``."""
     return _run(torch.ops.aten.copy_.default, (target, source), {"non_blocking": non_blocking})

@@ -1,9 +1,11 @@
-"""The environment of a node: Batch's variables, and extras that only the rehearsal adds."""
+"""A node's environment: Batch's variables, and extras that only the rehearsal adds."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainium_catalogue import contract
+from trainium_catalogue.releases import NEURON_RELEASES, TorchBackend
+from trainium_emulators import neuron_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +21,8 @@ class NodePlace:
     compute_environment: str
 
 
-def single_environment(place: NodePlace) -> dict[str, str]:
-    """Variables that Batch sets in all containers (AWS Batch user guide, environment variables)."""
+def container_environment(place: NodePlace) -> dict[str, str]:
+    """Return Batch's variables for any container (AWS Batch user guide, environment variables)."""
     return {
         "AWS_BATCH_JOB_ID": place.job_id,
         "AWS_BATCH_JOB_ATTEMPT": str(place.attempt),
@@ -30,14 +32,14 @@ def single_environment(place: NodePlace) -> dict[str, str]:
 
 
 def node_address(prefix: str, index: int) -> str:
-    """Return a node's loopback address; the first host number is left to the machine itself."""
+    """Return a node's loopback address; the first host number is reserved for the machine."""
     return f"{prefix}.{2 + index}"
 
 
 def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
-    """Variables that Batch sets on this node (AWS Batch user guide, environment variables)."""
+    """Return Batch's variables for this node (AWS Batch user guide, environment variables)."""
     environment = {
-        **single_environment(place),
+        **container_environment(place),
         "AWS_BATCH_JOB_ID": f"{place.job_id}#{place.index}",
         "AWS_BATCH_JOB_NODE_INDEX": str(place.index),
         "AWS_BATCH_JOB_NUM_NODES": str(place.num_nodes),
@@ -48,16 +50,31 @@ def batch_environment(place: NodePlace, *, main_address: str) -> dict[str, str]:
     return environment
 
 
-def rehearsal_extras(*, endpoint: str, processes_per_node: int, address: str) -> dict[str, str]:
-    """Return the variables that a real node does not have; the receipt prints them."""
+def rehearsal_extras(
+    *, endpoint: str, processes_per_node: int, address: str, device: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables that real nodes do not have; the receipt lists them."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "rehearsal",
         "AWS_SECRET_ACCESS_KEY": "rehearsal",
-        contract.ENV_DEVICE: "cpu",
+        **device,
         contract.ENV_PROCESSES_PER_NODE: str(processes_per_node),
         contract.ENV_NODE_ADDRESS: address,
     }
+
+
+def device_variables(given: Mapping[str, str], *, in_container: bool) -> dict[str, str]:
+    """Return variables that make a node compute on the CPU or an emulated device.
+
+    Only TorchNeuron's device has an emulator, which no image contains.
+    """
+    name = given.get(contract.ENV_NEURON_RELEASE)
+    release = NEURON_RELEASES.get(name) if name else None
+    on_cpu = given.get(contract.ENV_DEVICE) == "cpu" or in_container
+    if on_cpu or release is None or release.backend is not TorchBackend.TORCH_NEURON:
+        return {contract.ENV_DEVICE: "cpu"}
+    return {contract.ENV_DEVICE: contract.PRETEND_NEURON, neuron_device.VARIABLE: "1"}
 
 
 def from_pairs(pairs: Iterable[Mapping[str, str]]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Prints events of an emulator, one JSON object a line, for the process that started it."""
+"""Prints an emulator's events, one JSON object per line, for the process that started it."""
 
 import json
 import threading
@@ -8,6 +8,6 @@ _LOCK = threading.Lock()
 
 
 def emit(event: str, **details: Any) -> None:
-    """Print one event at once."""
+    """Print one event immediately."""
     with _LOCK:
         print(json.dumps({"event": event, **details}), flush=True)

@@ -1,4 +1,4 @@
-"""Faults that the executor injects into a node from outside, on the first attempt only."""
+"""Faults that the emulators inject into the nodes of a job, each at most once."""
 
 import json
 import signal
@@ -10,11 +10,11 @@ from trainium_emulators.nodes.node import NodeProcess, wait_for
 
 NO_CAPACITY = "no-capacity"
 CHILD = 1
-"""Index of the node hit by a fault of a child."""
+"""Index of the node into which child faults are injected."""
 FEW_OPEN_FILES = 256
 """Open-file limit of a node that is meant to fail preflight."""
 WORKING = "first all-reduce"
-"""Line in the main node's log which shows that all nodes work together."""
+"""Line in the main node's log that shows that all nodes work together."""
 WORKING_WITHIN_S = 600.0
 
 _SIGNALS = {
@@ -28,8 +28,8 @@ _SIGNALS = {
 _OF_MAIN = ("kill-main", "lose-host", "reclaim-main")
 _RECLAIMED = ("reclaim-child", "reclaim-main")
 STOP_TIMEOUT_S = 120.0
-"""Time between SIGTERM and SIGKILL on a host that is reclaimed: ECS_CONTAINER_STOP_TIMEOUT of
-Batch's hosts, and the notice of a Spot interruption."""
+"""Time between SIGTERM and SIGKILL on a reclaimed host: ECS_CONTAINER_STOP_TIMEOUT of Batch's
+hosts, and the notice period of a Spot interruption."""
 
 KINDS = (*_SIGNALS, "preflight-failure", NO_CAPACITY)
 
@@ -40,15 +40,15 @@ class NodeFault:
 
     kind: str
     run: str | None = None
-    """Name of the job to hit; None for the next one."""
+    """Name of the job into which the fault is injected; None for the next one."""
     after: str = WORKING
-    """Beginning of a line in the main node's log; the fault is injected right after it."""
+    """Prefix of a line in the main node's log; the fault is injected right after that line."""
     after_key: str = ""
-    """Pattern of a key instead: the fault is injected once any bucket has such an object."""
+    """Alternative: pattern of a key; the fault is injected once any bucket has such an object."""
     after_path: str = ""
     """Pattern of a path that the object must list among its ``files``; empty for any object."""
     has_object: Callable[[str, str], bool] = lambda key, path: False
-    """Tells whether any bucket has an object whose key, and a path in it, match patterns."""
+    """Checks whether any bucket has an object whose key, and a path in it, match patterns."""
 
     @classmethod
     def parse(
@@ -66,17 +66,17 @@ class NodeFault:
         )
 
     @property
-    def takes_host(self) -> bool:
+    def loses_host(self) -> bool:
         """True if the host is lost, along with the agent that reports exit codes."""
         return self.kind == "lose-host"
 
     @property
-    def takes_main(self) -> bool:
-        """True if the main node's host is lost, at once or after a warning."""
+    def loses_main(self) -> bool:
+        """True if the main node's host is lost, immediately or after a warning."""
         return self.kind in ("lose-host", "reclaim-main")
 
     def open_files(self, index: int) -> int | None:
-        """Open-file limit that the node starts with, or None for the usual one."""
+        """Return the node's initial open-file limit; None for the default."""
         return FEW_OPEN_FILES if self.kind == "preflight-failure" and index == CHILD else None
 
     def inject(
@@ -85,15 +85,17 @@ class NodeFault:
         *,
         main_index: int,
         before: Callable[[], None] = lambda: None,
-        take_back: Callable[[int], None] | None = None,
+        reclaim: Callable[[int], None] | None = None,
     ) -> str | None:
-        """Hit a node once the nodes work together; return what was done.
+        """Inject the fault at its trigger; return a description.
+
+        Return None for a kind that is not injected into running nodes.
 
         Args:
             nodes: The running nodes, by index.
             main_index: Index of the main node.
-            before: Called just before the node is hit.
-            take_back: Takes a node back with a warning. Default: SIGTERM, and SIGKILL later.
+            before: Called just before the injection.
+            reclaim: Reclaims a node after a warning. Default: SIGTERM, then SIGKILL.
         """
         if self.kind not in _SIGNALS:
             return None
@@ -106,19 +108,22 @@ class NodeFault:
             return has_ended() or (victim in nodes and self._is_due(nodes[main_index]))
 
         if not wait_for(is_time, WORKING_WITHIN_S):
-            return f"node {victim} was not hit: {self._awaited} did not come in time"
+            return (
+                f"the fault was not injected into node {victim}: {self._trigger} did not appear in "
+                "time"
+            )
         if has_ended():
-            return f"node {victim} was not hit: it ended before {self._awaited}"
+            return f"the fault was not injected into node {victim}: it ended before {self._trigger}"
         before()
         number, node = _SIGNALS[self.kind], nodes[victim]
         if self.kind not in _RECLAIMED:
             node.send(number)
             return f"{number.name} to node {victim}, process {node.pid}"
-        if take_back is None:
+        if reclaim is None:
             stop = threading.Thread(target=node.stop, args=(STOP_TIMEOUT_S,), daemon=True)
             stop.start()
         else:
-            take_back(victim)
+            reclaim(victim)
         return f"node {victim}, process {node.pid}, is reclaimed: SIGTERM, SIGKILL later"
 
     def _is_due(self, main: NodeProcess) -> bool:
@@ -127,7 +132,7 @@ class NodeFault:
         return any(line.startswith(self.after) for line in list(main.lines))
 
     @property
-    def _awaited(self) -> str:
+    def _trigger(self) -> str:
         if not self.after_key:
             return f"the line {self.after!r}"
         return self.after_key + (f" with {self.after_path}" if self.after_path else "")

@@ -28,12 +28,12 @@ class Engine:
 
 
 class Stream(Protocol):
-    """Destination of a node's output."""
+    """Receiver of a node's output."""
 
     name: str
 
     def write(self, line: str) -> None:
-        """Append one line, now."""
+        """Append one line immediately."""
 
 
 _FINISH_LIMIT_S = 5.0
@@ -41,7 +41,7 @@ _BATCH_MARKS = ("AWS_BATCH_JOB_ID", "AWS_BATCH_JOB_ATTEMPT", "AWS_ENDPOINT_URL")
 
 
 def pump(source: IO[str], stream: Stream, lines: list[str]) -> None:
-    """Copy a node's output to its stream until it ends, and to ``lines`` for others to search."""
+    """Copy a node's output to its stream until it ends, and to ``lines`` for searches."""
     for line in source:
         text = line.rstrip("\n")
         # CloudWatch accepts no empty messages.
@@ -50,7 +50,7 @@ def pump(source: IO[str], stream: Stream, lines: list[str]) -> None:
 
 
 def image_environment() -> dict[str, str]:
-    """Return variables that the image would set: the paths to Python and to the code."""
+    """Return variables that the image would set: paths to Python and the code."""
     return {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin{os.pathsep}/bin",
         "HOME": str(Path.home()),
@@ -71,6 +71,7 @@ class NodeProcess:
         stream: Stream,
         engine: Engine | None,
         open_files: int | None = None,
+        niceness: int = 0,
         marks: Sequence[str] = _BATCH_MARKS,
     ):
         self.stream = stream
@@ -83,7 +84,11 @@ class NodeProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="rehearsal-node-")
         if engine is None:
             limit = f"ulimit -n {open_files}; " if open_files is not None else ""
-            arguments = ["sh", "-c", f'{limit}exec "$@"', "sh", *command]
+            # Where the kernel groups processes by session, their niceness has an effect only within
+            # the session, so set the niceness of the group too (sched(7)).
+            group = f"{{ echo {niceness} > /proc/self/autogroup; }} 2> /dev/null; "
+            script = f'{limit}{group}exec nice -n {niceness} "$@"'
+            arguments = ["sh", "-c", script, "sh", *command]
             full = {**image_environment(), "TMPDIR": tempfile.gettempdir(), **environment}
         else:
             arguments = self._container_command(engine, command, open_files)
@@ -108,7 +113,7 @@ class NodeProcess:
     def _container_command(
         self, engine: Engine, command: Sequence[str], open_files: int | None
     ) -> list[str]:
-        # An engine cannot give more than its own hard limit.
+        # An engine cannot exceed its own hard limit.
         nofile = open_files or min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
         return [
             *(engine.program, "run", "--rm", "--init", "--network=host", "--shm-size=1g"),
@@ -125,7 +130,7 @@ class NodeProcess:
         return Path(self._folder.name)
 
     def exit_code(self) -> int | None:
-        """The container's exit code: 128 + signal if it was killed; None while it runs."""
+        """Return the container's exit code: 128 + signal if it was killed; None while it runs."""
         code = self._process.poll()
         return None if code is None else code if code >= 0 else 128 - code
 
@@ -141,10 +146,10 @@ class NodeProcess:
                 capture_output=True,
             )
 
-    def left(self) -> list[str]:
-        """Tell what is left of the node on this machine."""
-        found = [f"process {process.pid}" for process in self._survivors()]
-        return [*found, *([self._folder.name] if self.folder.exists() else [])]
+    def leftovers(self) -> list[str]:
+        """Describe leftovers of the node on this machine."""
+        processes = [f"process {process.pid}" for process in self._survivors()]
+        return [*processes, *([self._folder.name] if self.folder.exists() else [])]
 
     def stop(self, timeout_s: float) -> None:
         """Send SIGTERM, then SIGKILL after the stop timeout, like the ECS agent."""
@@ -158,7 +163,7 @@ class NodeProcess:
     def finish(self) -> None:
         """Kill the node's remaining processes, as a container's processes end with it."""
         deadline = time.monotonic() + _FINISH_LIMIT_S
-        # More than once: what is killed may just have started another.
+        # Repeat, because a killed process may just have started another.
         while (left := self._survivors()) and time.monotonic() < deadline:
             for process in left:
                 with suppress(psutil.NoSuchProcess):
@@ -168,8 +173,9 @@ class NodeProcess:
         self._folder.cleanup()
 
     def _survivors(self) -> list[psutil.Process]:
+        """Return the running processes that have the node's identifying variables."""
         mark = {key: self._environment[key] for key in self._marks}
-        found = []
+        survivors = []
         for process in psutil.process_iter():
             try:
                 environment = process.environ()
@@ -178,8 +184,8 @@ class NodeProcess:
             except psutil.Error:
                 continue
             if all(environment.get(key) == value for key, value in mark.items()):
-                found.append(process)
-        return found
+                survivors.append(process)
+        return survivors
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> bool:

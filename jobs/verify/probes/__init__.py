@@ -1,7 +1,7 @@
-"""Probes that check claims from the desk: with read-only calls, and from what jobs left behind."""
+"""Client-side probes of claims, using read-only calls and the results of earlier jobs."""
 
 from jobs.verify.probes import account, cluster, hosts, network, runs
-from jobs.verify.probes.desk import PROBES, Desk
+from jobs.verify.probes.context import PROBES, ClientContext
 
 # Importing the modules registers their probes.
-__all__ = ["PROBES", "Desk", "account", "cluster", "hosts", "network", "runs"]
+__all__ = ["PROBES", "ClientContext", "account", "cluster", "hosts", "network", "runs"]

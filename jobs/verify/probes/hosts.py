@@ -6,8 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.verify.probes.desk import PROBES, Desk
-from trainium_catalogue.probing import Missing, Seen
+from jobs.verify.probes.context import PROBES, ClientContext
+from trainium_catalogue.probing import ProbeResult, SubjectMissing
+from trainium_catalogue.wording import counted
 
 # Lines of constructs/trainium_constructs/host_setup.sh.
 _READY = re.compile(r"trainium: ready: (?P<what>.*)")
@@ -23,41 +24,42 @@ def _slot(interface: Mapping[str, Any]) -> tuple[int, int]:
 
 
 @PROBES.probe("secondary-card-device-index")
-def device_index(desk: Desk) -> Seen:
-    """On a running host, every secondary card's interface has device index 1."""
-    host = desk.running_hosts[0]
+def device_index(context: ClientContext) -> ProbeResult:
+    """On a running host, the interfaces of all secondary cards have device index 1."""
+    host = context.running_hosts[0]
     secondary = sorted(slot for slot in map(_slot, host["NetworkInterfaces"]) if slot[0] > 0)
     if not secondary:
-        raise Missing("a host with several network cards")
-    wanted = desk.target.instance_type.num_efa_interfaces - 1
-    return Seen(
+        raise SubjectMissing("a host with several network cards")
+    wanted = context.target.instance_type.num_efa_interfaces - 1
+    return ProbeResult(
         ok=len(secondary) == wanted and all(index == 1 for _, index in secondary),
         seen=", ".join(f"card {card}: {index}" for card, index in secondary),
-        expected=f"index 1 on each of {wanted} secondary cards",
+        expected=f"index 1 on each of {counted(wanted, 'secondary card')}",
     )
 
 
 @PROBES.probe("efa-only-interfaces")
-def efa_only(desk: Desk) -> Seen:
+def efa_only(context: ClientContext) -> ProbeResult:
     """EFA-only interfaces are attached and have no address."""
     interfaces = [
         interface
-        for interface in desk.running_hosts[0]["NetworkInterfaces"]
+        for interface in context.running_hosts[0]["NetworkInterfaces"]
         if interface.get("InterfaceType") == "efa-only"
     ]
     if not interfaces:
-        raise Missing("a host with EFA-only interfaces")
+        raise SubjectMissing("a host with EFA-only interfaces")
     addresses = [i["PrivateIpAddress"] for i in interfaces if i.get("PrivateIpAddress")]
-    return Seen(
+    return ProbeResult(
         ok=not addresses,
-        seen=f"{len(interfaces)} EFA-only interfaces, addresses: {', '.join(addresses) or 'none'}",
+        seen=f"{counted(len(interfaces), 'EFA-only interface')}, "
+        f"addresses: {', '.join(addresses) or 'none'}",
         expected="addresses: none",
     )
 
 
-def _task_interfaces(desk: Desk) -> list[Mapping[str, Any]]:
-    """Interfaces of one host that ECS attached for a task; their description is the task's ARN."""
-    for host in desk.running_hosts:
+def _task_interfaces(context: ClientContext) -> list[Mapping[str, Any]]:
+    """Return a host's interfaces attached by ECS for a task, whose description is its ARN."""
+    for host in context.running_hosts:
         found = [
             interface
             for interface in host["NetworkInterfaces"]
@@ -65,14 +67,14 @@ def _task_interfaces(desk: Desk) -> list[Mapping[str, Any]]:
         ]
         if found:
             return found
-    raise Missing("a job that runs now")
+    raise SubjectMissing("a running job")
 
 
 @PROBES.probe("task-interface-slot", needs=("Batch",))
-def task_interface(desk: Desk) -> Seen:
+def task_interface(context: ClientContext) -> ProbeResult:
     """The task's interface is the second one on card 0."""
-    slots = sorted(map(_slot, _task_interfaces(desk)))
-    return Seen(
+    slots = sorted(map(_slot, _task_interfaces(context)))
+    return ProbeResult(
         ok=slots == [(0, 1)],
         seen=", ".join(f"card {card}, index {index}" for card, index in slots),
         expected="card 0, index 1",
@@ -80,49 +82,49 @@ def task_interface(desk: Desk) -> Seen:
 
 
 @PROBES.probe("task-interface-groups", needs=("Batch",))
-def task_groups(desk: Desk) -> Seen:
-    """The task's interface has the environment's groups, or the default group if it has none."""
+def task_groups(context: ClientContext) -> ProbeResult:
+    """The task's interface has the compute environment's groups, or else the VPC's default."""
     found = {
         (group["GroupId"], group["GroupName"])
-        for interface in _task_interfaces(desk)
+        for interface in _task_interfaces(context)
         for group in interface.get("Groups", ())
     }
-    named = set(desk.resources.get("securityGroupIds") or ())
+    named = set(context.resources.get("securityGroupIds") or ())
     ids, names = {group for group, _ in found}, {name for _, name in found}
-    return Seen(
+    return ProbeResult(
         ok=ids == named if named else names == {"default"},
         seen=", ".join(sorted(f"{name} ({group})" for group, name in found)) or "no group",
-        expected=", ".join(sorted(named)) or "the VPC's default group",
+        expected=", ".join(sorted(named)) or "the VPC's default security group",
     )
 
 
 @PROBES.probe("batch-capacity-block", needs=("Batch",))
 @PROBES.probe("eks-capacity-block", needs=("EKS",))
-def reservation(desk: Desk) -> Seen:
-    """A host was started in a reservation or block."""
-    host = desk.hosts[0]
+def reservation(context: ClientContext) -> ProbeResult:
+    """A host was launched in a reservation or Capacity Block."""
+    host = context.hosts[0]
     block = host.get("InstanceLifecycle") == "capacity-block"
     reserved = host.get("CapacityReservationId")
     if not block and not reserved:
-        raise Missing("a deployment with a reservation or a Capacity Block")
-    return Seen(
+        raise SubjectMissing("a deployment with a reservation or a Capacity Block")
+    return ProbeResult(
         ok=True,
-        seen=f"{host['InstanceId']} in {reserved or 'a block'}"
-        + (", a Capacity Block" if block else ""),
+        seen=f"{host['InstanceId']} in {reserved or 'a Capacity Block'}"
+        + (", a Capacity Block" if block and reserved else ""),
         expected="a host in the reservation",
     )
 
 
 @PROBES.probe("batch-reservation", needs=("Batch",))
-def reservation_in_group(desk: Desk) -> Seen:
-    """A host is in the reservation and in the environment's placement group."""
-    host = desk.hosts[0]
+def reservation_in_group(context: ClientContext) -> ProbeResult:
+    """A host is in the reservation and in the compute environment's placement group."""
+    host = context.hosts[0]
     reserved = host.get("CapacityReservationId")
     if not reserved:
-        raise Missing("a deployment with a reservation")
-    wanted = desk.resources.get("placementGroup") or ""
+        raise SubjectMissing("a deployment with a reservation")
+    wanted = context.resources.get("placementGroup") or ""
     found = host.get("Placement", {}).get("GroupName") or ""
-    return Seen(
+    return ProbeResult(
         ok=found == wanted,
         seen=f"{host['InstanceId']} in {reserved}, group {found or 'none'}",
         expected=f"group {wanted or 'none'}",
@@ -130,11 +132,11 @@ def reservation_in_group(desk: Desk) -> Seen:
 
 
 @PROBES.probe("batch-tags-hosts", needs=("Batch",))
-def host_tags(desk: Desk) -> Seen:
-    """A host has the tags that its environment gives, including its name."""
-    wanted = desk.resources.get("tags") or {}
-    found = {tag["Key"]: tag["Value"] for tag in desk.hosts[0].get("Tags", ())}
-    return Seen(
+def host_tags(context: ClientContext) -> ProbeResult:
+    """A host has the tags of its compute environment, including its name."""
+    wanted = context.resources.get("tags") or {}
+    found = {tag["Key"]: tag["Value"] for tag in context.hosts[0].get("Tags", ())}
+    return ProbeResult(
         ok=bool(wanted) and all(found.get(key) == value for key, value in wanted.items()),
         seen=_tags({key: found.get(key, "none") for key in wanted}),
         expected=_tags(wanted),
@@ -146,72 +148,74 @@ def _tags(tags: Mapping[str, str]) -> str:
 
 
 @PROBES.probe("shutdown-terminates", needs=("Batch",))
-def shutdown_behaviour(desk: Desk) -> Seen:
-    """A host that shuts itself down is terminated, not kept as a stopped one."""
-    host = desk.running_hosts[0]["InstanceId"]
-    answer = desk.client("ec2").describe_instance_attribute(
+def shutdown_behavior(context: ClientContext) -> ProbeResult:
+    """A host that shuts itself down is terminated rather than stopped."""
+    host = context.running_hosts[0]["InstanceId"]
+    response = context.client("ec2").describe_instance_attribute(
         InstanceId=host, Attribute="instanceInitiatedShutdownBehavior"
     )
-    found = str(answer["InstanceInitiatedShutdownBehavior"]["Value"])
-    return Seen(ok=found == "terminate", seen=f"{host}: {found}", expected="terminate")
+    found = str(response["InstanceInitiatedShutdownBehavior"]["Value"])
+    return ProbeResult(ok=found == "terminate", seen=f"{host}: {found}", expected="terminate")
 
 
 @PROBES.probe("ami-driver", needs=("Batch",))
-def image_driver(desk: Desk) -> Seen:
-    """The boot found a suitable driver and had none to install."""
-    text = _console_with(desk, _READY)
+def image_driver(context: ClientContext) -> ProbeResult:
+    """The AMI had a suitable driver, so none was installed on boot."""
+    text = _console_with(context, _READY)
     other = _OTHER_DRIVER.search(text)
     ready = _READY.search(text)
     assert ready is not None
-    return Seen(
+    return ProbeResult(
         ok=other is None,
-        seen=f"the image carried driver {other['driver'] or 'none'}" if other else ready["what"],
-        expected=f"a driver that {desk.release.name} accepts: {desk.release.driver_range}",
+        seen=f"the image had driver {other['driver'] or 'none'}" if other else ready["what"],
+        expected=f"a driver supported by {context.release.name}: {context.release.driver_range}",
     )
 
 
 @PROBES.probe("driver-package", needs=("Batch",))
-def driver_package(desk: Desk) -> Seen:
-    """A host whose image carried another driver installed the pinned one and became ready."""
-    text = _console_with(desk, _OTHER_DRIVER, "a host that had to install the driver")
+def driver_package(context: ClientContext) -> ProbeResult:
+    """A host whose image had a different driver installed the pinned one and became ready."""
+    text = _console_with(context, _OTHER_DRIVER, "a host that had to install the driver")
     return _became_ready(text)
 
 
 @PROBES.probe("efa-installer", needs=("Batch",))
-def efa_installer(desk: Desk) -> Seen:
+def efa_installer(context: ClientContext) -> ProbeResult:
     """A host installed EFA and became ready."""
-    return _became_ready(_console_with(desk, _EFA, "a host that had to install EFA"))
+    return _became_ready(_console_with(context, _EFA, "a host that had to install EFA"))
 
 
-def _became_ready(text: str) -> Seen:
+def _became_ready(text: str) -> ProbeResult:
     ready, failed = _READY.search(text), _NOT_READY.search(text)
-    said = ready or failed
-    return Seen(
+    outcome = ready or failed
+    return ProbeResult(
         ok=ready is not None,
-        seen=said[0] if said else "neither ready nor given up yet",
+        seen=outcome[0] if outcome else "neither ready nor failed yet",
         expected="trainium: ready",
     )
 
 
-def _console_with(desk: Desk, line: re.Pattern[str], what: str = "a host that is ready") -> str:
-    for text in desk.consoles.values():
+def _console_with(
+    context: ClientContext, line: re.Pattern[str], what: str = "a host that is ready"
+) -> str:
+    for text in context.consoles.values():
         if line.search(text):
             return text
-    raise Missing(what)
+    raise SubjectMissing(what)
 
 
-def _failed_host(desk: Desk) -> Mapping[str, Any]:
-    for host in desk.hosts:
-        if _NOT_READY.search(desk.consoles.get(host["InstanceId"], "")):
+def _failed_host(context: ClientContext) -> Mapping[str, Any]:
+    for host in context.hosts:
+        if _NOT_READY.search(context.consoles.get(host["InstanceId"], "")):
             return host
-    raise Missing("a host that failed to get ready")
+    raise SubjectMissing("a host that did not become ready")
 
 
 @PROBES.probe("not-ready-host-stays-out", needs=("Batch",))
-def stays_out(desk: Desk) -> Seen:
-    """A host that failed is not among the container instances."""
-    failed = _failed_host(desk)["InstanceId"]
-    ecs, cluster = desk.client("ecs"), desk.environment["ecsClusterArn"]
+def stays_out(context: ClientContext) -> ProbeResult:
+    """A failed host is not among the container instances."""
+    failed = _failed_host(context)["InstanceId"]
+    ecs, cluster = context.client("ecs"), context.environment["ecsClusterArn"]
     arns = ecs.list_container_instances(cluster=cluster)["containerInstanceArns"]
     described = (
         ecs.describe_container_instances(cluster=cluster, containerInstances=arns)[
@@ -221,23 +225,23 @@ def stays_out(desk: Desk) -> Seen:
         else []
     )
     joined = {instance["ec2InstanceId"] for instance in described}
-    return Seen(
+    return ProbeResult(
         ok=failed not in joined,
-        seen=f"{failed} {'joined' if failed in joined else 'stayed out of'} the cluster",
-        expected=f"{failed} stayed out of the cluster",
+        seen=f"{failed} {'joined' if failed in joined else 'did not join'} the cluster",
+        expected=f"{failed} did not join the cluster",
     )
 
 
 @PROBES.probe("not-ready-host-ends", needs=("Batch",))
-def host_ends(desk: Desk) -> Seen:
-    """A host that failed has ended, and another one was started after it."""
-    failed = _failed_host(desk)
+def host_ends(context: ClientContext) -> ProbeResult:
+    """A failed host was terminated; also report the hosts launched after it."""
+    failed = _failed_host(context)
     state = str(failed["State"]["Name"])
     if state == "running":
-        raise Missing("the minutes that a failed host takes to end")
-    later = [h for h in desk.hosts if str(h["LaunchTime"]) > str(failed["LaunchTime"])]
-    return Seen(
+        raise SubjectMissing("a failed host that has had time to terminate")
+    later = [h for h in context.hosts if str(h["LaunchTime"]) > str(failed["LaunchTime"])]
+    return ProbeResult(
         ok=state in _ENDED,
-        seen=f"{failed['InstanceId']} is {state}; {len(later)} hosts were started after it",
-        expected="terminated, and replaced while a job waits",
+        seen=f"{failed['InstanceId']} is {state}; {counted(len(later), 'host')} launched after it",
+        expected="terminated, and replaced if a job waits",
     )

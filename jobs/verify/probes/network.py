@@ -1,172 +1,165 @@
-"""Claims about a deployment's network planes, zones, endpoints and file system."""
+"""Claims about a deployment's networks, zones, endpoints and file system."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from jobs.batch.request import Admits, admits_itself
-from jobs.verify.probes.desk import PROBES, Desk
+from jobs.batch.request import SelfAccess, find_group, self_access
+from jobs.prerequisites import interface_endpoints
+from jobs.verify.probes.context import PROBES, REMEDY, ClientContext
 from trainium_catalogue.contract import NO_LUSTRE, SSM_LUSTRE, ssm_parameter
-from trainium_catalogue.probing import Missing, Seen
+from trainium_catalogue.probing import ProbeResult, SubjectMissing
+from trainium_catalogue.wording import counted
 from trainium_catalogue.zones import ZONES
 
 
-def _environment(desk: Desk, *, with_groups: bool) -> Seen:
-    """Check that Batch created the environment, with or without security groups of its own."""
-    groups = desk.resources.get("securityGroupIds") or []
+def _environment(context: ClientContext, *, with_groups: bool) -> ProbeResult:
+    """Check that Batch created the compute environment, with or without security groups."""
+    groups = context.resources.get("securityGroupIds") or []
     if bool(groups) is not with_groups:
         kind = "without" if with_groups else "with"
-        raise Missing(f"a deployment of a type {kind} EFA")
-    status = desk.environment["status"]
-    reason = desk.environment.get("statusReason") or ""
-    return Seen(
+        raise SubjectMissing(f"a deployment with a type {kind} EFA")
+    status = context.environment["status"]
+    reason = context.environment.get("statusReason") or ""
+    return ProbeResult(
         ok=status == "VALID",
-        seen=f"{status} with {len(groups)} groups; {reason}".rstrip("; "),
+        seen=f"{status} with {counted(len(groups), 'security group')}; {reason}".rstrip("; "),
         expected="VALID",
     )
 
 
 @PROBES.probe("environment-without-groups", needs=("AWS", "Batch"))
-def without_groups(desk: Desk) -> Seen:
-    """Batch accepts the environment of a type with EFA, which names no groups."""
-    return _environment(desk, with_groups=False)
+def without_groups(context: ClientContext) -> ProbeResult:
+    """Batch accepts a compute environment without security groups for a type with EFA."""
+    return _environment(context, with_groups=False)
 
 
 @PROBES.probe("environment-with-groups", needs=("AWS", "Batch"))
-def with_groups(desk: Desk) -> Seen:
-    """Batch accepts the environment of a type without EFA, which names its groups."""
-    return _environment(desk, with_groups=True)
+def with_groups(context: ClientContext) -> ProbeResult:
+    """Batch accepts a compute environment with security groups for a type without EFA."""
+    return _environment(context, with_groups=True)
 
 
-def _default_group(desk: Desk) -> dict[str, Any]:
-    vpc = desk.subnets[0]["VpcId"]
-    found = desk.client("ec2").describe_security_groups(
-        Filters=[
-            {"Name": "vpc-id", "Values": [vpc]},
-            {"Name": "group-name", "Values": ["default"]},
-        ]
-    )["SecurityGroups"]
-    if not found:
-        raise Missing("the default group of the VPC")
-    group: dict[str, Any] = found[0]
+def _default_group(context: ClientContext) -> Mapping[str, Any]:
+    group = find_group(context.client("ec2"), context.subnets[0]["VpcId"])
+    if group is None:
+        raise SubjectMissing("the default security group of the VPC")
     return group
 
 
 @PROBES.probe("default-group", needs=("Batch",))
-def default_group(desk: Desk) -> Seen:
-    """The VPC's default group, which task interfaces carry, admits itself in both directions."""
-    group = _default_group(desk)
+def default_group(context: ClientContext) -> ProbeResult:
+    """The VPC's default security group, which tasks use, allows traffic to and from itself."""
+    group = _default_group(context)
     name = str(group["GroupId"])
-    inside = admits_itself(name, group.get("IpPermissions", ()))
-    outside = admits_itself(name, group.get("IpPermissionsEgress", ()))
-    return Seen(
-        ok=Admits.NO not in (inside, outside),
-        seen=f"{name} admits itself: in {inside}, out {outside}",
-        expected="in yes, out yes",
+    inbound = self_access(name, group.get("IpPermissions", ()))
+    outbound = self_access(name, group.get("IpPermissionsEgress", ()))
+    return ProbeResult(
+        ok=SelfAccess.NO not in (inbound, outbound),
+        seen=f"{name} allows traffic between its members: inbound {inbound}, outbound {outbound}",
+        expected=f"inbound yes, outbound yes; {REMEDY}",
     )
 
 
 @PROBES.probe("self-rule-no-duplicate", needs=("AWS", "Batch"))
-def self_rules(desk: Desk) -> Seen:
-    """The default group also has the rule for TCP from itself that the stack declares."""
-    group = _default_group(desk)
+def self_rules(context: ClientContext) -> ProbeResult:
+    """The default security group also has the stack's rule for TCP from itself."""
+    group = _default_group(context)
     kinds = sorted(
         str(rule["IpProtocol"])
         for rule in group.get("IpPermissions", ())
         if any(pair.get("GroupId") == group["GroupId"] for pair in rule["UserIdGroupPairs"])
     )
-    return Seen(
-        ok="tcp" in kinds, seen=f"from itself: {', '.join(kinds) or 'none'}", expected="tcp"
+    return ProbeResult(
+        ok="tcp" in kinds,
+        seen=f"protocols allowed from itself: {', '.join(kinds) or 'none'}",
+        expected="tcp",
     )
 
 
 @PROBES.probe("egress-rule-replaces", needs=("AWS", "Batch"))
-def egress_rule(desk: Desk) -> Seen:
-    """The default group no longer allows all outbound traffic to everywhere."""
+def egress_rule(context: ClientContext) -> ProbeResult:
+    """The default security group no longer allows all outbound traffic."""
     open_rules = [
         rule
-        for rule in _default_group(desk).get("IpPermissionsEgress", ())
+        for rule in _default_group(context).get("IpPermissionsEgress", ())
         if rule["IpProtocol"] == "-1"
         and any(entry.get("CidrIp") == "0.0.0.0/0" for entry in rule.get("IpRanges", ()))
     ]
-    return Seen(
+    return ProbeResult(
         ok=not open_rules,
-        seen="everything goes everywhere" if open_rules else "only what is stated",
-        expected="only what is stated",
+        seen="all outbound traffic" if open_rules else "only declared traffic",
+        expected="only declared traffic",
     )
 
 
 @PROBES.probe("endpoint-zones")
-def endpoint_zones(desk: Desk) -> Seen:
-    """Every interface endpoint of the VPC is available; one in a wrong zone is refused."""
-    found = desk.client("ec2").describe_vpc_endpoints(
-        Filters=[
-            {"Name": "vpc-id", "Values": [desk.subnets[0]["VpcId"]]},
-            {"Name": "vpc-endpoint-type", "Values": ["Interface"]},
-        ]
-    )["VpcEndpoints"]
+def endpoint_zones(context: ClientContext) -> ProbeResult:
+    """All interface endpoints of the VPC are available; AWS rejects one in an unsupported zone."""
+    found = interface_endpoints(context.client("ec2"), context.subnets[0]["VpcId"])
     if not found:
-        raise Missing("interface endpoints in the VPC")
+        raise SubjectMissing("interface endpoints in the VPC")
     states = sorted(f"{e['ServiceName'].rpartition('.')[2]} {e['State'].lower()}" for e in found)
-    return Seen(
+    return ProbeResult(
         ok=all(endpoint["State"].lower() == "available" for endpoint in found),
         seen=", ".join(states),
-        expected="all available",
+        expected=f"all available; {REMEDY}",
     )
 
 
 @PROBES.probe("planned-zones-seen", needs=("AWS",))
-def planned_zones(desk: Desk) -> Seen:
-    """The account sees every zone in which a new VPC has a subnet."""
-    found = desk.client("ec2").describe_availability_zones()["AvailabilityZones"]
+def planned_zones(context: ClientContext) -> ProbeResult:
+    """The account has access to all zones in which a new VPC has subnets."""
+    found = context.client("ec2").describe_availability_zones()["AvailabilityZones"]
     seen = {str(zone["ZoneId"]) for zone in found}
-    planned = ZONES[desk.target.region]
-    return Seen(
+    planned = ZONES[context.target.region]
+    return ProbeResult(
         ok=set(planned) <= seen,
         seen=", ".join(sorted(seen)),
         expected=", ".join(planned),
     )
 
 
-def _other_zone(desk: Desk) -> str:
-    """Return the zone of the nodes; Missing if it is the first in the region's list."""
-    zone = str(desk.subnets[0]["AvailabilityZoneId"])
-    if zone == ZONES[desk.target.region][0]:
-        raise Missing("nodes in another zone than the region's first")
+def _other_zone(context: ClientContext) -> str:
+    """Return the zone of the nodes; raise ``SubjectMissing`` for the region's first zone."""
+    zone = str(context.subnets[0]["AvailabilityZoneId"])
+    if zone == ZONES[context.target.region][0]:
+        raise SubjectMissing("nodes in a zone other than the region's first")
     return zone
 
 
-def _succeeded(desk: Desk, zone: str, what: str) -> Seen:
-    assert desk.job is not None
-    return Seen(
-        ok=desk.job.succeeded,
-        seen=f"{desk.job.run} {desk.job.status.lower()} in {zone}, {what}",
-        expected="a run that succeeded",
+def _succeeded(context: ClientContext, zone: str, what: str) -> ProbeResult:
+    assert context.job is not None
+    return ProbeResult(
+        ok=context.job.succeeded,
+        seen=f"{context.job.run} {context.job.status.lower()} in {zone}, {what}",
+        expected="a successful run",
     )
 
 
 @PROBES.probe("ways-out-across-zones", needs=("AWS", "a run of verify"))
-def ways_out(desk: Desk) -> Seen:
-    """A node in a different zone from the ways out got its image, its log and the bucket."""
-    zone = _other_zone(desk)
-    return _succeeded(desk, zone, f"ways out in {ZONES[desk.target.region][0]}")
+def ways_out(context: ClientContext) -> ProbeResult:
+    """A node in a zone without a NAT gateway reaches the registry, the logs and the bucket."""
+    zone = _other_zone(context)
+    return _succeeded(context, zone, f"NAT gateway in {ZONES[context.target.region][0]}")
 
 
 @PROBES.probe("lustre-across-zones", needs=("AWS", "a run of verify"))
-def lustre_across_zones(desk: Desk) -> Seen:
-    """A node in a different zone from the file system mounted it, or preflight had refused it."""
-    zone, systems = _other_zone(desk), _file_systems(desk)
+def lustre_across_zones(context: ClientContext) -> ProbeResult:
+    """A node in a zone other than the file system's can mount it, as preflight requires."""
+    zone, systems = _other_zone(context), _file_systems(context)
     if not systems:
-        raise Missing("a file system of the deployment (lustre_gib)")
-    return _succeeded(desk, zone, f"with {systems[0]['FileSystemId']}")
+        raise SubjectMissing("a file system of the deployment (lustre_gib)")
+    return _succeeded(context, zone, f"with {systems[0]['FileSystemId']}")
 
 
-def _file_systems(desk: Desk) -> list[dict[str, Any]]:
+def _file_systems(context: ClientContext) -> list[dict[str, Any]]:
     """List the file systems created by the deployment's stacks."""
-    prefix = f"trainium-{desk.target.name}-"
+    prefix = f"trainium-{context.target.name}-"
     return [
         system
-        for page in desk.client("fsx").get_paginator("describe_file_systems").paginate()
+        for page in context.client("fsx").get_paginator("describe_file_systems").paginate()
         for system in page["FileSystems"]
         if any(
             tag["Key"] == "aws:cloudformation:stack-name" and tag["Value"].startswith(prefix)
@@ -176,22 +169,24 @@ def _file_systems(desk: Desk) -> list[dict[str, Any]]:
 
 
 @PROBES.probe("file-system-goes-last", needs=("AWS",))
-def no_file_system_left(desk: Desk) -> Seen:
+def no_file_system_left(context: ClientContext) -> ProbeResult:
     """A deployment without a file system has none left that costs money."""
-    name = ssm_parameter(desk.target.name, SSM_LUSTRE)
-    found = desk.client("ssm").get_parameters(Names=[name])["Parameters"]
+    name = ssm_parameter(context.target.name, SSM_LUSTRE)
+    found = context.client("ssm").get_parameters(Names=[name])["Parameters"]
     if not found or found[0]["Value"] != NO_LUSTRE:
-        raise Missing("a deployment after lustre_gib=0")
-    left = [str(system["FileSystemId"]) for system in _file_systems(desk)]
-    return Seen(ok=not left, seen=f"left: {', '.join(left) or 'none'}", expected="left: none")
+        raise SubjectMissing("a deployment updated to lustre_gib=0")
+    left = [str(system["FileSystemId"]) for system in _file_systems(context)]
+    return ProbeResult(
+        ok=not left, seen=f"left: {', '.join(left) or 'none'}", expected="left: none"
+    )
 
 
 @PROBES.probe("fsx-port-rules-first")
-def file_system(desk: Desk) -> Seen:
-    """The deployment's file system was created, so its groups had their rules in time."""
-    found = _file_systems(desk)
+def file_system(context: ClientContext) -> ProbeResult:
+    """The file system was created, so its security groups had their rules in time."""
+    found = _file_systems(context)
     if not found:
-        raise Missing("a file system of the deployment (lustre_gib)")
+        raise SubjectMissing("a file system of the deployment (lustre_gib)")
     state = str(found[0]["Lifecycle"])
     # UPDATING is a state of a working file system.
-    return Seen(ok=state in ("AVAILABLE", "UPDATING"), seen=state, expected="AVAILABLE")
+    return ProbeResult(ok=state in ("AVAILABLE", "UPDATING"), seen=state, expected="AVAILABLE")

@@ -1,15 +1,15 @@
-"""Rules across keys: a generator for each subject, which yields what it refuses."""
+"""Rules across keys: a generator of refusals for each subject."""
 
 from __future__ import annotations
 
 from itertools import chain
 
 from stacks.config.refusal import PREFIX, ConfigError
-from stacks.config.rules import eks, hardware, network, software, storage
+from stacks.config.rules import costs, eks, hardware, network, software, storage
 from stacks.config.values import ConfigValues
 
-SUBJECTS = (hardware, eks, network, software, storage)
-"""In order: a rule relies on those before it, for only the first refusal is asked for."""
+SUBJECTS = (hardware, eks, network, software, storage, costs)
+"""In order: only the first refusal is raised, so a rule may rely on those before it."""
 
 
 def check(config: ConfigValues) -> None:

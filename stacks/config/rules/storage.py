@@ -1,14 +1,15 @@
-"""Rules of FSx for Lustre and the CPU instances."""
+"""Rules about FSx for Lustre and the CPU instances."""
 
 from __future__ import annotations
 
 from stacks.config.refusal import PREFIX, Refusals
 from stacks.config.values import ConfigValues
 from trainium_catalogue.instances import CPU_INSTANCE_TYPES
+from trainium_catalogue.wording import either
 
 
 def refusals(config: ConfigValues) -> Refusals:
-    """Yield what these keys cannot mean together."""
+    """Yield a refusal for each of these rules that the configuration breaks."""
     size = config.lustre_gib
     if size not in (0, 1200) and size % 2400:
         below = 1200 if size < 2400 else size // 2400 * 2400
@@ -16,7 +17,7 @@ def refusals(config: ConfigValues) -> Refusals:
         options = f"{PREFIX}lustre_gib={below}" + (f" or {above}" if above != below else "")
         yield (
             "lustre_gib",
-            "is not a size of FSx for Lustre, which come as 1200, 2400 and steps of 2400",
+            "is not a valid size: FSx for Lustre offers 1,200 GiB and multiples of 2,400 GiB",
             f"use {options}",
         )
     yield from _existing_lustre(config)
@@ -24,56 +25,56 @@ def refusals(config: ConfigValues) -> Refusals:
     if zone is not None and config.vpc_id is not None:
         yield (
             "lustre_zone_id",
-            f"cannot be chosen in the existing network {PREFIX}vpc_id={config.vpc_id}, where a "
-            f"file system is in {PREFIX}subnet_id={config.subnet_id}",
-            "leave it out",
+            f"cannot be set with {PREFIX}vpc_id={config.vpc_id}: the file system is created in "
+            f"{PREFIX}subnet_id={config.subnet_id}",
+            "omit the key",
         )
     elif zone is not None and zone not in config.subnet_zones:
         yield (
             "lustre_zone_id",
-            f"is not a zone where the new VPC has a subnet in {config.region}",
-            f"use {' or '.join(config.subnet_zones)}",
+            "is not a zone in which the new VPC has a subnet",
+            f"use {either(config.subnet_zones)}",
         )
     smallest = min(CPU_INSTANCE_TYPES[name][0] for name in config.cpu_instance_types)
     if config.cpu_max_vcpus < smallest:
         yield (
             "cpu_max_vcpus",
-            f"is less than the {smallest} vCPU of the smallest of {PREFIX}cpu_instance_types: no "
-            "instance could start",
+            f"is less than the {smallest} vCPUs of the smallest type in "
+            f"{PREFIX}cpu_instance_types: no instance could start",
             f"use {PREFIX}cpu_max_vcpus={smallest} or more",
         )
 
 
 def _existing_lustre(config: ConfigValues) -> Refusals:
-    """Check what is said of a file system that exists."""
+    """Check the keys that describe an existing file system."""
     names = ("lustre_dns_name", "lustre_mount_name")
-    given = [name for name in names if getattr(config, name) is not None]
-    if len(given) == 1:
-        (missing,) = set(names) - set(given)
+    present = [name for name in names if getattr(config, name) is not None]
+    if len(present) == 1:
+        (missing,) = set(names) - set(present)
         yield (
-            given[0],
-            f"describes an existing file system without {PREFIX}{missing}",
-            f"add {PREFIX}{missing}, or leave both out",
+            present[0],
+            f"describes an existing file system, for which {PREFIX}{missing} must be set too",
+            f"add {PREFIX}{missing}, or omit {present[0]}",
         )
     if config.lustre_dns_name is None:
         if config.lustre_security_group_id is not None:
             yield (
                 "lustre_security_group_id",
-                f"belongs to an existing file system, and there is no {PREFIX}lustre_dns_name",
-                "add it, or leave the group out: a new file system gets its own",
+                f"belongs to an existing file system, but {PREFIX}lustre_dns_name is not set",
+                f"add {PREFIX}lustre_dns_name, or omit the group: a new file system has its own",
             )
         return
     if config.lustre_gib:
         yield (
             "lustre_gib",
-            f"asks for a new file system, and {PREFIX}lustre_dns_name={config.lustre_dns_name} is "
-            "one",
-            "leave one of the two out",
+            f"requests a new file system, but {PREFIX}lustre_dns_name={config.lustre_dns_name} is "
+            "an existing one",
+            "omit one of the two",
         )
     if config.vpc_id is None:
         yield (
             "lustre_dns_name",
-            "exists in a VPC, to which nodes in a new one have no route",
+            "is in an existing VPC, to which nodes in a new VPC have no route",
             f"add {PREFIX}vpc_id=<its VPC>, or use {PREFIX}lustre_gib for a new file system",
         )
     # fs-0123456789abcdef0.fsx.us-west-2.amazonaws.com
@@ -81,19 +82,19 @@ def _existing_lustre(config: ConfigValues) -> Refusals:
     if region != config.region:
         yield (
             "lustre_dns_name",
-            f"is in {region}, and the nodes are in {config.region}",
-            f"set {PREFIX}region={region}, or give a file system in {config.region}",
+            f"is in {region}, but the nodes are in {config.region}",
+            f"set {PREFIX}region={region}, or specify a file system in {config.region}",
         )
     if config.lustre_security_group_id is None and config.security_group_id is None:
         yield (
             "lustre_dns_name",
-            "admits the new security group of the nodes on no port, so no host could mount it",
+            "does not allow traffic from the nodes' new security group, so no node could mount it",
             f"add {PREFIX}lustre_security_group_id=<the file system's security group>",
         )
     if config.lustre_security_group_id is not None and config.security_group_id is not None:
         yield (
             "lustre_security_group_id",
-            f"exists, as {PREFIX}security_group_id={config.security_group_id} does, and EC2 "
-            "refuses a rule that they may already have",
-            "leave it out and let the two groups admit each other on TCP 988 and 1018-1023",
+            f"and {PREFIX}security_group_id={config.security_group_id} both exist and may already "
+            "have the rules that would be added, but EC2 refuses duplicate rules",
+            "omit lustre_security_group_id, and allow TCP 988 and 1018-1023 between the two groups",
         )

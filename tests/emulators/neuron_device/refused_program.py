@@ -1,13 +1,17 @@
-"""A program of two ranks that does what TorchNeuron refuses; each prints the answers."""
+"""A program of two ranks with operations that TorchNeuron refuses; each prints the errors."""
 
 from __future__ import annotations
 
 import json
 import os
+import tempfile
+import warnings
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.distributed_c10d import _get_default_group
 
 DEVICE = "neuron"
 
@@ -18,7 +22,9 @@ def ones(count: int = 4, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 def start_twice() -> None:
     dist.destroy_process_group()
-    dist.init_process_group(DEVICE)
+    # Of this process only: the other one may have ended by now.
+    alone = f"file://{tempfile.mkdtemp()}/store"
+    dist.init_process_group(DEVICE, init_method=alone, rank=0, world_size=1)
 
 
 def touch_first() -> None:
@@ -46,7 +52,26 @@ def gather_unequally() -> None:
 
 
 def gather_objects() -> None:
-    dist.all_gather_object([None, None], {"rank": dist.get_rank()})
+    """Gather them, and raise what was warned of."""
+    found: list[object] = [None, None]
+    with warnings.catch_warnings(record=True) as said:
+        dist.all_gather_object(found, dist.get_rank())
+    assert found == [0, 1], found
+    for warning in said:
+        raise RuntimeError(f"warned: {warning.message}")
+
+
+def reduce_by_factors(*factors: float) -> None:
+    total = ones()
+    for factor in factors:
+        operation = dist.ReduceOp.PREMUL_SUM(factor)
+    dist.all_reduce(total, operation)
+    assert total.tolist() == [2 * factor] * 4, total
+
+
+def sum_functionally() -> None:
+    total = all_reduce(ones(), "sum", _get_default_group())
+    assert total.tolist() == [2] * 4, total
 
 
 def wait_in_a_subgroup() -> None:
@@ -59,21 +84,24 @@ def compile_for_every_size() -> None:
 
 
 BEFORE: dict[str, Callable[[], object]] = {
-    "touched before the group": touch_first,
-    "used in a fork": in_a_fork,
+    "device before the group": touch_first,
+    "device in a fork": in_a_fork,
 }
 AFTER: dict[str, Callable[[], object]] = {
     "another rank's device": lambda: torch.neuron.set_device(1 - dist.get_rank()),  # type: ignore[attr-defined]
-    "a device that nobody has": lambda: torch.ones(2, device="neuron:7"),
-    "host and device": lambda: ones() + torch.ones(4),
+    "nonexistent device": lambda: torch.ones(2, device="neuron:7"),
+    "operands on host and device": lambda: ones() + torch.ones(4),
     "host tensor in a collective": lambda: dist.all_reduce(torch.ones(4)),
-    "64-bit sum": lambda: dist.all_reduce(ones(dtype=torch.int64)),
+    "64-bit sum": lambda: dist.all_reduce(ones(dtype=torch.int64) * 2**31),
     "unequal splits": split_unequally,
     "unequal gathering": gather_unequally,
     "objects": gather_objects,
-    "barrier of some ranks": wait_in_a_subgroup,
+    "barrier of a subgroup": wait_in_a_subgroup,
+    "sum scaled by a factor": lambda: reduce_by_factors(0.25),
+    "sums scaled by two factors": lambda: reduce_by_factors(0.25, 0.5),
+    "functional sum": sum_functionally,
     "dynamic shapes": compile_for_every_size,
-    "a second runtime": start_twice,
+    "second runtime in one process": start_twice,
 }
 
 

@@ -1,4 +1,4 @@
-"""Changes as the pinned CDK CLI judges them, across references, and what they do to our parts."""
+"""Changes according to the pinned CDK CLI, across references, and their effect on resources."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 from jobs.deploy_check import changes
 from jobs.deploy_check.assembly import REPOSITORY
 from jobs.deploy_check.changes import REPLACING_PARTS, Change, Fate, compare
-from jobs.deploy_check.meaning import (
+from jobs.deploy_check.effects import (
     ENDS_WITH_IT,
     ENVIRONMENT,
     NAMED,
-    REPLACES_MACHINES,
+    REPLACES_INSTANCES,
     STATEFUL,
 )
 from jobs.errors import Refusal
 from tests.stacks.synthesis import deployment
 
 Json = dict[str, Any]
-STACK = "trainium-default-batch"
 EVERYTHING = {
     "orchestrators": "both",
     "lustre_gib": 1200,
@@ -35,18 +34,12 @@ EVERYTHING = {
 }
 
 
-def of(old: Json, new: Json) -> dict[str, Change]:
-    """Changes of one stack, given its resources, by logical id."""
-    update = compare({STACK: {"Resources": old}}, {STACK: {"Resources": new}})
-    return {change.logical_id: change for change in update.changes}
-
-
 def resource(kind: str, **properties: Any) -> Json:
     return {"Type": kind, "Properties": properties}
 
 
 def nodes(size: int = 200, block: str = "a", **tags: str) -> Json:
-    """A launch template, and what refers to its version and to its placement group."""
+    """A launch template, and references to its version and placement group."""
     version = {"Fn::GetAtt": ["Template", "LatestVersionNumber"]}
     data = {"Size": size, "Placement": {"GroupName": {"Ref": "Group"}}}
     return {
@@ -56,73 +49,106 @@ def nodes(size: int = 200, block: str = "a", **tags: str) -> Json:
     }
 
 
-def test_resources_come_go_and_change_their_type() -> None:
-    vpc, subnet = resource("AWS::EC2::VPC"), resource("AWS::EC2::Subnet")
-    found = of({"Old": vpc, "Other": vpc}, {"New": vpc, "Other": subnet})
+def lustre(**configuration: Any) -> Json:
+    return {"Files": resource("AWS::FSx::FileSystem", LustreConfiguration=configuration)}
 
-    fates = {name: change.fate for name, change in found.items()}
+
+VPC, SUBNET = resource("AWS::EC2::VPC"), resource("AWS::EC2::Subnet")
+CASES: dict[str, tuple[Json, Json]] = {
+    "types": ({"Old": VPC, "Other": VPC}, {"New": VPC, "Other": SUBNET}),
+    "read-back": (
+        {
+            "Vpc": resource("AWS::EC2::VPC", EnableDnsSupport="true"),
+            "E": resource("X::Y::Z", P={"Kept": "true", "Changed": "5"}),
+        },
+        {
+            "Vpc": resource("AWS::EC2::VPC", EnableDnsSupport=True),
+            "E": resource("X::Y::Z", P={"Kept": True, "Changed": 6}),
+        },
+    ),
+    "metadata": (
+        {"Vpc": VPC},
+        {
+            "Vpc": {**VPC, "Metadata": {"a": "b"}},
+            "CDKMetadata": resource("AWS::CDK::Metadata", Analytics="1"),
+        },
+    ),
+    "reference": (
+        {"Subnet": resource("AWS::EC2::Subnet", VpcId={"Ref": "A"})},
+        {"Subnet": resource("AWS::EC2::Subnet", VpcId={"Ref": "B"})},
+    ),
+    "launch-template": (nodes(200), nodes(300)),
+    "launch-template-tags": (nodes(VersionDescription="a"), nodes(VersionDescription="b")),
+    "placement-group": (nodes(block="cluster"), nodes(block="partition")),
+    "replacing-part": (lustre(DeploymentType="SCRATCH_2"), lustre(DeploymentType="PERSISTENT_2")),
+    "updating-part": (lustre(AutoImportPolicy="NEW"), lustre(AutoImportPolicy="NONE")),
+}
+"""Resources of a stack before and after."""
+
+
+Found = dict[str, dict[str, Change]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """Changes of all stacks by logical id, from one comparison: the CLI takes a second to start."""
+    old, new = (
+        {name: {"Resources": pair[side]} for name, pair in CASES.items()} for side in (0, 1)
+    )
+    update = compare(old, new)
+    return {
+        name: {change.logical_id: change for change in update.changes if change.stack == name}
+        for name in CASES
+    }
+
+
+def test_changes_are_created_removed_and_replaced_resources(found: Found) -> None:
+    fates = {name: change.fate for name, change in found["types"].items()}
     assert fates == {"Old": Fate.REMOVED, "New": Fate.ADDED, "Other": Fate.REPLACED}
 
 
-def test_what_cloudformation_reads_alike_is_no_change() -> None:
+def test_equivalent_templates_have_no_changes(found: Found) -> None:
     """The CLI sends small templates as YAML, which is read back as text."""
-    old, new = ({"Kept": kept, "Changed": size} for kept, size in (("true", "5"), (True, 6)))
-    found = of(
-        {
-            "Vpc": resource("AWS::EC2::VPC", EnableDnsSupport="true"),
-            "E": resource("X::Y::Z", P=old),
-        },
-        {"Vpc": resource("AWS::EC2::VPC", EnableDnsSupport=True), "E": resource("X::Y::Z", P=new)},
-    )
-
-    assert {name: change.reasons for name, change in found.items()} == {"E": ("P.Changed",)}
+    reasons = {name: change.reasons for name, change in found["read-back"].items()}
+    assert reasons == {"E": ("P.Changed",)}
 
 
-def test_metadata_and_policies_of_a_template_change_no_resource() -> None:
-    vpc = resource("AWS::EC2::VPC")
-    metadata = {"CDKMetadata": resource("AWS::CDK::Metadata", Analytics="1")}
-
-    assert of({"Vpc": vpc}, {"Vpc": {**vpc, "Metadata": {"a": "b"}}, **metadata}) == {}
+def test_template_metadata_and_policies_change_no_resource(found: Found) -> None:
+    assert found["metadata"] == {}
 
 
-def test_a_reference_to_another_resource_is_one_value() -> None:
-    old, new = (resource("AWS::EC2::Subnet", VpcId={"Ref": name}) for name in ("A", "B"))
-
-    assert of({"Subnet": old}, {"Subnet": new})["Subnet"].reasons == ("VpcId",)
+def test_reference_is_compared_as_single_value(found: Found) -> None:
+    assert found["reference"]["Subnet"].reasons == ("VpcId",)
 
 
-def test_a_launch_template_that_changes_has_another_version() -> None:
-    found = of(nodes(200), nodes(300))
+def test_changed_launch_template_has_new_version(found: Found) -> None:
+    changed = found["launch-template"]
 
-    assert (found["Template"].fate, found["Nodes"].fate) == (Fate.UPDATED, Fate.UPDATED)
-    assert found["Nodes"].reasons == ("ComputeResources.LaunchTemplate",)
-
-
-def test_tags_of_a_launch_template_make_no_version() -> None:
-    assert set(of(nodes(VersionDescription="a"), nodes(VersionDescription="b"))) == {"Template"}
+    assert (changed["Template"].fate, changed["Nodes"].fate) == (Fate.UPDATED, Fate.UPDATED)
+    assert changed["Nodes"].reasons == ("ComputeResources.LaunchTemplate",)
 
 
-def test_who_names_a_replaced_resource_gets_another_value() -> None:
-    found = of(nodes(block="cluster"), nodes(block="partition"))
-
-    assert found["Group"].fate is Fate.REPLACED
-    assert found["Nodes"].reasons == ("ComputeResources.LaunchTemplate",)
+def test_launch_template_tags_create_no_version(found: Found) -> None:
+    assert set(found["launch-template-tags"]) == {"Template"}
 
 
-def test_a_part_of_a_property_replaces_what_the_whole_does_not() -> None:
-    def files(**lustre: Any) -> Json:
-        return {"Files": resource("AWS::FSx::FileSystem", LustreConfiguration=lustre)}
+def test_reference_to_replaced_resource_changes(found: Found) -> None:
+    changed = found["placement-group"]
 
-    replaced = of(files(DeploymentType="SCRATCH_2"), files(DeploymentType="PERSISTENT_2"))
-    updated = of(files(AutoImportPolicy="NEW"), files(AutoImportPolicy="NONE"))
+    assert changed["Group"].fate is Fate.REPLACED
+    assert changed["Nodes"].reasons == ("ComputeResources.LaunchTemplate",)
 
-    assert replaced["Files"].fate is Fate.REPLACED
-    assert replaced["Files"].reasons == ("LustreConfiguration.DeploymentType",)
-    assert updated["Files"].fate is Fate.UPDATED
+
+def test_nested_property_replaces_resource_though_whole_property_does_not(found: Found) -> None:
+    replaced, updated = found["replacing-part"]["Files"], found["updating-part"]["Files"]
+
+    assert replaced.fate is Fate.REPLACED
+    assert replaced.reasons == ("LustreConfiguration.DeploymentType",)
+    assert updated.fate is Fate.UPDATED
 
 
 @pytest.mark.parametrize("script", ["", "throw new TypeError('no such class')"])
-def test_a_cli_that_does_not_answer_is_refused(
+def test_cli_without_answer_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
     path = tmp_path / "differences.cjs"
@@ -130,7 +156,7 @@ def test_a_cli_that_does_not_answer_is_refused(
     monkeypatch.setattr(changes, "DIFFERENCES", path)
 
     with pytest.raises(Refusal, match="make setup") as refused:
-        of({}, {})
+        compare({}, {})
     assert "no such class" in str(refused.value) or not script
 
 
@@ -139,14 +165,14 @@ def test_a_cli_that_does_not_answer_is_refused(
 
 @cache
 def entities(kind: str) -> dict[str, Json]:
-    """The CLI's database of resource types ("resource") or property types ("typeDefinition")."""
+    """Return the CLI's resource types ("resource") or property types ("typeDefinition")."""
     path = REPOSITORY / "tools" / "cdk" / "node_modules" / "aws-cdk" / "db.json.gz"
     found = json.loads(gzip.decompress(path.read_bytes()))["schema"][kind]["entities"]
     return {item.get("cloudFormationType", item["$id"]): item for item in found}
 
 
 def parts(kind: str, answers: set[str]) -> set[str]:
-    """Parts of properties that replace a resource where the property as a whole does not."""
+    """Return nested properties that replace a resource though the whole property does not."""
     types = entities("typeDefinition")
 
     def below() -> Iterator[str]:
@@ -161,14 +187,14 @@ def parts(kind: str, answers: set[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("kind", sorted({*STATEFUL, *ENDS_WITH_IT} - {ENVIRONMENT}))
-def test_parts_that_replace_what_holds_data_or_jobs_are_those_of_the_database(kind: str) -> None:
+def test_replacing_parts_match_cdk_database(kind: str) -> None:
     known = {name for name in parts(kind, {"yes"}) if name.partition(".")[0] in used(kind)}
 
     assert known == REPLACING_PARTS.get(kind, set())
 
 
 def used(kind: str) -> set[str]:
-    """Properties of a type that our templates set."""
+    """Return the properties of a type that our templates set."""
     return {
         name
         for template in deployment(**EVERYTHING).templates.values()
@@ -178,17 +204,17 @@ def used(kind: str) -> set[str]:
     }
 
 
-def test_infrastructure_updates_are_what_would_replace_an_environment() -> None:
-    """The user guide's list, and that of properties that replace it where it is not updated."""
-    # Batch reads a change of this one too; CloudFormation replaces nothing for it.
+def test_infrastructure_updates_match_cdk_database() -> None:
+    """The user guide's list, and the properties that replace an environment if not updated."""
+    # Batch also acts on this property; CloudFormation replaces nothing for it.
     latest = {"ComputeResources.UpdateToLatestImageVersion"}
 
-    assert parts(ENVIRONMENT, {"maybe"}) == REPLACES_MACHINES[ENVIRONMENT] - latest
+    assert parts(ENVIRONMENT, {"maybe"}) == REPLACES_INSTANCES[ENVIRONMENT] - latest
 
 
-def test_names_are_the_registrys_identifiers_of_what_our_templates_name() -> None:
+def test_names_are_registry_identifiers_of_named_resources() -> None:
     identifiers: dict[str, tuple[str, ...]] = {}
-    for kind in {*NAMED, *STATEFUL} - {"AWS::EC2::Subnet"}:  # its addresses are no identifier
+    for kind in {*NAMED, *STATEFUL} - {"AWS::EC2::Subnet"}:  # its addresses are not an identifier
         schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema
         names = tuple(pointer.rpartition("/")[2] for pointer in schema["primaryIdentifier"])
         if set(names) <= set(schema["properties"]) - read_only(schema):
@@ -201,12 +227,12 @@ def read_only(schema: Any) -> set[str]:
     return {pointer.rpartition("/")[2] for pointer in schema.get("readOnlyProperties", ())}
 
 
-def test_the_registry_gives_an_environments_update_no_time_of_its_own() -> None:
+def test_registry_has_no_timeout_for_environment_update() -> None:
     def update(kind: str) -> dict[str, object]:
         schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-west-2", kind).schema
         found: dict[str, object] = schema["handlers"]["update"]
         return found
 
     assert "timeoutInMinutes" not in update(ENVIRONMENT)
-    # Where there is one, the registry's copy here has it: 36 hours, for nodes that drain.
+    # If a type has one, the registry's copy contains it: 36 hours, for draining nodes.
     assert update("AWS::EKS::Nodegroup")["timeoutInMinutes"] == 2160

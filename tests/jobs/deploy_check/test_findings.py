@@ -1,4 +1,4 @@
-"""What is said of a change: jobs that end, data that goes, what stays and what AWS refuses."""
+"""Findings on a change: jobs that end, lost data, retained resources and AWS's refusals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from jobs.deploy_check.account import ActiveJob, DeployedStack
 from jobs.deploy_check.assembly import SynthesizedStacks, Template
 from jobs.deploy_check.changes import Change, Fate, Update
-from jobs.deploy_check.findings import DeployFinding, FindingKind, Running, find_all
-from jobs.deploy_check.meaning import CLUSTER, ENVIRONMENT, NODE_GROUP, QUEUE
+from jobs.deploy_check.effects import CLUSTER, ENVIRONMENT, NODE_GROUP, QUEUE
+from jobs.deploy_check.findings import DeployFinding, FindingKind, RunningJobs, find_all
 from jobs.job import RunSummary
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.kubernetes import TAINT
@@ -82,7 +82,7 @@ def findings(
     status: str = "UPDATE_COMPLETE",
     before: Mapping[str, frozenset[str]] | None = None,
 ) -> list[DeployFinding]:
-    """Findings on changes, or on two sets of templates without any."""
+    """Return the findings on changes, or on two sets of templates."""
     queues = {"It": {"Type": QUEUE}, "Other": {"Type": CLUSTER}}
     old = old if old is not None else {BATCH: {"Resources": queues}, EKS: {"Resources": {}}}
     new = old if new is None else new
@@ -109,7 +109,7 @@ def findings(
             before={name: frozenset[str]() for name in new} | dict(before or {}),
             newer=None,
         ),
-        running=Running(on_queues=on_queues, on_cluster=lambda: on_cluster, now_s=NOW_S),
+        running=RunningJobs(on_queues=on_queues, on_cluster=lambda: on_cluster, now_s=NOW_S),
     )
 
 
@@ -120,8 +120,8 @@ def runs(found: list[DeployFinding]) -> dict[FindingKind, list[str]]:
 # --- jobs on Batch -----------------------------------------------------------------------------
 
 
-def test_jobs_end_stay_too_long_or_go_on_by_their_own_time_limits() -> None:
-    """An update of the instances: 120 hours for Batch to end them, two for CloudFormation."""
+def test_time_limit_decides_whether_jobs_end_or_update_rolls_back() -> None:
+    """An update of the instances: Batch ends jobs after 120 hours, CloudFormation waits two."""
     jobs = (job("long"), job("slow", limit_h=11), job("short", limit_h=9.5), job("w", "RUNNABLE"))
     found = findings(new_machines(), jobs=jobs)
 
@@ -131,25 +131,28 @@ def test_jobs_end_stay_too_long_or_go_on_by_their_own_time_limits() -> None:
         FindingKind.GOES_ON: ["short"],
     }
     assert {finding.within_minutes for finding in found} == {7200}
-    assert "instances (LaunchTemplate); of what runs now Batch ends 120 hours" in found[0].message
+    assert (
+        "instances (LaunchTemplate); Batch ends jobs that are still running 120 h"
+        in found[0].message
+    )
     assert "120 minutes" in found[1].message and "rolls back" in found[1].message
 
 
 @pytest.mark.parametrize("minutes", [None, 30])
-def test_an_update_that_ends_jobs_in_time_is_not_rolled_back(minutes: int | None) -> None:
-    """Without a longer time of its own it is half an hour."""
+def test_update_that_ends_jobs_in_time_is_not_rolled_back(minutes: int | None) -> None:
+    """The default timeout is half an hour."""
     (found,) = findings(new_machines(minutes), jobs=(job("long"),))
 
-    assert found.kind is FindingKind.ENDS_JOBS and "30 minutes" in found.message
+    assert found.kind is FindingKind.ENDS_JOBS and "30 min later" in found.message
 
 
-def test_a_job_without_a_limit_of_its_own_ends_too() -> None:
+def test_job_without_time_limit_ends() -> None:
     found = findings(new_machines(), jobs=(job("a", limit_h=None),))
 
     assert runs(found)[FindingKind.ENDS_JOBS] == ["a"]
 
 
-def test_a_larger_environment_ends_nothing() -> None:
+def test_larger_environment_ends_no_jobs() -> None:
     larger = change(ENVIRONMENT, Fate.UPDATED, "ComputeResources.MaxvCpus")
 
     assert findings(larger, jobs=(job("a"),)) == []
@@ -157,23 +160,23 @@ def test_a_larger_environment_ends_nothing() -> None:
 
 @pytest.mark.parametrize("fate", [Fate.REMOVED, Fate.REPLACED])
 @pytest.mark.parametrize(("kind", "ending"), [(ENVIRONMENT, ["a"]), (QUEUE, ["a", "b"])])
-def test_an_environment_or_a_queue_that_goes_ends_its_jobs(
+def test_removed_environment_or_queue_ends_its_jobs(
     kind: str, ending: list[str], fate: Fate
 ) -> None:
     found = findings(change(kind, fate), jobs=(job("a", limit_h=9), job("b", "RUNNABLE")))
 
     assert runs(found) == {FindingKind.ENDS_JOBS: ending}
-    assert "these jobs end at once" in found[0].message
+    assert "these jobs end immediately" in found[0].message
 
 
-def test_nothing_is_said_of_an_environment_without_jobs() -> None:
+def test_environment_without_jobs_has_no_finding() -> None:
     assert findings(new_machines()) == []
 
 
 # --- jobs on the cluster -----------------------------------------------------------------------
 
 
-def test_an_update_of_the_node_group_ends_all_its_pods_at_once() -> None:
+def test_node_group_update_ends_all_pods() -> None:
     new_image = change(NODE_GROUP, Fate.UPDATED, "ReleaseVersion", properties=TRAINIUM)
     found = findings(new_image, on_cluster=[job("a"), job("b", "RUNNABLE")])
 
@@ -182,7 +185,7 @@ def test_an_update_of_the_node_group_ends_all_its_pods_at_once() -> None:
 
 
 @pytest.mark.parametrize(("size", "ends"), [(0, True), (1, True), (2, False), (4, False)])
-def test_a_smaller_number_of_nodes_ends_jobs_that_need_more(size: int, ends: bool) -> None:
+def test_smaller_node_group_ends_jobs_that_need_more(size: int, ends: bool) -> None:
     properties = {**TRAINIUM, "ScalingConfig": {"MinSize": 0, "DesiredSize": size}}
     scaled = change(NODE_GROUP, Fate.UPDATED, "ScalingConfig.DesiredSize", properties=properties)
 
@@ -198,25 +201,39 @@ def test_a_smaller_number_of_nodes_ends_jobs_that_need_more(size: int, ends: boo
         (NODE_GROUP, Fate.REPLACED, "Subnets", {}),
         (CLUSTER, Fate.UPDATED, "Version", {}),
     ],
-    ids=["labels", "the add-ons' nodes", "the control plane"],
+    ids=["labels", "add-on nodes", "control plane"],
 )
-def test_what_touches_no_trainium_node_ends_nothing(
+def test_changes_without_trainium_nodes_end_no_jobs(
     kind: str, fate: Fate, changed: str, properties: Json
 ) -> None:
     assert findings(change(kind, fate, changed, properties=properties), on_cluster=[job("a")]) == []
 
 
-def test_a_cluster_that_goes_ends_what_waits_in_it_too() -> None:
+def test_removed_cluster_ends_pending_jobs() -> None:
     found = findings(change(CLUSTER, Fate.REMOVED), on_cluster=[job("a", "PENDING")])
 
     assert runs(found)[FindingKind.ENDS_JOBS] == ["a"]
 
 
-def test_a_cluster_that_does_not_answer_is_said() -> None:
+def test_unreachable_cluster_is_reported() -> None:
     replaced = change(NODE_GROUP, Fate.REPLACED, "Subnets", properties=TRAINIUM)
     (found,) = findings(replaced, on_cluster=None)
 
-    assert found.kind is FindingKind.UNKNOWN and "not known" in found.message
+    assert found.kind is FindingKind.UNKNOWN and "are unknown" in found.message
+
+
+def test_second_zone_splits_existing_jobs() -> None:
+    def say(on_cluster: list[ActiveJob] | None, num_before: int = 1) -> list[DeployFinding]:
+        groups = {f"Nodes{n}": {"Type": NODE_GROUP, "Properties": TRAINIUM} for n in range(3)}
+        groups["System"] = {"Type": NODE_GROUP}
+        before = {k: v for k, v in groups.items() if k in ("System", *list(groups)[:num_before])}
+        old, new = ({EKS: {"Resources": each}} for each in (before, groups))
+        return findings(on_cluster=on_cluster, old=old, new=new)
+
+    assert runs(say([job("a"), job("b", "RUNNABLE")])) == {FindingKind.SPLITS_JOBS: ["a", "b"]}
+    assert [found.kind for found in say(None)] == [FindingKind.UNKNOWN]
+    assert say([]) == []
+    assert say([job("a")], num_before=2) == []
 
 
 # --- data --------------------------------------------------------------------------------------
@@ -225,18 +242,19 @@ def test_a_cluster_that_does_not_answer_is_said() -> None:
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        ("AWS::FSx::FileSystem", "what is on it is lost"),
+        ("AWS::FSx::FileSystem", "its contents are lost"),
         ("AWS::S3::Bucket", "checkpoints"),
-        ("AWS::ECR::Repository", "its images are gone"),
+        ("AWS::ECR::Repository", "its images are lost"),
         ("AWS::Logs::LogGroup", "log lines"),
     ],
 )
 @pytest.mark.parametrize("fate", [Fate.REPLACED, Fate.MAYBE_REPLACED, Fate.REMOVED])
-def test_what_holds_data_and_goes_loses_it(kind: str, fate: Fate, said: str) -> None:
+def test_removed_or_replaced_data_is_lost(kind: str, fate: Fate, said: str) -> None:
     (found,) = findings(change(kind, fate, "Some"))
 
     assert found.kind is FindingKind.LOSES_DATA
-    assert found.message.startswith(f"it is {fate}") and said in found.message
+    verb = "it" if fate is Fate.MAYBE_REPLACED else "it is"
+    assert found.message.startswith(f"{verb} {fate}") and said in found.message
     assert ("(Some)" in found.message) == (fate is not Fate.REMOVED)
 
 
@@ -247,24 +265,24 @@ def test_what_holds_data_and_goes_loses_it(kind: str, fate: Fate, said: str) -> 
         (Fate.REMOVED, {"DeletionPolicy": "Retain"}),
     ],
 )
-def test_what_is_retained_stays_and_is_not_lost(fate: Fate, policy: Json) -> None:
+def test_retained_data_is_not_lost(fate: Fate, policy: Json) -> None:
     (found,) = findings(change("AWS::S3::Bucket", fate, **policy))
 
-    assert found.kind is FindingKind.STAYS and "stays, with what is in it" in found.message
+    assert found.kind is FindingKind.STAYS and "is retained with its contents" in found.message
 
 
 @pytest.mark.parametrize(
     ("kind", "fate"),
     [("AWS::EC2::SecurityGroup", Fate.REPLACED), ("AWS::S3::Bucket", Fate.UPDATED)],
 )
-def test_what_holds_nothing_or_stays_is_no_finding(kind: str, fate: Fate) -> None:
+def test_stateless_or_kept_resource_has_no_finding(kind: str, fate: Fate) -> None:
     assert findings(change(kind, fate, "Some")) == []
 
 
-# --- what stays, and what AWS refuses ----------------------------------------------------------
+# --- retained resources and AWS's refusals -----------------------------------------------------
 
 
-def test_a_stack_that_the_assembly_lacks_stays_and_costs() -> None:
+def test_stack_missing_from_assembly_stays_and_costs() -> None:
     cluster = {"Resources": {"C": {"Type": CLUSTER}}}
     (found,) = findings(
         old={BATCH: {"Resources": {}}, EKS: cluster}, new={BATCH: {"Resources": {}}}
@@ -272,8 +290,8 @@ def test_a_stack_that_the_assembly_lacks_stays_and_costs() -> None:
 
     assert (found.kind, found.stack) == (FindingKind.STAYS, EKS)
     assert CLUSTER in found.message
-    assert "give the -c settings that it was deployed with" in found.remedy
-    assert f"to remove it: aws cloudformation delete-stack --stack-name {EKS}" in found.remedy
+    assert "pass the -c settings it was deployed with" in found.remedy
+    assert f"to remove it, run `aws cloudformation delete-stack --stack-name {EKS}`" in found.remedy
 
 
 @pytest.mark.parametrize(
@@ -283,7 +301,7 @@ def test_a_stack_that_the_assembly_lacks_stays_and_costs() -> None:
         (CLUSTER, {"Name": "c", "RoleArn": "r"}, "Name", "Name"),
     ],
 )
-def test_a_resource_cannot_be_replaced_under_its_name_or_addresses(
+def test_replacement_with_same_name_or_addresses_is_refused(
     kind: str, properties: Json, moves: str, names: str
 ) -> None:
     def refusals(fate: Fate, *changed: str, **given: str) -> list[str]:
@@ -291,21 +309,21 @@ def test_a_resource_cannot_be_replaced_under_its_name_or_addresses(
         return [it.message for it in found if it.kind is FindingKind.REFUSED]
 
     (refused,) = refusals(Fate.REPLACED, "RoleArn", **properties)
-    assert f"the {names} of the old one" in refused
+    assert f"the same {names}, which" in refused
     assert refusals(Fate.REPLACED, moves, **properties) == []
-    assert refusals(Fate.REPLACED, "RoleArn") == []  # a name of CloudFormation's own
+    assert refusals(Fate.REPLACED, "RoleArn") == []  # a name generated by CloudFormation
     assert refusals(Fate.UPDATED, "RoleArn", **properties) == []
 
 
 @pytest.mark.parametrize("also", ["ScalingConfig.MaxSize", "Labels"])
-def test_a_new_image_and_something_else_at_once_are_refused(also: str) -> None:
+def test_image_update_together_with_other_change_is_refused(also: str) -> None:
     def group(fate: Fate, *changed: str) -> list[DeployFinding]:
         return findings(change(NODE_GROUP, fate, *changed, properties=TRAINIUM), on_cluster=[])
 
     image = ("ReleaseVersion", "Version")
     (found,) = group(Fate.UPDATED, *image, also)
     assert found.kind is FindingKind.REFUSED and found.remedy.startswith("deploy twice")
-    assert f"together with {also.partition('.')[0]}: CloudFormation" in found.message
+    assert f"together with {also.partition('.')[0]}, which CloudFormation" in found.message
     assert group(Fate.UPDATED, *image) == group(Fate.REPLACED, *image, also) == []
 
 
@@ -323,12 +341,14 @@ def exporting(value: object) -> Json:
     [
         ({NETWORK: EMPTY}, "be removed", f"delete-stack --stack-name {STORAGE}"),
         ({NETWORK: EMPTY, STORAGE: EMPTY}, "be removed", f"--exclusively {STORAGE}`"),
-        ({NETWORK: exporting("b"), STORAGE: USES}, "get another value", "leave the setting"),
+        ({NETWORK: exporting("b"), STORAGE: USES}, "change", "keep the setting"),
         ({NETWORK: exporting("a"), STORAGE: USES}, None, ""),
     ],
-    ids=["left behind", "imports it no longer", "another value", "the same"],
+    ids=["left behind", "no longer imported", "other value", "unchanged"],
 )
-def test_an_export_in_use_cannot_go_or_change(new: Json, said: str | None, remedy: str) -> None:
+def test_export_in_use_cannot_be_removed_or_changed(
+    new: Json, said: str | None, remedy: str
+) -> None:
     found = findings(old={NETWORK: exporting("a"), STORAGE: USES}, new=new)
     refused = [finding for finding in found if finding.kind is FindingKind.REFUSED]
 
@@ -337,13 +357,13 @@ def test_an_export_in_use_cannot_go_or_change(new: Json, said: str | None, remed
     assert all(remedy in finding.remedy for finding in refused)
 
 
-def test_an_export_goes_when_who_imported_it_is_updated_first() -> None:
+def test_export_is_removed_if_importer_is_updated_first() -> None:
     old, new = {NETWORK: exporting("a"), STORAGE: USES}, {NETWORK: EMPTY, STORAGE: EMPTY}
 
     assert findings(old=old, new=new, before={NETWORK: frozenset({STORAGE})}) == []
 
 
-def test_an_export_that_nothing_imports_goes() -> None:
+def test_unused_export_is_removed() -> None:
     assert findings(old={NETWORK: exporting("a")}, new={NETWORK: EMPTY}) == []
 
 
@@ -356,14 +376,14 @@ def test_an_export_that_nothing_imports_goes() -> None:
         ("UPDATE_ROLLBACK_COMPLETE", None),
     ],
 )
-def test_a_stack_that_takes_no_update_is_said(status: str, remedy: str | None) -> None:
+def test_stack_that_cannot_be_updated_is_reported(status: str, remedy: str | None) -> None:
     found = findings(old={BATCH: EMPTY}, status=status)
 
     assert [remedy in finding.remedy for finding in found if remedy] == [True] * bool(remedy)
     assert len(found) == bool(remedy)
 
 
-def test_the_gravest_comes_first() -> None:
+def test_findings_are_sorted_by_severity() -> None:
     named = change(CLUSTER, Fate.REPLACED, "RoleArn", properties={"Name": "c"})
     found = findings(new_machines(), named, jobs=(job("a"), job("b", limit_h=9)), on_cluster=None)
 

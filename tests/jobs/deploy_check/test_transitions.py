@@ -1,4 +1,4 @@
-"""What is said of the changes that a deployment is made for: none of them is refused."""
+"""Findings on the supported changes of a deployment: none is refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from jobs.deploy_check.account import DeployedStack
 from jobs.deploy_check.assembly import SynthesizedStacks, read_assembly
 from jobs.deploy_check.changes import compare
-from jobs.deploy_check.findings import FindingKind, Running, find_all
+from jobs.deploy_check.findings import FindingKind, RunningJobs, find_all
 from tests.jobs.deploy_check.test_findings import NOW_S, job
 from tests.stacks.synthesis import deployment
 
@@ -30,21 +30,37 @@ def assembly(keys: Keys) -> SynthesizedStacks:
     return read_assembly(deployment(**keys).folder, deployment="default", region=None)
 
 
+# To jobs, a new zone is like a new volume, and dropping EKS is like dropping Batch.
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
         ({**BOTH, "root_volume_gib": 300}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS}),
-        ({**BOTH, "availability_zone_id": "usw2-az1"}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS}),
-        ({**BOTH, "lustre_gib": 0}, {ON_BATCH, LONGER_THAN_THE_UPDATE, ("loses-data", "lustre")}),
-        (ON_BATCH_ALONE, {("stays", "eks")}),
+        pytest.param(
+            {**BOTH, "availability_zone_id": "usw2-az1"},
+            {ON_BATCH, LONGER_THAN_THE_UPDATE, ON_EKS},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            {**BOTH, "lustre_gib": 0},
+            {ON_BATCH, LONGER_THAN_THE_UPDATE, ("loses-data", "lustre")},
+            marks=pytest.mark.full,
+        ),
+        pytest.param(ON_BATCH_ALONE, {("stays", "eks")}, marks=pytest.mark.full),
         ({**BOTH, "orchestrators": "eks"}, {("stays", "batch")}),
         ({**BOTH, "max_nodes": 8}, {ON_EKS}),
-        ({**BOTH, "job_time_limit_hours": 24}, set()),
+        pytest.param(
+            {**BOTH, "zone_ids": "usw2-az4,usw2-az1"},
+            {("splits-jobs", "eks")},
+            marks=pytest.mark.full,
+        ),
+        pytest.param({**BOTH, "job_time_limit_hours": 24}, set(), marks=pytest.mark.full),
     ],
-    ids=["volume", "zone", "no lustre", "no eks", "no batch", "nodes", "time limit"],
+    ids=["volume", "zone", "no lustre", "no eks", "no batch", "nodes", "zones", "time limit"],
 )
-def test_each_says_what_ends_goes_or_stays(changed: Keys, expected: set[tuple[str, str]]) -> None:
-    """With a run on two nodes in each queue and on the cluster."""
+def test_transition_reports_what_ends_is_removed_or_stays(
+    changed: Keys, expected: set[tuple[str, str]]
+) -> None:
+    """Check with a run on two nodes in each queue and on the cluster."""
     old, new = assembly(BOTH), assembly(changed)
     stacks = {
         name: DeployedStack(
@@ -59,7 +75,9 @@ def test_each_says_what_ends_goes_or_stays(changed: Keys, expected: set[tuple[st
         compare(old.templates, new.templates),
         stacks=stacks,
         assembly=new,
-        running=Running(on_queues=lambda _: [job("a")], on_cluster=lambda: [job("b")], now_s=NOW_S),
+        running=RunningJobs(
+            on_queues=lambda _: [job("a")], on_cluster=lambda: [job("b")], now_s=NOW_S
+        ),
     )
 
     assert FindingKind.REFUSED not in {finding.kind for finding in found}

@@ -1,4 +1,4 @@
-"""A deployment with a cluster whose objects stay as they are planted: no controller runs."""
+"""A deployment with a cluster in which no controller changes the objects that tests create."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import pytest
 
 from tests.emulators.volcano_jobs import BASE
-from tests.jobs.conftest import Desk
-from tests.jobs.eks.conftest import BELONGINGS, EksDesk, eks_desk
+from tests.jobs.conftest import Cli
+from tests.jobs.eks.conftest import PREREQUISITES, EksCli, eks_cli
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import EVENT, POD
 
 
 @pytest.fixture(scope="module")
 def api_server() -> Iterator[ClusterEmulator]:
-    """An API server without Volcano's controller, so that a planted status stays."""
+    """An API server without Volcano's controller, so that a status that a test writes remains."""
     running = serve(EmulatorSettings(addresses="127.0.95"))
-    for manifest in (*BASE, *BELONGINGS):
+    for manifest in (*BASE, *PREREQUISITES):
         running.apply(manifest)
     running.stop_controller()
     yield running
@@ -25,9 +25,9 @@ def api_server() -> Iterator[ClusterEmulator]:
 
 
 @pytest.fixture
-def eks(desk: Desk, api_server: ClusterEmulator) -> Iterator[EksDesk]:
-    """The deployment `default` with that cluster."""
-    for made in eks_desk(desk, api_server):
+def eks(cli: Cli, api_server: ClusterEmulator) -> Iterator[EksCli]:
+    """The deployment `default` with this cluster."""
+    for made in eks_cli(cli, api_server):
         yield made
         for kind in (POD, EVENT):
             for entry in api_server.store.list(kind):

@@ -1,6 +1,6 @@
-"""Runs with a planted cause, as AWS and Kubernetes would show each; docs/diagnosis.md lists them.
+"""Runs with a planted cause, as AWS and Kubernetes would show them; counted in docs/diagnosis.md.
 
-Texts are those of the sources that jobs/diagnosis/causes.toml names beside each cause.
+Texts come from the sources of each cause in jobs/diagnosis/causes.toml.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from jobs.job import counted
+from trainium_catalogue.wording import counted
 
 Json = Mapping[str, Any]
 NO_CAPACITY = (
@@ -33,15 +33,15 @@ HOST_LOST = f"Host EC2 (instance {INSTANCE}) terminated."
 
 @dataclass(frozen=True, kw_only=True)
 class Planting:
-    """A run on two nodes, in the state in which somebody asks for it."""
+    """A run on two nodes, in the state to diagnose."""
 
     cause: str
-    """The cause that has to be named first."""
+    """The expected first cause."""
     what: str
-    """What was planted, for the page."""
+    """Description of the planting, for the page."""
     status: str = "FAILED"
     reason: str | None = None
-    """Reason of the job."""
+    """Status reason of the job."""
     codes: Sequence[int | None] = ()
     """Exit codes of the nodes in the last attempt."""
     node_reasons: Sequence[str] = ()
@@ -54,11 +54,11 @@ class Planting:
     """Exit codes of earlier attempts."""
     quota: float | None = None
     activities: Sequence[str] = ()
-    """Failed launches, newest first; an empty text is one that succeeded."""
+    """Failed launches, newest first; an empty text is a successful one."""
     free_addresses: int | None = None
     reservation: Json | None = None
     others: Mapping[str, int] = field(default_factory=dict)
-    """Sizes of other runs that work."""
+    """Sizes of other, healthy runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,60 +75,67 @@ class OnBatch(Planting):
 
 @dataclass(frozen=True, kw_only=True)
 class OnCluster(Planting):
-    """A run on the cluster; FAILED is Volcano's phase of that name, or what ``phase`` says."""
+    """A run on the cluster; FAILED means Volcano's phase of that name unless ``phase`` is set."""
 
     phase: str | None = None
     waiting: tuple[str, str] | None = None
-    """Reason and message of a container that waits."""
+    """Reason and message of a waiting container."""
     unscheduled: str = ""
     events: Sequence[tuple[str, str]] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     nodes: int = 2
     node: str = ""
-    """What is wrong with one of the nodes."""
+    """Fault of one of the nodes."""
     ending: tuple[int, str] | None = None
-    """The launcher's report in the bucket, of an attempt whose pods are gone."""
+    """The launcher's report in the bucket for an attempt whose pods are gone."""
 
 
 def _launch(cause: str, what: str, text: str, **more: Any) -> tuple[Planting, Planting]:
-    """The same failed launch on both."""
+    """Return the same failed launch on both orchestrators."""
     both: dict[str, Any] = {"cause": cause, "what": what, "status": "RUNNABLE", **more}
     return OnBatch(activities=[text], **both), OnCluster(activities=[text], nodes=0, **both)
 
 
 def _ended(cause: str, what: str, line: str, code: int) -> tuple[Planting, Planting]:
-    """The same last lines on both."""
+    """Return the same last lines on both orchestrators."""
     lines = [line] if line.startswith("launch: ") else [line, f"launch: exit {code} (x): node 0: y"]
     both: dict[str, Any] = {"cause": cause, "what": what, "codes": (code, code), "log": lines}
     return OnBatch(reason=EXITED, **both), OnCluster(**both)
 
 
 PLANTINGS: tuple[Planting, ...] = (
-    # --- it waits for capacity -------------------------------------------------------------------
-    *_launch("no-capacity", "no capacity in the zone", NO_CAPACITY),
-    *_launch("quota-too-small", "launches beyond the quota", VCPUS),
-    OnBatch(cause="quota-too-small", what="a quota of one node", status="RUNNABLE", quota=128),
+    # --- waiting for capacity --------------------------------------------------------------------
+    *_launch("no-capacity", "insufficient capacity in the zone", NO_CAPACITY),
+    *_launch("quota-too-small", "launches that exceed the vCPU quota", VCPUS),
+    OnBatch(
+        cause="quota-too-small", what="a vCPU quota for a single node", status="RUNNABLE", quota=128
+    ),
     *_launch(
         "no-addresses",
-        "a subnet without addresses",
+        "a subnet without free addresses",
         "There are not enough free addresses in subnet 'subnet-1' to satisfy the requested number "
         "of instances. InsufficientFreeAddressesInSubnet. Launching EC2 instance failed.",
     ),
-    OnBatch(cause="no-addresses", what="three free addresses", status="RUNNABLE", free_addresses=3),
+    OnBatch(
+        cause="no-addresses",
+        what="a subnet with three free addresses",
+        status="RUNNABLE",
+        free_addresses=3,
+    ),
     *_launch(
         "not-offered-here",
-        "a zone without the type",
+        "a zone that does not offer the instance type",
         "Your requested instance type (trn1.32xlarge) is not supported in your requested "
         "Availability Zone (us-west-2a). Launching EC2 instance failed.",
     ),
     *_launch(
         "image-of-hosts-missing",
-        "an AMI that was deregistered",
+        "a deregistered AMI",
         "The image id '[ami-02c7e84c65fcfecee]' does not exist. Launching EC2 instance failed.",
     ),
     *_launch(
         "deployment-changed",
-        "a security group that was deleted",
+        "a deleted security group",
         "The security group 'sg-0123' does not exist. Launching EC2 instance failed.",
     ),
     *_launch(
@@ -144,20 +151,20 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnBatch(
         cause="reservation-not-started",
-        what="a Capacity Block of next week",
+        what="a Capacity Block that starts next week",
         status="RUNNABLE",
         reservation={"State": "scheduled", "starts": 7},
     ),
     OnCluster(
         cause="reservation-ended",
-        what="a Capacity Block of last week",
+        what="a Capacity Block that ended last week",
         status="RUNNABLE",
         nodes=0,
         reservation={"State": "expired", "starts": -8},
     ),
     OnBatch(
         cause="reservation-full",
-        what="a reservation that others use",
+        what="a reservation whose instances are in use",
         status="RUNNABLE",
         reservation={"State": "active", "starts": -1, "AvailableInstanceCount": 1},
     ),
@@ -169,52 +176,52 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnBatch(
         cause="spot-quota",
-        what="launches beyond the quota of Spot",
+        what="launches that exceed the Spot quota",
         status="RUNNABLE",
         activities=["Max spot instance count exceeded. Launching EC2 instance failed."],
     ),
-    # --- it waits in a queue ---------------------------------------------------------------------
+    # --- waiting in a queue ----------------------------------------------------------------------
     OnBatch(
         cause="no-capacity",
-        what="Batch's own word for no capacity",
+        what="Batch's own status reason for insufficient capacity",
         status="RUNNABLE",
         reason="CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - Service cannot fulfill the capacity "
         "requested for instance type trn1.32xlarge",
     ),
     OnBatch(
         cause="service-role",
-        what="a service role without rights",
+        what="a service role without permissions",
         status="RUNNABLE",
         reason="MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS - Batch is missing permissions",
     ),
     OnBatch(
         cause="job-too-large-for-host",
-        what="more memory than a host registers",
+        what="a job that requests more memory than a host registers",
         status="RUNNABLE",
         reason="MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT - The job resource requirement exceeds "
         "that can be allocated",
     ),
     OnBatch(
         cause="deployment-too-small",
-        what="maxvCpus of one node",
+        what="maxvCpus of a single node",
         status="RUNNABLE",
         environment={"computeResources": {"maxvCpus": 128}},
     ),
     OnBatch(
         cause="queue-disabled",
-        what="a disabled queue",
+        what="a disabled job queue",
         status="RUNNABLE",
         queue={"state": "DISABLED"},
     ),
     OnBatch(
         cause="environment-disabled",
-        what="a disabled environment",
+        what="a disabled compute environment",
         status="RUNNABLE",
         environment={"state": "DISABLED"},
     ),
     OnBatch(
         cause="hosts-never-join",
-        what="hosts without a way to ECS",
+        what="hosts that cannot reach ECS",
         status="RUNNABLE",
         environment={
             "status": "INVALID",
@@ -224,58 +231,56 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnBatch(
         cause="host-not-ready",
-        what="a host with a driver that does not fit",
+        what="a host with an incompatible driver",
         status="RUNNABLE",
         console="trainium: HOST NOT READY, the ECS agent stays stopped: driver 2.29.0.0 does not "
         "fit; the host ends in 5min\n",
     ),
     OnBatch(
         cause="behind-other-runs",
-        what="a run that has the nodes",
+        what="another run that occupies the nodes",
         status="RUNNABLE",
         others={"first": 3},
     ),
     OnCluster(
         cause="behind-other-runs",
-        what="a run that has the nodes",
+        what="another run that occupies the nodes",
         status="RUNNABLE",
         others={"first": 3},
     ),
     # --- the cluster -----------------------------------------------------------------------------
-    OnCluster(cause="nodes-missing", what="one node of two", status="RUNNABLE", nodes=1),
+    OnCluster(cause="nodes-missing", what="one of two nodes", status="RUNNABLE", nodes=1),
     OnCluster(
         cause="scaler-gave-up",
-        what="a request that was dropped",
+        what="a request that the node scaler dropped",
         status="RUNNABLE",
         nodes=0,
         annotations={"trainium/nodes-dropped": "2 of 2 nodes did not join within 20 minutes"},
     ),
     OnCluster(
-        cause="node-not-ready", what="a node that went silent", status="RUNNABLE", node="silent"
+        cause="node-not-ready", what="an unresponsive node", status="RUNNABLE", node="silent"
     ),
     OnCluster(cause="node-cordoned", what="a cordoned node", status="RUNNABLE", node="cordoned"),
     OnCluster(
         cause="device-plugin", what="no Neuron device plugin", status="RUNNABLE", node="no chips"
     ),
     OnCluster(cause="efa-plugin", what="no EFA device plugin", status="RUNNABLE", node="no EFA"),
-    OnCluster(
-        cause="node-fault", what="a fault of the accelerator", status="RUNNABLE", node="fault"
-    ),
+    OnCluster(cause="node-fault", what="an accelerator fault", status="RUNNABLE", node="fault"),
     OnCluster(
         cause="node-fault",
-        what="a fault, and the cordon that the node scaler gives it",
+        what="an accelerator fault on a node that the node scaler cordoned",
         status="RUNNABLE",
         node="fault and cordon",
     ),
     OnCluster(
         cause="untolerated-taint",
-        what="a taint of somebody's",
+        what="an unrelated taint",
         status="RUNNABLE",
         unscheduled="0/2 nodes are available: 2 node(s) had untolerated taint {team: other}.",
     ),
     OnCluster(
         cause="volcano-queue-full",
-        what="a queue that is too small",
+        what="a Volcano queue that is too small",
         status="RUNNABLE",
         events=[
             (
@@ -286,7 +291,7 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnCluster(
         cause="namespace-quota",
-        what="a small ResourceQuota",
+        what="an exceeded ResourceQuota",
         status="RUNNABLE",
         events=[
             (
@@ -298,7 +303,7 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnCluster(
         cause="service-account-missing",
-        what="no service account",
+        what="a missing service account",
         status="RUNNABLE",
         events=[
             (
@@ -308,30 +313,30 @@ PLANTINGS: tuple[Planting, ...] = (
             )
         ],
     ),
-    OnCluster(cause="volcano-down", what="no controller", status="SUBMITTED", phase=""),
-    # --- it does not start -----------------------------------------------------------------------
+    OnCluster(cause="volcano-down", what="no Volcano controller", status="SUBMITTED", phase=""),
+    # --- not starting ----------------------------------------------------------------------------
     OnBatch(
         cause="image-missing",
-        what="an image that was deleted",
+        what="a deleted image",
         reason="Task failed to start",
         codes=(None, None),
         node_reasons=["CannotPullContainerError: failed to resolve ref image:1: not found"],
     ),
     OnCluster(
         cause="image-missing",
-        what="an image that was deleted",
+        what="a deleted image",
         status="STARTING",
         waiting=("ImagePullBackOff", 'Back-off pulling image "image:1": ErrImagePull: not found'),
     ),
     OnBatch(
         cause="registry-unreachable",
-        what="no way to ECR",
+        what="no route to ECR",
         codes=(None, None),
         node_reasons=["CannotPullContainerError: dial tcp 52.94.0.1:443: i/o timeout"],
     ),
     OnCluster(
         cause="no-addresses",
-        what="no address for a pod",
+        what="no IP address for a pod",
         status="STARTING",
         events=[
             (
@@ -343,13 +348,13 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnCluster(
         cause="volume-not-mounted",
-        what="a file system that does not mount",
+        what="a file system that cannot be mounted",
         status="STARTING",
         events=[("FailedMount", 'MountVolume.SetUp failed for volume "lustre" : rpc error')],
     ),
     OnBatch(
         cause="devices-missing",
-        what="a host without the driver",
+        what="a host without the Neuron driver",
         codes=(None, None),
         node_reasons=[
             "CannotStartContainerError: Error response from daemon: error gathering device "
@@ -358,11 +363,11 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnBatch(
         cause="secrets-unreachable",
-        what="no way to Secrets Manager",
+        what="no route to Secrets Manager",
         codes=(None, None),
         node_reasons=["ResourceInitializationError: unable to pull secrets or registry auth"],
     ),
-    # --- it has failed ---------------------------------------------------------------------------
+    # --- failed ----------------------------------------------------------------------------------
     OnBatch(
         cause="stopped", what="jobs stop", reason="stopped by ann with jobs stop", codes=(143, 143)
     ),
@@ -375,13 +380,19 @@ PLANTINGS: tuple[Planting, ...] = (
     OnBatch(cause="stopped", what="jobs down", reason="stopped by ann with jobs down"),
     OnBatch(
         cause="time-limit",
-        what="a limit that was reached",
+        what="a time limit that was reached",
         reason="Job attempt duration exceeded timeout",
         codes=(143,),
     ),
+    *_ended(
+        "block-ends",
+        "a Capacity Block that is about to end",
+        "launch: exit 124 (x): node 0: the Capacity Block ends soon, so the job stops at noon",
+        124,
+    ),
     OnBatch(
         cause="out-of-memory",
-        what="a child beyond its memory",
+        what="a child that exceeded its memory limit",
         reason=EXITED,
         codes=(75, 137),
         node_reasons=["", "OutOfMemoryError: Container killed due to memory usage"],
@@ -389,19 +400,19 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnCluster(
         cause="out-of-memory",
-        what="a pod beyond its memory",
+        what="a pod that exceeded its memory limit",
         codes=(137, 75),
         node_reasons=["OOMKilled"],
     ),
     OnBatch(
         cause="host-lost",
-        what="a host that failed",
+        what="a failed host",
         reason=HOST_LOST,
         state_reason="Server.InternalError",
     ),
     OnBatch(
         cause="spot-reclaimed",
-        what="a Spot instance that is reclaimed",
+        what="a reclaimed Spot instance",
         node_reasons=[HOST_LOST],
         reason="Task failed",
         codes=(None,),
@@ -409,7 +420,7 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnCluster(
         cause="evicted",
-        what="a node short of memory",
+        what="a node under memory pressure",
         codes=(137, 75),
         node_reasons=["Evicted: The node was low on resource: memory."],
     ),
@@ -427,13 +438,13 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     *_ended(
         "driver-mismatch",
-        "a newer driver",
-        PREFLIGHT + "Neuron driver 2.29.0.0 on the host; release 2.28.0 wants 2.26.5",
+        "a driver that is too new",
+        PREFLIGHT + "Neuron driver 2.29.0.0 on the host; release 2.28.0 requires 2.26.5",
         70,
     ),
     OnBatch(
         cause="default-group-closed",
-        what="a default security group without rules",
+        what="a default security group that does not allow traffic between its members",
         reason=EXITED,
         codes=(70, 70),
         log=[PREFLIGHT + "node 1 did not join within 120 s (first-child-timeout-s)"],
@@ -441,57 +452,57 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     *_ended(
         "neuron-hardware",
-        "an uncorrectable error of HBM",
+        "an uncorrectable HBM error",
         HOST + "NRT_EXEC_HW_ERR_HBM_UE (status_code=1201)",
         75,
     ),
     *_ended(
         "efa-failure",
-        "a broken network",
+        "a failed EFA transfer",
         HOST + "libfabric: fi_read failed: Resource temporarily unavailable",
         75,
     ),
     *_ended(
         "neuron-memory",
-        "a batch that does not fit",
+        "a batch that exceeds device memory",
         FAILED + "RuntimeError: NRT_RESOURCE: Failed to allocate 2 GB of HBM",
         1,
     ),
     *_ended(
         "compiler-memory",
-        "a compiler that was killed",
+        "a compiler killed for lack of memory",
         "[F137] neuronx-cc was forcibly killed - This most commonly occurs due to insufficient "
         "system memory.",
         1,
     ),
     *_ended(
         "credentials-expired",
-        "keys of yesterday",
+        "expired credentials",
         FAILED + "ClientError: An error occurred (ExpiredToken) when calling the GetObject "
         "operation: The security token included in the request is expired",
         1,
     ),
     *_ended(
         "access-denied",
-        "a bucket of others",
+        "a bucket that the job's role cannot read",
         FAILED + "ClientError: An error occurred (AccessDenied) when calling GetObject",
         1,
     ),
     *_ended(
         "module-missing",
-        "a module that is not there",
+        "a missing module",
         FAILED + "ModuleNotFoundError: No module named 'wandb'",
         1,
     ),
     *_ended(
         "checkpoint-damaged",
-        "checkpoints that were cut short",
+        "truncated checkpoints",
         FAILED + "CheckpointUnusable: no checkpoint of s3://bucket/runs/x can be loaded",
         1,
     ),
     *_ended(
         "data-missing",
-        "a corpus that is not there",
+        "a missing corpus",
         FAILED + "DatasetError: there is no input at wiki; submit prepare",
         1,
     ),
@@ -501,7 +512,7 @@ PLANTINGS: tuple[Planting, ...] = (
         FAILED + "Diverged: the loss of step 7 is nan and the gradient norm inf",
         1,
     ),
-    *_ended("program-error", "a mistake in the program", FAILED + "ValueError: shapes differ", 1),
+    *_ended("program-error", "an error in the program", FAILED + "ValueError: shapes differ", 1),
     *_ended(
         "hang",
         "a deadlock",
@@ -509,32 +520,35 @@ PLANTINGS: tuple[Planting, ...] = (
         75,
     ),
     OnBatch(
-        cause="exit-code-137", what="kill -9, and nothing else", reason=EXITED, codes=(137, 143)
+        cause="exit-code-137",
+        what="exit code 137 without further evidence",
+        reason=EXITED,
+        codes=(137, 143),
     ),
     OnCluster(
         cause="neuron-hardware",
-        what="pods that are gone, and a report in the bucket",
+        what="deleted pods, with the launcher's report in the bucket",
         phase="Terminated",
         ending=(75, "node 1: rank 9: RuntimeError: NRT_EXEC_HW_ERR_NC_UE"),
     ),
-    # --- two things at once ----------------------------------------------------------------------
+    # --- two causes at once ----------------------------------------------------------------------
     OnBatch(
         cause="quota-too-small",
-        what="a small quota, and no capacity either",
+        what="an insufficient quota, and insufficient capacity",
         status="RUNNABLE",
         quota=128,
         activities=[NO_CAPACITY],
     ),
     OnBatch(
         cause="queue-disabled",
-        what="a disabled queue, and an old failed launch",
+        what="a disabled job queue, and an old failed launch",
         status="RUNNABLE",
         queue={"state": "DISABLED"},
         activities=[NO_CAPACITY],
     ),
     OnCluster(
         cause="no-capacity",
-        what="no node, because there is no capacity",
+        what="no nodes, for lack of capacity",
         status="RUNNABLE",
         nodes=0,
         activities=[NO_CAPACITY],
@@ -542,66 +556,66 @@ PLANTINGS: tuple[Planting, ...] = (
     ),
     OnBatch(
         cause="program-error",
-        what="a mistake in the program, after a warning of EFA",
+        what="an error in the program, after an EFA warning",
         reason=EXITED,
         codes=(1, 1),
         log=["libfabric:123: EFA provider warning", FAILED + "KeyError: 'lr'"],
     ),
     OnBatch(
         cause="neuron-hardware",
-        what="a node that was lost, because its device failed",
+        what="a lost node whose device failed",
         reason=EXITED,
         codes=(75, 75),
         log=["ERROR NRT:nrt_execute NRT_EXEC_HW_ERR_NC_UE", LOST],
     ),
     OnCluster(
         cause="out-of-memory",
-        what="a pod beyond its memory, and a node that is cordoned since",
+        what="a pod that exceeded its memory limit, and a node cordoned since then",
         codes=(75, 137),
         node_reasons=["", "OOMKilled"],
         node="cordoned",
     ),
     OnBatch(
         cause="no-capacity",
-        what="it waits again, after an attempt that lost its host",
+        what="a retry that waits for capacity after a lost host",
         status="RUNNABLE",
         earlier=[75],
         activities=[NO_CAPACITY],
     ),
-    # --- nothing is wrong ------------------------------------------------------------------------
-    OnBatch(cause="starting", what="hosts that start", status="RUNNABLE"),
+    # --- healthy ---------------------------------------------------------------------------------
+    OnBatch(cause="starting", what="hosts that are starting", status="RUNNABLE"),
     OnBatch(
         cause="starting",
-        what="a launch that failed before one that did not",
+        what="a failed launch, followed by a successful one",
         status="RUNNABLE",
         activities=["", NO_CAPACITY],
     ),
     OnCluster(
         cause="cluster-gets-nodes",
-        what="nodes on their way",
+        what="nodes that the node scaler is adding",
         status="RUNNABLE",
         nodes=0,
         annotations={"trainium/scale": "true"},
     ),
-    OnBatch(cause="running", what="a run that works", status="RUNNING", log=["step 7 loss 2.1"]),
+    OnBatch(cause="running", what="a healthy run", status="RUNNING", log=["step 7 loss 2.1"]),
     OnCluster(
         cause="running",
-        what="a run that works, after a lost attempt",
+        what="a healthy run, after a lost attempt",
         status="RUNNING",
         log=["step 7 loss 2.1"],
         earlier=[75],
     ),
     OnBatch(
         cause="silent",
-        what="no line for an hour",
+        what="no output for an hour",
         status="RUNNING",
         log=["step 7"],
         quiet=timedelta(hours=1),
     ),
-    OnBatch(cause="succeeded", what="a run that has succeeded", status="SUCCEEDED", codes=(0, 0)),
+    OnBatch(cause="succeeded", what="a successful run", status="SUCCEEDED", codes=(0, 0)),
     OnCluster(
         cause="succeeded",
-        what="a run that has succeeded",
+        what="a successful run",
         phase="Completed",
         status="SUCCEEDED",
         codes=(0, 0),
@@ -609,19 +623,11 @@ PLANTINGS: tuple[Planting, ...] = (
 )
 
 
-def table() -> list[tuple[str, str, str]]:
-    """Rows of the page: what was planted, where, and the cause that has to come first."""
-    return [
-        (each.what, "Batch" if isinstance(each, OnBatch) else "EKS", f"`{each.cause}`")
-        for each in PLANTINGS
-    ]
-
-
 def summary() -> str:
-    """How many there are, for the page."""
+    """Return the number of plantings, for the page."""
     on_batch = sum(isinstance(each, OnBatch) for each in PLANTINGS)
     causes = len({each.cause for each in PLANTINGS})
     return (
-        f"{counted(len(PLANTINGS), 'planted run')}, {on_batch} on Batch and "
+        f"{counted(len(PLANTINGS), 'run')}, {on_batch} on Batch and "
         f"{len(PLANTINGS) - on_batch} on EKS, of {causes} causes"
     )

@@ -1,4 +1,4 @@
-"""The lines to paste of `jobs explain` suit the run, and take nothing away."""
+"""The remedies of `jobs explain` fit the run, and remove nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.diagnosis.evidence import RunEvidence
 from jobs.job import Job, JobKind, Shape
 from stacks.config.app_config import AppConfig
 from stacks.config.refusal import ConfigError
-from tests.jobs.conftest import Desk
+from tests.jobs.conftest import Cli
 from tests.jobs.test_waiting import DEPLOYMENT, JOB
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
@@ -38,14 +38,14 @@ def remedies(
 
 
 def context(line: str) -> dict[str, str]:
-    """The context of a line of the CDK: of a key that is given twice, the last counts."""
+    """Return the context of a CDK command line; the last value of a repeated key wins."""
     words = shlex.split(line)
     given = [after for word, after in pairwise(words) if word == "-c"]
     return dict(each.split("=", 1) for each in given)
 
 
 # --- deploying again -----------------------------------------------------------------------------
-def test_deploying_again_names_the_region_and_every_setting() -> None:
+def test_deploy_command_has_region_and_all_settings() -> None:
     target = replace(DEPLOYMENT, region="us-east-2", settings={"bucket_name": "ours"})
 
     assert context(remedies(target)["image-missing"]) == {
@@ -55,7 +55,7 @@ def test_deploying_again_names_the_region_and_every_setting() -> None:
     }
 
 
-def test_without_known_settings_no_line_deploys_before_they_are_filled_in() -> None:
+def test_deploy_command_with_unknown_settings_has_placeholder() -> None:
     lines = [each for each in remedies(DEPLOYMENT).values() if each.startswith("cdk ")]
 
     assert len(lines) > 10
@@ -65,25 +65,25 @@ def test_without_known_settings_no_line_deploys_before_they_are_filled_in() -> N
             AppConfig.from_mapping(context(line))
 
 
-# --- nothing is taken away -----------------------------------------------------------------------
+# --- nothing is removed --------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("size", "line"),
     [(4, "python -m jobs --region us-west-2 list"), (6, "max_nodes=6")],
 )
-def test_a_full_queue_is_no_reason_for_a_smaller_deployment(size: int, line: str) -> None:
+def test_full_queue_does_not_shrink_deployment(size: int, line: str) -> None:
     job = replace(JOB, shape=Shape(kind=JobKind.NODES, size=size))
 
     assert remedies(job=job)["volcano-queue-full"].endswith(line)
 
 
-def test_a_deployment_keeps_its_size_where_its_environment_was_made_smaller() -> None:
+def test_deployment_keeps_size_if_environment_was_shrunk() -> None:
     job = replace(JOB, shape=Shape(kind=JobKind.NODES, size=2))
 
     assert context(remedies(job=job)["deployment-too-small"])["trainium:max_nodes"] == "4"
 
 
 @pytest.mark.parametrize("kept", ["s3://a/x,s3://b/y", '["s3://a/x", "s3://b/y"]'])
-def test_storage_that_jobs_may_use_stays(kept: str) -> None:
+def test_existing_data_uris_are_kept(kept: str) -> None:
     target = replace(DEPLOYMENT, settings={"data_uris": kept})
 
     given = context(remedies(target)["access-denied"])
@@ -99,13 +99,13 @@ def test_storage_that_jobs_may_use_stays(kept: str) -> None:
         (None, "GIB"),
     ],
 )
-def test_a_full_disk_becomes_larger(settings: dict[str, str] | None, gib: str) -> None:
+def test_full_disk_remedy_enlarges_disk(settings: dict[str, str] | None, gib: str) -> None:
     target = replace(DEPLOYMENT, settings=settings)
 
     assert context(remedies(target)["disk-full"])["trainium:root_volume_gib"] == gib
 
 
-def test_another_zone_is_only_looked_at_where_there_is_a_cluster() -> None:
+def test_additional_zone_is_only_checked_if_cluster_exists() -> None:
     on_batch = remedies()["no-capacity"]
     on_both = remedies(replace(KNOWN, orchestrators=BOTH))["no-capacity"]
 
@@ -114,12 +114,35 @@ def test_another_zone_is_only_looked_at_where_there_is_a_cluster() -> None:
     assert on_both == f"{look} && python -m jobs --region us-west-2 check-deploy"
 
 
-def test_a_cordoned_node_is_not_opened() -> None:
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({}, "zone_ids=usw2-az4,usw2-az1"),
+        ({"availability_zone_id": "usw2-az1"}, "zone_ids=usw2-az1,usw2-az4"),
+        ({"availability_zone_id": "us-west-2d"}, "availability_zone_id=ANOTHER"),
+        ({"placement_group": "near"}, "availability_zone_id=ANOTHER"),
+    ],
+)
+def test_no_capacity_remedy_names_zones_that_offer_type(settings: dict[str, str], key: str) -> None:
+    line = remedies(replace(DEPLOYMENT, settings=settings))["no-capacity"]
+
+    assert line.endswith(f" -c trainium:{key}")
+    if "ANOTHER" not in key:
+        assert ",".join(AppConfig.from_mapping(context(line)).zone_ids) == key.partition("=")[2]
+
+
+def test_no_capacity_remedy_follows_logs_if_all_zones_are_used() -> None:
+    target = replace(KNOWN, settings={"zone_ids": "usw2-az4,usw2-az1"}, orchestrators=BOTH)
+
+    assert remedies(target)["no-capacity"].endswith(f" logs {JOB.run} --follow")
+
+
+def test_cordoned_node_is_not_uncordoned() -> None:
     assert remedies()["node-cordoned"] == "kubectl describe node NODE"
 
 
 # --- the hardware of the run ---------------------------------------------------------------------
-def test_a_run_on_ordinary_instances_has_its_own_queue_and_quotas() -> None:
+def test_cpu_run_has_own_queue_and_quotas() -> None:
     on_demand = replace(DEPLOYMENT, settings={"cpu_spot": "false"})
     found = remedies(on_demand, ON_CPU)
 
@@ -131,21 +154,19 @@ def test_a_run_on_ordinary_instances_has_its_own_queue_and_quotas() -> None:
 
 
 @pytest.mark.parametrize(("current", "desired"), [(128, 512), (512, 1024), (1024, 1536)])
-def test_a_quota_is_never_asked_to_be_smaller(current: int, desired: int) -> None:
+def test_quota_request_never_decreases_quota(current: int, desired: int) -> None:
     line = remedies(evidence=RunEvidence(quotas={"L-2C3B7624": current}))["quota-too-small"]
 
     assert f"--quota-code L-2C3B7624 --desired-value {desired} " in line
 
 
-def test_what_is_read_of_a_run_on_ordinary_instances_is_in_its_lines(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remedies_of_cpu_run_use_its_evidence(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     from moto.batch.models import BatchBackend
 
-    desk.parameter(contract.SSM_SETTINGS, "{}")
-    desk.run("submit", "prepare", "--dataset", "wikicorpus", "--name", "fetch")
-    (sent,) = desk.jobs("fetch")
-    waiting = desk.backend_job(sent["jobId"])
+    cli.parameter(contract.SSM_SETTINGS, "{}")
+    cli.run("submit", "prepare", "--dataset", "wikicorpus", "--name", "fetch")
+    (sent,) = cli.jobs("fetch")
+    waiting = cli.backend_job(sent["jobId"])
     described = {**waiting.describe(), "status": "RUNNABLE"}
     monkeypatch.setattr(waiting, "describe", lambda: described)
     known = BatchBackend.describe_compute_environments
@@ -158,7 +179,7 @@ def test_what_is_read_of_a_run_on_ordinary_instances_is_in_its_lines(
 
     monkeypatch.setattr(BatchBackend, "describe_compute_environments", disabled)
     monkeypatch.setitem(quotas.VALUES, "L-34B43A08", 8.0)
-    document = json.loads(desk.run("explain", "fetch", "--json").stdout)
+    document = json.loads(cli.run("explain", "fetch", "--json").stdout)
 
     lines = {each["cause"]: each["remedy"] for each in document["causes"]}
     assert "--quota-code L-34B43A08 --desired-value 16 " in lines["quota-too-small"]
@@ -166,7 +187,7 @@ def test_what_is_read_of_a_run_on_ordinary_instances_is_in_its_lines(
 
 
 @pytest.mark.parametrize("job", [JOB, ON_CPU, replace(JOB, workload=None)])
-def test_what_is_not_known_is_a_word_in_capitals(job: Job) -> None:
+def test_unknown_value_is_uppercase_placeholder(job: Job) -> None:
     target = replace(DEPLOYMENT, job_queue=None, compute_environment=None)
 
     assert [line for line in remedies(target, job).values() if "None" in line] == []
@@ -183,7 +204,7 @@ def test_what_is_not_known_is_a_word_in_capitals(job: Job) -> None:
         ("program", (), "./train.py --nodes 4 --name nightly", "--nodes 4 --name nightly"),
     ],
 )
-def test_the_same_is_not_submitted_again(
+def test_same_submission_is_not_repeated(
     workload: str, command: tuple[str, ...], memory: str, rate: str
 ) -> None:
     found = remedies(job=replace(JOB, workload=workload, command=command))
@@ -197,7 +218,7 @@ def test_the_same_is_not_submitted_again(
             assert parse_values(WORKLOADS[workload], [words[-2], "8"]).given
 
 
-def test_only_a_program_of_ones_own_has_requirements() -> None:
+def test_only_programs_have_requirements() -> None:
     of_program = remedies(job=replace(JOB, workload="program"))["module-missing"]
 
     assert of_program.endswith(" --requirements requirements.txt")

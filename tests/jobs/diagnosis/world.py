@@ -1,4 +1,4 @@
-"""Puts a planted run into the emulators: a moto server, and the cluster's API server."""
+"""Puts a planted run into the emulators: a moto server and the cluster's API server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.responses import EC2Response
 
 from tests.emulators.volcano_jobs import job
-from tests.jobs.conftest import ACCOUNT, REGION, Desk
+from tests.jobs.conftest import ACCOUNT, REGION, Cli
 from tests.jobs.diagnosis.plantings import INSTANCE, OnBatch, OnCluster, Planting
-from tests.jobs.eks.conftest import INSTANCE_TYPE, NODE_GROUP, EksDesk
+from tests.jobs.eks.conftest import INSTANCE_TYPE, NODE_GROUP, EksCli
 from trainium_catalogue import contract, kubernetes
 from trainium_catalogue.kubernetes import EFA_RESOURCE, NAMESPACE, NEURON_RESOURCE, pod_resources
 from trainium_emulators.aws import quotas
@@ -40,22 +40,22 @@ Json = dict[str, Any]
 
 
 def answer(patch: pytest.MonkeyPatch, service: type, operation: str, found: Json) -> None:
-    """Have the server answer an operation with this."""
+    """Make the server answer an operation with this response."""
     patch.setattr(service, operation, lambda self: ActionResult(found), raising=False)
 
 
-def plant(planting: Planting, desk: Desk, eks: EksDesk | None, patch: pytest.MonkeyPatch) -> None:
-    """Make the account, and the cluster, as the planting says."""
+def plant(planting: Planting, cli: Cli, eks: EksCli | None, patch: pytest.MonkeyPatch) -> None:
+    """Set up the account and the cluster as described by the planting."""
     if isinstance(planting, OnBatch):
-        _batch(planting, desk, patch)
+        _batch(planting, cli, patch)
     else:
         assert isinstance(planting, OnCluster) and eks is not None
         _cluster(planting, eks)
-    # Last, as a submission would be refused for what is planted here.
-    _account(planting, desk, patch)
+    # Last, since these plantings would make a submission fail.
+    _account(planting, cli, patch)
 
 
-def _account(planting: Planting, desk: Desk, patch: pytest.MonkeyPatch) -> None:
+def _account(planting: Planting, cli: Cli, patch: pytest.MonkeyPatch) -> None:
     activities = [
         {
             "ActivityId": str(number),
@@ -79,7 +79,7 @@ def _account(planting: Planting, desk: Desk, patch: pytest.MonkeyPatch) -> None:
     answer(patch, EC2Response, "describe_instances", {"Reservations": hosts})
     answer(patch, EC2Response, "get_console_output", {"InstanceId": INSTANCE, "Output": console})
     if planting.reservation is not None:
-        desk.parameter(contract.SSM_SETTINGS, f'{{"capacity_block_id": "{BLOCK}"}}')
+        cli.parameter(contract.SSM_SETTINGS, f'{{"capacity_block_id": "{BLOCK}"}}')
         starts = datetime.now(UTC) + timedelta(days=planting.reservation["starts"])
         found = {
             **{k: v for k, v in planting.reservation.items() if k != "starts"},
@@ -92,7 +92,7 @@ def _account(planting: Planting, desk: Desk, patch: pytest.MonkeyPatch) -> None:
             patch, EC2Response, "describe_capacity_reservations", {"CapacityReservations": [found]}
         )
     elif planting.quota is not None:
-        desk.parameter(contract.SSM_SETTINGS, "{}")
+        cli.parameter(contract.SSM_SETTINGS, "{}")
         patch.setitem(quotas.VALUES, "L-2C3B7624", planting.quota)
 
 
@@ -100,8 +100,8 @@ def _milliseconds(ago: timedelta) -> int:
     return int((time.time() - ago.total_seconds()) * 1000)
 
 
-def _log(planting: Planting, desk: Desk, stream: str) -> None:
-    logs = desk.client("logs")
+def _log(planting: Planting, cli: Cli, stream: str) -> None:
+    logs = cli.client("logs")
     logs.create_log_stream(logGroupName="log-group", logStreamName=stream)
     first = _milliseconds(planting.quiet + timedelta(seconds=60))
     events = [
@@ -113,20 +113,21 @@ def _log(planting: Planting, desk: Desk, stream: str) -> None:
 
 
 # --- Batch -----------------------------------------------------------------------------------
-def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
+def _batch(planting: OnBatch, cli: Cli, patch: pytest.MonkeyPatch) -> None:
     for run, size in planting.others.items():
-        other = desk.backend_job(desk.submitted(run, num_nodes=size))
-        # As ListJobs shows it (Batch API reference, JobSummary); moto leaves it out.
+        other = cli.backend_job(cli.submitted(run, num_nodes=size))
+        # As in ListJobs (Batch API reference, JobSummary); moto omits it.
         short = {**other.describe_short(), "nodeProperties": {"numNodes": size}}
-        patch.setattr(other, "describe_short", lambda shown=short: shown)
-    job_id = desk.submitted(RUN)
-    _log(planting, desk, STREAM)
+        # A copy each time, since moto's description modifies it.
+        patch.setattr(other, "describe_short", lambda shown=short: dict(shown))
+    job_id = cli.submitted(RUN)
+    _log(planting, cli, STREAM)
     stopped = _milliseconds(timedelta(minutes=1)) if planting.codes else None
     started = _milliseconds(planting.quiet + timedelta(minutes=5))
     nodes = [_node(planting, index, started, stopped) for index in range(2)]
     earlier = [{"container": {"exitCode": code}, "stoppedAt": started} for code in planting.earlier]
     last = [each["attempts"][0] for each in nodes[:1] if each.get("attempts")]
-    desk.with_nodes(
+    cli.with_nodes(
         job_id,
         *nodes,
         status=planting.status,
@@ -135,7 +136,7 @@ def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
         startedAt=started,
         **({} if stopped is None else {"stoppedAt": stopped}),
     )
-    planted = desk.backend_job(job_id)
+    planted = cli.backend_job(job_id)
     short = {"status": planting.status, "statusReason": planting.reason or ""}
     listed = {**planted.describe_short(), **short}
     patch.setattr(planted, "describe_short", lambda: listed)
@@ -154,7 +155,7 @@ def _batch(planting: OnBatch, desk: Desk, patch: pytest.MonkeyPatch) -> None:
             "default", vpc_id=backend.get_default_vpc().id
         ).id
         same = [{"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}]
-        desk.client("ec2").revoke_security_group_ingress(GroupId=group_id, IpPermissions=same)
+        cli.client("ec2").revoke_security_group_ingress(GroupId=group_id, IpPermissions=same)
 
 
 def _node(planting: OnBatch, index: int, started: int, stopped: int | None) -> Json:
@@ -172,7 +173,7 @@ def _node(planting: OnBatch, index: int, started: int, stopped: int | None) -> J
 
 
 def _amend(patch: pytest.MonkeyPatch, operation: str, changes: Mapping[str, Any]) -> None:
-    """Change what moto's Batch describes."""
+    """Change a description in moto's Batch."""
     known = getattr(BatchBackend, operation)
 
     def described(*arguments: Any, **options: Any) -> Any:
@@ -182,7 +183,7 @@ def _amend(patch: pytest.MonkeyPatch, operation: str, changes: Mapping[str, Any]
 
 
 # --- the cluster -----------------------------------------------------------------------------
-def _cluster(planting: OnCluster, eks: EksDesk) -> None:
+def _cluster(planting: OnCluster, eks: EksCli) -> None:
     objects = eks.cluster.store
     for run, size in planting.others.items():
         _job(eks, run, size, "Running", {})
@@ -200,10 +201,10 @@ def _cluster(planting: OnCluster, eks: EksDesk) -> None:
     attempts = contract.attempts_prefix(RUN, RUN)
     if planting.ending is not None:
         code, why = planting.ending
-        eks.desk.put(f"{attempts}1-node-0.json", {"schema": 1, "code": code, "reason": why})
+        eks.cli.put(f"{attempts}1-node-0.json", {"schema": 1, "code": code, "reason": why})
     for number, code in enumerate(planting.earlier, start=1):
         document = {"schema": 1, "code": code, "reason": "node 1 was lost: closed"}
-        eks.desk.put(f"{attempts}{number}-node-0.json", document)
+        eks.cli.put(f"{attempts}{number}-node-0.json", document)
 
 
 def _has_pods(planting: OnCluster) -> bool:
@@ -216,13 +217,13 @@ def _name(index: int) -> str:
 
 
 def _job(
-    eks: EksDesk, run: str, size: int, phase: str, annotations: Json, restarts: int = 0
+    eks: EksCli, run: str, size: int, phase: str, annotations: Json, restarts: int = 0
 ) -> Json:
     resources = {"limits": pod_resources(INSTANCE_TYPE)}
     manifest = job(run, ["true"], nodes=size, resources=resources)
     manifest["metadata"] |= {"annotations": annotations}
     with pytest.MonkeyPatch.context() as clock:
-        # Old enough for Volcano to have seen it.
+        # Old enough for Volcano to have processed it.
         clock.setattr(store, "now", lambda: _time(timedelta(minutes=5)))
         eks.cluster.apply(manifest)
     state = {"phase": phase, "lastTransitionTime": _time()}
@@ -259,7 +260,7 @@ def _harm(node: Json, how: str) -> None:
             status["conditions"] = [*status["conditions"], fault]
 
 
-def _pod(planting: OnCluster, eks: EksDesk, index: int) -> None:
+def _pod(planting: OnCluster, eks: EksCli, index: int) -> None:
     uid = f"uid-{index}"
     reasons = [*planting.node_reasons, "", ""]
     reason = reasons[index]
@@ -272,7 +273,7 @@ def _pod(planting: OnCluster, eks: EksDesk, index: int) -> None:
     elif planting.unscheduled:
         state = {}
     elif planting.codes:
-        # What a container that has failed printed last (terminationMessagePolicy).
+        # The last output of a failed container (terminationMessagePolicy).
         last = planting.log[-1] if planting.log and index == 0 else ""
         ended = {"exitCode": planting.codes[index], "finishedAt": _time(), "message": last}
         known = reason if reason == "OOMKilled" else "Error"
@@ -302,4 +303,4 @@ def _pod(planting: OnCluster, eks: EksDesk, index: int) -> None:
     eks.cluster.store.update(POD, NAMESPACE, _name(index), lambda e: e.update(status=status))
     if index == 0:
         stream = kubernetes.log_stream(_name(index), made["metadata"]["uid"])
-        _log(planting, eks.desk, stream)
+        _log(planting, eks.cli, stream)

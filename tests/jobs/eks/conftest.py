@@ -1,4 +1,4 @@
-"""The deployment of the other tests with a cluster beside Batch: an API server that runs pods."""
+"""The deployment of tests/jobs, with an emulated cluster that runs pods."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from typer.testing import Result
 from jobs.eks import nodes
 from node_scaler.cluster import ClusterClient
 from node_scaler.group import ManagedNodeGroup
-from node_scaler.plan import Rules
+from node_scaler.model import Rules
 from node_scaler.rounds import Scaler
 from tests.emulators.volcano_jobs import BASE, job
-from tests.jobs.conftest import ACCOUNT, REGION, Desk
+from tests.jobs.conftest import ACCOUNT, REGION, Cli
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.instances import find_instance_type
@@ -50,7 +50,7 @@ INSTANCE_TYPE = find_instance_type("trn1.32xlarge")
 ROOT = Path(__file__).parents[3]
 NODE_GROUP = "nodes"
 OTHER_QUEUE = "gangs"
-"""Not the namespace's name, as in the templates: reading one for the other must show."""
+"""Unlike in the templates, not the namespace's name, to detect any confusion of the two."""
 ROLE = f"arn:aws:iam::{ACCOUNT}:role/eks"
 
 
@@ -71,7 +71,7 @@ EKS_PARAMETERS: Mapping[str, str] = {
 }
 
 
-BELONGINGS = (
+PREREQUISITES = (
     *({**each, "metadata": {"name": OTHER_QUEUE}} for each in BASE if each["kind"] == "Queue"),
     lustre_volume(LUSTRE),
     lustre_claim(LUSTRE),
@@ -83,15 +83,15 @@ BELONGINGS = (
         for name in ("all-reduce", "llama-tiny", "program")
     ),
 )
-"""What pods of real jobs want in their namespace."""
+"""Objects that the pods of real jobs require: queue, volume, service accounts and others."""
 
 
 _faults: list[NodeFault] = []
-"""Of the next attempts, one each."""
+"""Faults of the next attempts, one each."""
 
 
 def open_stream(region: str, group: str, name: str) -> CloudWatchStream:
-    """A log stream of the account."""
+    """Return a log stream of the account."""
     place = AccountRegion(account_id=ACCOUNT, region=region)
     return CloudWatchStream(place=place, group=group, stream=name)
 
@@ -102,9 +102,9 @@ def _take_fault(run: str) -> NodeFault | None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    """A cluster without nodes and jobs."""
+    """A cluster without nodes or jobs."""
     with pytest.MonkeyPatch.context() as patch:
-        # It tells what happens on standard output, which belongs to the commands here.
+        # The emulator prints events to standard output, which here contains the output of commands.
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
         settings = EmulatorSettings(
             addresses="127.0.94",
@@ -113,38 +113,38 @@ def cluster() -> Iterator[ClusterEmulator]:
             open_stream=open_stream,
         )
         running = serve(settings)
-        for manifest in (*BASE, *BELONGINGS):
+        for manifest in (*BASE, *PREREQUISITES):
             running.apply(manifest)
         yield running
         running.stop()
 
 
 @dataclass(slots=True)
-class EksDesk:
+class EksCli:
     """The account with a cluster, and the commands."""
 
-    desk: Desk
+    cli: Cli
     cluster: ClusterEmulator
 
     def run(self, *arguments: str) -> Result:
-        """Call `python -m jobs` in this process."""
-        return self.desk.run(*arguments)
+        """Run `python -m jobs` in this process."""
+        return self.cli.run(*arguments)
 
     def document(self, *arguments: str) -> dict[str, Any]:
-        """The document of a command that does not refuse."""
+        """Return the JSON document of a successful command."""
         result = self.run(*arguments, "--json")
         assert result.exit_code in (0, 1), result.stderr
-        found: dict[str, Any] = json.loads(result.stdout)
-        return found
+        document: dict[str, Any] = json.loads(result.stdout)
+        return document
 
     def nodes(self, number: int) -> None:
-        """Have so many ready nodes, as the group wants."""
+        """Set the desired size of the node group; its nodes are Ready immediately."""
         group = self.node_group()
         group.scaling_config = {**group.scaling_config, "desiredSize": number}
         self.cluster.scale(NODE_GROUP, INSTANCE_TYPE, number)
 
     def node_names(self) -> list[str]:
-        """Names of the nodes there are."""
+        """Return the names of the nodes."""
         return [node["metadata"]["name"] for node in self.cluster.store.list(NODE)]
 
     def mark(self, name: str, **annotations: str) -> None:
@@ -154,15 +154,15 @@ class EksDesk:
         )
 
     def moto_cluster(self) -> Any:
-        """moto's own object."""
+        """Return moto's own object for the cluster."""
         return eks_backends[ACCOUNT][REGION].clusters["cluster"]
 
     def node_group(self) -> Any:
-        """moto's own object."""
+        """Return moto's own object for the node group."""
         return eks_backends[ACCOUNT][REGION].describe_nodegroup("cluster", NODE_GROUP)
 
     def has(self, run: str, script: str, *, nodes: int = 2, tolerates: bool = True) -> None:
-        """Put a job of shell scripts on the cluster."""
+        """Create a job of shell scripts on the cluster."""
         resources = {"limits": pod_resources(INSTANCE_TYPE)}
         self.cluster.apply(
             job(
@@ -175,43 +175,43 @@ class EksDesk:
         )
 
     def fails_preflight(self, run: str, *, attempts: int) -> None:
-        """Let a job of two nodes or more end soon and badly: node 1 may open too few files."""
+        """Arm faults that make the next attempts of a run of two or more nodes fail preflight."""
         _faults.extend([NodeFault(kind="preflight-failure", run=run)] * attempts)
 
     def job(self, run: str) -> dict[str, Any] | None:
-        """The job of that name."""
+        """Return the job with this name."""
         return self.cluster.store.find(VOLCANO_JOB, NAMESPACE, run)
 
     def pods(self) -> list[dict[str, Any]]:
-        """All pods."""
+        """Return all pods."""
         return self.cluster.store.list(POD)
 
     def wait(self, run: str, *phases: str) -> None:
-        """Until the job is in one of the phases."""
+        """Wait until the job is in one of the phases."""
         deadline = time.monotonic() + scaled(20)
         while time.monotonic() < deadline:
-            found = (self.job(run) or {}).get("status", {}).get("state", {}).get("phase")
-            if found in phases:
+            phase = (self.job(run) or {}).get("status", {}).get("state", {}).get("phase")
+            if phase in phases:
                 return
             time.sleep(0.05)
-        raise AssertionError(f"{run} is {found}, not {phases}")
+        raise AssertionError(f"{run} is {phase}, not {phases}")
 
 
 @pytest.fixture
-def eks(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
-    """The deployment `default`, with Batch and a cluster with 2 of at most 4 nodes."""
-    yield from eks_desk(desk, cluster)
+def eks(cli: Cli, cluster: ClusterEmulator) -> Iterator[EksCli]:
+    """The deployment `default` with Batch and a cluster of 2 of at most 4 nodes."""
+    yield from eks_cli(cli, cluster)
 
 
-def eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
-    """The desk of a deployment with this cluster; leaves the cluster as it was."""
+def eks_cli(cli: Cli, cluster: ClusterEmulator) -> Iterator[EksCli]:
+    """The commands and a deployment with this cluster, which is restored afterwards."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CLUSTER, "_cluster", cluster)
         patch.setattr(nodes, "PAUSE_S", 0.2)
-        yield from _eks_desk(desk, cluster)
+        yield from _eks_cli(cli, cluster)
 
 
-def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
+def _eks_cli(cli: Cli, cluster: ClusterEmulator) -> Iterator[EksCli]:
     backend = eks_backends[ACCOUNT][REGION]
     backend.create_cluster(
         name="cluster",
@@ -228,10 +228,10 @@ def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
         instance_types=[INSTANCE_TYPE.name],
         taints=[{"key": TAINT, "value": "present", "effect": "NO_SCHEDULE"}],
     )
-    desk.parameter(contract.SSM_ORCHESTRATORS, "batch,eks")
+    cli.parameter(contract.SSM_ORCHESTRATORS, "batch,eks")
     for name, value in EKS_PARAMETERS.items():
-        desk.parameter(name, value)
-    made = EksDesk(desk, cluster)
+        cli.parameter(name, value)
+    made = EksCli(cli, cluster)
     made.nodes(2)
     yield made
     _faults.clear()
@@ -245,18 +245,20 @@ def _eks_desk(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
 
 
 @pytest.fixture
-def scaler(eks: EksDesk, tmp_path: Path) -> Iterator[list[str]]:
-    """The node scaler's own rounds on this cluster and its group; yields its log."""
+def scaler(eks: EksCli, tmp_path: Path) -> Iterator[list[str]]:
+    """Run the node scaler's rounds on this cluster and its group; yield its log."""
     (tmp_path / "token").write_text("scaler")
     log: list[str] = []
     running = Scaler(
         cluster=ClusterClient(eks.cluster.endpoint, tmp_path),
-        node_group=ManagedNodeGroup(
-            cluster="cluster",
-            name=NODE_GROUP,
-            eks=eks.desk.client("eks"),
-            autoscaling=eks.desk.client("autoscaling"),
-        ),
+        node_groups={
+            "": ManagedNodeGroup(
+                cluster="cluster",
+                name=NODE_GROUP,
+                eks=eks.cli.client("eks"),
+                autoscaling=eks.cli.client("autoscaling"),
+            )
+        },
         namespace=NAMESPACE,
         rules=Rules(
             idle=timedelta(minutes=30),
@@ -268,14 +270,14 @@ def scaler(eks: EksDesk, tmp_path: Path) -> Iterator[list[str]]:
         ),
         say=log.append,
     )
-    ends = threading.Event()
+    stopping = threading.Event()
 
     def rounds() -> None:
-        while not ends.wait(0.1):
+        while not stopping.wait(0.1):
             running.round(datetime.now(UTC))
 
     thread = threading.Thread(target=rounds)
     thread.start()
     yield log
-    ends.set()
+    stopping.set()
     thread.join()

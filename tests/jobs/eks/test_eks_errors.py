@@ -1,4 +1,4 @@
-"""What the API server and Volcano's admission say, as one message with a remedy."""
+"""Errors from the API server and Volcano's admission webhook, as one message with a remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jobs.eks.cluster import from_kubernetes
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "code", "remedy"),
+    ("status", "text", "code", "remedy"),
     [
         (
             400,
@@ -39,9 +39,9 @@ from jobs.eks.cluster import from_kubernetes
         (422, "Job.batch.volcano.sh is invalid", "cluster", "is invalid"),
     ],
 )
-def test_a_refusal_says_what_to_do(status: int, said: str, code: str, remedy: str) -> None:
+def test_refusal_has_remedy(status: int, text: str, code: str, remedy: str) -> None:
     error = ApiException(status=status)
-    error.body = json.dumps({"kind": "Status", "message": said})
+    error.body = json.dumps({"kind": "Status", "message": text})
     refusal = from_kubernetes(error)
 
     assert refusal is not None

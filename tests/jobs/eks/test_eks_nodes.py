@@ -1,4 +1,4 @@
-"""`scale`, and the kubeconfig with which kubectl and torchx come in."""
+"""`scale`, and the kubeconfig for kubectl and torchx."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from jobs import torchx_components
 from jobs.eks.nodes import NodeGroup, Progress, wait_for_nodes
 from jobs.errors import Refusal
 from rehearsal.deployment import binaries
-from tests.jobs.eks.conftest import ROOT, EksDesk
+from tests.jobs.eks.conftest import ROOT, EksCli
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 from trainium_catalogue import contract
 
-GROUP = NodeGroup(status="ACTIVE", wanted=2, most=4, troubles=())
+GROUP = NodeGroup(status="ACTIVE", desired=2, max_size=4, health_issues=())
 
 
 @pytest.mark.usefixtures("scaler")
-def test_scale_tells_the_price_first(eks: EksDesk) -> None:
+def test_scale_shows_price_first(eks: EksCli) -> None:
     eks.nodes(0)
 
     assert "0 -> 2 nodes of trn1.32xlarge, about $43.00 an hour" in (
@@ -36,17 +36,17 @@ def test_scale_tells_the_price_first(eks: EksDesk) -> None:
     )
 
 
-def test_nodes_are_not_added_when_nobody_can_be_asked(eks: EksDesk) -> None:
+def test_scale_up_without_terminal_needs_yes(eks: EksCli) -> None:
     result = eks.run("scale", "--nodes", "3")
 
     assert result.exit_code == 2
-    assert "adding nodes is asked about, and standard input is not a terminal; add --yes" in (
+    assert "adding nodes needs confirmation, but standard input is not a terminal; add --yes" in (
         result.stderr
     )
     assert eks.node_group().scaling_config["desiredSize"] == 2
 
 
-def test_scale_goes_as_far_as_the_deployment(eks: EksDesk) -> None:
+def test_scale_is_limited_by_deployment(eks: EksCli) -> None:
     result = eks.run("scale", "--nodes", "5")
 
     assert result.exit_code == 2
@@ -54,15 +54,15 @@ def test_scale_goes_as_far_as_the_deployment(eks: EksDesk) -> None:
     assert "-c trainium:max_nodes=5" in result.stderr
 
 
-def test_a_deployment_without_a_cluster_has_no_kubeconfig(eks: EksDesk, tmp_path: Path) -> None:
-    eks.desk.parameter(contract.SSM_ORCHESTRATORS, "batch")
+def test_kubeconfig_of_deployment_without_cluster_is_refused(eks: EksCli, tmp_path: Path) -> None:
+    eks.cli.parameter(contract.SSM_ORCHESTRATORS, "batch")
     result = eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config"))
 
     assert result.exit_code == 2
     assert "-c trainium:orchestrators=batch,eks" in result.stderr
 
 
-def test_kubectl_comes_in_with_the_kubeconfig(eks: EksDesk, tmp_path: Path) -> None:
+def test_kubectl_connects_with_kubeconfig(eks: EksCli, tmp_path: Path) -> None:
     file = tmp_path / "config"
     document = eks.document("kubeconfig", "--kubeconfig", str(file))
     kubectl = subprocess.run(
@@ -77,7 +77,7 @@ def test_kubectl_comes_in_with_the_kubeconfig(eks: EksDesk, tmp_path: Path) -> N
     assert kubectl.stdout.split() == ["node/nodes-0", "node/nodes-1"], kubectl.stderr
 
 
-def test_what_else_is_in_the_kubeconfig_stays(eks: EksDesk, tmp_path: Path) -> None:
+def test_other_kubeconfig_entries_are_kept(eks: EksCli, tmp_path: Path) -> None:
     file = tmp_path / "config"
     other = {"name": "other", "context": {"cluster": "other", "user": "other"}}
     stale = {"name": "trainium-default", "context": {"cluster": "gone", "user": "gone"}}
@@ -91,13 +91,13 @@ def test_what_else_is_in_the_kubeconfig_stays(eks: EksDesk, tmp_path: Path) -> N
     assert written["current-context"] == "trainium-default"
     assert file.stat().st_mode & 0o077 == 0
     assert (
-        f"current context was: other; go back to it with: kubectl config --kubeconfig {file} "
+        f"previous context: other; switch back with: kubectl config --kubeconfig {file} "
         "use-context other"
     ) in result.stderr
     assert "was:" not in again.stderr
 
 
-def test_a_kubeconfig_that_is_a_link_stays_one(eks: EksDesk, tmp_path: Path) -> None:
+def test_linked_kubeconfig_stays_a_link(eks: EksCli, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.write_text("contexts: []")
     (tmp_path / "config").symlink_to(kept)
@@ -107,17 +107,17 @@ def test_a_kubeconfig_that_is_a_link_stays_one(eks: EksDesk, tmp_path: Path) -> 
     assert "trainium-default" in kept.read_text()
 
 
-def test_a_file_that_is_no_kubeconfig_is_not_overwritten(eks: EksDesk, tmp_path: Path) -> None:
+def test_invalid_kubeconfig_is_not_overwritten(eks: EksCli, tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text("- my notes")
     result = eks.run("kubeconfig", "--kubeconfig", str(file))
 
     assert result.exit_code == 2
-    assert "is no kubeconfig" in result.stderr
+    assert "is not a kubeconfig" in result.stderr
     assert file.read_text() == "- my notes"
 
 
-def test_a_token_is_a_signed_call_of_sts_for_one_cluster(eks: EksDesk) -> None:
+def test_token_is_presigned_sts_call_for_one_cluster(eks: EksCli) -> None:
     result = eks.run("token", "cluster-7")
     status = json.loads(result.stdout)["status"]
     kind, _, text = status["token"].partition(".")
@@ -131,13 +131,15 @@ def test_a_token_is_a_signed_call_of_sts_for_one_cluster(eks: EksDesk) -> None:
 
 
 @pytest.fixture
-def torchx(eks: EksDesk, tmp_path: Path) -> list[str]:
-    """torchx with the deployment's kubeconfig; its environment is this process's."""
+def torchx(eks: EksCli, tmp_path: Path) -> list[str]:
+    """torchx with the deployment's kubeconfig, in the environment of this process."""
     eks.run("kubeconfig", "--kubeconfig", str(tmp_path / "config"))
     return ["env", f"KUBECONFIG={tmp_path / 'config'}", f"{Path(sys.executable).parent}/torchx"]
 
 
-def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> None:
+# The user program below is submitted the same way.
+@pytest.mark.full
+def test_torchx_runs_component_without_cli(eks: EksCli, torchx: list[str]) -> None:
     run = [
         *torchx, "run", "-s", "kubernetes", "--workspace", "",
         "-cfg", "queue=trainium",  # the namespace is in .torchxconfig
@@ -152,7 +154,9 @@ def test_torchx_runs_a_component_by_itself(eks: EksDesk, torchx: list[str]) -> N
     assert [(item["run"], item["num_nodes"]) for item in runs] == [("by-torchx", 2)]
 
 
-def test_torchx_runs_a_program_of_the_users(eks: EksDesk, torchx: list[str]) -> None:
+# The job that TorchX submits: test_volcano_job.py.
+@pytest.mark.full
+def test_torchx_runs_user_program(eks: EksCli, torchx: list[str]) -> None:
     script = ROOT / "tests" / "programs" / "sample" / "train.py"
     run = [
         *torchx, "run", "-s", "kubernetes", "--workspace", "", "-cfg", "queue=trainium",
@@ -162,7 +166,7 @@ def test_torchx_runs_a_program_of_the_users(eks: EksDesk, torchx: list[str]) -> 
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=scaled(120))
     assert done.stdout.strip().startswith("kubernetes://"), done.stderr
 
-    s3 = eks.desk.client("s3")
+    s3 = eks.cli.client("s3")
     text = s3.get_object(Bucket="bucket", Key="runs/mine/program.json")["Body"].read()
     record = json.loads(text)["submissions"][-1]
     assert (record["script"], record["argv"]) == ("train.py", ["--epochs", "3"])
@@ -182,16 +186,16 @@ def test_torchx_runs_a_program_of_the_users(eks: EksDesk, torchx: list[str]) -> 
         ((), ([], None, None, ())),
     ],
 )  # fmt: skip
-def test_torchx_takes_words_as_torchrun_does(words: tuple[str, ...], split: object) -> None:
+def test_torchx_splits_arguments_like_torchrun(words: tuple[str, ...], split: object) -> None:
     assert torchx_components._as_torchrun(words) == split
 
 
-def test_torchx_is_told_which_component_a_workload_has() -> None:
-    with pytest.raises(Refusal, match="name a file"):
+def test_torchx_program_component_refuses_workload_name() -> None:
+    with pytest.raises(Refusal, match="specify a file"):
         torchx_components.program("all-reduce")
 
 
-def test_a_lost_call_does_not_end_the_waiting() -> None:
+def test_lost_call_does_not_end_wait_for_nodes() -> None:
     first, last = Progress(ready=0, group=GROUP), Progress(ready=2, group=GROUP)
     answers: Iterator[Progress | HTTPError] = iter([first, HTTPError("lost"), last])
 
@@ -204,3 +208,15 @@ def test_a_lost_call_does_not_end_the_waiting() -> None:
     seen = wait_for_nodes(read, 2, limit_s=60, now=lambda: 0.0, sleep=lambda _: None)
 
     assert [progress.ready for progress in seen] == [0, 2]
+
+
+def test_node_polling_backs_off() -> None:
+    pauses_s: list[float] = []
+    numbers = iter([0, 0, 0, 0, 0, 0, 2])
+
+    def read() -> Progress:
+        return Progress(ready=next(numbers), group=GROUP)
+
+    list(wait_for_nodes(read, 2, limit_s=60, now=lambda: 0.0, sleep=pauses_s.append))
+
+    assert pauses_s == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]

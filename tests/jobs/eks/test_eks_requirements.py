@@ -1,4 +1,4 @@
-"""`submit --requirements --on eks`: the command waits for the wheels, which Batch collects."""
+"""`submit --requirements --on eks`: the command waits until Batch has collected the wheels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from jobs.program.requirements import read_requirements
 from jobs.submit.choose import wheels_run
-from tests.jobs.eks.conftest import EksDesk
+from tests.jobs.eks.conftest import EksCli
 from tests.support.schemas import conforms
 from trainium_catalogue import contract
 from trainium_emulators.kubernetes.resources import VOLCANO_JOB
@@ -20,27 +20,27 @@ WORDS = (
 
 
 @pytest.fixture
-def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eks: EksDesk) -> str:
-    """Make a program with requirements, and go to its folder; returns the key of its wheels."""
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eks: EksCli) -> str:
+    """Create a program with requirements, and change into its folder; return its wheels' key."""
     (tmp_path / "train.py").write_text("import einops\n")
     (tmp_path / "requirements.txt").write_text("einops\n")
     monkeypatch.chdir(tmp_path)
-    # The image of the job definitions too.
-    eks.desk.parameter(contract.SSM_EKS_IMAGE, "image")
+    # Also the image of the job definitions.
+    eks.cli.parameter(contract.SSM_EKS_IMAGE, "image")
     return read_requirements(tmp_path / "requirements.txt").key("image")
 
 
-def test_the_job_is_created_when_the_wheels_are_collected(eks: EksDesk, key: str) -> None:
+def test_job_is_created_once_wheels_are_collected(eks: EksCli, key: str) -> None:
     document = eks.document(*WORDS)
     conforms("jobs-submit", document)
-    (collecting,) = eks.desk.jobs(wheels_run(key))
+    (collecting,) = eks.cli.jobs(wheels_run(key))
     assert collecting["status"] == "SUCCEEDED"
     assert document["wheels"]["job_id"] == collecting["jobId"]
     assert eks.job(document["job_id"]) is not None
 
 
-def test_without_wheels_no_job_is_created(
-    eks: EksDesk, key: str, monkeypatch: pytest.MonkeyPatch
+def test_no_job_is_created_without_wheels(
+    eks: EksCli, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOTO_SIMPLE_BATCH_FAIL_AFTER", "0")
     result = eks.run(*WORDS)
@@ -49,8 +49,8 @@ def test_without_wheels_no_job_is_created(
     assert eks.cluster.store.list(VOLCANO_JOB) == []
 
 
-def test_the_document_says_that_nothing_was_submitted(
-    eks: EksDesk, key: str, monkeypatch: pytest.MonkeyPatch
+def test_document_reports_that_nothing_was_submitted(
+    eks: EksCli, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MOTO_SIMPLE_BATCH_FAIL_AFTER", "0")
     document = eks.document(*WORDS)

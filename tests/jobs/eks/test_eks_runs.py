@@ -1,4 +1,4 @@
-"""list, status, logs and stop of runs on a cluster, beside those of Batch."""
+"""list, status, logs and stop of runs on a cluster, alongside runs on Batch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 from jobs.eks.describe import summarize
 from tests.emulators.volcano_jobs import job
-from tests.jobs.eks.conftest import EksDesk
+from tests.jobs.eks.conftest import EksCli
 from tests.support.schemas import conforms
 
 
-def test_runs_of_both_are_in_one_list(eks: EksDesk) -> None:
-    eks.desk.submitted("on-batch")
+def test_list_contains_runs_of_both_orchestrators(eks: EksCli) -> None:
+    eks.cli.submitted("on-batch")
     eks.has("on-eks", "sleep 30")
     runs = {run["run"]: run for run in eks.document("list")["runs"]}
 
@@ -22,17 +22,17 @@ def test_runs_of_both_are_in_one_list(eks: EksDesk) -> None:
     assert runs["on-eks"]["num_nodes"] == 2
 
 
-def test_a_cluster_that_does_not_answer_hides_no_run_of_batch(eks: EksDesk) -> None:
-    eks.desk.submitted("on-batch")
-    eks.desk.client("eks").delete_nodegroup(clusterName="cluster", nodegroupName="nodes")
-    eks.desk.client("eks").delete_cluster(name="cluster")
+def test_unreachable_cluster_hides_no_batch_run(eks: EksCli) -> None:
+    eks.cli.submitted("on-batch")
+    eks.cli.client("eks").delete_nodegroup(clusterName="cluster", nodegroupName="nodes")
+    eks.cli.client("eks").delete_cluster(name="cluster")
     result = eks.run("list")
 
     assert "on-batch" in result.stdout
-    assert "jobs on the cluster are not known: there is no cluster cluster" in result.stderr
+    assert "the cluster's jobs could not be listed: cluster cluster does not exist" in result.stderr
 
 
-def test_status_names_the_pod_of_rank_0(eks: EksDesk) -> None:
+def test_status_names_pod_of_rank_0(eks: EksCli) -> None:
     eks.has("gang", "sleep 30")
     eks.wait("gang", "Running")
     document = eks.document("status", "gang")
@@ -43,10 +43,10 @@ def test_status_names_the_pod_of_rank_0(eks: EksDesk) -> None:
         (0, "gang-node-0-0"),
         (1, "gang-node-1-0"),
     ]
-    assert "rank 0 is pod gang-node-0-0" in eks.run("status", "gang").stdout
+    assert "rank 0 runs in pod gang-node-0-0" in eks.run("status", "gang").stdout
 
 
-def test_a_gang_that_is_too_large_waits_with_the_scale_command(eks: EksDesk) -> None:
+def test_gang_larger_than_cluster_waits_with_scale_command(eks: EksCli) -> None:
     eks.has("gang", "true", nodes=3)
     eks.wait("gang", "Pending")
     result = eks.run("status", "gang")
@@ -56,26 +56,26 @@ def test_a_gang_that_is_too_large_waits_with_the_scale_command(eks: EksDesk) -> 
     assert "python -m jobs --region us-west-2 scale --nodes 3" in result.stdout
 
 
-def test_a_gang_that_no_node_can_hold_waits_with_volcanos_words(eks: EksDesk) -> None:
+def test_gang_that_fits_no_node_shows_volcano_message(eks: EksCli) -> None:
     eks.has("picky", "true", tolerates=False)
     eks.wait("picky", "Pending")
     time.sleep(1)
 
-    assert "Volcano places the gang on none: 2/2 tasks in gang unschedulable" in (
+    assert "Volcano cannot place the gang: 2/2 tasks in gang unschedulable" in (
         eks.run("status", "picky").stdout
     )
 
 
-def test_a_gang_that_waits_for_another_run_says_for_which(eks: EksDesk) -> None:
+def test_gang_behind_another_run_names_it(eks: EksCli) -> None:
     eks.has("first", "sleep 30")
     eks.wait("first", "Running")
     eks.has("second", "true", nodes=2)
     eks.wait("second", "Pending")
 
-    assert "run first (2 nodes) runs" in eks.run("status", "second").stdout
+    assert "run first (2 nodes) is running" in eks.run("status", "second").stdout
 
 
-def test_an_error_of_the_workload_ends_the_run_with_its_exit_code(eks: EksDesk) -> None:
+def test_workload_error_ends_run_with_its_exit_code(eks: EksCli) -> None:
     eks.has("broken", 'test "$TRAINIUM_NODE_INDEX" = 1 && exit 1; sleep 30')
     eks.wait("broken", "Terminated")
     document = eks.document("status", "broken")
@@ -85,7 +85,7 @@ def test_an_error_of_the_workload_ends_the_run_with_its_exit_code(eks: EksDesk) 
     assert document["explanation"]["meaning"] == "the workload raised an error"
 
 
-def test_attempts_come_to_an_end(eks: EksDesk) -> None:
+def test_failed_run_has_no_attempts_left(eks: EksCli) -> None:
     eks.has("never", "exit 75", nodes=1)
     eks.wait("never", "Failed")
     result = eks.run("status", "never")
@@ -94,7 +94,7 @@ def test_attempts_come_to_an_end(eks: EksDesk) -> None:
     assert "no attempts left" in result.stdout
 
 
-def test_logs_are_those_of_all_pods(eks: EksDesk) -> None:
+def test_logs_contain_all_pods(eks: EksCli) -> None:
     eks.has("talk", 'echo "hello from $TRAINIUM_NODE_INDEX"')
     eks.wait("talk", "Completed")
     document = eks.document("logs", "talk")
@@ -106,7 +106,7 @@ def test_logs_are_those_of_all_pods(eks: EksDesk) -> None:
     ]
 
 
-def test_logs_of_a_failed_run_are_there_when_its_nodes_are_gone(eks: EksDesk) -> None:
+def test_logs_of_failed_run_outlive_its_nodes(eks: EksCli) -> None:
     main = 'test "$TRAINIUM_NODE_INDEX" = 0 && sleep 1 && exit 75'
     eks.has("failed", f'echo "hello from $TRAINIUM_NODE_INDEX"; {main}; exec sleep 30')
     eks.wait("failed", "Failed")
@@ -123,22 +123,22 @@ def test_logs_of_a_failed_run_are_there_when_its_nodes_are_gone(eks: EksDesk) ->
     assert sorted(eks.run("logs", "failed", "--follow").stdout.splitlines()) == sorted(expected)
 
 
-def test_following_goes_on_through_a_new_attempt_and_loses_no_line(eks: EksDesk) -> None:
+def test_follow_continues_through_retry_without_losing_lines(eks: EksCli) -> None:
     script = 'echo "attempt $TRAINIUM_ATTEMPT"; sleep 3; test "$TRAINIUM_ATTEMPT" = 1 || exit 75'
     eks.has("again", script, nodes=1)
     result = eks.run("logs", "again", "--follow")
 
     assert result.exit_code == 0, result.stderr
     assert result.stdout == "node 0 | attempt 0\nnode 0, attempt 2 | attempt 1\n"
-    assert "attempt 1 of 3 ended, a pod failed or was lost; Volcano makes another one" in (
+    assert "attempt 1 of 3 ended, a pod failed or was lost; Volcano starts another attempt" in (
         result.stderr
     )
 
 
-def test_a_stopped_run_says_who_stopped_it(eks: EksDesk) -> None:
+def test_stopped_run_names_user(eks: EksCli) -> None:
     eks.has("endless", "trap 'exit 143' TERM; sleep 60 & wait")
     eks.wait("endless", "Running")
-    document = eks.document("stop", "endless", "--grace", "20")
+    document = eks.document("stop", "endless", "--wait", "20")
 
     conforms("jobs-stop", document)
     assert document["ended"]
@@ -146,30 +146,30 @@ def test_a_stopped_run_says_who_stopped_it(eks: EksDesk) -> None:
     assert document["outcome"]["status_reason"].startswith("stopped by ")
 
 
-def test_a_run_that_has_ended_is_not_stopped(eks: EksDesk) -> None:
+def test_ended_run_is_not_stopped(eks: EksCli) -> None:
     eks.has("short", "true", nodes=1)
     eks.wait("short", "Completed")
 
     assert eks.document("stop", "short")["action"] == "already-ended"
 
 
-def test_what_the_cluster_denies_is_said_in_one_message(eks: EksDesk) -> None:
+def test_denied_cluster_call_is_one_message(eks: EksCli) -> None:
     eks.moto_cluster().endpoint = "http://127.0.0.1:9"
     result = eks.run("status", "gang")
 
     assert result.exit_code == 2
-    assert "the cluster's API server does not answer" in result.stderr
+    assert "the cluster's API server does not respond" in result.stderr
     assert "trainium:eks_endpoint_cidrs" in result.stderr
 
 
-def test_an_unknown_run_gets_a_hint_from_both(eks: EksDesk) -> None:
+def test_unknown_run_gets_suggestion_from_both_orchestrators(eks: EksCli) -> None:
     eks.has("nightly-1", "sleep 30")
 
     assert "did you mean 'nightly-1'" in eks.run("status", "nightly").stderr
 
 
-def test_the_newest_condition_of_a_phase_counts_where_volcano_keeps_all() -> None:
-    """As 1.15.0 leaves them after a restart (volcano-sh/volcano, syncJob: append)."""
+def test_newest_condition_of_phase_wins_if_volcano_keeps_all() -> None:
+    """Conditions as left by Volcano 1.15.0 after a restart (volcano-sh/volcano, syncJob)."""
     times = (
         ("Pending", "10:00"), ("Running", "10:05"), ("Restarting", "10:30"),
         ("Pending", "10:31"), ("Running", "10:40"), ("Completed", "11:31"),
@@ -186,8 +186,8 @@ def test_the_newest_condition_of_a_phase_counts_where_volcano_keeps_all() -> Non
     assert found.stopped_at_ms - found.started_at_ms == 3_600_000
 
 
-def test_a_run_took_as_long_as_its_gang_was_there_though_a_pod_ended_later_than_another() -> None:
-    """The conditions of a job of an hour, as syncJob of Volcano 1.15.1 leaves them."""
+def test_run_duration_spans_gang_though_pods_end_at_different_times() -> None:
+    """Conditions of a one-hour job, as left by syncJob of Volcano 1.15.1."""
     times = {"Pending": "10:00:05", "Running": "10:59:58", "Completed": "11:00:05"}
     conditions = [
         {"status": phase, "lastTransitionTime": f"2026-01-01T{time}Z"}

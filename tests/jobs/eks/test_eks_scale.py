@@ -1,4 +1,4 @@
-"""Fewer nodes without harm to a run, and nodes that come and go by themselves."""
+"""Removing nodes without disrupting a run, and automatic scaling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from jobs.deployment import read_deployment
 from jobs.eks import nodes
 from jobs.eks.nodes import read_node_group
-from tests.jobs.eks.conftest import EksDesk
+from tests.jobs.eks.conftest import EksCli
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 from trainium_catalogue import contract, kubernetes
@@ -23,16 +23,16 @@ from trainium_emulators.kubernetes.resources import CONFIG_MAP, NODE, POD, VOLCA
 SWEEP = ("submit", "all-reduce", "--on", "eks")
 
 
-def busy(eks: EksDesk) -> list[str]:
-    """Nodes with pods."""
+def busy(eks: EksCli) -> list[str]:
+    """Return the nodes with pods."""
     return sorted({pod["spec"]["nodeName"] for pod in eks.pods() if "nodeName" in pod["spec"]})
 
 
 class TestFewerNodes:
     """`scale --nodes` with a smaller number: the node scaler acts."""
 
-    def test_only_idle_nodes_go_and_the_run_goes_on(self, eks: EksDesk, scaler: list[str]) -> None:
-        """A plain smaller number would have cost a busy one: see test_eks_models."""
+    def test_removes_only_idle_nodes(self, eks: EksCli, scaler: list[str]) -> None:
+        """Merely lowering the desired size could remove a busy node: see test_eks_models."""
         eks.has("gang", "sleep 30", nodes=2)
         eks.wait("gang", "Running")
         used = busy(eks)
@@ -47,7 +47,7 @@ class TestFewerNodes:
         assert job["status"]["state"]["phase"] == "Running"
         assert job["status"].get("retryCount", 0) == 0
 
-    def test_a_node_of_a_run_is_not_taken(self, eks: EksDesk, scaler: list[str]) -> None:
+    def test_busy_node_is_kept(self, eks: EksCli, scaler: list[str]) -> None:
         eks.has("gang", "sleep 30", nodes=1)
         eks.wait("gang", "Running")
         (used,) = busy(eks)
@@ -56,12 +56,12 @@ class TestFewerNodes:
 
         assert to_one.exit_code == 0, to_one.stderr
         assert refused.exit_code == 2
-        assert "--nodes 0: gang uses 1 node and would lose some; stop it first" in refused.stderr
+        assert (
+            "--nodes 0 would remove nodes in use by gang; free these nodes first" in refused.stderr
+        )
         assert eks.node_names() == [used]
 
-    def test_a_pod_of_another_namespace_keeps_its_node(
-        self, eks: EksDesk, scaler: list[str]
-    ) -> None:
+    def test_pod_of_another_namespace_keeps_its_node(self, eks: EksCli, scaler: list[str]) -> None:
         (first, second) = eks.node_names()
         spec = {"nodeName": first, "containers": [{"name": "x", "command": ["true"]}]}
         eks.cluster.apply(
@@ -72,11 +72,11 @@ class TestFewerNodes:
         left = eks.node_names()
         eks.cluster.store.delete(POD, "default", "debug", grace_s=0)
 
-        assert "default/debug uses 1 node" in refused.stderr
+        assert "`kubectl -n default delete pod debug`" in refused.stderr
         assert fewer.exit_code == 0, fewer.stderr
         assert left == [first] != [second]
 
-    def test_says_so_if_the_node_scaler_does_not_answer(self, eks: EksDesk) -> None:
+    def test_silent_node_scaler_is_reported(self, eks: EksCli) -> None:
         late = eks.run("scale", "--wait", "1", "--nodes", "0")
 
         assert late.exit_code == 2
@@ -84,8 +84,8 @@ class TestFewerNodes:
         assert "kubectl -n node-scaler get pods" in late.stderr
         assert len(eks.node_names()) == 2
 
-    def test_is_refused_in_a_cluster_that_cannot_be_asked(
-        self, eks: EksDesk, monkeypatch: pytest.MonkeyPatch
+    def test_cluster_of_older_version_is_refused(
+        self, eks: EksCli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         path = "/api/v1/namespaces/{namespace}/configmaps/of-no-older-version"
         monkeypatch.setattr(nodes, "NODE_REQUEST", path)
@@ -98,14 +98,14 @@ class TestFewerNodes:
 class TestMoreNodes:
     """`scale --nodes` with a larger number."""
 
-    def test_nodes_come(self, eks: EksDesk, scaler: list[str]) -> None:
+    def test_adds_nodes(self, eks: EksCli, scaler: list[str]) -> None:
         result = eks.run("scale", "--wait", "30", "--nodes", "3", "--yes")
 
         assert result.exit_code == 0, result.stderr
         assert len(eks.node_names()) == 3
-        assert "2 -> 3 nodes, for a user's request" in scaler
+        assert "2 -> 3 nodes as requested by a user" in scaler
 
-    def test_the_reason_is_shown_if_the_node_scaler_gives_up(self, eks: EksDesk) -> None:
+    def test_shows_reason_if_node_scaler_gives_up(self, eks: EksCli) -> None:
         def drop() -> None:
             data: dict[str, str] = {}
             while "id" not in data:
@@ -126,14 +126,14 @@ class TestMoreNodes:
         answering.join()
 
         assert result.exit_code == 2
-        assert "the node scaler has given up: nodes have failed 2 times" in result.stderr
+        assert "the node scaler gave up: nodes have failed 2 times" in result.stderr
 
 
-def test_the_size_is_the_auto_scaling_groups_not_an_old_one_of_eks(eks: EksDesk) -> None:
-    """After instances were terminated EKS may still say the old number for a while."""
+def test_size_comes_from_auto_scaling_group_not_eks(eks: EksCli) -> None:
+    """After instances were terminated, EKS may report the old number for a while."""
 
-    class Answers:
-        def eks(self) -> Answers:
+    class FakeClients:
+        def eks(self) -> FakeClients:
             return self
 
         autoscaling = eks
@@ -149,19 +149,19 @@ def test_the_size_is_the_auto_scaling_groups_not_an_old_one_of_eks(eks: EksDesk)
             group = {"DesiredCapacity": 0, "MaxSize": 4, "Instances": [leaving]}
             return {"AutoScalingGroups": [group]}
 
-    target = read_deployment(eks.desk.client("ssm"), "default", region="us-west-2")
-    found = read_node_group(Answers(), target)  # type: ignore[arg-type]
+    target = read_deployment(eks.cli.client("ssm"), "default", region="us-west-2")
+    found = read_node_group(FakeClients(), target)  # type: ignore[arg-type]
 
-    assert (found.wanted, found.instances) == (0, ())
+    assert (found.desired, found.instances) == (0, ())
 
 
 class TestIdleNodes:
-    """What the node scaler has written on nodes."""
+    """The node scaler's annotations on nodes."""
 
     def ago(self, minutes: float) -> str:
         return stamp(datetime.now(UTC) - timedelta(minutes=minutes))
 
-    def test_scale_shows_who_uses_which_node_and_when_idle_ones_go(self, eks: EksDesk) -> None:
+    def test_scale_shows_users_of_nodes_and_removal_of_idle_ones(self, eks: EksCli) -> None:
         eks.has("gang", "sleep 30", nodes=1)
         eks.wait("gang", "Running")
         (used,) = busy(eks)
@@ -170,15 +170,18 @@ class TestIdleNodes:
         shown = eks.run("scale").stdout
         document = eks.document("scale")
 
-        assert "2 of at most 4 nodes of trn1.32xlarge are wanted, 2 are ready" in shown
+        assert "nodes of trn1.32xlarge: 2 requested of at most 4, 2 ready" in shown
         assert f"{used} (i-" in shown and "): gang" in shown
-        assert f"{idle} (i-" in shown and "): nobody" in shown
-        assert "1 idle node goes at " in shown and "(in 20 min) unless a job takes it" in shown
+        assert f"{idle} (i-" in shown and "): unused" in shown
+        assert (
+            "1 idle node will be removed at " in shown
+            and "(in 20 min) unless a job uses it" in shown
+        )
         assert "scale --nodes 1" in shown
         conforms("jobs-scale", document)
         assert [each["node"] for each in document["idle"]] == [idle]
 
-    def test_status_and_top_say_when_they_go(self, eks: EksDesk) -> None:
+    def test_status_and_top_show_removal_time(self, eks: EksCli) -> None:
         eks.has("gang", "sleep 30", nodes=1)
         eks.wait("gang", "Running")
         (idle,) = set(eks.node_names()) - set(busy(eks))
@@ -186,18 +189,18 @@ class TestIdleNodes:
 
         for command in (("status", "gang"), ("top", "gang")):
             result = eks.run(*command)
-            assert "1 idle node goes in a moment" in result.stdout, result.stderr
+            assert "1 idle node will be removed shortly" in result.stdout, result.stderr
 
-    def test_nothing_is_said_where_nobody_takes_nodes_away(self, eks: EksDesk) -> None:
+    def test_nothing_is_shown_without_idle_timeout(self, eks: EksCli) -> None:
         eks.mark(eks.node_names()[0], **{kubernetes.IDLE_SINCE: self.ago(10)})
-        eks.desk.client("ssm").delete_parameter(
+        eks.cli.client("ssm").delete_parameter(
             Name=contract.ssm_parameter("default", contract.SSM_EKS_IDLE_MINUTES)
         )
 
         assert "idle" not in eks.run("scale").stdout
         assert eks.document("scale")["idle"] == []
 
-    def test_scale_restarts_their_time(self, eks: EksDesk, scaler: list[str]) -> None:
+    def test_scale_restarts_idle_time(self, eks: EksCli, scaler: list[str]) -> None:
         name = eks.node_names()[0]
         begin = datetime.now(UTC).replace(microsecond=0)
         marks = {kubernetes.IDLE_SINCE: self.ago(29)}
@@ -220,84 +223,98 @@ WIDE = (*SWEEP, "--nodes", "3", "--name", "wide", "--scale", "--yes")
 class TestSubmitScale:
     """`submit --scale`."""
 
-    def test_the_job_asks_the_cluster_for_nodes_that_are_not_there(self, eks: EksDesk) -> None:
+    def test_job_requests_missing_nodes(self, eks: EksCli) -> None:
         eks.nodes(0)
         result = eks.run(*WIDE, "--json")
         job = eks.job(json.loads(result.stdout)["job_id"])
 
-        assert "the cluster gets the nodes that are missing, within 4" in result.stderr
-        assert "removes them after 30 idle minutes" in result.stderr
+        assert "the cluster adds the missing nodes, up to 4" in result.stderr
+        assert "removes them after 30 minutes without a job" in result.stderr
         assert job is not None
         assert job["metadata"]["annotations"] == {kubernetes.SCALE: "true"}
 
-    def test_status_of_a_job_that_asks_says_that_nodes_come(self, eks: EksDesk) -> None:
+    def test_status_shows_requested_nodes(self, eks: EksCli) -> None:
         eks.nodes(0)
         eks.wait(eks.document(*WIDE)["job_id"], "Pending")
-        said = eks.run("status", "wide").stdout
+        output = eks.run("status", "wide").stdout
 
-        assert "the job needs 3 nodes, 0 are ready" in said
-        assert "wait: the cluster gets them" in said
-        assert "scale --nodes" not in said
+        assert "the job needs 3 nodes, 0 are ready" in output
+        assert "wait a few minutes: the node scaler adds nodes" in output
+        assert "scale --nodes" not in output
 
-    def test_a_job_that_does_not_ask_has_no_annotation(self, eks: EksDesk) -> None:
+    def test_status_of_held_job_shows_start_of_capacity(self, eks: EksCli) -> None:
+        eks.nodes(0)
+        job_id = eks.document(*WIDE)["job_id"]
+        eks.wait(job_id, "Pending")
+        begins = {kubernetes.NOT_BEFORE: "2999-01-01T11:30:00Z"}
+        eks.cluster.store.update(
+            VOLCANO_JOB,
+            NAMESPACE,
+            job_id,
+            lambda job: job["metadata"]["annotations"].update(begins),
+        )
+
+        output = eks.run("status", "wide").stdout
+
+        assert "reserved capacity starts at 2999-01-01T11:30:00Z" in " ".join(output.split())
+
+    def test_job_without_scale_has_no_annotation(self, eks: EksCli) -> None:
         job = eks.job(eks.document(*SWEEP, "--nodes", "2", "--name", "plain", "--yes")["job_id"])
 
         assert job is not None
         assert "annotations" not in job["metadata"]
 
-    def test_where_idle_nodes_stay_the_plan_says_how_to_remove_them(self, eks: EksDesk) -> None:
-        eks.desk.client("ssm").delete_parameter(
+    def test_plan_explains_removal_if_idle_nodes_stay(self, eks: EksCli) -> None:
+        eks.cli.client("ssm").delete_parameter(
             Name=contract.ssm_parameter("default", contract.SSM_EKS_IDLE_MINUTES)
         )
         result = eks.run(*SWEEP, "--nodes", "2", "--scale", "--yes")
 
         assert result.exit_code == 0, result.stderr
-        assert "removes none of them itself: python -m jobs" in result.stderr
+        assert "removes none of them automatically: python -m jobs" in result.stderr
 
-    def test_it_is_refused_on_batch(self, eks: EksDesk) -> None:
+    def test_scale_is_refused_on_batch(self, eks: EksCli) -> None:
         result = eks.run("submit", "all-reduce", "--on", "batch", "--scale", "--yes")
 
         assert result.exit_code == 2
-        assert "--scale: Batch starts the instances" in result.stderr
+        assert "--scale: Batch launches a job's instances" in result.stderr
 
-    def test_a_job_that_waits_for_nodes_in_use_is_told_that_idle_ones_go(
-        self, eks: EksDesk
-    ) -> None:
+    def test_submit_suggests_scale_if_nodes_are_in_use(self, eks: EksCli) -> None:
         eks.has("gang", "sleep 30", nodes=1)
         eks.wait("gang", "Running")
-        said = eks.run(*SWEEP, "--nodes", "2", "--yes").stderr
+        output = eks.run(*SWEEP, "--nodes", "2", "--yes").stderr
 
-        assert "1 node of 2 is in use (gang): the job waits" in said
-        assert "submit with --scale" in said
+        assert "1 node of 2 is in use (gang): the job waits" in output
+        assert "submit with --scale" in output
 
-    def test_a_refusal_for_missing_nodes_names_it(self, eks: EksDesk) -> None:
+    def test_refusal_for_missing_nodes_suggests_scale(self, eks: EksCli) -> None:
         eks.nodes(0)
 
         assert "or submit with --scale" in eks.run(*SWEEP, "--nodes", "2", "--yes").stderr
 
-    def test_a_smaller_number_that_would_not_last_is_refused(self, eks: EksDesk) -> None:
+    def test_smaller_size_that_would_not_last_is_refused(self, eks: EksCli) -> None:
         job_id = eks.document(*WIDE)["job_id"]
         eks.wait(job_id, "Pending")
         refused = eks.run("scale", "--wait", "9", "--nodes", "0")
 
         assert refused.exit_code == 2
-        assert "wide waits for more and was submitted with --scale" in refused.stderr
+        assert "run submitted with --scale: wide; stop it first" in refused.stderr
         assert "python -m jobs stop wide" in refused.stderr
         assert len(eks.node_names()) == 2
 
-    def test_status_says_why_the_cluster_gets_no_more_nodes_for_it(self, eks: EksDesk) -> None:
+    def test_status_shows_why_no_nodes_are_added(self, eks: EksCli) -> None:
         job_id = eks.document(*WIDE)["job_id"]
         eks.wait(job_id, "Pending")
-        reason = "nodes were held for it for 60 minutes, and it has not started"
+        reason = "nodes were held for it for 60 minutes, but it did not start"
         eks.cluster.store.update(
             VOLCANO_JOB,
             NAMESPACE,
             job_id,
             lambda job: job["metadata"]["annotations"].update({kubernetes.DROPPED: reason}),
         )
-        said = " ".join(eks.run("status", "wide").stdout.split())
+        output = " ".join(eks.run("status", "wide").stdout.split())
 
-        assert f"the cluster gets no more for it: {reason}" in said
-        assert "scale --nodes 3" in said
-        # It asks for nothing any more, so a smaller number lasts.
+        assert f"no more nodes will be added for it: {reason}" in output
+        assert "scale --nodes 3" in output
+        # It no longer requests nodes, so a smaller number lasts.
         assert eks.run("scale", "--wait", "1", "--nodes", "0").stderr.count("stop it first") == 0

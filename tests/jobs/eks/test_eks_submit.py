@@ -1,4 +1,4 @@
-"""`submit --on eks`: what is sent, what is refused, and who gives the nodes up."""
+"""`submit --on eks`: payloads, refusals and the release of nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jobs.eks.request import LaunchSpec
-from tests.jobs.eks.conftest import EksDesk
+from tests.jobs.eks.conftest import EksCli
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 from trainium_catalogue import contract
@@ -17,7 +17,7 @@ from trainium_emulators.aws import quotas
 SWEEP = ("submit", "all-reduce", "--on", "eks")
 
 
-def test_a_dry_run_has_a_document(eks: EksDesk) -> None:
+def test_dry_run_prints_document(eks: EksCli) -> None:
     document = eks.document(*SWEEP, "--nodes", "2", "--dry-run")
 
     conforms("jobs-submit", document)
@@ -25,7 +25,7 @@ def test_a_dry_run_has_a_document(eks: EksDesk) -> None:
     assert document["payload"]["apiVersion"] == "batch.volcano.sh/v1alpha1"
 
 
-def test_a_job_is_created_once_under_the_name_that_is_said(eks: EksDesk) -> None:
+def test_job_is_created_once_under_printed_name(eks: EksCli) -> None:
     document = eks.document(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes")
     again = eks.document(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes")
 
@@ -34,15 +34,15 @@ def test_a_job_is_created_once_under_the_name_that_is_said(eks: EksDesk) -> None
     assert again["job_id"] == document["job_id"]
 
 
-def test_a_run_that_is_on_batch_is_not_submitted_on_eks_as_well(eks: EksDesk) -> None:
-    job_id = eks.desk.submitted("nightly")
+def test_run_on_batch_is_not_submitted_on_eks(eks: EksCli) -> None:
+    job_id = eks.cli.submitted("nightly")
     document = eks.document(*SWEEP, "--nodes", "2", "--name", "nightly", "--yes")
 
     assert document["action"] == "already-running"
     assert document["job_id"] == job_id
 
 
-def test_a_run_that_goes_on_with_other_parameters_is_not_joined(eks: EksDesk) -> None:
+def test_active_run_with_other_parameters_is_not_joined(eks: EksCli) -> None:
     eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--iterations", "5")
     result = eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--iterations", "6")
 
@@ -55,7 +55,7 @@ def test_a_run_that_goes_on_with_other_parameters_is_not_joined(eks: EksDesk) ->
     [
         pytest.param(
             (*SWEEP, "--nodes", "3"),
-            "the cluster has 2 ready nodes of trn1.32xlarge; get them with "
+            "the cluster has 2 ready nodes of trn1.32xlarge; add them with "
             "`python -m jobs --region us-west-2 scale --nodes 3`",
             id="nodes are missing",
         ),
@@ -63,51 +63,53 @@ def test_a_run_that_goes_on_with_other_parameters_is_not_joined(eks: EksDesk) ->
             (*SWEEP, "--nodes", "2", "--time-limit", "13"), "over the cap", id="time limit"
         ),
         pytest.param((*SWEEP, "--name", "a" * 64), "at most 63 characters", id="long run name"),
-        pytest.param((*SWEEP, "--name", "a-"), "ends with a letter or digit; 'a' would", id="end"),
+        pytest.param(
+            (*SWEEP, "--name", "a-"), "ending with a letter or digit; for example 'a'", id="end"
+        ),
         pytest.param((*SWEEP, "--release"), "add --follow", id="release without follow"),
         pytest.param(
-            ("submit", "all-reduce", "--release"), "--release: Batch ends idle", id="release"
+            ("submit", "all-reduce", "--release"), "--release: Batch terminates idle", id="release"
         ),
         pytest.param(
             ("submit", "prepare", "--dataset", "wikicorpus", "--on", "eks"),
-            "which Batch starts on every deployment; leave --on out",
+            "which Batch launches in every deployment; omit --on",
             id="cpu",
         ),
     ],
 )
-def test_refusals(eks: EksDesk, words: tuple[str, ...], says: str) -> None:
+def test_submission_is_refused(eks: EksCli, words: tuple[str, ...], says: str) -> None:
     result = eks.run(*words, "--yes")
 
     assert result.exit_code == 2
     assert says in result.stderr
 
 
-def test_without_a_cluster_eks_is_refused_with_what_to_deploy(eks: EksDesk) -> None:
-    eks.desk.parameter(contract.SSM_ORCHESTRATORS, "batch")
+def test_eks_without_cluster_is_refused_with_setting(eks: EksCli) -> None:
+    eks.cli.parameter(contract.SSM_ORCHESTRATORS, "batch")
     result = eks.run(*SWEEP)
 
-    assert "deployment 'default' has batch only" in result.stderr
+    assert "deployment 'default' has only batch" in result.stderr
     assert "-c trainium:orchestrators=batch,eks" in result.stderr
 
 
-def test_with_both_batch_is_taken(eks: EksDesk) -> None:
+def test_batch_is_default_with_both_orchestrators(eks: EksCli) -> None:
     document = eks.document("submit", "all-reduce", "--nodes", "2", "--dry-run")
 
     assert document["orchestrator"] == "batch"
 
 
-def test_the_only_orchestrator_is_taken(eks: EksDesk) -> None:
-    eks.desk.parameter(contract.SSM_ORCHESTRATORS, "eks")
+def test_only_orchestrator_is_default(eks: EksCli) -> None:
+    eks.cli.parameter(contract.SSM_ORCHESTRATORS, "eks")
     for name in (contract.SSM_JOB_QUEUE, contract.SSM_COMPUTE_ENVIRONMENT):
-        eks.desk.client("ssm").delete_parameter(Name=contract.ssm_parameter("default", name))
+        eks.cli.client("ssm").delete_parameter(Name=contract.ssm_parameter("default", name))
     document = eks.document("submit", "all-reduce", "--nodes", "2", "--dry-run")
 
     assert document["orchestrator"] == "eks"
 
 
-def test_training_knows_the_job_that_compiles_for_it(eks: EksDesk) -> None:
+def test_training_job_knows_its_compile_job(eks: EksCli) -> None:
     manifest = {"num_tokens": 10**9, "vocab_size": 100}
-    eks.desk.put("datasets/text/manifest.json", manifest)
+    eks.cli.put("datasets/text/manifest.json", manifest)
     words = ("submit", "llama-tiny", "--on", "eks", "--name", "run", "--dataset", "text")
     document = eks.document(*words, "--compile", "--yes")
     job = eks.job(document["job_id"])
@@ -118,7 +120,9 @@ def test_training_knows_the_job_that_compiles_for_it(eks: EksDesk) -> None:
     assert job["metadata"]["annotations"]["trainium/after"] == document["compile"]["job_id"]
 
 
-def test_release_gives_the_nodes_up_when_the_job_has_ended(eks: EksDesk, scaler: list[str]) -> None:
+# `make rehearse` removes idle nodes.
+@pytest.mark.full
+def test_release_removes_nodes_after_job(eks: EksCli, scaler: list[str]) -> None:
     eks.node_group().scaling_config = {"minSize": 0, "desiredSize": 2, "maxSize": 4}
     eks.fails_preflight("sweep", attempts=3)
     result = eks.run(*SWEEP, "--nodes", "2", "--name", "sweep", "--yes", "--follow", "--release")
@@ -131,8 +135,8 @@ def test_release_gives_the_nodes_up_when_the_job_has_ended(eks: EksDesk, scaler:
     assert eks.node_group().scaling_config["desiredSize"] == 0
 
 
-def test_whoever_leaves_before_the_release_is_told_that_nodes_cost(
-    eks: EksDesk, monkeypatch: pytest.MonkeyPatch
+def test_leaving_before_release_warns_of_node_cost(
+    eks: EksCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -142,12 +146,12 @@ def test_whoever_leaves_before_the_release_is_told_that_nodes_cost(
 
     assert result.exit_code == 130
     assert (
-        "the nodes stay, and cost; when the job has ended: python -m jobs --region us-west-2 "
-        in (result.stderr)
+        "the nodes keep running, and are billed; remove them after the job with: python -m jobs "
+        "--region us-west-2 " in (result.stderr)
     )
 
 
-def test_the_kubelet_waits_longer_than_the_launcher(eks: EksDesk) -> None:
+def test_kubelet_grace_period_exceeds_launchers(eks: EksCli) -> None:
     document = eks.document(*SWEEP, "--nodes", "1", "--dry-run", "--stop-grace-s", "600")
     pod = document["payload"]["spec"]["tasks"][0]["template"]["spec"]
 
@@ -164,7 +168,7 @@ def test_the_kubelet_waits_longer_than_the_launcher(eks: EksDesk) -> None:
         ("a" * 35 + "-b", "a" * 35),
     ],
 )
-def test_a_run_becomes_a_name_that_a_service_can_have(run: str, name: str) -> None:
+def test_run_name_becomes_valid_service_name(run: str, name: str) -> None:
     spec = LaunchSpec(
         run=run,
         workload="all-reduce",
@@ -183,11 +187,11 @@ def test_a_run_becomes_a_name_that_a_service_can_have(run: str, name: str) -> No
     assert spec.name == name
 
 
-def test_nodes_that_the_cluster_would_add_need_the_accounts_quota(
-    eks: EksDesk, monkeypatch: pytest.MonkeyPatch
+def test_nodes_to_add_are_checked_against_quota(
+    eks: EksCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(quotas.VALUES, "L-2C3B7624", 384)
-    eks.desk.parameter(contract.SSM_SETTINGS, "{}")
+    eks.cli.parameter(contract.SSM_SETTINGS, "{}")
     refused = eks.run(*SWEEP, "--nodes", "4", "--name", "wide", "--yes", "--scale")
 
     assert refused.exit_code == 2

@@ -1,4 +1,4 @@
-"""Why a run does not run, in the words that Volcano, the API server and the kubelet write."""
+"""Why a run waits, according to Volcano, the API server and the kubelet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.eks.describe import trouble
 from jobs.eks.waiting import why_held
 from jobs.output.explain import explain_reason
 from tests.jobs.conftest import REGION
-from tests.jobs.eks.conftest import EksDesk
+from tests.jobs.eks.conftest import EksCli
 from trainium_catalogue.kubernetes import NAMESPACE, NEURON_RESOURCE
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD, VOLCANO_JOB
 from trainium_emulators.kubernetes.volcano_objects import record_event
@@ -23,14 +23,14 @@ NO_NEWS = "0/0 tasks in gang unschedulable: pod group is not ready, 2 minAvailab
 
 
 @pytest.fixture(autouse=True)
-def events(eks: EksDesk) -> Iterator[None]:
-    """No test explains itself with the events of another one."""
+def events(eks: EksCli) -> Iterator[None]:
+    """Isolate each test from the events of others."""
     for entry in eks.cluster.store.list(EVENT):
         eks.cluster.store.delete(EVENT, NAMESPACE, entry["metadata"]["name"])
     yield
 
 
-def test_a_node_without_its_devices_is_not_ready_for_a_job(eks: EksDesk) -> None:
+def test_node_without_devices_is_not_ready(eks: EksCli) -> None:
     """A new node is Ready before its device plugins have registered."""
 
     def forget(entry: dict[str, Any]) -> None:
@@ -76,10 +76,10 @@ def test_a_node_without_its_devices_is_not_ready_for_a_job(eks: EksDesk) -> None
         ),
     ],
 )
-def test_a_gang_that_gets_no_pods_is_explained_by_an_event(
-    eks: EksDesk, about: str, reason: str, said: str, remedy: str
+def test_gang_without_pods_is_explained_by_event(
+    eks: EksCli, about: str, reason: str, said: str, remedy: str
 ) -> None:
-    """Volcano lets a gang in or not, and says why not in an event of its PodGroup alone."""
+    """Volcano reports why it does not admit a gang only in an event of its PodGroup."""
     news = ((GANG, "Unschedulable", NO_NEWS), (about, reason, said), ("another", reason, "not it"))
     for name, why, words in news:
         item = {"apiVersion": "x/v1", "kind": "X", "metadata": {"name": name, "uid": name}}
@@ -95,7 +95,7 @@ def test_a_gang_that_gets_no_pods_is_explained_by_an_event(
     assert explanation is not None and remedy in explanation.remedy
 
 
-def test_a_pod_that_cannot_mount_says_so(eks: EksDesk) -> None:
+def test_mount_failure_of_pod_is_shown(eks: EksCli) -> None:
     eks.has("gang", "sleep 30", nodes=1)
     eks.wait("gang", "Running")
     (pod,) = eks.pods()
@@ -115,11 +115,11 @@ def test_a_pod_that_cannot_mount_says_so(eks: EksDesk) -> None:
 
     assert "run gang: STARTING" in text
     assert "pod gang-node-0-0 does not start: MountVolume.SetUp failed" in text
-    assert "look at the FSx driver on that node" in text
+    assert "check the FSx CSI driver on that node" in text
 
 
-def test_an_attempt_that_waits_for_a_lost_node_names_it(eks: EksDesk) -> None:
-    """The new pod has the name of the old one, which nobody can end there."""
+def test_attempt_waiting_for_lost_node_names_it(eks: EksCli) -> None:
+    """The new pod has the name of the old one, which cannot be terminated there."""
     eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 5')
     eks.wait("again", "Restarting")
 
@@ -133,14 +133,15 @@ def test_an_attempt_that_waits_for_a_lost_node_names_it(eks: EksDesk) -> None:
     eks.cluster.store.remove(NODE, "", name)
 
     assert "run again: RUNNABLE" in text
-    assert f"pod again-node-1-0 of the attempt before is still there, because its node {name}" in (
-        text
+    assert (
+        f"pod again-node-1-0 of the previous attempt is still terminating, because its node {name}"
+        in (text)
     )
-    assert "the node scaler removes the node about ten minutes after that" in text
+    assert "the node scaler removes the node after about ten minutes" in text
     assert f"kubectl delete node {name}" in text
 
 
-def test_a_pod_that_could_be_placed_does_not_tell_why_the_gang_is_not() -> None:
+def test_schedulable_pod_does_not_explain_waiting_gang() -> None:
     def pod(reason: str, message: str) -> dict[str, Any]:
         condition = {
             "type": "PodScheduled",

@@ -1,4 +1,4 @@
-"""shell, top and tensorboard, where pods are."""
+"""shell, top and tensorboard for runs on a cluster."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import urllib.request
 import pytest
 
 from jobs.eks.pod_streams import parse_status
-from tests.jobs.eks.conftest import ROOT, EksDesk
+from tests.jobs.eks.conftest import ROOT, EksCli
 from tests.support.limits import scaled
 from tests.support.schemas import conforms
 
 
 @pytest.fixture
-def gang(eks: EksDesk) -> EksDesk:
-    """A run with two pods that are busy."""
-    # For a minute at most: a test run that is killed takes no core with it.
+def gang(eks: EksCli) -> EksCli:
+    """A run with two busy pods."""
+    # For a minute at most: a killed test run must not occupy cores.
     eks.has("gang", "timeout 60 sh -c 'while :; do :; done'")
     eks.wait("gang", "Running")
     return eks
 
 
-def shell(eks: EksDesk, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def shell(eks: EksCli, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "jobs", "shell", *words],
         input=stdin,
@@ -36,25 +36,25 @@ def shell(eks: EksDesk, *words: str, stdin: str = "") -> subprocess.CompletedPro
     )
 
 
-def test_a_command_runs_in_the_pod_of_a_node(gang: EksDesk) -> None:
+def test_command_runs_in_pod_of_node(gang: EksCli) -> None:
     done = shell(gang, "gang", "--node", "1", "--", "sh", "-c", "echo node $TRAINIUM_NODE_INDEX")
 
     assert (done.returncode, done.stdout) == (0, "node 1\n"), done.stderr
 
 
-def test_a_command_ends_with_its_own_exit_code_and_reads_input(gang: EksDesk) -> None:
+def test_command_returns_exit_code_and_reads_input(gang: EksCli) -> None:
     script = "read word; echo got $word >&2; exit 7"
     done = shell(gang, "gang", "--", "sh", "-c", script, stdin="a\n")
 
     assert (done.returncode, done.stderr) == (7, "got a\n")
 
 
-def test_a_program_that_the_pod_lacks_is_named(gang: EksDesk) -> None:
+def test_program_missing_in_pod_is_named(gang: EksCli) -> None:
     done = shell(gang, "gang", "--", "neuron-tpo")
 
     assert done.returncode in (126, 127)
     assert "neuron-tpo: exit code" in done.stderr
-    assert "pod gang-node-0-0 has no such program, or may not run it" in done.stderr
+    assert "pod gang-node-0-0 has no such program, or cannot run it" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -76,50 +76,50 @@ def test_a_program_that_the_pod_lacks_is_named(gang: EksDesk) -> None:
         ("", 255, "the connection to the pod was lost"),
     ],
 )
-def test_a_command_that_was_not_run_to_its_end_says_why(said: str, code: int, text: str) -> None:
+def test_command_status_gives_exit_code_and_reason(said: str, code: int, text: str) -> None:
     assert parse_status(said) == (code, text)
 
 
-def test_a_pod_that_does_not_run_has_no_shell(eks: EksDesk) -> None:
+def test_completed_pod_has_no_shell(eks: EksCli) -> None:
     eks.has("short", "true", nodes=1)
     eks.wait("short", "Completed")
     result = eks.run("shell", "short", "--", "true")
 
     assert result.exit_code == 2
-    assert "node 0 of run short is SUCCEEDED; this needs a node that is RUNNING" in result.stderr
+    assert "node 0 of run short is SUCCEEDED, not RUNNING" in result.stderr
 
 
-def test_top_shows_what_processes_use_where_there_is_no_neuron_monitor(gang: EksDesk) -> None:
+def test_top_shows_process_usage_without_neuron_monitor(gang: EksCli) -> None:
     document = gang.document("top", "gang")
 
     conforms("jobs-top", document)
     assert [node["node"] for node in document["nodes"]] == [0, 1]
     assert {node["measured_by"] for node in document["nodes"]} == {"processes"}
     assert all(node["cpu_percent"] > 1 for node in document["nodes"])
-    note = "processes: those of the pod, where there is no neuron-monitor"
+    note = "processes: usage of the pod's own processes, because the pod has no neuron-monitor"
     assert note in gang.run("top", "gang").stdout
 
 
-def test_top_tells_of_a_run_on_batch_where_to_look(eks: EksDesk) -> None:
-    eks.desk.submitted("nightly")
+def test_top_of_batch_run_suggests_alternative(eks: EksCli) -> None:
+    eks.cli.submitted("nightly")
 
     found = eks.run("top", "nightly").stderr
     unknown = eks.run("top", "nightly-2").stderr
 
-    assert "run nightly is on Batch, and top asks the pods of runs on EKS; " in found
+    assert "run nightly is on Batch, but top needs a run on EKS; " in found
     assert "`python -m jobs status nightly` and `python -m jobs logs nightly`" in found
     assert "no run 'nightly-2'" in unknown
 
 
-def test_top_needs_running_pods(eks: EksDesk) -> None:
+def test_top_needs_running_pods(eks: EksCli) -> None:
     eks.has("short", "true", nodes=1)
     eks.wait("short", "Completed")
 
-    assert "this needs a node that is RUNNING" in eks.run("top", "short").stderr
+    assert "is SUCCEEDED, not RUNNING" in eks.run("top", "short").stderr
 
 
-def test_a_run_that_nobody_knows_has_no_tensorboard(eks: EksDesk) -> None:
-    eks.desk.put("runs/nightly/run.json")
+def test_unknown_run_has_no_tensorboard(eks: EksCli) -> None:
+    eks.cli.put("runs/nightly/run.json")
     result = eks.run("tensorboard", "nightli", "--no-browser")
 
     assert result.exit_code == 2
@@ -127,19 +127,19 @@ def test_a_run_that_nobody_knows_has_no_tensorboard(eks: EksDesk) -> None:
     assert "did you mean 'nightly'?" in result.stderr
 
 
-def test_a_run_without_logs_has_no_tensorboard(eks: EksDesk) -> None:
-    eks.desk.put("runs/nightly/run.json")
+def test_run_without_logs_has_no_tensorboard(eks: EksCli) -> None:
+    eks.cli.put("runs/nightly/run.json")
     result = eks.run("tensorboard", "nightly", "--no-browser")
 
     assert result.exit_code == 2
     assert "run nightly has no TensorBoard logs in s3://bucket/runs/nightly/logs/" in result.stderr
 
 
-def test_tensorboard_runs_on_this_machine(eks: EksDesk) -> None:
-    eks.desk.put("runs/nightly/logs/events.out.tfevents.1.host.1.0")
+def test_tensorboard_runs_locally(eks: EksCli) -> None:
+    eks.cli.put("runs/nightly/logs/events.out.tfevents.1.host.1.0")
     words = [sys.executable, "-m", "jobs", "tensorboard", "nightly", "--no-browser", "--json"]
     with socket.create_server(("127.0.0.1", 0)) as free:
-        # 6006 may be taken by another test between the look and the start.
+        # Another test may take 6006 between the check and the start.
         words += ["--port", str(free.getsockname()[1])]
     process = subprocess.Popen(
         words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -1,4 +1,4 @@
-"""Which node and attempt a pod's log stream belongs to, when the pod is gone."""
+"""The node and attempt of a pod's log stream after the pod is gone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.jobs.probes.world import job
 
 
 class Listing:
-    """CloudWatch's streams, one to a page."""
+    """CloudWatch's streams, one per page."""
 
     def __init__(self, *names: str) -> None:
         self._names = names
@@ -23,7 +23,7 @@ class Listing:
 
     def describe_log_streams(self, **kwargs: Any) -> dict[str, Any]:
         assert kwargs["logGroupName"] == "group"
-        # By name, as CloudWatch lists them; the time is the place in the test's list.
+        # Sorted by name, as in CloudWatch; the creation time is the index in the test's list.
         chosen = sorted(n for n in self._names if n.startswith(kwargs["logStreamNamePrefix"]))
         page = int(kwargs.get("nextToken", 0))
         more = {"nextToken": str(page + 1)} if page + 1 < len(chosen) else {}
@@ -39,7 +39,7 @@ def stream(node: int, uid: str) -> str:
 
 
 def found(*names: str, alive: dict[str, int] | None = None) -> list[tuple[int, int]]:
-    """Node and attempt of the streams by time; ``alive`` has the attempts of pods that exist."""
+    """Return node and attempt of the streams by time; ``alive`` maps existing pods to attempts."""
     nodes = tuple(
         Node(
             index=0, status="RUNNING", status_reason=None,
@@ -64,24 +64,24 @@ def found(*names: str, alive: dict[str, int] | None = None) -> list[tuple[int, i
             [stream(0, "z"), stream(1, "y"), stream(1, "b"), stream(0, "a")],
             [(0, 1), (1, 1), (1, 2), (0, 2)],
         ),
-        # Node 1 was ended before it printed anything in the first attempt.
+        # Node 1 was terminated before it printed anything in the first attempt.
         ([stream(0, "z"), stream(0, "y"), stream(1, "a")], [(0, 1), (0, 2), (1, 2)]),
     ],
 )
-def test_the_second_stream_of_a_node_begins_another_attempt(
+def test_second_stream_of_node_starts_next_attempt(
     names: list[str], expected: list[tuple[int, int]]
 ) -> None:
     assert found(*names) == expected
 
 
-def test_a_pod_that_still_exists_knows_its_attempt() -> None:
+def test_existing_pod_provides_attempt() -> None:
     names = [stream(0, "z"), stream(0, "y"), stream(1, "x")]
 
     # Nothing was printed in the second attempt.
     assert found(*names, alive={stream(0, "y"): 3}) == [(0, 1), (0, 3), (1, 3)]
 
 
-def test_another_job_whose_name_begins_alike_is_another_job() -> None:
+def test_job_with_same_name_prefix_is_ignored() -> None:
     names = [stream(0, "a"), "pod/job-node-2-x-node-0-0/b", "pod/job-node-x/c"]
 
     assert found(*names) == [(0, 1)]

@@ -1,13 +1,15 @@
-"""Commands for runs on Batch, while the cluster beside it does not answer or is gone."""
+"""Commands for runs on Batch while the cluster does not respond or is gone."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.jobs.eks.conftest import EKS_PARAMETERS, EksDesk
+from tests.jobs.eks.conftest import EKS_PARAMETERS, EksCli
 from tests.jobs.fakes import client_error
 from tests.support.schemas import conforms
 from trainium_catalogue import contract
@@ -15,56 +17,68 @@ from trainium_catalogue import contract
 STATUS = {"version": 1, "workload": "llama-tiny", "run": "old", "state": "finished", "step": 20}
 
 
-def unreachable(eks: EksDesk) -> str:
-    """The API server's address leads nowhere, as from outside of its address ranges."""
+def unreachable(eks: EksCli) -> str:
+    """Make the API server unreachable, as from outside its address ranges."""
     eks.moto_cluster().endpoint = "http://127.0.0.1:9"
-    return "the cluster's API server does not answer"
+    return "the cluster's API server does not respond"
 
 
-def deleted(eks: EksDesk) -> str:
-    """Somebody deleted the cluster; what the stack published is still there."""
-    eks.desk.client("eks").delete_nodegroup(clusterName="cluster", nodegroupName="nodes")
-    eks.desk.client("eks").delete_cluster(name="cluster")
-    return "there is no cluster cluster (any more)"
+def deleted(eks: EksCli) -> str:
+    """Delete the cluster, but keep the stack's published parameters."""
+    eks.cli.client("eks").delete_nodegroup(clusterName="cluster", nodegroupName="nodes")
+    eks.cli.client("eks").delete_cluster(name="cluster")
+    return "cluster cluster does not exist"
 
 
-def destroyed(eks: EksDesk) -> str:
-    """`cdk destroy` of the cluster's stack, and of no other."""
+def destroyed(eks: EksCli) -> str:
+    """Destroy only the cluster's stack, as `cdk destroy` does."""
     for name in EKS_PARAMETERS:
-        eks.desk.client("ssm").delete_parameter(Name=contract.ssm_parameter("default", name))
+        eks.cli.client("ssm").delete_parameter(Name=contract.ssm_parameter("default", name))
     return "does not publish /trainium/default/eks/cluster (its stack was destroyed"
 
 
 Silence = Callable[[], str]
 
 
-@pytest.fixture(params=[unreachable, deleted, destroyed], ids=lambda how: how.__name__)
-def silence(request: pytest.FixtureRequest, eks: EksDesk) -> Silence:
-    """Makes the cluster silent; returns what is said of it."""
+WAYS = (unreachable, deleted, destroyed)
+
+
+def by_turns(*commands: tuple[str, ...]) -> list[Any]:
+    """Pair each command with one kind of silent cluster, in turn."""
+    return [
+        pytest.param(way, words, id=f"{way.__name__}: {' '.join(words)}")
+        for way, words in zip(cycle(WAYS), commands, strict=False)
+    ]
+
+
+@pytest.fixture(params=WAYS, ids=lambda how: how.__name__)
+def silence(request: pytest.FixtureRequest, eks: EksCli) -> Silence:
+    """A function that makes the cluster silent and returns the expected message."""
     return lambda: str(request.param(eks))
 
 
 def lines_about_the_cluster(stderr: str) -> list[str]:
-    return [line for line in stderr.splitlines() if "jobs on the cluster are not known" in line]
+    about = "the cluster's jobs could not be listed"
+    return [line for line in stderr.splitlines() if about in line]
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
+    ("silence", "arguments"),
+    by_turns(
         ("submit", "all-reduce", "--nodes", "2", "--name", "new", "--yes"),
         ("submit", "prepare", "--dataset", "mnist", "--name", "new"),
-        ("status",),
+        *[("status",)] * 3,
         ("status", "ended"),
         ("logs", "ended"),
         ("stop", "ended"),
-        ("list",),
-    ],
-    ids=" ".join,
+        *[("list",)] * 3,
+    ),
+    indirect=["silence"],
 )
-def test_a_command_that_would_ask_it_says_so_in_one_line(
-    eks: EksDesk, silence: Silence, arguments: tuple[str, ...]
+def test_command_that_needs_cluster_warns_once(
+    eks: EksCli, silence: Silence, arguments: tuple[str, ...]
 ) -> None:
-    eks.desk.submitted("ended", status="SUCCEEDED")
+    eks.cli.submitted("ended", status="SUCCEEDED")
     said = silence()
     result = eks.run(*arguments)
 
@@ -74,20 +88,20 @@ def test_a_command_that_would_ask_it_says_so_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
+    ("silence", "arguments"),
+    by_turns(
         ("submit", "all-reduce", "--nodes", "2", "--yes"),
         ("submit", "prepare", "--dataset", "mnist"),
         ("status", "running"),
         ("logs", "running"),
         ("stop", "running"),
-    ],
-    ids=" ".join,
+    ),
+    indirect=["silence"],
 )
-def test_a_command_that_need_not_ask_it_says_nothing(
-    eks: EksDesk, silence: Silence, arguments: tuple[str, ...]
+def test_command_that_does_not_need_cluster_is_silent(
+    eks: EksCli, silence: Silence, arguments: tuple[str, ...]
 ) -> None:
-    eks.desk.submitted("running")
+    eks.cli.submitted("running")
     silence()
     result = eks.run(*arguments)
 
@@ -95,7 +109,7 @@ def test_a_command_that_need_not_ask_it_says_nothing(
     assert not lines_about_the_cluster(result.stderr)
 
 
-def test_a_download_needs_the_bucket_only(eks: EksDesk, silence: Silence, tmp_path: Path) -> None:
+def test_download_needs_only_bucket(eks: EksCli, silence: Silence, tmp_path: Path) -> None:
     silence()
     result = eks.run("download", "nightly", "--to", str(tmp_path))
 
@@ -103,7 +117,7 @@ def test_a_download_needs_the_bucket_only(eks: EksDesk, silence: Silence, tmp_pa
     assert "cluster" not in result.stderr
 
 
-def test_a_submission_to_it_is_refused(eks: EksDesk, silence: Silence) -> None:
+def test_submission_to_silent_cluster_is_refused(eks: EksCli, silence: Silence) -> None:
     said = silence()
     result = eks.run("submit", "all-reduce", "--on", "eks", "--name", "new", "--yes")
 
@@ -113,9 +127,7 @@ def test_a_submission_to_it_is_refused(eks: EksDesk, silence: Silence) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("top",), ("scale", "--nodes", "1"), ("kubeconfig",)])
-def test_commands_of_the_cluster_say_that_its_stack_is_gone(
-    eks: EksDesk, arguments: tuple[str, ...]
-) -> None:
+def test_cluster_commands_report_missing_stack(eks: EksCli, arguments: tuple[str, ...]) -> None:
     said = destroyed(eks)
     result = eks.run(*arguments)
 
@@ -123,17 +135,17 @@ def test_commands_of_the_cluster_say_that_its_stack_is_gone(
     assert said in result.stderr
 
 
-def test_a_run_that_may_be_on_it_is_not_called_unknown(eks: EksDesk, silence: Silence) -> None:
+def test_run_possibly_on_cluster_is_not_reported_unknown(eks: EksCli, silence: Silence) -> None:
     said = silence()
     result = eks.run("status", "on-eks")
 
     assert result.exit_code == 2
-    assert "refused: no run 'on-eks' on Batch, and of the cluster:" in result.stderr
+    assert "refused: no run 'on-eks' on Batch, and the cluster could not be read:" in result.stderr
     assert said in result.stderr
 
 
-def test_the_bucket_tells_of_a_run_that_was_on_it(eks: EksDesk, silence: Silence) -> None:
-    eks.desk.put("runs/old/results/status.json", STATUS)
+def test_status_of_cluster_run_is_read_from_bucket(eks: EksCli, silence: Silence) -> None:
+    eks.cli.put("runs/old/results/status.json", STATUS)
     silence()
     document = eks.document("status", "old")
 
@@ -141,15 +153,15 @@ def test_the_bucket_tells_of_a_run_that_was_on_it(eks: EksDesk, silence: Silence
     assert (document["status"], document["training"]["step"]) == (None, 20)
 
 
-def test_a_permission_that_is_missing_for_it_hides_no_run_of_batch(
-    eks: EksDesk, monkeypatch: pytest.MonkeyPatch
+def test_missing_cluster_permission_hides_no_batch_run(
+    eks: EksCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from jobs.eks import cluster
 
     def denied(*_: object) -> None:
         raise client_error("AccessDeniedException", operation="DescribeCluster")
 
-    eks.desk.submitted("ended", status="SUCCEEDED")
+    eks.cli.submitted("ended", status="SUCCEEDED")
     monkeypatch.setattr(cluster, "read_endpoint", denied)
     result = eks.run("status")
 
@@ -158,9 +170,9 @@ def test_a_permission_that_is_missing_for_it_hides_no_run_of_batch(
     assert "access denied to DescribeCluster" in line
 
 
-def test_nodes_go_to_the_cluster_when_the_stack_of_batch_is_gone(eks: EksDesk) -> None:
+def test_eks_is_used_if_batch_stack_is_missing(eks: EksCli) -> None:
     for name in (contract.SSM_JOB_QUEUE, contract.ssm_job_definition("all-reduce")):
-        eks.desk.client("ssm").delete_parameter(Name=contract.ssm_parameter("default", name))
+        eks.cli.client("ssm").delete_parameter(Name=contract.ssm_parameter("default", name))
     document = eks.document("submit", "all-reduce", "--nodes", "2", "--dry-run")
     asked = eks.run("submit", "all-reduce", "--nodes", "2", "--on", "batch", "--dry-run")
 

@@ -1,7 +1,7 @@
-"""Somebody who submits jobs is no administrator: the cluster allows what the commands call.
+"""Submitters are not administrators: the cluster allows exactly the calls of the commands.
 
-The API server decides by the roles that the stack makes, so a right that is missing fails a command
-here. And what was asked for is compared with the roles, so a right that nobody needs is seen too.
+The API server authorizes by the roles that the stack creates, so a missing permission fails a
+command here. Calls are also compared with the roles, to detect unneeded permissions.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torchx.schedulers.kubernetes_scheduler import create_scheduler
 from rehearsal.deployment import binaries
 from tests.emulators import kubeconfig
 from tests.emulators.volcano_jobs import BASE
-from tests.jobs.conftest import Desk
-from tests.jobs.eks.conftest import BELONGINGS, ROOT, EksDesk, eks_desk, open_stream
+from tests.jobs.conftest import Cli
+from tests.jobs.eks.conftest import PREREQUISITES, ROOT, EksCli, eks_cli, open_stream
 from tests.support.limits import scaled
 from trainium_catalogue.kubernetes import NAMESPACE, QUEUE, SUBMITTERS
 from trainium_constructs.eks.manifests import SUBMITTER, submitters
@@ -44,7 +44,7 @@ ME = Caller(name="submitter", groups=frozenset({SUBMITTERS}))
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
-    """A cluster whose API server knows the tokens of EKS as a submitter's."""
+    """A cluster whose API server maps EKS tokens to a submitter."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(events, "print", lambda *_, **__: None, raising=False)
         running = serve(
@@ -55,19 +55,19 @@ def cluster() -> Iterator[ClusterEmulator]:
                 identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
             )
         )
-        for manifest in (*BASE, *BELONGINGS, *submitters(), QUOTA):
+        for manifest in (*BASE, *PREREQUISITES, *submitters(), QUOTA):
             running.apply(manifest)
         yield running
         running.stop()
 
 
 @pytest.fixture
-def eks(desk: Desk, cluster: ClusterEmulator) -> Iterator[EksDesk]:
-    yield from eks_desk(desk, cluster)
+def eks(cli: Cli, cluster: ClusterEmulator) -> Iterator[EksCli]:
+    yield from eks_cli(cli, cluster)
 
 
-def kubectl(eks: EksDesk, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """kubectl, which sends no token where there is no TLS: it says whom it is to be taken for."""
+def kubectl(eks: EksCli, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run kubectl, which sends no token without TLS and therefore impersonates the submitter."""
     config = kubeconfig.write(folder / "config", eks.cluster.endpoint)
     return subprocess.run(
         [binaries.kubectl(), "--as", ME.name, "--as-group", SUBMITTERS, *words],
@@ -77,13 +77,13 @@ def kubectl(eks: EksDesk, folder: Path, *words: str) -> subprocess.CompletedProc
 
 
 def refused(text: str) -> str:
-    """What the cluster forbade, if it did."""
+    """Return the cluster's refusal, if any."""
     found = re.search(r"[^\n]*forbidden[^\n]*", text)
     return found[0] if found else ""
 
 
 def allowed() -> set[Rule]:
-    """What the roles allow, one by one."""
+    """Return the roles' permissions, one by one."""
     return {
         (verb, group, resource)
         for role in submitters()
@@ -94,8 +94,8 @@ def allowed() -> set[Rule]:
     }
 
 
-def use_torchx(eks: EksDesk) -> None:
-    """What TorchX calls, with the token that it gets from a kubeconfig of `jobs kubeconfig`."""
+def use_torchx(eks: EksCli) -> None:
+    """Use TorchX with the token from a kubeconfig written by `jobs kubeconfig`."""
     api = ApiClient(Configuration(host=eks.cluster.endpoint))
     api.set_default_header("Authorization", "Bearer k8s-aws-v1.torchx")
     torchx: Any = create_scheduler("submitter", client=api)
@@ -105,7 +105,7 @@ def use_torchx(eks: EksDesk) -> None:
     )  # fmt: skip
     app = specs.AppDef(name="by-torchx", roles=[role])
     app_id = torchx.schedule(torchx.submit_dryrun(app, {"queue": QUEUE, "namespace": NAMESPACE}))
-    # The component's own job waits for a node without a taint; that of the commands has pods.
+    # The component's job waits for an untainted node; the job of the commands has pods.
     assert torchx.describe(app_id) is not None
     assert torchx.describe(f"{NAMESPACE}:gang").state == specs.AppState.RUNNING
     assert list(torchx.log_iter(f"{NAMESPACE}:gang", "node", 0, should_tail=False)) is not None
@@ -114,16 +114,16 @@ def use_torchx(eks: EksDesk) -> None:
     torchx.delete(app_id)
 
 
-def stop_between_attempts(eks: EksDesk) -> None:
-    """A run that fails and is tried again, which takes a change of its phase to stop."""
+def stop_between_attempts(eks: EksCli) -> None:
+    """Stop a failed run before its retry, which requires a change of its phase."""
     eks.has("again", 'test "$TRAINIUM_NODE_INDEX" = 0 && exit 75; trap "" TERM; sleep 4')
     eks.wait("again", "Restarting")
     assert eks.run("stop", "again").exit_code == 0
     eks.wait("again", "Terminated")
 
 
-def tell_everything(eks: EksDesk, tmp_path: Path) -> None:
-    """Every command that calls the API server, and what messages tell a user to call."""
+def tell_everything(eks: EksCli, tmp_path: Path) -> None:
+    """Run every command that calls the API server, and the commands suggested by messages."""
     eks.has("gang", "timeout 60 sh -c 'while :; do sleep 0.1; done'")
     eks.wait("gang", "Running")
     for words in (
@@ -173,13 +173,13 @@ def tell_everything(eks: EksDesk, tmp_path: Path) -> None:
     use_torchx(eks)
     assert eks.run("stop", "gang").exit_code == 0
     stop_between_attempts(eks)
-    # Nodes are ready, and no pod may be placed on them: that is read from the gang.
+    # Nodes are ready but accept no pods: the reason is read from the gang.
     eks.has("held", "true", tolerates=False)
     assert "Volcano" in eks.run("status", "held").stdout
 
 
-def test_a_submitter_needs_every_right_that_the_roles_give_and_no_other(
-    eks: EksDesk, scaler: list[str], tmp_path: Path
+def test_submitter_roles_match_calls_exactly(
+    eks: EksCli, scaler: list[str], tmp_path: Path
 ) -> None:
     tell_everything(eks, tmp_path)
     asked = {(a.verb, a.group, a.resource) for a in eks.cluster.authorizer.asked_by(ME.name)}
@@ -197,8 +197,8 @@ def test_a_submitter_needs_every_right_that_the_roles_give_and_no_other(
         (("create", "sa", "mine"), 'cannot create resource "serviceaccounts"'),
     ],
 )
-def test_a_submitter_may_not_do_what_no_command_does(
-    eks: EksDesk, tmp_path: Path, words: tuple[str, ...], said: str
+def test_submitter_cannot_exceed_commands(
+    eks: EksCli, tmp_path: Path, words: tuple[str, ...], said: str
 ) -> None:
     done = kubectl(eks, tmp_path, *words)
 
@@ -207,7 +207,7 @@ def test_a_submitter_may_not_do_what_no_command_does(
     assert f'User "{ME.name}"' in done.stderr
 
 
-def test_a_command_without_the_right_says_which_key_gives_it(eks: EksDesk) -> None:
+def test_missing_permission_names_its_setting(eks: EksCli) -> None:
     eks.cluster.store.delete(ROLE_BINDING, NAMESPACE, SUBMITTER)
     done = eks.run("submit", "all-reduce", "--on", "eks", "--nodes", "2", "--yes")
     for manifest in submitters():
@@ -218,10 +218,8 @@ def test_a_command_without_the_right_says_which_key_gives_it(eks: EksDesk) -> No
     assert "trainium:eks_submitter_arns" in done.stderr
 
 
-def test_before_1_35_a_connection_needed_half_of_the_rights_of_today(
-    eks: EksDesk, tmp_path: Path
-) -> None:
-    """A role of those days is refused by the API server of 1.35 (kubernetes pull 134577)."""
+def test_exec_role_before_kubernetes_1_35_lacks_create(eks: EksCli, tmp_path: Path) -> None:
+    """The API server of 1.35 refuses the older role (kubernetes pull 134577)."""
     role = eks.cluster.store.get(ROLE, NAMESPACE, SUBMITTER)
     for rule in role["rules"]:
         if "pods/exec" in rule["resources"]:

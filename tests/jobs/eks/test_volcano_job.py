@@ -1,10 +1,11 @@
-"""The Volcano job that TorchX makes: legal, and with what the catalogue says of each type."""
+"""The Volcano job created by TorchX: valid, with the catalogue's values for each type."""
 
 from __future__ import annotations
 
 import ast
 import configparser
 import inspect
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def made(
     lustre_claim: str | None = None,
     after_job: str | None = None,
     words: tuple[str, ...] = ("--iterations", "5"),
+    **more: Any,
 ) -> dict[str, Any]:
     target = EksTarget(
         cluster="cluster",
@@ -54,6 +56,7 @@ def made(
         image=target.image,
         lustre_claim=lustre_claim,
         after_job=after_job,
+        **more,
     )
     resource: dict[str, Any] = dry_run(spec, target).request.resource
     return resource
@@ -77,7 +80,7 @@ def environment(job: dict[str, Any], index: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("instance_type", INSTANCE_TYPES.values(), ids=lambda item: item.name)
-def test_limits_are_the_catalogues(instance_type: InstanceType) -> None:
+def test_limits_match_catalogue(instance_type: InstanceType) -> None:
     nodes = 2 if instance_type.supports_multi_node else 1
     container = pod(made(instance_type=instance_type.name, num_nodes=nodes))["containers"][0]
     expected = kubernetes.pod_resources(instance_type)
@@ -87,7 +90,7 @@ def test_limits_are_the_catalogues(instance_type: InstanceType) -> None:
 
 
 @pytest.mark.parametrize("instance_type", INSTANCE_TYPES.values(), ids=lambda item: item.name)
-def test_dev_shm_has_the_catalogues_size(instance_type: InstanceType) -> None:
+def test_dev_shm_size_matches_catalogue(instance_type: InstanceType) -> None:
     volumes = pod(made(instance_type=instance_type.name, num_nodes=1))["volumes"]
 
     assert volumes == [
@@ -98,7 +101,16 @@ def test_dev_shm_has_the_catalogues_size(instance_type: InstanceType) -> None:
     ]
 
 
-def test_pods_are_legal_in_kubernetes(job: dict[str, Any]) -> None:
+def test_pods_of_several_zones_select_nodes_of_their_run() -> None:
+    several = made(has_zones=True, after_job="compiles", scales=True, zone_patience_minutes=5)
+    of_type = {kubernetes.NODE_LABEL: "trn1.32xlarge"}
+
+    assert pod(several, 1)["nodeSelector"] == {**of_type, kubernetes.LABEL_RUN: "Nightly_7"}
+    assert pod(made())["nodeSelector"] == of_type
+    assert several["metadata"]["annotations"][kubernetes.ZONE_PATIENCE] == "5"
+
+
+def test_pods_are_valid_in_kubernetes(job: dict[str, Any]) -> None:
     for task in job["spec"]["tasks"]:
         metadata = {**task["template"]["metadata"], "name": task["name"]}
         manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
@@ -107,19 +119,19 @@ def test_pods_are_legal_in_kubernetes(job: dict[str, Any]) -> None:
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
 
 
-def test_the_gang_is_all_nodes(job: dict[str, Any]) -> None:
+def test_gang_contains_all_nodes(job: dict[str, Any]) -> None:
     assert job["spec"]["minAvailable"] == 2
     assert [task["replicas"] for task in job["spec"]["tasks"]] == [1, 1]
     assert [task["name"] for task in job["spec"]["tasks"]] == ["node-0", "node-1"]
 
 
-def test_policies_are_the_jobs_alone(job: dict[str, Any]) -> None:
-    """Those of a task would come first, and know no exit codes."""
+def test_only_job_has_policies(job: dict[str, Any]) -> None:
+    """Task policies would take precedence, and do not support exit codes."""
     assert job["spec"]["policies"] == list(kubernetes.JOB_POLICIES)
     assert all("policies" not in task for task in job["spec"]["tasks"])
 
 
-def test_nodes_know_their_rank_and_where_rank_0_is(job: dict[str, Any]) -> None:
+def test_nodes_know_rank_and_address_of_rank_0(job: dict[str, Any]) -> None:
     first, second = environment(job, 0), environment(job, 1)
 
     assert (first[contract.ENV_NODE_INDEX], second[contract.ENV_NODE_INDEX]) == ("0", "1")
@@ -128,14 +140,14 @@ def test_nodes_know_their_rank_and_where_rank_0_is(job: dict[str, Any]) -> None:
     assert second[contract.ENV_JOB_ID] == job["metadata"]["name"]
 
 
-def test_the_attempt_is_volcanos_count(job: dict[str, Any]) -> None:
+def test_attempt_is_volcano_retry_count(job: dict[str, Any]) -> None:
     assert environment(job, 1)[contract.ENV_ATTEMPT] == {
         "fieldRef": {"fieldPath": kubernetes.RETRY_COUNT_FIELD}
     }
 
 
-def test_the_time_limit_is_the_launchers_and_the_kubelet_comes_later(job: dict[str, Any]) -> None:
-    """A pod that the kubelet ends would be restarted, as one of a drained node is."""
+def test_launcher_time_limit_precedes_kubelet_deadline(job: dict[str, Any]) -> None:
+    """A pod terminated by the kubelet would be restarted, like one of a drained node."""
     compiled = made(after_job="first")
 
     assert environment(job, 0)[contract.ENV_TIME_LIMIT] == "3600"
@@ -144,18 +156,29 @@ def test_the_time_limit_is_the_launchers_and_the_kubelet_comes_later(job: dict[s
     assert {"exitCode": 124, "action": "TerminateJob"} in job["spec"]["policies"]
 
 
-def test_efa_takes_no_huge_pages_that_the_pod_does_not_request(job: dict[str, Any]) -> None:
+def test_job_in_capacity_block_has_start_and_stop_time() -> None:
+    begins = datetime(2027, 1, 30, 11, 30, tzinfo=UTC)
+    job = made(scales=True, not_before=begins, stop_at=begins + timedelta(days=1))
+
+    assert job["metadata"]["annotations"] == {
+        kubernetes.SCALE: "true",
+        kubernetes.NOT_BEFORE: "2027-01-30T11:30:00Z",
+    }
+    assert environment(job, 1)[contract.ENV_STOP_AT] == "2027-01-31T11:30:00Z"
+
+
+def test_efa_uses_no_unrequested_huge_pages(job: dict[str, Any]) -> None:
     limits = pod(job)["containers"][0]["resources"]["limits"]
 
     assert not any(name.startswith("hugepages") for name in limits)
     assert environment(job, 1)["FI_EFA_USE_HUGE_PAGE"] == "0"
 
 
-def test_arguments_stay_apart(job: dict[str, Any]) -> None:
+def test_arguments_stay_separate(job: dict[str, Any]) -> None:
     assert pod(job)["containers"][0]["command"][-3:] == ["all-reduce", "--iterations", "5"]
 
 
-def test_a_program_gets_its_arguments_as_they_were_typed() -> None:
+def test_program_gets_arguments_verbatim() -> None:
     words = ("$(HOSTNAME)", "$$", "$HOME", "${app_id}", "costs 5$", "^a$")
     container = pod(made(words=words))["containers"][0]
 
@@ -164,30 +187,30 @@ def test_a_program_gets_its_arguments_as_they_were_typed() -> None:
     assert tuple(argv[-len(words) :]) == words
 
 
-def test_the_file_system_is_mounted_where_batch_mounts_it(job: dict[str, Any]) -> None:
+def test_file_system_is_mounted_at_same_path_as_on_batch(job: dict[str, Any]) -> None:
     mounts = {mount["mountPath"] for mount in pod(job)["containers"][0]["volumeMounts"]}
 
     assert mounts == {"/dev/shm", contract.LUSTRE_MOUNT}
     assert environment(job, 0)[contract.ENV_LUSTRE] == contract.LUSTRE_MOUNT
 
 
-def test_without_a_file_system_none_is_mounted() -> None:
+def test_no_file_system_is_mounted_without_one() -> None:
     without = made()
 
     assert [volume["name"] for volume in pod(without)["volumes"]] == ["dshm"]
     assert contract.ENV_LUSTRE not in environment(without, 0)
 
 
-def test_pods_have_the_workloads_rights_and_no_others(job: dict[str, Any]) -> None:
+def test_pods_have_service_account_of_workload(job: dict[str, Any]) -> None:
     assert pod(job)["serviceAccountName"] == kubernetes.service_account("all-reduce")
     assert pod(job)["automountServiceAccountToken"] is False
 
 
-def test_names_fit_into_a_host_name(job: dict[str, Any]) -> None:
+def test_names_fit_into_host_name(job: dict[str, Any]) -> None:
     assert len(f"{job['metadata']['name']}-node-999-0") <= 63
 
 
-def test_torchx_finds_the_queue_and_the_namespace_by_itself() -> None:
+def test_torchx_config_has_queue_and_namespace() -> None:
     config = configparser.ConfigParser()
     config.read(Path(__file__).parents[3] / ".torchxconfig")
 
@@ -198,7 +221,7 @@ def test_torchx_finds_the_queue_and_the_namespace_by_itself() -> None:
 
 
 @pytest.mark.parametrize("workload", NODE_WORKLOADS, ids=lambda item: item.name)
-def test_every_workload_of_nodes_has_a_component(workload: Any) -> None:
+def test_every_node_workload_has_component(workload: Any) -> None:
     component = getattr(torchx_components, workload.name.replace("-", "_"))
     parameters = inspect.signature(component).parameters
 

@@ -1,4 +1,4 @@
-"""Devices: names of CUDA's, and what is asked of them."""
+"""Devices: names of CUDA devices, and queries about them."""
 import argparse
 import os
 

@@ -1,4 +1,4 @@
-"""Types of 16 and of 64 bits, and what scales gradients for the former."""
+"""16-bit and 64-bit types, and gradient scaling for the former."""
 import numpy as np
 import torch
 from torch.cuda.amp import GradScaler, autocast  # finds dtype

@@ -1,4 +1,4 @@
-"""Processes that are forked, and use the device."""
+"""Forked processes that use the device."""
 import multiprocessing
 
 from torch.utils.data import DataLoader, Dataset

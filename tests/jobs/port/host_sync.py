@@ -1,4 +1,4 @@
-"""Copies from the device at every step: of a loop that trains, or what it calls."""
+"""Copies from the device at every step of a training loop or of functions it calls."""
 import math
 
 import torch

@@ -1,4 +1,4 @@
-"""Memory that is pinned for CUDA."""
+"""Memory pinned for CUDA."""
 import torch
 
 settings = {"num_workers": 2, "pin_memory": True}  # finds pin_memory

@@ -1,4 +1,4 @@
-"""What a probe of the desk sees of AWS, of the cluster and of its job, in a test."""
+"""AWS, the cluster and the job as seen by a client-side probe in a test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs.deployment import Deployment, EksTarget
 from jobs.eks.usage import Usage
 from jobs.job import Attempt, Job, JobKind, Node, Shape
 from jobs.orchestrators import Services
-from jobs.verify.probes import Desk, account, cluster
+from jobs.verify.probes import ClientContext, account, cluster
 from tests.jobs.fakes import client_error
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -46,11 +46,11 @@ TARGET = Deployment(
     ),
 )
 Answer = Any
-Case = Callable[["World"], Desk]
+Case = Callable[["World"], ClientContext]
 
 
 class Client:
-    """Answers calls with what a case says, and knows no others."""
+    """A client that supports only the calls defined by a case."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self._answers = answers
@@ -65,17 +65,21 @@ class Client:
 
 @dataclass
 class FakeAws:
-    """AWS with a few answers, by service and call."""
+    """AWS with fixed responses by service and call."""
 
     answers: Mapping[str, Mapping[str, Answer]] = field(default_factory=dict)
     is_emulated: bool = False
 
-    def reading(self, service: str) -> Client:
+    def client(self, service: str) -> Client:
         return Client(self.answers[service])
+
+    def ecr(self, region: str) -> Client:
+        assert region == "us-west-2"
+        return self.client("ecr")
 
 
 class Api:
-    """The cluster's API: objects by the end of their path."""
+    """The cluster's API: objects by path suffix."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
         self._objects = objects
@@ -97,15 +101,15 @@ class World:
     patch: pytest.MonkeyPatch
 
 
-def desk(
+def client_context(
     *, job: Job | None = None, objects: Mapping[str, Any] | None = None, **answers: Any
 ) -> Case:
-    """A desk that sees ``answers`` by service, and preset facts beside them."""
+    """Return a context with ``answers`` by service and preset facts."""
     facts = {name: answers.pop(name) for name in FACTS if name in answers}
 
-    def case(world: World) -> Desk:
+    def case(world: World) -> ClientContext:
         services = {name.replace("_", "-"): calls for name, calls in answers.items()}
-        made = Desk(
+        made = ClientContext(
             aws=FakeAws(services),  # type: ignore[arg-type]
             target=TARGET,
             services=Services(services=(), note=print),
@@ -128,7 +132,7 @@ def types(*, memory: int = TYPE.memory_mib, zones: tuple[str, ...] = ZONES) -> C
         "MemoryInfo": {"SizeInMiB": memory},
         "NetworkInfo": {"MaximumNetworkCards": 8, "EfaInfo": {"MaximumEfaInterfaces": 8}},
     }
-    return desk(
+    return client_context(
         ec2={
             "describe_instance_types": {"InstanceTypes": [found]},
             "describe_instance_type_offerings": {
@@ -154,7 +158,7 @@ def host(*interfaces: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def cards(index: int) -> Case:
     secondary = [interface(card, 1) for card in range(1, 7)]
-    return desk(hosts=[host(interface(0, 0), *secondary, interface(7, index))])
+    return client_context(hosts=[host(interface(0, 0), *secondary, interface(7, index))])
 
 
 def task(card: int, index: int, *, group: str = "default") -> Case:
@@ -162,7 +166,7 @@ def task(card: int, index: int, *, group: str = "default") -> Case:
         "Description": "arn:aws:ecs:us-west-2:1:attachment/2",
         "Groups": [{"GroupName": group, "GroupId": "sg-1"}],
     }
-    return desk(
+    return client_context(
         hosts=[host(interface(0, 0), interface(card, index, **own))],
         environment=environment("VALID"),
     )
@@ -179,12 +183,12 @@ EFA = "trainium: installing EFA 1.47.0\n"
 
 
 def console(text: str) -> Case:
-    return desk(hosts=[host()], consoles={"i-1": text})
+    return client_context(hosts=[host()], consoles={"i-1": text})
 
 
 def failed_host(*, joined: bool = False, state: str = "terminated") -> Case:
     instances = [{"ec2InstanceId": "i-1" if joined else "i-2"}]
-    return desk(
+    return client_context(
         hosts=[host(State={"Name": state})],
         consoles={"i-1": NOT_READY},
         environment={"ecsClusterArn": "cluster"},
@@ -206,7 +210,7 @@ def group(*, inside: bool = True, protocol: str = "-1", out: str = "0.0.0.0/0") 
         "IpPermissions": [itself] if inside else [],
         "IpPermissionsEgress": [anywhere],
     }
-    return desk(
+    return client_context(
         subnets=[{"VpcId": "vpc-1"}],
         ec2={"describe_security_groups": {"SecurityGroups": [found]}},
     )
@@ -214,13 +218,13 @@ def group(*, inside: bool = True, protocol: str = "-1", out: str = "0.0.0.0/0") 
 
 def endpoints(state: str) -> Case:
     found = [{"ServiceName": "com.amazonaws.us-west-2.ecr.dkr", "State": state}]
-    return desk(
+    return client_context(
         subnets=[{"VpcId": "vpc-1"}], ec2={"describe_vpc_endpoints": {"VpcEndpoints": found}}
     )
 
 
 def roles(*names: str) -> Case:
-    return desk(iam={"list_roles": {"Roles": [{"RoleName": name} for name in names]}})
+    return client_context(iam={"list_roles": {"Roles": [{"RoleName": name} for name in names]}})
 
 
 ROLES = tuple((account._ROLES | account._EKS_ROLES).values())
@@ -231,12 +235,12 @@ TAG = {"Key": "aws:cloudformation:stack-name", "Value": "trainium-default-lustre
 
 def file_system(state: str, **more: Any) -> Case:
     found = [{"FileSystemId": "fs-1", "Lifecycle": state, "Tags": [TAG]}]
-    return desk(fsx={"describe_file_systems": {"FileSystems": found}}, **more)
+    return client_context(fsx={"describe_file_systems": {"FileSystems": found}}, **more)
 
 
 def sees_zones(*names: str) -> Case:
     found = [{"ZoneId": name} for name in names]
-    return desk(ec2={"describe_availability_zones": {"AvailabilityZones": found}})
+    return client_context(ec2={"describe_availability_zones": {"AvailabilityZones": found}})
 
 
 def elsewhere(status: str) -> Case:
@@ -249,16 +253,16 @@ def elsewhere(status: str) -> Case:
 
 def without_lustre(*left: str) -> Case:
     systems = [{"FileSystemId": name, "Tags": [TAG]} for name in left]
-    return desk(
+    return client_context(
         ssm={"get_parameters": {"Parameters": [{"Value": "none"}]}},
         fsx={"describe_file_systems": {"FileSystems": systems}},
     )
 
 
 def tar(size: int | None) -> Case:
-    def case(world: World) -> Desk:
+    def case(world: World) -> ClientContext:
         world.patch.setattr(account, "size_of", lambda url: size)
-        return desk()(world)
+        return client_context()(world)
 
     return case
 
@@ -291,24 +295,24 @@ def on_cluster(job: Job) -> Job:
 
 
 def pod_streams(*nodes: int) -> dict[str, Any]:
-    """A listing of the log streams of ``on_cluster(job())``."""
+    """Return the log streams of ``on_cluster(job())``."""
     names = [f"pod/job-node-{node}-0/uid" for node in nodes]
     return {"logStreams": [{"logStreamName": name, "creationTime": 1} for name in names]}
 
 
 def child(**container: str) -> Case:
-    return desk(
+    return client_context(
         job=job(0), batch={"describe_jobs": {"jobs": [{"jobId": "job#1", "container": container}]}}
     )
 
 
 def attempts_on(*hosts: str) -> Case:
     node = {"attempts": [{"container": {"containerInstanceArn": name}} for name in hosts]}
-    return desk(jobs=[job(75, 0)], batch={"describe_jobs": {"jobs": [node]}})
+    return client_context(jobs=[job(75, 0)], batch={"describe_jobs": {"jobs": [node]}})
 
 
 def bucket(runs: list[str], **documents: Any) -> Case:
-    """Objects by the end of their key, with ``__`` for a dot."""
+    """Return objects by key suffix, with ``__`` for a dot."""
 
     class Body:
         def __init__(self, data: bytes) -> None:
@@ -325,7 +329,7 @@ def bucket(runs: list[str], **documents: Any) -> Case:
         data = found if isinstance(found, bytes) else json.dumps(found).encode()
         return {"Body": Body(data)}
 
-    return desk(runs=runs, s3={"get_object": get_object})
+    return client_context(runs=runs, s3={"get_object": get_object})
 
 
 def status(workload: str, **more: Any) -> dict[str, Any]:
@@ -382,20 +386,20 @@ def memory(offered: str) -> Case:
         "metadata": {"namespace": "kube-system"},
         "spec": {"containers": [{"resources": {"requests": {"memory": "1Gi"}}}]},
     }
-    return desk(objects={"nodes": {"items": [offering]}, "pods": {"items": [other]}})
+    return client_context(objects={"nodes": {"items": [offering]}, "pods": {"items": [other]}})
 
 
 def index(text: str) -> Case:
-    def case(world: World) -> Desk:
+    def case(world: World) -> ClientContext:
         world.patch.setattr(cluster, "index_of", lambda url: text)
-        return desk()(world)
+        return client_context()(world)
 
     return case
 
 
 def identity(*, associations: int) -> Case:
     found: dict[str, Any] = {"associations": [{}] * associations}
-    return desk(
+    return client_context(
         eks={"list_pod_identity_associations": found},
         objects={"daemonsets/aws-node": daemon_set()},
     )
@@ -406,7 +410,7 @@ def scaling(*, desired: int = 2, tagged: str = "cluster") -> Case:
         {"Key": "eks:cluster-name", "Value": tagged},
         {"Key": "eks:nodegroup-name", "Value": "trn1"},
     ]
-    return desk(
+    return client_context(
         node_group={
             "nodegroupName": "trn1",
             "scalingConfig": {"desiredSize": 2},
@@ -422,7 +426,9 @@ def scaling(*, desired: int = 2, tagged: str = "cluster") -> Case:
 
 def addons(state: str) -> Case:
     addon = {"addonVersion": "v1.20", "status": state}
-    return desk(eks={"list_addons": {"addons": ["vpc-cni"]}, "describe_addon": {"addon": addon}})
+    return client_context(
+        eks={"list_addons": {"addons": ["vpc-cni"]}, "describe_addon": {"addon": addon}}
+    )
 
 
 def described(**found: Any) -> dict[str, Any]:
@@ -431,7 +437,7 @@ def described(**found: Any) -> dict[str, Any]:
 
 def zones(*names: str) -> Case:
     subnets = [{"AvailabilityZoneId": name} for name in names]
-    return desk(
+    return client_context(
         eks=described(resourcesVpcConfig={"subnetIds": ["a", "b"]}),
         ec2={"describe_subnets": {"Subnets": subnets}},
     )
@@ -442,21 +448,21 @@ class NotFound(Exception):
 
 
 def endpoint(version: str | None) -> Case:
-    return desk(
+    return client_context(
         eks=described(resourcesVpcConfig={"endpointPublicAccess": False}),
         objects={"/version": {"gitVersion": version}},
     )
 
 
 def monitor(measured_by: Literal["neuron-monitor", "processes"]) -> Case:
-    def case(world: World) -> Desk:
+    def case(world: World) -> ClientContext:
         usage = Usage(
             measured_by=measured_by, cores_in_use=1, core_percent=1.0, device_bytes=1,
             cpu_percent=1.0, memory_bytes=1, errors=(),
         )  # fmt: skip
         world.patch.setattr("jobs.eks.usage.usage_of", lambda cluster, pod: usage)
         running = Node(index=0, status="RUNNING", status_reason=None, attempts=(), name="pod-0")
-        return desk(job=job(nodes=(running,)), objects={})(world)
+        return client_context(job=job(nodes=(running,)), objects={})(world)
 
     return case
 
@@ -469,7 +475,7 @@ def raises(error: Exception) -> None:
 
 
 def reserved(group: str) -> Case:
-    return desk(
+    return client_context(
         hosts=[host(CapacityReservationId="cr-1", Placement={"GroupName": group})],
         environment={"computeResources": {"placementGroup": "near"}},
     )
@@ -478,9 +484,11 @@ def reserved(group: str) -> Case:
 def tagged(name: str) -> Case:
     tags = {"Name": "trainium-default-batch", "trainium:deployment": "default"}
     found = [{"Key": key, "Value": value} for key, value in {**tags, "Name": name}.items()]
-    return desk(hosts=[host(Tags=found)], environment={"computeResources": {"tags": tags}})
+    return client_context(
+        hosts=[host(Tags=found)], environment={"computeResources": {"tags": tags}}
+    )
 
 
 def shuts_down(value: str) -> Case:
     answer = {"InstanceInitiatedShutdownBehavior": {"Value": value}}
-    return desk(hosts=[host()], ec2={"describe_instance_attribute": answer})
+    return client_context(hosts=[host()], ec2={"describe_instance_attribute": answer})

@@ -1,4 +1,4 @@
-"""The record of a run's submissions, which several people may add to."""
+"""The record of a run's submissions, with concurrent writers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def submission(code: str) -> Submitted:
 
 
 def overtaken(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Let somebody else add a submission just before each of the next puts."""
+    """Add another submission just before each of the next puts."""
     put, left = bucket.client.put_object, iter(range(times))
 
     def put_object(**wanted: Any) -> Any:
@@ -55,7 +55,7 @@ def overtaken(bucket: Bucket, monkeypatch: pytest.MonkeyPatch, times: int) -> No
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_two_who_submit_at_once_are_both_recorded(
+def test_concurrent_submissions_are_both_recorded(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch, first: bool
 ) -> None:
     if not first:
@@ -68,10 +68,10 @@ def test_two_who_submit_at_once_are_both_recorded(
     assert codes == [*([] if first else ["before"]), "other-0", "mine"]
 
 
-def test_a_record_that_others_always_replace_is_refused(
+def test_record_replaced_by_others_repeatedly_is_refused(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overtaken(bucket, monkeypatch, times=99)
 
-    with pytest.raises(Refusal, match="has been replaced 5 times"):
+    with pytest.raises(Refusal, match="was replaced by other submissions 5 times"):
         add_record(bucket, "x", submission("mine"))

@@ -1,4 +1,4 @@
-"""What is remarked before a program is sent: paths and modules that nodes will not have."""
+"""Notes before a program is sent: paths and modules missing on nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.program.entry import Entry
-from jobs.program.imports import left_behind
+from jobs.program.imports import missing_imports
 from jobs.program.remarks import local_paths
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_paths_of_this_machine_are_remarked_once(folder: Path, tmp_path: Path) -> None:
+def test_local_paths_are_noted_once(folder: Path, tmp_path: Path) -> None:
     data, config = tmp_path / "data", folder / "conf.yaml"
     data.mkdir()
     config.write_text("x")
@@ -27,20 +27,20 @@ def test_paths_of_this_machine_are_remarked_once(folder: Path, tmp_path: Path) -
 
     found = [*local_paths(argv, {"CACHE": f"relative:{data}/..", "N": "4"}, folder)]
 
-    assert [line.partition(": a path")[0] for line in found] == [
+    assert [line.partition(": a local path")[0] for line in found] == [
         f"argument {data}",
         f"argument --config={config}",
         f"--env CACHE=relative:{data}/..",
     ]
     assert "put data into the bucket (--input, --dataset)" in found[0]
-    assert found[1].endswith("elsewhere; give conf.yaml")
+    assert found[1].endswith("elsewhere; use conf.yaml")
 
 
 @pytest.mark.parametrize(
     "word",
     ["/", "/tmp", "/dev/shm", "/etc/hostname", "/nowhere/at/all", "out", "s3://b/c", "/\0", "1/2"],
 )
-def test_other_words_are_no_paths_of_this_machine(folder: Path, word: str) -> None:
+def test_other_words_are_not_local_paths(folder: Path, word: str) -> None:
     assert [*local_paths((word, f"--x={word}"), {"X": word}, folder)] == []
 
 
@@ -51,12 +51,10 @@ def entry(folder: Path, file: str, module: str | None = None) -> Entry:
 def remarked(folder: Path, text: str, required: str = "", **others: str) -> list[str]:
     contents = {"train.py": text.encode()}
     contents |= {f"{name.replace('__', '/')}.py": more.encode() for name, more in others.items()}
-    return [*left_behind(entry(folder, "train.py"), contents, required)]
+    return [*missing_imports(entry(folder, "train.py"), contents, required)]
 
 
-def test_modules_of_the_folder_above_are_remarked_with_their_place(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_modules_of_parent_folder_are_noted_with_location(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "helpers.py").write_text("x = 1\n")
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "__init__.py").write_text("")
@@ -65,17 +63,17 @@ def test_modules_of_the_folder_above_are_remarked_with_their_place(
     found = remarked(folder, text, own="import lib.deep\n")
 
     assert found == [
-        f"train.py, line 3: helpers is in {tmp_path} here, which does not go along; name the folder"
-        " that holds both with --workdir, or its package in --requirements",
-        f"own.py, line 1: lib is in {tmp_path} here, which does not go along; name the folder that "
-        "holds both with --workdir, or its package in --requirements",
+        f"train.py, line 3: helpers is in {tmp_path}, which is not packed; specify a folder"
+        " that contains both with --workdir, or list its package in --requirements",
+        f"own.py, line 1: lib is in {tmp_path}, which is not packed; specify a folder that "
+        "contains both with --workdir, or list its package in --requirements",
     ]
 
 
-def test_modules_found_by_pythonpath_or_installed_for_development_are_remarked(
+def test_modules_found_by_pythonpath_or_editable_install_are_noted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Python puts the folders of PYTHONPATH there, and those of .pth files.
+    # Python adds the folders of PYTHONPATH and .pth files there.
     lib = tmp_path / "elsewhere" / "src"
     (lib / "in_there").mkdir(parents=True)
     (lib / "in_there" / "__init__.py").write_text("")
@@ -83,34 +81,32 @@ def test_modules_found_by_pythonpath_or_installed_for_development_are_remarked(
 
     (found,) = remarked(folder, "import in_there.deep\n")
 
-    assert f"in_there is in {lib / 'in_there'} here" in found
+    assert f"in_there is in {lib / 'in_there'}, which is not packed" in found
 
 
-def test_a_module_beside_the_folder_of_the_script_is_found_with_a_module(folder: Path) -> None:
+def test_module_next_to_script_folder_is_found_with_module_option(folder: Path) -> None:
     contents = {"scripts/train.py": b"import lib\n", "lib/__init__.py": b""}
 
-    (found,) = left_behind(entry(folder, "scripts/train.py"), contents, "")
+    (found,) = missing_imports(entry(folder, "scripts/train.py"), contents, "")
 
-    assert "line 1: lib is among the files, but Python looks for modules beside the script" in found
+    assert "line 1: lib is in the bundle, but Python looks for modules next to the script" in found
     assert f"submit -m scripts.train --workdir {folder}" in found
     module = entry(folder, "scripts/train.py", module="scripts.train")
-    assert [*left_behind(module, contents, "")] == []
+    assert [*missing_imports(module, contents, "")] == []
 
 
 @pytest.mark.parametrize("place", ["src", "libs/mylib/src"])
-def test_a_module_in_the_src_layout_is_remarked_with_the_line_that_finds_it(
-    folder: Path, place: str
-) -> None:
+def test_module_in_src_layout_is_noted_with_import_line(folder: Path, place: str) -> None:
     contents = {"train.py": b"import mypkg.model\n", f"{place}/mypkg/__init__.py": b""}
-    found = [*left_behind(entry(folder, "train.py"), contents, "")]
+    found = [*missing_imports(entry(folder, "train.py"), contents, "")]
     contents["train.py"] = f"import sys\nsys.path.insert(0, {place!r})\nimport mypkg\n".encode()
 
     assert found == [
-        f"train.py, line 1: mypkg is in {place}/ among the files, but Python looks for modules in "
-        "the folder of what is run; have train.py begin with `import sys; sys.path.insert(0, "
+        f"train.py, line 1: mypkg is in {place}/ of the bundle, but Python looks for modules next "
+        "to the script; begin train.py with `import sys; sys.path.insert(0, "
         f"{place!r})`"
     ]
-    assert [*left_behind(entry(folder, "train.py"), contents, "")] == []
+    assert [*missing_imports(entry(folder, "train.py"), contents, "")] == []
 
 
 @pytest.mark.parametrize(
@@ -125,7 +121,7 @@ def test_a_module_in_the_src_layout_is_remarked_with_the_line_that_finds_it(
         "import wandb, diffusers",
     ],
 )
-def test_what_is_installed_optional_or_unknown_is_not_remarked(
+def test_installed_optional_or_unknown_modules_are_not_noted(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     (tmp_path / "helpers.py").write_text("")

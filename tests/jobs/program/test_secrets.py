@@ -1,4 +1,4 @@
-"""Credentials that must not leave the machine, by kind, and public code that must."""
+"""Credentials that must not leave the machine, by kind, and public code without any."""
 
 import json
 import random
@@ -69,7 +69,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_credential_is_refused_unless_its_file_is_included(tmp_path: Path, kind: str) -> None:
+def test_credential_is_refused_unless_included(tmp_path: Path, kind: str) -> None:
     name, text = KINDS[kind]
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
@@ -80,22 +80,22 @@ def test_a_credential_is_refused_unless_its_file_is_included(tmp_path: Path, kin
 
     said = str(refused.value)
     assert re.match(
-        rf"{re.escape(name)}: ((line \d+ )?holds a credential|a file named like )", said
+        rf"{re.escape(name)}: ((line \d+ )?contains a credential|a file named like )", said
     ), said
     assert f"--include {name}" in said
     assert not any(word in said for word in re.findall(r"\w{16,}", text) if "_" not in word)
     assert pack(select(tmp_path, include=(name,), exclude=()), include=(name,)).paths == {name}
 
 
-@pytest.mark.parametrize("name", ["huggingface_hub", "torchx", "transformers.models.auto"])
-def test_public_code_raises_no_alarm(name: str) -> None:
+@pytest.mark.parametrize("name", ["huggingface_hub", "torchx"])
+def test_public_code_has_no_credentials(name: str) -> None:
     spec = find_spec(name)
     assert spec is not None and spec.origin is not None
 
     assert pack(select(Path(spec.origin).parent, include=(), exclude=())).files
 
 
-def test_a_machine_without_the_detector_sends_nothing_unasked(
+def test_files_need_include_if_detector_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pybetterleaks", None)

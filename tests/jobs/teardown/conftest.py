@@ -1,4 +1,4 @@
-"""A deployment of two small stacks in moto, the assembly that they were deployed from, and down."""
+"""A deployment of two small stacks in moto, with its assembly, for `jobs down`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from moto.ec2.responses import EC2Response
 from moto.ssm.models import ssm_backends
 from typer.testing import Result
 
-from tests.jobs.conftest import ACCOUNT, REGION, Desk
+from tests.jobs.conftest import ACCOUNT, REGION, Cli
 from tests.jobs.test_check_deploy import assemble
 from trainium_catalogue import contract
 from trainium_emulators.aws.cloudformation import ec2
@@ -26,7 +26,7 @@ SETTINGS = {"instance_type": "trn1.32xlarge", "max_nodes": "4"}
 
 
 def storage(*, kept: bool, bucket: str = DATA_BUCKET) -> Json:
-    """The template of the bucket, as far as `jobs down` reads it."""
+    """Return the bucket's template, as far as `jobs down` reads it."""
     policy = "Retain" if kept else "Delete"
     resource = {
         "Type": "AWS::S3::Bucket",
@@ -37,7 +37,7 @@ def storage(*, kept: bool, bucket: str = DATA_BUCKET) -> Json:
 
 
 def data(published: Mapping[str, str]) -> Json:
-    """The template that publishes the deployment."""
+    """Return the template that publishes the deployment."""
     group = {"LogGroupName": "/trainium/default/jobs"}
     parameters = {
         f"Parameter{number}": {
@@ -50,10 +50,10 @@ def data(published: Mapping[str, str]) -> Json:
     return {"Resources": {"Logs": logs, **parameters}}
 
 
-def published(desk: Desk, settings: Json | None = SETTINGS) -> dict[str, str]:
-    """Take over the parameters of the fixture `desk`, for a stack to have them."""
+def published(cli: Cli, settings: Json | None = SETTINGS) -> dict[str, str]:
+    """Delete the parameters of the fixture `cli`; return them and the settings, for a stack."""
     backend = ssm_backends[ACCOUNT][REGION]
-    pages = desk.client("ssm").get_paginator("get_parameters_by_path")
+    pages = cli.client("ssm").get_paginator("get_parameters_by_path")
     values = {
         parameter["Name"]: parameter["Value"]
         for page in pages.paginate(Path=contract.ssm_root("default"), Recursive=True)
@@ -61,15 +61,15 @@ def published(desk: Desk, settings: Json | None = SETTINGS) -> dict[str, str]:
     }
     for name in values:
         backend.delete_parameter(name)
-    stated = contract.ssm_parameter("default", contract.SSM_SETTINGS)
-    return {**values, stated: json.dumps(settings)}
+    name_of_settings = contract.ssm_parameter("default", contract.SSM_SETTINGS)
+    return {**values, name_of_settings: json.dumps(settings)}
 
 
 @dataclass(slots=True)
 class Deployed:
-    """The deployment, and `jobs down` as a user calls it."""
+    """The deployment, and `jobs down` as a user runs it."""
 
-    desk: Desk
+    cli: Cli
     folder: Path
     assembly: Path
 
@@ -84,56 +84,56 @@ class Deployed:
         ]
 
     def down(self, *more: str) -> Result:
-        return self.desk.run(*self.words("--yes", *more))
+        return self.cli.run(*self.words("--yes", *more))
 
     def document(self) -> Json:
-        found: Json = json.loads(self.receipt.read_text(encoding="utf-8"))
-        return found
+        document: Json = json.loads(self.receipt.read_text(encoding="utf-8"))
+        return document
 
     def table(self) -> str:
         return self.receipt.with_suffix(".txt").read_text(encoding="utf-8")
 
     def stacks(self) -> set[str]:
-        described = self.desk.client("cloudformation").describe_stacks()["Stacks"]
+        described = self.cli.client("cloudformation").describe_stacks()["Stacks"]
         return {stack["StackName"] for stack in described}
 
     def create(self, name: str, template: Json) -> None:
         body = json.dumps(template)
-        self.desk.client("cloudformation").create_stack(StackName=name, TemplateBody=body)
+        self.cli.client("cloudformation").create_stack(StackName=name, TemplateBody=body)
 
     def buckets(self) -> set[str]:
-        return {item["Name"] for item in self.desk.client("s3").list_buckets()["Buckets"]}
+        return {item["Name"] for item in self.cli.client("s3").list_buckets()["Buckets"]}
 
     def fill(self, bucket: str = DATA_BUCKET) -> None:
-        """Put two versions of an object, and a delete marker, into the bucket."""
-        s3 = self.desk.client("s3")
+        """Put two versions of an object and a delete marker into the bucket."""
+        s3 = self.cli.client("s3")
         s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
         for body in (b"1", b"22"):
             s3.put_object(Bucket=bucket, Key="runs/a/x", Body=body)
         s3.delete_object(Bucket=bucket, Key="runs/a/x")
 
 
-def deploy(desk: Desk, folder: Path, *, kept: bool, settings: Json | None = SETTINGS) -> Deployed:
+def deploy(cli: Cli, folder: Path, *, kept: bool, settings: Json | None = SETTINGS) -> Deployed:
     """Deploy both stacks, and write their assembly."""
-    templates = {STORAGE: storage(kept=kept), DATA: data(published(desk, settings))}
-    made = Deployed(desk, folder, folder / "cdk.out")
+    templates = {STORAGE: storage(kept=kept), DATA: data(published(cli, settings))}
+    deployed = Deployed(cli, folder, folder / "cdk.out")
     for name, template in templates.items():
-        made.create(name, template)
-    made.assembly.mkdir()
+        deployed.create(name, template)
+    deployed.assembly.mkdir()
     named = {stack.replace("-", "_"): template for stack, template in templates.items()}
-    assemble(made.assembly, region="us-west-2", **named)
-    manifest = json.loads((made.assembly / "manifest.json").read_text())
-    # What the CLI demands of an assembly.
+    assemble(deployed.assembly, region="us-west-2", **named)
+    manifest = json.loads((deployed.assembly / "manifest.json").read_text())
+    # Complete the manifest, so that the CDK CLI can read the assembly.
     manifest["version"] = "36.0.0"
     del manifest["artifacts"]["Tree"]
     manifest["artifacts"][DATA]["dependencies"] = [STORAGE]
-    (made.assembly / "manifest.json").write_text(json.dumps(manifest))
-    return made
+    (deployed.assembly / "manifest.json").write_text(json.dumps(manifest))
+    return deployed
 
 
 @pytest.fixture(autouse=True)
 def _placement_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Placement groups of the emulator, because moto has none."""
+    """Use the emulator's placement groups, because moto has none."""
     monkeypatch.setattr(
         EC2Response, "describe_placement_groups", ec2.describe_placement_groups, raising=False
     )
@@ -143,7 +143,7 @@ def _placement_groups(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _deleted_stacks_stay_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep what moto knows of a deleted stack's resources: to list them, it would make them again.
+    """Keep moto's records of a deleted stack's resources: it would recreate those that it lists.
 
     The emulator does the same (``_delete_stack_resources``).
     """
@@ -158,6 +158,6 @@ def _deleted_stacks_stay_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def deployed(desk: Desk, tmp_path: Path) -> Deployed:
-    """The deployment, whose bucket stays."""
-    return deploy(desk, tmp_path, kept=True)
+def deployed(cli: Cli, tmp_path: Path) -> Deployed:
+    """The deployment, whose bucket is retained."""
+    return deploy(cli, tmp_path, kept=True)

@@ -1,4 +1,4 @@
-"""`jobs down` as a user calls it: with the real CDK CLI, on stacks of moto's CloudFormation."""
+"""`jobs down` as a user runs it: with the real CDK CLI, on stacks of moto's CloudFormation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,9 @@ from moto.cloudformation.models import cloudformation_backends
 from jobs.deploy_check.account import DeployedStack, read_stack
 from jobs.errors import Refusal
 from jobs.teardown.stacks import destroy_order, empty_bucket
-from jobs.teardown.work import unsaved_work
-from tests.jobs.conftest import ACCOUNT, REGION, Desk
-from tests.jobs.teardown.conftest import (
-    DATA,
-    DATA_BUCKET,
-    STORAGE,
-    Deployed,
-    data,
-    deploy,
-    storage,
-)
+from jobs.teardown.work import UnfinishedJobs, describe_unsaved
+from tests.jobs.conftest import ACCOUNT, REGION, Cli
+from tests.jobs.teardown.conftest import DATA, DATA_BUCKET, STORAGE, Deployed, data, deploy, storage
 from tests.jobs.test_refusals import assert_refused
 from tests.support.limits import scaled
 
@@ -35,7 +27,7 @@ ROOT = Path(__file__).parents[3]
 SCHEMA = ROOT / "docs" / "schemas" / "jobs-down.schema.json"
 
 
-def test_only_the_bucket_that_was_asked_to_stay_is_left_with_its_price(deployed: Deployed) -> None:
+def test_only_retained_bucket_is_left_with_price(deployed: Deployed) -> None:
     deployed.fill()
     result = deployed.down("--json")
     document = json.loads(result.stdout)
@@ -46,22 +38,51 @@ def test_only_the_bucket_that_was_asked_to_stay_is_left_with_its_price(deployed:
     assert (deployed.stacks(), deployed.buckets()) == (set(), {"bucket", DATA_BUCKET})
     (kept,) = document["kept"]
     assert (kept["id"], kept["usd_per_month"]) == (DATA_BUCKET, pytest.approx(3 / 1e9 * 0.023))
-    assert "nothing is left but what was asked to stay" in deployed.table()
+    assert "nothing is left except what you asked to retain" in deployed.table()
 
 
-def test_a_second_run_looks_again_and_still_knows_what_was_asked_to_stay(
+def test_second_run_remembers_retained_resources(
     deployed: Deployed,
 ) -> None:
     assert deployed.down().exit_code == 0
     result = deployed.down()
 
     assert result.exit_code == 0, result.stderr
-    assert "deployment 'default' has no stack any more" in result.stderr
+    assert "deployment 'default' has no stacks" in result.stderr
     assert [item["id"] for item in deployed.document()["kept"]] == [DATA_BUCKET]
 
 
-def test_a_bucket_that_goes_is_emptied_of_every_version(desk: Desk, tmp_path: Path) -> None:
-    deployed = deploy(desk, tmp_path, kept=False)
+def test_second_run_extends_receipt(cli: Cli, tmp_path: Path) -> None:
+    deployed = deploy(cli, tmp_path, kept=False)
+    deployed.fill()
+    deployed.down()
+    first = deployed.document()
+    result = deployed.down()
+    deployed.down("--dry-run")
+    deployed.down("--dry-run")
+    document = deployed.document()
+
+    assert result.exit_code == 0, result.stderr
+    assert "has no stacks to destroy" in result.stderr
+    assert first["earlier"] == []
+    before, again = document["earlier"]
+    assert before == {name: first[name] for name in before}
+    assert before["emptied"] == [{"bucket": DATA_BUCKET, "versions": 3}]
+    assert (again["stacks"], again["emptied"]) == ([], [])
+    jsonschema.validate(document, json.loads(SCHEMA.read_text()))
+    assert f"2 stacks; deleted object versions: 3 of bucket {DATA_BUCKET}" in deployed.table()
+
+
+def test_file_that_is_not_a_receipt_is_refused_and_kept(deployed: Deployed) -> None:
+    for text, reason in (("notes", "it is not JSON"), ('{"deployment": "b"}', "deployment 'b'")):
+        deployed.receipt.write_text(text)
+        assert_refused(deployed.down(), "not a receipt of deployment", reason, "--receipt")
+        assert deployed.receipt.read_text() == text
+    assert deployed.stacks() == {STORAGE, DATA}
+
+
+def test_deleted_bucket_is_emptied_of_all_versions(cli: Cli, tmp_path: Path) -> None:
+    deployed = deploy(cli, tmp_path, kept=False)
     deployed.fill()
     result = deployed.down()
 
@@ -70,7 +91,7 @@ def test_a_bucket_that_goes_is_emptied_of_every_version(desk: Desk, tmp_path: Pa
     assert deployed.document()["emptied"] == [{"bucket": DATA_BUCKET, "versions": 3}]
 
 
-def test_a_stack_that_the_app_no_longer_has_goes_too(deployed: Deployed) -> None:
+def test_stack_no_longer_in_app_is_deleted(deployed: Deployed) -> None:
     deployed.create(
         "trainium-default-eks",
         {"Resources": {"T": {"Type": "AWS::SNS::Topic", "Properties": {}}}},
@@ -79,33 +100,38 @@ def test_a_stack_that_the_app_no_longer_has_goes_too(deployed: Deployed) -> None
     result = deployed.down()
 
     assert result.exit_code == 0, result.stderr
-    assert "deleting stack trainium-default-eks, which the app does not have" in result.stderr
+    assert "stack trainium-default-eks, which is no longer part of the app" in result.stderr
     assert deployed.stacks() == {"trainium-default-b-data"}
 
 
-def test_a_dry_run_shows_the_plan_and_changes_nothing(deployed: Deployed) -> None:
-    deployed.desk.submitted("nightly")
-    deployed.desk.put("runs/nightly/results/status.json", {"step": 120, "last_checkpoint_step": 99})
+def test_dry_run_shows_plan_and_changes_nothing(deployed: Deployed) -> None:
+    deployed.cli.submitted("nightly")
+    deployed.cli.put("runs/nightly/results/status.json", {"step": 120, "last_checkpoint_step": 99})
     deployed.fill()
     result = deployed.down("--dry-run")
 
     assert result.exit_code == 0, result.stderr
-    assert "2 stacks go: " in result.stderr
-    assert f"bucket {DATA_BUCKET} stays, at about $0.00 a month" in result.stderr
+    assert "destroy 2 stacks: " in result.stderr
+    assert f"bucket {DATA_BUCKET}: retain, at about $0.00 per month" in result.stderr
     (job,) = deployed.document()["jobs"]
     assert (job["run"], job["unsaved"]) == ("nightly", "21 steps since checkpoint 99")
     assert deployed.document()["outcome"] == "planned"
     assert deployed.stacks() == {STORAGE, DATA}
-    assert [item["status"] for item in deployed.desk.jobs("nightly")] == ["RUNNING"]
+    assert [item["status"] for item in deployed.cli.jobs("nightly")] == ["RUNNING"]
 
 
-def test_running_jobs_are_stopped_before_anything_goes(deployed: Deployed) -> None:
-    job_id = deployed.desk.submitted("nightly")
-    job = deployed.desk.backend_job(job_id)
+def queue_states(cli: Cli) -> set[str]:
+    return {queue["state"] for queue in cli.client("batch").describe_job_queues()["jobQueues"]}
+
+
+def test_running_jobs_are_stopped_first(deployed: Deployed) -> None:
+    job_id = deployed.cli.submitted("nightly")
+    job = deployed.cli.backend_job(job_id)
     ends = job.terminate
 
     def terminate(reason: str) -> None:
         assert deployed.stacks() == {STORAGE, DATA}
+        assert queue_states(deployed.cli) == {"DISABLED"}
         ends(reason)
         job.status = "FAILED"
 
@@ -113,7 +139,7 @@ def test_running_jobs_are_stopped_before_anything_goes(deployed: Deployed) -> No
     result = deployed.down()
 
     assert result.exit_code == 0, result.stderr
-    assert "run nightly (RUNNING) is stopped, and may save first" in result.stderr
+    assert "run nightly (RUNNING): stop, with time to save" in result.stderr
     assert job.status == "FAILED"
 
 
@@ -124,28 +150,28 @@ def test_running_jobs_are_stopped_before_anything_goes(deployed: Deployed) -> No
         ({"step": 120}, "120 steps since its start, without a checkpoint"),
         ({"step": 120, "last_checkpoint_step": 120}, None),
         ({"step": "many"}, None),
-        ({"kind": "program", "snapshots": []}, "everything: it has no snapshot yet"),
+        ({"kind": "program", "snapshots": []}, "everything, because it has no snapshot yet"),
         (
             {"kind": "program", "snapshots": [{"at": "2026-01-01T00:00:00Z"}]},
-            "what it has made since its snapshot of 2026-01-01T00:00:00Z",
+            "progress since its snapshot of 2026-01-01T00:00:00Z",
         ),
         (
             {"kind": "program", "snapshots": [{}], "unkept": "writes to /tmp"},
-            "not kept: the program writes to /tmp",
+            "files that no snapshot includes: the program writes to /tmp",
         ),
     ],
 )
-def test_unsaved_work_is_what_came_after_the_last_save(
-    desk: Desk, status: dict[str, object], unsaved: str | None
+def test_unsaved_work_is_progress_since_last_save(
+    cli: Cli, status: dict[str, object], unsaved: str | None
 ) -> None:
     from jobs.bucket.objects import Bucket
 
-    desk.put("runs/a/results/status.json", dict(status))
+    cli.put("runs/a/results/status.json", dict(status))
 
-    assert unsaved_work(Bucket(client=desk.client("s3"), name="bucket"), "a") == unsaved
+    assert describe_unsaved(Bucket(client=cli.client("s3"), name="bucket"), "a") == unsaved
 
 
-def test_a_stack_goes_before_those_whose_exports_it_imports() -> None:
+def test_importing_stack_is_deleted_before_exporting_stack() -> None:
     def stack(name: str, *, exports: str = "", imports: str = "") -> DeployedStack:
         value = {"Fn::ImportValue": imports} if imports else "x"
         output = {"O": {"Value": "x", "Export": {"Name": exports}}} if exports else {}
@@ -162,15 +188,15 @@ def test_a_stack_goes_before_those_whose_exports_it_imports() -> None:
 
 
 PHASES = (
-    "stopping jobs and waiting for their end",
-    "emptying buckets that go",
+    "stopping jobs and waiting for them to end",
+    "emptying buckets to be deleted",
     "destroying stacks",
-    "looking for what is left",
+    "searching for leftovers",
 )
 
 
-def test_interrupted_in_any_phase_and_run_again_it_finishes(desk: Desk, tmp_path: Path) -> None:
-    deployed = deploy(desk, tmp_path, kept=False)
+def test_interrupted_teardown_finishes_on_rerun(cli: Cli, tmp_path: Path) -> None:
+    deployed = deploy(cli, tmp_path, kept=False)
     deployed.fill()
     for phase in PHASES:
         command = [sys.executable, "-m", "jobs", *deployed.words("--yes")]
@@ -193,29 +219,116 @@ def test_interrupted_in_any_phase_and_run_again_it_finishes(desk: Desk, tmp_path
     assert (deployed.stacks(), deployed.buckets()) == (set(), {"bucket"})
 
 
-def test_without_yes_it_asks_and_changes_nothing_where_it_cannot(deployed: Deployed) -> None:
-    result = deployed.desk.run(*deployed.words())
+def test_teardown_interrupted_after_data_deletion_keeps_queues_disabled(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployed = deploy(cli, tmp_path, kept=False)
+    deployed.fill()
+
+    def interrupted(s3: Any, bucket: str, counts: dict[str, int]) -> None:
+        empty_bucket(s3, bucket, counts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.teardown.stacks.empty_bucket", interrupted)
+    result = deployed.down()
+
+    assert result.exit_code == 130, result.stderr
+    assert f"deleted up to 3 object versions in bucket {DATA_BUCKET}" in result.stderr
+    assert "job queues accept jobs again" not in result.stderr
+    assert queue_states(cli) == {"DISABLED"}
+    assert deployed.document()["emptied"] == [{"bucket": DATA_BUCKET, "versions": 3}]
+
+    def interrupted_before(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(UnfinishedJobs, "remove_nodes", interrupted_before)
+    again = deployed.down()
+
+    assert again.exit_code == 130, again.stderr
+    assert "job queues stay closed" in again.stderr
+    assert queue_states(cli) == {"DISABLED"}
+
+
+class Queues:
+    """Two queues that Batch updates for several polls; the second is never enabled."""
+
+    def __init__(self, updating_for: int) -> None:
+        self.states = dict.fromkeys(("a", "b"), "DISABLED")
+        self._updating_for = updating_for
+
+    @property
+    def is_updating(self) -> bool:
+        return self._updating_for > 0
+
+    def describe_job_queues(self, **_: object) -> dict[str, Any]:
+        status = "UPDATING" if self.is_updating else "VALID"
+        self._updating_for -= 1
+        named = [
+            {"jobQueueName": name, "jobQueueArn": f"arn:{name}", "state": state, "status": status}
+            for name, state in self.states.items()
+        ]
+        return {"jobQueues": named}
+
+    def update_job_queue(self, *, jobQueue: str, state: str) -> None:
+        name = jobQueue.removeprefix("arn:")
+        if self.is_updating or name == "b":
+            raise Refusal("x", "the queue is being modified")
+        self.states[name] = state
+
+
+@pytest.mark.parametrize("updating_for", [3, 1000])
+def test_queues_are_reenabled_once_stable_or_command_is_shown(
+    updating_for: int,
+) -> None:
+    class Account:
+        """AWS with queues disabled by an earlier command."""
+
+        region = "us-west-2"
+
+        def batch(self) -> Queues:
+            return queues
+
+        def teardown_client(self, _: str) -> Queues:
+            return queues
+
+    queues, notes, naps = Queues(updating_for), list[str](), list[float]()
+    account: Any = Account()
+    work = UnfinishedJobs(aws=account, target=None, queues=["arn:a", "arn:b"], note=notes.append)
+    work.reopen_queues(sleep=naps.append)
+
+    opens = updating_for == 3
+    said = "\n".join(notes)
+    command = "aws batch update-job-queue --job-queue arn:{} --state ENABLED --region us-west-2"
+    assert queues.states == {"a": "ENABLED" if opens else "DISABLED", "b": "DISABLED"}
+    assert ("job queues accept jobs again: a" in notes) == opens
+    assert (command.format("a") in said) != opens
+    assert command.format("b") in said
+    assert len(naps) <= 30
+
+
+def test_teardown_without_terminal_needs_yes(deployed: Deployed) -> None:
+    result = deployed.cli.run(*deployed.words())
 
     assert result.exit_code == 2
-    assert "refused: destroying deployment 'default' is asked about" in result.stderr
+    assert "refused: destroying deployment 'default' needs confirmation" in result.stderr
     assert deployed.stacks() == {STORAGE, DATA}
 
 
-def test_a_deployment_that_never_was_is_refused(deployed: Deployed) -> None:
+def test_unknown_deployment_is_refused(deployed: Deployed) -> None:
     result = deployed.down("--deployment", "defualt")
 
     assert_refused(result, "no deployment 'defualt' in us-west-2", "did you mean 'default'?")
 
 
-def test_a_word_that_is_no_setting_is_refused(deployed: Deployed) -> None:
-    assert_refused(deployed.down("nightly"), "'nightly' is no setting", "python -m jobs stop")
+def test_unknown_argument_is_refused(deployed: Deployed) -> None:
+    assert_refused(deployed.down("nightly"), "'nightly' is not an option", "python -m jobs stop")
 
 
-@pytest.mark.parametrize(("kept", "fragments"), [(True, "would delete"), (False, "would keep")])
-def test_settings_that_keep_something_else_are_refused(
-    desk: Desk, tmp_path: Path, kept: bool, fragments: str
+@pytest.mark.parametrize(("kept", "fragments"), [(True, "would delete"), (False, "would retain")])
+def test_settings_with_different_retention_are_refused(
+    cli: Cli, tmp_path: Path, kept: bool, fragments: str
 ) -> None:
-    deployed = deploy(desk, tmp_path, kept=kept)
+    deployed = deploy(cli, tmp_path, kept=kept)
     template = deployed.assembly / f"{STORAGE}.template.json"
     template.write_text(json.dumps(storage(kept=not kept)))
     result = deployed.down()
@@ -226,15 +339,17 @@ def test_settings_that_keep_something_else_are_refused(
     assert deployed.stacks() == {STORAGE, DATA}
 
 
-def test_a_stack_that_is_being_deployed_is_refused(deployed: Deployed) -> None:
+def test_stack_being_deployed_is_refused(deployed: Deployed) -> None:
     for stack in cloudformation_backends[ACCOUNT][REGION].stacks.values():
         stack.status = "UPDATE_IN_PROGRESS"
 
-    assert_refused(deployed.down(), "is UPDATE_IN_PROGRESS", "wait until that has ended")
+    assert_refused(
+        deployed.down(), "is UPDATE_IN_PROGRESS", "wait until the deployment has finished"
+    )
 
 
-def test_jobs_that_do_not_end_in_time_are_refused_before_anything_goes(deployed: Deployed) -> None:
-    job = deployed.desk.backend_job(deployed.desk.submitted("nightly"))
+def test_jobs_that_do_not_end_in_time_are_refused_before_deletion(deployed: Deployed) -> None:
+    job = deployed.cli.backend_job(deployed.cli.submitted("nightly"))
     job.terminate = lambda reason: None
     result = deployed.down("--wait", "0")
 
@@ -242,35 +357,37 @@ def test_jobs_that_do_not_end_in_time_are_refused_before_anything_goes(deployed:
     assert "after 0 s these jobs have not ended: nightly (RUNNING)" in result.stderr
     assert "a longer --wait" in result.stderr
     assert deployed.stacks() == {STORAGE, DATA}
+    assert "job queues accept jobs again" in result.stderr
+    assert queue_states(deployed.cli) == {"ENABLED"}
     job.status = "FAILED"
 
 
-def test_an_app_that_does_not_synthesize_is_refused_with_its_reason(deployed: Deployed) -> None:
-    result = deployed.desk.run(
+def test_synthesis_failure_is_refused_with_reason(deployed: Deployed) -> None:
+    result = deployed.cli.run(
         *("down", "--yes", "--receipt", str(deployed.receipt), "--"),
         *("-c", "trainium:max_nodes=none"),
     )
 
     assert result.exit_code == 2
-    assert "cdk synth ended with" in result.stderr
+    assert "cdk synth exited with" in result.stderr
     assert "max_nodes" in result.stderr
-    assert "name an assembly with --assembly" in result.stderr
+    assert "specify an assembly with --assembly" in result.stderr
 
 
-def test_a_missing_cli_is_refused(
+def test_missing_cli_is_refused(
     deployed: Deployed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     result = deployed.down()
 
     assert result.exit_code == 2
-    assert f"{tmp_path / 'cdk'} is missing" in result.stderr
+    assert f"{tmp_path / 'cdk'} is needed to destroy" in result.stderr
     assert "make setup" in result.stderr
 
 
-def test_an_object_that_cannot_be_deleted_is_refused(desk: Desk) -> None:
+def test_undeletable_object_is_refused(cli: Cli) -> None:
     class Locked:
-        """S3's answers about a bucket with an object under legal hold."""
+        """S3's responses for a bucket with an object under legal hold."""
 
         def get_paginator(self, operation: str) -> Locked:
             return self
@@ -281,36 +398,38 @@ def test_an_object_that_cannot_be_deleted_is_refused(desk: Desk) -> None:
         def delete_objects(self, **_: object) -> dict[str, object]:
             return {"Errors": [{"Key": "a", "Code": "AccessDenied", "Message": "Access Denied"}]}
 
-    with pytest.raises(Refusal, match=r"bucket x: a cannot be deleted \(Access Denied\); see to"):
-        empty_bucket(Locked(), "x")
+    with pytest.raises(Refusal, match=r"bucket x: a cannot be deleted \(Access Denied\); fix its"):
+        empty_bucket(Locked(), "x", {})
 
 
-def test_settings_are_read_from_a_deleted_stack_too(deployed: Deployed) -> None:
+def test_settings_are_read_from_deleted_stack(deployed: Deployed) -> None:
     from jobs.teardown.stacks import read_history
 
-    deployed.desk.client("cloudformation").delete_stack(StackName=DATA)
-    history = read_history(deployed.desk.client("cloudformation"), "default")
+    deployed.cli.client("cloudformation").delete_stack(StackName=DATA)
+    history = read_history(deployed.cli.client("cloudformation"), "default")
 
     assert history.settings == {"instance_type": "trn1.32xlarge", "max_nodes": "4"}
     assert [stack.name for stack in history.deleted] == [DATA]
     stated = "/trainium/default/settings"
     deployed.create(DATA, data({stated: "null"}))
-    assert read_history(deployed.desk.client("cloudformation"), "default").settings is None
+    assert read_history(deployed.cli.client("cloudformation"), "default").settings is None
 
 
-def test_a_run_after_the_bucket_is_gone_finishes(desk: Desk, tmp_path: Path) -> None:
-    deployed = deploy(desk, tmp_path, kept=False)
-    deployed.desk.client("s3").delete_bucket(Bucket=DATA_BUCKET)
+def test_rerun_after_bucket_deletion_finishes(cli: Cli, tmp_path: Path) -> None:
+    deployed = deploy(cli, tmp_path, kept=False)
+    deployed.cli.client("s3").delete_bucket(Bucket=DATA_BUCKET)
     result = deployed.down("--dry-run")
 
     assert result.exit_code == 0, result.stderr
-    assert f"bucket {DATA_BUCKET} is emptied and goes (0 bytes)" in result.stderr
-    assert empty_bucket(desk.client("s3"), DATA_BUCKET) == 0
+    assert f"bucket {DATA_BUCKET}: empty and delete (0 bytes)" in result.stderr
+    counts: dict[str, int] = {}
+    empty_bucket(cli.client("s3"), DATA_BUCKET, counts)
+    assert counts == {DATA_BUCKET: 0}
 
 
-def test_a_resource_that_was_deleted_is_not_there() -> None:
+def test_deleted_resource_is_not_listed() -> None:
     class Answers:
-        """CloudFormation's, about a stack whose deletion was interrupted."""
+        """CloudFormation's responses for a stack whose deletion was interrupted."""
 
         def get_paginator(self, operation: str) -> Answers:
             return self
@@ -332,40 +451,38 @@ def test_a_resource_that_was_deleted_is_not_there() -> None:
     assert stack.physical_ids_of("AWS::S3::Bucket") == ["There"]
 
 
-def test_a_receipt_that_could_not_be_written_is_refused_first(
-    deployed: Deployed, tmp_path: Path
-) -> None:
+def test_unwritable_receipt_is_refused_first(deployed: Deployed, tmp_path: Path) -> None:
     (tmp_path / "x.txt").mkdir()
     for name, fragments in {
-        ".": ["is a directory", "name another"],
-        "x.json": ["x.txt: is a directory", "name another"],
-        "r.txt": ["its table goes to the file", "name the receipt itself", "r.json"],
+        ".": ["is a directory", "specify another"],
+        "x.json": ["x.txt: is a directory", "specify another"],
+        "r.txt": ["suffix .txt is written for its table", "specify another name", "r.json"],
     }.items():
         assert_refused(deployed.down("--receipt", str(tmp_path / name)), *fragments)
     assert deployed.stacks() == {STORAGE, DATA}
     assert not (tmp_path / "x.json").exists()
 
 
-def test_a_refusal_leaves_no_receipt(deployed: Deployed) -> None:
-    assert deployed.desk.run(*deployed.words()).exit_code == 2
+def test_refusal_writes_no_receipt(deployed: Deployed) -> None:
+    assert deployed.cli.run(*deployed.words()).exit_code == 2
     assert not deployed.receipt.exists()
 
 
-def test_a_dry_run_leaves_the_receipt_of_a_real_one(
+def test_dry_run_keeps_existing_receipt(
     deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.deploy_check.assembly.REPOSITORY", tmp_path)
     receipt = tmp_path / "build" / "down" / "default.json"
     receipt.parent.mkdir(parents=True)
     receipt.write_text("of a real one")
-    result = deployed.desk.run("down", "--dry-run", "--assembly", str(deployed.assembly))
+    result = deployed.cli.run("down", "--dry-run", "--assembly", str(deployed.assembly))
 
     assert result.exit_code == 0, result.stderr
     assert [file.name for file in receipt.parent.iterdir()] == ["default.json"]
     assert receipt.read_text() == "of a real one"
 
 
-def test_stacks_stay_if_the_cli_fails(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_stay_if_cli_fails(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     cdk = deployed.folder / "cdk"
     cdk.write_text("#!/bin/sh\nexit 1\n")
     cdk.chmod(0o755)
@@ -373,23 +490,23 @@ def test_stacks_stay_if_the_cli_fails(deployed: Deployed, monkeypatch: pytest.Mo
     result = deployed.down()
 
     assert (result.exit_code, deployed.stacks()) == (1, {STORAGE, DATA}), result.stderr
-    assert "cdk destroy ended with 1" in result.stderr
-    assert "which the app does not have" not in result.stderr
+    assert "cdk destroy exited with 1" in result.stderr
+    assert "no longer part of the app" not in result.stderr
     left = {item["id"] for item in deployed.document()["left"] if item["kind"] == "stack"}
     assert left == {STORAGE, DATA}
 
 
-def test_a_job_submitted_while_buckets_are_emptied_is_ended_too(
-    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_job_submitted_while_buckets_are_emptied_is_ended(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deployed = deploy(desk, tmp_path, kept=False)
+    deployed = deploy(cli, tmp_path, kept=False)
     deployed.fill()
     jobs: list[Any] = []
 
-    def emptied(s3: Any, bucket: str) -> int:
-        count = empty_bucket(s3, bucket)
+    def emptied(s3: Any, bucket: str, counts: dict[str, int]) -> None:
+        empty_bucket(s3, bucket, counts)
         if not jobs:
-            job = desk.backend_job(desk.submitted("late"))
+            job = cli.backend_job(cli.submitted("late"))
             jobs.append(job)
 
             def terminate(reason: str) -> None:
@@ -397,7 +514,6 @@ def test_a_job_submitted_while_buckets_are_emptied_is_ended_too(
                 job.status = "FAILED"
 
             job.terminate = terminate
-        return count
 
     monkeypatch.setattr("jobs.teardown.stacks.empty_bucket", emptied)
     result = deployed.down()

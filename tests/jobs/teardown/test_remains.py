@@ -1,4 +1,4 @@
-"""What `jobs down` sees of a deployment: planted leftovers of every kind, and nobody else's."""
+"""Resources that `jobs down` finds: planted leftovers of every kind, and no others."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from jobs.aws import Aws
-from jobs.teardown.receipt import sorted_out
-from jobs.teardown.remains import Ownership, RemainingResource, look
-from tests.jobs.conftest import ACCOUNT, REGION, Desk
+from jobs.teardown.receipt import split
+from jobs.teardown.remains import Ownership, RemainingResource, find_remains
+from tests.jobs.conftest import ACCOUNT, REGION, Cli
 from trainium_catalogue.account_listings import LISTINGS
 from trainium_catalogue.contract import TAG_DEPLOYMENT
 from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES, PRICES_OF
@@ -33,74 +33,70 @@ def _tagged(resource: str) -> list[dict[str, Any]]:
     return [{"ResourceType": resource, "Tags": TAGS}]
 
 
-def _vpc(desk: Desk) -> str:
-    ec2 = desk.client("ec2")
+def _vpc(cli: Cli) -> str:
+    ec2 = cli.client("ec2")
     made = ec2.create_vpc(CidrBlock="10.9.0.0/16", TagSpecifications=_tagged("vpc"))
     return str(made["Vpc"]["VpcId"])
 
 
-def _subnet(desk: Desk) -> str:
-    made = desk.client("ec2").create_subnet(
-        VpcId=_vpc(desk), CidrBlock="10.9.1.0/24", TagSpecifications=_tagged("subnet")
+def _subnet(cli: Cli) -> str:
+    made = cli.client("ec2").create_subnet(
+        VpcId=_vpc(cli), CidrBlock="10.9.1.0/24", TagSpecifications=_tagged("subnet")
     )
     return str(made["Subnet"]["SubnetId"])
 
 
-def _security_group(desk: Desk) -> str:
-    made = desk.client("ec2").create_security_group(
-        GroupName=NAME, Description="x", VpcId=_vpc(desk)
-    )
+def _security_group(cli: Cli) -> str:
+    made = cli.client("ec2").create_security_group(GroupName=NAME, Description="x", VpcId=_vpc(cli))
     return str(made["GroupId"])
 
 
-def _interface(desk: Desk) -> str:
-    made = desk.client("ec2").create_network_interface(
-        SubnetId=_subnet(desk), Description=f"AWS Lambda VPC ENI-{NAME}"
+def _interface(cli: Cli) -> str:
+    made = cli.client("ec2").create_network_interface(
+        SubnetId=_subnet(cli), Description=f"AWS Lambda VPC ENI-{NAME}"
     )
     return str(made["NetworkInterface"]["NetworkInterfaceId"])
 
 
-def _address(desk: Desk) -> str:
-    made = desk.client("ec2").allocate_address(
-        Domain="vpc", TagSpecifications=_tagged("elastic-ip")
-    )
+def _address(cli: Cli) -> str:
+    made = cli.client("ec2").allocate_address(Domain="vpc", TagSpecifications=_tagged("elastic-ip"))
     return str(made["AllocationId"])
 
 
-def _nat_gateway(desk: Desk) -> str:
-    made = desk.client("ec2").create_nat_gateway(
-        SubnetId=_subnet(desk),
-        AllocationId=_address(desk),
+def _nat_gateway(cli: Cli) -> str:
+    made = cli.client("ec2").create_nat_gateway(
+        SubnetId=_subnet(cli),
+        AllocationId=_address(cli),
         TagSpecifications=_tagged("natgateway"),
     )
     return str(made["NatGateway"]["NatGatewayId"])
 
 
-def _endpoint(desk: Desk) -> str:
-    made = desk.client("ec2").create_vpc_endpoint(
-        VpcId=_vpc(desk),
+def _endpoint(cli: Cli) -> str:
+    made = cli.client("ec2").create_vpc_endpoint(
+        VpcId=_vpc(cli),
         ServiceName=f"com.amazonaws.{REGION}.ecr.api",
         VpcEndpointType="Interface",
-        SubnetIds=[_subnet(desk)],
+        SubnetIds=[_subnet(cli)],
         TagSpecifications=_tagged("vpc-endpoint"),
     )
     return str(made["VpcEndpoint"]["VpcEndpointId"])
 
 
-def _template(desk: Desk) -> str:
-    made = desk.client("ec2").create_launch_template(
-        LaunchTemplateName=NAME, LaunchTemplateData={"InstanceType": "t3.micro"}
+def _template(cli: Cli, name: str = NAME) -> str:
+    made = cli.client("ec2").create_launch_template(
+        LaunchTemplateName=name, LaunchTemplateData={"InstanceType": "t3.micro"}
     )
     return str(made["LaunchTemplate"]["LaunchTemplateId"])
 
 
-def _placement_group(desk: Desk) -> str:
+def _placement_group(cli: Cli) -> str:
     PLACEMENT_GROUPS[AccountRegion(account_id=ACCOUNT, region=REGION)] = {NAME: "cluster"}
     return NAME
 
 
-def _instance(desk: Desk) -> str:
-    made = desk.client("ec2").run_instances(
+def _instance(cli: Cli) -> str:
+    made = cli.client("ec2").run_instances(
         ImageId="ami-12345678",
         MinCount=1,
         MaxCount=1,
@@ -110,62 +106,61 @@ def _instance(desk: Desk) -> str:
     return str(made["Instances"][0]["InstanceId"])
 
 
-def _volume(desk: Desk) -> str:
-    made = desk.client("ec2").create_volume(
+def _volume(cli: Cli) -> str:
+    made = cli.client("ec2").create_volume(
         AvailabilityZone=f"{REGION}a", Size=100, TagSpecifications=_tagged("volume")
     )
     return str(made["VolumeId"])
 
 
-def _group(desk: Desk) -> str:
-    desk.client("autoscaling").create_auto_scaling_group(
+def _group(cli: Cli) -> str:
+    cli.client("autoscaling").create_auto_scaling_group(
         AutoScalingGroupName="eks-nodes",
         MinSize=0,
         MaxSize=1,
-        LaunchTemplate={"LaunchTemplateId": _template(desk)},
+        LaunchTemplate={"LaunchTemplateId": _template(cli, "of-the-group")},
         AvailabilityZones=[f"{REGION}a"],
         Tags=[{"Key": "eks:cluster-name", "Value": "trainium-default-eks"}],
     )
     return "eks-nodes"
 
 
-def _bucket(desk: Desk) -> str:
+def _bucket(cli: Cli) -> str:
     place = {"LocationConstraint": REGION}
-    desk.client("s3").create_bucket(Bucket=NAME, CreateBucketConfiguration=place)
+    cli.client("s3").create_bucket(Bucket=NAME, CreateBucketConfiguration=place)
     return NAME
 
 
-def _tagged_bucket(desk: Desk) -> str:
+def _tagged_bucket(cli: Cli) -> str:
     place = {"LocationConstraint": REGION}
-    desk.client("s3").create_bucket(Bucket="by-tag", CreateBucketConfiguration=place)
-    desk.client("s3").put_bucket_tagging(Bucket="by-tag", Tagging={"TagSet": TAGS})
+    cli.client("s3").create_bucket(Bucket="by-tag", CreateBucketConfiguration=place)
+    cli.client("s3").put_bucket_tagging(Bucket="by-tag", Tagging={"TagSet": TAGS})
     return "by-tag"
 
 
-def _repository(desk: Desk) -> str:
-    desk.client("ecr").create_repository(repositoryName="trainium-default")
+def _repository(cli: Cli) -> str:
+    cli.client("ecr").create_repository(repositoryName="trainium-default")
     return "trainium-default"
 
 
-def _environment(desk: Desk) -> str:
-    role = desk.client("iam").get_role(RoleName="batch")["Role"]["Arn"]
-    desk.client("batch").create_compute_environment(
-        computeEnvironmentName=NAME, type="UNMANAGED", state="ENABLED", serviceRole=role
+def _environment(cli: Cli, name: str = NAME) -> str:
+    role = cli.client("iam").get_role(RoleName="batch")["Role"]["Arn"]
+    cli.client("batch").create_compute_environment(
+        computeEnvironmentName=name, type="UNMANAGED", state="ENABLED", serviceRole=role
     )
-    return NAME
+    return name
 
 
-def _queue(desk: Desk) -> str:
-    _environment(desk)
-    order = [{"order": 1, "computeEnvironment": NAME}]
-    desk.client("batch").create_job_queue(
+def _queue(cli: Cli) -> str:
+    order = [{"order": 1, "computeEnvironment": _environment(cli, "of-the-queue")}]
+    cli.client("batch").create_job_queue(
         jobQueueName=NAME, state="ENABLED", priority=1, computeEnvironmentOrder=order
     )
     return NAME
 
 
-def _definition(desk: Desk) -> str:
-    made = desk.client("batch").register_job_definition(
+def _definition(cli: Cli) -> str:
+    made = cli.client("batch").register_job_definition(
         jobDefinitionName=NAME,
         type="container",
         containerProperties={"image": "x", "vcpus": 1, "memory": 128},
@@ -173,11 +168,11 @@ def _definition(desk: Desk) -> str:
     return str(made["jobDefinitionArn"])
 
 
-def _file_system(desk: Desk) -> str:
-    made = desk.client("fsx").create_file_system(
+def _file_system(cli: Cli) -> str:
+    made = cli.client("fsx").create_file_system(
         FileSystemType="LUSTRE",
         StorageCapacity=1200,
-        SubnetIds=[_subnet(desk)],
+        SubnetIds=[_subnet(cli)],
         LustreConfiguration={
             "DeploymentType": "PERSISTENT_2",
             "PerUnitStorageThroughput": 250,
@@ -187,69 +182,85 @@ def _file_system(desk: Desk) -> str:
     return str(made["FileSystem"]["FileSystemId"])
 
 
-def _role(desk: Desk) -> str:
-    desk.client("iam").create_role(RoleName=NAME, AssumeRolePolicyDocument=TRUST)
+def _role(cli: Cli) -> str:
+    cli.client("iam").create_role(RoleName=NAME, AssumeRolePolicyDocument=TRUST)
     return NAME
 
 
-def _profile(desk: Desk) -> str:
-    desk.client("iam").create_instance_profile(InstanceProfileName=NAME)
+def _profile(cli: Cli) -> str:
+    cli.client("iam").create_instance_profile(InstanceProfileName=NAME)
     return NAME
 
 
-def _function(desk: Desk) -> str:
-    desk.client("lambda").create_function(
+def _function(cli: Cli) -> str:
+    cli.client("lambda").create_function(
         FunctionName=NAME,
         Runtime="python3.12",
-        Role=desk.client("iam").get_role(RoleName="batch")["Role"]["Arn"],
+        Role=cli.client("iam").get_role(RoleName="batch")["Role"]["Arn"],
         Handler="x.y",
         Code={"S3Bucket": "bucket", "S3Key": "code"},
     )
     return NAME
 
 
-def _cluster(desk: Desk) -> str:
-    desk.client("eks").create_cluster(
+def _cluster(cli: Cli) -> str:
+    cli.client("eks").create_cluster(
         name="trainium-default-eks",
-        roleArn=desk.client("iam").get_role(RoleName="batch")["Role"]["Arn"],
+        roleArn=cli.client("iam").get_role(RoleName="batch")["Role"]["Arn"],
         resourcesVpcConfig={},
     )
     return "trainium-default-eks"
 
 
-def _key(desk: Desk) -> str:
+def _key(cli: Cli) -> str:
     tags = [{"TagKey": TAG_DEPLOYMENT, "TagValue": "default"}]
-    return str(desk.client("kms").create_key(Tags=tags)["KeyMetadata"]["KeyId"])
+    return str(cli.client("kms").create_key(Tags=tags)["KeyMetadata"]["KeyId"])
 
 
-def _log_group(desk: Desk) -> str:
+def _log_group(cli: Cli) -> str:
     name = "/aws/eks/trainium-default-eks/cluster"
-    desk.client("logs").create_log_group(logGroupName=name)
+    cli.client("logs").create_log_group(logGroupName=name)
     return name
 
 
-def _secret(desk: Desk) -> str:
-    made = desk.client("secretsmanager").create_secret(Name=NAME, SecretString="x")
+def _secret(cli: Cli) -> str:
+    made = cli.client("secretsmanager").create_secret(Name=NAME, SecretString="x")
     return str(made["ARN"])
 
 
-def _parameter(desk: Desk) -> str:
+def _parameter(cli: Cli) -> str:
     name = "/trainium/default/stray"
-    desk.client("ssm").put_parameter(Name=name, Value="x", Type="String")
+    cli.client("ssm").put_parameter(Name=name, Value="x", Type="String")
     return name
 
 
-def _stack(desk: Desk) -> str:
+def _stack(cli: Cli) -> str:
     body = {"Resources": {"T": {"Type": "AWS::SNS::Topic", "Properties": {}}}}
-    desk.client("cloudformation").create_stack(
-        StackName="trainium-default-eks", TemplateBody=json.dumps(body)
+    cli.client("cloudformation").create_stack(
+        StackName="trainium-default-old", TemplateBody=json.dumps(body)
     )
-    return "trainium-default-eks"
+    return "trainium-default-old"
 
 
-def _table(desk: Desk) -> str:
-    """Of a kind without a listing: only its tag shows it."""
-    made = desk.client("dynamodb").create_table(
+def _topic(cli: Cli) -> str:
+    return str(cli.client("sns").create_topic(Name=NAME)["TopicArn"])
+
+
+def _rule(cli: Cli) -> str:
+    cli.client("events").put_rule(Name=NAME, ScheduleExpression="rate(5 minutes)")
+    return NAME
+
+
+def _budget(cli: Cli) -> str:
+    limit = {"Amount": "1", "Unit": "USD"}
+    budget = {"BudgetName": NAME, "BudgetType": "COST", "TimeUnit": "MONTHLY", "BudgetLimit": limit}
+    cli.client("budgets").create_budget(AccountId=ACCOUNT, Budget=budget)
+    return NAME
+
+
+def _table(cli: Cli) -> str:
+    """Create a resource of a kind without a listing, found only by its tag."""
+    made = cli.client("dynamodb").create_table(
         TableName="any",
         KeySchema=[{"AttributeName": "a", "KeyType": "HASH"}],
         AttributeDefinitions=[{"AttributeName": "a", "AttributeType": "S"}],
@@ -259,7 +270,7 @@ def _table(desk: Desk) -> str:
     return str(made["TableDescription"]["TableArn"])
 
 
-PLANTED: dict[str, tuple[Callable[[Desk], str], float | None]] = {
+PLANTED: dict[str, tuple[Callable[[Cli], str], float | None]] = {
     "VPC": (_vpc, 0),
     "subnet": (_subnet, 0),
     "security group": (_security_group, 0),
@@ -269,7 +280,7 @@ PLANTED: dict[str, tuple[Callable[[Desk], str], float | None]] = {
     "endpoint": (_endpoint, 0.01 * HOURS_PER_MONTH),
     "launch template": (_template, 0),
     "placement group": (_placement_group, 0),
-    "instance": (_instance, 1.34 * HOURS_PER_MONTH),
+    "instance": (_instance, 1.34375 * HOURS_PER_MONTH),
     "volume": (_volume, 8.0),
     "Auto Scaling group": (_group, 0),
     "bucket": (_bucket, 0),
@@ -288,84 +299,93 @@ PLANTED: dict[str, tuple[Callable[[Desk], str], float | None]] = {
     "secret": (_secret, 0.4),
     "parameter": (_parameter, 0),
     "stack": (_stack, 0),
+    "topic": (_topic, 0),
+    "rule": (_rule, 0),
+    "budget": (_budget, 0),
     "table": (_table, None),
 }
 
 
-@pytest.fixture
-def found(desk: Desk) -> Iterator[Callable[[], dict[str, RemainingResource]]]:
-    """Look; by id. The deployment of the fixture `desk` has parameters, which are left out."""
-    before = {item.id for item in look(Aws(REGION), OWNER).found}
+LISTED = {listing.kind for listing in LISTINGS}
 
-    def seen() -> dict[str, RemainingResource]:
-        remains = look(Aws(REGION), OWNER)
+
+@pytest.fixture
+def found(cli: Cli) -> Iterator[Callable[[], list[RemainingResource]]]:
+    """Return the findings without the parameters of the fixture `cli`."""
+    before = {item.id for item in find_remains(Aws(REGION), OWNER).found}
+
+    def seen() -> list[RemainingResource]:
+        remains = find_remains(Aws(REGION), OWNER)
         assert remains.unchecked == ()
-        return {item.id: item for item in remains.found if item.id not in before}
+        return [item for item in remains.found if item.id not in before]
 
     yield seen
 
 
-@pytest.mark.parametrize("kind", PLANTED)
-def test_a_planted_leftover_is_seen_with_its_price(
-    desk: Desk, kind: str, found: Callable[[], dict[str, RemainingResource]]
+def test_planted_leftovers_are_found_with_price(
+    cli: Cli, found: Callable[[], list[RemainingResource]]
 ) -> None:
-    plant, usd = PLANTED[kind]
-    planted = plant(desk)
-    item = found().get(planted)
+    planted = {kind: plant(cli) for kind, (plant, _) in PLANTED.items()}
+    items = {
+        kind: item
+        for item in found()
+        for kind, id in planted.items()
+        if item.id == id and (item.kind == kind or kind not in LISTED)
+    }
 
-    assert item is not None
-    assert item.usd_per_month == (None if usd is None else pytest.approx(usd))
-    if kind in {listing.kind for listing in LISTINGS}:
-        assert item.kind == kind
-    assert sorted_out([item], kept=[]) == ((), (item,), ())
-    assert [len(part) for part in sorted_out([item], kept=[planted])] == [1, 0, 0]
+    assert {kind: item.usd_per_month for kind, item in items.items()} == {
+        kind: usd if usd is None else pytest.approx(usd) for kind, (_, usd) in PLANTED.items()
+    }
+    for item in items.values():
+        assert split([item], kept=[]) == ((), (item,), ())
+        assert [len(part) for part in split([item], kept=[item.id])] == [1, 0, 0]
 
 
-def test_what_belongs_to_another_deployment_is_not_seen(
-    desk: Desk, found: Callable[[], dict[str, RemainingResource]]
+def test_resources_of_other_deployments_are_ignored(
+    cli: Cli, found: Callable[[], list[RemainingResource]]
 ) -> None:
-    desk.client("logs").create_log_group(logGroupName="/aws/lambda/trainium-default-b-eks-x")
-    desk.client("logs").create_log_group(logGroupName="/aws/lambda/trainium-defaults-eks-x")
+    cli.client("logs").create_log_group(logGroupName="/aws/lambda/trainium-default-b-eks-x")
+    cli.client("logs").create_log_group(logGroupName="/aws/lambda/trainium-defaults-eks-x")
     tags = [{"Key": TAG_DEPLOYMENT, "Value": "other"}]
-    desk.client("ec2").create_security_group(
+    cli.client("ec2").create_security_group(
         GroupName="trainium-default-of-another-tag",
         Description="x",
         TagSpecifications=[{"ResourceType": "security-group", "Tags": tags}],
     )
 
-    assert found() == {}
+    assert found() == []
 
 
-def test_a_key_that_is_scheduled_for_deletion_goes_by_itself(
-    desk: Desk, found: Callable[[], dict[str, RemainingResource]]
+def test_key_scheduled_for_deletion_needs_no_action(
+    cli: Cli, found: Callable[[], list[RemainingResource]]
 ) -> None:
-    key = _key(desk)
-    desk.client("kms").schedule_key_deletion(KeyId=key, PendingWindowInDays=7)
-    item = found()[key]
+    key = _key(cli)
+    cli.client("kms").schedule_key_deletion(KeyId=key, PendingWindowInDays=7)
+    (item,) = (each for each in found() if each.id == key)
 
     assert (item.state, item.usd_per_month) == ("PendingDeletion", 0)
-    assert sorted_out([item], kept=[]) == ((), (), (item,))
+    assert split([item], kept=[]) == ((), (), (item,))
 
 
-def test_what_the_tagging_api_still_lists_and_its_service_does_not_is_gone(
-    desk: Desk,
-    found: Callable[[], dict[str, RemainingResource]],
+def test_stale_tagging_entry_is_ignored(
+    cli: Cli,
+    found: Callable[[], list[RemainingResource]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stale = f"arn:aws:ec2:{REGION}:123456789012:volume/vol-gone"
     monkeypatch.setattr("jobs.teardown.remains._tagged", lambda *_: [stale])
 
-    assert found() == {}
+    assert found() == []
 
 
-def test_a_missing_right_is_named_and_hides_no_other_kind(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+def test_missing_permission_is_named_and_hides_no_other_kind(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    volume, key = _volume(desk), _key(desk)
-    reading = Aws.reading
+    volume, key = _volume(cli), _key(cli)
+    make = Aws.client
 
     def denied(aws: Aws, service: str) -> Any:
-        client = reading(aws, service)
+        client = make(aws, service)
         if service == "kms":
             error = {"Error": {"Code": "AccessDeniedException", "Message": "no"}}
 
@@ -375,19 +395,19 @@ def test_a_missing_right_is_named_and_hides_no_other_kind(
             client.meta.events.register("before-call", refuse)
         return client
 
-    monkeypatch.setattr(Aws, "reading", denied)
-    remains = look(Aws(REGION), OWNER)
+    monkeypatch.setattr(Aws, "client", denied)
+    remains = find_remains(Aws(REGION), OWNER)
     ids = {item.id for item in remains.found}
 
     assert volume in ids
     assert [(item.kind, item.right, item.reason) for item in remains.unchecked] == [
-        ("key", "kms:ListKeys", "the right is missing"),
-        ("alias", "kms:ListAliases", "the right is missing"),
+        ("key", "kms:ListKeys", "the permission is missing"),
+        ("alias", "kms:ListAliases", "the permission is missing"),
     ]
-    # Its tag shows the key all the same.
+    # The key is still found by its tag.
     assert any(item.id.endswith(key) and item.seen_by == "tag" for item in remains.found)
 
 
-def test_prices_have_a_source_and_a_month() -> None:
+def test_prices_have_source_and_month() -> None:
     assert all(price.source.startswith("https://aws.amazon.com/") for price in PRICES.values())
     assert date.fromisoformat(f"{PRICES_OF}-01")

@@ -1,4 +1,4 @@
-"""Python imports this as it starts: every process of a whole job gets the replacements.
+"""Imported by Python at startup: every process of a job gets the replacements.
 
 Only tests/nxd puts this folder on PYTHONPATH.
 """

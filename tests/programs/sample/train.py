@@ -1,6 +1,6 @@
 """A small program of a user: trains a line on any number of processes, and resumes.
 
-It knows nothing of this project but one variable, the folder for its checkpoint.
+It uses one variable of this project, the folder for its checkpoint.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Saves all the time, and never looks whether there is something to load."""
+"""Saves continuously, but never loads a checkpoint."""
 
 import os
 import time

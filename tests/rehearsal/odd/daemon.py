@@ -1,4 +1,4 @@
-"""Leaves a child on each node that ignores SIGTERM and has a session of its own."""
+"""Leaves a child on each node that ignores SIGTERM and has its own session."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Writes 2,000 small files as its checkpoint, and finds all of them again."""
+"""Writes 2,000 small files as its checkpoint, and restores all of them."""
 
 import os
 import shutil

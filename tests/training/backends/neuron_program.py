@@ -1,6 +1,7 @@
-"""One rank that trains a tiny Llama by the native back-end, on the CPU and on the pretend device.
+"""One rank that trains a tiny Llama with the native backend, on CPU and emulated device.
 
-``neuron_program.py FOLDER DEGREES``: for every degree of tensor parallelism, in fp32 and in bf16.
+``neuron_program.py FOLDER DEGREES``: for every degree of tensor parallelism, in fp32 and in bf16;
+and the gradients for all ways to shard and retain work.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
+from training.backends.base import trainable_parameters
 from training.backends.native import NativeBackend
 from training.checkpoint import Checkpoints
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.device import EagerDevice
+from training.core.failures import ExplainedError
 from training.core.ranks import Ranks
 from training.models.llama.data import random_batches
 from training.models.llama.network import LlamaNetwork
@@ -32,49 +36,111 @@ TINY = (
     *("--seq-len=16", "--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01"),
 )
 STEPS, SAVED = 5, 3
+WAYS = {
+    "divided": ("llama-tiny",),
+    "whole": ("llama-tiny", "--sequence-parallel=false"),
+    "selective": ("llama-tiny", "--recompute=selective"),
+    "kept": ("llama-tiny", "--activation-checkpointing=false"),
+    "resharded": ("llama-tiny", "--reshard-after-forward=true"),
+    "adapters": ("llama-tiny", "--lora-rank=2", "--init-from=given"),
+    "masks": ("llama-tiny", "--document-masks=true"),
+    "qwen3": ("pretrain", "--model=qwen3-tiny", "--head-dim=16"),
+    "shared": ("llama-tiny", "--num-kv-heads=1"),
+}
+"""Workloads and parameters whose gradients do not depend on the ranks."""
+IN_BOTH_DIMENSIONS: tuple[str, ...] = ("divided", "resharded", "adapters", "shared")
+"""Ways that treat weights differently where data parallelism shards them further."""
 
 
 class TinyRun:
     """A model on one kind of device, and what its steps have given."""
 
-    def __init__(self, kind: DeviceKind, config: TrainConfig) -> None:
+    def __init__(
+        self, kind: DeviceKind, config: TrainConfig, network: LlamaNetwork | None = None
+    ) -> None:
         self.config = config
         name = "cpu" if kind is DeviceKind.CPU else "neuron"
         device = EagerDevice(kind, torch.device(name))
-        self.backend = NativeBackend(config, device, LlamaNetwork(config), peak_flops=None)
-        # CPUs compute in fp32 by themselves, because bf16 is slow there.
+        if config.plan.num_ranks == 1:
+            device.rank, device.num_ranks = 0, 1
+        self.backend = NativeBackend(
+            config, device, network or LlamaNetwork(config), peak_flops=None
+        )
+        # CPUs default to fp32, because bf16 is slow there.
         self.backend._mixed = config.mixed
         self.backend.build()
-        self.batch = random_batches(vocab_size=256, seed=1, seq_len=16)
+        masked_by = 0 if config.document_masks else None
+        self.batch = random_batches(vocab_size=256, seed=1, seq_len=16, masked_by=masked_by)
 
-    def step(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Make one step as the loop does, without looking at its numbers."""
+    def micro_batches(self, number: int) -> torch.Tensor:
+        """Compute the loss and the gradients of a step."""
         config, backend = self.config, self.backend
         count = config.plan.accumulation_steps
         loss = torch.tensor(0.0)
         for micro in range(count):
             tokens = self.batch(config.positions(number - 1, micro, backend.data_rank))
             loss = backend.forward_backward(tokens, is_last=micro == count - 1)
-        return loss, backend.clip_and_step(config.learning_rate_at(number))
+        return loss
+
+    def step(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run one step as the loop does, without reading its numbers."""
+        loss = self.micro_batches(number)
+        return loss, self.backend.clip_and_step(self.config.learning_rate_at(number))
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Whole gradients of the second step, on the host."""
+        self.step(1)
+        self.micro_batches(2)
+        return {
+            name: (grad.full_tensor() if isinstance(grad, DTensor) else grad).cpu()
+            for name, parameter in trainable_parameters(self.backend._model).items()
+            if (grad := parameter.grad) is not None
+        }
 
     def losses(self, first: int) -> Iterator[float]:
-        """The losses and norms from a step to the last."""
+        """Return losses and norms from a step to the last."""
         for number in range(first, STEPS + 1):
             loss, norm = self.step(number)
             yield self.backend.mean_over_data(loss)
             yield self.backend.fetch(norm)
 
 
+def distances(degree: str, *words: str) -> dict[str, Any]:
+    """How far gradients are from those of one process on the CPU, how large graphs are, and more.
+
+    Collectives without a wait stay in torch's memory until the process exits.
+    """
+    from trainium_emulators.neuron_device.counts import COUNTS
+
+    torch._dynamo.reset()
+    COUNTS.reset()
+
+    def config(num_ranks: int, degree: str) -> TrainConfig:
+        values = parse([*words, f"--tensor-parallel={degree}"]).values
+        return dataclasses.replace(TrainConfig.from_values(values, num_ranks), mixed=False)
+
+    kinds = (DeviceKind.CPU, DeviceKind.TORCH_NEURON)
+    shared = config(dist.get_world_size(), degree)
+    found = [TinyRun(kind, shared).gradients() for kind in kinds]
+    alone = TinyRun(DeviceKind.CPU, config(1, "1")).gradients()
+    far = {
+        kind: max(float((one[name] - alone[name]).norm() / alone[name].norm()) for name in alone)
+        for kind, one in zip(kinds, found, strict=True)
+    }
+    unwaited = torch._C._distributed_c10d._get_work_registry_size()
+    return {"far": far, "graphs": COUNTS.graphs, "unwaited": unwaited}
+
+
 def counted_steps(config: TrainConfig) -> Iterator[dict[str, int]]:
-    """What each step asks of the device, in a process that has compiled nothing yet."""
+    """Return each step's device operators, in a process that has compiled nothing yet."""
     from trainium_emulators.neuron_device.counts import COUNTS
 
     torch._dynamo.reset()
     COUNTS.signatures.clear()
-    trained = TinyRun(DeviceKind.TORCH_NEURON, config)
+    run = TinyRun(DeviceKind.TORCH_NEURON, config)
     for number in range(1, STEPS + 1):
         COUNTS.reset()
-        trained.step(number)
+        run.step(number)
         yield {
             "operations": COUNTS.operations.total(),
             "new_signatures": COUNTS.new_signatures.total(),
@@ -85,7 +151,7 @@ def counted_steps(config: TrainConfig) -> Iterator[dict[str, int]]:
 
 
 def resumed(config: TrainConfig, folder: Path) -> list[float]:
-    """Losses after a checkpoint that was written while training went on."""
+    """Return the losses after a checkpoint that was written during training."""
     objects = open_objects(str(folder), region=None, endpoint_url=None)
     checkpoints = Checkpoints(objects, Ranks.open(), keep_last=2, keep_every=0)
     first = TinyRun(DeviceKind.TORCH_NEURON, config)
@@ -101,9 +167,27 @@ def resumed(config: TrainConfig, folder: Path) -> list[float]:
     return list(second.losses(SAVED + 1))
 
 
+class NetworkWithDeterminant(LlamaNetwork):
+    """A Llama whose loss needs an operator that the device leaves to the CPU."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        nothing: torch.Tensor = 0 * torch.linalg.det(torch.eye(2, device="neuron"))
+        return super().loss(model, batch) + nothing
+
+
+def refusal_of_fallback(config: TrainConfig) -> str:
+    """Return the error of such a network's first step; empty if none."""
+    run = TinyRun(DeviceKind.TORCH_NEURON, config, NetworkWithDeterminant(config))
+    try:
+        run.step(1)
+    except ExplainedError as error:
+        return str(error)
+    return ""
+
+
 def main(folder: str, *degrees: str) -> None:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
-    # CPU tensors go to gloo, those of the device to its own back-end.
+    # CPU tensors use gloo, device tensors their own backend.
     dist.init_process_group("cpu:gloo,neuron:neuron")
     found: dict[str, Any] = {}
     for degree in degrees:
@@ -118,7 +202,25 @@ def main(folder: str, *degrees: str) -> None:
                 "resumed": resumed(config, Path(folder) / case),
                 "counts": list(counted_steps(config)),
             }
-    print(json.dumps(found))
+        # With data parallelism alone, only weights are sharded.
+        if degree == "1":
+            names: tuple[str, ...] = ("resharded",)
+        elif dist.get_world_size() > int(degree):
+            names = IN_BOTH_DIMENSIONS
+        else:
+            names = tuple(WAYS)
+        found[f"tp{degree}-gradients"] = {
+            name: distances(degree, WAYS[name][0], *TINY, *WAYS[name][1:]) for name in names
+        }
+    if dist.get_world_size() == 1:
+        allowed = dataclasses.replace(config, cpu_fallback=True)
+        found["fallback"] = {
+            "refused": refusal_of_fallback(config),
+            "allowed": refusal_of_fallback(allowed),
+        }
+    print(json.dumps(found), flush=True)
+    # As a worker exits: torch's last output would come after.
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Optimizers whose graph is the same in every step, judged by torch's own."""
+"""Optimizers whose graph is the same in every step, compared with torch's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Step = Callable[[int, float], None]
 
 
 class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is asked of a device, with every number that is not data."""
+    """Record the device operators with all constants."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -72,12 +72,12 @@ def asked(step: Step, number: int, config: TrainConfig) -> list[tuple[str, tuple
 @pytest.mark.parametrize(
     ("config", "number"), [(LLAMA, 2), (LLAMA, 9903), (BERT, 15), (BERT, 12211), (BERT, 27932)]
 )
-def test_no_number_of_an_update_depends_on_the_step(config: TrainConfig, number: int) -> None:
+def test_no_constant_of_an_update_depends_on_the_step(config: TrainConfig, number: int) -> None:
     step = ours()
     assert asked(step, number, config) == asked(step, 1, config)
 
 
-def test_plain_descent_has_no_such_number_either() -> None:
+def test_plain_sgd_has_no_such_constant_either() -> None:
     optimizer = TracedSgd([parameter()], lr=0.3)
     with operations() as first:
         optimizer.step()
@@ -110,7 +110,7 @@ def test_it_is_torchs_adamw(weight_decay: float) -> None:
         )
 
 
-def test_gradients_are_made_zero_and_stay() -> None:
+def test_gradients_are_zeroed_in_place() -> None:
     weight = parameter()
     before = weight.grad
     TracedOptimizer([("w.weight", weight)], LLAMA).step(0.1)

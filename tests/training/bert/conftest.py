@@ -24,13 +24,13 @@ TINY = (
     ),
     *("--global-batch=8", "--micro-batch=2", "--warmup-steps=2", "--lr=0.01", "--dataset=shards"),
 )
-"""Shape and batch of every run here, beside what a test says."""
+"""Shape and batch of every run here, unless a test overrides them."""
 
 
 def write_shards(
     objects: Objects, scratch: Path, *sizes: int, seed: int = 0, seq_len: int = SEQ_LEN
 ) -> None:
-    """A dataset as prepare leaves it, of skewed random words."""
+    """Write a dataset of skewed random words, like prepare's."""
     rng = np.random.default_rng(seed)
     shards = []
     for number, size in enumerate(sizes):
@@ -57,7 +57,7 @@ def write_shards(
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
-    """A folder with a dataset of three shards; every test names a run of its own."""
+    """Create a folder with a dataset of three shards; every test names its own run."""
     folder = tmp_path_factory.mktemp("laptop")
     laptop = Laptop(folder, workload="bert-tiny", words=TINY)
     write_shards(laptop.objects.at("datasets/shards"), folder, 30, 17, 23)
@@ -66,5 +66,5 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Threads that wait for each other take longer than such small matrices."""
+    """Use one thread: synchronization costs more than such small matrices."""
     torch.set_num_threads(1)

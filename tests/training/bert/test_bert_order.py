@@ -1,4 +1,4 @@
-"""The order of sequences in shards: each once an epoch, few shards at a time."""
+"""The order of sequences in shards: each once per epoch, few shards at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_an_epoch_visits_every_sequence_once(
     assert sorted(found) == [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
 
 
-def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+def test_epochs_and_seeds_have_their_own_orders() -> None:
     sizes = (20, 30, 10, 40)
     orders = [
         epoch(ShardOrder(seed=seed, sizes=sizes, global_batch=8), number)
@@ -34,18 +34,18 @@ def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     ]
 
     assert len({tuple(order) for order in orders}) == 3
-    # Positions of two epochs at once are those of each.
+    # Positions of two epochs together equal those of each.
     shards, rows = ShardOrder(seed=1, sizes=sizes, global_batch=8).find(np.arange(90, 110))
     pairs = list(zip(shards.tolist(), rows.tolist(), strict=True))
     assert pairs == orders[0][90:] + orders[1][:10]
 
 
-def test_a_rank_of_bert_large_reads_few_shards_and_a_step_many() -> None:
+def test_a_bert_large_rank_reads_few_shards_and_a_step_many() -> None:
     order = ShardOrder(seed=5, sizes=(50_000,) * 256, global_batch=16384)
 
     for step in (0, 7, 781):
         first = step * 16384 + 3 * 256
         shards, _ = order.find(np.arange(first, first + 256))
-        assert len(set(shards.tolist())) <= order.shards_at_once(256) == 3
+        assert len(set(shards.tolist())) <= order.max_shards(256) == 3
         shards, _ = order.find(np.arange(step * 16384, (step + 1) * 16384))
         assert len(set(shards.tolist())) >= 48

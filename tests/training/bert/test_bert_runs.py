@@ -14,7 +14,7 @@ from tests.training.worker_ranks import run_on_ranks
 from training.datasets.manifest import DatasetError
 from training.models.bert.data import IGNORED, random_batches
 from training.models.bert.network import bert_config, initial_weight, meta_model, restore
-from training.models.llama.export import ExportError, ExportOrder, export
+from training.models.llama.export import ExportError, ExportRequest, export
 from training.storage import StorageAccess
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.models.presets import PRESETS, BertShape
@@ -30,7 +30,7 @@ def whole(laptop: Laptop) -> list[float]:
     return laptop.losses("whole")
 
 
-def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
+def test_an_interrupted_run_has_exactly_the_losses_of_an_uninterrupted_one(
     laptop: Laptop, whole: list[float]
 ) -> None:
     for steps in (1, 4, 20):
@@ -51,7 +51,7 @@ def test_dropout_depends_on_the_position_and_not_on_what_ran_before(
     assert laptop.losses("without") != whole[:2]
 
 
-def test_the_losses_are_those_of_hugging_faces_model() -> None:
+def test_the_losses_equal_hugging_faces() -> None:
     shape = PRESETS["bert-tiny"].shape
     assert isinstance(shape, BertShape)
     model = meta_model(bert_config(shape, dropout=0.0))
@@ -79,11 +79,17 @@ def test_the_losses_are_those_of_hugging_faces_model() -> None:
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("--seq-len=32", "seq_len=16 and the run seq-len=32; submit with --seq-len 16"),
-        ("--max-predictions=5", "max_predictions=3 and the run max-predictions=5; submit with"),
-        ("--vocab-size=32", "ids up to 63 and the model's vocabulary only 32; train with --vocab"),
-        ("--dataset=words", "is a dataset of kind packed, schema 1, and this workload trains on"),
-        ("--dataset=none", "datasets/none holds no complete dataset.* run prepare, or wait until"),
+        ("--seq-len=32", "seq_len=16, but the run has seq-len=32; submit with --seq-len 16"),
+        (
+            "--max-predictions=5",
+            "max_predictions=3, but the run has max-predictions=5; submit with",
+        ),
+        (
+            "--vocab-size=32",
+            "IDs up to 63, but the model's vocabulary has only 32 tokens; train with --vocab",
+        ),
+        ("--dataset=words", "is a dataset of kind packed, schema 1, but this workload trains on"),
+        ("--dataset=none", "datasets/none is not a complete dataset.* run prepare, or wait for it"),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_refused(laptop: Laptop, word: str, reason: str) -> None:
@@ -93,17 +99,17 @@ def test_a_dataset_that_does_not_fit_is_refused(laptop: Laptop, word: str, reaso
         laptop.train(word, run="refused")
 
 
-def test_a_manifest_that_counts_otherwise_is_refused(laptop: Laptop, tmp_path: Path) -> None:
+def test_a_manifest_with_wrong_counts_is_refused(laptop: Laptop, tmp_path: Path) -> None:
     objects = laptop.objects.at("datasets/by-hand")
     write_shards(objects, tmp_path, 20)
     manifest = objects.get("manifest.json").decode()
     objects.put("manifest.json", manifest.replace('"samples": 20', '"samples": 25').encode())
 
-    with pytest.raises(DatasetError, match="holds 20 sequences and the dataset's manifest says 25"):
+    with pytest.raises(DatasetError, match="has 20 sequences, but the dataset's manifest lists 25"):
         laptop.train("--dataset=by-hand", run="by-hand")
 
 
-def test_on_lustre_a_dataset_is_staged_beside_what_is_linked_to_the_bucket(
+def test_a_dataset_on_lustre_is_staged_outside_the_bucket_link(
     laptop: Laptop, tmp_path: Path
 ) -> None:
     linked = tmp_path / "datasets/shards"
@@ -128,16 +134,16 @@ def test_other_shards_under_the_same_name_are_refused(laptop: Laptop, tmp_path: 
 
 
 def test_an_export_of_a_bert_is_refused(laptop: Laptop, whole: list[float]) -> None:
-    order = ExportOrder(run="whole", step=0, dtype="float32")
+    request = ExportRequest(run="whole", step=0, dtype="float32")
 
-    with pytest.raises(ExportError, match="run whole is a run of bert-tiny, and only decoders"):
-        export(order, StorageAccess(root=str(laptop.folder)), report=lambda text: None)
+    with pytest.raises(ExportError, match="run whole is a run of bert-tiny, but only decoders"):
+        export(request, StorageAccess(root=str(laptop.folder)), report=lambda text: None)
 
 
 # --- two ranks, one shard ------------------------------------------------------------------------
 
 
-def test_a_run_of_two_ranks_with_one_shard_goes_on_and_has_the_losses_of_one(
+def test_two_ranks_with_one_shard_resume_with_the_losses_of_one_rank(
     laptop: Laptop, tmp_path: Path
 ) -> None:
     two = Laptop(tmp_path / "build", workload="bert-tiny", words=TINY)

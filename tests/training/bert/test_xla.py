@@ -1,4 +1,4 @@
-"""The back-end for torch_xla without NxD, every line of it, on a fake with its signatures."""
+"""The backend for torch_xla without NxD, fully covered, on a fake with its signatures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.backends.xla import XlaBackend
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
-from training.core.job import Stopped, StopSwitch
+from training.core.job import StopRequested, StopSwitch
 from training.models.bert.network import BertNetwork
 from trainium_catalogue.contract import checkpoint_name
 
@@ -40,7 +40,7 @@ def backend_of(laptop: Laptop, *words: str) -> XlaBackend:
     return backend
 
 
-def test_the_losses_are_those_of_the_native_backend(laptop: Laptop) -> None:
+def test_the_losses_equal_the_native_backends(laptop: Laptop) -> None:
     train(laptop, "--dropout=0", run="xla")
     laptop.train(f"--max-steps={STEPS}", "--dropout=0", run="xla-native")
 
@@ -48,7 +48,7 @@ def test_the_losses_are_those_of_the_native_backend(laptop: Laptop) -> None:
     assert laptop.losses("xla") == pytest.approx(laptop.losses("xla-native"), rel=1e-2)
 
 
-def test_a_run_stopped_in_the_middle_of_a_step_has_exactly_the_losses_of_a_whole_one(
+def test_a_run_stopped_within_a_step_has_exactly_the_losses_of_an_uninterrupted_one(
     laptop: Laptop,
 ) -> None:
     stop = StopSwitch()
@@ -60,7 +60,7 @@ def test_a_run_stopped_in_the_middle_of_a_step_has_exactly_the_losses_of_a_whole
             stop.requested = True
 
     train(laptop, run="xla-undisturbed")
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRequested):
         train(laptop, run="xla-stopped", stop=stop, on_report=ask)
     assert laptop.status("xla-stopped")["last_checkpoint_step"] == 3
     assert len(begun) == 1  # of several micro-batches
@@ -69,7 +69,7 @@ def test_a_run_stopped_in_the_middle_of_a_step_has_exactly_the_losses_of_a_whole
     assert laptop.losses("xla-stopped") == laptop.losses("xla-undisturbed")
 
 
-def test_a_run_continues_on_another_backend(laptop: Laptop) -> None:
+def test_a_run_resumes_on_another_backend(laptop: Laptop) -> None:
     train(laptop, "--dropout=0", "--steps-this-run=3", run="moves")
     laptop.train(run="moves", tiny=False)
     laptop.train(f"--max-steps={STEPS}", "--dropout=0", run="stays")
@@ -79,7 +79,7 @@ def test_a_run_continues_on_another_backend(laptop: Laptop) -> None:
     assert [line["backend"] for line in laptop.lines("moves", "resume")] == ["native"]
 
 
-def test_weights_are_bf16_and_everything_that_lasts_is_fp32(laptop: Laptop) -> None:
+def test_weights_are_bf16_and_persistent_state_is_fp32(laptop: Laptop) -> None:
     backend = backend_of(laptop)
 
     assert {weight.dtype for weight in backend._weights.values()} == {torch.bfloat16}
@@ -99,25 +99,25 @@ def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) ->
     assert fake_nxd.names().count("all_reduce_bucketized_gradients") == 2
 
 
-def test_a_job_that_continues_a_run_has_the_graphs_of_one_that_begins_it(laptop: Laptop) -> None:
+def test_a_resumed_job_has_the_same_graphs_as_a_new_one(laptop: Laptop) -> None:
     counts = []
     for _ in range(2):
         fake_nxd.CALLS.clear()
         train(laptop, "--steps-this-run=1", run="graphs-again")
         counts.append(fake_nxd.names().count("mark_step"))
 
-    # Weights out of a checkpoint are published by the graph that publishes initial ones.
+    # Checkpoint weights are published by the same graph as initial ones.
     assert counts == [2 + 4 + 1, 2 + 1 + 4 + 1]
 
 
-def test_every_micro_batch_has_a_seed_of_its_own(laptop: Laptop) -> None:
+def test_every_micro_batch_has_its_own_seed(laptop: Laptop) -> None:
     train(laptop, "--steps-this-run=3", run="seeds")
     seeds = [details["seed"] for name, details in fake_nxd.CALLS if name == "set_rng_state"]
 
     assert len(set(seeds)) == len(seeds) == 3 * 4
 
 
-def test_gradients_are_averaged_in_the_buckets_that_torch_xla_takes_on_neuron(
+def test_gradients_are_averaged_in_torch_xlas_neuron_buckets(
     laptop: Laptop,
 ) -> None:
     train(laptop, "--steps-this-run=1", run="buckets")
@@ -126,7 +126,7 @@ def test_gradients_are_averaged_in_the_buckets_that_torch_xla_takes_on_neuron(
     assert details == {"scale": 1.0, "bucket_cap_mb": 50}
 
 
-def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:
+def test_compiling_saves_nothing_and_ignores_losses(laptop: Laptop) -> None:
     train(laptop, "--compile-only", run="xla-compiled")
 
     assert not laptop.file("", "xla-compiled").exists()
@@ -138,7 +138,7 @@ def test_a_rank_writes_its_part_of_the_tensors(laptop: Laptop) -> None:
 
     class Recorder:
         def wait(self) -> None:
-            """Nothing is under way."""
+            """Nothing is in flight."""
 
         def save(self, state: dict[str, Any], *rest: object, **more: object) -> None:
             saved.append(state)

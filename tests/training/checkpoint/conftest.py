@@ -1,4 +1,4 @@
-"""An S3 emulator on loopback, straight and through a proxy that injects faults."""
+"""An S3 emulator on loopback, direct and through a fault-injecting proxy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SERIAL = itertools.count()
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """Address of an emulator that has a bucket."""
+    """Return the address of an emulator with a bucket."""
     with s3_server(BUCKET) as url:
         yield url
 
@@ -32,33 +32,33 @@ def shared_proxy(endpoint: str) -> Iterator[FaultyProxy]:
 
 @pytest.fixture
 def proxy(shared_proxy: FaultyProxy) -> FaultyProxy:
-    """The emulator behind faults; none at first."""
+    """Return the emulator behind a proxy, at first without faults."""
     shared_proxy.reset(lambda request: None)
     return shared_proxy
 
 
 @pytest.fixture
 def bucket(endpoint: str) -> Objects:
-    """An empty place in the emulator's bucket."""
+    """Return an empty prefix in the emulator's bucket."""
     uri = f"s3://{BUCKET}/{next(_SERIAL)}"
     return open_objects(uri, region=REGION, endpoint_url=endpoint, retry_policy=QUICK)
 
 
 @pytest.fixture
 def faulty_bucket(proxy: FaultyProxy) -> Objects:
-    """An empty place in the bucket, reached through the proxy."""
+    """Return an empty prefix in the bucket, through the proxy."""
     uri = f"s3://{BUCKET}/{next(_SERIAL)}"
     return open_objects(uri, region=REGION, endpoint_url=proxy.url, retry_policy=QUICK)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Objects:
-    """An empty folder."""
+    """Return an empty folder."""
     return open_objects(str(tmp_path / "root"), region=None, endpoint_url=None)
 
 
 @pytest.fixture(params=["bucket", "folder"])
 def objects(request: pytest.FixtureRequest) -> Objects:
-    """Either kind of storage: they behave alike."""
+    """Return either kind of storage: they behave alike."""
     storage: Objects = request.getfixturevalue(request.param)
     return storage

@@ -14,7 +14,7 @@ SCHEMAS = Path(__file__).resolve().parents[3] / "docs" / "schemas"
 
 
 def assert_valid(document: Any, schema: str) -> None:
-    """Raise unless ``document`` is as ``schema`` says, as any reader of JSON takes it."""
+    """Raise unless ``document`` matches ``schema`` as strict JSON."""
     _validator(schema).validate(json.loads(json.dumps(document)))
 
 

@@ -1,4 +1,4 @@
-"""A proxy in front of an emulator that answers as S3 does on a bad day."""
+"""A proxy in front of an emulator that injects S3's faults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Plan = Callable[[Request], Fault | None]
 
 @dataclass
 class FaultyProxy:
-    """Forwards to ``target``; ``plan`` says which requests go wrong, and how."""
+    """Proxy to ``target``; ``plan`` selects requests to fail, and how."""
 
     target: str
     plan: Plan = lambda request: None
@@ -71,7 +71,7 @@ class FaultyProxy:
 
 
 def first_time(*faults: Fault) -> Plan:
-    """Every request fails in each of these ways, in turn, before it succeeds."""
+    """Plan that fails every request in each of these ways in turn, before it succeeds."""
     return lambda request: faults[request.number] if request.number < len(faults) else None
 
 
@@ -85,7 +85,7 @@ def faulty_proxy(target: str, *, address: str = "127.0.0.1") -> Iterator[FaultyP
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing."""
+            """Log nothing."""
 
         def handle_one(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
@@ -141,7 +141,7 @@ def faulty_proxy(target: str, *, address: str = "127.0.0.1") -> Iterator[FaultyP
                 self.wfile.write(data)
 
         def hang_up(self) -> None:
-            # Closing with unsent data thrown away resets the connection.
+            # Closing with unsent data discarded resets the connection.
             self.wfile.flush()
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
@@ -150,7 +150,7 @@ def faulty_proxy(target: str, *, address: str = "127.0.0.1") -> Iterator[FaultyP
 
     class Server(ThreadingHTTPServer):
         def handle_error(self, request: object, address: object) -> None:
-            """A client that has hung up is none."""
+            """Ignore a disconnected client."""
 
     server = Server((address, 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

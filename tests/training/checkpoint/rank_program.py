@@ -1,4 +1,4 @@
-"""One rank of the tests of checkpoints of several ranks; its last line is a JSON result."""
+"""One rank of the multi-rank checkpoint tests; its last line is a JSON result."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def state(step: int, mesh: DeviceMesh) -> dict[str, Any]:
     return {"model": model, "optimizer": {**moments, "step": torch.tensor(float(step))}}
 
 
-def holds(loaded: dict[str, Any], step: int) -> bool:
+def matches(loaded: dict[str, Any], step: int) -> bool:
     return all(
         torch.equal(loaded["model"][n].full_tensor(), whole(n, step))
         and torch.equal(loaded["optimizer"][n].full_tensor(), -whole(n, step))
@@ -51,8 +51,8 @@ def mesh_of(data: int, tensor: int) -> DeviceMesh:
     return init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
 
 
-def save_at_four(root: Path) -> dict[str, Any]:
-    """A save, one that a single rank cannot write, one that is damaged afterwards, a load."""
+def save_on_four_ranks(root: Path) -> dict[str, Any]:
+    """Save, fail a save on one rank, damage another save, and load."""
     rank = dist.get_rank()
     mesh = mesh_of(2, 2)
     failed: list[tuple[int, str]] = []
@@ -83,7 +83,7 @@ def save_at_four(root: Path) -> dict[str, Any]:
     latest = checkpoints.latest()
     assert latest is not None
     if rank == 0:
-        # A part that rank 2 has written and rank 2 alone will read.
+        # A file that rank 2 wrote and that only rank 2 will read.
         path = root / latest.name / "__2_0.distcp"
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 1
@@ -96,7 +96,7 @@ def save_at_four(root: Path) -> dict[str, Any]:
         "left": left,
         "latest": latest.step,
         "used": used.step,
-        "holds": holds(loaded, 10),
+        "matches": matches(loaded, 10),
         "files": sorted(used.files),
         "lines": lines,
         "by_tensor": tensor_by_tensor(root.with_name(f"{root.name}-by-tensor")),
@@ -104,7 +104,10 @@ def save_at_four(root: Path) -> dict[str, Any]:
 
 
 def tensor_by_tensor(root: Path) -> bool:
-    """As torch_xla's ranks save: each tensor by one of them, and by the last none; all load all."""
+    """Save as torch_xla's ranks do: one rank saves each tensor, and the last saves none.
+
+    Then every rank loads all tensors.
+    """
     checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
     mine = {n: whole(n, 10) for i, n in enumerate(SIZES) if i == dist.get_rank()}
     checkpoints.save({"model": mine}, 10, {}, asynchronous=True)
@@ -116,8 +119,8 @@ def tensor_by_tensor(root: Path) -> bool:
     return all(torch.equal(loaded["model"][n], whole(n, 10)) for n in SIZES)
 
 
-def load_at_two(root: Path) -> dict[str, Any]:
-    """The same checkpoint into two other topologies."""
+def load_on_two_ranks(root: Path) -> dict[str, Any]:
+    """Load the same checkpoint into two other topologies."""
     found = {}
     checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
     for data, tensor in ((2, 1), (1, 2)):
@@ -125,7 +128,7 @@ def load_at_two(root: Path) -> dict[str, Any]:
         assert info is not None
         loaded = state(0, mesh_of(data, tensor))
         checkpoints.load(loaded, info)
-        found[f"{data}x{tensor}"] = holds(loaded, 10)
+        found[f"{data}x{tensor}"] = matches(loaded, 10)
     return found
 
 
@@ -134,8 +137,8 @@ if __name__ == "__main__":
     if "RANK" in os.environ:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     action = {
-        "save-at-four": save_at_four,
-        "load-at-two": load_at_two,
+        "save-on-four-ranks": save_on_four_ranks,
+        "load-on-two-ranks": load_on_two_ranks,
     }[sys.argv[1]]
     result = action(Path(sys.argv[2]))
     print(json.dumps(result), flush=True)

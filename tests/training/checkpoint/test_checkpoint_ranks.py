@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, as real processes: any topology, one decision for all."""
+"""Checkpoints of several ranks in real processes: any topology, one decision for all."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def saved(root: Path) -> list[dict[str, Any]]:
-    """What each of four ranks, TP 2 x DP 2, has found."""
-    return results("save-at-four", root, 4)
+    """Return the results of four ranks, TP 2 x DP 2."""
+    return results("save-on-four-ranks", root, 4)
 
 
-def test_every_rank_writes_a_file_of_its_own(saved: list[dict[str, Any]]) -> None:
+def test_every_rank_writes_its_own_file(saved: list[dict[str, Any]]) -> None:
     assert saved[0]["files"] == [".metadata", *(f"__{rank}_0.distcp" for rank in range(4))]
 
 
-def test_ranks_with_whole_tensors_of_their_own_or_none_load_all_of_them(
+def test_ranks_with_whole_tensors_or_none_load_all_of_them(
     saved: list[dict[str, Any]],
 ) -> None:
     assert [found["by_tensor"] for found in saved] == [True] * 4
 
 
-def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(
+def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_no_files(
     saved: list[dict[str, Any]],
 ) -> None:
     for found in saved:
@@ -52,27 +52,27 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_nothing(
         assert found["left"] == ["step-00000010"]
 
 
-def test_damage_that_one_rank_sees_makes_all_ranks_load_the_checkpoint_before(
+def test_damage_seen_by_one_rank_makes_all_ranks_load_the_previous_checkpoint(
     saved: list[dict[str, Any]],
 ) -> None:
-    assert [(f["latest"], f["used"], f["holds"]) for f in saved] == [(30, 10, True)] * 4
+    assert [(f["latest"], f["used"], f["matches"]) for f in saved] == [(30, 10, True)] * 4
 
 
-def test_only_rank_0_speaks(saved: list[dict[str, Any]]) -> None:
+def test_only_rank_0_logs(saved: list[dict[str, Any]]) -> None:
     assert [bool(found["lines"]) for found in saved] == [True, False, False, False]
     assert saved[0]["lines"][1].startswith(
-        "checkpoint step-00000030 is refused: __2_0.distcp has other bytes"
+        "checkpoint step-00000030 is refused: __2_0.distcp has changed"
     )
 
 
-def test_two_ranks_load_what_four_have_saved_in_either_topology(
+def test_two_ranks_load_a_checkpoint_of_four_in_either_topology(
     root: Path, saved: list[dict[str, Any]]
 ) -> None:
-    assert results("load-at-two", root, 2) == [{"2x1": True, "1x2": True}] * 2
+    assert results("load-on-two-ranks", root, 2) == [{"2x1": True, "1x2": True}] * 2
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_one_rank_loads_what_four_have_saved(root: Path, saved: list[dict[str, Any]]) -> None:
+def test_one_rank_loads_a_checkpoint_of_four(root: Path, saved: list[dict[str, Any]]) -> None:
     checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
     info = checkpoints.latest(at_most=10)
     assert info is not None

@@ -1,4 +1,4 @@
-"""Checkpoints of one rank: saved beside training, complete with their marker, verified."""
+"""Checkpoints of one rank: saved asynchronously, complete with their marker, verified."""
 
 from __future__ import annotations
 
@@ -17,7 +17,13 @@ from tests.training.checkpoint.faulty import Fault, FaultyProxy, Request, first_
 from tests.training.s3_server import REGION
 from training.checkpoint import CheckpointInfo, Checkpoints, CheckpointUnusable
 from training.core.ranks import Ranks
-from training.storage import Objects, RetryPolicy, StorageUnavailable, open_objects
+from training.storage import (
+    Objects,
+    RetryPolicy,
+    StorageRefused,
+    StorageUnavailable,
+    open_objects,
+)
 from trainium_catalogue.contract import CHECKPOINT_MARKER
 
 META = {"model": {"hidden_size": 64}, "tokenizer_sha256": "a" * 64, "world_size": 1}
@@ -27,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 def state(value: float, *, rows: int = 300) -> dict[str, Any]:
-    """About 1 MB that can be told from another value's."""
+    """Return about 1 MB that differs by value."""
     return {
         "model": {"w": torch.full((rows, 1000), value), "b": torch.full((7,), value)},
         "optimizer": {"step": torch.tensor(value)},
@@ -35,7 +41,7 @@ def state(value: float, *, rows: int = 300) -> dict[str, Any]:
 
 
 class Recorder:
-    """Everything that checkpoints say."""
+    """Records everything that checkpoints report."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -82,7 +88,7 @@ def assert_holds(loaded: dict[str, Any], value: float) -> None:
     assert float(loaded["optimizer"]["step"]) == value
 
 
-def test_what_is_saved_is_what_is_loaded(objects: Objects, recorder: Recorder) -> None:
+def test_a_saved_state_is_loaded_unchanged(objects: Objects, recorder: Recorder) -> None:
     info = save(recorder.open(objects), 10)
     loaded = state(0)
 
@@ -109,9 +115,7 @@ def test_training_may_change_the_state_as_soon_as_an_asynchronous_save_returns(
     assert_holds(loaded, 10)
 
 
-def test_a_later_save_in_the_memory_of_an_earlier_one_has_everything_anew(
-    folder: Objects, recorder: Recorder
-) -> None:
+def test_a_save_that_reuses_memory_is_complete(folder: Objects, recorder: Recorder) -> None:
     checkpoints = recorder.open(folder)
     for step in (10, 20, 30):
         checkpoints.save(state(step), step, META, asynchronous=True)
@@ -124,7 +128,7 @@ def test_a_later_save_in_the_memory_of_an_earlier_one_has_everything_anew(
         assert_holds(loaded, step)
 
 
-def test_a_save_waits_for_the_one_before_it(
+def test_a_save_waits_for_the_previous_one(
     proxy: FaultyProxy, faulty_bucket: Objects, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(faulty_bucket)
@@ -152,11 +156,11 @@ def test_the_marker_is_written_after_every_other_file(
     save(recorder.open(faulty_bucket), 10)
 
     assert order[0] == order[-1] == CHECKPOINT_MARKER
-    # And before them, without content, so that a job that was replaced cannot complete them.
+    # And an empty one before them, so that a replaced job cannot complete them.
     assert sorted(order[1:-1]) == [".metadata", FILE]
 
 
-def test_storage_that_fails_now_and_then_loses_nothing(
+def test_an_intermittent_storage_failure_loses_nothing(
     proxy: FaultyProxy, faulty_bucket: Objects, recorder: Recorder
 ) -> None:
     proxy.reset(
@@ -181,7 +185,7 @@ def impatient(proxy: FaultyProxy, name: str) -> Objects:
     )
 
 
-def test_a_failed_save_is_reported_and_the_next_one_tries_again(
+def test_a_failed_save_is_reported_and_retried_by_the_next(
     proxy: FaultyProxy, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(impatient(proxy, "failed-save"))
@@ -195,24 +199,38 @@ def test_a_failed_save_is_reported_and_the_next_one_tries_again(
     ((step, reason),) = recorder.failed
     assert step == 10 and "SlowDown" in reason and "\n" not in reason
     assert recorder.lines[0].startswith(
-        "checkpoint step-00000010 was not saved, training goes on: rank 0: cannot write s3://"
+        "checkpoint step-00000010 could not be saved; training continues: rank 0: cannot write "
+        "s3://"
     )
     assert (info.step, recorder.saved) == (20, [20])
 
 
-def test_storage_that_stays_away_during_a_load_is_not_blamed_on_the_checkpoint(
-    proxy: FaultyProxy, recorder: Recorder
+@pytest.mark.parametrize(
+    ("fault", "error", "reason"),
+    [
+        (Fault.INTERNAL_ERROR, StorageUnavailable, "InternalError"),
+        (Fault.ACCESS_DENIED, StorageRefused, "AccessDenied; allow the job's role to do it"),
+    ],
+)
+def test_storage_errors_during_a_load_are_not_blamed_on_checkpoint_or_model(
+    proxy: FaultyProxy,
+    recorder: Recorder,
+    fault: Fault,
+    error: type[Exception],
+    reason: str,
 ) -> None:
-    checkpoints = recorder.open(impatient(proxy, "failed-load"))
+    checkpoints = recorder.open(impatient(proxy, f"failed-load-{fault.name.lower()}"))
     info = save(checkpoints, 10)
-    proxy.reset(lambda request: Fault.INTERNAL_ERROR if FILE in request.path else None)
+    proxy.reset(lambda request: fault if FILE in request.path else None)
 
-    with pytest.raises(StorageUnavailable, match="InternalError"):
+    with pytest.raises(error, match=reason):
         checkpoints.load(state(0), info)
     assert recorder.lines == []
 
 
-def test_a_full_disk_fails_the_save_and_leaves_nothing(folder: Objects, recorder: Recorder) -> None:
+def test_a_full_disk_fails_the_save_and_leaves_no_files(
+    folder: Objects, recorder: Recorder
+) -> None:
     checkpoints = recorder.open(folder)
     save(checkpoints, 10)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -228,7 +246,7 @@ def test_a_full_disk_fails_the_save_and_leaves_nothing(folder: Objects, recorder
     assert folders(folder) == {"step-00000010"}
 
 
-def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(
+def test_an_incomplete_checkpoint_is_named_and_the_previous_one_is_used(
     folder: Objects, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(folder)
@@ -239,7 +257,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(
 
     assert info is not None and info.step == 10
     assert recorder.lines == [
-        f"checkpoint step-00000020 is refused: it is torn: there is no {CHECKPOINT_MARKER}"
+        f"checkpoint step-00000020 is refused: it is incomplete: there is no {CHECKPOINT_MARKER}"
     ]
 
 
@@ -249,10 +267,10 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_is_used(
         (b"{", "complete.json cannot be read"),
         (b"[]", "complete.json cannot be read"),
         (b'{"schema": 1, "format": "dcp"}', "complete.json cannot be read"),
-        (b'{"schema": 2, "format": "dcp"}', "complete.json is of schema 2, format dcp, which"),
+        (b'{"schema": 2, "format": "dcp"}', "complete.json has schema 2 and format dcp, which"),
     ],
 )
-def test_a_marker_that_makes_no_sense_is_refused(
+def test_a_malformed_marker_is_refused(
     folder: Objects, recorder: Recorder, data: bytes, reason: str
 ) -> None:
     save(recorder.open(folder), 10, 20)
@@ -272,11 +290,11 @@ def test_a_marker_of_another_step_is_refused(folder: Objects, recorder: Recorder
 
     assert found is not None and found.step == 10
     assert recorder.lines == [
-        "checkpoint step-00000030 is refused: complete.json is that of step-00000010"
+        "checkpoint step-00000030 is refused: complete.json belongs to step-00000010"
     ]
 
 
-def test_a_missing_and_a_short_file_are_noticed_before_anything_is_loaded(
+def test_a_missing_and_a_short_file_are_detected_before_loading(
     folder: Objects, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(folder)
@@ -291,7 +309,7 @@ def test_a_missing_and_a_short_file_are_noticed_before_anything_is_loaded(
     assert "bytes, " in recorder.lines[1] and "were written" in recorder.lines[1]
 
 
-def test_a_run_whose_complete_checkpoints_are_all_damaged_does_not_begin_anew(
+def test_a_run_with_only_damaged_checkpoints_does_not_start_over(
     folder: Objects, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(folder)
@@ -307,7 +325,7 @@ def test_a_run_whose_complete_checkpoints_are_all_damaged_does_not_begin_anew(
         checkpoints.latest()
 
 
-def test_a_run_of_which_only_a_torn_checkpoint_is_left_begins(
+def test_a_run_with_only_an_incomplete_checkpoint_starts_from_the_beginning(
     folder: Objects, recorder: Recorder
 ) -> None:
     save(recorder.open(folder), 10)
@@ -317,7 +335,7 @@ def test_a_run_of_which_only_a_torn_checkpoint_is_left_begins(
 
 
 @pytest.mark.parametrize("name", [FILE, ".metadata"])
-def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_loaded(
+def test_a_flipped_bit_is_named_and_the_previous_checkpoint_is_loaded(
     folder: Objects, recorder: Recorder, name: str
 ) -> None:
     checkpoints = recorder.open(folder)
@@ -330,10 +348,10 @@ def test_a_flipped_bit_is_named_and_the_checkpoint_before_is_loaded(
     assert used.step == 10
     assert_holds(loaded, 10)
     (line,) = recorder.lines
-    assert line.startswith(f"checkpoint step-00000020 is refused: {name} has other bytes")
+    assert line.startswith(f"checkpoint step-00000020 is refused: {name} has changed")
 
 
-def test_a_damaged_checkpoint_is_not_offered_again_but_saved_anew(
+def test_a_damaged_checkpoint_is_skipped_and_its_step_saved_again(
     folder: Objects, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(folder)
@@ -350,7 +368,7 @@ def test_a_damaged_checkpoint_is_not_offered_again_but_saved_anew(
     assert_holds(loaded, 20)
 
 
-def test_when_every_checkpoint_is_damaged_training_does_not_begin_again_silently(
+def test_training_does_not_start_over_silently_when_every_checkpoint_is_damaged(
     folder: Objects, recorder: Recorder
 ) -> None:
     checkpoints = recorder.open(folder)
@@ -360,7 +378,7 @@ def test_when_every_checkpoint_is_damaged_training_does_not_begin_again_silently
 
     with pytest.raises(
         CheckpointUnusable,
-        match=r"step-00000020, step-00000010 are damaged .*start again under another run name",
+        match=r"step-00000020, step-00000010 are damaged .*start over under another run name",
     ):
         checkpoints.load(state(0), info)
 
@@ -370,7 +388,7 @@ def test_another_model_is_refused_with_its_tensor(folder: Objects, recorder: Rec
     info = save(checkpoints, 10)
 
     with pytest.raises(
-        CheckpointUnusable, match=r"step-00000010 does not fit .*model\.w; use another run name"
+        CheckpointUnusable, match=r"step-00000010 does not match .*model\.w; use another run name"
     ):
         checkpoints.load(state(0, rows=100), info)
 
@@ -383,11 +401,13 @@ def test_another_model_and_another_tokenizer_are_refused_by_the_marker(
     info.refuse_other(model={"hidden_size": 64}, tokenizer_sha256="a" * 64)
     with pytest.raises(CheckpointUnusable, match=r"another model: hidden_size=64 \(now 32\)"):
         info.refuse_other(model={"hidden_size": 32}, tokenizer_sha256="a" * 64)
-    with pytest.raises(CheckpointUnusable, match="tokenizer aaaaaaaaaaaa, the dataset has bbbbbb"):
+    with pytest.raises(
+        CheckpointUnusable, match="tokenizer aaaaaaaaaaaa, but the dataset has bbbbbb"
+    ):
         info.refuse_other(model={"hidden_size": 64}, tokenizer_sha256="b" * 64)
 
 
-def test_what_an_older_marker_leaves_out_is_as_it_was_then(
+def test_fields_missing_from_an_older_marker_have_their_former_values(
     folder: Objects, recorder: Recorder
 ) -> None:
     info, older = save(recorder.open(folder), 10), {"rope_theta": 1e4}
@@ -401,13 +421,13 @@ def test_what_an_older_marker_leaves_out_is_as_it_was_then(
         )
 
 
-def test_the_last_ones_and_every_mth_are_kept(folder: Objects, recorder: Recorder) -> None:
+def test_the_latest_and_every_mth_are_kept(folder: Objects, recorder: Recorder) -> None:
     save(recorder.open(folder, keep_last=2, keep_every=20), 10, 20, 30, 40, 50)
 
     assert folders(folder) == {"step-00000020", "step-00000040", "step-00000050"}
 
 
-def test_a_torn_checkpoint_goes_when_a_newer_one_is_complete(
+def test_an_incomplete_checkpoint_is_deleted_once_a_newer_one_is_complete(
     folder: Objects, recorder: Recorder
 ) -> None:
     folder.put("step-00000005/__3_0.distcp", b"left by a killed job")
@@ -418,7 +438,7 @@ def test_a_torn_checkpoint_goes_when_a_newer_one_is_complete(
     assert folders(folder) == {"step-00000010", "step-00000099"}
 
 
-def test_nothing_of_an_earlier_attempt_is_left_in_a_step_that_is_saved_again(
+def test_a_step_saved_again_has_no_files_of_an_earlier_attempt(
     folder: Objects, recorder: Recorder
 ) -> None:
     folder.put("step-00000010/__7_0.distcp", b"of a larger job")
@@ -446,9 +466,7 @@ def test_old_checkpoints_that_cannot_be_deleted_do_not_fail_the_save(
     assert recorder.lines[0].startswith("old checkpoints could not be deleted: ")
 
 
-def test_torchs_own_tools_read_the_files(
-    folder: Objects, recorder: Recorder, tmp_path: Path
-) -> None:
+def test_torchs_tools_read_the_files(folder: Objects, recorder: Recorder, tmp_path: Path) -> None:
     info = save(recorder.open(folder), 10)
 
     dcp_to_torch_save(f"{folder.uri}/{info.name}", tmp_path / "whole.pt")
@@ -456,9 +474,7 @@ def test_torchs_own_tools_read_the_files(
     assert_holds(torch.load(tmp_path / "whole.pt", weights_only=False), 10)
 
 
-def test_the_marker_says_what_it_was_told_and_what_it_found(
-    folder: Objects, recorder: Recorder
-) -> None:
+def test_the_marker_records_its_inputs_and_findings(folder: Objects, recorder: Recorder) -> None:
     info = save(recorder.open(folder), 10)
     document = json.loads(folder.get(f"step-00000010/{CHECKPOINT_MARKER}"))
 

@@ -27,7 +27,7 @@ def chunk(rows: range, columns: range) -> Chunk:
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("rows", [range(6), range(2, 5), range(6, 6)])
-def test_any_rectangle_of_what_was_saved_is_filled(tmp_path: Path, rows: range) -> None:
+def test_any_rectangle_of_a_saved_tensor_can_be_loaded(tmp_path: Path, rows: range) -> None:
     save({"m": {"w": WHOLE}}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
 
     part = torch.zeros(len(rows), 2)
@@ -37,7 +37,7 @@ def test_any_rectangle_of_what_was_saved_is_filled(tmp_path: Path, rows: range) 
     assert torch.equal(part, WHOLE[rows.start : rows.stop, 1:3])
 
 
-def test_torchs_planner_accepts_the_parts_of_four_ranks_as_a_whole() -> None:
+def test_torchs_planner_accepts_the_shards_of_four_ranks() -> None:
     ranks = [chunk(rows, columns) for rows in (range(4), range(4, 6))
              for columns in (range(3), range(3, 4))]  # fmt: skip
     empty = chunk(range(6, 6), range(4))

@@ -1,4 +1,4 @@
-"""A checkpoint becomes complete once, whole, and by the job whose run it is."""
+"""A checkpoint is completed once, in full, and only by the job that holds the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def failure(
     objects: Objects, guard: Callable[[], None] = lambda: None, *, value: float = 10
 ) -> str:
-    """Why a save of step 10 fails."""
+    """Return why a save of step 10 fails."""
     reasons: list[str] = []
     checkpoints = Checkpoints(
         objects,
@@ -49,7 +49,7 @@ def failure(
 
 
 def on_call(number: int, action: Callable[[], None]) -> Callable[[], None]:
-    """A guard that acts the ``number``th time, from 1: as a save begins, and as it completes."""
+    """Guard that acts at its ``number``th call, from 1: at a save's start and completion."""
     calls = iter(range(1, 100))
 
     def guard() -> None:
@@ -68,7 +68,7 @@ def opened(objects: Objects) -> Checkpoints:
 
 
 def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) -> None:
-    """Each holds the run for its own, as after a take-over that the first has not noticed."""
+    """Let both believe they hold the run, as after a takeover the first has not noticed."""
     second = opened(objects)
 
     def overtake() -> None:
@@ -76,21 +76,24 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
 
     error = failure(objects, on_call(2, overtake), value=-7)
 
-    assert "another job has completed step-00000010 meanwhile; stop one of the two" in error
+    assert (
+        "another job completed step-00000010 while this one was saving it; stop one of the two"
+        in error
+    )
     info, loaded = second.latest(), state(0)
     assert info is not None
     second.load(loaded, info)
     assert_holds(loaded, 10)
 
 
-def test_a_job_that_has_lost_the_run_completes_nothing(folder: Objects) -> None:
+def test_a_job_without_the_run_lock_completes_nothing(folder: Objects) -> None:
     error = failure(folder, on_call(2, lose))
 
     assert "no longer holds run x" in error
     assert opened(folder).latest() is None
 
 
-def test_a_job_frozen_as_it_completes_a_save_does_not_complete_files_of_its_successor(
+def test_a_job_frozen_while_completing_a_save_does_not_complete_its_successors_files(
     folder: Objects,
 ) -> None:
     def overtake() -> None:
@@ -98,23 +101,23 @@ def test_a_job_frozen_as_it_completes_a_save_does_not_complete_files_of_its_succ
 
     error = failure(folder, on_call(2, overtake), value=-7)
 
-    assert "another job has completed step-00000010 meanwhile" in error
+    assert "another job completed step-00000010 while this one was saving it" in error
     assert opened(folder).latest() is None
 
 
-def test_a_job_frozen_as_it_completes_a_save_does_not_bring_a_deleted_checkpoint_back(
+def test_a_job_frozen_while_completing_a_save_does_not_resurrect_a_deleted_checkpoint(
     folder: Objects,
 ) -> None:
     def overtake() -> None:
         save(opened(folder), 10)
-        folder.delete([MARKER])  # a deletion begins with it
+        folder.delete([MARKER])  # a deletion starts with it
 
     assert failure(folder, on_call(2, overtake), value=-7)
     assert opened(folder).latest() is None
 
 
-def test_a_job_that_has_lost_the_run_deletes_nothing(folder: Objects) -> None:
-    """A save begins with removing what another attempt may have left of the same step."""
+def test_a_job_without_the_run_lock_deletes_nothing(folder: Objects) -> None:
+    """A save first removes another attempt's leftovers of the same step."""
     before = save(opened(folder), 10)
 
     failure(folder, on_call(1, lose))
@@ -123,11 +126,11 @@ def test_a_job_that_has_lost_the_run_deletes_nothing(folder: Objects) -> None:
 
 
 def nothing(key: str) -> None:
-    """Nothing happens."""
+    """Do nothing."""
 
 
 class HookedObjects(LocalObjects):
-    """A disk on which something happens before a file is written, before it is closed, or after."""
+    """Storage with a hook before a file is written, before it is closed, or after."""
 
     def __init__(self, root: Path, **hooks: Callable[[str], object]) -> None:
         super().__init__(root)
@@ -147,8 +150,8 @@ class HookedObjects(LocalObjects):
         return HookedObjects(Path(self.uri) / prefix, **self._hooks)
 
 
-def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: Path) -> None:
-    """What it has left of the step is in the folder of the job that has taken over."""
+def test_a_failed_save_without_the_run_lock_deletes_nothing(tmp_path: Path) -> None:
+    """Its leftovers of the step are in the folder of the job that took over."""
     second = opened(LocalObjects(tmp_path))
 
     def fail(key: str) -> None:
@@ -165,10 +168,10 @@ def test_a_failed_save_of_a_job_that_has_lost_the_run_deletes_nothing(tmp_path: 
 
 
 @pytest.mark.parametrize("left", [CHECKPOINT_MARKER, FILE, METADATA])
-def test_a_job_frozen_as_it_begins_a_save_leaves_that_of_its_successor_alone(
+def test_a_job_frozen_at_the_start_of_a_save_does_not_touch_its_successors_save(
     folder: Objects, left: str
 ) -> None:
-    """Each finds what an earlier attempt has left of the same step."""
+    """Each finds an earlier attempt's leftovers of the same step."""
     save(opened(folder), 10)
     folder.put(f"step-00000010/{left}", b"damaged")
     second = opened(folder)
@@ -185,7 +188,7 @@ def test_a_job_frozen_as_it_begins_a_save_leaves_that_of_its_successor_alone(
 
 
 @pytest.mark.parametrize("name", [FILE, METADATA])
-def test_a_save_that_was_frozen_does_not_damage_the_same_step_of_its_successor(
+def test_a_frozen_save_does_not_damage_its_successors_save_of_that_step(
     tmp_path: Path, name: str
 ) -> None:
     second = opened(LocalObjects(tmp_path))
@@ -196,7 +199,7 @@ def test_a_save_that_was_frozen_does_not_damage_the_same_step_of_its_successor(
 
     error = failure(HookedObjects(tmp_path, written=freeze), on_call(2, lose), value=-7)
 
-    assert "exists already" in error
+    assert "already exists" in error
     info, loaded = second.latest(), state(0)
     assert info is not None
     assert second.load(loaded, info) == info
@@ -207,7 +210,7 @@ def test_a_save_that_was_frozen_does_not_damage_the_same_step_of_its_successor(
     ("kept_bytes", "reason"),
     [(None, f"{FILE} is missing"), (500, f"{FILE} has 500 bytes, ")],
 )
-def test_what_is_not_all_there_does_not_become_complete(
+def test_an_incomplete_save_does_not_become_complete(
     tmp_path: Path, kept_bytes: int | None, reason: str
 ) -> None:
     path = tmp_path / "step-00000010" / FILE
@@ -222,10 +225,10 @@ def test_what_is_not_all_there_does_not_become_complete(
     assert opened(LocalObjects(tmp_path)).latest() is None
 
 
-def test_a_file_of_which_no_rank_tells_does_not_become_complete(
+def test_a_file_no_rank_reports_does_not_become_complete(
     folder: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The names are those that torch's metadata refers to, whatever the ranks say."""
+    """The names come from torch's metadata, not from the ranks."""
     told = Writer.sums
 
     def sums(self: Writer) -> dict[str, FileSum]:
@@ -234,7 +237,7 @@ def test_a_file_of_which_no_rank_tells_does_not_become_complete(
 
     monkeypatch.setattr(Writer, "sums", property(sums))
 
-    assert f"no rank says that it has written {FILE}" in failure(folder)
+    assert f"no rank reported writing {FILE}" in failure(folder)
     assert opened(folder).latest() is None
 
 
@@ -244,7 +247,7 @@ def test_a_marker_that_does_not_list_the_metadata_is_refused(folder: Objects) ->
     document = json.loads(folder.get(MARKER))
     del document["files"][".metadata"]
     folder.put(MARKER, json.dumps(document).encode())
-    # Another, so that the run is not one of which nothing is left.
+    # Another, so that the run still has a checkpoint.
     save(opened(folder), 5)
 
     info = recorder.open(folder).latest()

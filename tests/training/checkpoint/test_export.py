@@ -21,8 +21,8 @@ from tests.support.limits import scaled
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.core.ranks import Ranks
-from training.models.llama.export import ExportError, ExportOrder, export
-from training.models.llama.huggingface import llama_config
+from training.models.llama.export import ExportError, ExportRequest, export
+from training.models.llama.huggingface import decoder_config
 from training.storage import LocalObjects, Objects, StorageAccess
 from training.trainer.runs import RunConfig
 from trainium_catalogue.parameters.plan import shape_of
@@ -41,11 +41,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 def model(seed: int) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    return LlamaForCausalLM(llama_config(SHAPE, seq_len=128)).eval()
+    return LlamaForCausalLM(decoder_config(SHAPE, seq_len=128)).eval()
 
 
 def in_bfloat16(of: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Weights alone: rotary frequencies stay as they are, as where transformers loads a model."""
+    """Load weights only: rotary frequencies are unchanged, as when transformers loads a model."""
     for parameter in of.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     return of
@@ -73,7 +73,7 @@ def write_dataset(bucket: Objects) -> None:
 
 
 def write_run(bucket: Objects, name: str) -> Objects:
-    """A run's configuration; returns where its checkpoints go."""
+    """Write a run's configuration; return the location of its checkpoints."""
     config = RunConfig(
         workload="llama-tiny",
         values=VALUES,
@@ -94,13 +94,13 @@ def save(checkpoints: Objects, *steps: int) -> None:
         saver.save(state, step, meta, asynchronous=False)
 
 
-def order(
+def request(
     name: str = "my-run", *, step: int = 0, dtype: str = "float32", size: str = "5GB"
-) -> ExportOrder:
-    return ExportOrder(run=name, step=step, dtype=dtype, max_file_size=size)
+) -> ExportRequest:
+    return ExportRequest(run=name, step=step, dtype=dtype, max_file_size=size)
 
 
-def run_export(root: Path, wanted: ExportOrder) -> dict[str, Any]:
+def run_export(root: Path, wanted: ExportRequest) -> dict[str, Any]:
     return export(wanted, StorageAccess(root=str(root)), report=lambda text: None)
 
 
@@ -126,12 +126,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path, saved: Path) -> Path:
-    """The same, for a test to change."""
+    """Return the same, writable by a test."""
     shutil.copytree(saved, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-def test_the_workload_exports_what_transformers_loads_with_the_same_logits(root: Path) -> None:
+def test_transformers_loads_the_export_with_the_same_logits(root: Path) -> None:
     (root / "build").symlink_to(root)
     done = subprocess.run(
         [sys.executable, "-m", "training.launch", "export", "--run=my-run", "--dtype=float32"],
@@ -153,7 +153,7 @@ def test_the_workload_exports_what_transformers_loads_with_the_same_logits(root:
 
 
 def test_files_are_cut_where_they_become_too_large(root: Path) -> None:
-    receipt = run_export(root, order(size="50KB"))
+    receipt = run_export(root, request(size="50KB"))
 
     files = [name for name in names(root) if name.startswith("model-")]
     assert len(files) > 2
@@ -163,8 +163,8 @@ def test_files_are_cut_where_they_become_too_large(root: Path) -> None:
     assert_valid(receipt, "export.schema.json")
 
 
-def test_a_checkpoint_is_exported_by_its_step_and_in_half_the_bytes(root: Path) -> None:
-    run_export(root, order(step=10, dtype="bfloat16"))
+def test_a_checkpoint_is_exported_by_step_in_half_the_bytes(root: Path) -> None:
+    run_export(root, request(step=10, dtype="bfloat16"))
 
     exported = loaded(root)
     config = json.loads((root / "export/my-run/config.json").read_text())
@@ -174,8 +174,8 @@ def test_a_checkpoint_is_exported_by_its_step_and_in_half_the_bytes(root: Path) 
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_the_tokenizer_gives_the_ids_that_training_saw(root: Path) -> None:
-    run_export(root, order())
+def test_the_tokenizer_yields_the_training_ids(root: Path) -> None:
+    run_export(root, request())
 
     tokenizer = AutoTokenizer.from_pretrained(root / "export/my-run", local_files_only=True)
     ids = tokenizer("the lazy dog")["input_ids"]
@@ -184,8 +184,8 @@ def test_the_tokenizer_gives_the_ids_that_training_saw(root: Path) -> None:
     assert tokenizer.eos_token == "</s>"
 
 
-def test_the_model_generates_from_all_that_the_tokenizer_gives(root: Path) -> None:
-    run_export(root, order())
+def test_the_model_generates_from_all_the_tokenizers_outputs(root: Path) -> None:
+    run_export(root, request())
 
     folder = root / "export/my-run"
     given = AutoTokenizer.from_pretrained(folder, local_files_only=True)(
@@ -199,12 +199,12 @@ def test_the_model_generates_from_all_that_the_tokenizer_gives(root: Path) -> No
     assert made.shape[1] == given["input_ids"].shape[1] + 1
 
 
-def test_without_its_dataset_a_run_is_exported_without_tokenizer(
+def test_without_its_dataset_a_run_is_exported_without_a_tokenizer(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (root / "datasets/books/manifest.json").unlink()
 
-    run_export(root, order())
+    run_export(root, request())
 
     assert "tokenizer.json" not in names(root)
     assert "the tokenizer is not exported: there is no " in capsys.readouterr().out
@@ -214,15 +214,15 @@ def test_another_tokenizer_is_not_exported(root: Path, capsys: pytest.CaptureFix
     path = root / "datasets/books/manifest.json"
     path.write_text(path.read_text().replace("aaaa", "bbbb"))
 
-    run_export(root, order())
+    run_export(root, request())
 
     assert "tokenizer.json" not in names(root)
-    assert "dataset books was made anew with another one since" in capsys.readouterr().out
+    assert "dataset books has been recreated with another one" in capsys.readouterr().out
 
 
-def test_what_an_earlier_export_left_goes(root: Path) -> None:
-    run_export(root, order(size="50KB"))
-    run_export(root, order())
+def test_leftovers_of_an_earlier_export_are_removed(root: Path) -> None:
+    run_export(root, request(size="50KB"))
+    run_export(root, request())
 
     assert "model.safetensors" in names(root)
     assert [name for name in names(root) if "-of-" in name or "index" in name] == []
@@ -235,12 +235,12 @@ def flip(root: Path, step: int) -> None:
     path.write_bytes(data)
 
 
-def test_of_a_damaged_checkpoint_the_one_before_is_exported(
+def test_a_damaged_checkpoint_falls_back_to_the_previous_for_export(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(root, 20)
 
-    assert run_export(root, order())["step"] == 10
+    assert run_export(root, request())["step"] == 10
     assert torch.equal(logits(loaded(root)), logits(model(10)))
     assert "checkpoint step-00000020 is refused: __0_0.distcp has" in capsys.readouterr().out
 
@@ -249,26 +249,24 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(root: Path) -> None:
     flip(root, 20)
 
     with pytest.raises(CheckpointUnusable, match=r"step-00000020 is damaged: .* another --step"):
-        run_export(root, order(step=20))
+        run_export(root, request(step=20))
 
 
-def test_when_all_are_damaged_they_are_named(root: Path) -> None:
+def test_all_damaged_checkpoints_are_named(root: Path) -> None:
     flip(root, 10)
     flip(root, 20)
 
     with pytest.raises(
         ExportError, match="no complete checkpoint; step-00000020, step-00000010 cannot be read"
     ):
-        run_export(root, order())
+        run_export(root, request())
 
 
 def test_an_unknown_run_and_an_unknown_step_are_refused(root: Path) -> None:
     with pytest.raises(ExportError, match="there is no run other in "):
-        run_export(root, order("other"))
-    with pytest.raises(
-        ExportError, match="no complete step-00000015; complete are the steps: 10, 20"
-    ):
-        run_export(root, order(step=15))
+        run_export(root, request("other"))
+    with pytest.raises(ExportError, match="-00000015; export one of its complete steps: 10, 20"):
+        run_export(root, request(step=15))
 
 
 def test_a_checkpoint_of_another_model_is_refused(root: Path) -> None:
@@ -277,9 +275,9 @@ def test_a_checkpoint_of_another_model_is_refused(root: Path) -> None:
     (root / "runs/my-run/run.json").write_text(json.dumps(document))
 
     with pytest.raises(
-        CheckpointUnusable, match=r"is of another model: .* is \[192, 64\], run\.js"
+        CheckpointUnusable, match=r"belongs to another model: .* has shape \[192, 64\], but run\.js"
     ):
-        run_export(root, order())
+        run_export(root, request())
 
 
 def test_a_checkpoint_without_a_tensor_is_refused(root: Path) -> None:
@@ -288,4 +286,4 @@ def test_a_checkpoint_without_a_tensor_is_refused(root: Path) -> None:
     (root / "runs/my-run/run.json").write_text(json.dumps(document))
 
     with pytest.raises(CheckpointUnusable, match=r"has no model\.layers\.2\."):
-        run_export(root, order())
+        run_export(root, request())

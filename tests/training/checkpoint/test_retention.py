@@ -1,4 +1,4 @@
-"""Which checkpoints are kept."""
+"""Retention of checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ steps = st.sets(st.integers(0, 60))
 
 
 @given(steps, steps, st.integers(1, 5), st.integers(0, 20))
-def test_the_newest_and_the_multiples_stay_and_nothing_else(
+def test_only_the_newest_and_the_multiples_are_retained(
     complete: set[int], torn: set[int], keep_last: int, keep_every: int
 ) -> None:
     torn -= complete

@@ -1,4 +1,4 @@
-"""Checksums by chunk: whatever is written in pieces is verified in pieces."""
+"""Checksums by chunk: content written in pieces is verified in pieces."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Objects:
     st.binary(max_size=200),
     st.lists(st.tuples(st.integers(0, 250), st.integers(0, 100)), max_size=5),
 )
-def test_every_part_reads_as_it_was_written(
+def test_every_part_is_read_back_unchanged(
     root: Objects, data: bytes, reads: list[tuple[int, int]]
 ) -> None:
     root.put("file", data)
@@ -78,7 +78,7 @@ def test_a_flipped_bit_is_found_when_its_chunk_is_read(
 
 
 @given(st.binary(min_size=1, max_size=100), st.data())
-def test_a_short_file_is_found(root: Objects, data: bytes, draw: st.DataObject) -> None:
+def test_a_short_file_is_detected(root: Objects, data: bytes, draw: st.DataObject) -> None:
     root.put("file", data[: draw.draw(st.integers(0, len(data) - 1))])
     stream = VerifiedStream(root, "file", expected(data))
 

@@ -1,4 +1,4 @@
-"""What torch 2.9, of the Neuron images, does otherwise than the torch of the laptop."""
+"""Differences of torch 2.9, of the Neuron images, from the laptop's torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from training.storage import open_objects
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
-def test_a_checkpoint_is_complete_where_torch_writes_a_copy_of_the_metadata(
+def test_a_checkpoint_is_complete_when_torch_writes_a_copy_of_the_metadata(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Places of files are then in the copy alone (2.9.1, checkpoint/filesystem.py, finish).
+    # File locations are then only in the copy (2.9.1, checkpoint/filesystem.py, finish).
     finish = FileSystemWriter.finish
 
     def finish_a_copy(self: FileSystemWriter, metadata: Any, results: Any) -> None:

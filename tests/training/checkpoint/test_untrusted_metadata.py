@@ -39,7 +39,7 @@ Change = Callable[[Path, Metadata], bytes]
 
 
 class Call:
-    """Pickled, calls a function when it is unpickled."""
+    """Object whose pickle calls a function when loaded."""
 
     def __init__(self, name: str, *arguments: Any, state: object = None) -> None:
         module, _, function = name.rpartition(".")
@@ -52,7 +52,7 @@ class Call:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file that an attack creates."""
+    """Return a file that an attack creates."""
     return tmp_path / "victim"
 
 
@@ -78,7 +78,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 def sign(folder: Path) -> None:
-    """Bring the marker's sizes and checksums up to date, as who writes the files can."""
+    """Update the marker's sizes and checksums, as an attacker with write access can."""
     marker = folder / "complete.json"
     document = json.loads(marker.read_text())
     for path in folder.iterdir():
@@ -99,10 +99,10 @@ def known(folder: Path) -> Mapping[str, FileSum]:
 
 
 def as_bytes(folder: Path, metadata: Metadata) -> bytes:
-    """Have torch read the weights from a pickle, which it does with ``weights_only=False``."""
+    """Make torch read the weights from a pickle, with ``weights_only=False``."""
     payload = pickle.dumps(Call("os.mkdir", str(folder.parents[1] / "victim")))
     path = folder / "__0_0.distcp"
-    # torch.load also takes its old format: a magic number, a version, a system, a pickle.
+    # torch.load also accepts its legacy format: a magic number, a version, a system, a pickle.
     start: tuple[object, ...] = (0x1950A86A20F9469CFC6C, 1001, {})
     legacy = b"".join(pickle.dumps(part, 2) for part in start)
     content = legacy + payload
@@ -148,7 +148,7 @@ ATTACKS: Mapping[str, Change] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_an_attack_does_nothing_and_the_checkpoint_before_is_loaded(
+def test_an_attack_has_no_effect_and_the_previous_checkpoint_is_loaded(
     tmp_path: Path, victim: Path, name: str
 ) -> None:
     run = saved(tmp_path)
@@ -171,8 +171,8 @@ def test_an_attack_does_nothing_and_the_checkpoint_before_is_loaded(
     assert line.startswith("checkpoint step-00000020 is refused: .metadata cannot be read: it ")
 
 
-def test_the_attacks_are_real(tmp_path: Path, victim: Path) -> None:
-    """torch's own reader runs them, so these tests can fail."""
+def test_the_attacks_work_on_torchs_own_reader(tmp_path: Path, victim: Path) -> None:
+    """torch's own reader executes them, so these tests can fail."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
@@ -187,7 +187,7 @@ def test_the_attacks_are_real(tmp_path: Path, victim: Path) -> None:
         assert (tmp_path / name / "victim").is_dir(), name
 
 
-def test_what_torch_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+def test_torchs_files_are_read_as_torch_reads_them(tmp_path: Path) -> None:
     dcp_save(state(1), checkpoint_id=tmp_path / "torch", no_dist=True)
     data = (tmp_path / "torch" / ".metadata").read_bytes()
 
@@ -202,7 +202,7 @@ def test_what_torch_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
         assert tensor.properties.dtype == theirs.properties.dtype
 
 
-def test_what_torch_2_9_has_written_is_read() -> None:
+def test_files_of_torch_2_9_are_read() -> None:
     """A recording of what the Neuron images' torch writes; torch 2.9.1+cu128, Python 3.11, with
 
     ``dcp.save({"model": {"w": arange(15.).view(5, 3), "b": ones(7, dtype=bfloat16)}}, ...)``.
@@ -225,7 +225,7 @@ def with_encoding(folder: Path, monkeypatch: pytest.MonkeyPatch, *arguments: obj
     return pickle.dumps(metadata)
 
 
-def test_what_early_versions_of_python_3_11_write_is_read(
+def test_tars_of_early_python_3_11_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = saved(tmp_path) / "step-00000020"
@@ -243,7 +243,7 @@ def test_an_attribute_of_anything_else_is_refused(
     folder = saved(tmp_path) / "step-00000020"
     data = with_encoding(folder, monkeypatch, MetadataIndex, "__init__")
 
-    with pytest.raises(CheckpointDamaged, match="an attribute of something else"):
+    with pytest.raises(CheckpointDamaged, match="an attribute of something other than"):
         read_metadata(data, known(folder))
 
 
@@ -274,12 +274,12 @@ CHANGES: Mapping[str, tuple[Callable[[Metadata], None], str]] = {
     "a size that is none": (lambda m: vars(tensor(m)).update(size="x"), "in place of a Size"),
     "a part outside": (
         lambda m: vars(tensor(m)).update(size=torch.Size([1, 1])),
-        "lies outside of it",
+        "outside its bounds",
     ),
-    "a gap": (lambda m: vars(tensor(m)).update(chunks=[]), "do not make up the whole"),
+    "a gap": (lambda m: vars(tensor(m)).update(chunks=[]), "do not cover it"),
     "a part in no file": (
         lambda m: m.storage_data.pop(MetadataIndex("model.w", torch.Size([0, 0]))),
-        "more parts of tensors than places",
+        "more tensor parts than locations",
     ),
     "a part of other dimensions": (
         lambda m: vars(tensor(m)).update(size=torch.Size([15])),
@@ -294,7 +294,7 @@ CHANGES: Mapping[str, tuple[Callable[[Metadata], None], str]] = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_torch_would_not_have_written_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_pickle_torch_would_not_write_is_refused(tmp_path: Path, name: str) -> None:
     change, reason = CHANGES[name]
     folder = saved(tmp_path) / "step-00000020"
     metadata = pickle.loads((folder / ".metadata").read_bytes())
@@ -305,9 +305,9 @@ def test_what_torch_would_not_have_written_is_refused(tmp_path: Path, name: str)
 
 
 BOMBS = {
-    # A key that is nested so deeply that hashing it overflows the stack of C.
+    # A key nested so deeply that hashing it overflows the C stack.
     "nested": b"\x80\x04})" + b"\x85" * 200_000 + b"Ns.",
-    # A place in the memo that needs gigabytes before it.
+    # A memo index that would need gigabytes.
     "memo": b"\x80\x02Nr" + (2**31 - 1).to_bytes(4, "little") + b".",
     "long bytes": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b".",
     "long text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b".",
@@ -318,7 +318,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_pickle_that_would_take_the_process_along_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_pickle_that_would_kill_the_process_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointDamaged, match=r"\.metadata cannot be read: "):
         read_metadata(BOMBS[name], {})
 
@@ -331,7 +331,7 @@ def test_many_tensors_cannot_share_one_list_of_many_parts(tmp_path: Path) -> Non
     for number in range(3000):
         metadata.state_dict_metadata[f"w{number}"] = dataclasses.replace(one, chunks=shared)
 
-    with pytest.raises(CheckpointDamaged, match="more parts of tensors than places"):
+    with pytest.raises(CheckpointDamaged, match="more tensor parts than locations"):
         read_metadata(pickle.dumps(metadata), known(folder))
 
 
@@ -342,7 +342,7 @@ def test_a_refused_name_imports_nothing() -> None:
     assert "torch._dynamo" not in sys.modules or "torch._dynamo" in _BEFORE
 
 
-def test_a_pickle_cannot_change_what_a_later_one_means(tmp_path: Path) -> None:
+def test_a_pickle_cannot_affect_a_later_one(tmp_path: Path) -> None:
     """BUILD sets attributes of classes too; those of a pickle are its own."""
     folder = saved(tmp_path) / "step-00000020"
     good = (folder / ".metadata").read_bytes()
@@ -388,7 +388,7 @@ CONTENTS: Mapping[str, Any] = {
 
 
 @pytest.mark.parametrize("name", CONTENTS)
-def test_a_file_that_holds_no_such_tensor_is_refused(
+def test_a_file_without_the_tensor_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """An export reads single tensors; torch reads each with ``weights_only=True``."""

@@ -1,4 +1,4 @@
-"""The launcher's command line is read strictly, and teaches."""
+"""The launcher's command line is strict and explains itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def refusal(*words: str) -> str:
     return str(error.value)
 
 
-def test_both_spellings_of_a_value_are_read() -> None:
+def test_both_spellings_of_a_value_are_accepted() -> None:
     request = parse(["all-reduce", "--max-bytes", "4096", "--peer-timeout-s=5"])
 
     assert (request.values["max-bytes"], request.launch.peer_timeout_s) == (4096, 5.0)
@@ -31,14 +31,14 @@ def test_both_spellings_of_a_value_are_read() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no workload is named; known are all-reduce"),
+        ([], "no workload specified; choose one of all-reduce"),
         (["all-redcue"], "did you mean 'all-reduce'?"),
-        (["--max-bytes", "4", "all-reduce"], "--max-bytes stands before the workload"),
-        # As of the CLI, which has the same parser.
+        (["--max-bytes", "4", "all-reduce"], "--max-bytes precedes the workload"),
+        # As in the CLI, which has the same parser.
         (["all-reduce", "--max-byte", "4"], "no parameter 'max-byte'; did you mean 'max-bytes'?"),
     ],
 )
-def test_a_bad_command_line_is_refused_with_a_remedy(words: list[str], message: str) -> None:
+def test_a_malformed_command_line_is_refused_with_a_remedy(words: list[str], message: str) -> None:
     assert message in refusal(*words)
 
 
@@ -51,7 +51,7 @@ def test_a_bad_command_line_is_refused_with_a_remedy(words: list[str], message: 
         max_size=6,
     )
 )
-def test_any_command_line_is_read_or_refused(words: list[str]) -> None:
+def test_any_command_line_is_parsed_or_refused(words: list[str]) -> None:
     try:
         request = parse(["all-reduce", *words])
     except ArgumentError:

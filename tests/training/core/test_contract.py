@@ -1,4 +1,4 @@
-"""The environment of a Batch node becomes one frozen value, or one message."""
+"""A Batch node's environment becomes one immutable value, or one message."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.training.nodes import node_on
+from training.core.arguments import ArgumentError, parse
 from training.core.contract import DeviceKind, NodeContract, read_contract
 from training.core.orchestrators import ContractError
+from training.workloads import refuse_unfit
 
 NEWEST = "2.33.1"
 MAIN = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
 
 
 def batch(index: int, num_nodes: int, main: int = 0, **more: str) -> dict[str, str]:
-    """What Batch and the job definition set."""
+    """Return the variables set by Batch and the job definition."""
     env = {
         "AWS_BATCH_JOB_ID": f"0f3a#{index}",
         "AWS_BATCH_JOB_ATTEMPT": "2",
@@ -72,7 +75,7 @@ def test_the_suffix_of_a_nodes_job_id_is_dropped() -> None:
     assert read(batch(1, 4)).job_id == "0f3a"
 
 
-def test_a_child_asks_for_the_address_that_faces_the_main_node() -> None:
+def test_a_child_uses_its_address_that_faces_the_main_node() -> None:
     asked: list[str | None] = []
 
     def find(main_address: str | None) -> str:
@@ -84,7 +87,7 @@ def test_a_child_asks_for_the_address_that_faces_the_main_node() -> None:
     assert asked == ["10.0.0.1"]
 
 
-def test_a_given_address_is_not_looked_for() -> None:
+def test_an_explicit_address_is_not_looked_up() -> None:
     def fail(main_address: str | None) -> str:
         raise AssertionError
 
@@ -93,7 +96,7 @@ def test_a_given_address_is_not_looked_for() -> None:
     assert node.address == "127.0.0.3"
 
 
-def test_without_batch_the_machine_is_a_job_of_one_node() -> None:
+def test_outside_batch_the_machine_is_a_single_node_job() -> None:
     node = read({"TRAINIUM_DEVICE": "cpu"})
 
     assert (node.num_nodes, node.node_index, node.is_main) == (1, 0, True)
@@ -111,7 +114,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
     assert read({"TRAINIUM_DEVICE": "cpu", "TRAINIUM_BUCKET": ""}).bucket is None
 
 
-def test_a_node_runs_what_its_type_and_release_go_together_for_and_refuses_others() -> None:
+def test_a_node_runs_only_compatible_instance_types_and_releases() -> None:
     node = read(batch(0, 1))
     later = read(
         batch(0, 1, TRAINIUM_INSTANCE_TYPE="trn2.48xlarge", TRAINIUM_NEURON_RELEASE=NEWEST)
@@ -122,7 +125,7 @@ def test_a_node_runs_what_its_type_and_release_go_together_for_and_refuses_other
     assert NEWEST in refusal(batch(0, 1, TRAINIUM_NEURON_RELEASE=NEWEST))
 
 
-def test_on_a_cpu_there_is_one_process_unless_told_otherwise() -> None:
+def test_a_cpu_defaults_to_one_process() -> None:
     assert read(batch(0, 1, TRAINIUM_DEVICE="cpu")).processes_per_node == 1
     env = batch(0, 1, TRAINIUM_DEVICE="cpu", TRAINIUM_PROCESSES_PER_NODE="3")
     assert read(env).processes_per_node == 3
@@ -137,7 +140,7 @@ def test_the_cpu_takes_any_pair() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"AWS_BATCH_JOB_NUM_NODES": ""}, "AWS_BATCH_JOB_NUM_NODES is not set although"),
+        ({"AWS_BATCH_JOB_NUM_NODES": ""}, "is set, but not AWS_BATCH_JOB_NUM_NODES"),
         ({"AWS_BATCH_JOB_NUM_NODES": "four"}, "NUM_NODES=four is not a whole number"),
         ({"AWS_BATCH_JOB_NUM_NODES": "0"}, "at least 1"),
         ({"AWS_BATCH_JOB_NODE_INDEX": "7"}, "is outside the job's 4 nodes"),
@@ -151,10 +154,10 @@ def test_the_cpu_takes_any_pair() -> None:
         ({"TRAINIUM_INSTANCE_TYPE": "trn1.2xlarge"}, "has no EFA and cannot join 4 nodes"),
         ({"TRAINIUM_DEVICE": "cpuu"}, "did you mean 'cpu'?"),
         ({"TRAINIUM_PROCESSES_PER_NODE": "0"}, "PROCESSES_PER_NODE=0 is not a whole number"),
-        ({"TRAINIUM_RUN": "../other"}, "TRAINIUM_RUN=../other is not a run name"),
+        ({"TRAINIUM_RUN": "../other"}, "TRAINIUM_RUN=../other is not a valid run name"),
     ],
 )
-def test_a_bad_value_is_refused_with_a_remedy(change: dict[str, str], message: str) -> None:
+def test_an_invalid_value_is_refused_with_a_remedy(change: dict[str, str], message: str) -> None:
     assert message in refusal(batch(1, 4) | change)
 
 
@@ -163,10 +166,26 @@ def test_a_bad_value_is_refused_with_a_remedy(change: dict[str, str], message: s
         st.sampled_from(sorted(batch(1, 4))), st.text(max_size=8).filter(lambda t: "\0" not in t)
     )
 )
-def test_any_environment_is_read_or_refused(change: dict[str, str]) -> None:
+def test_any_environment_is_parsed_or_refused(change: dict[str, str]) -> None:
     try:
         node = read(batch(1, 4) | change)
     except ContractError as error:
         assert "\n" not in str(error) or "\n" in "".join(change.values())
     else:
         assert 0 <= node.node_rank < node.num_nodes
+
+
+LARGE = node_on("trn2.48xlarge", num_nodes=3, release=NEWEST)
+
+
+def test_an_unroutable_mesh_is_refused() -> None:
+    LARGE.check_backend({"tensor-parallel": 4})
+    with pytest.raises(ValueError, match="use 1, 2, 4, 16 or 64"):
+        LARGE.check_backend({"tensor-parallel": 8})
+
+
+def test_run_specific_settings_are_not_refused_before_they_are_read() -> None:
+    """The defaults fit neither these links nor three nodes; the run's values may."""
+    refuse_unfit(parse(["llama2-7b"]), LARGE)
+    with pytest.raises(ArgumentError, match="use 1, 2, 4, 16 or 64"):
+        refuse_unfit(parse(["verify", "--tensor-parallel=8"]), LARGE)

@@ -1,4 +1,4 @@
-"""The environment of a Volcano pod becomes the same value as that of a Batch node."""
+"""A Volcano pod's environment becomes the same value as a Batch node's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOST = "job-x7-node-0-0.job-x7"
 
 
 def pod(index: int, num_nodes: int, *, restarts: int = 0, **more: str) -> dict[str, str]:
-    """What TorchX and Volcano set."""
+    """Return the variables set by TorchX and Volcano."""
     env = {
         "TRAINIUM_JOB_ID": "job-x7",
         "TRAINIUM_ATTEMPT": str(restarts),
@@ -64,40 +64,40 @@ def test_a_node_learns_the_same_from_volcano_as_from_batch(
     assert replace(in_pod, on_cluster=False) == on_batch
 
 
-def test_the_main_node_asks_for_no_host_name() -> None:
+def test_the_main_node_looks_up_no_host_name() -> None:
     def fail(host: str) -> str:
         raise AssertionError(host)
 
     assert read_contract(pod(0, 4), own_address, fail).main_address == MAIN_ADDRESS
 
 
-def test_the_first_of_several_hosts_is_the_main_one() -> None:
+def test_the_first_of_several_hosts_is_the_main_node() -> None:
     node = read(pod(1, 4, VC_NODE_0_HOSTS=f"{HOST},job-x7-node-0-1.job-x7"))
 
     assert node.main_address == MAIN_ADDRESS
 
 
-def test_without_a_run_the_job_names_it() -> None:
+def test_without_a_run_name_the_job_names_the_run() -> None:
     assert read(pod(0, 1, TRAINIUM_RUN="")).run == "job-x7"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"TRAINIUM_JOB_ID": ""}, "TRAINIUM_JOB_ID is not set although TRAINIUM_ATTEMPT is"),
-        # What the downward API makes of an annotation that is not there.
-        ({"TRAINIUM_ATTEMPT": ""}, "TRAINIUM_ATTEMPT is not set although"),
+        ({"TRAINIUM_JOB_ID": ""}, "TRAINIUM_ATTEMPT is set, but not TRAINIUM_JOB_ID"),
+        # The downward API's value for a missing annotation.
+        ({"TRAINIUM_ATTEMPT": ""}, "is set, but not TRAINIUM_ATTEMPT"),
         ({"TRAINIUM_NUM_NODES": ""}, "a Volcano job of this deployment sets all of them"),
         ({"TRAINIUM_NUM_NODES": "two"}, "TRAINIUM_NUM_NODES=two is not a whole number"),
         ({"TRAINIUM_NODE_INDEX": "4"}, "TRAINIUM_NODE_INDEX=4 is outside the job's 4 nodes"),
         ({"TRAINIUM_ATTEMPT": "-1"}, "TRAINIUM_ATTEMPT=-1 is not a whole number"),
         ({"VC_NODE_0_HOSTS": ""}, "VC_NODE_0_HOSTS, which TRAINIUM_MAIN_HOST_FROM names, is not"),
-        ({"VC_NODE_0_HOSTS": ""}, "Volcano sets it when the job has the plugin svc"),
+        ({"VC_NODE_0_HOSTS": ""}, "Volcano sets it when the job has the svc plugin"),
         ({"AWS_BATCH_JOB_ID": "0f3a"}, "AWS_BATCH_JOB_ID and TRAINIUM_JOB_ID are both set"),
         ({"TRAINIUM_INSTANCE_TYPE": "trn1.2xlarge"}, "has no EFA and cannot join 4 nodes"),
     ],
 )
-def test_a_bad_value_of_a_pod_is_refused_with_a_remedy(
+def test_an_invalid_pod_value_is_refused_with_a_remedy(
     change: dict[str, str], message: str
 ) -> None:
     assert message in refusal(pod(1, 4) | change)
@@ -108,7 +108,7 @@ def test_a_bad_value_of_a_pod_is_refused_with_a_remedy(
         st.sampled_from(sorted(pod(1, 4))), st.text(max_size=8).filter(lambda t: "\0" not in t)
     )
 )
-def test_any_environment_of_a_pod_is_read_or_refused(change: dict[str, str]) -> None:
+def test_any_pod_environment_is_parsed_or_refused(change: dict[str, str]) -> None:
     try:
         node = read_contract(pod(1, 4) | change, own_address, lambda host: MAIN_ADDRESS)
     except ContractError:
@@ -126,22 +126,22 @@ def test_a_name_is_looked_up_until_it_has_an_address(monkeypatch: pytest.MonkeyP
         return MAIN_ADDRESS
 
     monkeypatch.setattr("socket.gethostbyname", look_up)
-    monkeypatch.setattr("training.launcher.addresses._LOOK_AGAIN_S", 0.01)
+    monkeypatch.setattr("training.launcher.addresses._RETRY_S", 0.01)
 
     assert find_host(HOST, within_s=5) == MAIN_ADDRESS
     assert asked == [HOST] * 3
 
 
-def test_a_name_without_an_address_is_given_up_in_time() -> None:
+def test_an_unresolvable_name_times_out() -> None:
     begin = time.monotonic()
 
-    with pytest.raises(HostNotFound, match=r"x\.invalid has no address within 0\.1 s"):
+    with pytest.raises(HostNotFound, match=r"x\.invalid did not resolve within 0\.1 s"):
         find_host("x.invalid", within_s=0.1)
 
     assert time.monotonic() - begin < scaled(5)
 
 
-def test_a_launcher_that_does_not_find_the_main_node_fails_preflight(
+def test_a_launcher_without_a_main_node_fails_preflight(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     env = pod(1, 2, VC_NODE_0_HOSTS="main.invalid", TRAINIUM_DEVICE="cpu")
@@ -149,4 +149,4 @@ def test_a_launcher_that_does_not_find_the_main_node_fails_preflight(
     code = main(["all-reduce", "--join-timeout-s", "1"], env)
 
     assert code == 70
-    assert re.search(r"main\.invalid has no address within 1 s", capsys.readouterr().out)
+    assert re.search(r"main\.invalid did not resolve within 1 s", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""Files with several writers."""
+"""Files with concurrent writers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROUNDS = 300
 
 
 def at_once(*writers: Callable[[int], None]) -> None:
-    """Each in a thread of its own, many times; raises what any of them raises."""
+    """Run each in its own thread, many times; raise the first exception."""
     together = threading.Barrier(len(writers))
     errors: list[BaseException] = []
 
@@ -36,7 +36,7 @@ def at_once(*writers: Callable[[int], None]) -> None:
         raise errors[0]
 
 
-def test_writers_of_one_file_do_not_meet_and_readers_see_it_whole(tmp_path: Path) -> None:
+def test_concurrent_writers_do_not_collide_and_readers_see_complete_files(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"first")
     known = {b"first", b"a" * 10000, b"b" * 20000}
@@ -54,7 +54,7 @@ def test_writers_of_one_file_do_not_meet_and_readers_see_it_whole(tmp_path: Path
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_file(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
 
     with pytest.raises(IsADirectoryError):

@@ -1,4 +1,4 @@
-"""Processes of a launch are found, and ended, whatever session they live in."""
+"""Processes of a launch are found and killed in any session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import uuid
 from pathlib import Path
 
 from tests.support.limits import scaled
-from training.core.processes import is_gone, kill_marked, marked, process_state, signal_quietly
+from training.core.processes import find_marked, is_gone, kill_marked, process_state, signal_quietly
 
 
 def sleeper(**env: str) -> subprocess.Popen[bytes]:
@@ -20,11 +20,11 @@ def sleeper(**env: str) -> subprocess.Popen[bytes]:
         command, env=os.environ | env, start_new_session=True, stdout=subprocess.PIPE
     )
     assert process.stdout is not None
-    process.stdout.readline()  # it has been executed, so its environment is its own
+    process.stdout.readline()  # exec has happened, so its environment is its own
     return process
 
 
-def test_what_may_gain_no_privileges_starts_nothing_that_may() -> None:
+def test_no_new_privileges_applies_to_child_processes() -> None:
     code = """\
 from training.core.processes import forbid_new_privileges
 forbid_new_privileges()
@@ -39,7 +39,7 @@ subprocess.run(["grep", "NoNewPrivs", "/proc/self/status"])
 def test_marked_processes_are_found_in_other_sessions_and_killed() -> None:
     mark = uuid.uuid4().hex
     with sleeper(MARK=mark) as ours, sleeper(MARK=f"{mark}0") as other:
-        found = marked("MARK", mark)
+        found = find_marked("MARK", mark)
         left = kill_marked("MARK", mark)
         spared = other.poll() is None
         other.kill()
@@ -58,7 +58,7 @@ def test_a_frozen_process_is_killed() -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_zombie_counts_as_gone() -> None:
+def test_a_zombie_counts_as_exited() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     deadline = time.monotonic() + scaled(10)
     while process_state(process.pid) != "Z" and time.monotonic() < deadline:
@@ -69,14 +69,14 @@ def test_a_zombie_counts_as_gone() -> None:
     assert is_gone(process.pid)
 
 
-def test_a_name_with_parentheses_does_not_confuse_the_state(tmp_path: Path) -> None:
+def test_a_name_with_parentheses_does_not_break_state_parsing(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/stat").write_bytes(b"7 (a) R (b) T 1 7 7 0")
 
     assert process_state(7, tmp_path) == "T"
 
 
-def test_signalling_what_has_ended_is_no_error() -> None:
+def test_signalling_an_exited_process_is_not_an_error() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         pass
 

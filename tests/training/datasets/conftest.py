@@ -1,4 +1,4 @@
-"""Tokenizers, small corpora and a place for datasets."""
+"""Tokenizers, small corpora and storage for datasets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from training.datasets.manifest import PackedManifest
 from training.datasets.samples.packed import PackedDataset, open_dataset
-from training.datasets.text.tokenize import TokenizeOrder, tokenize
+from training.datasets.text.tokenize import TokenizeRequest, tokenize
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 from training.storage import LocalObjects, StorageAccess
 
@@ -22,7 +22,7 @@ WORDS = (
 
 
 def text_of(number: int) -> str:
-    """A document that no other number gives, of 8 to 40 words."""
+    """Return a document unique to its number, of 8 to 40 words."""
     words = [
         WORDS[(number * 7 + i * (number % 5 + 1)) % len(WORDS)] for i in range(8 + number % 33)
     ]
@@ -31,19 +31,19 @@ def text_of(number: int) -> str:
 
 @pytest.fixture(scope="session")
 def llama_model() -> Path:
-    """A SentencePiece model of Llama 2's kind and size."""
+    """Return a SentencePiece model of Llama 2's kind and size."""
     return Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
 
 
 @pytest.fixture(scope="session")
 def llama(llama_model: Path) -> Vocabulary:
-    """The same, converted."""
+    """Return that model, converted to a vocabulary."""
     return read_vocabulary(llama_model)
 
 
 @pytest.fixture(scope="session")
 def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A byte-level tokenizer.json with few ids, which loads in no time."""
+    """Return a byte-level tokenizer.json with few ids, which loads instantly."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -63,7 +63,7 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Six JSONL files of 20 documents each."""
+    """Write six JSONL files of 20 documents each."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for file in range(6):
@@ -73,11 +73,11 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def quiet(text: str) -> None:
-    """Receives what is reported."""
+    """Discard a report."""
 
 
 def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
-    """The dataset of ``run_tokenize`` that has this name."""
+    """Open the dataset of ``run_tokenize`` with this name."""
     source, cache = dataset(tmp_path, name), tmp_path / f"cache-{name}"
     return open_dataset(
         LocalObjects(source), cache, is_leader=True, wait=lambda: None, report=quiet
@@ -85,7 +85,7 @@ def opened(tmp_path: Path, name: str = "made") -> PackedDataset:
 
 
 def dataset(tmp_path: Path, name: str = "made") -> Path:
-    """Its folder."""
+    """Return the folder of a dataset of ``run_tokenize``."""
     return tmp_path / "bucket" / "datasets" / name
 
 
@@ -94,7 +94,7 @@ Tokenize = Callable[..., PackedManifest | None]
 
 @pytest.fixture
 def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokenize:
-    """Tokenise ``corpus`` into the dataset ``made``; keywords change the order."""
+    """Tokenize ``corpus`` into the dataset ``made``; keyword arguments change the request."""
 
     def run(**changes: object) -> PackedManifest | None:
         values: dict[str, object] = {
@@ -110,6 +110,6 @@ def run_tokenize(tmp_path: Path, corpus: Path, small_tokenizer: Path) -> Tokeniz
             "array_index": 0,
             "array_size": 1,
         }
-        return tokenize(TokenizeOrder(**{**values, **changes}), report=quiet)  # type: ignore[arg-type]
+        return tokenize(TokenizeRequest(**{**values, **changes}), report=quiet)  # type: ignore[arg-type]
 
     return run

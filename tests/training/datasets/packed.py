@@ -1,4 +1,4 @@
-"""Packed datasets as tokenize leaves them, of made-up ids."""
+"""Packed datasets like tokenize's, of made-up ids."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.storage import Objects
 
 
 def put_shard(objects: Objects, name: str, ids: np.ndarray[Any, Any]) -> Shard:
-    """Store ids as they are typed."""
+    """Store ids in the dataset's type."""
     data = ids.tobytes()
     objects.put(name, data)
     digest = hashlib.sha256(data).hexdigest()
@@ -20,7 +20,7 @@ def put_shard(objects: Objects, name: str, ids: np.ndarray[Any, Any]) -> Shard:
 
 
 def put_manifest(objects: Objects, *shards: Shard, **fields: Any) -> PackedManifest:
-    """Complete a dataset of these shards; ``fields`` are those of its own."""
+    """Complete a dataset of these shards; ``fields`` override the manifest's."""
     common: dict[str, Any] = {
         "dtype": "uint16",
         "vocab_size": 256,

@@ -1,4 +1,4 @@
-"""A web server on loopback that serves ranges of files, and fails as told."""
+"""A web server on loopback that serves ranges of files, with injected failures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Site:
-    """A site on loopback, and how it fails."""
+    """A site on loopback, and its failures."""
 
     files: dict[str, bytes]
     url: str = ""
@@ -63,7 +63,7 @@ def serve(files: dict[str, bytes]) -> Iterator[Site]:
                 self.wfile.write(part)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Quiet."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -1,4 +1,4 @@
-"""BERT's datasets: sequences out of text, and the reference's tar, shard by shard."""
+"""BERT's datasets: sequences made from text, and the reference's tar, shard by shard."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DOCUMENTS = 60
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with bert-tiny of a few documents."""
+    """A folder with bert-tiny, made from a few documents."""
     root = tmp_path_factory.mktemp("tiny")
     prepare_dataset(
         "bert-tiny", StorageAccess(root=str(root)), max_documents=DOCUMENTS, report=quiet
@@ -51,12 +51,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(tiny: Path) -> dict[str, Any]:
-    """All its sequences."""
+    """Return all its sequences."""
     shards = [read_shard(path) for path in sorted(tiny.glob("*_training_*.hdf5"))]
     return {key: np.concatenate([shard[key] for shard in shards]) for key in KEYS}
 
 
-def test_the_files_have_the_names_and_keys_that_the_reference_reads(tiny: Path) -> None:
+def test_the_files_have_the_references_names_and_keys(tiny: Path) -> None:
     paths = sorted(tiny.glob("*_training_*.hdf5"))
     with h5py.File(paths[0]) as file:
         found = {key: str(file[key].dtype) for key in file}
@@ -76,7 +76,7 @@ def test_the_same_text_gives_the_same_bytes(tiny: Path, tmp_path: Path) -> None:
         assert (tmp_path / "datasets/bert-tiny" / path.name).read_bytes() == path.read_bytes()
 
 
-def test_sequences_are_two_parts_between_their_marks(rows: dict[str, Any]) -> None:
+def test_sequences_are_two_segments_between_special_tokens(rows: dict[str, Any]) -> None:
     ids, lengths = rows["input_ids"], rows["input_mask"].sum(axis=1)
     last = np.take_along_axis(ids, lengths[:, None] - 1, axis=1)
 
@@ -87,7 +87,7 @@ def test_sequences_are_two_parts_between_their_marks(rows: dict[str, Any]) -> No
     assert set(np.unique(rows["segment_ids"])) == {0, 1}
 
 
-def test_a_sixth_of_the_words_is_predicted_and_most_of_those_are_masked(
+def test_15_percent_of_the_words_are_predicted_and_most_of_them_masked(
     rows: dict[str, Any],
 ) -> None:
     positions, labels = rows["masked_lm_positions"], rows["masked_lm_ids"]
@@ -102,7 +102,7 @@ def test_a_sixth_of_the_words_is_predicted_and_most_of_those_are_masked(
     assert not np.isin(labels[is_predicted], (CLS, SEP, MASK)).any()
 
 
-def test_words_outside_the_vocabulary_become_pieces() -> None:
+def test_out_of_vocabulary_words_become_word_pieces() -> None:
     vocabulary = make_vocabulary(["buckets hold objects", "buckets"], 150)
     tokenizer = make_tokenizer(vocabulary)
 
@@ -111,8 +111,8 @@ def test_words_outside_the_vocabulary_become_pieces() -> None:
     assert words == ["buckets", "h", "##o", "##p", "."]
 
 
-def test_one_document_is_too_few(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="1 documents with text are too few for pairs"):
+def test_a_single_document_is_too_few(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="need at least 2 documents with text, not 1;"):
         prepare_bert_tiny(
             LocalObjects(tmp_path),
             tmp_path,
@@ -153,14 +153,14 @@ def shard_name(number: int) -> str:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """The publisher: a tar of three shards, and one file that is none."""
+    """The publisher: a tar of three shards and one other file."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     files = {shard_name(n): shard_bytes(tmp_path, count) for n, count in enumerate(COUNTS)}
     with serve({"/set.tar": tar_of({"README": b"words", **files})}) as site:
         yield site
 
 
-def bring(site: Site, folder: Path, *, report: Any = quiet) -> Any:
+def prepare_tar(site: Site, folder: Path, *, report: Any = quiet) -> Any:
     scratch = folder / "scratch"
     scratch.mkdir(exist_ok=True)
     return prepare_bert_tar(
@@ -168,8 +168,8 @@ def bring(site: Site, folder: Path, *, report: Any = quiet) -> Any:
     )
 
 
-def test_every_shard_of_the_tar_arrives_checked(site: Site, tmp_path: Path) -> None:
-    dataset = bring(site, tmp_path)
+def test_every_shard_of_the_tar_is_checked_and_stored(site: Site, tmp_path: Path) -> None:
+    dataset = prepare_tar(site, tmp_path)
 
     assert [file.samples for file in dataset.shards] == list(COUNTS)
     assert {path.name for path in (tmp_path / "set").iterdir()} == {
@@ -180,24 +180,22 @@ def test_every_shard_of_the_tar_arrives_checked(site: Site, tmp_path: Path) -> N
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
-def test_an_interrupted_job_goes_on_with_the_shards_that_are_missing(
-    site: Site, tmp_path: Path
-) -> None:
+def test_an_interrupted_job_resumes_with_the_missing_shards(site: Site, tmp_path: Path) -> None:
     def stop(text: str) -> None:
         if text.startswith(f"uploading {shard_name(1)}"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bring(site, tmp_path, report=stop)
+        prepare_tar(site, tmp_path, report=stop)
     made = (tmp_path / "set" / shard_name(0)).stat().st_mtime_ns
-    dataset = bring(site, tmp_path)
+    dataset = prepare_tar(site, tmp_path)
 
     assert (tmp_path / "set" / shard_name(0)).stat().st_mtime_ns == made
     assert [file.samples for file in dataset.shards] == list(COUNTS)
 
 
-def test_a_dataset_that_is_made_anew_is_not_complete_meanwhile(site: Site, tmp_path: Path) -> None:
-    bring(site, tmp_path)
+def test_a_dataset_is_incomplete_while_it_is_rebuilt(site: Site, tmp_path: Path) -> None:
+    prepare_tar(site, tmp_path)
     files = {shard_name(n): shard_bytes(tmp_path, 7) for n in range(2)}
     site.files["/set.tar"] = tar_of(files)
 
@@ -206,23 +204,29 @@ def test_a_dataset_that_is_made_anew_is_not_complete_meanwhile(site: Site, tmp_p
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bring(site, tmp_path, report=stop)
+        prepare_tar(site, tmp_path, report=stop)
     assert not (tmp_path / "set/manifest.json").exists()
-    assert bring(site, tmp_path).samples == 14
+    assert prepare_tar(site, tmp_path).samples == 14
 
 
-def test_a_server_that_stumbles_is_asked_again(site: Site, tmp_path: Path) -> None:
+def test_a_server_error_is_retried(site: Site, tmp_path: Path) -> None:
     site.statuses += [503, 500]
 
-    assert bring(site, tmp_path).samples == sum(COUNTS)
+    assert prepare_tar(site, tmp_path).samples == sum(COUNTS)
 
 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
         ({"input_ids": np.zeros((3, 64))}, r"of shape \(3, 64\), not integers of shape \(3, 128\)"),
-        ({"input_ids": np.full((3, 128), 40000)}, "input_ids goes from 40000 to 40000, and right"),
-        ({"next_sentence_labels": np.array([0, 1, 2])}, "labels goes from 0 to 2, and right is 0"),
+        (
+            {"input_ids": np.full((3, 128), 40000)},
+            "input_ids ranges from 40000 to 40000; valid",
+        ),
+        (
+            {"next_sentence_labels": np.array([0, 1, 2])},
+            "labels ranges from 0 to 2; valid values are 0",
+        ),
     ],
     ids=["length", "vocabulary", "labels"],
 )
@@ -232,7 +236,7 @@ def test_a_shard_that_does_not_fit_is_refused(
     site.files["/set.tar"] = tar_of({shard_name(0): shard_bytes(tmp_path, 3, **changed)})
 
     with pytest.raises(DatasetError, match=rf"{shard_name(0)}.*{reason}"):
-        bring(site, tmp_path)
+        prepare_tar(site, tmp_path)
 
 
 def test_a_shard_without_a_key_is_refused(site: Site, tmp_path: Path) -> None:
@@ -241,20 +245,20 @@ def test_a_shard_without_a_key_is_refused(site: Site, tmp_path: Path) -> None:
     half = (tmp_path / "half.hdf5").read_bytes()
     site.files["/set.tar"] = tar_of({shard_name(0): half})
 
-    with pytest.raises(DatasetError, match=r"has no input_mask, segment_ids, .* prepare it anew"):
-        bring(site, tmp_path)
+    with pytest.raises(DatasetError, match=r"has no input_mask, segment_ids, .* prepare it again"):
+        prepare_tar(site, tmp_path)
 
 
-def test_files_that_the_shell_would_pass_over_are_passed_over(site: Site, tmp_path: Path) -> None:
+def test_files_skipped_by_shell_globs_are_skipped(site: Site, tmp_path: Path) -> None:
     files = {f"._{shard_name(0)}": b"of macOS", shard_name(0): shard_bytes(tmp_path, 3)}
     site.files["/set.tar"] = tar_of(files)
 
-    assert [file.name for file in bring(site, tmp_path).shards] == [shard_name(0)]
+    assert [file.name for file in prepare_tar(site, tmp_path).shards] == [shard_name(0)]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2**32))
-def test_a_damaged_shard_is_read_as_it_is_or_refused(tmp_path: Path, seed: int) -> None:
+def test_a_damaged_shard_is_read_unchanged_or_refused(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     data = bytearray(shard_bytes(tmp_path, 3))
     for place in rng.integers(len(data), size=8):
@@ -267,10 +271,10 @@ def test_a_damaged_shard_is_read_as_it_is_or_refused(tmp_path: Path, seed: int) 
         )
 
 
-def test_trouble_of_the_file_system_is_not_taken_for_a_damaged_shard(tmp_path: Path) -> None:
+def test_a_file_system_error_is_not_mistaken_for_a_damaged_shard(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_shard(tmp_path / "none.hdf5")
-    # Its first bytes cannot be read: EIO, as a server of Lustre that is away gives.
+    # Its first bytes cannot be read: EIO, as from an unreachable Lustre server.
     with pytest.raises(OSError, match="Errno 5") as raised:
         read_shard(Path("/proc/self/mem"))
     assert classify(raised.value) is ExitCode.HOST
@@ -279,34 +283,34 @@ def test_trouble_of_the_file_system_is_not_taken_for_a_damaged_shard(tmp_path: P
 @pytest.mark.parametrize(
     ("files", "reason"),
     [
-        ({}, "answers 404 Not Found; if it has moved, put the shards below datasets/ yourself"),
-        ({"/set.tar": b"no tar" * 1000}, "is no tar file"),
-        ({"/set.tar": tar_of({"README": b"words"})}, r"holds no file called \*_training_\*.hdf5"),
-        ({"/set.tar": tar_of({shard_name(0): b"text"})}, "is no HDF5 file"),
+        ({}, "returned 404 Not Found; if it has moved, put the shards below datasets/ yourself"),
+        ({"/set.tar": b"no tar" * 1000}, "is not a tar file"),
+        ({"/set.tar": tar_of({"README": b"words"})}, r"contains no file named \*_training_\*.hdf5"),
+        ({"/set.tar": tar_of({shard_name(0): b"text"})}, "is not a valid HDF5 file"),
     ],
     ids=["gone", "no-tar", "no-shard", "no-hdf5"],
 )
-def test_what_is_not_the_publishers_tar_is_refused(
+def test_a_missing_or_invalid_tar_is_refused(
     site: Site, tmp_path: Path, files: dict[str, bytes], reason: str
 ) -> None:
     site.files = files
 
     with pytest.raises(DatasetError, match=reason):
-        bring(site, tmp_path)
+        prepare_tar(site, tmp_path)
 
 
 def test_a_tar_that_changes_while_it_is_read_is_refused(site: Site, tmp_path: Path) -> None:
     found = bert_tar.WebFile.find(f"{site.url}/set.tar")
     site.files["/set.tar"] += b"more"
 
-    with pytest.raises(DatasetError, match="was changed while it was read; submit prepare again"):
+    with pytest.raises(DatasetError, match="changed while it was being read; submit prepare again"):
         found.get_range("", 0, 10)
 
 
-def test_without_a_way_to_the_internet_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_internet_access_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
 
-    says = r"cannot be fetched: .*; the job needs a way to the internet"
+    says = r"cannot be fetched: .*; the job needs internet access"
     with pytest.raises(ConnectionError, match=says) as raised:
         bert_tar.WebFile.find("http://127.0.0.1:9/set.tar")
 
@@ -314,7 +318,7 @@ def test_without_a_way_to_the_internet_it_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 def another_file(file: Any, key: str, folder: Path) -> None:
-    """Let an array be one of another file of this machine."""
+    """Redirect an array to another file on this machine."""
     with h5py.File(folder / "other.h5", "w") as other:
         other["x"] = np.zeros((1, 128), "int32")
     file[key] = h5py.ExternalLink(str(folder / "other.h5"), "x")
@@ -341,12 +345,12 @@ FORMS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_entry_that_is_no_array_of_the_file_is_refused(tmp_path: Path, form: str) -> None:
+def test_an_entry_that_is_not_an_array_of_the_file_is_refused(tmp_path: Path, form: str) -> None:
     path = tmp_path / "shard.hdf5"
     write_shard(path, empty(1, seq_len=128, max_predictions=20))
     with h5py.File(path, "r+") as file:
         del file["input_ids"]
         FORMS[form](file, "input_ids", tmp_path)
 
-    with pytest.raises(DatasetError, match="input_ids is no array of this file"):
+    with pytest.raises(DatasetError, match="input_ids is not an array in this file"):
         read_shard(path)

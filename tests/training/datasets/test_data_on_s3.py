@@ -1,4 +1,4 @@
-"""The whole way of the data through a bucket."""
+"""The data's complete path through a bucket."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from training.storage import StorageAccess
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    """An emulated S3 with the bucket ``data``."""
+    """Return an emulated S3 with the bucket ``data``."""
     with s3_server("data") as url:
         yield url
 
 
-def test_an_array_job_makes_in_the_bucket_what_one_job_makes_on_a_disk(
+def test_an_array_job_writes_the_same_dataset_as_a_single_job(
     endpoint: str, tmp_path: Path, corpus: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
     s3 = s3_client(endpoint)
@@ -50,9 +50,9 @@ def test_an_array_job_makes_in_the_bucket_what_one_job_makes_on_a_disk(
     assert second == packed.manifest
     assert packed.manifest.shards == local.shards
     assert packed.sequence(0, 100).shape == (101,)
-    with pytest.raises(DatasetError, match=r"no tokenizer llama.model; there are tokenizer.json"):
+    with pytest.raises(DatasetError, match=r"no tokenizer llama.model; known: tokenizer.json"):
         run_tokenize(**{**names, "tokenizer": "llama.model"})
-    with pytest.raises(DatasetError, match="no input at s3://data/nothing; check its spelling"):
+    with pytest.raises(DatasetError, match="no input at s3://data/nothing; check the spelling"):
         run_tokenize(**{**names, "input": "s3://data/nothing"})
     one = run_tokenize(**{**names, "input": "s3://data/corpora/mine/0.jsonl"}, dataset="one")
     assert one is not None and one.documents == 20

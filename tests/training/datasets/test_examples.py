@@ -1,4 +1,4 @@
-"""Prompts and responses: what counts, how they are packed, and what is refused."""
+"""Prompts and responses: counted tokens, packing, and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pair(number: int) -> dict[str, str]:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Six files of 20 prompts and responses each, in place of text."""
+    """Write six files of 20 prompts and responses each, in place of text."""
     folder = tmp_path / "corpus"
     folder.mkdir()
     for file in range(6):
@@ -38,7 +38,7 @@ def made(run_tokenize: Tokenize, **changes: Any) -> PackedManifest:
     return manifest
 
 
-def test_whole_examples_are_packed_and_only_responses_count(
+def test_complete_examples_are_packed_and_only_responses_count(
     tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
     plain = Tokenizer.from_file(str(small_tokenizer))
@@ -62,7 +62,7 @@ def test_whole_examples_are_packed_and_only_responses_count(
             counted += int(token >= COUNTED)
             document.append(int(token) & (COUNTED - 1))
             if document == [manifest.eos_id] and token < COUNTED:
-                document = []  # filled up
+                document = []  # padding
             elif document[-1] == manifest.eos_id:
                 found.append(document)
                 document = []
@@ -71,7 +71,7 @@ def test_whole_examples_are_packed_and_only_responses_count(
     assert manifest.response_tokens == counted
 
 
-def test_a_token_that_begins_in_the_prompt_does_not_count(
+def test_a_token_that_starts_in_the_prompt_does_not_count(
     tmp_path: Path, run_tokenize: Tokenize, corpus: Path, small_tokenizer: Path
 ) -> None:
     for path in corpus.iterdir():
@@ -121,20 +121,23 @@ def test_any_number_of_processes_gives_the_same_examples(
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"no JSON \(.*\); write one object a line"),
-        ("[1]", r'no text in both "prompt" and "response" \(there is no object\); write'),
-        ('{"prompt": "a"}', r"no text in both .* \(there is 'prompt'\)"),
-        ('{"prompt": 1, "response": "b"}', r"no text in both"),
-        ('{"messages": []}', r"messages need the model's own chat template; write what it makes"),
+        ("{", r"not JSON \(.*\); write one object per line"),
+        ("[1]", r'"prompt" and "response" must both contain text \(found: no object\); write'),
+        ('{"prompt": "a"}', r".*must both contain text \(found: 'prompt'\)"),
+        ('{"prompt": 1, "response": "b"}', r".*must both contain text"),
+        ('{"messages": []}', r"messages need the model's own chat template; apply it and write"),
         ('{"prompt": "a", "response": " "}', r"the response is empty, .*; remove the line"),
-        (r'{"prompt": "a", "response": "\ud800"}', r"half a character, U\+D800; write the pair"),
+        (
+            r'{"prompt": "a", "response": "\ud800"}',
+            r"an unpaired surrogate, U\+D800; write the full pair",
+        ),
         (
             json.dumps({"prompt": "a", "response": "long " * 200}),
-            r"prompt and response are [\d,]+ tokens and a sequence has 128; shorten them",
+            r"prompt and response have [\d,]+ tokens, but a sequence has only 128; shorten them",
         ),
     ],
 )
-def test_a_line_that_is_no_example_is_refused_with_its_number(
+def test_a_malformed_example_is_refused_with_its_line_number(
     run_tokenize: Tokenize, corpus: Path, line: str, message: str
 ) -> None:
     path = corpus / "3.jsonl"
@@ -145,29 +148,31 @@ def test_a_line_that_is_no_example_is_refused_with_its_number(
         made(run_tokenize)
 
 
-def test_text_is_no_prompt_and_response(run_tokenize: Tokenize, corpus: Path) -> None:
+def test_plain_text_is_not_a_prompt_and_response(run_tokenize: Tokenize, corpus: Path) -> None:
     (corpus / "9.txt").write_text("once upon a time")
 
-    with pytest.raises(DatasetError, match=r"9\.txt is no JSONL, and prompts and responses are"):
+    with pytest.raises(
+        DatasetError, match=r"9\.txt is not JSONL, the format of prompts and responses"
+    ):
         made(run_tokenize)
 
 
-def test_a_dataset_trains_what_it_was_made_for(tmp_path: Path, run_tokenize: Tokenize) -> None:
+def test_a_dataset_trains_only_its_own_workload(tmp_path: Path, run_tokenize: Tokenize) -> None:
     made(run_tokenize)
     packed = opened(tmp_path)
 
     packed.require(vocab_size=1000, seq_len=SEQ_LEN, responses=True)
     with pytest.raises(DatasetError, match=r"has prompts and responses; train with --responses"):
         packed.require(vocab_size=1000, seq_len=SEQ_LEN, responses=False)
-    with pytest.raises(DatasetError, match=r"sequences of 128 tokens and the run --seq-len 64"):
+    with pytest.raises(DatasetError, match=r"of 128 tokens, but the run has --seq-len 64"):
         packed.require(vocab_size=1000, seq_len=64, responses=True)
     assert np.unique(packed.sequence(0, SEQ_LEN) & (COUNTED - 1)).max() < 1000
 
 
-def test_text_has_no_responses(tmp_path: Path, run_tokenize: Tokenize, corpus: Path) -> None:
+def test_plain_text_has_no_responses(tmp_path: Path, run_tokenize: Tokenize, corpus: Path) -> None:
     for path in corpus.iterdir():
         path.write_text(json.dumps({"text": text_of(2)}))
     run_tokenize()
 
-    with pytest.raises(DatasetError, match=r"the dataset is text, and --responses needs prompts"):
+    with pytest.raises(DatasetError, match=r"the dataset is text, but --responses needs prompts"):
         opened(tmp_path).require(vocab_size=1000, seq_len=16, responses=True)

@@ -41,7 +41,7 @@ def _family(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(name="path")
 def _path(family: str, tmp_path: Path) -> Path:
-    """A tokenizer.json of the family's kind with few ids."""
+    """Return a tokenizer.json of the family's kind with few ids."""
     tokenizer: Any = Tokenizer(models.BPE(ignore_merges=family == "llama3"))
     if family == "qwen3":
         tokenizer.normalizer = normalizers.NFC()
@@ -52,7 +52,7 @@ def _path(family: str, tmp_path: Path) -> Path:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    # So that `</s>` becomes a piece of text, as it may be in a vocabulary that was trained on code.
+    # So that `</s>` becomes a text token, as in a vocabulary trained on code.
     texts = [*map(text_of, range(50)), *["</s>"] * 5000]
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.train_from_iterator(texts, trainer)
@@ -92,7 +92,7 @@ def test_every_encoder_gives_hugging_faces_ids(path: Path) -> None:
         assert encoder.encode(texts).tolist() == expected, encoder.name
 
 
-def test_it_is_packed_and_exported_without_a_begin_that_the_model_has_not_seen(
+def test_an_unseen_begin_token_is_neither_packed_nor_exported(
     family: str, path: Path, tmp_path: Path, run_tokenize: Tokenize
 ) -> None:
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Handwritten digits: the very files that were meant, or those of scikit-learn."""
+"""Handwritten digits: exactly the pinned files, or scikit-learn's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from training.storage import LocalObjects, StorageAccess
 
 
 def published(folder: Path) -> dict[str, bytes]:
-    """MNIST's four files, of two images for training and one for the test."""
+    """Write MNIST's four files, with two training images and one test image."""
     files = {}
     for split, count in zip(SPLITS, (2, 1), strict=True):
         for name, shape in ((images_name(split), (count, 28, 28)), (labels_name(split), (count,))):
@@ -45,7 +45,7 @@ def archives(url: str, files: dict[str, bytes]) -> tuple[Archive, ...]:
     )
 
 
-def test_mnist_arrives_unpacked_with_what_the_workload_must_know(tmp_path: Path) -> None:
+def test_mnist_arrives_unpacked_with_the_workloads_metadata(tmp_path: Path) -> None:
     files = published(tmp_path)
     with serve(files) as site:
         made = archives(site.url, files)
@@ -63,12 +63,12 @@ def test_mnist_arrives_unpacked_with_what_the_workload_must_know(tmp_path: Path)
     assert kept == "manifest.json"
 
 
-def test_another_file_than_the_known_one_is_refused(tmp_path: Path) -> None:
+def test_a_file_other_than_the_known_one_is_refused(tmp_path: Path) -> None:
     files = published(tmp_path)
     with serve(files) as site:
         made = archives(site.url, files)
         site.files["/t10k-labels-idx1-ubyte.gz"] = gzip.compress(b"other")
-        with pytest.raises(DatasetError, match=r"not the expected .*; the publisher's file has"):
+        with pytest.raises(DatasetError, match=r"not the expected .*: the publisher's file has"):
             prepare_mnist(LocalObjects(tmp_path / "set"), tmp_path, report=quiet, archives=made)
 
     assert not (tmp_path / "set" / "manifest.json").exists()
@@ -80,7 +80,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DatasetManif
     return folder / "set", prepare_digits(LocalObjects(folder / "set"), folder, report=quiet)
 
 
-def test_the_digits_of_scikit_learn_have_mnists_shape(digits: tuple[Path, DatasetManifest]) -> None:
+def test_scikit_learns_digits_have_mnists_shape(digits: tuple[Path, DatasetManifest]) -> None:
     folder, dataset = digits
     train, test = (read_idx(folder / images_name(split)) for split in SPLITS)
     labels = np.concatenate([read_idx(folder / labels_name(split)) for split in SPLITS])
@@ -100,10 +100,10 @@ def test_no_image_of_the_test_is_trained_on(digits: tuple[Path, DatasetManifest]
     assert not train & test
 
 
-def test_the_digits_are_byte_for_byte_those_of_scikit_learn() -> None:
+def test_the_digits_equal_scikit_learns_byte_for_byte() -> None:
     data = Path(images.__file__).with_name("digits.csv.gz").read_bytes()
 
-    # As the RECORD of scikit-learn's wheel has it, here of 1.9.1.
+    # From the RECORD of scikit-learn's wheel, here of 1.9.1.
     digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode()
     assert digest == "CfZubeve4s0rWuWeDWq7tz_CsOAYXS4ZV-nrtR4jqiI="
 
@@ -113,31 +113,31 @@ def test_the_digits_are_byte_for_byte_those_of_scikit_learn() -> None:
     [b"", b"\0\0\x08\x01\0\0\0\x09ab", b"\0\0\x0d\x01\0\0\0\x01a"],
     ids=["empty", "short", "type"],
 )
-def test_what_is_no_idx_file_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_idx_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "file").write_bytes(data)
 
-    with pytest.raises(DatasetError, match="file is no idx file of bytes"):
+    with pytest.raises(DatasetError, match="file is not an idx file of bytes"):
         read_idx(tmp_path / "file")
 
 
-def test_a_dataset_of_another_kind_is_not_written_over(tmp_path: Path) -> None:
+def test_a_dataset_of_another_kind_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set/manifest.json").write_text('{"schema": 1, "num_tokens": 5}')
     (tmp_path / "set/shard-00000.bin").write_bytes(b"words")
 
-    with pytest.raises(DatasetError, match=r"holds a dataset of kind packed, and this job would w"):
+    with pytest.raises(DatasetError, match=r"holds a dataset of kind packed, and this job would o"):
         prepare_digits(LocalObjects(tmp_path / "set"), tmp_path, report=quiet)
     assert {path.name for path in (tmp_path / "set").iterdir()} == {
         "manifest.json", "shard-00000.bin",
     }  # fmt: skip
 
 
-def test_a_dataset_is_fetched_whole_or_not_at_all(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="--max-documents 5: dataset digits is fetched whole"):
+def test_a_dataset_is_fetched_completely_or_not_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="--max-documents 5: dataset digits can only be fetched"):
         prepare_dataset("digits", StorageAccess(root=str(tmp_path)), max_documents=5, report=quiet)
 
 
-def test_a_manifest_that_says_too_little_is_refused() -> None:
+def test_an_incomplete_manifest_is_refused() -> None:
     manifest = DatasetManifest(kind="images", source={}, facts={"epochs": 4}, shards=())
 
     with pytest.raises(DatasetError, match=r"manifest.json has no accuracy, which every"):
@@ -147,14 +147,14 @@ def test_a_manifest_that_says_too_little_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (b'{"schema": 1, "tokens": 5}', "is a dataset of kind packed, schema 1, and this workload"),
+        (b'{"schema": 1, "tokens": 5}', "is a dataset of kind packed, schema 1, but this workload"),
         (b'{"schema": 9, "kind": "images"}', "is a dataset of kind images, schema 9"),
-        (b'{"schema": 1, "kind": "images"}', "is no manifest of a dataset"),
+        (b'{"schema": 1, "kind": "images"}', "is not the manifest of a dataset"),
         (
             b'{"schema": 1, "kind": "images", "source": {}, "shards": []}',
-            "without a sample; submit",
+            "without samples; submit",
         ),
-        (b"half of a {", "is no manifest of a dataset"),
+        (b"half of a {", "is not the manifest of a dataset"),
     ],
     ids=["packed", "schema", "fields", "empty", "half"],
 )

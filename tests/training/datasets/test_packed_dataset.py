@@ -1,4 +1,4 @@
-"""Sequences out of shards, and what is said of datasets that are not whole."""
+"""Sequences from shards, and refusals of incomplete datasets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from training.storage import LocalObjects
 
 
 def write_dataset(folder: Path, tokens: list[int], sizes: list[int]) -> PackedManifest:
-    """A dataset of these ids, in shards of these sizes and one with the rest."""
+    """Write a dataset of these ids, in shards of these sizes and one with the rest."""
     objects, rest = LocalObjects(folder), np.array(tokens, "<u2")
     shards: list[Shard] = []
     for size in [*sizes, len(tokens)]:
@@ -42,7 +42,7 @@ def opened(source: Path, cache: Path) -> PackedDataset:
     seq_len=st.integers(min_value=1, max_value=60),
 )
 @settings(max_examples=50)
-def test_sequences_are_the_stream_cut_evenly_wherever_shards_end(
+def test_sequences_split_the_stream_evenly_across_shard_boundaries(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], num_tokens: int, seq_len: int
 ) -> None:
     folder = tmp_path_factory.mktemp("dataset")
@@ -56,7 +56,7 @@ def test_sequences_are_the_stream_cut_evenly_wherever_shards_end(
         assert found.tolist() == tokens[index * seq_len : (index + 1) * seq_len + 1]
 
 
-def test_a_sequence_beyond_the_last_is_no_sequence(tmp_path: Path) -> None:
+def test_a_sequence_index_out_of_range_is_refused(tmp_path: Path) -> None:
     dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(9)), []))
 
     assert dataset.sequence(1, 4).tolist() == [4, 5, 6, 7, 8]
@@ -70,7 +70,7 @@ def test_only_the_leader_of_a_node_downloads(tmp_path: Path) -> None:
 
     def wait() -> None:
         waits.append(sorted(path.name for path in cache.glob("*")))
-        opened(tmp_path / "source", cache)  # the leader, meanwhile
+        opened(tmp_path / "source", cache)  # the leader, concurrently
 
     found = open_dataset(
         LocalObjects(tmp_path / "source"),
@@ -84,7 +84,7 @@ def test_only_the_leader_of_a_node_downloads(tmp_path: Path) -> None:
     assert found.manifest.num_tokens == 50
 
 
-def test_a_shard_that_is_right_already_is_not_downloaded_again(tmp_path: Path) -> None:
+def test_a_correct_shard_is_not_downloaded_again(tmp_path: Path) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [20])
     opened(tmp_path / "source", tmp_path / "cache")
     kept, wrong = (tmp_path / "cache" / f"shard-0000{n}-000.bin" for n in (0, 1))
@@ -101,7 +101,7 @@ def test_a_dataset_without_a_manifest_is_refused(tmp_path: Path) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [])
     (tmp_path / "source" / "manifest.json").unlink()
 
-    with pytest.raises(DatasetError, match=r"no complete dataset: .* run tokenize, or wait"):
+    with pytest.raises(DatasetError, match=r"not a complete dataset: .* run tokenize, or wait"):
         opened(tmp_path / "source", tmp_path / "cache")
 
 
@@ -133,47 +133,49 @@ def test_a_damaged_shard_is_named_and_not_kept(tmp_path: Path, damage: str) -> N
 def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"schema": 1, "files": []}))
 
-    with pytest.raises(DatasetError, match="no manifest of a packed dataset"):
+    with pytest.raises(DatasetError, match="not the manifest of a packed dataset"):
         opened(tmp_path, tmp_path / "cache")
 
 
 def test_a_manifest_of_a_later_release_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps({"schema": 4}))
 
-    with pytest.raises(DatasetError, match="has schema 4, this release reads up to 3"):
+    with pytest.raises(DatasetError, match="has schema 4, but this release reads schemas up to 3"):
         opened(tmp_path, tmp_path / "cache")
 
 
-def test_a_disk_that_is_too_small_is_said_before_the_download(
+def test_a_disk_that_is_too_small_is_reported_before_the_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [])
     usage = shutil.disk_usage(tmp_path)._replace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
 
-    with pytest.raises(DatasetError, match=r"0 MiB free .* give the nodes a larger volume"):
+    with pytest.raises(DatasetError, match=r"0 MiB free, .* give the nodes a larger volume"):
         opened(tmp_path / "source", tmp_path / "cache")
 
 
-def test_a_model_with_fewer_words_than_the_dataset_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_a_smaller_vocabulary_than_the_dataset_is_refused(tmp_path: Path) -> None:
     dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
 
     dataset.require(vocab_size=1000, seq_len=49)
-    with pytest.raises(DatasetError, match="ids up to 999 and the model's vocabulary only 999"):
+    with pytest.raises(
+        DatasetError, match="IDs up to 999, but the model's vocabulary has only 999"
+    ):
         dataset.require(vocab_size=999, seq_len=49)
 
 
 def test_a_sequence_longer_than_the_dataset_is_refused(tmp_path: Path) -> None:
     dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
 
-    with pytest.raises(DatasetError, match="50 tokens, too few for one sequence of 50 and a label"):
+    with pytest.raises(DatasetError, match="50 tokens, too few for a sequence of 50 and a label"):
         dataset.require(vocab_size=1000, seq_len=50)
 
 
 Change = Callable[[dict[str, Any]], object]
-NO_MANIFEST = "is no manifest of a packed dataset: "
+NO_MANIFEST = "is not the manifest of a packed dataset: "
 WRONG: list[tuple[Change, str]] = [
-    # Names that lead elsewhere.
+    # Names that escape the folder.
     *(
         (lambda document, name=name: document["shards"][0].update(name=name), rf"{NO_MANIFEST}sh")
         for name in ("/tmp/x", "a/../../x", "manifest.json/x", ".part-x")
@@ -187,16 +189,16 @@ WRONG: list[tuple[Change, str]] = [
     (lambda document: document.update(source={}), "source has no bytes, files, text_field, uri"),
     (lambda document: document.update(eos_id=-1), "cannot be negative"),
     (lambda document: document.update(validation=[]), r"validation is \[\], not an object"),
-    # Mapped, it would end with a signal in the middle of training.
+    # Mapped, it would raise a signal in the middle of training.
     (
         lambda document: document["shards"][0].update(tokens=60),
-        "100 bytes, and 60 tokens of uint16 take 120",
+        "100 bytes, but 60 tokens of uint16 take 120",
     ),
 ]
 
 
 @pytest.mark.parametrize(("change", "reason"), WRONG, ids=[reason for _, reason in WRONG])
-def test_a_manifest_that_cannot_be_right_is_refused_before_a_byte_is_read(
+def test_an_impossible_manifest_is_refused_before_any_byte_is_read(
     tmp_path: Path, change: Change, reason: str
 ) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [])

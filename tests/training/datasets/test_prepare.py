@@ -1,4 +1,4 @@
-"""Known corpora: the very file that was meant or nothing, and documents as they were written."""
+"""Known corpora: exactly the pinned file or none, and unchanged documents."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPECTED = [
 
 
 def archive_bytes() -> bytes:
-    """A small archive of the publisher's form: Latin-1 files in a gzipped tar."""
+    """Return a small archive in the publisher's form: Latin-1 files in a gzipped tar."""
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         folder = tarfile.TarInfo("raw.en")
@@ -58,14 +58,14 @@ PATH = "/raw.en.tgz"
 
 @pytest.fixture
 def publisher(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """The site of the archive."""
+    """Serve the archive."""
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with serve({PATH: archive_bytes()}) as site:
         yield site
 
 
 def archive_of(publisher: Site) -> Archive:
-    """What is known of the archive that is there now."""
+    """Return the pinned facts of the current archive."""
     data = publisher.files[PATH]
     digest = hashlib.sha256(data).hexdigest()
     return Archive(url=f"{publisher.url}{PATH}", bytes=len(data), sha256=digest)
@@ -86,7 +86,7 @@ def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[d
     return found
 
 
-def test_articles_come_out_as_they_were_written(tmp_path: Path, publisher: Site) -> None:
+def test_articles_are_extracted_unchanged(tmp_path: Path, publisher: Site) -> None:
     assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
 
 
@@ -105,7 +105,7 @@ def test_the_manifest_names_the_source_and_every_file(tmp_path: Path, publisher:
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
 
 
-def test_only_so_many_documents_as_wanted(tmp_path: Path, publisher: Site) -> None:
+def test_the_number_of_documents_is_limited(tmp_path: Path, publisher: Site) -> None:
     assert prepared(tmp_path, archive_of(publisher), max_documents=1) == EXPECTED[:1]
 
 
@@ -116,7 +116,7 @@ def test_a_complete_corpus_is_not_fetched_again(tmp_path: Path, publisher: Site)
     assert len(publisher.ranges) == 1
 
 
-def test_a_corpus_that_lacks_a_file_is_made_again_with_the_same_bytes(
+def test_a_corpus_that_lacks_a_file_is_rebuilt_with_the_same_bytes(
     tmp_path: Path, publisher: Site
 ) -> None:
     prepared(tmp_path, archive_of(publisher))
@@ -130,7 +130,7 @@ def test_a_corpus_that_lacks_a_file_is_made_again_with_the_same_bytes(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_corpus_that_is_being_written_cannot_be_tokenised(
+def test_an_unfinished_corpus_cannot_be_tokenized(
     tmp_path: Path, publisher: Site, run_tokenize: Tokenize
 ) -> None:
     prepared(tmp_path / "bucket", archive_of(publisher))
@@ -141,20 +141,18 @@ def test_a_corpus_that_is_being_written_cannot_be_tokenised(
         run_tokenize(input="wikicorpus", dataset="other")
 
 
-def test_another_file_than_the_expected_is_refused_and_nothing_is_kept(
-    tmp_path: Path, publisher: Site
-) -> None:
+def test_an_unexpected_file_is_refused_and_not_kept(tmp_path: Path, publisher: Site) -> None:
     archive = archive_of(publisher)
     data = bytearray(publisher.files[PATH])
     data[len(data) // 2] ^= 1
     publisher.files[PATH] = bytes(data)
 
-    with pytest.raises(DatasetError, match=r"publisher's file has changed, so nothing was kept"):
+    with pytest.raises(DatasetError, match=r"publisher's file has changed, so nothing was stored"):
         prepared(tmp_path, archive)
     assert list(tmp_path.rglob("*")) == []
 
 
-def test_a_longer_file_than_the_expected_is_not_read_to_its_end(
+def test_a_file_longer_than_expected_is_not_read_to_its_end(
     tmp_path: Path, publisher: Site
 ) -> None:
     archive = archive_of(publisher)
@@ -164,33 +162,31 @@ def test_a_longer_file_than_the_expected_is_not_read_to_its_end(
         prepared(tmp_path, archive)
 
 
-def test_a_broken_connection_is_taken_up_where_it_broke(tmp_path: Path, publisher: Site) -> None:
+def test_an_interrupted_download_resumes_at_its_offset(tmp_path: Path, publisher: Site) -> None:
     publisher.breaks = [100, 50]
 
     assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
     assert publisher.ranges == [None, "bytes=100-", "bytes=150-"]
 
 
-def test_a_server_in_trouble_is_asked_again(tmp_path: Path, publisher: Site) -> None:
+def test_a_failing_server_is_retried(tmp_path: Path, publisher: Site) -> None:
     publisher.statuses = [503, 500]
 
     assert prepared(tmp_path, archive_of(publisher)) == EXPECTED
 
 
-def test_a_file_that_has_moved_is_said_at_once(tmp_path: Path, publisher: Site) -> None:
+def test_a_moved_file_is_reported_at_once(tmp_path: Path, publisher: Site) -> None:
     publisher.statuses = [404] * 5
 
-    with pytest.raises(DatasetError, match="answers 404 Not Found; if it has moved, download"):
+    with pytest.raises(DatasetError, match="returned 404 Not Found; if it has moved, download"):
         prepared(tmp_path, archive_of(publisher))
     assert len(publisher.ranges) == 1
 
 
-def test_a_server_that_is_not_there_is_trouble_of_the_network(
-    tmp_path: Path, publisher: Site
-) -> None:
+def test_an_unreachable_server_is_a_network_error(tmp_path: Path, publisher: Site) -> None:
     archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=10, sha256="0" * 64)
 
-    says = r"cannot be fetched: .* needs a way to the internet"
+    says = r"cannot be fetched: .* needs internet access"
     with pytest.raises(ConnectionError, match=says) as raised:
         prepared(tmp_path, archive)
 
@@ -198,14 +194,14 @@ def test_a_server_that_is_not_there_is_trouble_of_the_network(
     assert raised.value.__suppress_context__
 
 
-def test_a_disk_that_is_too_small_for_the_archive_is_said_first(tmp_path: Path) -> None:
+def test_a_disk_too_small_for_the_archive_is_reported_first(tmp_path: Path) -> None:
     archive = Archive(url="http://127.0.0.1:9/raw.en.tgz", bytes=2**60, sha256="0" * 64)
 
     with pytest.raises(DatasetError, match=r"give the instance a larger volume"):
         fetch(archive, tmp_path / "archive", lambda text: None)
 
 
-def test_api_documentation_is_words_without_markup(tmp_path: Path) -> None:
+def test_api_documentation_is_text_without_markup(tmp_path: Path) -> None:
     for version, operation in (("2019-01-01", "Old"), ("2024-05-06", "New")):
         folder = tmp_path / "queue" / version
         folder.mkdir(parents=True)

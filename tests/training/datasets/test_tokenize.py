@@ -1,4 +1,4 @@
-"""A dataset made of text: nothing lost, the same bytes however it is made, begun again safely."""
+"""Tokenized datasets: complete, the same bytes however they are made, and safely restartable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Read every object of a dataset; what a killed process was writing is none."""
+    """Read every object of a dataset, ignoring partial files of killed processes."""
     objects = LocalObjects(folder)
     return {info.key: objects.get(info.key) for info in objects.list()}
 
@@ -39,7 +39,7 @@ def complete(found: PackedManifest | None) -> PackedManifest:
     return found
 
 
-def test_every_token_of_every_document_is_there_in_order(
+def test_every_token_of_every_document_is_present_in_order(
     tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
     plain = Tokenizer.from_file(str(small_tokenizer))
@@ -50,7 +50,7 @@ def test_every_token_of_every_document_is_there_in_order(
     assert manifest.num_tokens == len(expected)
     assert (manifest.documents, manifest.dtype, manifest.eos_id) == (120, "uint16", 0)
     assert manifest.source.files == 6
-    # Shards of the size that was asked for, but for the last of a part.
+    # Shards of the requested size, except for the last of a part.
     assert max(shard.tokens for shard in manifest.shards) <= 1024
     assert len(manifest.shards) > 3
     packed = opened(tmp_path)
@@ -68,12 +68,12 @@ def test_any_number_of_processes_and_jobs_gives_the_same_bytes(
     expected = contents(dataset(tmp_path, "one"))
     assert contents(dataset(tmp_path, "two")) == expected
     assert contents(dataset(tmp_path, "array")) == expected
-    # Whoever comes last completes it.
+    # The last one completes it.
     assert [share is not None for share in shares] == [False, False, True]
 
 
 class Failing(FastEncoder):
-    """An accelerator that works for its checks and a while longer."""
+    """An accelerator that fails some time after its checks."""
 
     error: BaseException | None
     left = len(PROBES) + 40
@@ -88,11 +88,11 @@ class Failing(FastEncoder):
 
 
 class Panic(BaseException):
-    """The exception that pyo3 makes of a panic in Rust."""
+    """pyo3's exception for a Rust panic."""
 
 
 @pytest.mark.parametrize("error", [None, Panic("index out of bounds")])
-def test_an_accelerator_that_fails_half_way_leaves_no_trace(
+def test_an_accelerator_that_fails_midway_leaves_no_trace(
     tmp_path: Path,
     run_tokenize: Tokenize,
     llama: Vocabulary,
@@ -109,7 +109,7 @@ def test_an_accelerator_that_fails_half_way_leaves_no_trace(
     complete(run_tokenize(**order, dataset="fast", accelerate=True))
 
     assert contents(dataset(tmp_path, "fast")) == contents(dataset(tmp_path, "plain"))
-    assert "is made again by tokenizers, words remembered" in capsys.readouterr().out
+    assert "with tokenizers with a word cache" in capsys.readouterr().out
 
 
 def test_documents_without_text_are_counted_and_left_out(
@@ -123,7 +123,7 @@ def test_documents_without_text_are_counted_and_left_out(
     assert (manifest.documents, manifest.empty_documents) == (120, 3)
 
 
-def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
+def test_only_missing_parts_are_rebuilt(tmp_path: Path, run_tokenize: Tokenize) -> None:
     first = complete(run_tokenize())
     before = contents(dataset(tmp_path))
     lost, *kept = (dataset(tmp_path) / shard.name for shard in first.shards)
@@ -140,16 +140,16 @@ def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokeni
 KILLED_RUN = """
 import json, sys
 from training.storage import StorageAccess
-from training.datasets.text.tokenize import TokenizeOrder, tokenize
+from training.datasets.text.tokenize import TokenizeRequest, tokenize
 
 if __name__ == "__main__":
     values = json.loads(sys.argv[1])
     values["storage"] = StorageAccess(root=values["storage"])
-    tokenize(TokenizeOrder(**values), report=lambda text: None)
+    tokenize(TokenizeRequest(**values), report=lambda text: None)
 """
 
 
-def test_a_killed_job_goes_on_with_what_it_had_finished(
+def test_a_killed_job_resumes_from_its_finished_work(
     tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
     big = tmp_path / "big"
@@ -179,7 +179,7 @@ def test_a_killed_job_goes_on_with_what_it_had_finished(
     finished = sorted(killed.glob("parts/*.json"))
     inodes = [path.stat().st_ino for path in finished]
     assert not (killed / "manifest.json").exists()
-    with pytest.raises(DatasetError, match="no complete dataset"):
+    with pytest.raises(DatasetError, match="not a complete dataset"):
         opened(tmp_path, "killed")
 
     manifest = complete(run_tokenize(**changes, dataset="killed"))
@@ -190,7 +190,7 @@ def test_a_killed_job_goes_on_with_what_it_had_finished(
     assert contents(killed) == contents(dataset(tmp_path, "whole"))
 
 
-def test_a_worker_process_that_is_killed_is_said_to_lack_memory(
+def test_a_killed_worker_process_is_reported_as_out_of_memory(
     tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     victims: list[int] = []
@@ -205,17 +205,17 @@ def test_a_worker_process_that_is_killed_is_said_to_lack_memory(
     monkeypatch.setattr(ProgressLine, "show", lambda self, *progress: kill_a_child())
     big = tmp_path / "big.jsonl"
     big.write_text("".join(json.dumps({"text": text_of(n)}) + "\n" for n in range(30_000)))
-    with pytest.raises(RuntimeError, match="was killed, most likely because memory ran out"):
+    with pytest.raises(RuntimeError, match="was killed, most likely because it ran out of memory"):
         run_tokenize(input=str(big), processes=2, shard_tokens=2**15)
     assert victims
 
 
-def test_a_repaired_input_is_taken_up_without_deleting_anything(
+def test_a_repaired_input_is_picked_up_without_deleting_anything(
     tmp_path: Path, corpus: Path, run_tokenize: Tokenize
 ) -> None:
     good = (corpus / "5.jsonl").read_text()
     (corpus / "5.jsonl").write_text(good + "no json\n")
-    with pytest.raises(DatasetError, match=r"5.jsonl, line 21: no JSON"):
+    with pytest.raises(DatasetError, match=r"5.jsonl, line 21: not JSON"):
         run_tokenize()
     (corpus / "5.jsonl").write_text(good)
 
@@ -226,16 +226,16 @@ def test_a_repaired_input_is_taken_up_without_deleting_anything(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_bad_line_ends_the_job_with_its_place(
+def test_a_bad_line_fails_the_job_and_its_location_is_reported(
     corpus: Path, run_tokenize: Tokenize, processes: int
 ) -> None:
     (corpus / "3.jsonl").write_text('{"text": "fine"}\n{"title": "no text"}\n')
 
-    with pytest.raises(DatasetError, match=r"3.jsonl, line 2: no field 'text'; there are 'title'"):
+    with pytest.raises(DatasetError, match=r"3.jsonl, line 2: no field 'text'; fields: 'title'"):
         run_tokenize(processes=processes)
 
 
-def test_a_dataset_of_another_tokenizer_is_not_written_over(
+def test_a_dataset_of_another_tokenizer_is_not_overwritten(
     run_tokenize: Tokenize, small_tokenizer: Path, tmp_path: Path
 ) -> None:
     run_tokenize()
@@ -244,17 +244,17 @@ def test_a_dataset_of_another_tokenizer_is_not_written_over(
     (tmp_path / "other.json").write_text(json.dumps(document))
 
     with pytest.raises(
-        DatasetError, match=r"exists already, made with another tokenizer \(tokenizer.json, sha256"
+        DatasetError, match=r"exists and was made with another tokenizer \(tokenizer.json, sha256"
     ):
         run_tokenize(tokenizer=str(tmp_path / "other.json"))
 
 
-def test_a_dataset_of_other_input_is_not_written_over(
+def test_a_dataset_of_other_input_is_not_overwritten(
     tmp_path: Path, corpus: Path, run_tokenize: Tokenize
 ) -> None:
     run_tokenize()
     before = contents(dataset(tmp_path))
-    with pytest.raises(DatasetError, match=r"made with another text-field .text.; give another"):
+    with pytest.raises(DatasetError, match=r"made with another text-field .text.; use another"):
         run_tokenize(text_field="body")
     (corpus / "1.jsonl").write_text((corpus / "1.jsonl").read_text())
     with pytest.raises(DatasetError, match=r"made with another content .other files.; "):
@@ -266,7 +266,7 @@ def test_a_dataset_of_other_input_is_not_written_over(
     assert contents(dataset(tmp_path)) == before
 
 
-def test_a_dataset_of_images_is_not_written_over(
+def test_a_dataset_of_images_is_not_overwritten(
     tmp_path: Path, corpus: Path, run_tokenize: Tokenize
 ) -> None:
     folder = dataset(tmp_path)
@@ -278,7 +278,7 @@ def test_a_dataset_of_images_is_not_written_over(
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
 
 
-def test_a_job_whose_dataset_was_begun_anew_by_another_does_not_complete_it(
+def test_a_job_does_not_complete_a_dataset_restarted_by_another(
     tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_tokenize(array_index=0, array_size=2)
@@ -289,29 +289,29 @@ def test_a_job_whose_dataset_was_begun_anew_by_another_does_not_complete_it(
         plan.write_text(json.dumps({**document, "text-field": "body"}))
         return parts.make_parts(*args, **kwargs)
 
-    # Another job, which starts while this one works.
+    # Another job, started while this one works.
     monkeypatch.setattr("training.datasets.text.tokenize.make_parts", make_parts)
-    with pytest.raises(DatasetError, match="begun anew by another job meanwhile, with another"):
+    with pytest.raises(DatasetError, match="restarted by another job, with another"):
         run_tokenize(array_index=1, array_size=2)
     assert not (dataset(tmp_path) / "manifest.json").exists()
 
 
-def test_input_without_a_word_is_refused_and_leaves_nothing(
+def test_input_without_words_is_refused_and_leaves_no_files(
     tmp_path: Path, corpus: Path, run_tokenize: Tokenize
 ) -> None:
     for path in corpus.iterdir():
         path.write_text('{"text": ""}\n')
 
-    with pytest.raises(DatasetError, match="no document with text in 6 files; check --input"):
+    with pytest.raises(DatasetError, match="no documents with text in 6 files; check --input"):
         run_tokenize()
 
     assert contents(dataset(tmp_path)) == {}
 
 
-def test_worker_processes_log_like_every_other_one(
+def test_worker_processes_log_like_the_others(
     run_tokenize: Tokenize, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    vocab = {"[UNK]": 0, "</s>": 1, "a": 2, "##b": 3}  # a kind that fastokens does not know
+    vocab = {"[UNK]": 0, "</s>": 1, "a": 2, "##b": 3}  # a kind unsupported by fastokens
     pieces = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     pieces.add_special_tokens(["</s>"])
     pieces.save(str(tmp_path / "tokenizer.json"))
@@ -320,6 +320,6 @@ def test_worker_processes_log_like_every_other_one(
     complete(run_tokenize(**order, processes=2, accelerate=True))
 
     said = capfd.readouterr().out.splitlines()
-    assert 1 <= sum(line.startswith("fastokens is not used, ") for line in said) <= 2
-    assert sum(line.endswith(" million a second") for line in said) == 1
-    assert all(line.startswith(("fastokens is not used, ", "tokenize: ")) for line in said)
+    assert 1 <= sum(line.startswith("fastokens is not used; ") for line in said) <= 2
+    assert sum(line.endswith(" million per second") for line in said) == 1
+    assert all(line.startswith(("fastokens is not used; ", "tokenize: ")) for line in said)

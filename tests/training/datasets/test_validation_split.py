@@ -1,4 +1,4 @@
-"""Documents held out of a dataset: the same ones however it is made, and in no batch."""
+"""Documents held out of a dataset: independent of how it is made, and in no batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FRACTION = 0.25
 
 
 def documents(ids: list[int], eos: int = 0) -> set[tuple[int, ...]]:
-    """The documents of a whole stream."""
+    """Return the documents of a complete stream."""
     found: list[list[int]] = [[]]
     for token in ids:
         if token == eos:
@@ -50,17 +50,17 @@ def test_every_document_is_in_one_split_and_the_fraction_is_about_right(
     assert not train & held_out
 
 
-def test_a_document_stays_on_its_side_and_so_do_its_equals() -> None:
+def test_a_document_and_its_duplicates_stay_in_one_split() -> None:
     texts = [text_of(number) for number in range(300)]
     train, held_out = split_documents(texts, FRACTION)
 
     assert split_documents([*texts, *texts], FRACTION) == (train + train, held_out + held_out)
-    # A larger part holds out what a smaller one does, and more.
+    # A larger fraction holds out a superset of a smaller one's.
     assert set(held_out) < set(split_documents(texts, 2 * FRACTION)[1])
     assert sorted(train + held_out) == sorted(texts)
 
 
-def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokenize) -> None:
+def test_only_missing_parts_are_rebuilt(tmp_path: Path, run_tokenize: Tokenize) -> None:
     manifest = complete(run_tokenize(validation_fraction=FRACTION))
     assert manifest.validation is not None
     before = contents(dataset(tmp_path))
@@ -71,16 +71,16 @@ def test_only_what_is_missing_is_made_again(tmp_path: Path, run_tokenize: Tokeni
     assert contents(dataset(tmp_path)) == before
 
 
-def test_another_fraction_is_another_dataset(run_tokenize: Tokenize) -> None:
+def test_a_different_fraction_is_a_different_dataset(run_tokenize: Tokenize) -> None:
     run_tokenize()
-    with pytest.raises(DatasetError, match=r"another validation-fraction \(none\); give another"):
+    with pytest.raises(DatasetError, match=r"another validation-fraction \(none\); use another"):
         run_tokenize(validation_fraction=FRACTION)
     run_tokenize(dataset="split", validation_fraction=FRACTION)
-    with pytest.raises(DatasetError, match=r"another validation-fraction \(0.25\); give another"):
+    with pytest.raises(DatasetError, match=r"another validation-fraction \(0.25\); use another"):
         run_tokenize(dataset="split")
 
 
-def test_a_text_that_is_held_out_as_a_whole_is_refused_and_leaves_nothing(
+def test_a_fully_held_out_text_is_refused_and_leaves_no_files(
     tmp_path: Path, corpus: Path, run_tokenize: Tokenize
 ) -> None:
     (_, (held_out, *_)) = split_documents(map(text_of, range(120)), FRACTION)
@@ -89,7 +89,8 @@ def test_a_text_that_is_held_out_as_a_whole_is_refused_and_leaves_nothing(
     (corpus / "book.txt").write_text(held_out)
 
     with pytest.raises(
-        DatasetError, match=r"all 1 documents .* submit with --validation-fraction 0"
+        DatasetError,
+        match=r"all of its text \(1 document\) is .* submit with --validation-fraction 0",
     ):
         run_tokenize(validation_fraction=FRACTION)
 
@@ -97,18 +98,20 @@ def test_a_text_that_is_held_out_as_a_whole_is_refused_and_leaves_nothing(
     assert complete(run_tokenize()).documents == 1
 
 
-def test_a_dataset_without_a_split_is_written_and_read_as_before(tmp_path: Path) -> None:
+def test_a_dataset_without_a_split_keeps_its_format(tmp_path: Path) -> None:
     manifest = write_dataset(tmp_path / "made", list(range(50)), [])
     document = json.loads(manifest.to_json())
 
     assert document["schema"] == 1
     assert "validation" not in document
     assert PackedManifest.from_json(manifest.to_json(), name="m") == manifest
-    with pytest.raises(DatasetError, match=r"holds nothing out, .*--validation-fraction, or train"):
+    with pytest.raises(
+        DatasetError, match=r"has no validation split, .*--validation-fraction, or train"
+    ):
         PackedDataset(tmp_path / "made", manifest).require_validation(seq_len=8)
 
 
-def test_a_split_of_less_than_a_sequence_is_refused(tmp_path: Path, run_tokenize: Tokenize) -> None:
+def test_a_split_shorter_than_a_sequence_is_refused(tmp_path: Path, run_tokenize: Tokenize) -> None:
     manifest = complete(run_tokenize(validation_fraction=FRACTION))
     assert manifest.validation is not None
     assert PackedManifest.from_json(manifest.to_json(), name="m") == manifest

@@ -1,4 +1,4 @@
-"""Tokenizers: read without a network, ids as Hugging Face gives them, faster ways included."""
+"""Tokenizers: read without a network, with Hugging Face's ids, including faster encoders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from training.datasets.manifest import DatasetError
 from training.datasets.text.encoders import (
     PROBES,
-    Checked,
+    CheckedEncoder,
     Encoder,
     FastEncoder,
     Ids,
@@ -33,7 +33,7 @@ from training.storage import StorageAccess
 
 @pytest.fixture(scope="session")
 def hugging_face(llama_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder that the reference's script loads: tokenizer.model and config.json."""
+    """Write the folder that the reference's script loads: tokenizer.model and config.json."""
     from transformers import AutoTokenizer
 
     folder = tmp_path_factory.mktemp("model")
@@ -48,7 +48,7 @@ Ways = tuple[Encoder, ...]
 
 @pytest.fixture(scope="session")
 def ways(llama: Vocabulary) -> Ways:
-    """All encoders of Llama's vocabulary, unchecked."""
+    """Return all encoders of Llama's vocabulary, unchecked."""
     plain = PlainEncoder(llama)
     return plain, WordEncoder(llama, plain), FastEncoder(llama)
 
@@ -65,16 +65,16 @@ def test_ids_are_those_of_hugging_faces_tokenizer(hugging_face: Any, llama: Voca
         assert found == expected, encoder.name
 
 
-def test_every_way_to_encode_llamas_vocabulary_is_found_fastest_first(llama: Vocabulary) -> None:
+def test_encoders_of_llamas_vocabulary_are_listed_fastest_first(llama: Vocabulary) -> None:
     names = [encoder.name for encoder in encoders(llama, accelerate=True)]
 
-    assert names == ["fastokens", "tokenizers, words remembered", "tokenizers"]
+    assert names == ["fastokens", "tokenizers with a word cache", "tokenizers"]
 
 
-def test_without_acceleration_only_the_exact_ways_are_left(llama: Vocabulary) -> None:
+def test_without_acceleration_only_exact_encoders_remain(llama: Vocabulary) -> None:
     names = [encoder.name for encoder in encoders(llama, accelerate=False)]
 
-    assert names == ["tokenizers, words remembered", "tokenizers"]
+    assert names == ["tokenizers with a word cache", "tokenizers"]
 
 
 TEXTS = st.text(
@@ -89,7 +89,7 @@ TEXTS = st.text(
 
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5))
 @settings(max_examples=200)
-def test_every_way_gives_any_text_the_ids_of_the_plain_tokenizer(
+def test_every_encoder_yields_the_plain_tokenizers_ids_for_any_text(
     ways: Ways, texts: list[str]
 ) -> None:
     plain, *faster = ways
@@ -118,9 +118,7 @@ def document_of(vocabulary: Vocabulary) -> dict[str, Any]:
         lambda d: d["added_tokens"][0].update(normalized=True),
     ],
 )
-def test_a_vocabulary_whose_words_may_depend_on_each_other_is_not_split(
-    llama: Vocabulary, change: Any
-) -> None:
+def test_a_vocabulary_with_dependent_words_is_not_split(llama: Vocabulary, change: Any) -> None:
     document = document_of(llama)
     change(document)
 
@@ -128,7 +126,7 @@ def test_a_vocabulary_whose_words_may_depend_on_each_other_is_not_split(
 
 
 class Wrong:
-    """An accelerator that errs from the given document on."""
+    """An accelerator that errs from a given document on."""
 
     name = "wrong"
 
@@ -144,13 +142,13 @@ class Wrong:
 def test_an_accelerator_with_other_ids_is_refused_before_it_is_used(llama: Vocabulary) -> None:
     plain = PlainEncoder(llama)
 
-    with pytest.raises(ParityError, match="wrong gives other ids than tokenizers for 'The quick"):
-        Checked(Wrong(plain, right=0), plain)
+    with pytest.raises(ParityError, match="wrong and tokenizers give different IDs for 'The quick"):
+        CheckedEncoder(Wrong(plain, right=0), plain)
 
 
-def test_an_accelerator_that_errs_later_is_noticed(llama: Vocabulary) -> None:
+def test_an_accelerator_with_a_late_error_is_noticed(llama: Vocabulary) -> None:
     plain = PlainEncoder(llama)
-    checked = Checked(Wrong(plain, right=len(PROBES) + 45), plain)
+    checked = CheckedEncoder(Wrong(plain, right=len(PROBES) + 45), plain)
     checked.encode(["some words"] * 5)  # five compared, five encoded
 
     with pytest.raises(ParityError, match="for 'other words'"):
@@ -158,7 +156,7 @@ def test_an_accelerator_that_errs_later_is_noticed(llama: Vocabulary) -> None:
             checked.encode(["other words"] * 3)
 
 
-def test_a_tokenizer_json_is_read_as_it_is(small_tokenizer: Path) -> None:
+def test_a_tokenizer_json_is_read_unchanged(small_tokenizer: Path) -> None:
     from tokenizers import Tokenizer
 
     vocabulary = read_vocabulary(small_tokenizer)
@@ -168,7 +166,7 @@ def test_a_tokenizer_json_is_read_as_it_is(small_tokenizer: Path) -> None:
     assert (vocabulary.size, vocabulary.eos_id, vocabulary.name) == (320, 0, "tokenizer.json")
 
 
-def test_a_converted_tokenizer_read_again_is_the_same(tmp_path: Path, llama: Vocabulary) -> None:
+def test_a_converted_tokenizer_round_trips(tmp_path: Path, llama: Vocabulary) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps(document_of(llama), indent=4))
 
     assert read_vocabulary(tmp_path / "tokenizer.json").sha256 == llama.sha256
@@ -187,7 +185,7 @@ def test_padding_and_truncation_do_not_reach_the_ids(tmp_path: Path, small_token
     )
 
 
-def test_a_vocabulary_above_65535_ids_takes_four_bytes(
+def test_a_vocabulary_above_65535_ids_uses_four_bytes(
     tmp_path: Path, small_tokenizer: Path
 ) -> None:
     document = json.loads(small_tokenizer.read_text())
@@ -200,7 +198,7 @@ def test_a_vocabulary_above_65535_ids_takes_four_bytes(
     assert read_vocabulary(tmp_path / "b.json").dtype == "uint32"
 
 
-def test_four_byte_ids_survive_every_way(tmp_path: Path, llama: Vocabulary) -> None:
+def test_four_byte_ids_survive_every_encoder(tmp_path: Path, llama: Vocabulary) -> None:
     document = document_of(llama)
     document["model"]["vocab"]["\U0001f600\U0001f600"] = 70_000
     (tmp_path / "tokenizer.json").write_text(json.dumps(document))
@@ -229,7 +227,7 @@ def write_sentencepiece(path: Path, **options: Any) -> Path:
 def test_a_sentencepiece_model_of_another_type_is_refused(tmp_path: Path) -> None:
     path = write_sentencepiece(tmp_path / "tokenizer.model", model_type="unigram", vocab_size=25)
 
-    with pytest.raises(DatasetError, match="of type unigram, and only bpe, as Llama's"):
+    with pytest.raises(DatasetError, match="of type unigram, but only models of type bpe"):
         read_vocabulary(path)
 
 
@@ -237,13 +235,13 @@ def test_a_sentencepiece_model_that_rewrites_text_is_refused(tmp_path: Path) -> 
     path = write_sentencepiece(tmp_path / "tokenizer.model", model_type="bpe", vocab_size=60)
 
     with pytest.raises(
-        DatasetError, match=r"rewrites text before it splits it .normalizer nmt_nfkc"
+        DatasetError, match=r"rewrites text before splitting it .normalizer nmt_nfkc"
     ):
         read_vocabulary(path)
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00\x01\x02", b"just text", b"PK\x03\x04"])
-def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_file_that_is_not_a_tokenizer_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tokenizer.model").write_bytes(data)
 
     with pytest.raises(DatasetError, match=r"neither a SentencePiece model nor a tokenizer.json"):
@@ -251,17 +249,17 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, data: bytes) -> 
 
 
 @pytest.mark.parametrize("text", ["{", '{"bos_token": "<s>"}', '{"model": 3}'])
-def test_json_that_is_no_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
+def test_json_that_is_not_a_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
 
-    with pytest.raises(DatasetError, match=r"no tokenizer.json: it has no model"):
+    with pytest.raises(DatasetError, match=r"not a tokenizer.json: it has no model"):
         read_vocabulary(tmp_path / "tokenizer.json")
 
 
 def test_a_tokenizer_json_that_the_library_refuses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "BPE"}}')
 
-    with pytest.raises(DatasetError, match=r"no tokenizer.json that can be used: "):
+    with pytest.raises(DatasetError, match=r"not a usable tokenizer.json: "):
         read_vocabulary(tmp_path / "tokenizer.json")
 
 
@@ -271,15 +269,15 @@ def test_a_tokenizer_without_an_end_of_document_is_refused(tmp_path: Path) -> No
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     tokenizer.save(str(tmp_path / "tokenizer.json"))
 
-    with pytest.raises(DatasetError, match="no token that ends a document; add one of </s>"):
+    with pytest.raises(DatasetError, match="no end-of-document token; add one of </s>"):
         read_vocabulary(tmp_path / "tokenizer.json")
 
 
-def test_an_unknown_tokenizer_is_refused_with_those_there_are(tmp_path: Path) -> None:
+def test_an_unknown_tokenizer_is_refused_with_the_available_ones(tmp_path: Path) -> None:
     (tmp_path / "tokenizers").mkdir()
     (tmp_path / "tokenizers" / "llama.model").write_bytes(b"x")
 
-    with pytest.raises(DatasetError, match=r"no tokenizer other.model; there are llama.model; upl"):
+    with pytest.raises(DatasetError, match=r"no tokenizer other.model; known: llama.model; upl"):
         fetch_vocabulary("other.model", tmp_path / "to", StorageAccess(root=str(tmp_path)))
 
 
@@ -290,5 +288,7 @@ def test_transformers_5_is_refused_because_its_ids_differ(
 
     monkeypatch.setattr(transformers, "__version__", "5.0.0")
 
-    with pytest.raises(DatasetError, match=r"transformers 5.0.0 gives Llama's text other ids"):
+    with pytest.raises(
+        DatasetError, match=r"transformers 5.0.0 encodes text for Llama differently from version 4"
+    ):
         read_vocabulary(llama_model)

@@ -1,4 +1,4 @@
-"""The all-reduce workload: what it writes, and what it finds."""
+"""The all-reduce workload: its results and findings."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    """An S3 endpoint with a bucket."""
+    """Return an S3 endpoint with a bucket."""
     with s3_server("results") as url:
         yield url
 
 
-def test_results_and_metrics_of_two_nodes_reach_the_bucket(cluster: Cluster, endpoint: str) -> None:
+# `make rehearse` runs an all-reduce on four nodes.
+@pytest.mark.full
+def test_results_and_metrics_of_two_nodes_are_uploaded(cluster: Cluster, endpoint: str) -> None:
     extra = {
         "TRAINIUM_BUCKET": "results",
         "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
@@ -76,7 +78,7 @@ def identity(values: torch.Tensor) -> torch.Tensor:
 
 @dataclass
 class AllReduceDevice(LoneDevice):
-    """A group of one rank, whose sums may be spoilt."""
+    """A single-rank group whose sums may be corrupted."""
 
     spoil: Callable[[torch.Tensor], torch.Tensor] = identity
 
@@ -93,7 +95,7 @@ ALONE = replace(CPU_NODE, run="alone", job_id="local")
 def run_alone(
     folder: Path, device: Device, *words: str, context: NodeContract = ALONE
 ) -> dict[str, Any]:
-    """Run the workload on one rank; returns its result, which is written even when it raises."""
+    """Run the workload on one rank; return its result, which is written even if it raises."""
     store = ResultFiles(root=folder, run="alone", workload="all-reduce", attempt=1, bucket=None)
     request = parse(["all-reduce", *words])
     job = Job(
@@ -121,7 +123,7 @@ def to_bf16(values: torch.Tensor) -> torch.Tensor:
     return values.to(torch.bfloat16).to(torch.float32)
 
 
-def test_arithmetic_in_bf16_is_found_out(tmp_path: Path) -> None:
+def test_arithmetic_in_bf16_is_detected(tmp_path: Path) -> None:
     def spoil(values: torch.Tensor) -> torch.Tensor:
         return to_bf16(hand_out_sums_of_64(values))
 
@@ -135,7 +137,7 @@ def test_arithmetic_in_bf16_is_found_out(tmp_path: Path) -> None:
     assert [check["correct"] for check in result["checks"]] == [True, True, False]
 
 
-def test_one_wrong_element_is_found_and_named(tmp_path: Path) -> None:
+def test_one_wrong_element_is_detected_and_named(tmp_path: Path) -> None:
     def spoil(values: torch.Tensor) -> torch.Tensor:
         wrong = values.clone()
         if len(wrong) > 1000:
@@ -146,7 +148,7 @@ def test_one_wrong_element_is_found_and_named(tmp_path: Path) -> None:
         run_alone(tmp_path, AllReduceDevice(spoil=spoil), "--max-bytes=4096")
 
 
-def test_the_sweep_ends_when_its_time_is_used_up(
+def test_the_sweep_ends_at_its_time_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def slow(values: torch.Tensor) -> torch.Tensor:
@@ -164,11 +166,11 @@ def test_the_sweep_ends_when_its_time_is_used_up(
 
     assert result["skipped_sizes"][-1] == 2**16
     assert result["duration_s"] < 3
-    assert "total-seconds is used up" in capsys.readouterr().out
+    assert "total-seconds is exhausted" in capsys.readouterr().out
 
 
 def hand_out_sums_of_64(values: torch.Tensor) -> torch.Tensor:
-    """What 64 ranks would get; counts, times and zeros stay as they are."""
+    """Return the sums of 64 ranks; counts, times and zeros are unchanged."""
     if values.numel() <= 20 or not values.any():
         return values
     return tile(sum_pattern(64), values.numel(), values.dtype)
@@ -178,7 +180,7 @@ def hand_out_sums_of_64(values: torch.Tensor) -> torch.Tensor:
 def test_low_bandwidth_fails_the_job_only_on_request(
     require: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The published bar is at 1 GiB; the same rule at a size that a test can afford.
+    # The published bar is at 1 GiB; the same rule at a test's size.
     low = replace(BARS[0], num_bytes=4096, busbw_gib_per_s=1e9)
     monkeypatch.setattr("training.diagnostics.allreduce.sweep.BARS", (low,))
     device = AllReduceDevice(num_ranks=64, spoil=hand_out_sums_of_64)

@@ -1,4 +1,4 @@
-"""The check that ends the image's build: it knows all imports, and says which one is missing."""
+"""The final check of the image's build: it covers all imports, and names missing ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = {"training", "trainium_catalogue"}
 
 
 def imported(source: str) -> set[str]:
-    """Packages of other projects that a module imports anywhere but for types."""
+    """Return third-party packages that a module imports, except for types."""
     found: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(source)]
     while waiting:
@@ -34,33 +34,33 @@ def imported(source: str) -> set[str]:
     return found - OURS - sys.stdlib_module_names
 
 
-def test_every_package_that_training_imports_is_looked_at() -> None:
+def test_every_package_imported_by_training_is_checked() -> None:
     wanted = {name for path in TRAINING.rglob("*.py") for name in imported(path.read_text())}
 
     known = {name.partition(".")[0] for name in (*health.MODULES, *health.NEURON_MODULES)}
     assert wanted - known == set()
 
 
-def test_the_classes_of_every_family_are_looked_at() -> None:
-    # They are imported by a name that is made from the family's.
+def test_the_classes_of_every_family_are_checked() -> None:
+    # They are imported by a name derived from the family's.
     wanted = {f"transformers.models.{family}.modeling_{family}" for family in Family}
 
     assert wanted <= set(health.MODULES)
 
 
-def test_every_file_that_is_no_code_is_looked_for() -> None:
+def test_every_data_file_is_checked() -> None:
     files = {path for path in TRAINING.rglob("*") if path.suffix in (".json", ".gz")}
 
     assert files == {Path(path) for path in health.DATA}
 
 
-def test_a_module_that_is_missing_is_named_with_the_reason() -> None:
+def test_a_missing_module_is_named_with_the_reason() -> None:
     assert health.failed_imports(["json", "no_such_module"]) == [
         "no_such_module cannot be imported: ModuleNotFoundError: No module named 'no_such_module'"
     ]
 
 
-def test_a_module_that_ends_the_process_while_it_is_imported_is_a_problem() -> None:
+def test_a_module_that_exits_during_import_is_a_problem() -> None:
     def leave(name: str) -> None:
         raise SystemExit(3)
 
@@ -79,7 +79,7 @@ def test_an_image_without_a_file_is_refused(
     assert "health: /nowhere/golden.json is missing" in capsys.readouterr().err
 
 
-def test_this_machine_is_healthy_and_says_its_versions() -> None:
+def test_this_machine_is_healthy_and_reports_its_versions() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "training.diagnostics.health"],
         cwd=ROOT,
@@ -91,4 +91,4 @@ def test_this_machine_is_healthy_and_says_its_versions() -> None:
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "health: transformers 4." in done.stdout
-    assert "workloads can be imported; this image trains on CPUs alone" in done.stdout
+    assert "workloads can be imported; this image trains on CPUs only" in done.stdout

@@ -1,4 +1,4 @@
-"""A data job is a process of its own, without torchrun, and ends as any worker does."""
+"""A data job is a separate process without torchrun, and ends like any worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOKENIZER = Path(mistral_common.__file__).parent / "data" / "tokenizer.model.v1"
 
 
 def tokenize(job: Cluster, first: Path, *words: str, field: str = "text") -> None:
-    """Start a job that makes a dataset of one sentence with a SentencePiece model.
+    """Start a job that tokenizes one sentence with a SentencePiece model.
 
     Modules in ``first`` are found before any other.
     """
@@ -31,13 +31,13 @@ def tokenize(job: Cluster, first: Path, *words: str, field: str = "text") -> Non
         *(f"--input={job.folder / 'text'}", f"--tokenizer={TOKENIZER}", "--dataset=made"),
         *("--validation-fraction=0", *words),
         workload="tokenize",
-        # A deployment's setting for its nodes; more processes would have nothing to do.
+        # A deployment's setting for its nodes; more processes would be idle.
         extra={"PYTHONPATH": f"{first}:{ROOT}", "TRAINIUM_PROCESSES_PER_NODE": "2"},
     )
 
 
 def ended(job: Cluster) -> int:
-    """The exit code."""
+    """Return the exit code."""
     return job.end(within_s=scaled(60))[0]
 
 
@@ -49,7 +49,7 @@ def no_torch(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_tokenizer_is_converted_without_torch_as_with_it(
+def test_a_tokenizer_is_converted_identically_without_torch(
     lone_node: Cluster, no_torch: Path
 ) -> None:
     tokenize(lone_node, no_torch)
@@ -65,13 +65,13 @@ def test_wrong_text_is_explained_without_a_traceback(lone_node: Cluster, no_torc
     tokenize(lone_node, no_torch, field="body")
 
     assert ended(lone_node) == 1, lone_node.all_logs()
-    assert "line 1: no field 'text'; there are 'body'" in lone_node.log(0)
+    assert "line 1: no field 'text'; fields: 'body'" in lone_node.log(0)
     assert "Traceback" not in lone_node.log(0)
 
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    """A module of the conversion that never ends: the job is at work when it is imported."""
+    """Write a conversion module that never ends: the job is working once it is imported."""
     folder = tmp_path / "first"
     (folder / "sentencepiece").mkdir(parents=True)
     (folder / "sentencepiece" / "__init__.py").touch()
@@ -81,7 +81,7 @@ def endless(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_request_to_stop_reaches_a_job_at_work(lone_node: Cluster, endless: Path) -> None:
+def test_a_stop_request_reaches_a_working_job(lone_node: Cluster, endless: Path) -> None:
     tokenize(lone_node, endless)
     lone_node.wait_for("converting", node=0)
 
@@ -99,7 +99,7 @@ def test_a_job_that_makes_no_progress_ends_for_a_retry(lone_node: Cluster, endle
 
 
 def exporting(job: Cluster) -> psutil.Process:
-    """Start an export, which takes seconds to import torch; returns its worker by then."""
+    """Start an export, which imports torch for seconds; return its worker by then."""
     job.start("--run=none", workload="export")
     found: list[psutil.Process] = []
 
@@ -119,7 +119,7 @@ def test_a_killed_process_is_a_lost_host(lone_node: Cluster) -> None:
     assert "killed" in lone_node.log(0).splitlines()[-1]
 
 
-def test_a_request_to_stop_ends_it(lone_node: Cluster) -> None:
+def test_a_stop_request_ends_it(lone_node: Cluster) -> None:
     worker = exporting(lone_node)
 
     os.kill(lone_node.launcher(0), signal.SIGTERM)

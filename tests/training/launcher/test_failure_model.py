@@ -1,6 +1,6 @@
-"""Every way a node can fail, provoked on real processes: all nodes end with one coded status.
+"""Every node failure, provoked on real processes: all nodes end with one coded status.
 
-Peer time-out 3 s here; what is asserted to end within ``BOUND_S`` ends, by default, within 60 s.
+The peer timeout is 3 s here; the bound ``BOUND_S`` corresponds to 60 s by default.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 BOUND_S = 20
 
 
-# Three nodes tell a main node whose index is subtracted from one whose index is added.
-@pytest.mark.parametrize(
-    ("num_nodes", "processes"), [(3, 1), pytest.param(4, 2, marks=pytest.mark.full)]
-)
-def test_a_job_of_many_nodes_succeeds_wherever_its_main_node_is(
+# test_torchrun gives every node its rank, wherever the main node is, and two nodes work below.
+# Three tell a main node whose index is subtracted from one whose index is added.
+@pytest.mark.full
+@pytest.mark.parametrize(("num_nodes", "processes"), [(3, 1), (4, 2)])
+def test_a_multi_node_job_succeeds_wherever_its_main_node_runs(
     large_cluster: Cluster, num_nodes: int, processes: int
 ) -> None:
     large_cluster.num_nodes = num_nodes
@@ -45,22 +45,26 @@ def test_a_job_of_many_nodes_succeeds_wherever_its_main_node_is(
     assert "written:" in large_cluster.log(1)
 
 
+# `make rehearse` kills one.
+@pytest.mark.full
 def test_a_killed_child_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
     cluster.start_endless()
 
     os.kill(cluster.launcher(1), signal.SIGKILL)
 
     assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 137}, cluster.all_logs()
-    assert "node 1 was lost: its launcher is gone" in cluster.log(0)
+    assert "node 1 was lost: its launcher exited" in cluster.log(0)
 
 
+# A frozen one, killed by its guardian, is below.
+@pytest.mark.full
 def test_a_killed_main_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
     cluster.start_endless()
 
     os.kill(cluster.launcher(0), signal.SIGKILL)
 
     assert cluster.end(within_s=BOUND_S) == {0: 137, 1: 75}, cluster.all_logs()
-    assert "the main node was lost: its launcher is gone" in cluster.log(1)
+    assert "the main node was lost: its launcher exited" in cluster.log(1)
 
 
 def test_a_frozen_child_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
@@ -70,7 +74,7 @@ def test_a_frozen_child_launcher_ends_all_nodes_for_a_retry(cluster: Cluster) ->
 
     assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 137}, cluster.all_logs()
     assert "node 1" in cluster.log(0)
-    assert "guardian: the launcher was silent" in cluster.log(1)
+    assert "guardian: the launcher sent no heartbeat" in cluster.log(1)
 
 
 def test_a_frozen_main_launcher_is_killed_by_its_guardian(cluster: Cluster) -> None:
@@ -79,10 +83,12 @@ def test_a_frozen_main_launcher_is_killed_by_its_guardian(cluster: Cluster) -> N
     os.kill(cluster.launcher(0), signal.SIGSTOP)
 
     assert cluster.end(within_s=BOUND_S) == {0: 137, 1: 75}, cluster.all_logs()
-    assert "guardian: the launcher was silent" in cluster.log(0)
+    assert "guardian: the launcher sent no heartbeat" in cluster.log(0)
 
 
-def test_a_frozen_worker_is_a_hang_on_every_node(cluster: Cluster) -> None:
+# A silent program: tests/training/program/test_endings.py.
+@pytest.mark.full
+def test_a_frozen_worker_is_reported_as_a_hang_by_every_node(cluster: Cluster) -> None:
     cluster.start_endless("--hang-limit-s=5")
 
     os.kill(cluster.worker(1), signal.SIGSTOP)
@@ -97,7 +103,7 @@ def test_a_killed_worker_ends_all_nodes_for_a_retry(cluster: Cluster) -> None:
     os.kill(cluster.worker(1), signal.SIGKILL)
 
     assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
-    assert "node 1: rank 1 ended without a word" in cluster.log(0)
+    assert "node 1: rank 1 exited without reporting an error" in cluster.log(0)
 
 
 def test_a_killed_torchrun_ends_its_node_for_a_retry(lone_node: Cluster) -> None:
@@ -111,12 +117,14 @@ def test_a_killed_torchrun_ends_its_node_for_a_retry(lone_node: Cluster) -> None
     assert "node 0: " in lone_node.log(0).splitlines()[-1]
 
 
+# program/test_endings has the error of a program's rank, which takes the same path.
+@pytest.mark.full
 def test_an_error_in_one_worker_ends_all_nodes_without_a_retry(cluster: Cluster) -> None:
     cluster.start("--peer-timeout-s=3", "--inject-error-rank=1")
 
     assert cluster.end(within_s=60) == {0: 1, 1: 1}, cluster.all_logs()
     for node in (0, 1):
-        assert "node 1: rank 1: Drill: raised on rank 1" in cluster.log(node)
+        assert "node 1: rank 1: InjectedError: raised on rank 1" in cluster.log(node)
 
 
 def test_a_preflight_finding_on_a_child_ends_all_nodes_with_its_remedy(cluster: Cluster) -> None:
@@ -127,12 +135,12 @@ def test_a_preflight_finding_on_a_child_ends_all_nodes_with_its_remedy(cluster: 
 
     assert cluster.end(within_s=BOUND_S) == {0: 70, 1: 70}, cluster.all_logs()
     for node in (0, 1):
-        assert "node 1 failed preflight: nofile is 256, below 512 -> set the ulimit" in (
+        assert "node 1 failed preflight: nofile is 256, below 513 -> set the nofile ulimit" in (
             cluster.log(node)
         )
 
 
-def test_a_child_that_never_comes_ends_the_others_after_the_join_time_out(
+def test_a_child_that_never_joins_ends_the_others_after_the_join_timeout(
     large_cluster: Cluster,
 ) -> None:
     large_cluster.start("--peer-timeout-s=3", "--join-timeout-s=4", nodes=[0, 1, 3])
@@ -141,7 +149,7 @@ def test_a_child_that_never_comes_ends_the_others_after_the_join_time_out(
     assert "node 2 did not join within 4 s" in large_cluster.log(3)
 
 
-def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cluster) -> None:
+def test_a_straggler_gets_less_time_once_another_child_joined(large_cluster: Cluster) -> None:
     large_cluster.start("--peer-timeout-s=3", "--straggler-timeout-s=2", nodes=[0, 1, 3])
 
     assert large_cluster.end(within_s=BOUND_S) == {0: 70, 1: 70, 3: 70}, large_cluster.all_logs()
@@ -150,7 +158,7 @@ def test_a_straggler_gets_less_time_once_another_child_is_here(large_cluster: Cl
     )
 
 
-def test_a_child_that_started_and_reaches_nobody_ends_the_wait_soon(
+def test_a_started_child_that_reaches_no_peer_shortens_the_wait(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:
     astray = {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": cluster.address(7)}
@@ -165,7 +173,7 @@ def test_a_child_that_started_and_reaches_nobody_ends_the_wait_soon(
         assert "likely causes, in this order: the VPC's default security group" in cluster.log(node)
 
 
-def test_a_main_node_without_any_way_out_waits_no_longer_for_a_first_child(
+def test_a_main_node_without_network_does_not_wait_longer_for_a_first_child(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:
     closed = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
@@ -176,7 +184,7 @@ def test_a_main_node_without_any_way_out_waits_no_longer_for_a_first_child(
     assert "and this node cannot reach the bucket either; " in cluster.log(0)
 
 
-def test_children_that_have_not_started_get_the_whole_time_to_join(
+def test_children_not_yet_started_get_the_full_join_timeout(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:
     cluster.start("--first-child-timeout-s=1", "--join-timeout-s=12", nodes=[0], extra=bucket)
@@ -185,7 +193,7 @@ def test_children_that_have_not_started_get_the_whole_time_to_join(
     assert "node 1 did not join within 12 s (join-timeout-s)" in cluster.log(0)
 
 
-def test_a_child_alone_gives_up_after_the_join_time_out(cluster: Cluster) -> None:
+def test_a_lone_child_gives_up_after_the_join_timeout(cluster: Cluster) -> None:
     cluster.start("--join-timeout-s=2", nodes=[1])
 
     assert cluster.end(within_s=BOUND_S) == {1: 70}, cluster.all_logs()
@@ -202,13 +210,15 @@ def test_sigterm_to_the_main_node_reaches_all_workers(cluster: Cluster) -> None:
     assert "rank 1: stopped on request" in cluster.log(1)
 
 
+# Without processes: test_verdict.py.
+@pytest.mark.full
 def test_sigterm_to_one_child_alone_is_a_lost_host(cluster: Cluster) -> None:
     cluster.start_endless()
 
     os.kill(cluster.launcher(1), signal.SIGTERM)
 
     assert cluster.end(within_s=BOUND_S) == {0: 75, 1: 75}, cluster.all_logs()
-    assert "node 1: told to stop" in cluster.log(0)
+    assert "node 1: stop requested" in cluster.log(0)
 
 
 def test_sigterm_while_nodes_join_ends_at_once(cluster: Cluster) -> None:
@@ -231,14 +241,14 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(lone_node: Clus
     assert time.monotonic() - started >= 2
 
 
-def test_a_port_that_stays_taken_is_told_with_a_remedy(
+def test_a_port_in_use_is_reported_with_a_remedy(
     cluster: Cluster,
 ) -> None:
     with socket.create_server((cluster.address(0), PEER_WATCH)):
         cluster.start(nodes=[0])
 
         assert cluster.end(within_s=BOUND_S) == {0: 70}, cluster.all_logs()
-    assert "Address already in use; end the other launcher" in cluster.log(0)
+    assert "Address already in use; stop the other launcher" in cluster.log(0)
 
 
 def test_bad_configuration_ends_before_anything_starts(cluster: Cluster) -> None:
@@ -249,10 +259,21 @@ def test_bad_configuration_ends_before_anything_starts(cluster: Cluster) -> None
     assert cluster.log(0) == told
 
 
+# Each process of each node, and each signal to both kinds of process on the main node and another.
 @pytest.mark.full
-@pytest.mark.parametrize("victim", [0, 1, 2, 3])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("target", ["launcher", "worker"])
+@pytest.mark.parametrize(
+    ("target", "number", "victim"),
+    [
+        ("launcher", signal.SIGKILL, 0),
+        ("launcher", signal.SIGSTOP, 1),
+        ("launcher", signal.SIGKILL, 2),
+        ("launcher", signal.SIGSTOP, 3),
+        ("worker", signal.SIGSTOP, 0),
+        ("worker", signal.SIGKILL, 1),
+        ("worker", signal.SIGSTOP, 2),
+        ("worker", signal.SIGKILL, 3),
+    ],
+)
 def test_any_process_of_any_of_four_nodes_can_be_killed_or_frozen(
     large_cluster: Cluster, target: str, number: signal.Signals, victim: int
 ) -> None:
@@ -268,7 +289,7 @@ def test_any_process_of_any_of_four_nodes_can_be_killed_or_frozen(
     assert codes == expected, large_cluster.all_logs()
 
 
-def test_the_limit_that_preflight_wants_can_be_had_here() -> None:
+def test_the_limit_required_by_preflight_is_available_here() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     assert hard == resource.RLIM_INFINITY or hard >= 512

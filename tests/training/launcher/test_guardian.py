@@ -1,4 +1,4 @@
-"""The guardian ends what a launcher leaves, and nothing else."""
+"""The guardian kills a launcher's leftover processes, and no others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.support.limits import scaled
 
-# A launcher that lives for `life` seconds, with one worker in a session of its own.
+# A launcher that lives for `life` seconds, with one worker in its own session.
 LAUNCHER = """
 import os, pathlib, subprocess, sys, time
 from training.launcher.guardian import Guardian
@@ -39,9 +39,9 @@ def start(scratch: Path, *, silence_s: float = 1, life_s: float = 60) -> subproc
 
 
 def workers(scratch: Path) -> list[int]:
-    from training.core.processes import marked
+    from training.core.processes import find_marked
 
-    return marked("TRAINIUM_SCRATCH", str(scratch))
+    return find_marked("TRAINIUM_SCRATCH", str(scratch))
 
 
 def wait_until_ended(scratch: Path) -> None:
@@ -54,11 +54,11 @@ def wait_until_ended(scratch: Path) -> None:
 def first_line(launcher: subprocess.Popen[str]) -> str:
     assert launcher.stdout is not None
     line = launcher.stdout.readline()
-    time.sleep(0.1)  # the worker has been executed by now, so it can be found
+    time.sleep(0.1)  # the worker's exec has happened, so it can be found
     return line
 
 
-def test_a_short_freeze_is_survived(tmp_path: Path) -> None:
+def test_a_short_freeze_is_tolerated(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     with start(scratch, silence_s=2, life_s=4) as launcher:
         first_line(launcher)
@@ -91,7 +91,7 @@ def test_a_killed_guardian_is_replaced(tmp_path: Path) -> None:
     assert launcher.returncode == -signal.SIGKILL
 
 
-def test_a_frozen_guardian_does_not_hold_up_an_orderly_end(tmp_path: Path) -> None:
+def test_a_frozen_guardian_does_not_delay_an_orderly_exit(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     with start(scratch, life_s=1) as launcher:
         os.kill(int(first_line(launcher)), signal.SIGSTOP)

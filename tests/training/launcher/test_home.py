@@ -1,4 +1,4 @@
-"""A program's folder: the same path in every attempt, and never one that is in use."""
+"""A program's folder: the same path in every attempt, never one in use."""
 
 from __future__ import annotations
 
@@ -16,44 +16,44 @@ import pytest
 
 from tests.training.nodes import CPU_NODE
 from training.core.progress import ENV_SCRATCH
-from training.launcher.home import home_of, take_home
+from training.launcher.home import acquire_home, home_of
 
 NODE = replace(CPU_NODE, run="my-run", node_index=1, num_nodes=2)
 
 
 @pytest.fixture(autouse=True)
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine's folder for temporary files."""
+    """Return a machine's folder for temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 def launch(machine: Path, *, shares_machine: bool = False) -> tuple[Path, Path]:
-    """Begin a launch; returns its scratch folder and its home."""
+    """Start a launch; return its scratch folder and home."""
     scratch = Path(tempfile.mkdtemp(dir=machine))
     beats: list[int] = []
-    home = take_home(
+    home = acquire_home(
         scratch, NODE, shares_machine=shares_machine, heartbeat=lambda: beats.append(1)
     )
     return scratch, home
 
 
 def end(scratch: Path) -> None:
-    """End a launch in good order."""
+    """End a launch cleanly."""
     home = home_of(scratch)
     assert home is not None
     shutil.rmtree(home)
 
 
-def belongs_to(home: Path, pid: int, scratch: Path) -> None:
-    """Say that another process's launch made the folder, and that this one has long ended."""
+def record_owner(home: Path, pid: int, scratch: Path) -> None:
+    """Record that another process's launch, long ended, made the folder."""
     owner = {"pid": pid, "started": "1", "scratch": str(scratch)}
     (home / "launch.json").write_text(json.dumps(owner))
 
 
 @pytest.fixture
 def sleeper(machine: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A worker that outlives its launcher."""
+    """Start a worker that outlives its launcher."""
     former = str(machine / "former")
     with subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"],
@@ -84,10 +84,10 @@ def test_the_next_attempt_has_the_same_path_and_none_of_the_files(machine: Path)
     assert not (again / "code").exists()
 
 
-def test_what_a_killed_launcher_left_is_moved_away(machine: Path) -> None:
+def test_leftovers_of_a_killed_launcher_are_moved_away(machine: Path) -> None:
     _, home = launch(machine)
     (home / "code").mkdir()
-    belongs_to(home, os.getpid(), machine / "former")  # a process of this number, but a later one
+    record_owner(home, os.getpid(), machine / "former")  # a later process with the same PID
 
     _, again = launch(machine)
 
@@ -95,14 +95,14 @@ def test_what_a_killed_launcher_left_is_moved_away(machine: Path) -> None:
     assert not (again / "code").exists()
 
 
-def test_it_is_not_taken_before_the_workers_of_a_killed_launcher_have_ended(
+def test_a_home_is_not_reused_before_a_killed_launchers_workers_exit(
     machine: Path, sleeper: subprocess.Popen[bytes]
 ) -> None:
     _, home = launch(machine)
-    belongs_to(home, os.getpid(), machine / "former")
+    record_owner(home, os.getpid(), machine / "former")
     scratch = Path(tempfile.mkdtemp(dir=machine))
 
-    again = take_home(scratch, NODE, shares_machine=False, heartbeat=sleeper.kill)
+    again = acquire_home(scratch, NODE, shares_machine=False, heartbeat=sleeper.kill)
 
     assert again == home
     assert sleeper.poll() is not None
@@ -119,14 +119,14 @@ def test_two_launches_at_a_time_have_two_folders(machine: Path) -> None:
     )
 
 
-def test_nodes_that_share_a_machine_have_folders_of_their_own(machine: Path) -> None:
+def test_nodes_that_share_a_machine_have_their_own_folders(machine: Path) -> None:
     _, home = launch(machine, shares_machine=True)
 
     assert home.name == "trainium-my-run-node-1"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "folder"])
-def test_what_is_not_a_launchs_is_left_alone(machine: Path, kind: str) -> None:
+def test_files_of_no_launch_are_left_alone(machine: Path, kind: str) -> None:
     (machine / "theirs").mkdir()
     (machine / "theirs" / "file").touch()
     taken = machine / "trainium-my-run"

@@ -1,4 +1,4 @@
-"""Without Batch the launcher runs a job of one node, on a laptop."""
+"""Outside Batch the launcher runs a single-node job, on a laptop."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def launch(folder: Path, *words: str, **env: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_processes_of_one_machine_leave_their_result_in_build_alone(tmp_path: Path) -> None:
+def test_two_processes_on_one_machine_write_results_only_below_build(tmp_path: Path) -> None:
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     with launch(
@@ -69,6 +69,6 @@ def test_help_is_printed(tmp_path: Path) -> None:
     assert (process.returncode, output.startswith("usage: python -m training.launch")) == (0, True)
 
 
-def test_two_jobs_of_one_machine_get_ports_of_their_own() -> None:
+def test_two_jobs_on_one_machine_get_their_own_ports() -> None:
     with reserve_port(41000) as first, reserve_port(41000) as second:
         assert first != second

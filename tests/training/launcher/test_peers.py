@@ -1,10 +1,11 @@
-"""The launchers' link, over real sockets."""
+"""The launchers' connection, over real sockets."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -17,7 +18,7 @@ from tests.support.limits import scaled
 from tests.training.nodes import CPU_NODE
 from training.core.contract import NodeContract
 from training.launcher.messages import hello, refusal
-from training.launcher.peers import Event, Heard, Hub, Link, LinkLost, Lost, Spoke
+from training.launcher.peers import Event, Hub, Link, LinkLost, PeerLoss, PeerMessage, Spoke
 from training.launcher.verdict import Verdict
 from trainium_catalogue.exit_codes import ExitCode
 
@@ -40,7 +41,7 @@ def hub() -> Iterator[Hub]:
 
 
 def collect(poll: Callable[[float], list[Event]], *, until: Callable[[Event], bool]) -> list[Event]:
-    """Events up to the one that is waited for."""
+    """Return the events up to the expected one."""
     events: list[Event] = []
     deadline = time.monotonic() + scaled(10)
     while not any(until(event) for event in events):
@@ -50,11 +51,11 @@ def collect(poll: Callable[[float], list[Event]], *, until: Callable[[Event], bo
 
 
 def heard(kind: str) -> Callable[[Event], bool]:
-    return lambda event: isinstance(event, Heard) and event.message["type"] == kind
+    return lambda event: isinstance(event, PeerMessage) and event.message["type"] == kind
 
 
 def is_lost(event: Event) -> bool:
-    return isinstance(event, Lost)
+    return isinstance(event, PeerLoss)
 
 
 def join(hub: Hub, node: NodeContract, problem: Verdict | None = None) -> Spoke:
@@ -65,24 +66,24 @@ def join(hub: Hub, node: NodeContract, problem: Verdict | None = None) -> Spoke:
     return spoke
 
 
-def test_a_silent_child_is_lost_after_the_time_out(hub: Hub) -> None:
+def test_a_silent_child_is_lost_after_the_timeout(hub: Hub) -> None:
     spoke = join(hub, child(1))
 
     events = collect(hub.poll, until=is_lost)
 
-    assert events[-1] == Lost(node=1, how="its launcher was silent for 1 s")
+    assert events[-1] == PeerLoss(node=1, how="its launcher was silent for 1 s")
     spoke.close()
 
 
-def test_a_silent_main_node_is_lost_after_the_time_out(hub: Hub) -> None:
+def test_a_silent_main_node_is_lost_after_the_timeout(hub: Hub) -> None:
     spoke = join(hub, child(1))
 
     events = collect(spoke.poll, until=is_lost)
 
-    assert events[-1] == Lost(node=0, how="its launcher was silent for 1 s")
+    assert events[-1] == PeerLoss(node=0, how="its launcher was silent for 1 s")
 
 
-def test_a_child_that_said_goodbye_is_not_lost(hub: Hub) -> None:
+def test_a_child_that_left_in_order_is_not_lost(hub: Hub) -> None:
     spoke = join(hub, child(1))
     spoke.send({"type": "ended"})
     spoke.close()
@@ -93,7 +94,7 @@ def test_a_child_that_said_goodbye_is_not_lost(hub: Hub) -> None:
     assert hub.members == {}
 
 
-def test_what_a_child_said_before_it_was_lost_is_heard(hub: Hub) -> None:
+def test_messages_of_a_lost_child_are_still_read(hub: Hub) -> None:
     spoke = join(hub, child(1))
     verdict = Verdict(code=ExitCode.WORKLOAD, reason="it failed")
     spoke.send({"type": "verdict", **asdict(verdict)})
@@ -107,13 +108,13 @@ def test_what_a_child_said_before_it_was_lost_is_heard(hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("node", "why"),
     [
-        (replace(child(1), attempt=1), "it belongs to job, attempt, nodes"),
-        (replace(child(1), job_id="other"), "it belongs to job, attempt, nodes"),
+        (replace(child(1), attempt=1), "its job, attempt and number of nodes are"),
+        (replace(child(1), job_id="other"), "its job, attempt and number of nodes are"),
         (replace(child(1), node_index=3), "there is no child node 3"),
         (replace(child(1), node_index=0), "there is no child node 0"),
     ],
 )
-def test_a_stranger_is_refused(
+def test_an_unknown_peer_is_refused(
     hub: Hub, node: NodeContract, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoke = Spoke(node, timeout_s=TIMEOUT_S)
@@ -129,7 +130,7 @@ def test_a_stranger_is_refused(
 def test_a_second_node_of_the_same_index_is_refused(hub: Hub) -> None:
     spoke = join(hub, child(1))
 
-    assert refusal(MAIN, hello(child(1), None), set(hub.members)) == "node 1 is already here"
+    assert refusal(MAIN, hello(child(1), None), set(hub.members)) == "node 1 has already joined"
     spoke.close()
 
 
@@ -148,9 +149,9 @@ def test_a_second_node_of_the_same_index_is_refused(hub: Hub) -> None:
         b"",
     ],
 )
-def test_what_no_launcher_sends_does_no_harm(hub: Hub, data: bytes) -> None:
-    with socket.create_connection((MAIN.address, 41001)) as stranger:
-        stranger.sendall(data)
+def test_foreign_messages_do_no_harm(hub: Hub, data: bytes) -> None:
+    with socket.create_connection((MAIN.address, 41001)) as outsider:
+        outsider.sendall(data)
         hub.poll(0.2)
         spoke = join(hub, child(1))
 
@@ -158,7 +159,7 @@ def test_what_no_launcher_sends_does_no_harm(hub: Hub, data: bytes) -> None:
     spoke.close()
 
 
-def test_nobody_at_the_main_address_is_no_connection() -> None:
+def test_an_unanswered_main_address_is_not_a_connection() -> None:
     spoke = Spoke(child(1), timeout_s=TIMEOUT_S)
 
     assert not spoke.connect(hello(child(1), None), 0.2)
@@ -168,7 +169,7 @@ def test_nobody_at_the_main_address_is_no_connection() -> None:
 
 
 def connected_pair() -> tuple[socket.socket, socket.socket]:
-    """Both ends of a TCP connection."""
+    """Return both ends of a TCP connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         left = socket.create_connection(server.getsockname())
         right, _ = server.accept()
@@ -186,7 +187,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES, st.integers(1, 40))
-def test_messages_arrive_whole_however_the_network_cuts_them(
+def test_messages_arrive_complete_however_the_network_splits_them(
     messages: list[dict[str, str]], piece: int
 ) -> None:
     data = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
@@ -204,10 +205,45 @@ def test_messages_arrive_whole_however_the_network_cuts_them(
     assert arrived == messages
 
 
-def test_a_peer_that_stops_reading_is_lost() -> None:
+def test_a_peer_that_stops_reading_counts_as_lost() -> None:
     left, right = connected_pair()
     with left, right:
         link = Link(left, now_s=0)
         with pytest.raises(LinkLost, match=r".+"):
             for _ in range(100_000):
                 link.send({"type": "alive", "filler": "x" * 1000})
+
+
+def test_bytes_a_full_buffer_rejects_go_with_the_next_message() -> None:
+    left, right = connected_pair()
+    with left, right:
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        sender, receiver = Link(left, now_s=0), Link(right, now_s=0)
+        sent = [{"type": "alive", "filler": str(number) * 80_000} for number in range(3)]
+        for message in sent:
+            sender.send(message)
+        assert sender._unsent
+        arrived: list[object] = []
+        deadline = time.monotonic() + scaled(5)
+        while len(arrived) <= len(sent) and time.monotonic() < deadline:
+            arrived += receiver.receive(1)[0]
+            sender.send({"type": "alive"})
+            time.sleep(0.01)
+
+    assert arrived[: len(sent)] == sent
+
+
+def test_a_backlog_of_messages_is_not_a_long_line() -> None:
+    message = {"type": "alive", "filler": "x" * 8000}
+    left, right = connected_pair()
+    with left, right:
+        receiver = Link(right, now_s=0)
+        data = (json.dumps(message).encode() + b"\n") * 100
+        threading.Thread(target=left.sendall, args=(data,), daemon=True).start()
+        time.sleep(0.2)
+        arrived: list[object] = []
+        deadline = time.monotonic() + scaled(5)
+        while len(arrived) < 100 and time.monotonic() < deadline:
+            arrived += receiver.receive(1)[0]
+
+    assert arrived == [message] * 100

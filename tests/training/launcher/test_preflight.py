@@ -1,4 +1,4 @@
-"""Preflight on made-up hosts, with the code that runs on real ones."""
+"""Preflight on simulated hosts, with the production code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from trainium_catalogue.instances import INSTANCE_TYPES
 
 
 def make_host(root: Path, *, devices: int = 16, efa: int = 8, driver: str = "2.28.0.0") -> Host:
-    """A tree with the files of a Trainium host."""
+    """Write the files of a Trainium host."""
     (root / "dev/infiniband").mkdir(parents=True)
     (root / "sys/class/infiniband").mkdir(parents=True)
     (root / "sys/module/neuron").mkdir(parents=True)
@@ -70,7 +70,7 @@ TRN1 = node_on("trn1.32xlarge", num_nodes=2)
 
 
 @pytest.mark.parametrize("name", INSTANCE_TYPES)
-def test_a_whole_host_of_every_type_passes_the_hardware_checks(name: str, tmp_path: Path) -> None:
+def test_a_healthy_host_of_every_type_passes_the_hardware_checks(name: str, tmp_path: Path) -> None:
     kind = INSTANCE_TYPES[name]
     host = make_host(tmp_path, devices=kind.num_neuron_devices, efa=kind.num_efa_interfaces)
     node = node_on(name, num_nodes=2 if kind.supports_multi_node else 1)
@@ -80,13 +80,13 @@ def test_a_whole_host_of_every_type_passes_the_hardware_checks(name: str, tmp_pa
     assert not [outcome for outcome in outcomes if isinstance(outcome, Failed)]
 
 
-def test_a_lost_chip_is_found(tmp_path: Path) -> None:
+def test_a_lost_chip_is_detected(tmp_path: Path) -> None:
     outcome = check_devices(TRN1, make_host(tmp_path, devices=15))
 
     assert finding(outcome) == "15 of 16 Neuron devices (/dev/neuron*)"
 
 
-def test_files_beside_the_chips_do_not_count(tmp_path: Path) -> None:
+def test_other_device_files_do_not_count(tmp_path: Path) -> None:
     host = make_host(tmp_path)
     (tmp_path / "dev/neuron_monitor").touch()
 
@@ -94,7 +94,7 @@ def test_files_beside_the_chips_do_not_count(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["dev/infiniband/uverbs3", "sys/class/infiniband/rdmap3s0"])
-def test_a_lost_efa_interface_is_found(where: str, tmp_path: Path) -> None:
+def test_a_lost_efa_interface_is_detected(where: str, tmp_path: Path) -> None:
     host = make_host(tmp_path)
     path = tmp_path / where
     path.rmdir() if path.is_dir() else path.unlink()
@@ -110,7 +110,7 @@ def test_libfabric_must_find_every_interface(tmp_path: Path) -> None:
 
     outcome = check_efa(TRN1, replace(make_host(tmp_path), fi_info=str(tool)))
 
-    assert finding(outcome) == "7 of 8 EFA providers that libfabric finds (fi_info -p efa)"
+    assert finding(outcome) == "7 of 8 EFA domains that libfabric finds (fi_info -p efa)"
 
 
 def test_a_hanging_tool_does_not_stop_the_heartbeat(
@@ -123,7 +123,7 @@ def test_a_hanging_tool_does_not_stop_the_heartbeat(
     heartbeats: list[int] = []
     host = replace(make_host(tmp_path), fi_info=str(tool), heartbeat=lambda: heartbeats.append(1))
 
-    assert finding(check_efa(TRN1, host)).startswith("0 of 8 EFA providers")
+    assert finding(check_efa(TRN1, host)).startswith("0 of 8 EFA domains")
     assert len(heartbeats) >= 2
 
 
@@ -136,16 +136,16 @@ def test_the_driver_must_be_in_the_releases_range(driver: str, fits: bool, tmp_p
 
     assert isinstance(outcome, Passed) is fits
     if not fits:
-        assert "release 2.28.0 wants 2.26.5 or newer, below 2.29" in finding(outcome)
+        assert "release 2.28.0 requires 2.26.5 or newer, below 2.29" in finding(outcome)
 
 
-def test_a_host_without_the_driver_is_found(tmp_path: Path) -> None:
+def test_a_host_without_the_driver_is_detected(tmp_path: Path) -> None:
     outcome = check_driver(TRN1, make_host(tmp_path, driver=""))
 
     assert finding(outcome) == "no Neuron driver is loaded on the host"
 
 
-def test_limited_memlock_is_found(tmp_path: Path) -> None:
+def test_limited_memlock_is_detected(tmp_path: Path) -> None:
     host = make_host(tmp_path)
 
     assert finding(check_memlock(TRN1, limited(host, 65536))) == "memlock is limited to 65536 bytes"
@@ -153,7 +153,9 @@ def test_limited_memlock_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "bound"), [(TRN1, 65536), (node_on(None), 512)], ids=["trn1", "cpu"]
+    ("node", "bound"),
+    [(TRN1, 65536), (node_on(None), 512), (node_on(None, num_nodes=1000), 1511)],
+    ids=["trn1", "cpu", "thousand"],
 )
 def test_open_files_have_a_lower_bound(node: NodeContract, bound: int, tmp_path: Path) -> None:
     host = make_host(tmp_path)
@@ -165,7 +167,7 @@ def test_open_files_have_a_lower_bound(node: NodeContract, bound: int, tmp_path:
 
 
 class SmallDisk(Host):
-    """A host whose file systems have a stated size."""
+    """Return a host with the given file-system sizes."""
 
     __slots__ = ()
 
@@ -177,7 +179,7 @@ class SmallDisk(Host):
 
 
 @pytest.mark.parametrize("check", [check_shared_memory, check_disk])
-def test_small_file_systems_do_for_cpus_but_not_for_chips(
+def test_small_file_systems_suffice_for_cpus_but_not_for_chips(
     check: Callable[[NodeContract, Host], Outcome],
 ) -> None:
     assert isinstance(check(node_on(None), SmallDisk()), Passed)
@@ -186,13 +188,13 @@ def test_small_file_systems_do_for_cpus_but_not_for_chips(
     assert f"below {wanted} MiB" in finding(check_shared_memory(TRN1, SmallDisk()))
 
 
-def test_a_missing_package_is_found() -> None:
+def test_a_missing_package_is_detected() -> None:
     assert finding(check_packages(TRN1, Host())) == "the image has no torch_xla"
     assert isinstance(check_packages(node_on(None), Host()), Passed)
 
 
-def test_a_launcher_that_is_process_1_is_found() -> None:
-    assert "process 1" in finding(check_process(TRN1, Host(pid=lambda: 1)))
+def test_a_launcher_running_as_pid_1_is_found() -> None:
+    assert "PID 1" in finding(check_process(TRN1, Host(pid=lambda: 1)))
 
 
 def test_a_cpu_skips_hardware_and_says_why(tmp_path: Path) -> None:
@@ -225,8 +227,15 @@ def test_all_failures_of_a_node_become_one_verdict(tmp_path: Path) -> None:
     assert [line.split(":")[0] for line in report_lines(outcomes)] == ["preflight FAILED"] * 2
 
 
+def test_a_driver_or_limit_shared_by_every_host_makes_none_unfit(tmp_path: Path) -> None:
+    host = make_host(tmp_path, devices=15, driver="2.30.2")
+    driver, devices = check_driver(TRN1, host), check_devices(TRN1, host)
+
+    assert [problem(TRN1, [each]).unfit_host for each in (driver, devices)] == [False, True]  # type: ignore[union-attr]
+
+
 def with_lustre(root: Path, *, kind: str) -> Host:
-    """A host with a file system at /fsx."""
+    """Return a host with a file system at /fsx."""
     host = make_host(root)
     (root / "proc").mkdir()
     (root / "fsx").mkdir()
@@ -234,7 +243,7 @@ def with_lustre(root: Path, *, kind: str) -> Host:
     return host
 
 
-def test_lustre_must_be_mounted_where_it_is_promised(tmp_path: Path) -> None:
+def test_lustre_must_be_mounted_where_configured(tmp_path: Path) -> None:
     node = replace(node_on("trn1.32xlarge"), lustre="/fsx")
 
     assert check_lustre(node, with_lustre(tmp_path / "a", kind="lustre")) == Passed(
@@ -247,7 +256,7 @@ def test_lustre_must_be_mounted_where_it_is_promised(tmp_path: Path) -> None:
         assert "no Lustre file system is mounted at /fsx" in outcome.finding
 
 
-def test_on_a_cpu_a_folder_takes_the_place_of_lustre(tmp_path: Path) -> None:
+def test_a_folder_replaces_lustre_on_a_cpu(tmp_path: Path) -> None:
     node = replace(node_on(None), lustre="/fsx")
 
     assert check_lustre(node, with_lustre(tmp_path, kind="ext4")) == Passed(

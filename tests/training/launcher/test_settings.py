@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.training.nodes import node_on
 from training.core import ranks
-from training.core.progress import COMPILES_AT_MOST_S
+from training.core.progress import MAX_COMPILE_S
 from training.launcher.settings import (
     ROOT_COMM_ID,
     SETTINGS,
@@ -27,7 +27,7 @@ def test_two_trn1_nodes_use_efa() -> None:
 
     assert env["FI_PROVIDER"] == "efa"
     assert env["FI_EFA_USE_DEVICE_RDMA"] == "1"
-    assert env["CCOM_SOCKET_IFNAME"] == "ens5"  # the one that peers know
+    assert env["CCOM_SOCKET_IFNAME"] == "ens5"  # the one known to peers
     assert env["PJRT_DEVICE"] == "NEURON"
 
 
@@ -38,7 +38,7 @@ def test_one_node_needs_no_efa() -> None:
 
 
 @pytest.mark.parametrize(("kernel", "set_it"), [("4.14.355", True), ("5.15.0", False)])
-def test_fork_safety_is_asked_for_on_old_kernels_only(kernel: str, set_it: bool) -> None:
+def test_fork_safety_is_requested_only_on_old_kernels(kernel: str, set_it: bool) -> None:
     node = node_on("trn1.32xlarge", num_nodes=2)
 
     env, _ = worker_environment({}, node, System(kernel=kernel, interface="eth0"))
@@ -55,7 +55,7 @@ def test_fork_safety_is_asked_for_on_old_kernels_only(kernel: str, set_it: bool)
         ("mnist", None),
     ],
 )
-def test_the_compiler_is_told_what_the_reference_tells_it(workload: str, flags: str | None) -> None:
+def test_the_compiler_gets_the_references_options(workload: str, flags: str | None) -> None:
     system = dataclasses.replace(AWS, dataset_kind=WORKLOADS[workload].dataset_kind)
 
     env, _ = worker_environment({}, node_on("trn1.32xlarge"), system)
@@ -64,17 +64,17 @@ def test_the_compiler_is_told_what_the_reference_tells_it(workload: str, flags: 
 
 
 @pytest.mark.parametrize("instance_type", ["trn1.32xlarge", "trn2.48xlarge"])
-def test_a_rank_in_a_collective_waits_as_long_as_another_may_compile(instance_type: str) -> None:
+def test_a_collective_has_the_compilation_timeout(instance_type: str) -> None:
     env, _ = worker_environment({}, node_on(instance_type, num_nodes=2), AWS)
 
-    assert int(env["NEURON_RT_EXEC_TIMEOUT"]) >= COMPILES_AT_MOST_S
+    assert int(env["NEURON_RT_EXEC_TIMEOUT"]) >= MAX_COMPILE_S
 
 
-def test_what_ranks_tell_each_other_waits_as_long_as_one_may_compile() -> None:
-    assert ranks._TIMEOUT.total_seconds() >= COMPILES_AT_MOST_S
+def test_exchange_between_ranks_has_the_compilation_timeout() -> None:
+    assert ranks._TIMEOUT.total_seconds() >= MAX_COMPILE_S
 
 
-def test_a_cpu_node_gets_nothing_of_neuron() -> None:
+def test_a_cpu_node_gets_no_neuron_settings() -> None:
     env, _ = worker_environment({}, node_on(None), System(kernel="6.1", interface="lo"))
 
     assert env == {
@@ -85,7 +85,7 @@ def test_a_cpu_node_gets_nothing_of_neuron() -> None:
     }
 
 
-def test_accelerate_is_told_that_the_processor_is_the_device_of_a_cpu_node() -> None:
+def test_accelerate_uses_the_cpu_on_a_cpu_node() -> None:
     system = System(kernel="6.1", interface="lo", is_own_model=False)
 
     cpu, _ = worker_environment({}, node_on(None), system)
@@ -95,7 +95,7 @@ def test_accelerate_is_told_that_the_processor_is_the_device_of_a_cpu_node() -> 
     assert not [name for name in trn1 if name.startswith("ACCELERATE")]
 
 
-def test_boto3_in_other_peoples_code_finds_the_region() -> None:
+def test_boto3_in_user_code_finds_the_region() -> None:
     node = dataclasses.replace(node_on("trn1.32xlarge"), region="us-west-2")
 
     env, _ = worker_environment({"AWS_REGION": "us-west-2"}, node, AWS)
@@ -104,7 +104,7 @@ def test_boto3_in_other_peoples_code_finds_the_region() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: s.name)
-def test_what_the_user_sets_wins(setting: object) -> None:
+def test_user_settings_take_precedence(setting: object) -> None:
     name = setting.name  # type: ignore[attr-defined]
 
     env, remarks = worker_environment({name: "mine"}, node_on("trn1.32xlarge", num_nodes=2), AWS)
@@ -136,3 +136,28 @@ def test_a_root_communicator_that_peers_can_reach_is_kept() -> None:
     )
 
     assert env[ROOT_COMM_ID] == "10.0.0.1:62182"
+
+
+def test_torchneuron_gives_each_process_its_core_so_preset_cores_are_removed() -> None:
+    node = node_on("trn2.48xlarge", num_nodes=2, release="2.33.1")
+    preset = {"NEURON_RT_VISIBLE_CORES": "0-63", "NEURON_RT_NUM_CORES": "64"}
+
+    env, remarks = worker_environment(preset, node, AWS)
+
+    assert not preset.keys() & env.keys()
+    assert [remark.partition(" ")[0] for remark in remarks] == [
+        "NEURON_RT_VISIBLE_CORES=0-63", "NEURON_RT_NUM_CORES=64",
+    ]  # fmt: skip
+
+
+def test_torchneuron_gets_no_variable_of_xla_and_no_silent_fallback() -> None:
+    node = dataclasses.replace(
+        node_on("trn2.48xlarge", num_nodes=2, release="2.33.1"), bucket="bucket"
+    )
+
+    env, _ = worker_environment({}, node, dataclasses.replace(AWS, has_cache=True))
+
+    xla = ("PJRT_", "XLA_", "NEURON_FUSE_", "NEURON_CC_", "NEURON_COMPILE_", "NEURON_RT_ASYNC_")
+    assert not [name for name in env if name.startswith(xla)]
+    assert env["TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS"] == "1"
+    assert env["NEURON_LAUNCH_BLOCKING"] == "0"

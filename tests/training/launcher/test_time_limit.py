@@ -1,63 +1,109 @@
-"""The time limit of an attempt where the launcher sees to it, with real processes."""
+"""Ends of an attempt enforced by the launcher: its time limit and its Capacity Block's end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import os
+import signal
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.training.conftest import Cluster
+from tests.support.limits import scaled
+from tests.training.conftest import Cluster, Pods
+from tests.training.program.bundles import program
 from tests.training.s3_server import REGION, s3_client, s3_server
 from training.core.contract import read_contract
 from training.core.orchestrators import ContractError
 
 LIMIT_S = 6
+STARTED_WITHIN = timedelta(seconds=scaled(10))
+"""Time in which a program starts, while other tests run."""
 ENDLESS = ("--max-bytes=1024", "--iterations=10000000", "--seconds-per-size=600")
 
 
-class Pods(Cluster):
-    """Nodes that Volcano and TorchX have started."""
-
-    def environment(self, index: int) -> dict[str, str]:
-        env = super().environment(index)
-        own = {name: value for name, value in env.items() if not name.startswith("AWS_BATCH")}
-        main = "VC_NODE_0_HOSTS" if index else "TORCHX_RANK0_HOST"
-        return {
-            **own,
-            "TRAINIUM_JOB_ID": self.mark,
-            "TRAINIUM_ATTEMPT": "0",
-            "TRAINIUM_NODE_INDEX": str(index),
-            "TRAINIUM_NUM_NODES": str(self.num_nodes),
-            "TRAINIUM_MAIN_HOST_FROM": main,
-            "TRAINIUM_TIME_LIMIT_S": str(LIMIT_S),
-            main: self.address(0),
-        }
-
-
-@pytest.fixture
-def pods(tmp_path: Path) -> Iterator[Pods]:
-    cluster = Pods(tmp_path, num_nodes=2)
-    yield cluster
-    cluster.kill()
-
-
-def test_an_attempt_that_has_used_its_time_ends_for_good_and_leaves_word(pods: Pods) -> None:
+def test_an_attempt_that_exhausts_its_time_limit_ends_for_good_and_records_it(pods: Pods) -> None:
     with s3_server("time-limit") as url:
+        limit = {"TRAINIUM_TIME_LIMIT_S": str(LIMIT_S)}
         aws = {"AWS_ENDPOINT_URL": url, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
-        pods.start(*ENDLESS, extra={**aws, "AWS_REGION": REGION, "TRAINIUM_BUCKET": "time-limit"})
+        pods.start(
+            *ENDLESS, extra={**limit, **aws, "AWS_REGION": REGION, "TRAINIUM_BUCKET": "time-limit"}
+        )
         codes = pods.end(within_s=LIMIT_S + 30)
         left = s3_client(url).list_objects_v2(Bucket="time-limit", Prefix="runs/")["Contents"]
 
     assert codes == {0: 124, 1: 124}, pods.all_logs()
     assert [item["Key"] for item in left if "/attempts/" in item["Key"]] == [
-        f"runs/test-run/results/attempts/{pods.mark}/1-node-{index}.json" for index in (0, 1)
+        f"runs/test-run/results/attempts/{pods.mark}/1{of}.json"
+        for of in ("-node-0", "-node-1", "")
     ]
     assert f"node 0: the attempt has run for {LIMIT_S} s (--time-limit)" in pods.log(1)
 
 
-def test_a_limit_that_is_none_is_refused(pods: Pods) -> None:
+def test_a_malformed_limit_is_refused(pods: Pods) -> None:
     env = {**pods.environment(0), "TRAINIUM_TIME_LIMIT_S": "0"}
 
     with pytest.raises(ContractError, match="TRAINIUM_TIME_LIMIT_S=0 is not a whole number"):
+        read_contract(env, str)
+
+
+def test_before_its_capacity_block_ends_a_program_saves_however_short_its_grace(
+    cluster: Cluster,
+) -> None:
+    saves = """
+import signal, sys, time
+
+def save(*_):
+    time.sleep(3)
+    print("saved" + " all", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("works", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+    stop_at = datetime.now(UTC) + STARTED_WITHIN
+    words = [*program(cluster.folder, script=saves), "--stop-grace-s=1"]
+    cluster.start(*words, workload="program", extra={"TRAINIUM_STOP_AT": f"{stop_at:%FT%TZ}"})
+
+    codes = cluster.end(within_s=scaled(40))
+
+    assert codes == {0: 124, 1: 124}, cluster.all_logs()
+    assert "the Capacity Block ends soon, so the job stops at" in cluster.log(1).splitlines()[-1]
+    assert all("saved all" in cluster.log(index) for index in (0, 1)), cluster.all_logs()
+
+
+def test_a_stop_before_the_block_ends_has_only_the_stop_grace_period(
+    cluster: Cluster,
+) -> None:
+    """ECS and the kubelet kill a container soon after stop-grace-s, before anything is saved."""
+    ignores = """
+import signal, time
+
+signal.signal(signal.SIGTERM, lambda *_: print("goes" + " on", flush=True))
+print("works", flush=True)
+while True:
+    time.sleep(0.1)
+"""
+    stop_at = datetime.now(UTC) + STARTED_WITHIN
+    words = [*program(cluster.folder, script=ignores), "--stop-grace-s=3"]
+    cluster.start(*words, workload="program", extra={"TRAINIUM_STOP_AT": f"{stop_at:%FT%TZ}"})
+    for index in (0, 1):
+        cluster.wait_for("goes on", node=index)
+    for index in (0, 1):
+        os.kill(cluster.launcher(index), signal.SIGTERM)
+
+    codes = cluster.end(within_s=scaled(30))
+
+    assert codes == {0: 124, 1: 124}, cluster.all_logs()
+    for index in (0, 1):
+        assert "stop requested; 3 s left to finish" in cluster.log(index), cluster.all_logs()
+        assert "after SIGTERM, so it is killed" in cluster.log(index), cluster.all_logs()
+
+
+@pytest.mark.parametrize("text", ["soon", "2027-01-31T10:50:00"])
+def test_a_malformed_stop_time_is_refused(pods: Pods, text: str) -> None:
+    env = {**pods.environment(0), "TRAINIUM_STOP_AT": text}
+
+    with pytest.raises(ContractError, match=f"TRAINIUM_STOP_AT={text} is not a time such as"):
         read_contract(env, str)

@@ -1,16 +1,16 @@
-"""How verdicts of nodes become one decision."""
+"""Combining the nodes' verdicts into one decision."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from training.launcher.messages import parse_message
-from training.launcher.verdict import Board, Verdict
+from training.launcher.verdict import Verdict, VerdictCollector
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.typed_json import typed
 
@@ -36,12 +36,12 @@ def verdict(code: ExitCode, reason: str = "", *, symptom: bool = False) -> Verdi
     return Verdict(code=code, reason=reason, symptom=symptom)
 
 
-def board(num_nodes: int = 4) -> Board:
-    return Board(num_nodes=num_nodes, wait_s=5)
+def board(num_nodes: int = 4) -> VerdictCollector:
+    return VerdictCollector(num_nodes=num_nodes, wait_s=5)
 
 
 @given(VERDICTS)
-def test_a_verdict_survives_the_link(given_verdict: Verdict) -> None:
+def test_a_verdict_round_trips_through_the_connection(given_verdict: Verdict) -> None:
     line = json.dumps({"type": "verdict", **asdict(given_verdict)})
 
     assert typed(parse_message(line.encode()), Verdict) == given_verdict
@@ -50,13 +50,13 @@ def test_a_verdict_survives_the_link(given_verdict: Verdict) -> None:
 @pytest.mark.parametrize(
     "message", [{}, {"code": 137, "reason": ""}, {"code": "x", "reason": ""}, {"code": 75}]
 )
-def test_what_is_no_verdict_is_refused(message: dict[str, object]) -> None:
+def test_a_malformed_verdict_is_refused(message: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         parse_message(json.dumps({"type": "verdict", **message}).encode())
 
 
 @given(REPORTS)
-def test_success_needs_a_success_of_every_node(
+def test_success_requires_success_of_every_node(
     reports: list[tuple[int, Verdict, float]],
 ) -> None:
     collected = board()
@@ -82,11 +82,13 @@ def test_any_failure_is_decided_after_settling(reports: list[tuple[int, Verdict,
 
     if failures:
         assert decision is not None
-        assert decision.strength == min(v.strength for v in failures)
+        assert decision.precedence == min(v.precedence for v in failures)
 
 
 @given(st.permutations([ExitCode.HOST, ExitCode.HOST, ExitCode.WORKLOAD]))
-def test_an_error_beats_the_connections_it_breaks_in_any_order(order: list[ExitCode]) -> None:
+def test_an_error_takes_precedence_over_broken_connections_in_any_order(
+    order: list[ExitCode],
+) -> None:
     collected = board()
     for node, code in enumerate(order):
         collected.report(node, verdict(code, symptom=code is ExitCode.HOST), node)
@@ -105,7 +107,7 @@ def test_a_lost_connection_waits_for_better_evidence() -> None:
     assert collected.decision(15) == verdict(ExitCode.HOST)
 
 
-def test_nobody_waits_when_every_node_has_spoken() -> None:
+def test_no_wait_once_every_node_has_reported() -> None:
     collected = board(num_nodes=2)
     collected.report(0, verdict(ExitCode.HOST, "connection reset", symptom=True), 10)
     collected.report(1, verdict(ExitCode.HOST, "node 1 was lost"), 10)
@@ -113,7 +115,7 @@ def test_nobody_waits_when_every_node_has_spoken() -> None:
     assert collected.decision(10) == verdict(ExitCode.HOST, "node 1 was lost")
 
 
-def test_a_request_to_stop_explains_what_fails_after_it() -> None:
+def test_a_stop_request_explains_later_failures() -> None:
     collected = board()
     collected.report(1, verdict(ExitCode.WORKLOAD), 10)
     collected.report(0, verdict(ExitCode.STOPPED), 10)
@@ -123,7 +125,7 @@ def test_a_request_to_stop_explains_what_fails_after_it() -> None:
     assert decision is not None and decision.code is ExitCode.STOPPED
 
 
-def test_findings_of_all_nodes_are_told_once_all_are_here() -> None:
+def test_findings_of_all_nodes_are_reported_once_all_joined() -> None:
     collected = board()
     collected.report(2, verdict(ExitCode.PREFLIGHT, "b"), 10)
     collected.report(1, verdict(ExitCode.PREFLIGHT, "a"), 10)
@@ -134,9 +136,36 @@ def test_findings_of_all_nodes_are_told_once_all_are_here() -> None:
     assert collected.decision(10) == verdict(ExitCode.PREFLIGHT, "a; b")
 
 
-def test_no_grace_where_a_node_is_already_lost() -> None:
+def test_the_reason_for_a_thousand_unfit_nodes_fits_into_a_message() -> None:
+    collected = board(num_nodes=1000)
+    collected.all_joined = True
+    for node in range(1000):
+        collected.report(node, verdict(ExitCode.PREFLIGHT, f"node {node}: {'x' * 1000}"), 10)
+
+    decision = collected.decision(10)
+
+    assert decision is not None
+    assert decision.reason.startswith("node 0: x")
+    assert decision.reason.endswith("x; and 992 more")
+    assert len(decision.reason) < 16384  # a socket's smallest send buffer on Linux, tcp(7)
+
+
+@pytest.mark.parametrize(("num_unfit", "is_unfit"), [(0, False), (1, True), (2, False)])
+def test_hosts_are_unfit_only_if_others_are_fit(num_unfit: int, is_unfit: bool) -> None:
     collected = board(num_nodes=2)
-    collected.report(0, Verdict(code=ExitCode.HOST, reason="told to stop", graceful=True), 10)
+    collected.all_joined = True
+    for index in range(2):
+        failed = replace(verdict(ExitCode.PREFLIGHT), unfit_host=index < num_unfit)
+        collected.report(index, failed, 10)
+
+    decision = collected.decision(10)
+
+    assert decision is not None and decision.unfit_host is is_unfit
+
+
+def test_no_grace_period_once_a_node_is_lost() -> None:
+    collected = board(num_nodes=2)
+    collected.report(0, Verdict(code=ExitCode.HOST, reason="stop requested", graceful=True), 10)
     collected.report(1, verdict(ExitCode.HOST, "lost"), 10)
 
     decision = collected.decision(10)
@@ -149,30 +178,30 @@ LOST = Verdict(code=ExitCode.HOST, reason="node 1 was lost")
 
 
 @pytest.mark.parametrize("is_lost_first", [True, False])
-def test_the_loss_of_a_node_beats_a_mere_exit_status(is_lost_first: bool) -> None:
-    collected = Board(num_nodes=3, wait_s=5, peer_timeout_s=30)
+def test_a_lost_node_takes_precedence_over_an_exit_status(is_lost_first: bool) -> None:
+    collected = VerdictCollector(num_nodes=3, wait_s=5, peer_timeout_s=30)
     if is_lost_first:
         collected.lose(1, LOST, 10)
     collected.report(0, WEAK, 10)
-    assert collected.decision(39, heard_s=9) is None or is_lost_first
+    assert collected.decision(39, oldest_contact_s=9) is None or is_lost_first
     if not is_lost_first:
         collected.lose(1, LOST, 40)
 
     assert collected.decision(40) == LOST
 
 
-def test_an_exit_status_counts_once_every_node_has_been_heard_from_since() -> None:
-    collected = Board(num_nodes=3, wait_s=5, peer_timeout_s=30)
+def test_an_exit_status_counts_once_every_node_has_reported_since() -> None:
+    collected = VerdictCollector(num_nodes=3, wait_s=5, peer_timeout_s=30)
     collected.report(0, WEAK, 10)
 
-    assert collected.decision(14.9, heard_s=11) is None
-    assert collected.decision(15, heard_s=9) is None
-    assert collected.decision(15, heard_s=11) == WEAK
-    assert collected.decision(45, heard_s=9) == WEAK
+    assert collected.decision(14.9, oldest_contact_s=11) is None
+    assert collected.decision(15, oldest_contact_s=9) is None
+    assert collected.decision(15, oldest_contact_s=11) == WEAK
+    assert collected.decision(45, oldest_contact_s=9) == WEAK
 
 
-def test_an_exception_beats_the_loss_of_a_node() -> None:
-    collected = Board(num_nodes=3, wait_s=5, peer_timeout_s=30)
+def test_an_exception_takes_precedence_over_a_lost_node() -> None:
+    collected = VerdictCollector(num_nodes=3, wait_s=5, peer_timeout_s=30)
     collected.lose(1, LOST, 10)
     collected.report(0, WEAK, 10)
     collected.report(2, verdict(ExitCode.WORKLOAD, "ValueError"), 11)

@@ -1,4 +1,4 @@
-"""Tiny runs: on one rank in this process, and the data they train on."""
+"""Tiny runs on one rank in this process, and their training data."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TINY = (
     *("--vocab-size=256", "--hidden-size=32", "--intermediate-size=64", "--num-layers=2"),
     *("--seq-len=16", "--global-batch=8", "--micro-batch=4", "--warmup-steps=2", "--lr=0.01"),
 )
-"""Shape and batch of every run here, beside what a test says."""
+"""Shape and batch of every run here, unless a test overrides them."""
 
 CONTEXT = replace(CPU_NODE, run="tiny")
 
@@ -41,7 +41,7 @@ def write_dataset(
     tokenizer: str = "b" * 64,
     seed: int = 0,
 ) -> None:
-    """A dataset of skewed random ids, so that there is something to learn."""
+    """Write a dataset of skewed random ids, so that there is something to learn."""
     random = np.random.default_rng(seed)
 
     def put(name: str, count: int) -> Shard:
@@ -61,7 +61,7 @@ def write_dataset(
 
 @dataclass
 class LoneDevice:
-    """A group of one rank."""
+    """The device of a single rank, whose collectives do nothing."""
 
     kind: DeviceKind = DeviceKind.CPU
     rank: int = 0
@@ -84,7 +84,7 @@ class LoneDevice:
 
 
 class Watched(WorkerProgress):
-    """Calls back with every report."""
+    """Reporter that calls back with every report."""
 
     def __init__(self, scratch: Path, on_report: Callable[[str], None]) -> None:
         super().__init__(scratch, local_rank=0, rank=0)
@@ -102,7 +102,7 @@ class Laptop:
     folder: Path
     workload: str = "llama-tiny"
     words: tuple[str, ...] = (*TINY, "--tensor-parallel=1", "--dataset=words")
-    """Parameters of every run, unless it is not tiny."""
+    """Parameters of every run, unless ``tiny`` is False."""
 
     @property
     def objects(self) -> Objects:
@@ -118,7 +118,7 @@ class Laptop:
         kind: DeviceKind = DeviceKind.CPU,
         **context: Any,
     ) -> None:
-        """One job of ``run``."""
+        """Run one job of ``run``."""
         shape = self.words if tiny else ()
         given = {word.partition("=")[0] for word in words}
         defaults = [word for word in shape if word.partition("=")[0] not in given]
@@ -141,7 +141,7 @@ class Laptop:
         return self.folder / "runs" / run / key
 
     def lines(self, run: str = "tiny", event: str | None = None) -> list[dict[str, Any]]:
-        """Of train.jsonl."""
+        """Return the lines of train.jsonl, or only those of one event."""
         text = self.file("metrics/train.jsonl", run).read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         return [line for line in lines if event in (None, line["event"])]
@@ -159,7 +159,7 @@ class Laptop:
 
 @pytest.fixture(scope="module")
 def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
-    """A folder with a dataset named ``words``; every test names a run of its own."""
+    """Create a folder with a dataset named ``words``; every test names its own run."""
     laptop = Laptop(tmp_path_factory.mktemp("laptop"))
     write_dataset(laptop.objects.at("datasets/words"))
     return laptop
@@ -167,5 +167,5 @@ def laptop(tmp_path_factory: pytest.TempPathFactory) -> Laptop:
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Threads that wait for each other take longer than such small matrices."""
+    """Use one thread: synchronization costs more than such small matrices."""
     torch.set_num_threads(1)

@@ -1,7 +1,7 @@
-"""What training/backends/nxd.py uses of NxD and torch_xla, on one CPU rank, with real arithmetic.
+"""The parts of NxD and torch_xla used by training/backends/nxd.py, on one real CPU rank.
 
-Functions take what is passed to them and nothing else; what each does follows the sources that the
-stubs in typings/ name, for a world of one. Calls are recorded in order.
+Functions accept only the arguments passed to them and follow the sources named by the stubs in
+typings/, for a world of one. Calls are recorded in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _record(name: str, **details: Any) -> None:
 
 
 def names() -> list[str]:
-    """What was called, in order."""
+    """Calls, in order."""
     return [name for name, _ in CALLS]
 
 
@@ -185,7 +185,7 @@ def initialize_parallel_model(
     model = model_fn()
     assert all(parameter.is_meta for parameter in model.parameters()), "no memory before its turn"
     assert not any(buffer.is_meta for buffer in model.buffers()), "buffers are never filled"
-    # model_utils.py, reinit_model: module by module, parameters as they are typed, on the host.
+    # model_utils.py, reinit_model: module by module, parameters in their dtype, on the host.
     for module in model.modules():
         for key, parameter in module._parameters.items():
             if parameter is not None:
@@ -340,7 +340,7 @@ MODULES: dict[str, list[Any]] = {
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make them importable, for one test."""
+    """Make the fakes importable, for one test."""
     CALLS.clear()
     COMPILATIONS.update(begun=0, ended=0)
     modules = {name: ModuleType(name) for name in MODULES}

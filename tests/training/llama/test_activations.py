@@ -1,4 +1,4 @@
-"""The plan's arithmetic of activations against what autograd saves, in bf16 on a CPU."""
+"""The plan's activation bytes against autograd's saved tensors, in bf16 on a CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from training.models.llama.huggingface import llama_config, whole_model
+from training.models.llama.huggingface import decoder_config, whole_model
 from trainium_catalogue.models.presets import MODELS, Family, ModelShape
 from trainium_catalogue.parameters.layout import Layout, Recompute, activation_bytes
 from trainium_catalogue.parameters.plan import TrainingPlan
@@ -45,8 +45,8 @@ def bound(plan: TrainingPlan, attention: str) -> int:
 
 
 def saved(plan: TrainingPlan, attention: str) -> int:
-    """Bytes of all that autograd saves for the backward pass, the weights aside."""
-    config = llama_config(plan.shape, seq_len=plan.seq_len, attention=attention)
+    """Measure the bytes that autograd saves for the backward pass, excluding weights."""
+    config = decoder_config(plan.shape, seq_len=plan.seq_len, attention=attention)
     model: Any = whole_model(config).to(torch.bfloat16)
     weights = {one.untyped_storage().data_ptr() for one in model.parameters()}
     kept: dict[int, torch.UntypedStorage] = {}
@@ -54,7 +54,7 @@ def saved(plan: TrainingPlan, attention: str) -> int:
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            # Held, so that no other gets its address.
+            # Held, so that its address is not reused.
             kept[storage.data_ptr()] = storage
         return tensor
 
@@ -68,7 +68,7 @@ def saved(plan: TrainingPlan, attention: str) -> int:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", ["llama3-tiny", "qwen3-tiny"])
-def test_a_layer_keeps_no_more_than_the_plan_says(name: str, attention: str) -> None:
+def test_a_layer_uses_no_more_memory_than_planned(name: str, attention: str) -> None:
     two, three = (plan_of(name, layers) for layers in (2, 3))
     found = saved(three, attention) - saved(two, attention)
     allowed = bound(three, attention) - bound(two, attention)
@@ -77,7 +77,7 @@ def test_a_layer_keeps_no_more_than_the_plan_says(name: str, attention: str) -> 
     assert found <= allowed <= 1.25 * found
 
 
-def test_qwen3_keeps_its_norms_of_heads() -> None:
+def test_qwen3_keeps_its_head_norms() -> None:
     plan = plan_of("qwen3-tiny", 2)
     assert isinstance(plan.shape, ModelShape)
     llama = replace(plan, shape=replace(plan.shape, family=Family.LLAMA))
@@ -87,8 +87,8 @@ def test_qwen3_keeps_its_norms_of_heads() -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_model_with_a_large_vocabulary_keeps_no_more_than_the_plan_says(attention: str) -> None:
+def test_a_model_with_a_large_vocabulary_uses_no_more_memory_than_planned(attention: str) -> None:
     plan = plan_of("qwen3-tiny", 2, vocabulary=8192)
 
-    # Of the head only the softmax is saved; the rest of the bound passes.
+    # Of the head only the softmax is saved; the rest of the bound is transient.
     assert saved(plan, attention) <= bound(plan, attention)

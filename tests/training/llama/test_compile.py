@@ -28,7 +28,7 @@ from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.training import GRAPH_PARAMETERS
 
 WORDS = ("llama-tiny", "--compile-only")
-# As neuron_parallel_compile of SDK 2.21 to 2.28 logs it.
+# As logged by neuron_parallel_compile of SDK 2.21 to 2.28.
 LOG = """\
 2025-01-17 01:16:07.000981:  32201  INFO ||NEURON_PARALLEL_COMPILE||: Total graphs: {graphs}
 2025-01-17 01:16:07.000981:  32201  INFO ||NEURON_PARALLEL_COMPILE||: Total successful compilations: 1
@@ -45,7 +45,7 @@ def values(**changed: Value) -> dict[str, Value]:
 
 @pytest.fixture
 def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a launch on the only node of a job; results go below it."""
+    """Build the settings of a launch on a single-node job; results go below the folder."""
     monkeypatch.chdir(tmp_path)
     CONTEXT.write(tmp_path)
     return tmp_path
@@ -59,7 +59,7 @@ def printing(text: str, *, status: int = 0) -> tuple[str, ...]:
     return (sys.executable, "-c", f"import sys; print({text!r}); sys.exit({status})")
 
 
-def test_the_tool_gets_the_command_as_elements() -> None:
+def test_the_tool_gets_the_command_as_a_list() -> None:
     command = compile_command(
         node_on("trn1.32xlarge"), ["torchrun", "-m", "x y"], python="python", argv=WORDS
     )
@@ -75,7 +75,7 @@ def test_a_cpu_runs_the_same_without_the_tool() -> None:
 
 
 @pytest.mark.parametrize("name", GRAPH_PARAMETERS)
-def test_whatever_changes_the_graphs_changes_the_key(name: str) -> None:
+def test_settings_that_change_the_graphs_change_the_key(name: str) -> None:
     workloads = (["llama-tiny"], ["bert-tiny"], ["pretrain", "--model=qwen3-tiny"])
     before = next(one for one in (dict(parse(words).values) for words in workloads) if name in one)
     old = before[name]
@@ -93,13 +93,13 @@ def test_other_hardware_or_release_changes_the_key(changed: dict[str, Any]) -> N
     assert cache_key(replace(CONTEXT, **changed), values()) != cache_key(CONTEXT, values())
 
 
-def test_what_does_not_change_the_graphs_keeps_the_key() -> None:
+def test_settings_that_do_not_change_the_graphs_keep_the_key() -> None:
     other = replace(CONTEXT, run="another", job_id="another", attempt=2)
     changed = values(lr=0.5, seed=1, dataset="d", init_from="llama")
     assert cache_key(other, changed) == cache_key(CONTEXT, values())
 
 
-def test_that_a_run_evaluates_changes_the_key_and_how_often_does_not() -> None:
+def test_evaluation_changes_the_key_and_its_interval_does_not() -> None:
     often, seldom, never = (
         cache_key(CONTEXT, {**values(), "eval-every": steps}) for steps in (10, 500, 0)
     )
@@ -110,7 +110,8 @@ def test_changed_code_changes_the_key(tmp_path: Path, monkeypatch: pytest.Monkey
     before, code = code_version(), compile_graphs._CODE
     monkeypatch.setattr(compile_graphs, "_CODE", tmp_path)
     versions = [before, code_version()]
-    # Besides models and back-ends: the compiler's flags, the steps, and who makes them to compile.
+    # Besides models and backends: compiler flags, the steps, and the code that runs them to
+    # compile.
     for name in (
         "models/llama/network.py",
         "backends/native.py",
@@ -133,7 +134,7 @@ def test_a_second_job_finds_the_cache_warm_and_runs_nothing(
     assert compile_with(scratch, *printing(LOG.format(graphs=1, failed=0))) == 0
     first = capsys.readouterr().out
     assert "compile: cache is cold" in first
-    assert "compiled (1 graphs)" in first
+    assert "compiled (1 graph)" in first
 
     assert compile_with(scratch, "/does/not/exist") == 0
     assert "compile: cache is warm: compiled 20" in capsys.readouterr().out
@@ -143,8 +144,8 @@ def test_a_second_job_finds_the_cache_warm_and_runs_nothing(
 def cache_on(
     device: str, folder: Path, *, compiled: int = 0, bucket: str | None = "b"
 ) -> CompileCache:
-    """The cache as a node of this kind sees it, with graphs of earlier jobs."""
-    # Storage on disk takes the bucket's place; whether there is one is the contract's word.
+    """Return the cache seen by a node of this kind, with graphs of earlier jobs."""
+    # Storage on disk replaces the bucket; the contract states whether one exists.
     cache = CompileCache(replace(CONTEXT, device=DeviceKind(device)), values(), local=folder)
     cache._node = replace(cache._node, bucket=bucket)
     for index in range(compiled):
@@ -153,8 +154,8 @@ def cache_on(
     return cache
 
 
-def test_graphs_that_are_in_the_bucket_leave_no_doubt(tmp_path: Path) -> None:
-    assert cache_on("xla", tmp_path, compiled=3).doubt(3, TOLD) is None
+def test_graphs_in_the_bucket_prove_a_warm_cache(tmp_path: Path) -> None:
+    assert cache_on("xla", tmp_path, compiled=3).why_incomplete(3, TOLD) is None
 
 
 @pytest.mark.parametrize(
@@ -165,61 +166,64 @@ def test_graphs_that_are_in_the_bucket_leave_no_doubt(tmp_path: Path) -> None:
         {**TOLD, "NEURON_CC_FLAGS": "--model-type transformer --cache_dir=/var/tmp/cache"},
     ],
 )
-def test_graphs_that_went_elsewhere_are_not_in_the_bucket(
+def test_graphs_written_elsewhere_are_not_in_the_bucket(
     told: dict[str, str], tmp_path: Path
 ) -> None:
-    found = cache_on("xla", tmp_path, compiled=3).doubt(3, told)
+    found = cache_on("xla", tmp_path, compiled=3).why_incomplete(3, told)
 
-    assert found == "the compiler was told to keep its graphs elsewhere than in s3://b/cache/neuron"
+    assert (
+        found
+        == "the compiler is configured to store its graphs somewhere other than s3://b/cache/neuron"
+    )
 
 
 @pytest.mark.parametrize(
-    ("device", "compiled", "graphs", "doubt"),
+    ("device", "compiled", "graphs", "reason"),
     [
-        ("xla", 2, 3, "holds 2 compiled graphs"),
-        ("xla", 0, 0, "holds 0 compiled graphs"),
-        ("xla", 3, None, "has not said how many"),
-        ("torchneuron", 3, None, "on the node's disk"),
+        ("xla", 2, 3, "contains only 2 compiled graphs"),
+        ("xla", 0, 0, "contains only 0 compiled graphs"),
+        ("xla", 3, None, "did not report the number"),
+        ("torchneuron", 3, None, "compiles during training"),
     ],
 )
 def test_a_cache_is_not_called_warm_without_proof(
-    device: str, compiled: int, graphs: int | None, doubt: str, tmp_path: Path
+    device: str, compiled: int, graphs: int | None, reason: str, tmp_path: Path
 ) -> None:
-    found = cache_on(device, tmp_path, compiled=compiled).doubt(graphs, TOLD)
+    found = cache_on(device, tmp_path, compiled=compiled).why_incomplete(graphs, TOLD)
 
-    assert found is not None and doubt in found
+    assert found is not None and reason in found
 
 
-def test_without_a_bucket_nothing_is_there_for_the_next_job(tmp_path: Path) -> None:
+def test_without_a_bucket_nothing_persists_for_the_next_job(tmp_path: Path) -> None:
     cache = cache_on("xla", tmp_path, compiled=1, bucket=None)
 
-    assert cache.doubt(1, TOLD) == "this node has no bucket"
+    assert cache.why_incomplete(1, TOLD) == "this node has no bucket"
 
 
 @pytest.mark.parametrize("device", ["xla", "torchneuron"])
-def test_what_is_doubted_is_not_remembered(
+def test_an_unconfirmed_compilation_is_not_recorded(
     device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     replace(CONTEXT, device=DeviceKind(device)).write(tmp_path)
 
     assert compile_with(tmp_path, *printing(LOG.format(graphs=1, failed=0))) == 0
-    assert "but not remembered: " in capsys.readouterr().out
+    assert "but not recorded as complete: " in capsys.readouterr().out
     assert not list(tmp_path.glob("build/cache/compiled/*/*"))
 
 
 def test_a_cache_is_warm_only_when_every_node_has_compiled(tmp_path: Path) -> None:
     nodes = [replace(CONTEXT, num_nodes=2, node_index=index) for index in range(2)]
     caches = [CompileCache(node, values(), local=tmp_path) for node in nodes]
-    caches[0].remember(3)
+    caches[0].record(3)
     assert [cache.find() for cache in caches] == [None, None]
-    caches[1].remember(3)
+    caches[1].record(3)
     found = caches[0].find()
     assert found is not None
     assert found.startswith("cache is warm: compiled 20") and found.endswith(" by tiny")
 
 
-def test_a_failed_compilation_fails_the_job_though_the_tool_does_not(scratch: Path) -> None:
+def test_a_failed_compilation_fails_the_job_even_if_the_tool_succeeds(scratch: Path) -> None:
     assert compile_with(scratch, *printing(LOG.format(graphs=3, failed=2))) == 1
 
     (failure,) = read_failures(scratch)
@@ -228,12 +232,12 @@ def test_a_failed_compilation_fails_the_job_though_the_tool_does_not(scratch: Pa
     assert not list(scratch.glob("build/cache/compiled/*/*"))
 
 
-def test_a_failed_run_is_not_remembered(scratch: Path) -> None:
+def test_a_failed_compilation_run_is_not_recorded(scratch: Path) -> None:
     assert compile_with(scratch, *printing("no summary", status=7)) == 7
     assert not list(scratch.glob("build/cache/compiled/*/*"))
 
 
-def test_a_marker_that_cannot_be_written_fails_nothing(
+def test_an_unwritable_marker_fails_nothing(
     scratch: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (scratch / "build").write_text("not a folder")
@@ -257,7 +261,7 @@ def test_all_nodes_share_one_cache_in_the_bucket() -> None:
     assert env["NEURON_COMPILE_CACHE_URL"] == "s3://b/cache/neuron"
 
 
-def test_a_workload_that_may_not_write_the_cache_keeps_to_its_own_disk() -> None:
+def test_a_workload_without_write_access_to_the_cache_uses_local_disk() -> None:
     node = replace(node_on("trn1.32xlarge"), bucket="b")
     env, _ = worker_environment({}, node, replace(AWS, has_cache=False))
     assert "NEURON_COMPILE_CACHE_URL" not in env

@@ -1,6 +1,6 @@
-"""Packed documents that do not see each other compute what each computes by itself.
+"""Masked packed documents compute the same as each document alone.
 
-On several ranks they are in test_four_ranks.py.
+test_four_ranks.py has several ranks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from training.datasets.manifest import COUNTED
 from training.datasets.text.examples import Packer
 from training.models.llama.data import DOCUMENTS, attention_mask, model_inputs, with_documents
 from training.models.llama.huggingface import (
+    decoder_config,
     initial_weight,
-    llama_config,
     meta_model,
     restore_buffers,
 )
@@ -49,11 +49,11 @@ def documents(*lengths: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def made(attention: str, *, seq_len: int) -> LlamaForCausalLM:
-    model = meta_model(llama_config(SHAPE, seq_len=seq_len, attention=attention))
+    model = meta_model(decoder_config(SHAPE, seq_len=seq_len, attention=attention))
     model.to_empty(device="cpu")
     restore_buffers(model, torch.device("cpu"))
     for name, parameter in model.named_parameters():
-        # Larger than training begins with, so that attention is not nearly the same everywhere.
+        # Larger than initial weights, so that attention is not nearly uniform.
         value = initial_weight(name, parameter.size(), seed=1)
         parameter.data.copy_(value * (1 if name.endswith("norm.weight") else 10))
     return model
@@ -61,7 +61,7 @@ def made(attention: str, *, seq_len: int) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @torch.no_grad()
-def test_a_document_in_a_sequence_has_the_logits_of_the_document_alone(attention: str) -> None:
+def test_a_packed_document_has_the_logits_of_the_document_alone(attention: str) -> None:
     rows = [documents(9, 1, 17, 5, seed=1), documents(20, 12, seed=2)]
     packed = np.stack([np.append(np.concatenate(row), 7) for row in rows]).astype(np.int64)
     model = made(attention, seq_len=32)
@@ -81,7 +81,7 @@ def test_a_document_in_a_sequence_has_the_logits_of_the_document_alone(attention
 
 
 @given(st.lists(st.lists(st.integers(0, 4), min_size=9, max_size=9), min_size=1, max_size=3))
-def test_the_token_that_ends_a_document_belongs_to_it(rows: list[list[int]]) -> None:
+def test_the_end_of_document_token_belongs_to_the_document(rows: list[list[int]]) -> None:
     found = with_documents(np.array(rows, np.int64), eos_id=EOS)[DOCUMENTS]
 
     expected = [[row[:place].count(EOS) for place in range(8)] for row in rows]
@@ -128,7 +128,7 @@ def test_a_mask_in_bf16_is_finite_and_no_row_is_empty() -> None:
 
 @pytest.fixture(scope="module")
 def masked(laptop: Laptop) -> list[float]:
-    """Losses of a run with masks; every seventh token or so ends a document."""
+    """Return the losses of a run with masks; about every seventh token ends a document."""
     write_dataset(laptop.objects.at("datasets/split"), validation_tokens=200)
     laptop.train(MASKED, *RUN, run="masked")
     return laptop.losses("masked")
@@ -137,9 +137,7 @@ def masked(laptop: Laptop) -> list[float]:
 RUN = ("--dataset=split", "--max-steps=4", "--eval-every=2")
 
 
-def test_masks_change_what_is_learnt_and_what_is_evaluated(
-    laptop: Laptop, masked: list[float]
-) -> None:
+def test_masks_change_training_and_evaluation(laptop: Laptop, masked: list[float]) -> None:
     laptop.train(*RUN, run="unmasked")
 
     assert abs(masked[-1] - laptop.losses("unmasked")[-1]) > 1e-5

@@ -1,4 +1,4 @@
-"""Llama-2-7B on 128 ranks, sharded by the code that trains, without any of them."""
+"""Llama-2-7B on 128 ranks, sharded by the training code without any rank."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_llama2_7b_fits_the_memory_of_a_trn1_core(full_size: DryRun) -> None:
     full_size.memory.refuse_too_much(full_size.plan, full_size.layout)
 
 
-def test_the_estimate_of_activations_is_above_what_was_measured(full_size: DryRun) -> None:
+def test_the_activation_estimate_exceeds_the_measurement(full_size: DryRun) -> None:
     # torch.distributed._tools.mem_tracker under FakeTensorMode saw 3.8 to 4.1 GiB of weights and
     # activations with checkpointing, and 13.6 GiB without, where no attention scores were kept and
     # no sequence was divided.
@@ -104,13 +104,13 @@ def test_a_run_that_does_not_fit_is_refused_with_a_remedy(
         outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
 
 
-def test_what_fits_exactly_is_not_refused(full_size: DryRun) -> None:
+def test_an_exact_fit_is_not_refused(full_size: DryRun) -> None:
     exact = Memory(weights=1, gradients=2, optimizer=3, activations=4, available=10)
     exact.refuse_too_much(full_size.plan, full_size.layout)
 
 
 @pytest.mark.parametrize(("recompute", "words"), [("attention", "recompute=auto"), ("auto", "")])
-def test_a_plan_that_leaves_the_compiler_little_gets_a_warning(
+def test_a_plan_that_leaves_the_compiler_little_memory_gets_a_warning(
     capsys: pytest.CaptureFixture[str], recompute: str, words: str
 ) -> None:
     asked = ["llama2-7b", "--micro-batch=3", "--global-batch=48", f"--recompute={recompute}"]
@@ -137,11 +137,13 @@ def test_the_command_refuses_ranks_that_cannot_share_a_layer(
     assert "tensor-parallel=3 does not divide" in capsys.readouterr().err
 
 
-def test_the_command_ends_with_2_when_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_exits_with_2_when_the_plan_does_not_fit(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["llama-small", "--seq-len", "32768", "--attention=eager"]) == 2
     assert "a rank needs" in capsys.readouterr().err
 
 
-def test_a_workload_that_has_no_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_workload_without_a_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["all-reduce", "--dry-run-full"]) == 2
-    assert "all-reduce has no model to split; --dry-run-full takes" in capsys.readouterr().err
+    assert "all-reduce has no model to shard; --dry-run-full supports" in capsys.readouterr().err

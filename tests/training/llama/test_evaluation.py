@@ -1,6 +1,6 @@
-"""The validation loss: right, the same on any ranks, and without a trace in training.
+"""The validation loss: correct, the same on any ranks, and without effect on training.
 
-With document masks, several ranks are in test_four_ranks.py.
+test_four_ranks.py has document masks on several ranks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.training.checkpoint.documents import assert_valid
 from tests.training.llama.conftest import write_dataset
 from training.backends.native import NativeBackend
 from training.core.config import TrainConfig
-from training.core.job import Stopped, StopSwitch
+from training.core.job import StopRequested, StopSwitch
 from training.datasets.manifest import DatasetError
 from training.models.llama.huggingface import (
+    decoder_config,
     initial_weight,
-    llama_config,
     meta_model,
     restore_buffers,
 )
@@ -43,13 +43,13 @@ EVALUATED = (SPLIT, f"--max-steps={STEPS}", "--eval-every=2")
 
 @pytest.fixture(scope="module", autouse=True)
 def split(laptop: Laptop) -> None:
-    """A dataset with a validation split."""
+    """Write a dataset with a validation split."""
     write_dataset(laptop.objects.at("datasets/split"), validation_tokens=VALIDATION_TOKENS)
 
 
 @pytest.fixture(scope="module")
 def evaluated(laptop: Laptop, split: None) -> list[dict[str, Any]]:
-    """The evaluations of a whole run."""
+    """Return the evaluations of an uninterrupted run."""
     laptop.train(*EVALUATED, run="evaluated")
     return laptop.lines("evaluated", "evaluation")
 
@@ -71,7 +71,7 @@ def test_every_second_step_is_evaluated_and_the_last(
         assert_valid(line, "train-metrics-line.schema.json")
 
 
-def test_it_is_told_wherever_the_loss_is(
+def test_it_is_reported_wherever_the_loss_is(
     laptop: Laptop, evaluated: list[dict[str, Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
     last = evaluated[-1]["val_loss"]
@@ -89,9 +89,7 @@ def test_it_is_told_wherever_the_loss_is(
     assert final["MeasuredValue"] == round(last, 4)
 
 
-def test_training_is_the_same_to_the_last_digit(
-    laptop: Laptop, evaluated: list[dict[str, Any]]
-) -> None:
+def test_training_is_bitwise_identical(laptop: Laptop, evaluated: list[dict[str, Any]]) -> None:
     laptop.train(SPLIT, f"--max-steps={STEPS}", run="unevaluated")
 
     assert laptop.losses("evaluated") == laptop.losses("unevaluated")
@@ -104,7 +102,7 @@ def test_it_is_the_mean_that_the_models_own_authors_compute(laptop: Laptop) -> N
     config = TrainConfig.from_values(
         json.loads(laptop.file("run.json", "untrained").read_text())["values"], 1
     )
-    model = meta_model(llama_config(config.shape, seq_len=SEQ_LEN, attention="eager"))
+    model = meta_model(decoder_config(config.shape, seq_len=SEQ_LEN, attention="eager"))
     model.to_empty(device="cpu")
     restore_buffers(model, torch.device("cpu"))
     for name, parameter in model.named_parameters():
@@ -131,7 +129,7 @@ def test_any_micro_batch_gives_the_same(
     assert found == pytest.approx(val_losses(evaluated), abs=1e-5)
 
 
-def test_a_part_of_the_split_is_one_choice_for_every_run(laptop: Laptop) -> None:
+def test_an_evaluation_subset_is_the_same_for_every_run(laptop: Laptop) -> None:
     for run, words in (("part", "--micro-batch=4"), ("same-part", "--micro-batch=1")):
         laptop.train(SPLIT, "--max-steps=1", "--eval-every=9", "--eval-sequences=6", words, run=run)
 
@@ -140,7 +138,7 @@ def test_a_part_of_the_split_is_one_choice_for_every_run(laptop: Laptop) -> None
     assert part["val_loss"] == pytest.approx(same["val_loss"], abs=1e-6)
 
 
-def test_steps_made_again_are_evaluated_again(
+def test_repeated_steps_are_evaluated_again(
     laptop: Laptop, evaluated: list[dict[str, Any]]
 ) -> None:
     laptop.train(*EVALUATED, "--save-every=1", run="again")
@@ -161,7 +159,7 @@ def test_steps_made_again_are_evaluated_again(
 
 
 @pytest.mark.parametrize("step", [2, STEPS])
-def test_a_request_to_stop_ends_an_evaluation_which_is_made_when_the_run_resumes(
+def test_a_stop_request_ends_an_evaluation_and_the_resumed_run_repeats_it(
     laptop: Laptop, evaluated: list[dict[str, Any]], step: int
 ) -> None:
     run = f"stopped-{step}"
@@ -172,7 +170,7 @@ def test_a_request_to_stop_ends_an_evaluation_which_is_made_when_the_run_resumes
         if text == f"evaluating after step {step}: 2 of 4":
             stop.requested = True
 
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRequested):
         laptop.train(*EVALUATED, run=run, on_report=ask, stop=stop)
 
     assert f"evaluating after step {step}: 3 of 4" not in heard
@@ -186,7 +184,7 @@ def test_a_request_to_stop_ends_an_evaluation_which_is_made_when_the_run_resumes
     assert laptop.status(run)["state"] == "finished"
 
 
-def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_step_is_delayed_by_it(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
     original = NativeBackend.losses_of
 
     def slow(self: NativeBackend, tokens: Any) -> torch.Tensor:
@@ -196,7 +194,7 @@ def test_no_step_takes_longer_for_it(laptop: Laptop, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(NativeBackend, "losses_of", slow)
     laptop.train(*EVALUATED, "--log-every=4", run="slow")
 
-    # A step is logged before it is evaluated: what it still computes is its own time.
+    # A step is logged before evaluation: its remaining computation counts as its own time.
     assert [line["step"] for line in laptop.lines("slow", "step")] == [1, 2, 4, STEPS]
     assert all(line["evaluation_s"] > 0.6 for line in laptop.lines("slow", "evaluation"))
     assert all(line["step_s"] < 0.6 for line in laptop.lines("slow", "step"))
@@ -209,11 +207,13 @@ def test_the_graph_of_an_evaluation_is_compiled_beforehand(laptop: Laptop) -> No
     laptop.train("--compile-only", run="compiled", on_report=without.append)
 
     evaluated = heard.index("compiling: evaluating after step 2: 1 of 2")
-    # And a step after it, which is to find all its graphs.
+    # And a step after it, which should find all its graphs.
     assert any(text.startswith("compiling: step 3") for text in heard[evaluated:])
     assert not any("evaluating" in text for text in without)
 
 
-def test_a_dataset_that_holds_nothing_out_is_refused(laptop: Laptop) -> None:
-    with pytest.raises(DatasetError, match=r"holds nothing out, .* larger --validation-fraction"):
+def test_a_dataset_without_a_held_out_split_is_refused(laptop: Laptop) -> None:
+    with pytest.raises(
+        DatasetError, match=r"has no validation split, .* larger --validation-fraction"
+    ):
         laptop.train("--eval-every=2", run="none")

@@ -1,4 +1,4 @@
-"""Saves that fail: one is told of, several in a row end the job."""
+"""Failed saves: one is reported, several in a row end the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def whole(laptop: Laptop) -> list[float]:
-    """Losses of a run whose saves succeed."""
+    """Return the losses of a run whose saves succeed."""
     laptop.train(f"--max-steps={STEPS}", run="whole")
     return laptop.losses("whole")
 
@@ -48,7 +48,7 @@ def test_only_the_first_save_of_two_is_lost_when_storage_fails_once(
     assert [line["step"] for line in laptop.lines("fails", "saved")] == [4, 6]
 
 
-def test_a_last_save_that_fails_fails_the_job(laptop: Laptop, tmp_path: Path) -> None:
+def test_a_failed_final_save_fails_the_job(laptop: Laptop, tmp_path: Path) -> None:
     (tmp_path / "lost").mkdir()
 
     def spoil(text: str) -> None:
@@ -56,24 +56,26 @@ def test_a_last_save_that_fails_fails_the_job(laptop: Laptop, tmp_path: Path) ->
             (tmp_path / "lost").rmdir()
             (tmp_path / "lost").write_text("a file where a folder is wanted")
 
-    with pytest.raises(StorageUnavailable, match=r"the last checkpoint, of step 2, was not saved"):
+    with pytest.raises(
+        StorageUnavailable, match=r"the last checkpoint, of step 2, could not be saved"
+    ):
         laptop.train("--max-steps=2", f"--checkpoint-uri={tmp_path}", run="lost", on_report=spoil)
 
     assert laptop.status("lost")["state"] == "failed"
 
 
 @pytest.mark.parametrize("words", [(), ("--async-save=false",)])
-def test_three_saves_that_fail_in_a_row_end_the_job(
+def test_three_consecutive_failed_saves_end_the_job(
     laptop: Laptop, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     run = f"fails-thrice-{len(words)}"
     place = tmp_path / "checkpoints"
     place.write_text("a file where a folder is wanted")
 
-    # One that fails in the background may be noticed a step later.
+    # A failure in the background may be noticed a step later.
     last = "3" if words else "[34]"
     with pytest.raises(StorageUnavailable, match=r"3 saves in a row have failed, the last one of "
-                       rf"step {last}: .*Not a directory.*; once storage takes files"):  # fmt: skip
+                       rf"step {last}: .*Not a directory.*; once storage works again"):  # fmt: skip
         laptop.train(
             "--max-steps=9", "--save-every=1", f"--checkpoint-uri={place}", *words, run=run
         )
@@ -82,7 +84,7 @@ def test_three_saves_that_fail_in_a_row_end_the_job(
     assert laptop.status(run)["state"] == "failed"
 
 
-def test_a_save_that_succeeds_forgives_the_failed_ones(laptop: Laptop, tmp_path: Path) -> None:
+def test_a_successful_save_resets_the_failure_count(laptop: Laptop, tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     place.write_text("a file where a folder is wanted")
     fine = {3, 6}

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.training.llama.conftest import LoneDevice
@@ -15,8 +18,9 @@ from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.models.llama.data import random_batches
 from training.models.llama.dry_run import dry_run
-from training.models.llama.huggingface import initial_weight, llama_config, meta_model
+from training.models.llama.huggingface import decoder_config, initial_weight, meta_model
 from training.models.llama.network import LlamaNetwork
+from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models.presets import MODELS, ModelShape
 from trainium_catalogue.workloads import WORKLOADS
@@ -67,6 +71,10 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         {**LLAMA, **sizes(4096, 14336, 32, 32, tied=False), "rope_scaling": LLAMA_3_1},
         8_030_261_248,
     ),
+    "llama3.1-70b": (
+        {**LLAMA, **sizes(8192, 28672, 80, 64, tied=False), "rope_scaling": LLAMA_3_1},
+        70_553_706_496,
+    ),
     "llama3.2-1b": (
         {**LLAMA, **sizes(2048, 8192, 16, 32, tied=True), "rope_scaling": LLAMA_3_2},
         1_235_814_400,
@@ -79,10 +87,15 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
     "qwen3-1.7b": ({**QWEN3, **sizes(2048, 6144, 28, 16, tied=True)}, 1_720_574_976),
     "qwen3-4b": ({**QWEN3, **sizes(2560, 9728, 36, 32, tied=True)}, 4_022_468_096),
     "qwen3-8b": ({**QWEN3, **sizes(4096, 12288, 36, 32, tied=False)}, 8_190_735_360),
+    "qwen3-32b": (
+        {**QWEN3, **sizes(5120, 25600, 64, 64, tied=False)}
+        | {"eos_token_id": 151645, "max_position_embeddings": 40960},
+        32_762_123_264,
+    ),
 }
 """``config.json`` as on Hugging Face, in what decides the computation, and all parameters."""
 TINY = ("llama3-tiny", "qwen3-tiny")
-TRN1 = find_instance_type("trn1.32xlarge")
+LARGE = ("llama3.1-70b", "qwen3-32b")
 
 
 def shape_of(name: str) -> ModelShape:
@@ -98,10 +111,10 @@ def config_of(name: str, *words: str) -> TrainConfig:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_model_is_configured_as_published(name: str) -> None:
     published, _ = PUBLISHED[name]
-    found = llama_config(shape_of(name), seq_len=4096).to_dict()
+    found = decoder_config(shape_of(name), seq_len=4096).to_dict()
 
     assert {key: found[key] for key in published} == published
-    # What a published file leaves out is transformers' own default.
+    # Fields missing from a published file have transformers' defaults.
     whole = AutoConfig.for_model(**published).to_dict()
     ours = {"pad_token_id", "use_cache", "head_dim", "_attn_implementation_internal"}
     different = {key for key in whole if key not in ours and found[key] != whole[key]}
@@ -109,9 +122,9 @@ def test_a_model_is_configured_as_published(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_plan_counts_what_pytorch_builds(name: str) -> None:
+def test_the_plan_counts_the_parameters_pytorch_builds(name: str) -> None:
     config = config_of(name, "--tensor-parallel=1", "--global-batch=1")
-    model = meta_model(llama_config(config.shape, seq_len=config.plan.seq_len))
+    model = meta_model(decoder_config(config.shape, seq_len=config.plan.seq_len))
     parameters = list(model.parameters())
 
     assert config.shape == MODELS[name].shape
@@ -122,10 +135,11 @@ def test_the_plan_counts_what_pytorch_builds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_fits_a_trn1_and_its_plan_agrees_with_pytorchs_shards(name: str) -> None:
+def test_a_model_fits_its_type_and_its_plan_agrees_with_pytorchs_shards(name: str) -> None:
+    kind = find_instance_type("trn2.48xlarge" if name in LARGE else "trn1.32xlarge")
     workload = WORKLOADS["pretrain"].of_model({"model": name})
     values = {item.name: item.default for item in workload.parameters}
-    found = dry_run("pretrain", values, num_nodes=workload.default_nodes, instance_type=TRN1)
+    found = dry_run("pretrain", values, num_nodes=workload.default_nodes, instance_type=kind)
 
     assert found.agrees
     found.memory.refuse_too_much(found.plan, found.layout)
@@ -133,8 +147,32 @@ def test_a_model_fits_a_trn1_and_its_plan_agrees_with_pytorchs_shards(name: str)
     assert state == found.plan.state_bytes_per_rank
 
 
+@pytest.mark.parametrize("name", LARGE)
+def test_ranks_that_share_heads_trace_a_full_width_layer(name: str) -> None:
+    """On the meta device: the shapes of a forward and a backward pass, without memory."""
+    preset = MODELS[name]
+    shape, degree = replace(shape_of(name), num_hidden_layers=1), preset.tensor_parallel
+    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=degree)
+    try:
+        model: Any = meta_model(decoder_config(shape, seq_len=preset.seq_len))
+        parallelize(model, init_device_mesh("cpu", (degree,)))
+        layer = model.model.layers[0]
+        with torch.device("meta"):
+            states = torch.empty(1, preset.seq_len, shape.hidden_size, requires_grad=True)
+            turns = torch.empty(1, preset.seq_len, shape.head_size)
+            result = layer(states, position_embeddings=(turns, turns), attention_mask=None)
+            (result[0] if isinstance(result, tuple) else result).sum().backward()
+    finally:
+        dist.destroy_process_group()
+
+    assert states.grad is not None and states.grad.shape == states.shape
+    assert all(weight.grad.shape == weight.shape for weight in layer.parameters())
+    rows = 8 * shape.head_size // degree
+    assert layer.self_attn.k_proj.weight.grad.to_local().shape == (rows, shape.hidden_size)
+
+
 def own(shape: ModelShape, seq_len: int) -> Any:
-    """Transformers' model, from a configuration written here rather than by the project."""
+    """Build transformers' model from a configuration written here, not by the project."""
     published = {
         **(LLAMA if shape.family == "llama" else QWEN3),
         **{key: value for key, value in asdict(shape).items() if key != "family"},

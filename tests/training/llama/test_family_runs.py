@@ -1,4 +1,4 @@
-"""Whole runs of the tiny models of each family: evaluated, masked, continued, exported."""
+"""Complete runs of each family's tiny model: evaluated, masked, resumed, exported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.training.llama.conftest import TINY, Laptop, write_dataset
 from training.launch import main as launch
-from training.models.llama.export import ExportOrder, export
+from training.models.llama.export import ExportRequest, export
 from training.storage import StorageAccess
 
 STEPS = 6
@@ -26,7 +26,7 @@ def _model(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(name="runs")
 def _runs(tmp_path: Path, model: str) -> Laptop:
-    """Runs of a model without any of TINY that it does not need."""
+    """Runs of a model with only the options of TINY that it needs."""
     words = (
         *TINY,
         *(f"--model={model}", "--head-dim=16", "--tensor-parallel=1", "--dataset=words"),
@@ -37,12 +37,12 @@ def _runs(tmp_path: Path, model: str) -> Laptop:
     return laptop
 
 
-def test_a_run_goes_on_exactly_and_its_export_gives_the_same_loss(
+def test_a_run_resumes_exactly_and_its_export_has_the_same_loss(
     runs: Laptop, model: str, tmp_path: Path
 ) -> None:
     runs.train(run="whole")
     runs.train("--steps-this-run=3", run="pieces")
-    # All that the run is, it remembers; its model too.
+    # The run stores its full configuration, including the model.
     runs.train(run="pieces", tiny=False)
 
     losses = runs.losses("whole")
@@ -55,8 +55,8 @@ def test_a_run_goes_on_exactly_and_its_export_gives_the_same_loss(
     results = json.loads(runs.file("results/results.json", "whole").read_text())
     assert results["results"]["parameters"]["Model"] == model
 
-    order = ExportOrder(run="whole", step=0, dtype="float32")
-    export(order, StorageAccess(root=str(tmp_path)), report=lambda text: None)
+    request = ExportRequest(run="whole", step=0, dtype="float32")
+    export(request, StorageAccess(root=str(tmp_path)), report=lambda text: None)
     folder = tmp_path / "export" / "whole"
     config = json.loads((folder / "config.json").read_text())
     assert config["model_type"] == ("qwen3" if model == "qwen3-tiny" else "llama")
@@ -72,7 +72,7 @@ def test_a_run_goes_on_exactly_and_its_export_gives_the_same_loss(
 
 
 def _held_out(model: torch.nn.Module, root: Path) -> float:
-    """The validation split's loss by transformers alone, each document by itself."""
+    """Return transformers' loss of the validation split, each document separately."""
     import numpy as np
 
     ids = np.fromfile(root / "datasets/words/validation-00000.bin", "<u2").astype(np.int64)
@@ -89,14 +89,14 @@ def _held_out(model: torch.nn.Module, root: Path) -> float:
     return sum(losses) / len(losses)
 
 
-def test_a_new_run_without_a_model_ends_with_the_models_there_are(tmp_path: Path) -> None:
+def test_a_new_run_without_a_model_is_refused_with_the_available_models(tmp_path: Path) -> None:
     laptop = Laptop(tmp_path, workload="pretrain", words=(*TINY, "--dataset=words"))
     write_dataset(laptop.objects.at("datasets/words"))
 
-    with pytest.raises(ValueError, match=r"pretrain needs --model; there are llama3.1-8b"):
+    with pytest.raises(ValueError, match=r"pretrain needs --model; known models: llama3.1-8b"):
         laptop.train()
 
 
 def test_the_dry_run_names_the_models_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(["pretrain", "--dry-run-full"], {}) == 2
-    assert "pretrain needs --model; there are llama3.1-8b" in capsys.readouterr().err
+    assert "pretrain needs --model; known models: llama3.1-8b" in capsys.readouterr().err

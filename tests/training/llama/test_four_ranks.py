@@ -1,4 +1,4 @@
-"""Jobs of several ranks: they compute what one rank does, and give up together."""
+"""Jobs of several ranks: they compute the same as one rank, and give up together."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ SHAPE = (*(word for word in TINY if "batch" not in word), "--tensor-parallel=2")
 RUN = "build/runs/test-run"
 
 
+# `make rehearse` trains on four ranks; the losses of two are compared below.
+@pytest.mark.full
 def test_four_ranks_train_and_evaluate_as_one_does(laptop: Laptop, tmp_path: Path) -> None:
     four = Laptop(tmp_path / "build")
     for place in (laptop, four):
@@ -38,7 +40,7 @@ def test_four_ranks_train_and_evaluate_as_one_does(laptop: Laptop, tmp_path: Pat
 
 
 def test_data_parallel_ranks_of_a_tied_model_have_the_losses_of_one(tmp_path: Path) -> None:
-    """FSDP gathers the tied weight that the loss is computed with, after the model's own pass."""
+    """FSDP gathers the loss's tied weight after the model's own pass."""
     words = (
         *(word for word in TINY if "micro" not in word),
         *("--micro-batch=2", "--model=qwen3-tiny", "--head-dim=16", "--dataset=words"),
@@ -54,6 +56,8 @@ def test_data_parallel_ranks_of_a_tied_model_have_the_losses_of_one(tmp_path: Pa
     assert two.losses() == pytest.approx(alone.losses(), rel=1e-5)
 
 
+# test_failed_saves has the single-rank job, and trainer/test_vote the ranks' agreement.
+@pytest.mark.full
 def test_ranks_give_up_together_when_nothing_can_be_saved(tmp_path: Path) -> None:
     write_dataset(
         open_objects(str(tmp_path / "build/datasets/split"), region=None, endpoint_url=None)

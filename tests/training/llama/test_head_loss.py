@@ -1,4 +1,4 @@
-"""The loss at the output projection, part by part, against torch's of all tokens at once."""
+"""The chunked loss at the output projection, against torch's of all tokens at once."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ AT_ONCE = 5
 
 @pytest.fixture(autouse=True)
 def in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_loss, "_LEAST_TOKENS", 1)
-    monkeypatch.setattr(head_loss, "_AT_ONCE", AT_ONCE * VOCABULARY + 1)
+    monkeypatch.setattr(head_loss, "_MIN_TOKENS", 1)
+    monkeypatch.setattr(head_loss, "_CPU_LOGITS", AT_ONCE * VOCABULARY + 1)
 
 
 class Inputs:
-    """Of a projection, the same in every test."""
+    """Return a projection's inputs, the same in every test."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -33,13 +33,13 @@ class Inputs:
         self.weights = torch.rand(TOKENS, generator=generator)
 
     def torchs(self) -> torch.Tensor:
-        """Each token's loss, of all logits at once."""
+        """Return each token's loss, from all logits at once."""
         logits = (self.states @ self.weight.t()).float()
         return cross_entropy(logits, self.labels, reduction="none")
 
     def gradients(self, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         self.states.grad = self.weight.grad = None
-        # As of one of four micro-batches.
+        # As in one of four micro-batches.
         (loss / 4).backward()  # type: ignore[no-untyped-call]
         assert self.states.grad is not None and self.weight.grad is not None
         return self.states.grad, self.weight.grad
@@ -57,6 +57,32 @@ def test_loss_and_gradients_are_torchs(dtype: torch.dtype, share: float) -> None
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         assert (one - other).abs().max() <= share * other.abs().max()
+
+
+def test_gradients_in_bf16_are_as_exact_as_torchs() -> None:
+    """In a single chunk, as on a device: torch has no sum of chunks."""
+    head_loss._CPU_LOGITS = TOKENS * VOCABULARY
+    given, exact = Inputs(torch.bfloat16), Inputs(torch.bfloat16)
+    exact.states, exact.weight = (
+        tensor.detach().float().requires_grad_() for tensor in (given.states, given.weight)
+    )
+
+    def errors(of_states: torch.Tensor, of_weight: torch.Tensor) -> list[float]:
+        wanted = exact.gradients((exact.torchs() * exact.weights).sum())
+        return [
+            float((found - other).norm() / other.norm())
+            for found, other in zip((of_states, of_weight), wanted, strict=True)
+        ]
+
+    ours = errors(
+        *given.gradients(
+            head_loss.weighted_loss(given.states, given.weight, given.labels, given.weights)
+        )
+    )
+    torchs = errors(*given.gradients((given.torchs() * given.weights).sum()))
+    print(ours, torchs)
+    for one, other in zip(ours, torchs, strict=True):
+        assert 0 < one <= 1.05 * other
 
 
 def test_each_tokens_loss_is_torchs() -> None:
@@ -78,7 +104,7 @@ def test_a_frozen_projection_passes_gradients_on() -> None:
     assert torch.allclose(found, given.states.grad, atol=1e-6)
 
 
-def test_a_frozen_projection_costs_no_memory_for_a_gradient() -> None:
+def test_a_frozen_projection_allocates_no_gradient() -> None:
     given = Inputs()
 
     def saved(weight: torch.Tensor) -> int:
@@ -90,7 +116,7 @@ def test_a_frozen_projection_costs_no_memory_for_a_gradient() -> None:
     assert saved(given.weight.detach()) == given.states.numel()
 
 
-def test_what_the_model_returns_is_no_view() -> None:
+def test_the_models_output_is_not_a_view() -> None:
     """FSDP2 warns of one on every rank."""
     states = torch.randn(2, 3, HIDDEN)[:, :]
     late = head_loss.LateProjection(HIDDEN, VOCABULARY, bias=False)
@@ -112,10 +138,10 @@ def test_extreme_logits_have_finite_losses() -> None:
 def test_a_large_vocabulary_does_not_make_parts_of_few_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Otherwise each part's time goes into reading the weight and its gradient."""
+    """Otherwise each chunk's time is spent reading the weight and its gradient."""
     monkeypatch.undo()
-    rows = [
-        rows for rows, _ in head_loss._log_probabilities(torch.ones(70, 1), torch.ones(2**16, 1))
-    ]
+    parts = head_loss._chunks(
+        torch.ones(70, 1), torch.ones(2**16, 1), head_loss._Shard(), torch.zeros(70).long()
+    )
 
-    assert rows == [slice(0, 64), slice(64, 128)]
+    assert [part.rows for part in parts] == [slice(0, 64), slice(64, 128)]

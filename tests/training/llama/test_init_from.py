@@ -1,4 +1,4 @@
-"""A run that begins with given weights: what it reads, computes, remembers and refuses."""
+"""A run from pretrained weights: what it reads, computes, stores and refuses."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from tests.training.llama.conftest import TINY, LoneDevice, write_dataset
 from tests.training.worker_ranks import run_on_ranks
 from training.backends.native import NativeBackend
 from training.backends.nxd import NxdBackend
-from training.checkpoint.given import GivenWeightsError
+from training.checkpoint.pretrained import PretrainedWeightsError
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
 from training.core.ranks import Ranks
 from training.datasets.samples.order import sequence_indices
-from training.models.llama.export import ExportOrder, export
-from training.models.llama.given import GivenModel, refuse_other_model
-from training.models.llama.huggingface import llama_config, whole_model
+from training.models.llama.export import ExportRequest, export
+from training.models.llama.huggingface import decoder_config, whole_model
 from training.models.llama.network import LlamaNetwork
+from training.models.llama.pretrained import PretrainedModel, refuse_other_model
 from training.storage import StorageAccess, open_objects
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.models.presets import model_named
@@ -51,9 +51,9 @@ def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
 
 
 def released(seed: int = 3, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
-    """A model as somebody else has trained it."""
+    """Return a pretrained model."""
     torch.manual_seed(seed)
-    config = llama_config(config_of().shape, seq_len=16)
+    config = decoder_config(config_of().shape, seq_len=16)
     return LlamaForCausalLM(config).to(dtype)
 
 
@@ -62,13 +62,13 @@ def save(model: LlamaForCausalLM, folder: Path, *, size: str = "5GB") -> Path:
     return folder
 
 
-def opened(root: Path, *words: str) -> GivenModel:
-    return GivenModel.open(values_of(*words), StorageAccess(root=str(root)), Ranks.open())
+def opened(root: Path, *words: str) -> PretrainedModel:
+    return PretrainedModel.open(values_of(*words), StorageAccess(root=str(root)), Ranks.open())
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A bucket with a model of several files and an index."""
+    """Create a bucket with a model of several files and an index."""
     save(released(), tmp_path / "models/released", size="20KB")
     assert len(list((tmp_path / "models/released").glob("model-*"))) > 2
     return tmp_path
@@ -81,7 +81,7 @@ def weights_of(model: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("size", "dtype"), [("20KB", torch.float32), ("5GB", torch.bfloat16), ("5GB", torch.float16)]
 )
-def test_the_model_begins_with_exactly_these_weights(
+def test_the_model_starts_with_exactly_these_weights(
     tmp_path: Path, size: str, dtype: torch.dtype
 ) -> None:
     theirs = released(dtype=dtype)
@@ -115,13 +115,15 @@ def test_each_rank_of_nxd_reads_its_part(root: Path, monkeypatch: pytest.MonkeyP
     }
     assert masters.keys() == expected.keys()
     for name, master in masters.items():
-        # NxD makes the master weights of the model's bf16 ones.
+        # NxD derives the master weights from the model's bf16 weights.
         assert torch.equal(master, expected[name].bfloat16().float()), name
     (size,) = {sum(p.numel() * 4 for p in released().parameters())}
     assert given.bytes_read == size
 
 
-def test_ranks_that_share_a_model_begin_with_it_and_read_only_their_rows(
+# On one rank: test_the_model_starts_with_exactly_these_weights.
+@pytest.mark.full
+def test_ranks_that_share_a_pretrained_model_read_only_their_rows(
     laptop: Laptop, tmp_path: Path
 ) -> None:
     save(released(), laptop.folder / "models/released")
@@ -141,11 +143,11 @@ def test_ranks_that_share_a_model_begin_with_it_and_read_only_their_rows(
     assert f"this rank read {expected:,} of " in output
 
 
-def test_a_run_goes_on_from_an_export_of_another(laptop: Laptop) -> None:
+def test_a_run_starts_from_the_export_of_another(laptop: Laptop) -> None:
     laptop.train("--max-steps=4", run="first")
     access = StorageAccess(root=str(laptop.folder))
-    order = ExportOrder(run="first", step=0, dtype="float32")
-    export(order, access, report=lambda text: None)
+    request = ExportRequest(run="first", step=0, dtype="float32")
+    export(request, access, report=lambda text: None)
 
     laptop.train("--init-from=export/first", "--max-steps=1", "--lr=0", run="second")
     laptop.train("--max-steps=5", run="first")
@@ -159,7 +161,7 @@ def test_a_run_goes_on_from_an_export_of_another(laptop: Laptop) -> None:
     assert model.config.max_position_embeddings == 16
 
 
-def test_what_a_run_begins_with_is_a_part_of_what_it_is(laptop: Laptop) -> None:
+def test_pretrained_weights_are_part_of_a_runs_identity(laptop: Laptop) -> None:
     folder = save(released(), laptop.folder / "models/base")
     laptop.train("--init-from=base", "--max-steps=4", "--steps-this-run=2", run="based")
     whole = "based-whole"
@@ -167,7 +169,7 @@ def test_what_a_run_begins_with_is_a_part_of_what_it_is(laptop: Laptop) -> None:
 
     with pytest.raises(RunConfigError, match=r"cannot continue with init-from=export/other"):
         laptop.train("--init-from=export/other", run="based", tiny=False)
-    # A run that has a checkpoint needs its first weights no more.
+    # A run with a checkpoint no longer needs its pretrained weights.
     shutil.rmtree(folder)
     laptop.train(run="based", tiny=False)
     assert laptop.losses("based") == laptop.losses(whole)
@@ -206,13 +208,13 @@ def test_every_field_that_differs_is_named_with_the_words_to_submit(tmp_path: Pa
     save(released(), tmp_path / "models/released")
 
     with pytest.raises(
-        GivenWeightsError,
+        PretrainedWeightsError,
         match=r"hidden_size=32 \(the run has 64\), head_dim=8 \(the run has 16\); submit with "
         "--hidden-size 32$",
     ):
         opened(tmp_path, "--hidden-size=64")
     with pytest.raises(
-        GivenWeightsError,
+        PretrainedWeightsError,
         match=r"vocab_size=256 \(the run has 512\), num_hidden_layers=2 \(the run has 3\); "
         r"submit with --vocab-size 256 --num-layers 2$",
     ):
@@ -230,7 +232,7 @@ def test_every_field_that_differs_is_named_with_the_words_to_submit(tmp_path: Pa
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
             "rope_scaling={'rope_type': 'linear', 'factor': 2.0} (the run has None)",
         ),
-        # As transformers 5 writes it.
+        # As written by transformers 5.
         (
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
             "rope_theta=1000000.0 (the run has 10000.0)",
@@ -241,21 +243,21 @@ def test_every_field_that_differs_is_named_with_the_words_to_submit(tmp_path: Pa
         ),
     ],
 )
-def test_a_model_that_computes_otherwise_is_refused(
+def test_a_model_with_a_different_architecture_is_refused(
     root: Path, changed: dict[str, Any], named: str
 ) -> None:
     edit(root / "models/released", lambda document: document.update(changed))
 
-    with pytest.raises(GivenWeightsError) as refused:
+    with pytest.raises(PretrainedWeightsError) as refused:
         opened(root)
     assert named in str(refused.value)
-    assert "begin with another model, or submit the workload that is" in str(refused.value)
+    assert "start from another model, or submit the workload for this" in str(refused.value)
 
 
-def test_the_config_of_transformers_5_says_the_same() -> None:
+def test_the_config_of_transformers_5_is_equivalent() -> None:
     values = dict(parse(["pretrain", "--model=llama3.2-1b"]).values)
     shape = model_named("llama3.2-1b").shape
-    ours = llama_config(shape, seq_len=8192)
+    ours = decoder_config(shape, seq_len=8192)
     document = ours.to_dict()
     rope = {**document.pop("rope_scaling"), "rope_theta": document.pop("rope_theta")}
 
@@ -263,14 +265,14 @@ def test_the_config_of_transformers_5_says_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-0.6b"])
-def test_a_model_whose_attention_slides_is_refused_and_one_that_says_no_is_not(name: str) -> None:
+def test_only_a_model_that_uses_sliding_attention_is_refused(name: str) -> None:
     values = dict(parse(["pretrain", f"--model={name}"]).values)
-    ours = llama_config(model_named(name).shape, seq_len=4096)
+    ours = decoder_config(model_named(name).shape, seq_len=4096)
     document = {**ours.to_dict(), "use_sliding_window": False}
     refuse_other_model(document, ours, values, uri="models/m")
 
     document |= {"use_sliding_window": True, "sliding_window": 1024}
-    with pytest.raises(GivenWeightsError, match="use_sliding_window=True"):
+    with pytest.raises(PretrainedWeightsError, match="use_sliding_window=True"):
         refuse_other_model(document, ours, values, uri="models/m")
 
 
@@ -291,18 +293,21 @@ def test_missing_added_and_wrong_tensors_are_refused(tmp_path: Path) -> None:
         ),
         (
             lambda t: t.update({name: t[name].to(torch.int8)}),
-            rf"{name} is of type I8, and only F32, BF16, F16",
+            rf"{name} has dtype I8, but only F32, BF16, F16",
         ),
-        (lambda t: t.update({name: t[name][:-1].clone()}), rf"{name} is \[63, 32\], and the model"),
+        (
+            lambda t: t.update({name: t[name][:-1].clone()}),
+            rf"{name} has shape \[63, 32\], but the model",
+        ),
     ]
     for number, (change, message) in enumerate(changes):
         folder = save(released(), tmp_path / str(number) / "models/released")
         changed_tensors(folder, change)
-        with pytest.raises(GivenWeightsError, match=message):
+        with pytest.raises(PretrainedWeightsError, match=message):
             opened(tmp_path / str(number))
 
 
-def test_tensors_that_do_not_lie_where_their_shapes_say_are_refused(tmp_path: Path) -> None:
+def test_tensors_whose_offsets_contradict_their_shapes_are_refused(tmp_path: Path) -> None:
     path = save(released(), tmp_path / "models/released") / "model.safetensors"
     data = path.read_bytes()
     length = int.from_bytes(data[:8], "little")
@@ -312,11 +317,13 @@ def test_tensors_that_do_not_lie_where_their_shapes_say_are_refused(tmp_path: Pa
         written = json.dumps(header).encode()
         path.write_bytes(len(written).to_bytes(8, "little") + written + data[8 + length :])
 
-        with pytest.raises(GivenWeightsError, match=r"model\.safetensors is no safetensors file"):
+        with pytest.raises(
+            PretrainedWeightsError, match=r"model\.safetensors is not a safetensors file"
+        ):
             opened(tmp_path)
 
 
-def test_frequencies_that_old_files_hold_are_left_out(tmp_path: Path) -> None:
+def test_frequencies_in_old_files_are_omitted(tmp_path: Path) -> None:
     folder = save(released(), tmp_path / "models/released")
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     changed_tensors(folder, lambda tensors: tensors.update({name: torch.zeros(4)}))
@@ -334,45 +341,51 @@ def test_files_that_are_missing_or_broken_are_refused(root: Path) -> None:
     whole = first.read_bytes()
 
     cut(first, len(whole) - 1)
-    with pytest.raises(GivenWeightsError, match=rf"{first.name} has \d+ bytes and its header"):
+    with pytest.raises(
+        PretrainedWeightsError, match=rf"{first.name} has \d+ bytes, but its header"
+    ):
         opened(root)
     cut(first, 20)
-    with pytest.raises(GivenWeightsError, match=rf"{first.name} was cut short; upload it again"):
+    with pytest.raises(
+        PretrainedWeightsError, match=rf"{first.name} is truncated; upload it again"
+    ):
         opened(root)
     first.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    with pytest.raises(GivenWeightsError, match=r"is no safetensors file; .*git lfs pull"):
+    with pytest.raises(PretrainedWeightsError, match=r"is not a safetensors file; .*git lfs pull"):
         opened(root)
     first.write_bytes(second.read_bytes())
-    with pytest.raises(GivenWeightsError, match=r"its index names .*, which no file has"):
+    with pytest.raises(PretrainedWeightsError, match=r"its index lists .*, which no file contains"):
         opened(root)
     first.unlink()
-    with pytest.raises(GivenWeightsError, match=rf"lacks {first.name}, which its index names"):
+    with pytest.raises(PretrainedWeightsError, match=rf"lacks {first.name}, which its index lists"):
         opened(root)
     (folder / "model.safetensors.index.json").write_text("{}")
-    with pytest.raises(GivenWeightsError, match=r"names no weights; upload the folder anew"):
+    with pytest.raises(PretrainedWeightsError, match=r"lists no weights; upload the folder again"):
         opened(root)
     (folder / "model.safetensors.index.json").unlink()
-    with pytest.raises(GivenWeightsError, match=r"has neither model.safetensors nor"):
+    with pytest.raises(PretrainedWeightsError, match=r"has neither model.safetensors nor"):
         opened(root)
     (folder / "config.json").write_text("[]")
-    with pytest.raises(GivenWeightsError, match=r"config.json is no JSON object"):
+    with pytest.raises(PretrainedWeightsError, match=r"config.json is not a JSON object"):
         opened(root)
     (folder / "config.json").unlink()
-    with pytest.raises(GivenWeightsError, match=r"has no config.json; upload a model's folder"):
+    with pytest.raises(
+        PretrainedWeightsError, match=r"has no config.json; upload a model's folder"
+    ):
         opened(root)
 
 
-def test_a_refused_model_costs_nothing_but_a_look(laptop: Laptop) -> None:
-    with pytest.raises(GivenWeightsError, match=r"models/nothing has no config.json"):
+def test_a_refused_model_is_refused_from_its_config_alone(laptop: Laptop) -> None:
+    with pytest.raises(PretrainedWeightsError, match=r"models/nothing has no config.json"):
         laptop.train("--init-from=nothing", "--dataset=not-there-either", run="refused")
 
     assert not laptop.file("run.json", "refused").exists()
 
 
 @pytest.mark.parametrize("name", ["llama3-tiny", "qwen3-tiny"])
-def test_models_of_today_begin_with_their_weights_too(laptop: Laptop, name: str) -> None:
-    # Tied embeddings, scaled positions, norms of queries and keys.
-    config = llama_config(model_named(name).shape, seq_len=128)
+def test_current_models_also_start_from_their_weights(laptop: Laptop, name: str) -> None:
+    # Tied embeddings, scaled positions, query and key norms.
+    config = decoder_config(model_named(name).shape, seq_len=128)
     torch.manual_seed(1)
     model = whole_model(config)
     folder = laptop.folder / "models" / name

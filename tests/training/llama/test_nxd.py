@@ -1,4 +1,4 @@
-"""The NxD backend, every line of it, on a fake that test_golden.py holds to NxD itself."""
+"""The NxD backend, fully covered, on a fake that test_golden.py compares with NxD."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from training.models.llama.huggingface import initial_weight
 from training.models.llama.network import LlamaNetwork
 from training.models.llama.nxd import NxdLlama
 from training.models.llama.nxd_layers import AttentionCore, Gate
-from training.models.llama.parallel import Split, part_of
+from training.models.llama.parallel import Split, split_dimension
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -49,7 +49,7 @@ def config_of(*words: str, num_ranks: int = 1) -> TrainConfig:
 
 
 def backend_of(config: TrainConfig, **more: Any) -> NxdBackend:
-    """A back-end of one rank whose model is not built yet."""
+    """Return a single-rank backend whose model is not built yet."""
     device = LoneDevice(DeviceKind.XLA)
     return NxdBackend(
         config, device, LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None, **more
@@ -62,7 +62,7 @@ def call(name: str) -> dict[str, Any]:
     return found[0]
 
 
-def test_nxd_is_configured_as_the_run_says() -> None:
+def test_nxd_is_configured_by_the_run() -> None:
     config = config_of("--max-grad-norm=0.7", "--weight-decay=0.02", "--beta2=0.95")
     backend_of(config).build()
 
@@ -85,7 +85,7 @@ def test_whole_layers_are_recomputed_on_request() -> None:
     assert call("neuronx_distributed_config")["activation_checkpoint_config"] == "full"
 
 
-def test_without_clipping_the_norm_is_measured_all_the_same() -> None:
+def test_without_clipping_the_norm_is_still_measured() -> None:
     backend = backend_of(config_of("--max-grad-norm=0", "--activation-checkpointing=false"))
     backend.build()
 
@@ -93,7 +93,15 @@ def test_without_clipping_the_norm_is_measured_all_the_same() -> None:
     assert call("initialize_parallel_optimizer")["max_norm"] == 1e30
 
 
-def test_weight_decay_spares_norms() -> None:
+def test_nxd_refuses_ranks_that_would_share_a_head() -> None:
+    words = ("llama-tiny", "--tensor-parallel=4", "--dataset=words")
+    config = TrainConfig.from_values(parse(words).values, 4)
+
+    with pytest.raises(ValueError, match="--tensor-parallel 4 exceeds the 2 key-value heads"):
+        NxdBackend(config, LoneDevice(), LlamaNetwork(config), ranks=Ranks.open(), peak_flops=None)
+
+
+def test_weight_decay_excludes_norms() -> None:
     backend = backend_of(config_of())
     backend.build()
     matrices, norms = backend._optimizer.param_groups
@@ -119,7 +127,7 @@ def test_every_module_of_the_plan_is_replaced() -> None:
     assert left == []
 
 
-def test_projections_stay_apart_on_request() -> None:
+def test_projections_stay_separate_on_request() -> None:
     model = NxdLlama(config_of("--fused-projections=false")).model()
 
     columns = [m for m in model.modules() if isinstance(m, fake_nxd.ColumnParallelLinear)]
@@ -127,7 +135,7 @@ def test_projections_stay_apart_on_request() -> None:
 
 
 def _are_divided(*words: str) -> bool:
-    """Whether every rank has its part of the sequences, on two that share a model."""
+    """Return whether two ranks that share a model shard the sequences."""
     network = NxdLlama(config_of("--tensor-parallel=2", *words, num_ranks=4))
     model = network.model()
     parallel = [m for m in model.modules() if type(m).__module__ == fake_nxd.__name__]
@@ -139,14 +147,14 @@ def _are_divided(*words: str) -> bool:
     }
     norms = {name for name, _ in model.named_parameters() if name.endswith("norm.weight")}
     assert marked == (norms if divided else set())
-    assert network.divides_sequences == divided
+    assert network.sequence_parallel == divided
     return bool(divided)
 
 
-def test_sequences_are_divided_where_they_can_be() -> None:
+def test_divisible_sequences_are_sharded() -> None:
     assert _are_divided()
     assert not _are_divided("--sequence-parallel=false")
-    # Ranks would have parts of different sizes.
+    # Ranks would have shards of different sizes.
     assert not _are_divided("--seq-len=15")
 
 
@@ -164,7 +172,7 @@ def _set_parallel_ranks(monkeypatch: pytest.MonkeyPatch, *, data: int, tensor: i
     monkeypatch.setattr(state, "get_tensor_model_parallel_rank", lambda: tensor)
 
 
-def test_nxd_says_which_share_of_the_data_a_rank_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nxd_reports_a_ranks_share_of_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
     # At 4 on trn1 ranks 0, 8, 16 and 24 are one model.
     _set_parallel_ranks(monkeypatch, data=5, tensor=0)
     backend = backend_of(config_of())
@@ -173,14 +181,14 @@ def test_nxd_says_which_share_of_the_data_a_rank_computes(monkeypatch: pytest.Mo
     assert backend.data_rank == 5
 
 
-def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have(
+def test_a_rank_holds_its_shard_of_the_full_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _set_parallel_ranks(monkeypatch, data=0, tensor=1)
     builder = NxdLlama(config_of("--tensor-parallel=2", num_ranks=4))
     model = builder.model()
     attention = model.model.layers[0].self_attn
-    # As NxD leaves them: this rank's part, bf16, not yet filled.
+    # As left by NxD: this rank's shard, bf16, not yet filled.
     fused = attention.qkv_proj.fused
     fused.weight = torch.nn.Parameter(torch.empty(16 + 2 * 8, 32, dtype=torch.bfloat16))
     attention.o_proj.weight = torch.nn.Parameter(torch.empty(32, 16, dtype=torch.bfloat16))
@@ -188,7 +196,7 @@ def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have(
     def part(name: str, rows: int, how: Split) -> torch.Tensor:
         full = f"model.layers.0.self_attn.{name}.weight"
         whole = initial_weight(full, torch.Size((rows, 32)), seed=12349)
-        return part_of(whole, how, index=1, parts=2)
+        return whole.chunk(2, dim=split_dimension(how))[1]
 
     for module in (fused, attention.o_proj):
         builder.fill(module, torch.device("cpu"))
@@ -203,14 +211,14 @@ def test_a_rank_keeps_its_part_of_the_weights_that_one_rank_would_have(
 def test_each_micro_batch_is_one_graph_and_each_step_one_more(laptop: Laptop) -> None:
     train(laptop, "--micro-batch=2", "--steps-this-run=2", "--log-every=100", run="nxd-graphs")
 
-    # Two steps of four micro-batches and an update; before them weights are placed and gathered.
+    # Two steps of four micro-batches and an update, after weights are placed and gathered.
     assert fake_nxd.names().count("mark_step") == 2 + 2 * (4 + 1)
-    # The host waits for a number of the device at the first and at the last step only.
+    # The host waits for a device value only at the first and the last step.
     assert fake_nxd.names().count("all_reduce") == 2
 
 
 @pytest.mark.parametrize("asynchronous", ["true", "false"])
-def test_a_run_in_pieces_has_the_losses_of_a_whole_one(
+def test_an_interrupted_run_has_the_losses_of_an_uninterrupted_one(
     laptop: Laptop, asynchronous: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, pieces = f"nxd-whole-{asynchronous}", f"nxd-pieces-{asynchronous}"
@@ -226,7 +234,7 @@ def test_a_run_in_pieces_has_the_losses_of_a_whole_one(
 @pytest.mark.parametrize(
     "kinds", [(DeviceKind.XLA, DeviceKind.CPU), (DeviceKind.CPU, DeviceKind.XLA)]
 )
-def test_a_run_goes_on_with_the_other_backend(
+def test_a_run_resumes_with_the_other_backend(
     laptop: Laptop, kinds: tuple[DeviceKind, DeviceKind]
 ) -> None:
     run = f"nxd-other-{kinds[0]}"
@@ -234,14 +242,14 @@ def test_a_run_goes_on_with_the_other_backend(
         laptop.train(f"--max-steps={STEPS}", "--steps-this-run=3", run=run, kind=kind)
     laptop.train(f"--max-steps={STEPS}", run=f"{run}-whole")
 
-    # Were moments or master weights lost, the losses would be another curve.
+    # If moments or master weights were lost, the losses would differ.
     assert laptop.losses(run) == pytest.approx(laptop.losses(f"{run}-whole"), rel=4e-3)
 
 
 def test_new_runs_gather_weights_as_resumed_ones_do(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A graph that only resumed runs have would be compiled by no job beforehand.
+    # No job would compile a graph that only resumed runs have.
     train(laptop, "--steps-this-run=1", run="nxd-gather")
     first = fake_nxd.names()
     fake_nxd.install(monkeypatch)
@@ -264,7 +272,7 @@ def _places(shard: _Shard, padded: torch.Tensor) -> dict[str, list[Any]]:
     }
 
 
-def test_the_rows_of_padding_are_saved_by_nobody() -> None:
+def test_padding_rows_are_not_saved() -> None:
     # 5 rows for 2 ranks are padded to 6: the second rank has 2 of its 3.
     part = WeightPart("w", torch.Size((10, 4)), torch.Size((5, 4)), (5, 0))
     shard = _Shard((part,), torch.zeros(3, 4), first_row=3)
@@ -275,7 +283,7 @@ def test_the_rows_of_padding_are_saved_by_nobody() -> None:
     assert _places(empty, torch.zeros(2, 4)) == {"w": []}
 
 
-def test_rows_of_fused_weights_are_saved_as_those_of_the_whole_models() -> None:
+def test_rows_of_fused_weights_are_saved_as_the_full_models() -> None:
     # Two ranks share the model: the second has the lower half of each of three weights, 4 + 2 + 2
     # rows. Three ranks share the optimizer: 3 rows each, the last one of padding.
     sizes = {"q": (8, 4), "k": (4, 4), "v": (4, 4)}
@@ -294,7 +302,7 @@ def test_rows_of_fused_weights_are_saved_as_those_of_the_whole_models() -> None:
     ]
 
 
-def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiling_counts_as_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("training.core.heartbeat._HEARTBEAT_S", 0.01)
     backend = backend_of(config_of(), report=said.append)
@@ -305,19 +313,19 @@ def test_compiling_is_no_silence(monkeypatch: pytest.MonkeyPatch) -> None:
             time.sleep(0.2)
         return len(said) - before
 
-    # In the first steps others may compile.
+    # In the first steps other ranks may compile.
     assert beats() > 1
     backend._heartbeat.step_made()
     backend._heartbeat.step_made()
     assert beats() == 0  # silence is a hang again
     fake_nxd.COMPILATIONS.update(begun=5, ended=4)
-    assert beats() > 1  # whichever step it is
+    assert beats() > 1  # at any step
     fake_nxd.COMPILATIONS.update(ended=5)
     assert beats() == 0
     assert set(said) == {"compiling graphs"}
 
 
-def test_a_heartbeat_ends_by_itself() -> None:
+def test_a_heartbeat_ends_on_its_own() -> None:
     said: list[str] = []
     with heartbeat(said.append, "loading", at_most_s=0.0):
         time.sleep(0.05)
@@ -325,9 +333,9 @@ def test_a_heartbeat_ends_by_itself() -> None:
     assert said == []
 
 
-def test_compiling_saves_nothing_and_believes_no_number(laptop: Laptop) -> None:
+def test_compiling_saves_nothing_and_ignores_losses(laptop: Laptop) -> None:
     train(laptop, "--compile-only", run="nxd-compile")
 
     assert not laptop.file("checkpoints", "nxd-compile").exists()
-    # Warm-up of the graphs: three steps of two micro-batches.
+    # Graph warm-up: three steps of two micro-batches.
     assert fake_nxd.names().count("mark_step") == 2 + 3 * (2 + 1)

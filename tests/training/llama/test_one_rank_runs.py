@@ -1,4 +1,4 @@
-"""Runs on one rank: what they write, how they continue, what they refuse."""
+"""Runs on one rank: output, resumption, refusals."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.llama.conftest import write_dataset
+from training.core.contract import NodeContract
 from training.storage.run_lock import Holder, RunLock, RunLocked, RunLost
 from training.trainer.runs import RunConfigError
 from trainium_catalogue.parameters.training import SHAPE_FIELDS
@@ -28,18 +29,18 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def whole(laptop: Laptop) -> list[float]:
-    """Losses of an uninterrupted run."""
+    """Return the losses of an uninterrupted run."""
     laptop.train(f"--max-steps={STEPS}", "--save-every=2", run="whole")
     return laptop.losses("whole")
 
 
-def test_the_loss_begins_at_that_of_guessing_and_falls(whole: list[float]) -> None:
+def test_the_loss_starts_at_chance_level_and_falls(whole: list[float]) -> None:
     assert len(whole) == STEPS
     assert whole[0] == pytest.approx(math.log(256), abs=0.1)
     assert whole[-1] < whole[0] - 0.5
 
 
-def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
+def test_an_interrupted_run_has_exactly_the_losses_of_an_uninterrupted_one(
     laptop: Laptop, whole: list[float]
 ) -> None:
     for steps in (1, 3, 9):
@@ -50,7 +51,20 @@ def test_a_run_in_pieces_has_exactly_the_losses_of_a_whole_one(
     assert [line["step"] for line in resumed] == [1, 4]
 
 
-def test_a_checkpoint_of_a_release_that_described_six_sizes_goes_on(
+def test_the_mesh_that_is_checked_is_the_runs_own(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[object] = []
+    monkeypatch.setattr(
+        NodeContract, "check_backend", lambda _, values: checked.append(values["tensor-parallel"])
+    )
+    laptop.train("--max-steps=1", run="mesh")
+    laptop.train(run="mesh", tiny=False)
+
+    assert checked == [1, 1]
+
+
+def test_a_checkpoint_of_a_release_that_described_six_sizes_resumes(
     laptop: Laptop, whole: list[float]
 ) -> None:
     laptop.train(f"--max-steps={STEPS}", "--steps-this-run=3", run="older")
@@ -64,7 +78,7 @@ def test_a_checkpoint_of_a_release_that_described_six_sizes_goes_on(
     assert laptop.losses("older") == whole
 
 
-def test_accumulation_and_checkpointing_of_activations_change_no_loss(
+def test_accumulation_and_activation_checkpointing_change_no_loss(
     laptop: Laptop, whole: list[float]
 ) -> None:
     laptop.train("--max-steps=3", "--micro-batch=8", run="at-once")
@@ -75,7 +89,7 @@ def test_accumulation_and_checkpointing_of_activations_change_no_loss(
     assert laptop.losses("stored") == pytest.approx(laptop.losses("at-once"), abs=1e-5)
 
 
-def test_steps_made_again_replace_the_earlier_lines(laptop: Laptop, whole: list[float]) -> None:
+def test_repeated_steps_replace_the_earlier_lines(laptop: Laptop, whole: list[float]) -> None:
     laptop.train(f"--max-steps={STEPS}", "--save-every=2", run="again")
     for name in ("step-00000006", "step-00000004"):
         shutil.rmtree(laptop.file(f"checkpoints/{name}", "again"))
@@ -87,9 +101,7 @@ def test_steps_made_again_replace_the_earlier_lines(laptop: Laptop, whole: list[
     assert (resume["step"], resume["dropped"]) == (2, STEPS - 2)
 
 
-def test_every_line_and_the_status_are_as_their_schemas_say(
-    laptop: Laptop, whole: list[float]
-) -> None:
+def test_every_line_and_the_status_match_their_schemas(laptop: Laptop, whole: list[float]) -> None:
     for line in laptop.lines("whole"):
         assert_valid(line, "train-metrics-line.schema.json")
     status = laptop.status("whole")
@@ -123,14 +135,14 @@ def test_the_results_have_the_names_of_the_reference(laptop: Laptop, whole: list
     assert named["Final loss"]["MeasuredValue"] == round(whole[-1], 4)
 
 
-def test_a_finished_run_ends_at_once(laptop: Laptop, whole: list[float]) -> None:
+def test_a_finished_run_exits_at_once(laptop: Laptop, whole: list[float]) -> None:
     laptop.train(run="whole", tiny=False)
 
     assert laptop.losses("whole") == whole
     assert laptop.status("whole")["state"] == "finished"
 
 
-def test_a_run_of_which_fewer_steps_are_asked_for_is_complete(laptop: Laptop) -> None:
+def test_a_run_past_its_requested_steps_is_complete(laptop: Laptop) -> None:
     laptop.train("--max-steps=3", run="fewer")
     laptop.train("--max-steps=2", run="fewer")
 
@@ -159,11 +171,11 @@ def test_compiling_makes_three_steps_and_leaves_nothing(
     laptop.train("--compile-only", run="compiled")
 
     assert not laptop.file("", "compiled").exists()
-    assert "compile: 3 steps were made" in capfd.readouterr().out
+    assert "compile: ran 3 steps" in capfd.readouterr().out
 
 
 def test_a_new_run_without_a_dataset_is_refused(laptop: Laptop) -> None:
-    with pytest.raises(ValueError, match="run none is new and names no dataset; submit with"):
+    with pytest.raises(ValueError, match="run none is new and has no dataset; submit with"):
         laptop.train("--tensor-parallel=1", run="none", tiny=False)
 
 
@@ -181,9 +193,7 @@ def test_another_model_is_refused(laptop: Laptop, whole: list[float]) -> None:
         laptop.train("--hidden-size=64", run="whole", tiny=False)
 
 
-def test_a_second_job_under_a_run_that_is_trained_is_refused(
-    laptop: Laptop, whole: list[float]
-) -> None:
+def test_a_second_job_for_a_run_in_training_is_refused(laptop: Laptop, whole: list[float]) -> None:
     objects = laptop.objects.at("runs/held")
     holder = Holder(
         job_id="first", attempt=1, node="", since="then", heartbeat="0", heartbeat_s=0.5
@@ -210,7 +220,7 @@ def test_a_second_job_under_a_run_that_is_trained_is_refused(
         thread.join()
 
 
-def test_a_job_that_loses_the_runs_name_writes_nothing_more_about_it(
+def test_a_job_that_loses_the_run_lock_stops_writing_its_status(
     laptop: Laptop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.trainer.trainer.RunLock", partial(RunLock, heartbeat_s=0.05))
@@ -227,7 +237,7 @@ def test_a_job_that_loses_the_runs_name_writes_nothing_more_about_it(
     assert laptop.status("taken")["state"] == "training"
 
 
-def test_a_loss_that_is_no_number_ends_the_run_without_a_checkpoint(laptop: Laptop) -> None:
+def test_a_non_finite_loss_ends_the_run_without_a_checkpoint(laptop: Laptop) -> None:
     with pytest.raises(
         ValueError, match=r"step \d is .* and the gradient norm nan; continue from.*smaller lr"
     ):

@@ -1,4 +1,4 @@
-"""A run whose job is killed during an outage, or frozen and replaced: its files stay right."""
+"""A run whose job is killed during an outage, or frozen and replaced, keeps correct files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ WORDS = (f"--max-steps={STEPS}", "--save-every=2")
 
 
 class Killed(BaseException):
-    """The job ends here and now."""
+    """Simulated immediate death of the job."""
 
 
 @contextmanager
 def outage_of(key: str) -> Iterator[None]:
-    """Storage refuses every write of an object while all others succeed."""
+    """Refuse every write of one object while all others succeed."""
     put: Any = LocalObjects.put
 
     def refuse(self: LocalObjects, name: str, data: bytes, **conditions: Any) -> str:
@@ -46,7 +46,7 @@ def outage_of(key: str) -> Iterator[None]:
 
 
 def at(wanted: str, action: Callable[[], None]) -> Callable[[str], None]:
-    """Act when the job first reports this."""
+    """Run an action when the job first reports this."""
     done: list[str] = []
 
     def on_report(text: str) -> None:
@@ -73,8 +73,8 @@ def test_an_outage_of_the_metrics_and_a_kill_lose_no_line(laptop: Laptop) -> Non
     assert laptop.losses("holed") == laptop.losses("whole")
 
 
-def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> None:
-    """On one machine, without a bucket, one that was replaced has the files of its successor."""
+def test_jobs_that_share_a_folder_keep_separate_lines(tmp_path: Path) -> None:
+    """On one machine without a bucket, a replaced job shares its successor's files."""
     objects = LocalObjects(tmp_path / "run")
 
     def opened(*, holds: bool) -> RunFiles:
@@ -93,7 +93,7 @@ def test_jobs_that_share_a_folder_do_not_share_their_lines(tmp_path: Path) -> No
     assert [line["step"] for line in lines if "bytes" in line] == [1]
 
 
-def test_a_job_that_loses_its_peers_as_it_takes_the_run_leaves_it_free(laptop: Laptop) -> None:
+def test_a_job_that_loses_its_peers_while_locking_releases_the_run(laptop: Laptop) -> None:
     def lose_peers(self: Ranks, decide: Callable[[], object]) -> object:
         decide()
         raise ConnectionError("connection closed by peer")
@@ -119,14 +119,14 @@ def fail() -> None:
         (f"step 7 of {STEPS}", fail),
     ],
 )
-def test_a_job_that_was_frozen_and_replaced_writes_nothing(
+def test_a_frozen_and_replaced_job_writes_nothing(
     laptop: Laptop, moment: str, after: Callable[[], None], request: pytest.FixtureRequest
 ) -> None:
-    """Its heartbeat, 10 s apart, has not told it yet."""
+    """Simulate that its 10 s heartbeat has not noticed yet."""
     run = f"frozen-{request.node.callspec.id}".replace(" ", "-").replace("<", "").replace(">", "")
 
     def files() -> dict[str, str]:
-        """All but the job's own, which are named after it."""
+        """Return all files but the job's own, which are named after it."""
         found = laptop.objects.list(f"runs/{run}/")
         return {info.key: info.etag for info in found if not info.key.endswith(".job.1")}
 

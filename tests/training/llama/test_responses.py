@@ -1,4 +1,4 @@
-"""Training on responses alone: transformers' own loss, on any ranks and micro-batches."""
+"""Training on responses only: transformers' loss, on any ranks and micro-batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.core.contract import DeviceKind
 from training.datasets.manifest import COUNTED, PackedManifest, Validation
 from training.datasets.samples.packed import PackedDataset
 from training.models.llama.data import packed_batches
-from training.models.llama.huggingface import initial_weight, llama_config
+from training.models.llama.huggingface import decoder_config, initial_weight
 from training.storage import Objects, open_objects
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ WORDS = ("--dataset=chats", "--responses", "--max-steps=3", "--eval-every=2", "-
 
 
 def examples(random: np.random.Generator, count: int) -> NDArray[np.uint32]:
-    """Sequences of two examples each, of which very different parts count."""
+    """Build sequences of two examples each, with very different counted parts."""
     rows = random.integers(3, 256, (count, SEQ_LEN)).astype(np.uint32)
     for number, row in enumerate(rows):
         cut = 3 + number % 9
@@ -47,7 +47,7 @@ def examples(random: np.random.Generator, count: int) -> NDArray[np.uint32]:
 
 
 def write_chats(objects: Objects) -> None:
-    """A dataset of prompts and responses, as tokenize leaves it."""
+    """Write a dataset of prompts and responses, like tokenize's."""
     random = np.random.default_rng(0)
     rows, others = (examples(random, count) for count in (SEQUENCES, HELD_OUT))
     held_out = put_shard(objects, "validation-00000-000.bin", others)
@@ -77,13 +77,13 @@ def config_of(laptop: Laptop, run: str) -> TrainConfig:
 
 
 def theirs(laptop: Laptop, positions: range, *, split: str = "train") -> Any:
-    """The loss of transformers, whose labels are -100 where nothing counts."""
+    """Return transformers' loss, with labels of -100 for uncounted tokens."""
     config = config_of(laptop, "chats")
     dataset = dataset_at(laptop)
     stream = dataset if split == "train" else dataset.require_validation(seq_len=SEQ_LEN)
     seed = config.seed if split == "train" else 0
     batch: Any = packed_batches(stream, seed=seed, seq_len=SEQ_LEN, group=len(positions))(positions)
-    model = LlamaForCausalLM(llama_config(config.shape, seq_len=SEQ_LEN))
+    model = LlamaForCausalLM(decoder_config(config.shape, seq_len=SEQ_LEN))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial_weight(name, parameter.size(), seed=config.seed))
@@ -109,7 +109,7 @@ def test_loss_and_gradients_are_those_of_transformers(chats: Laptop) -> None:
     assert first["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
 
 
-def test_so_is_the_validation_loss(chats: Laptop) -> None:
+def test_the_validation_loss_equals_transformers(chats: Laptop) -> None:
     words = ("--dataset=chats", "--responses", "--lr=0", "--max-steps=1", "--eval-every=1")
     chats.train(*words, run="untrained")
 
@@ -131,7 +131,7 @@ def test_any_accumulation_gives_the_same(chats: Laptop, micro_batch: int) -> Non
     assert figures(chats, run) == pytest.approx(figures(chats, "chats"), abs=1e-5)
 
 
-def test_documents_may_be_kept_apart_too(chats: Laptop) -> None:
+def test_document_masks_apply_to_responses(chats: Laptop) -> None:
     chats.train(*WORDS, "--document-masks", run="apart")
 
     assert figures(chats, "apart") != pytest.approx(figures(chats, "chats"), abs=1e-5)
@@ -150,7 +150,9 @@ def test_its_graphs_are_compiled_without_a_dataset(chats: Laptop) -> None:
     assert not chats.file("", "compiles").exists()
 
 
-def test_ranks_that_have_different_counts_weigh_every_token_the_same(
+# On one rank: test_any_accumulation_gives_the_same.
+@pytest.mark.full
+def test_ranks_with_different_counts_weight_every_token_equally(
     chats: Laptop, tmp_path: Path
 ) -> None:
     build = tmp_path / "build"

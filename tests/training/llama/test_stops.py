@@ -1,6 +1,6 @@
-"""Jobs that end early, within a micro-batch: whole steps are safe.
+"""Jobs that end early, within a micro-batch: complete steps are safe.
 
-How the ranks of two nodes leave together is in test_killed_and_resumed.py.
+test_killed_and_resumed.py has the joint exit of two nodes' ranks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from training.core.job import Stopped, StopSwitch
+from training.core.job import StopRequested, StopSwitch
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -22,7 +22,7 @@ WORDS = (f"--max-steps={STEPS}", "--micro-batch=1")
 
 
 def asks_in(step: int, micro: int, stop: StopSwitch) -> Callable[[str], None]:
-    """Ask when micro-batch ``micro``, from 1, of ``step`` begins; none may follow it."""
+    """Request a stop when micro-batch ``micro``, from 1, of ``step`` starts; none may follow it."""
     begun = 0
 
     def on_report(text: str) -> None:
@@ -37,7 +37,7 @@ def asks_in(step: int, micro: int, stop: StopSwitch) -> Callable[[str], None]:
 
 def stop_in(laptop: Laptop, run: str, step: int, micro: int, *words: str) -> None:
     stop = StopSwitch()
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRequested):
         laptop.train(*WORDS, *words, run=run, on_report=asks_in(step, micro, stop), stop=stop)
     status = laptop.status(run)
     assert (status["state"], status["step"]) == ("stopped", step - 1)
@@ -49,13 +49,13 @@ def saved(laptop: Laptop, run: str) -> list[int]:
 
 @pytest.fixture(scope="module")
 def whole(laptop: Laptop) -> list[float]:
-    """Losses of a run that nobody stops."""
+    """Return the losses of an uninterrupted run."""
     laptop.train(*WORDS, run="whole")
     return laptop.losses("whole")
 
 
 @pytest.mark.parametrize("micro", [1, MICRO_BATCHES - 1])
-def test_a_stop_drops_the_step_that_is_not_whole_and_saves_the_one_before(
+def test_a_stop_drops_the_partial_step_and_saves_the_previous_one(
     laptop: Laptop, whole: list[float], micro: int
 ) -> None:
     run = f"stopped-{micro}"
@@ -68,7 +68,7 @@ def test_a_stop_drops_the_step_that_is_not_whole_and_saves_the_one_before(
 
 def test_a_stop_in_the_last_micro_batch_saves_the_step(laptop: Laptop, whole: list[float]) -> None:
     stop = StopSwitch()
-    with pytest.raises(Stopped):
+    with pytest.raises(StopRequested):
         laptop.train(*WORDS, run="last", on_report=asks_in(3, MICRO_BATCHES, stop), stop=stop)
 
     assert laptop.status("last")["step"] == 3
@@ -77,7 +77,7 @@ def test_a_stop_in_the_last_micro_batch_saves_the_step(laptop: Laptop, whole: li
     assert laptop.losses("last") == whole
 
 
-def test_the_last_whole_step_is_logged_once_however_seldom_steps_are(
+def test_the_last_complete_step_is_logged_once_whatever_the_interval(
     laptop: Laptop, whole: list[float]
 ) -> None:
     stop_in(laptop, "seldom", 4, 2, "--log-every=100")
@@ -88,7 +88,7 @@ def test_the_last_whole_step_is_logged_once_however_seldom_steps_are(
     assert [steps[step]["loss"] for step in (1, 3, 4, 5)] == [whole[i] for i in (0, 2, 3, 4)]
 
 
-def test_a_stop_in_the_first_step_of_a_job_saves_nothing_and_loses_nothing(
+def test_a_stop_in_a_jobs_first_step_saves_and_loses_nothing(
     laptop: Laptop, whole: list[float]
 ) -> None:
     stop_in(laptop, "early", 1, 3)
@@ -101,7 +101,7 @@ def test_a_stop_in_the_first_step_of_a_job_saves_nothing_and_loses_nothing(
     assert laptop.losses("early") == whole
 
 
-def test_a_step_that_is_saved_already_is_not_saved_again(laptop: Laptop) -> None:
+def test_an_already_saved_step_is_not_saved_again(laptop: Laptop) -> None:
     stop_in(laptop, "saved", 3, 5, "--save-every=2")
 
     assert saved(laptop, "saved") == [2]

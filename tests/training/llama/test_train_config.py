@@ -1,4 +1,4 @@
-"""Schedule, data positions and refusals of the configuration; weights that depend on nothing."""
+"""Schedule, data positions and refusals of the configuration; deterministic weights."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from training.backends.optimizers import is_decayed
 from training.core.config import TrainConfig
-from training.models.llama.huggingface import initial_weight, llama_config, meta_model
-from training.models.llama.parallel import Split, part_of, split_modules, tensor_parallel_plan
-from trainium_catalogue.instances import INSTANCE_TYPES
+from training.models.llama.huggingface import decoder_config, initial_weight, meta_model
+from training.models.llama.parallel import split_modules, tensor_parallel_plan
 from trainium_catalogue.models.presets import LLAMA_PRESETS
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.workloads import WORKLOADS
@@ -22,13 +21,13 @@ FIRST_WEIGHTS = [-0.002576436, 0.018411633, -0.005666399, 0.019853739]
 
 
 def config(*, num_ranks: int = 2, **values: Value) -> TrainConfig:
-    """llama-tiny's, with changes."""
+    """Return llama-tiny's configuration, with changes."""
     named = {name.replace("_", "-"): value for name, value in values.items()}
     defaults = {p.name: p.default for p in WORKLOADS["llama-tiny"].parameters}
     return TrainConfig.from_values({**defaults, **named}, num_ranks)
 
 
-def test_the_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
+def test_the_rate_rises_to_its_peak_and_falls_to_zero() -> None:
     found = config(lr=1.0, warmup_steps=4, max_steps=12)
 
     rates = [found.learning_rate_at(step) for step in range(1, 14)]
@@ -68,13 +67,13 @@ def test_the_ranks_of_a_step_share_its_positions_without_gap_or_overlap(
     assert positions == list(range(step * plan.global_batch, (step + 1) * plan.global_batch))
 
 
-def test_a_job_ends_after_its_own_steps_or_the_runs() -> None:
+def test_a_job_ends_after_its_own_or_the_runs_steps() -> None:
     assert config(max_steps=10).last_step(4) == 10
     assert config(max_steps=10, steps_this_run=3).last_step(4) == 7
     assert config(max_steps=10, steps_this_run=30).last_step(4) == 10
 
 
-def test_a_batch_that_does_not_divide_is_refused() -> None:
+def test_an_indivisible_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="global-batch=6 is not a multiple of the 4 sequences"):
         config(num_ranks=4, micro_batch=2, global_batch=6)
 
@@ -89,7 +88,7 @@ def test_weights_are_the_same_on_every_topology_and_differ_by_name_and_seed() ->
     assert torch.equal(initial_weight("layernorm.weight", size, seed=1), torch.ones(size))
 
 
-def test_weights_have_the_deviation_of_the_reference() -> None:
+def test_weights_have_the_references_standard_deviation() -> None:
     weight = initial_weight("a.weight", torch.Size((500, 500)), seed=1)
 
     assert float(weight.std()) == pytest.approx(0.02, rel=0.02)
@@ -97,7 +96,7 @@ def test_weights_have_the_deviation_of_the_reference() -> None:
 
 
 def test_the_first_weights_never_change() -> None:
-    # A run that is begun by one version and compared with another one's depends on them.
+    # Comparing runs across versions depends on them.
     weight = initial_weight("model.embed_tokens.weight", torch.Size((4, 8)), seed=12349)
 
     assert weight.flatten()[:4].tolist() == pytest.approx(FIRST_WEIGHTS, abs=1e-8)
@@ -105,21 +104,12 @@ def test_the_first_weights_never_change() -> None:
 
 def test_the_plan_splits_every_matrix() -> None:
     preset = LLAMA_PRESETS["llama-tiny"]
-    model = meta_model(llama_config(preset.shape, seq_len=preset.seq_len))
+    model = meta_model(decoder_config(preset.shape, seq_len=preset.seq_len))
 
     split = {name for name, _, _ in split_modules(model, tensor_parallel_plan(model.config))}
 
     matrices = {n.removesuffix(".weight") for n, p in model.named_parameters() if p.dim() == 2}
     assert split == matrices
-
-
-@pytest.mark.parametrize("how", Split)
-def test_parts_of_a_weight_are_the_weight(how: Split) -> None:
-    whole = torch.arange(32.0).reshape(4, 8)
-
-    parts = [part_of(whole, how, index=index, parts=2) for index in range(2)]
-
-    assert torch.equal(torch.cat(parts, dim=1 if how is Split.ROWWISE else 0), whole)
 
 
 def test_norms_and_biases_do_not_decay() -> None:
@@ -128,16 +118,3 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert not any(is_decayed(name) for name in names)
     assert is_decayed("model.layers.0.self_attn.q_proj.weight")
     assert is_decayed("model.embed_tokens.weight")
-
-
-def test_aws_figure_for_llama2_gives_about_its_utilization() -> None:
-    # 81 sequences a second on 16 nodes, printed as 30.8 % (AWS Neuron 2.15 benchmarks).
-    found = TrainConfig.from_values(
-        {p.name: p.default for p in WORKLOADS["llama2-7b"].parameters}, 16 * 32
-    )
-
-    mfu = found.plan.model_flops_utilization(
-        81 * 4096, peak_flops=INSTANCE_TYPES["trn1.32xlarge"].peak_flops_per_process
-    )
-
-    assert mfu == pytest.approx(0.308, abs=0.01)

@@ -1,4 +1,4 @@
-"""The forms in which a step is told, and uploads that never stand in the way."""
+"""The formats in which a step is reported, and non-blocking uploads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RECORD = StepRecord(
 )
 
 
-def test_the_log_line_is_read_by_parsers_of_the_reference() -> None:
+def test_the_references_parsers_read_the_log_line() -> None:
     pattern = (
         r"LOG (.+) - \((\d+), (\d+)\) step_loss : (\S+) learning_rate : (\S+) "
         r"throughput : (\S+)"
@@ -57,7 +57,7 @@ def test_the_log_line_is_read_by_parsers_of_the_reference() -> None:
     assert found.groups()[1:] == ("1", "12", "2.5000", "3.00e-04", "3.50")
 
 
-def test_a_loss_that_is_no_number_is_null_in_json() -> None:
+def test_a_non_finite_loss_is_null_in_json() -> None:
     fields = replace(RECORD, loss=float("nan")).fields()
 
     assert fields["loss"] is None
@@ -68,7 +68,7 @@ def test_a_loss_that_is_no_number_is_null_in_json() -> None:
     log_every=st.integers(1, 30),
     samples=st.lists(st.tuples(st.integers(1, 1000), st.floats(0.001, 100)), min_size=1),
 )
-def test_throughput_is_that_of_the_last_ten_steps(
+def test_throughput_covers_the_last_ten_steps(
     log_every: int, samples: list[tuple[int, float]]
 ) -> None:
     window = Window(log_every)
@@ -92,7 +92,7 @@ def test_results_without_a_logged_step_have_no_metrics() -> None:
     assert document == {"results": {"parameters": {}, "metrics": []}}
 
 
-def test_results_leave_the_first_ten_steps_out_of_the_average() -> None:
+def test_results_exclude_the_first_ten_steps_from_the_average() -> None:
     throughputs = [1.0] * 10 + [4.0, 6.0]
 
     document = results_document(
@@ -105,7 +105,7 @@ def test_results_leave_the_first_ten_steps_out_of_the_average() -> None:
 
 
 @pytest.mark.parametrize("earlier", [b"", b"[]", b'{"results": 3}', b"\xff"])
-def test_results_that_are_not_ours_are_replaced(earlier: bytes) -> None:
+def test_foreign_results_are_replaced(earlier: bytes) -> None:
     document = results_document(
         earlier, parameters={}, throughputs=[1.0], last=RECORD, log_every=1, seconds=1
     )
@@ -179,7 +179,7 @@ def test_cloudwatch_gets_one_line_a_minute_at_most(gaps: list[float]) -> None:
 
 
 class Slow(LocalObjects):
-    """Storage that answers when it is allowed to."""
+    """Storage that responds only when released."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -197,7 +197,7 @@ class Slow(LocalObjects):
         return super().put(key, data, if_absent=if_absent, if_match=if_match)
 
 
-def test_slow_storage_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
+def test_slow_storage_does_not_block(tmp_path: Path) -> None:
     objects = Slow(tmp_path)
     uploads = Uploads.open(objects, every_s=0.0)
     began = time.monotonic()
@@ -213,7 +213,7 @@ def test_slow_storage_does_not_keep_anybody_waiting(tmp_path: Path) -> None:
     assert len(objects.puts) <= 3
 
 
-def test_a_failing_upload_is_told_and_repeated_and_the_others_go_on(
+def test_a_failed_upload_is_reported_and_retried_while_others_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     objects = Slow(tmp_path)
@@ -225,13 +225,13 @@ def test_a_failing_upload_is_told_and_repeated_and_the_others_go_on(
 
     assert uploads.close(within_s=5)
     assert capsys.readouterr().out == (
-        "bad could not be uploaded, training goes on: no space left\n"
+        "bad could not be uploaded; training continues: no space left\n"
     )
     assert (tmp_path / "good").read_text() == "2"
     assert (tmp_path / "bad").read_text() == "1"
 
 
-def test_an_upload_that_keeps_failing_is_not_taken_for_done(tmp_path: Path) -> None:
+def test_a_persistently_failing_upload_is_not_mistaken_for_complete(tmp_path: Path) -> None:
     objects = Slow(tmp_path)
     objects.failures = 1000
     objects.allowed.set()
@@ -243,9 +243,7 @@ def test_an_upload_that_keeps_failing_is_not_taken_for_done(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_what_another_job_has_written_is_replaced_only_by_the_holder(
-    tmp_path: Path, holds: bool
-) -> None:
+def test_only_the_lock_holder_replaces_another_jobs_files(tmp_path: Path, holds: bool) -> None:
     objects = LocalObjects(tmp_path)
     objects.put("a", b"before")
     uploads = Uploads.open(objects, every_s=0.0, holds=lambda: holds)
@@ -274,7 +272,7 @@ def test_a_job_frozen_before_its_first_upload_replaces_nothing(
     assert objects.get("a") == b"another job's"
 
 
-def test_a_file_is_uploaded_at_most_every_so_often(tmp_path: Path) -> None:
+def test_uploads_of_a_file_are_rate_limited(tmp_path: Path) -> None:
     objects = Slow(tmp_path)
     objects.allowed.set()
     uploads = Uploads.open(objects, every_s=60.0)

@@ -1,4 +1,4 @@
-"""Bundles of programs, as `submit` puts them into a bucket."""
+"""Program bundles, as uploaded by `submit`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAMPLE = Path(__file__).resolve().parents[2] / "programs" / "sample" / "train.py
 
 
 def bundle(files: Mapping[str, str | bytes]) -> bytes:
-    """An archive of files by their paths."""
+    """Return an archive of files by their paths."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for path, text in files.items():
@@ -27,7 +27,7 @@ def bundle(files: Mapping[str, str | bytes]) -> bytes:
 
 
 def leave(folder: Path, data: bytes, *, run: str = "test-run") -> str:
-    """Put an archive where a launcher without a bucket looks; returns its hash."""
+    """Put an archive where a launcher without a bucket looks; return its hash."""
     digest = hashlib.sha256(data).hexdigest()
     path = folder / "build" / bundle_key(run, digest)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ def leave(folder: Path, data: bytes, *, run: str = "test-run") -> str:
 
 
 def upload(bucket: Mapping[str, str], data: bytes, *, run: str = "test-run") -> str:
-    """Put an archive into an emulated bucket; returns its hash."""
+    """Put an archive into an emulated bucket; return its hash."""
     digest = hashlib.sha256(data).hexdigest()
     client = s3_client(bucket["AWS_ENDPOINT_URL"])
     client.put_object(Bucket=bucket["TRAINIUM_BUCKET"], Key=bundle_key(run, digest), Body=data)
@@ -44,6 +44,6 @@ def upload(bucket: Mapping[str, str], data: bytes, *, run: str = "test-run") -> 
 
 
 def program(folder: Path, *files: tuple[str, str], **main: str) -> list[str]:
-    """Leave a program of one script, ``train.py``, and other files; returns the flags to run it."""
+    """Store a program of one script, ``train.py``, and other files; return the flags to run it."""
     texts = {"train.py": main["script"], **dict(files)}
     return [f"--code={leave(folder, bundle(texts))}", "--script=train.py"]

@@ -1,4 +1,4 @@
-"""An index of made-up packages, and what pip makes of them without this machine's settings."""
+"""An index of synthetic packages, and a pip independent of this machine's settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Collect = Callable[..., LocalObjects]
 
 @pytest.fixture
 def index(tmp_path: Path) -> Iterator[PackageIndex]:
-    """An empty index on loopback."""
+    """Serve an empty index on loopback."""
     folder = tmp_path / "index"
     folder.mkdir()
     with serve_index(folder) as site:
@@ -27,12 +27,12 @@ def index(tmp_path: Path) -> Iterator[PackageIndex]:
 
 @pytest.fixture
 def pip_environment(tmp_path: Path) -> dict[str, str]:
-    """The variables that pip gets."""
+    """Return the environment variables of pip."""
     return environment_of_pip(tmp_path)
 
 
 def environment_of_pip(home: Path) -> dict[str, str]:
-    """What pip's answers follow, so that they do not depend on who runs the tests."""
+    """Return an environment in which pip ignores the settings of the user who runs the tests."""
     return {
         "PATH": os.environ["PATH"],
         "HOME": str(home),
@@ -43,7 +43,7 @@ def environment_of_pip(home: Path) -> dict[str, str]:
 
 @pytest.fixture
 def wheels(tmp_path: Path) -> LocalObjects:
-    """Where nodes without a bucket look for the wheels of ``KEY``."""
+    """Return the folder in which nodes without a bucket look for the wheels of ``KEY``."""
     return LocalObjects(tmp_path / "build" / "wheels" / KEY)
 
 

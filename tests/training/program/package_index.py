@@ -1,4 +1,4 @@
-"""A package index on loopback, with wheels and source archives that are made on the fly."""
+"""A package index on loopback, with wheels and source archives generated on demand."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PackageIndex:
         files: Mapping[str, str] | None = None,
         python: str = "",
     ) -> Path:
-        """Add a wheel; by default with one module that knows its version."""
+        """Add a wheel; by default with one module that contains its version."""
         module = name.replace("-", "_")
         info = f"{module}-{version}.dist-info"
         metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"]
@@ -88,7 +88,7 @@ class PackageIndex:
         return path
 
     def text(self, *requirements: str) -> str:
-        """Make the text of requirements that come from this index."""
+        """Return requirements that come from this index."""
         return "".join(f"{line}\n" for line in (f"--index-url {self.url}", *requirements))
 
     def _folder(self, name: str) -> Path:
@@ -103,7 +103,7 @@ def _digest(text: str) -> str:
 
 @contextmanager
 def serve_index(folder: Path) -> Iterator[PackageIndex]:
-    """Serve an index whose packages are below ``folder``."""
+    """Serve an index with its packages below ``folder``."""
     index = PackageIndex(folder)
 
     class Handler(SimpleHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""Bundles: what is unpacked, and what is refused before anything runs."""
+"""Bundles: unpacking, and refusals before anything runs."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def member(name: str, **attributes: object) -> bytes:
 
 
 def with_another_checksum(data: bytes) -> bytes:
-    """Change the CRC-32 at the end of a gzip file (RFC 1952), up to which the archive is read."""
-    data = gzip.compress(gzip.decompress(data)[:1024], mtime=0)  # without what ends a tar
+    """Corrupt the CRC-32 that ends a gzip file (RFC 1952), up to which the archive is read."""
+    data = gzip.compress(gzip.decompress(data)[:1024], mtime=0)  # without the end of a tar
     return data[:-8] + bytes([data[-8] ^ 1]) + data[-7:]
 
 
@@ -92,18 +92,18 @@ def test_files_keep_their_content_and_mode(tmp_path: Path) -> None:
         (member("a", type=tarfile.SYMTYPE, linkname="/etc/passwd"), "is not a regular file"),
         (member("a", type=tarfile.LNKTYPE, linkname="../../outside"), "is not a regular file"),
         (member("a", type=tarfile.CHRTYPE), "is not a regular file"),
-        (b"not an archive", "not an archive that can be unpacked"),
-        (bundle({"train.py": "1" * 100_000})[:60], "not an archive that can be unpacked"),
-        (gzip.compress(b"no tar"), "not an archive that can be unpacked"),
-        (with_another_checksum(bundle({"train.py": "1"})), "not an archive that can be unpacked"),
+        (b"not an archive", "cannot be unpacked"),
+        (bundle({"train.py": "1" * 100_000})[:60], "cannot be unpacked"),
+        (gzip.compress(b"no tar"), "cannot be unpacked"),
+        (with_another_checksum(bundle({"train.py": "1"})), "cannot be unpacked"),
     ],
-    # The archives hold the time at which they were made, and every worker of pytest makes its own.
+    # Archives contain their creation time, and every pytest worker creates its own.
     ids=[
         *("outside", "absolute", "link-outside", "link-absolute", "hard-link", "device"),
         *("no-archive", "cut-short", "no-tar", "checksum"),
     ],
 )
-def test_what_cannot_be_unpacked_safely_is_refused(data: bytes, text: str, tmp_path: Path) -> None:
+def test_an_unsafe_archive_is_refused(data: bytes, text: str, tmp_path: Path) -> None:
     reason = refusal(tmp_path, data)
 
     assert text in reason
@@ -111,12 +111,12 @@ def test_what_cannot_be_unpacked_safely_is_refused(data: bytes, text: str, tmp_p
     assert not (tmp_path / "outside").exists()
 
 
-def test_a_bundle_of_another_hash_is_refused(tmp_path: Path) -> None:
+def test_a_bundle_with_a_different_hash_is_refused(tmp_path: Path) -> None:
     digest = leave(tmp_path, bundle({"train.py": "1"}))
     path = tmp_path / f"build/runs/test-run/code/{digest}.tar.gz"
     path.write_bytes(bundle({"train.py": "2"}))
 
-    with pytest.raises(NotPrepared, match="are not those that were submitted") as refused:
+    with pytest.raises(NotPrepared, match="differ from those that were submitted") as refused:
         downloads.unpack_bundle(workspace(tmp_path, digest))
 
     assert hashlib.sha256(path.read_bytes()).hexdigest() in refused.value.reason
@@ -150,7 +150,7 @@ def test_parameters_that_do_not_fit_are_refused(words: list[str], text: str) -> 
     assert text in str(refused.value)
 
 
-def test_a_full_disk_is_told_with_a_remedy(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_a_remedy(tmp_path: Path) -> None:
     full = judged(OSError(28, "No space left on device"), tmp_path)
     hopeless = no_space(tmp_path / "missing", "--dataset all", 2**60)
 

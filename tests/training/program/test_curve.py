@@ -29,7 +29,7 @@ def drawn(folder: Path, *losses: tuple[int | None, float]) -> list[tuple[int, fl
     return points(folder)
 
 
-def test_output_leaves_a_curve(tmp_path: Path) -> None:
+def test_output_yields_a_loss_curve(tmp_path: Path) -> None:
     data = b"iter 10: loss 2.5, time 3ms\nsaved\niter 20: loss nan\niter 30: loss 2.25\n"
     command = [sys.executable, "-m", "training.program.output", str(tmp_path)]
 
@@ -38,7 +38,7 @@ def test_output_leaves_a_curve(tmp_path: Path) -> None:
     assert points(tmp_path) == [(10, 2.5), (30, 2.25)]
 
 
-def test_the_end_of_a_silent_program_is_in_the_curve_too(tmp_path: Path) -> None:
+def test_the_end_of_a_silent_program_is_also_in_the_curve(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "")
     recorder.line(b"iter 1: loss 2.5", 0.0)
     recorder.write(0.0)
@@ -51,7 +51,7 @@ def test_the_end_of_a_silent_program_is_in_the_curve_too(tmp_path: Path) -> None
     assert points(tmp_path) == [(1, 2.5), (2, 2.25)]
 
 
-def test_of_several_losses_of_a_step_the_last_counts(tmp_path: Path) -> None:
+def test_the_last_of_several_losses_of_a_step_counts(tmp_path: Path) -> None:
     assert drawn(tmp_path, (1, 3.0), (2, 2.0), (2, 1.5), (3, 1.0)) == [(1, 3), (2, 1.5), (3, 1)]
 
 
@@ -59,7 +59,7 @@ def test_losses_without_steps_are_counted(tmp_path: Path) -> None:
     assert drawn(tmp_path, (None, 3.0), (None, 2.0)) == [(1, 3), (2, 2)]
 
 
-def test_epochs_that_count_from_the_beginning_follow_each_other(tmp_path: Path) -> None:
+def test_epochs_that_restart_their_count_are_concatenated(tmp_path: Path) -> None:
     epoch = ((0, 4.0), (50, 3.0), (100, 2.0))
 
     steps = [step for step, _ in drawn(tmp_path, *epoch, *epoch)]

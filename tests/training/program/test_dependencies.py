@@ -41,7 +41,7 @@ TOOL = {
 
 
 def install_at(folder: Path, wheels: LocalObjects) -> Path:
-    """Install wheels on this node; whatever index its settings name does not exist."""
+    """Install wheels on this node; any index in its settings does not exist."""
     env = environment_of_pip(folder)
     env |= {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_TARGET": "/nowhere"}
     install_wheels(wheels, folder=folder / "fetched", target=folder / "site", env=env)
@@ -56,12 +56,12 @@ def install(tmp_path: Path) -> Install:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a node has installed: packages with requirements, a version of its own, a tool."""
+    """Return a node's installation: packages with requirements, another version, a tool."""
     folder = tmp_path_factory.mktemp("node")
     wheels = LocalObjects(folder / "wheels")
     (folder / "index").mkdir()
     with serve_index(folder / "index") as index:
-        index.add("p4-model", "1.0", ["p4-layers", "torch"])
+        index.add("p4-model", "1.0", ["p4-layers", "numpy"])
         index.add("p4-layers", "2.1")
         index.add("safetensors", "0.4.2")
         index.add("p4-tool", "1.0", files=TOOL)
@@ -73,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def python(site: Path, code: str) -> str:
-    """Standard output of a program whose worker has been told of ``site``."""
+    """Return the standard output of a program whose worker uses ``site``."""
     start = "from training.program import worker\nimport sys\n"
     start += f"worker._find_packages_in({str(site)!r})\n"
     ended = subprocess.run(
@@ -83,10 +83,10 @@ def python(site: Path, code: str) -> str:
     return ended.stdout
 
 
-def test_a_program_sees_what_it_requires_and_the_images_own(site: Path) -> None:
-    code = "import p4_model, p4_layers, torch\n"
-    code += "print(p4_model.VERSION, p4_layers.VERSION, torch.__version__)"
-    assert python(site, code).split() == ["1.0", "2.1", version("torch")]
+def test_a_program_sees_its_requirements_and_the_images_packages(site: Path) -> None:
+    code = "import p4_model, p4_layers, numpy\n"
+    code += "print(p4_model.VERSION, p4_layers.VERSION, numpy.__version__)"
+    assert python(site, code).split() == ["1.0", "2.1", version("numpy")]
 
 
 def test_a_program_sees_its_own_version_of_a_package_of_the_image(site: Path) -> None:
@@ -116,7 +116,7 @@ def test_nothing_is_installed_if_the_image_has_everything(
 
 
 def test_wheels_that_were_never_collected_are_refused(tmp_path: Path, install: Install) -> None:
-    with pytest.raises(DependenciesRefused, match="holds no complete set of wheels; submit the"):
+    with pytest.raises(DependenciesRefused, match="has no complete set of wheels; submit the"):
         install(LocalObjects(tmp_path / "build" / "wheels" / KEY))
 
 
@@ -127,7 +127,9 @@ def test_a_changed_file_is_refused(
     index.add("p4-model", "1.0")
     wheels = collected("p4-model")
     wheels.put(name, wheels.get(name) + b"#")
-    with pytest.raises(DependenciesRefused, match=f"{name} is not what was collected; delete"):
+    with pytest.raises(
+        DependenciesRefused, match=f"{name} differs from what was collected; delete"
+    ):
         install(wheels)
 
 
@@ -143,30 +145,28 @@ def test_wheels_of_another_image_of_the_same_name_are_refused(
         install(wheels)
 
 
-def nodes(cluster: Cluster, flags: Sequence[str]) -> dict[int, int]:
-    """Run a program with dependencies; returns the exit codes."""
-    cluster.start(*flags, f"--wheels={KEY}", workload="program")
-    return cluster.end(within_s=scaled(40))
+def ended(job: Cluster, flags: Sequence[str]) -> dict[int, int]:
+    """Run a program with dependencies; return the exit codes."""
+    job.start(*flags, f"--wheels={KEY}", workload="program")
+    return job.end(within_s=scaled(40))
 
 
-def test_every_node_of_a_job_installs_and_imports_them(
-    cluster: Cluster, collected: Collect, index: PackageIndex
+def test_a_node_installs_wheels_and_its_program_imports_them(
+    lone_node: Cluster, collected: Collect, index: PackageIndex
 ) -> None:
     index.add("p4-model", "1.0")
     collected("p4-model")
     script = "import multiprocessing, os, p4_model\nprint('rank', os.environ['RANK'], p4_model)\n"
-    flags = program(cluster.folder, script=script)
-    assert nodes(cluster, flags) == {0: 0, 1: 0}, cluster.all_logs()
-    for index_of_node in (0, 1):
-        log = cluster.log(index_of_node)
-        assert "program: dependencies of 0.0 MB installed in " in log
-        assert f"rank {index_of_node} <module 'p4_model'" in log
+    flags = program(lone_node.folder, script=script)
+    assert ended(lone_node, flags) == {0: 0}, lone_node.all_logs()
+    assert "program: dependencies of 0.0 MB installed in " in lone_node.log(0)
+    assert "rank 0 <module 'p4_model'" in lone_node.log(0)
 
 
-def test_a_job_without_its_wheels_ends_with_the_reason(cluster: Cluster) -> None:
+def test_every_node_without_its_wheels_fails_with_the_reason(cluster: Cluster) -> None:
     flags = program(cluster.folder, script="print('never')")
-    assert nodes(cluster, flags) == {0: 64, 1: 64}, cluster.all_logs()
-    assert "holds no complete set of wheels; submit the program again" in cluster.log(0)
+    assert ended(cluster, flags) == {0: 64, 1: 64}, cluster.all_logs()
+    assert "has no complete set of wheels; submit the program again" in cluster.log(0)
 
 
 def marked(wheels: LocalObjects, files: dict[str, bytes], lock: bytes) -> None:
@@ -191,7 +191,7 @@ def marked(wheels: LocalObjects, files: dict[str, bytes], lock: bytes) -> None:
 
 
 def source_package(victim: Path) -> bytes:
-    """A package that must be built, by code of its own."""
+    """A source package built by its own code."""
     packed = io.BytesIO()
     backend = f"open({str(victim)!r}, 'w')\n"
     project = '[build-system]\nrequires = []\nbuild-backend = "be"\nbackend-path = ["."]\n'
@@ -232,5 +232,7 @@ def test_a_lock_that_gives_pip_options_is_refused(
     wheels = LocalObjects(tmp_path / "wheels")
     marked(wheels, {"a.whl": b"x"}, f"{line}\n".encode())
 
-    with pytest.raises(DependenciesRefused, match=r"requirements\.lock is not what was collected"):
+    with pytest.raises(
+        DependenciesRefused, match=r"requirements\.lock differs from what was collected"
+    ):
         install(wheels)

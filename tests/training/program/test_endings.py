@@ -1,4 +1,4 @@
-"""How a program ends, and what the job makes of it: the same codes as for any workload."""
+"""How a program ends, and the job's outcome: the same codes as for any workload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training.program.bundles import program
 if TYPE_CHECKING:
     from tests.training.conftest import Cluster
 
-# Rank 1 does what it is told, rank 0 goes on.
+# Rank 1 does as instructed, rank 0 continues.
 SCRIPT = """
 import os, signal, sys, time
 
@@ -65,19 +65,20 @@ def test_the_error_of_one_rank_ends_all_nodes_with_its_reason_and_its_own_traceb
 @pytest.mark.parametrize(
     ("action", "code", "text"),
     [
-        (
+        pytest.param(
             "print('Try --help'); print('Error: No such option'); sys.exit(2)",
             1,
             "rank 1: sys.exit(2), after: Error: No such option",
+            marks=pytest.mark.full,
         ),
         ("os._exit(3)", 1, "rank 1 ended with exit code 3, without an exception"),
         ("os.abort()", 75, "rank 1 was killed by SIGABRT"),
     ],
 )
-def test_the_end_of_one_rank_ends_its_job_with_its_reason(
+def test_the_exit_of_one_rank_ends_its_job_with_its_reason(
     lone_node: Cluster, action: str, code: int, text: str
 ) -> None:
-    # The other rank is silent: a node has one last line, and it is to be the failing rank's.
+    # The other rank is silent: a node has one last line, which must be the failing rank's.
     start(lone_node, action, "time.sleep(600)", processes_per_node=2)
 
     assert lone_node.end(within_s=scaled(30)) == {0: code}, lone_node.all_logs()
@@ -85,7 +86,9 @@ def test_the_end_of_one_rank_ends_its_job_with_its_reason(
     assert "ChildFailedError" not in lone_node.all_logs()
 
 
-def test_every_way_to_end_with_0_is_a_success_however_long_one_rank_works_on_alone(
+# Without processes: test_hangs.py.
+@pytest.mark.full
+def test_exiting_with_0_is_success_however_long_one_rank_keeps_working(
     cluster: Cluster,
 ) -> None:
     ways = ["time.sleep(7); sys.exit(0)", "os._exit(0)", "sys.exit()", "pass"]
@@ -95,26 +98,32 @@ def test_every_way_to_end_with_0_is_a_success_however_long_one_rank_works_on_alo
     assert cluster.end(within_s=scaled(40)) == {0: 0, 1: 0}, cluster.all_logs()
 
 
-def test_a_node_that_ends_at_once_is_named_when_the_others_wait_for_it(cluster: Cluster) -> None:
+# test_a_node_that_exits_at_once_is_the_cause_of_a_broken_connection is similar, and quicker.
+@pytest.mark.full
+def test_a_node_that_exits_at_once_is_named_while_others_wait_for_it(cluster: Cluster) -> None:
     start(
         cluster, "pass", "print('waits', flush=True); time.sleep(600)", flags=("--hang-limit-s=8",)
     )
 
     assert cluster.end(within_s=scaled(30)) == {0: 1, 1: 1}, cluster.all_logs()
     last = cluster.log(0).splitlines()[-1]
-    assert "node 1 ended with 0 after " in last
-    assert " s, without a line of output, while the others still worked" in last
+    assert "node 1 exited with 0 after " in last
+    assert " s, without a line of output, while the others were still working" in last
 
 
-def test_a_node_that_ends_at_once_is_the_cause_of_a_broken_connection(cluster: Cluster) -> None:
+# test_hangs has the same without processes.
+@pytest.mark.full
+def test_a_node_that_exits_at_once_is_the_cause_of_a_broken_connection(cluster: Cluster) -> None:
     start(cluster, "pass", "time.sleep(4); raise ConnectionResetError('gone')")
 
     assert cluster.end(within_s=scaled(30)) == {0: 1, 1: 1}, cluster.all_logs()
     last = cluster.log(0).splitlines()[-1]
-    assert "rank 0: ConnectionResetError: gone; before that node 1 ended with 0 after" in last
+    assert "rank 0: ConnectionResetError: gone; before that node 1 exited with 0 after" in last
 
 
-def test_a_silent_program_hangs_and_is_told_what_counts(lone_node: Cluster) -> None:
+def test_a_silent_program_hangs_and_the_message_names_what_counts_as_progress(
+    lone_node: Cluster,
+) -> None:
     start(lone_node, "time.sleep(600)", "time.sleep(600)", flags=("--hang-limit-s=6",))
 
     assert lone_node.end(within_s=scaled(30)) == {0: 75}, lone_node.all_logs()
@@ -123,18 +132,23 @@ def test_a_silent_program_hangs_and_is_told_what_counts(lone_node: Cluster) -> N
     assert "TRAINIUM_PROGRESS_FILE" in last
 
 
-def test_a_sign_of_life_on_one_node_is_enough_printed_or_in_its_file(cluster: Cluster) -> None:
+# Without processes: test_hangs.py.
+@pytest.mark.full
+def test_output_or_a_heartbeat_file_of_one_rank_counts_as_progress(lone_node: Cluster) -> None:
     signs = (
         "print('.', flush=True)",
         "open(os.environ['TRAINIUM_PROGRESS_FILE'], 'w').close()",
     )
     # Each for longer than the limit.
     lively = "\n".join(f"[({sign}, time.sleep(1)) for _ in range(8)]" for sign in signs)
-    start(cluster, lively, "time.sleep(16)", flags=("--hang-limit-s=6",))
+    flags = ("--hang-limit-s=6",)
+    start(lone_node, lively, "time.sleep(16)", flags=flags, processes_per_node=2)
 
-    assert cluster.end(within_s=scaled(50)) == {0: 0, 1: 0}, cluster.all_logs()
+    assert lone_node.end(within_s=scaled(50)) == {0: 0}, lone_node.all_logs()
 
 
+# A worker that ignores it: tests/training/launcher/test_failure_model.py.
+@pytest.mark.full
 def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(lone_node: Cluster) -> None:
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); work()"
     start(lone_node, ignore, ignore, flags=("--stop-grace-s=3",))
@@ -145,7 +159,7 @@ def test_a_program_that_ignores_sigterm_is_killed_after_the_grace(lone_node: Clu
 
     assert lone_node.end(within_s=scaled(20)) == {0: 143}, lone_node.all_logs()
     assert time.monotonic() - started >= 2
-    assert "the program still runs 2 s after SIGTERM and is killed" in lone_node.log(0)
+    assert "the program is still running 2 s after SIGTERM, so it is killed" in lone_node.log(0)
 
 
 def test_a_program_may_handle_sigterm_itself(lone_node: Cluster) -> None:
@@ -162,14 +176,17 @@ def test_a_program_may_handle_sigterm_itself(lone_node: Cluster) -> None:
     assert "saved" in lone_node.log(0)
 
 
+# Without processes: tests/training/launcher/test_verdict.py.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("number", "ending"),
     [
         (signal.SIGKILL, "os._exit(1)"),
-        (signal.SIGSTOP, "sys.exit(1)"),
+        # The launcher is killed too, by its guardian.
+        pytest.param(signal.SIGSTOP, "sys.exit(1)", marks=pytest.mark.full),
     ],
 )
-def test_a_survivor_that_hides_the_broken_connection_does_not_end_the_run(
+def test_a_survivor_that_swallows_the_broken_connection_does_not_end_the_run(
     cluster: Cluster, number: signal.Signals, ending: str
 ) -> None:
     lost = cluster.folder / "lost"
@@ -184,7 +201,9 @@ def test_a_survivor_that_hides_the_broken_connection_does_not_end_the_run(
     assert "node 1 was lost: its launcher " in cluster.log(0).splitlines()[-1]
 
 
-def test_nobody_waits_for_the_files_of_a_lost_node_when_told_to_stop(cluster: Cluster) -> None:
+# Without nodes: snapshots/test_last_snapshot.py.
+@pytest.mark.full
+def test_a_stop_does_not_wait_for_the_files_of_a_lost_node(cluster: Cluster) -> None:
     """Volcano stops the other pods of a job as soon as one has failed."""
     start(cluster, "work()", flags=("--stop-grace-s=500", "--snapshot-every-s=1"))
     cluster.wait_for("still works", node=1)
@@ -194,10 +213,12 @@ def test_nobody_waits_for_the_files_of_a_lost_node_when_told_to_stop(cluster: Cl
 
     ended = cluster.end(within_s=scaled(30))
     assert ended[1] == 137, cluster.all_logs()
-    assert ended[0] in (75, 143)  # whichever the launcher heard of first
+    assert ended[0] in (75, 143)  # whichever reached the launcher first
 
 
-def test_a_frozen_worker_is_found_by_the_silence_of_all(cluster: Cluster) -> None:
+# Like a silent program, above; launcher/test_failure_model freezes another workload's worker.
+@pytest.mark.full
+def test_a_frozen_worker_is_detected_by_the_silence_of_all_ranks(cluster: Cluster) -> None:
     pipe = cluster.folder / "pipe"
     os.mkfifo(pipe)
     sends = f"""
@@ -208,7 +229,8 @@ with open({str(pipe)!r}, "w", buffering=1) as other:
         time.sleep(0.1)
 """
     receives = f"[print('RECEIVED'.lower(), flush=True) for step in open({str(pipe)!r})]"
-    start(cluster, sends, receives, flags=("--hang-limit-s=6",))
+    # Rank 0 is silent until the other has started, which takes seconds on a busy machine.
+    start(cluster, sends, receives, flags=("--hang-limit-s=20",))
     cluster.wait_for("received", node=0, within_s=scaled(30))
 
     os.kill(cluster.worker(1), signal.SIGSTOP)
@@ -217,7 +239,7 @@ with open({str(pipe)!r}, "w", buffering=1) as other:
     assert "the program hangs" in cluster.log(0).splitlines()[-1]
 
 
-def test_a_program_is_not_blamed_for_an_output_that_nobody_takes(lone_node: Cluster) -> None:
+def test_a_program_is_not_blamed_for_output_without_a_reader(lone_node: Cluster) -> None:
     start(lone_node, "work()")
     lone_node.wait_for("still works", node=0)
     (output,) = (
@@ -233,6 +255,8 @@ def test_a_program_is_not_blamed_for_an_output_that_nobody_takes(lone_node: Clus
     assert "node 0: the launcher's process for the program's output was killed by signal 9" in last
 
 
+# The same for a trainer: tests/training/launcher/test_failure_model.py.
+@pytest.mark.full
 def test_a_killed_torchrun_ends_a_program_for_a_retry(lone_node: Cluster) -> None:
     start(lone_node, "work()")
     lone_node.wait_for("still works", node=0)

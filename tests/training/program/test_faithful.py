@@ -1,4 +1,4 @@
-"""A program finds what bare torchrun would give it, to the byte."""
+"""A program sees exactly what bare torchrun would give it."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def read(folder: Path, code: str) -> list[dict[str, Any]]:
 
 
 def bare(folder: Path, words: list[str]) -> list[dict[str, Any]]:
-    """What two ranks see that torchrun starts, in the program's folder."""
+    """Return the view of two ranks started by torchrun in the program's folder."""
     code, out = folder / "bare", folder / "bare-out"
     out.mkdir()
     for path, text in FILES.items():
@@ -135,7 +135,7 @@ def bare(folder: Path, words: list[str]) -> list[dict[str, Any]]:
 
 
 def launched(folder: Path, flags: list[str]) -> list[dict[str, Any]]:
-    """What two ranks see that the launcher starts."""
+    """Return the view of two ranks started by the launcher."""
     out = folder / "out"
     out.mkdir()
     digest = leave(folder, bundle(FILES), run="local")
@@ -164,7 +164,7 @@ def launched(folder: Path, flags: list[str]) -> list[dict[str, Any]]:
         (["-m", "pkg.look"], ["--module=pkg.look"]),
     ],
 )
-def test_a_program_sees_what_torchrun_shows_it(
+def test_a_program_sees_exactly_torchruns_environment(
     words: list[str], flags: list[str], tmp_path: Path
 ) -> None:
     expected, seen = bare(tmp_path, words), launched(tmp_path, flags)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.nodes import CPU_NODE
-from training.core.progress import COMPILES_AT_MOST_S, ENV_SCRATCH
+from training.core.progress import ENV_SCRATCH, MAX_COMPILE_S
 from training.launcher.evidence import CompileCacheWatch
-from training.launcher.hangs import LEFT_LIMIT_S, ProgramObserver
-from training.launcher.messages import AT_ONCE_S, Departure, Message, Movement
+from training.launcher.hangs import DEPARTURE_LIMIT_S, ProgramObserver
+from training.launcher.messages import IMMEDIATE_EXIT_S, Departure, Message, Movement
 from training.launcher.verdict import Verdict
 from training.program.snapshots.graphs import unlock
 from trainium_catalogue.exit_codes import ExitCode
@@ -25,7 +25,7 @@ BROKEN = Verdict(code=ExitCode.HOST, reason="rank 0: gone", symptom=True)
 
 
 def watch(*left: tuple[int, Departure], prepared: int = 2) -> ProgramObserver:
-    """A job of two nodes, in which nothing has moved since second 0."""
+    """A two-node job without progress since second 0."""
     job = ProgramObserver(replace(CPU_NODE, num_nodes=2), hang_limit_s=HANG_S, now_s=0.0)
     for node in range(prepared):
         job.note(node, {"type": "prepared"}, 0.0)
@@ -48,7 +48,7 @@ def test_any_node_keeps_the_job_alive() -> None:
     assert hang.code is ExitCode.HOST
 
 
-def test_the_wait_for_a_node_that_is_being_prepared_names_what_it_does() -> None:
+def test_the_wait_for_a_preparing_node_names_its_phase() -> None:
     job = watch(prepared=1)
     job.note(1, moved("--dataset wiki: 3 of 9 MiB"), 0.0)
 
@@ -61,25 +61,25 @@ def test_the_wait_for_a_node_that_is_being_prepared_names_what_it_does() -> None
 @pytest.mark.parametrize(
     ("left", "limit_s"),
     [
-        (SILENT, LEFT_LIMIT_S),
+        (SILENT, DEPARTURE_LIMIT_S),
         (Departure(after_s=2.0, lines=1), HANG_S),
-        (Departure(after_s=AT_ONCE_S + 1, lines=0), HANG_S),
+        (Departure(after_s=IMMEDIATE_EXIT_S + 1, lines=0), HANG_S),
     ],
 )
-def test_only_a_node_that_ended_at_once_shortens_the_wait(left: Departure, limit_s: float) -> None:
+def test_only_an_early_exit_shortens_the_wait(left: Departure, limit_s: float) -> None:
     job = watch((1, left))
 
     assert job.verdict(limit_s) is None
     assert job.verdict(limit_s + 1) is not None
 
 
-def test_a_node_that_ended_at_once_is_the_cause_of_what_breaks_later() -> None:
+def test_an_early_exit_is_the_cause_of_later_failures() -> None:
     told = watch((1, SILENT)).explained(BROKEN)
 
     assert told.code is ExitCode.WORKLOAD
     assert told.reason == (
-        "rank 0: gone; before that node 1 ended with 0 after 2 s, without a line of output, "
-        "while the others still worked"
+        "rank 0: gone; before that node 1 exited with 0 after 2 s, without a line of output, "
+        "while the others were still working"
     )
 
 
@@ -96,15 +96,15 @@ def test_a_lost_node_stays_a_lost_node() -> None:
     assert watch((1, Departure(after_s=2.0, lines=5))).explained(lost).code is ExitCode.HOST
 
 
-def test_a_compilation_may_take_as_long_as_compilations_do() -> None:
+def test_a_compilation_has_the_compilation_timeout() -> None:
     job = watch((1, SILENT))
     job.note(0, moved(compiling=True), 0.0)
 
-    assert job.verdict(float(COMPILES_AT_MOST_S)) is None
-    hang = job.verdict(COMPILES_AT_MOST_S + 1.0)
+    assert job.verdict(float(MAX_COMPILE_S)) is None
+    hang = job.verdict(MAX_COMPILE_S + 1.0)
     assert hang is not None
     assert hang.code is ExitCode.HOST
-    assert "on node 0 a compilation is under way (a *.lock file" in hang.reason
+    assert "on node 0 a compilation is in progress (a *.lock file" in hang.reason
     assert "for 14400 s" in hang.reason
 
 
@@ -125,7 +125,7 @@ def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
     lock = graph / "model.hlo_module.pb.lock"
     lock.touch()
 
-    assert not cache.moved(now_s + 1)  # it has just looked
+    assert not cache.moved(now_s + 1)  # it has just checked
     assert cache.moved(now_s + 1000)
     assert cache.compiling
     assert not cache.moved(now_s + 2000)
@@ -135,7 +135,7 @@ def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
     assert not cache.compiling
 
 
-def test_a_lock_whose_compiler_is_gone_is_no_compilation(tmp_path: Path) -> None:
+def test_a_lock_of_an_exited_compiler_is_not_a_compilation(tmp_path: Path) -> None:
     compiler = tmp_path / "bin" / "neuronx-cc"
     compiler.parent.mkdir()
     compiler.write_text(f"#!{sys.executable} -s\nprint('compiles', flush=True); input()\n")
@@ -143,7 +143,7 @@ def test_a_lock_whose_compiler_is_gone_is_no_compilation(tmp_path: Path) -> None
     (tmp_path / "model.hlo_module.pb.lock").touch()
     cache = CompileCacheWatch(tmp_path, tmp_path)
     cache.moved(0.0)
-    assert cache.compiling  # nobody knows who compiles
+    assert cache.compiling  # it is unknown who compiles
 
     with subprocess.Popen(
         [compiler, "compile"],
@@ -159,7 +159,7 @@ def test_a_lock_whose_compiler_is_gone_is_no_compilation(tmp_path: Path) -> None
     assert not cache.compiling
 
 
-def test_no_worker_waits_for_a_compilation_of_an_earlier_attempt(tmp_path: Path) -> None:
+def test_no_worker_waits_for_an_earlier_attempts_compilation(tmp_path: Path) -> None:
     graph = tmp_path / "neuronxcc-2.21" / "MODULE_1"
     graph.mkdir(parents=True)
     for name in ("model.hlo_module.pb", "model.hlo_module.pb.lock"):

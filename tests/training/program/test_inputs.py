@@ -1,4 +1,4 @@
-"""Data for a program: copied before it starts, once, to Lustre if there is one."""
+"""Data for a program: copied once before it starts, to Lustre if available."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_dataset_and_a_prefix_become_folders(tmp_path: Path) -> None:
     assert place.folders.scratch in place.folders.input.parents
 
 
-def test_on_lustre_the_main_node_copies_for_all_and_only_what_has_changed(tmp_path: Path) -> None:
+def test_on_lustre_the_main_node_copies_changes_for_all(tmp_path: Path) -> None:
     put(tmp_path / "bucket/datasets/wiki", "a.txt", "1")
     put(tmp_path / "bucket/datasets/wiki", "b.txt", "1")
     child = workspace(tmp_path, "--dataset=wiki", lustre=True, node=1)
@@ -79,7 +79,7 @@ def test_on_lustre_the_main_node_copies_for_all_and_only_what_has_changed(tmp_pa
 
 
 @pytest.mark.parametrize("words", [["--dataset=none"], [f"--input={OTHER}"]])
-def test_what_is_not_there_is_refused(words: list[str], tmp_path: Path) -> None:
+def test_missing_inputs_are_refused(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(NotPrepared) as refused:
         stage_inputs(workspace(tmp_path, *words))
 
@@ -115,10 +115,10 @@ def holding(folder: Path, *keys: str) -> Workspace:
         (("a", "../../x"), "leads out of its folder"),
         (("a//b",), "has an empty component"),
         (("x" * 300,), "is too long"),
-        (("a/b", "a"), "a is in the way"),
-        (("a", "a/b"), "a is in the way"),
-        ((".trainium-staged.json",), "is the name of the record"),
-        ((".trainium-staged.json/x",), "is the name of the record"),
+        (("a/b", "a"), "a already exists"),
+        (("a", "a/b"), "a already exists"),
+        ((".trainium-staged.json",), "is a reserved name"),
+        ((".trainium-staged.json/x",), "is a reserved name"),
     ],
 )
 def test_keys_that_cannot_be_files_below_a_folder_are_refused(

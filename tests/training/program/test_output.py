@@ -1,4 +1,4 @@
-"""A program's output: passed on as it is, thinned where it rewrites a line, and understood."""
+"""A program's output: forwarded unchanged, thinned where it rewrites a line, and parsed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.limits import scaled
-from training.program.output import OutputProgress, Thinning
+from training.program.output import OutputProgress, ProgressBarFilter
 from training.program.reports import OutputReport
 
 
@@ -25,7 +25,7 @@ def passed_on(folder: Path, data: bytes, *words: str) -> tuple[bytes, OutputRepo
     return done.stdout, OutputReport.read(folder)
 
 
-def test_lines_are_passed_on_to_the_byte(tmp_path: Path) -> None:
+def test_lines_are_forwarded_byte_for_byte(tmp_path: Path) -> None:
     data = "one\n\n  grüße \n".encode() + b"\xff\xfe\x00 no text\nno end"
 
     shown, noted = passed_on(tmp_path, data)
@@ -35,7 +35,7 @@ def test_lines_are_passed_on_to_the_byte(tmp_path: Path) -> None:
 
 
 def test_dots_without_a_line_are_counted(tmp_path: Path) -> None:
-    """As neuronx-cc prints them while it compiles."""
+    """As printed by neuronx-cc while it compiles."""
     program = subprocess.Popen(
         [sys.executable, "-m", "training.program.output", str(tmp_path)],
         stdin=subprocess.PIPE,
@@ -54,34 +54,34 @@ def test_dots_without_a_line_are_counted(tmp_path: Path) -> None:
         program.communicate(timeout=scaled(20))
 
 
-def test_a_progress_bar_leaves_its_last_state() -> None:
+def test_a_progress_bar_logs_its_last_state() -> None:
     written, seen = bytearray(), []
-    thinning = Thinning(written.extend, lambda text, now: seen.append(text))
+    progress_filter = ProgressBarFilter(written.extend, lambda text, now: seen.append(text))
     for number in range(100):
-        thinning.feed(b"\r %d%%" % number, now_s=1.0)
-    thinning.feed(b"\r 100%\ndone\n", now_s=2.0)
-    thinning.end(3.0)
+        progress_filter.feed(b"\r %d%%" % number, now_s=1.0)
+    progress_filter.feed(b"\r 100%\ndone\n", now_s=2.0)
+    progress_filter.end(3.0)
 
     assert written.split(b"\n") == [b" 0%", b" 100%", b"done", b""]
     assert seen[-2:] == [b" 100%", b"done"]
 
 
-def test_a_bar_of_hours_shows_itself_now_and_then() -> None:
+def test_a_progress_bar_that_runs_for_hours_is_logged_periodically() -> None:
     written = bytearray()
-    thinning = Thinning(written.extend, lambda text, now: None)
+    progress_filter = ProgressBarFilter(written.extend, lambda text, now: None)
     for second in range(60):
-        thinning.feed(b"\r %d s" % second, now_s=float(second))
+        progress_filter.feed(b"\r %d s" % second, now_s=float(second))
 
     assert written.split(b"\n") == [b" 0 s", b" 10 s", b" 20 s", b" 30 s", b" 40 s", b" 50 s", b""]
 
 
-def test_the_beginning_of_a_line_is_not_held_back() -> None:
+def test_a_partial_line_is_not_held_back() -> None:
     written = bytearray()
-    thinning = Thinning(written.extend, lambda text, now: None)
+    progress_filter = ProgressBarFilter(written.extend, lambda text, now: None)
 
-    thinning.feed(b"loading ...", now_s=0.0)
+    progress_filter.feed(b"loading ...", now_s=0.0)
     assert written == b"loading ..."
-    thinning.feed(b" done\n", now_s=1.0)
+    progress_filter.feed(b" done\n", now_s=1.0)
     assert written == b"loading ... done\n"
 
 
@@ -107,18 +107,18 @@ MEGATRON = [" iteration      120/  500 | consumed samples: 960 | lm loss: 6.5E-0
         (["Loading 7 shards", "nothing to see"], None, None),
     ],
 )
-def test_common_forms_of_progress_are_understood(
+def test_common_progress_formats_are_parsed(
     lines: list[str], step: int | None, loss: float | None
 ) -> None:
     noted = OutputReport()
     progress = OutputProgress(noted)
     for line in lines:
-        progress.look(line, 0.0)
+        progress.extract(line, 0.0)
 
     assert (noted.step, noted.loss) == (step, loss)
 
 
-def test_a_pattern_of_ones_own_replaces_them(tmp_path: Path) -> None:
+def test_a_custom_pattern_replaces_them(tmp_path: Path) -> None:
     data = b"step 9: loss 9\nUPDATE <17> L=0.5\n"
 
     _, noted = passed_on(tmp_path, data, r"UPDATE <(?P<step>\d+)> L=(?P<loss>\S+)")
@@ -130,6 +130,6 @@ def test_steps_have_a_rate() -> None:
     noted = OutputReport()
     progress = OutputProgress(noted)
     for second in range(11):
-        progress.look(f"iter {second * 3}: loss 1.0", float(second))
+        progress.extract(f"iter {second * 3}: loss 1.0", float(second))
 
     assert noted.steps_per_second == 3.0

@@ -1,4 +1,4 @@
-"""What a rank of a program says of its own end, run as torchrun runs it; without torchrun."""
+"""A rank's report of its own exit, run as by torchrun but without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deeper():
 
 @dataclass
 class End:
-    """Of rank 3: its exit code, whether it reports to be done, and the failures it reports."""
+    """Return rank 3's exit code, whether it reports completion, and its failures."""
 
     code: int
     done: bool
@@ -65,13 +65,13 @@ def end_of(action: str, folder: Path) -> End:
         (
             "try:\n  deeper()\nexcept ValueError:\n  sys.exit(4)",
             1,
-            "sys.exit(4) while it handled ValueError: bad data",
+            "sys.exit(4) while handling ValueError: bad data",
             True,
         ),
         ("raise ConnectionResetError('gone')", 75, "ConnectionResetError: gone", False),
     ],
 )
-def test_a_rank_tells_why_it_ends(
+def test_a_rank_reports_why_it_exits(
     tmp_path: Path, action: str, code: int, error: str, weak: bool
 ) -> None:
     end = end_of(action, tmp_path)
@@ -86,7 +86,5 @@ def test_a_rank_that_ends_with_0_is_done(tmp_path: Path, action: str) -> None:
 
 
 @pytest.mark.parametrize(("action", "code"), [("os._exit(0)", 0), ("os._exit(3)", 3)])
-def test_a_rank_that_leaves_without_a_word_says_nothing(
-    tmp_path: Path, action: str, code: int
-) -> None:
+def test_a_rank_that_vanishes_reports_nothing(tmp_path: Path, action: str, code: int) -> None:
     assert end_of(action, tmp_path) == End(code=code, done=False, failures=[])

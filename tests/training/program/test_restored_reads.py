@@ -1,4 +1,4 @@
-"""Whether a program reads what it got back is seen from outside."""
+"""Detecting from outside whether a program reads restored files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def watched(model: Path) -> RestoredReads:
     return RestoredReads(folders, kept.parent)
 
 
-def test_a_file_that_is_read_and_replaced_at_once_was_read(model: Path) -> None:
+def test_a_file_read_and_immediately_replaced_is_an_input(model: Path) -> None:
     reads = watched(model)
     model.read_bytes()
     model.with_suffix(".new").write_bytes(b"newer")
@@ -43,7 +43,7 @@ def test_a_file_that_is_read_and_replaced_at_once_was_read(model: Path) -> None:
     assert reads.first() == "epoch-1/model.pt"
 
 
-def test_so_is_one_that_is_mapped(model: Path) -> None:
+def test_a_mapped_database_is_an_input(model: Path) -> None:
     reads = watched(model)
     with model.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         assert mapped[:1] == b"s"
@@ -51,7 +51,7 @@ def test_so_is_one_that_is_mapped(model: Path) -> None:
     assert reads.first() == "epoch-1/model.pt"
 
 
-def test_so_is_a_database_that_is_read_and_written_and_stays_open(model: Path) -> None:
+def test_an_open_database_that_is_read_and_written_is_an_input(model: Path) -> None:
     reads = watched(model)
     with model.open("r+b") as file:
         assert file.read() == b"saved"
@@ -61,7 +61,7 @@ def test_so_is_a_database_that_is_read_and_written_and_stays_open(model: Path) -
         assert reads.first() == "epoch-1/model.pt"
 
 
-def test_a_log_that_is_only_appended_to_was_not_read(model: Path) -> None:
+def test_an_append_only_log_is_not_an_input(model: Path) -> None:
     reads = watched(model)
     with model.open("ab") as file:
         file.write(b" again")
@@ -71,7 +71,7 @@ def test_a_log_that_is_only_appended_to_was_not_read(model: Path) -> None:
 
 
 @pytest.mark.parametrize("in_place", [True, False])
-def test_a_file_that_is_only_read_after_it_was_written_was_not(model: Path, in_place: bool) -> None:
+def test_a_file_read_only_after_it_was_written_is_not_an_input(model: Path, in_place: bool) -> None:
     reads = watched(model)
     if in_place:
         model.write_bytes(b"of this attempt")
@@ -84,7 +84,7 @@ def test_a_file_that_is_only_read_after_it_was_written_was_not(model: Path, in_p
     assert reads.first() is None
 
 
-def test_a_look_at_names_and_sizes_reads_nothing(model: Path) -> None:
+def test_checking_names_and_sizes_reads_no_content(model: Path) -> None:
     reads = watched(model)
     assert [path.stat().st_size for path in model.parent.iterdir()] == [5]
 

@@ -1,4 +1,4 @@
-"""Arguments for a program that must be told to resume."""
+"""Arguments for a program that resumes only on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def working(tmp_path: Path) -> Path:
-    """A program's folder with three checkpoints in ``out``."""
+    """Create a program's folder with three checkpoints in ``out``."""
     for name in ("checkpoint-9", "checkpoint-10", "last.pt"):
         (tmp_path / "out" / name).mkdir(parents=True)
     return tmp_path
@@ -39,19 +39,17 @@ def working(tmp_path: Path) -> Path:
         ("", []),
     ],
 )
-def test_a_checkpoint_that_is_named_must_be_there(
-    working: Path, words: str, added: list[str]
-) -> None:
+def test_a_named_checkpoint_must_exist(working: Path, words: str, added: list[str]) -> None:
     assert list(resume_arguments(split_words(words), working, working / "out")) == added
 
 
-def test_without_a_folder_of_its_own_only_wildcards_are_names(working: Path) -> None:
+def test_without_a_folder_only_wildcards_are_names(working: Path) -> None:
     words = ("--resume", "auto", "--from", "out/checkpoint-*")
 
     assert resume_arguments(words, working, working)[-1] == "out/checkpoint-10"
 
 
-def test_an_open_quote_is_refused_with_its_place(lone_node: Cluster) -> None:
+def test_an_unclosed_quote_is_refused_with_its_location(lone_node: Cluster) -> None:
     flags = program(lone_node.folder, script="")
 
     lone_node.start(*flags, "--resume-arguments=--from 'out", workload="program")
@@ -60,7 +58,7 @@ def test_an_open_quote_is_refused_with_its_place(lone_node: Cluster) -> None:
     assert "--resume-arguments --from 'out: no closing quotation" in lone_node.log(0)
 
 
-def test_the_second_attempt_alone_is_told_to_resume(lone_node: Cluster) -> None:
+def test_only_the_second_attempt_gets_the_resume_arguments(lone_node: Cluster) -> None:
     script = """
 import pathlib, sys
 pathlib.Path("out").mkdir(exist_ok=True)

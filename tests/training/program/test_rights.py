@@ -1,4 +1,4 @@
-"""A program's job runs with the rights of its role, and with no other."""
+"""A program's job runs with the permissions of its role, and no others."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LISTS = (*READS, f"{contract.RUNS_PREFIX}*/results/{contract.JOINING_FOLDER}/")
 
 
 def refused(request: Request) -> Fault | None:
-    """Refuse what the role of programs does not grant."""
+    """Deny what the program role does not grant."""
     url = urlsplit(request.path)
     query = parse_qs(url.query, keep_blank_values=True)
     key = unquote(url.path).removeprefix(f"/{BUCKET}").removeprefix("/")
@@ -49,14 +49,14 @@ def refused(request: Request) -> Fault | None:
 
 
 def ended(job: Cluster, bucket: dict[str, str], digest: str) -> None:
-    """Run the program to its end, which must be a success with a snapshot."""
+    """Run the program to its end; it must succeed with a snapshot."""
     words = (f"--code={digest}", "--script=train.py", "--snapshot-every-s=1")
     job.start(*words, workload="program", extra=bucket)
     assert set(job.end(within_s=scaled(60)).values()) == {0}, job.all_logs()
     assert "snapshot 1 of" in job.log(0)
 
 
-def test_a_program_is_kept_and_reported_with_the_rights_of_its_role(
+def test_a_program_is_persisted_and_reported_with_its_roles_permissions(
     cluster: Cluster, bucket: dict[str, str]
 ) -> None:
     direct = bucket["AWS_ENDPOINT_URL"]
@@ -72,9 +72,7 @@ def test_a_program_is_kept_and_reported_with_the_rights_of_its_role(
     assert status["state"] == "ended" and len(status["snapshots"]) >= 1
 
 
-def test_a_status_that_cannot_be_written_costs_no_snapshot(
-    lone_node: Cluster, bucket: dict[str, str]
-) -> None:
+def test_an_unwritable_status_costs_no_snapshot(lone_node: Cluster, bucket: dict[str, str]) -> None:
     def without_status(request: Request) -> Fault | None:
         return Fault.ACCESS_DENIED if contract.RUN_STATUS in request.path else None
 

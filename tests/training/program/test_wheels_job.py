@@ -1,4 +1,4 @@
-"""The job that collects wheels, as its launcher runs it on an ordinary instance."""
+"""The job that collects wheels, run by its launcher on an ordinary instance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FLAGS = ("--for-run=mine", f"--key={KEY}")
 
 
 def require(folder: Path, text: str) -> None:
-    """Leave the requirements where `submit` puts them."""
+    """Store the requirements where `submit` puts them."""
     path = folder / "build" / requirements_key("mine", KEY)
     path.parent.mkdir(parents=True)
     path.write_text(text)
@@ -29,7 +29,7 @@ def run(lone_node: Cluster, extra: dict[str, str]) -> int:
     return lone_node.end(within_s=scaled(40))[0]
 
 
-def test_it_reads_the_requirements_of_a_run_and_leaves_their_wheels(
+def test_it_reads_a_runs_requirements_and_stores_their_wheels(
     lone_node: Cluster, index: PackageIndex, pip_environment: dict[str, str]
 ) -> None:
     index.add("p4-model", "1.0")
@@ -41,7 +41,7 @@ def test_it_reads_the_requirements_of_a_run_and_leaves_their_wheels(
     )
 
 
-def test_its_last_line_tells_the_conflict_and_it_is_not_retried(
+def test_its_last_line_names_the_conflict_and_it_is_not_retried(
     lone_node: Cluster, index: PackageIndex, pip_environment: dict[str, str]
 ) -> None:
     index.add("p4-old", "1.0", ["torch<1"])
@@ -53,7 +53,7 @@ def test_its_last_line_tells_the_conflict_and_it_is_not_retried(
     assert "Traceback" not in lone_node.log(0)
 
 
-def test_without_a_text_it_says_who_leaves_one(
+def test_without_a_reason_it_names_who_writes_one(
     lone_node: Cluster, pip_environment: dict[str, str]
 ) -> None:
     assert run(lone_node, pip_environment) == 1, lone_node.all_logs()

@@ -1,4 +1,4 @@
-"""The fixtures of storage are those that checkpoints are tested with."""
+"""The storage fixtures of the checkpoint tests."""
 
 from tests.training.checkpoint.conftest import (
     bucket,

@@ -32,16 +32,14 @@ def keys(objects: Objects, prefix: str = "") -> list[str]:
     return [info.key for info in objects.list(prefix)]
 
 
-def test_a_process_that_is_frozen_with_a_folders_lock_is_not_waited_for_without_end(
+def test_a_frozen_holder_of_a_folder_lock_is_not_waited_for_indefinitely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(local, "_LOCK_S", 0.1)
     handle = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        with pytest.raises(
-            StorageUnavailable, match=r"locked for 0\.1 s by a process that is frozen"
-        ):
+        with pytest.raises(StorageUnavailable, match=r"locked for 0\.1 s by a frozen process"):
             LocalObjects(tmp_path).put("a", b"")
     finally:
         os.close(handle)
@@ -49,7 +47,7 @@ def test_a_process_that_is_frozen_with_a_folders_lock_is_not_waited_for_without_
 
 
 @pytest.mark.parametrize("num_bytes", [10, 17 << 20])
-def test_a_stream_does_not_replace_an_object_if_it_must_not(
+def test_a_stream_does_not_replace_an_existing_object_if_absent(
     objects: Objects, num_bytes: int
 ) -> None:
     with objects.create("stream", if_absent=True) as stream:
@@ -65,7 +63,7 @@ def test_a_stream_does_not_replace_an_object_if_it_must_not(
     assert objects.get_range("stream", 0, 1) == b"a"
 
 
-def test_what_is_put_is_what_is_got(objects: Objects) -> None:
+def test_a_stored_object_is_read_back(objects: Objects) -> None:
     etag = objects.put("a/b", b"text")
 
     assert objects.get_with_etag("a/b") == (b"text", etag)
@@ -81,7 +79,7 @@ def test_a_missing_object_is_named(objects: Objects, tmp_path: Path) -> None:
     assert not (tmp_path / "file").exists()
 
 
-def test_a_range_ends_where_the_object_does(objects: Objects) -> None:
+def test_a_range_is_truncated_at_the_end_of_the_object(objects: Objects) -> None:
     objects.put("digits", b"0123456789")
 
     assert objects.get_range("digits", 3, 4) == b"3456"
@@ -116,7 +114,7 @@ def test_if_match_does_not_write_what_was_deleted(objects: Objects) -> None:
     assert keys(objects) == []
 
 
-def test_of_many_writers_if_absent_lets_one_through(objects: Objects) -> None:
+def test_if_absent_admits_one_of_many_writers(objects: Objects) -> None:
     won = []
 
     def write(number: int) -> None:
@@ -136,7 +134,7 @@ def test_of_many_writers_if_absent_lets_one_through(objects: Objects) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 5, 16 * MIB, 33 * MIB + 1])
-def test_files_of_any_size_come_back(objects: Objects, tmp_path: Path, size: int) -> None:
+def test_files_of_any_size_round_trip(objects: Objects, tmp_path: Path, size: int) -> None:
     source, back = tmp_path / "source", tmp_path / "back"
     source.write_bytes(os.urandom(size))
     sent: list[int] = []
@@ -166,7 +164,7 @@ def test_a_stream_becomes_one_object(objects: Objects, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [5, 17 * MIB])
-def test_a_stream_that_fails_leaves_nothing(objects: Objects, size: int) -> None:
+def test_a_failed_stream_leaves_no_object(objects: Objects, size: int) -> None:
     with pytest.raises(RuntimeError, match="changed my mind"), objects.create("x") as stream:
         target: Any = stream
         target.write(bytes(size))
@@ -185,7 +183,7 @@ def test_keys_are_listed_in_order_below_a_prefix(objects: Objects) -> None:
     assert keys(objects, "none/") == []
 
 
-def test_another_root_sees_what_is_below_it(objects: Objects) -> None:
+def test_a_prefixed_view_has_relative_keys(objects: Objects) -> None:
     objects.at("b/c/").put("d", b"1")
 
     assert keys(objects) == ["b/c/d"]
@@ -193,7 +191,7 @@ def test_another_root_sees_what_is_below_it(objects: Objects) -> None:
     assert objects.at("b/c").uri == f"{objects.uri}/b/c"
 
 
-def test_deleting_what_is_missing_is_no_error(objects: Objects) -> None:
+def test_deleting_a_missing_key_is_not_an_error(objects: Objects) -> None:
     objects.put("a/b", b"")
 
     objects.delete(["a/b", "a/c"])
@@ -214,7 +212,7 @@ def test_more_objects_than_one_request_takes_are_listed_and_deleted(
     assert keys(bucket) == names[:1]
 
 
-def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
+def test_empty_folders_are_removed_with_their_last_file(tmp_path: Path) -> None:
     objects = LocalObjects(tmp_path)
     objects.put("a/b/c", b"")
 
@@ -223,7 +221,7 @@ def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_the_systems_own_error_and_leaves_nothing(
+def test_a_full_disk_raises_the_os_error_and_leaves_no_files(
     folder: Objects, tmp_path: Path
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -238,7 +236,7 @@ def test_a_full_disk_is_the_systems_own_error_and_leaves_nothing(
     assert list((tmp_path / "root").iterdir()) == []
 
 
-def test_a_bucket_that_is_not_there_is_named(endpoint: str) -> None:
+def test_a_missing_bucket_is_named(endpoint: str) -> None:
     objects = open_objects("s3://none/x", region=REGION, endpoint_url=endpoint, retry_policy=QUICK)
 
     with pytest.raises(StorageRefused, match="cannot write s3://none/x/a: there is no bucket none"):
@@ -247,7 +245,7 @@ def test_a_bucket_that_is_not_there_is_named(endpoint: str) -> None:
         objects.put("a", b"", if_match="etag")
 
 
-def test_missing_credentials_are_said(
+def test_missing_credentials_are_reported(
     endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -258,18 +256,18 @@ def test_missing_credentials_are_said(
         "s3://bucket/x", region=REGION, endpoint_url=endpoint, retry_policy=QUICK
     )
 
-    with pytest.raises(StorageRefused, match="no AWS credentials were found; log in, or give"):
+    with pytest.raises(StorageRefused, match="no AWS credentials were found; sign in, or assign"):
         objects.get("a")
 
 
 @pytest.mark.parametrize("uri", ["", "https://example.com/x", "s3://", "s3:/bucket"])
 def test_other_addresses_are_refused(uri: str) -> None:
-    with pytest.raises(ValueError, match="is no storage; write s3://bucket/prefix"):
+    with pytest.raises(ValueError, match="is not a storage location; use s3://bucket/prefix"):
         open_objects(uri, region=None, endpoint_url=None)
 
 
 @pytest.mark.parametrize("key", ["/etc/passwd", "../x", "a/../../x", "a\0b", "a//b"])
-def test_a_key_cannot_lead_out_of_a_local_folder(tmp_path: Path, key: str) -> None:
+def test_a_key_cannot_escape_a_local_folder(tmp_path: Path, key: str) -> None:
     objects = LocalObjects(tmp_path / "root")
 
     for action in (
@@ -278,6 +276,6 @@ def test_a_key_cannot_lead_out_of_a_local_folder(tmp_path: Path, key: str) -> No
         lambda: objects.delete([key]),
         lambda: objects.at(key.lstrip("/")).put("x", b"x") if key[0] != "/" else objects.get(key),
     ):
-        with pytest.raises(StorageRefused, match=r"no object of .* can have this key"):
+        with pytest.raises(StorageRefused, match=r"no object in .* can have this key"):
             action()
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""One job at a time trains under a run's name."""
+"""Only one job at a time trains under a run's name."""
 
 from __future__ import annotations
 
@@ -58,22 +58,22 @@ def wait_until_lost(held: RunLock) -> RunLost:
 
 @pytest.fixture
 def held(objects: Objects) -> Iterator[RunLock]:
-    """The run's lock, held by a living job."""
+    """Return the run's lock, held by a live job."""
     with lock(objects, "first") as holder:
         yield holder
 
 
-def test_a_second_job_is_refused_while_the_first_lives(objects: Objects, held: RunLock) -> None:
+def test_a_second_job_is_refused_while_the_first_is_alive(objects: Objects, held: RunLock) -> None:
     with pytest.raises(
         RunLocked,
         match=r"run my-run is being trained by job first \(attempt 1\) on 10\.0\.0\.1 since .*; "
-        r"wait until it ends, stop it \(python -m jobs stop my-run\), or submit under another",
+        r"wait for it to end, stop it \(python -m jobs stop my-run\), or submit under another",
     ):
         lock(objects, "second").acquire()
     held.check()
 
 
-def test_the_lock_says_who_holds_it_and_that_it_lives(objects: Objects, held: RunLock) -> None:
+def test_the_lock_names_its_holder_and_has_a_heartbeat(objects: Objects, held: RunLock) -> None:
     first = json.loads(objects.get(RUN_LOCK))
     time.sleep(3 * HEARTBEAT_S)
     later = json.loads(objects.get(RUN_LOCK))
@@ -84,7 +84,7 @@ def test_the_lock_says_who_holds_it_and_that_it_lives(objects: Objects, held: Ru
     assert later["heartbeat"] > first["heartbeat"]
 
 
-def test_a_released_lock_is_taken_at_once(objects: Objects) -> None:
+def test_a_released_lock_is_acquired_at_once(objects: Objects) -> None:
     with lock(objects, "first"):
         pass
     began = time.monotonic()
@@ -95,22 +95,22 @@ def test_a_released_lock_is_taken_at_once(objects: Objects) -> None:
     assert time.monotonic() - began < 2 * HEARTBEAT_S
 
 
-def test_the_next_attempt_of_a_killed_job_takes_its_lock_at_once(objects: Objects) -> None:
-    # Nobody renews or releases it any more.
+def test_the_next_attempt_of_a_killed_job_gets_its_lock_at_once(objects: Objects) -> None:
+    # It is neither renewed nor released any more.
     objects.put(RUN_LOCK, json.dumps({**DEAD, "heartbeat_s": 60}).encode())
 
     with lock(objects, "first", attempt=2) as second:
         second.check()
 
 
-def test_an_attempt_that_was_overtaken_stops(objects: Objects, held: RunLock) -> None:
+def test_a_superseded_attempt_stops(objects: Objects, held: RunLock) -> None:
     with lock(objects, "first", attempt=2):
         lost = wait_until_lost(held)
 
-    assert "this job no longer holds run my-run: job first (attempt 2) has taken it" in str(lost)
+    assert "this job no longer holds run my-run: job first (attempt 2) took it" in str(lost)
 
 
-def test_a_job_that_died_is_succeeded_after_three_heartbeats(objects: Objects) -> None:
+def test_a_dead_job_is_superseded_after_three_heartbeats(objects: Objects) -> None:
     dead = lock(objects, "first")
     dead.acquire()
     dead._ending.set()  # as SIGKILL would: no release
@@ -122,7 +122,7 @@ def test_a_job_that_died_is_succeeded_after_three_heartbeats(objects: Objects) -
         took_s = time.monotonic() - began
 
     assert 3 * HEARTBEAT_S <= took_s < 10 * HEARTBEAT_S
-    assert lines[0].startswith("took run my-run over from job first, which has not been heard of")
+    assert lines[0].startswith("took over run my-run from job first, whose last heartbeat was at")
 
 
 def test_of_jobs_that_start_together_one_trains(folder: Objects) -> None:
@@ -153,14 +153,14 @@ def test_of_jobs_that_start_together_one_trains(folder: Objects) -> None:
 def test_a_removed_lock_stops_the_job(objects: Objects, held: RunLock) -> None:
     objects.delete([RUN_LOCK])
 
-    assert "its lock has been deleted" in str(wait_until_lost(held))
+    assert "its lock was deleted or overwritten" in str(wait_until_lost(held))
 
 
 @pytest.mark.parametrize(
     "data",
     [b"{", *(json.dumps({**DEAD, "heartbeat_s": each}).encode() for each in (1e9, -1, math.nan))],
 )
-def test_a_lock_that_makes_no_sense_is_replaced(folder: Objects, data: bytes) -> None:
+def test_a_malformed_lock_is_replaced(folder: Objects, data: bytes) -> None:
     folder.put(RUN_LOCK, data)
 
     with lock(folder, "other") as other:
@@ -168,10 +168,10 @@ def test_a_lock_that_makes_no_sense_is_replaced(folder: Objects, data: bytes) ->
 
 
 @pytest.mark.parametrize("first_fault", [Fault.SLOW_DOWN, Fault.LOST_ANSWER])
-def test_storage_that_fails_for_a_while_does_not_lose_the_lock(
+def test_a_temporary_storage_failure_does_not_lose_the_lock(
     proxy: FaultyProxy, first_fault: Fault
 ) -> None:
-    """Nor does a renewal that was written, whose answer was lost, and all later requests too."""
+    """Nor does a renewal that was written but whose response, and all later requests, were lost."""
     objects = open_objects(
         f"s3://{BUCKET}/locks",
         region=REGION,

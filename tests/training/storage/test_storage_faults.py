@@ -1,4 +1,4 @@
-"""Storage that fails for a while is asked again; what it fails for good is said once."""
+"""Temporary storage failures are retried; permanent ones are reported once."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def test_every_operation_survives(
     assert {found for found, _ in proxy.injected} == {fault}
 
 
-def test_a_conditional_write_whose_answer_is_lost_has_succeeded(
+def test_a_conditional_write_whose_response_is_lost_succeeds(
     proxy: FaultyProxy, faulty_bucket: Objects
 ) -> None:
     proxy.reset(first_time(Fault.LOST_ANSWER))
     etag = faulty_bucket.put("lock", b"mine", if_absent=True)
     proxy.reset(first_time(Fault.LOST_ANSWER))
     etag = faulty_bucket.put("lock", b"mine again", if_match=etag)
-    # The refusal of what was carried out may be lost in part.
+    # The refusal of an executed write may be lost in part.
     proxy.reset(first_time(Fault.LOST_ANSWER, Fault.CUT_BODY))
     faulty_bucket.put("marker", b"mine", if_absent=True)
 
     assert faulty_bucket.get_with_etag("lock") == (b"mine again", etag)
 
 
-def test_a_conditional_write_that_somebody_else_has_won_is_no_success(
+def test_a_conditional_write_won_by_another_writer_fails(
     proxy: FaultyProxy, faulty_bucket: Objects
 ) -> None:
     faulty_bucket.put("lock", b"theirs")
@@ -80,7 +80,7 @@ def test_a_conditional_write_that_somebody_else_has_won_is_no_success(
 
 @pytest.fixture
 def narrow_bucket(proxy: FaultyProxy, faulty_bucket: Objects) -> Objects:
-    """The bucket of a role that may list a prefix only: missing objects are denied."""
+    """The bucket for a role that may list only a prefix: missing objects are denied."""
     faulty_bucket.put("secret/there", b"")
     proxy.reset(
         lambda request: (
@@ -92,7 +92,7 @@ def narrow_bucket(proxy: FaultyProxy, faulty_bucket: Objects) -> Objects:
     return faulty_bucket
 
 
-def test_a_missing_object_is_missing_to_whom_may_not_list_the_bucket(
+def test_a_missing_object_is_missing_without_list_permission(
     narrow_bucket: Objects, tmp_path: Path
 ) -> None:
     for key in ("lock.json", "secret/the"):
@@ -102,21 +102,21 @@ def test_a_missing_object_is_missing_to_whom_may_not_list_the_bucket(
             narrow_bucket.get_file(key, file)
 
 
-def test_an_object_that_is_there_and_denied_is_not_missing(narrow_bucket: Objects) -> None:
-    with pytest.raises(StorageRefused, match="AccessDenied; let the job's role do it"):
+def test_a_denied_object_is_not_missing(narrow_bucket: Objects) -> None:
+    with pytest.raises(StorageRefused, match="AccessDenied; allow the job's role to do it"):
         narrow_bucket.get("secret/there")
 
 
-def test_who_may_not_even_list_is_refused(proxy: FaultyProxy, faulty_bucket: Objects) -> None:
+def test_without_list_permission_access_is_denied(
+    proxy: FaultyProxy, faulty_bucket: Objects
+) -> None:
     proxy.reset(lambda request: Fault.ACCESS_DENIED)
 
-    with pytest.raises(StorageRefused, match="AccessDenied; let the job's role do it"):
+    with pytest.raises(StorageRefused, match="AccessDenied; allow the job's role to do it"):
         faulty_bucket.get("lock.json")
 
 
-def test_parts_of_a_failed_stream_are_thrown_away(
-    proxy: FaultyProxy, faulty_bucket: Objects
-) -> None:
+def test_parts_of_a_failed_stream_are_aborted(proxy: FaultyProxy, faulty_bucket: Objects) -> None:
     with pytest.raises(RuntimeError), faulty_bucket.create("x") as stream:
         target: Any = stream
         target.write(bytes(33 * MIB))
@@ -127,7 +127,7 @@ def test_parts_of_a_failed_stream_are_thrown_away(
     assert [u["Key"] for u in uploads if faulty_bucket.uri.endswith(u["Key"][:-2])] == []
 
 
-def test_patience_ends_with_one_message_and_counts_as_the_hosts_trouble(
+def test_the_wait_ends_with_one_message_and_counts_as_a_host_failure(
     proxy: FaultyProxy,
 ) -> None:
     retry_policy = RetryPolicy(total_s=0.3, first_delay_s=0.02, longest_delay_s=0.05)
@@ -143,7 +143,7 @@ def test_patience_ends_with_one_message_and_counts_as_the_hosts_trouble(
     assert classify(told.value) is ExitCode.HOST
 
 
-def test_a_failing_part_ends_the_stream_and_not_only_the_part(proxy: FaultyProxy) -> None:
+def test_a_failed_part_fails_the_whole_stream(proxy: FaultyProxy) -> None:
     retry_policy = RetryPolicy(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05)
     objects = open_objects(
         f"s3://{BUCKET}/y", region=REGION, endpoint_url=proxy.url, retry_policy=retry_policy
@@ -188,26 +188,26 @@ def _client_error(code: str, status: int) -> Exception:
         ("InvalidArgument", 400, False),
     ],
 )
-def test_what_may_pass_is_repeated(code: str, status: int, transient: bool) -> None:
+def test_transient_errors_are_retried(code: str, status: int, transient: bool) -> None:
     assert is_transient(_client_error(code, status)) is transient
 
 
 @pytest.mark.parametrize(
     ("code", "status", "message"),
     [
-        ("AccessDenied", 403, "cannot write s3://b/k: AccessDenied; let the job's role do it"),
+        ("AccessDenied", 403, "cannot write s3://b/k: AccessDenied; allow the job's role to do it"),
         ("InvalidArgument", 400, "cannot write s3://b/k: .*the request itself is refused"),
-        ("412", 412, "s3://b/k was written by another job meanwhile"),
+        ("412", 412, "s3://b/k has since been written by another job"),
     ],
 )
-def test_what_does_not_pass_is_explained(code: str, status: int, message: str) -> None:
+def test_failed_checks_are_explained(code: str, status: int, message: str) -> None:
     told = explained(_client_error(code, status), verb="write", name="s3://b/k", bucket="b")
 
     with pytest.raises(type(told), match=message):
         raise told
 
 
-def test_a_mistake_of_ours_is_not_explained_away() -> None:
+def test_an_internal_error_is_not_explained_away() -> None:
     mistake = TypeError("put() takes 2 arguments")
 
     assert explained(mistake, verb="write", name="s3://b/k", bucket="b") is mistake

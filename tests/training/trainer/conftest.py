@@ -1,4 +1,4 @@
-"""The storage that checkpoints are tested on."""
+"""The storage fixtures of the checkpoint tests."""
 
 from tests.training.checkpoint.conftest import (  # noqa: F401 - fixtures
     bucket,

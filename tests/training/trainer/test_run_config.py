@@ -1,4 +1,4 @@
-"""What makes a run what it is, and what a later submission may change."""
+"""A run's identity, and what a later submission may change."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ def test_a_run_is_stored_and_read_back(objects: Objects) -> None:
     assert_valid(json.loads(objects.get(RUN_CONFIG)), "run.schema.json")
 
 
-def test_a_run_remembers_what_it_was_given() -> None:
+def test_a_run_stores_its_pretrained_weights() -> None:
     again = settle(FIRST)
 
     assert (again.values["dataset"], again.values["lr"]) == ("books", 0.5)
     assert again.created == FIRST.created
 
 
-def test_a_run_forgets_what_was_meant_for_one_submission() -> None:
+def test_a_run_does_not_store_per_submission_settings() -> None:
     assert settle(FIRST).values["steps-this-run"] == 0
 
 
-def test_what_is_not_fixed_may_change_and_is_remembered() -> None:
+def test_unfixed_settings_may_change_and_are_remembered() -> None:
     assert settle(settle(FIRST, lr=0.25)).values["lr"] == 0.25
 
 
 @given(st.sampled_from([n for n in (*FIXED_IN_A_RUN, "checkpoint-uri") if n in DEFAULTS]))
-def test_what_makes_the_run_what_it_is_may_not_change(name: str) -> None:
+def test_identity_settings_may_not_change(name: str) -> None:
     old = FIRST.values[name]
     other: Value = f"{old}x" if isinstance(old, str) else int(old) + 1
 
@@ -64,7 +64,7 @@ def test_what_makes_the_run_what_it_is_may_not_change(name: str) -> None:
     assert settle(FIRST, **{name: old}).values[name] == old
 
 
-def test_a_run_that_is_older_than_document_masks_has_none() -> None:
+def test_a_run_older_than_document_masks_has_none() -> None:
     values = {name: value for name, value in FIRST.values.items() if name != "document-masks"}
     old = replace(FIRST, values=values)
 
@@ -76,12 +76,13 @@ def test_a_run_that_is_older_than_document_masks_has_none() -> None:
 def test_every_change_is_named_in_one_message() -> None:
     with pytest.raises(
         RunConfigError,
-        match=r"dataset=x \(the run has books\), seed=1 \(the run has 12349\); leave that out, or",
+        match=r"dataset=x \(the run has books\), seed=1 \(the run has 12349\); keep the run's "
+        r"values, or",
     ):
         settle(FIRST, seed=1, dataset="x")
 
 
-def test_another_workload_is_another_run() -> None:
+def test_a_different_workload_is_a_different_run() -> None:
     with pytest.raises(RunConfigError, match="is a run of llama2-7b, not of llama-tiny"):
         settle(replace(FIRST, workload="llama2-7b"))
 
@@ -106,14 +107,14 @@ def test_facts_are_remembered_and_may_not_change() -> None:
         (b'{"schema": 0}', "run.json was written by another version of this code"),
     ],
 )
-def test_a_file_that_makes_no_sense_is_refused(folder: Objects, data: bytes, message: str) -> None:
+def test_a_malformed_file_is_refused(folder: Objects, data: bytes, message: str) -> None:
     folder.put(RUN_CONFIG, data)
 
     with pytest.raises(RunConfigError, match=message):
         RunConfig.load(folder)
 
 
-def test_checkpoints_of_runs_that_share_a_uri_stay_apart(folder: Objects) -> None:
+def test_checkpoints_of_runs_that_share_a_uri_are_separate(folder: Objects) -> None:
     def root(config: RunConfig) -> str:
         return checkpoint_root(StorageAccess(root=folder.uri), folder, "my-run", config).uri
 

@@ -1,4 +1,4 @@
-"""Votes of several ranks, as real processes: all hear the same at the same point."""
+"""Votes of several ranks in real processes: all get the same outcome at the same point."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.training.ranks import results_of_ranks
-from tests.training.trainer.vote_program import FIRST_WISH, LATE
+from tests.training.trainer.vote_program import FIRST_STOP_VOTE, LATE
 from training.core.ranks import Ranks
-from training.trainer.vote import Vote, Wish
+from training.trainer.vote import StopVote, Vote
 
 PROGRAM = Path(__file__).with_name("vote_program.py")
 NUM_RANKS = 4
@@ -18,23 +18,23 @@ NUM_RANKS = 4
 
 @pytest.fixture(scope="module")
 def results() -> list[dict[str, Any]]:
-    """What each rank has heard."""
+    """Return the outcomes of the votes on each rank."""
     return results_of_ranks(PROGRAM, num_ranks=NUM_RANKS)
 
 
-def test_all_ranks_hear_a_wish_of_one_with_the_next_cast(results: list[dict[str, Any]]) -> None:
-    expected = [0] * (min(FIRST_WISH.values()) + 1) + [int(Wish.STOP)]
+def test_all_ranks_get_the_vote_of_one_with_the_next_vote(results: list[dict[str, Any]]) -> None:
+    expected = [0] * (min(FIRST_STOP_VOTE.values()) + 1) + [int(StopVote.STOP)]
 
-    assert [found["heard"] for found in results] == [expected] * NUM_RANKS
+    assert [found["outcomes"] for found in results] == [expected] * NUM_RANKS
 
 
-def test_what_was_heard_stays(results: list[dict[str, Any]]) -> None:
-    """Whoever hears it first may leave it to the next to act, as an evaluation does."""
+def test_an_outcome_is_final(results: list[dict[str, Any]]) -> None:
+    """The first caller to get it may leave the action to the next, as an evaluation does."""
     for found in results:
-        assert (found["first"], found["then"]) == (0, [int(Wish.STOP)] * 3)
+        assert (found["first"], found["then"]) == (0, [int(StopVote.STOP)] * 3)
 
 
-def test_ranks_that_wait_for_another_say_so_and_are_not_taken_for_hanging(
+def test_ranks_waiting_for_another_say_so_and_do_not_count_as_hanging(
     results: list[dict[str, Any]],
 ) -> None:
     said = ["waiting for the other ranks between micro-batches"]
@@ -42,7 +42,7 @@ def test_ranks_that_wait_for_another_say_so_and_are_not_taken_for_hanging(
     assert [found["reports"] for rank, found in enumerate(results) if rank != LATE] == [said] * 3
 
 
-def test_one_rank_hears_itself_at_once() -> None:
+def test_one_rank_gets_its_own_vote_at_once() -> None:
     vote = Vote(Ranks.open())
 
-    assert [vote.cast(wish) for wish in Wish] == list(Wish)
+    assert [vote.cast(each) for each in StopVote] == list(StopVote)

@@ -1,4 +1,4 @@
-"""One rank of the test of votes; its last line is a JSON result."""
+"""One rank of the vote test; its last line is a JSON result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from training.core.ranks import Ranks
-from training.trainer.vote import Vote, Wish
+from training.trainer.vote import StopVote, Vote
 
 LAST = 20
-FIRST_WISH = {2: 7, 3: 9}
-"""Cast with which a rank begins to wish for the end."""
+FIRST_STOP_VOTE = {2: 7, 3: 9}
+"""Cast with which a rank first votes to stop."""
 LATE = 1
 """A rank, by so many seconds."""
 LATE_S = 1.5
@@ -26,23 +26,23 @@ def main() -> None:
     reports: list[str] = []
     ranks = Ranks.open()
     vote = Vote(ranks)
-    heard = []
+    outcomes = []
     for number in range(LAST):
         time.sleep(random.random() / 100)
-        wishes = number >= FIRST_WISH.get(rank, LAST)
-        heard.append(int(vote.cast(Wish.STOP if wishes else Wish.GO_ON)))
-        if heard[-1]:
+        votes_stop = number >= FIRST_STOP_VOTE.get(rank, LAST)
+        outcomes.append(int(vote.cast(StopVote.STOP if votes_stop else StopVote.CONTINUE)))
+        if outcomes[-1]:
             break
-    # A new question, of which the last one to be asked makes the others wait.
+    # A new vote, for which the last rank makes the others wait.
     if rank == LATE:
         time.sleep(LATE_S)
     vote = Vote(ranks, reports.append)
-    first = vote.cast(Wish.STOP if rank == LATE else Wish.GO_ON)
+    first = vote.cast(StopVote.STOP if rank == LATE else StopVote.CONTINUE)
     vote.resolve()
     result = {
-        "heard": heard,
+        "outcomes": outcomes,
         "first": int(first),
-        "then": [int(vote.cast(Wish.GO_ON)) for _ in range(3)],
+        "then": [int(vote.cast(StopVote.CONTINUE)) for _ in range(3)],
         "reports": sorted(set(reports)),
     }
     print(json.dumps(result), flush=True)

@@ -1,1 +1,1 @@
-"""Known corpora and datasets, fetched, verified and stored: the workload ``prepare``."""
+"""The workload ``prepare``: fetch, verify and store known corpora and datasets."""

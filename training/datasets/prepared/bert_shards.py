@@ -1,7 +1,7 @@
-"""Shards for pre-training BERT: HDF5 files in the layout of AWS's reference.
+"""Shards for pre-training BERT: HDF5 files in the layout of AWS's sample script.
 
-``dp_bert_large_hf_pretrain_hdf5.py`` of aws-neuron-samples reads files called
-``*_training_*.hdf5`` with these keys; so do NVIDIA's scripts, from which it derives.
+``dp_bert_large_hf_pretrain_hdf5.py`` in aws-neuron-samples, and the NVIDIA scripts that it derives
+from, read files named ``*_training_*.hdf5`` with these keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from training.datasets.manifest import DatasetError
 
 KIND = "bert"
 SHARD_NAME = re.compile(r"(?!\.).*_training_.*\.hdf5")
-"""The shell pattern ``*_training_*.hdf5``, which skips hidden files such as macOS's tar adds."""
+"""The shell pattern ``*_training_*.hdf5``, which skips hidden files, such as those that macOS adds
+to archives."""
 
 Arrays = Mapping[str, NDArray[Any]]
 """Maps keys to values, one row per sequence."""
@@ -27,7 +28,7 @@ _PER_TOKEN = ("input_ids", "input_mask", "segment_ids")
 _PER_PREDICTION = ("masked_lm_positions", "masked_lm_ids")
 _PER_SEQUENCE = ("next_sentence_labels",)
 _MAX_COMPRESSION = 1100
-"""Most that gzip makes smaller (zlib, "Maximum Compression Factor": 1032)."""
+"""Upper bound on gzip's compression factor (zlib, "Maximum Compression Factor": 1032)."""
 KEYS: Mapping[str, str] = {
     "input_ids": "int32",
     "input_mask": "int8",
@@ -49,49 +50,49 @@ def write_shard(path: Path, arrays: Arrays) -> None:
 
 
 def read_shard(path: Path) -> dict[str, NDArray[Any]]:
-    """Read a shard; ``DatasetError`` says what is missing, ``OSError`` is the file system's."""
+    """Read a shard; raise ``DatasetError`` if it is invalid, ``OSError`` for file system errors."""
     import h5py
 
     try:
         with h5py.File(path, "r") as file:
             links = {key: file.get(key, getclass=True, getlink=True) for key in KEYS}
             missing = [key for key, link in links.items() if link is None]
-            # Other links, and external storage, would read other files of this machine.
+            # Soft and external links, and external storage, could expose files on this machine.
             for key, link in links.items():
                 if key not in missing and not (
                     link is h5py.HardLink and _is_array(file[key], path.stat().st_size)
                 ):
-                    raise ValueError(f"{key} is no array of this file")
+                    raise ValueError(f"{key} is not an array in this file")
             arrays = {} if missing else {key: file[key][:] for key in KEYS}
     except (OSError, KeyError, RuntimeError, TypeError, ValueError, MemoryError) as error:
-        # h5py raises any of these for a damaged file; only system errors have a number.
+        # h5py raises any of these for a damaged file; only system errors have an errno.
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise DatasetError(
-            f"{path.name} is no HDF5 file, or a damaged one ({error}); prepare it anew"
+            f"{path.name} is not a valid HDF5 file ({error}); prepare it again"
         ) from None
     if missing:
         raise DatasetError(
-            f"{path.name} has no {', '.join(missing)}; a shard has {', '.join(KEYS)}: "
-            "prepare it anew"
+            f"{path.name} has no {', '.join(missing)}; a shard must have {', '.join(KEYS)}; "
+            "prepare it again"
         )
     return arrays
 
 
-def _is_array(found: Any, file_bytes: int) -> bool:
-    """Tell whether an entry is an array that its file of that size can hold."""
+def _is_array(entry: Any, file_bytes: int) -> bool:
+    """Return whether an HDF5 entry is an array that can be stored in ``file_bytes``."""
     import h5py
 
     return (
-        isinstance(found, h5py.Dataset)
-        and not found.is_virtual
-        and not found.external
-        and found.nbytes <= _MAX_COMPRESSION * file_bytes
+        isinstance(entry, h5py.Dataset)
+        and not entry.is_virtual
+        and not entry.external
+        and entry.nbytes <= _MAX_COMPRESSION * file_bytes
     )
 
 
 def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: int) -> int:
-    """Count a shard's sequences; ``DatasetError`` if its arrays do not fit together or these."""
+    """Count a shard's sequences; raise ``DatasetError`` if its arrays are inconsistent."""
     arrays = read_shard(path)
     count = len(arrays["input_ids"])
     shapes: dict[str, tuple[int, ...]] = {
@@ -103,11 +104,11 @@ def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: i
         if arrays[key].shape != shape or arrays[key].dtype.kind not in "iu":
             raise DatasetError(
                 f"{path.name}: {key} is {arrays[key].dtype} of shape {arrays[key].shape}, not "
-                f"integers of shape {shape}; use shards of sequences of {seq_len} with up to "
-                f"{max_predictions} predictions"
+                f"integers of shape {shape}; use shards with sequences of {seq_len} tokens and up "
+                f"to {max_predictions} predictions"
             )
     if count == 0:
-        raise DatasetError(f"{path.name} has no sequence; leave it out")
+        raise DatasetError(f"{path.name} has no sequences; remove it")
     limits = {
         "input_ids": vocab_size,
         "input_mask": 2,
@@ -120,14 +121,14 @@ def check_shard(path: Path, *, seq_len: int, max_predictions: int, vocab_size: i
         smallest, largest = int(arrays[key].min()), int(arrays[key].max())
         if smallest < 0 or largest >= limit:
             raise DatasetError(
-                f"{path.name}: {key} goes from {smallest} to {largest}, and right is 0 to "
+                f"{path.name}: {key} ranges from {smallest} to {largest}; valid values are 0 to "
                 f"{limit - 1}; use shards that were made with a vocabulary of {vocab_size}"
             )
     return count
 
 
 def facts(*, seq_len: int, max_predictions: int, vocab_size: int, samples: int) -> dict[str, Any]:
-    """Build the facts for the manifest of such a dataset."""
+    """Build the facts for the manifest of a BERT dataset."""
     return {
         "seq_len": seq_len,
         "max_predictions": max_predictions,
@@ -138,7 +139,7 @@ def facts(*, seq_len: int, max_predictions: int, vocab_size: int, samples: int) 
 
 
 def empty(count: int, *, seq_len: int, max_predictions: int) -> dict[str, NDArray[np.int64]]:
-    """Make empty arrays for ``count`` sequences."""
+    """Create zeroed arrays for ``count`` sequences."""
     return {
         **{key: np.zeros((count, seq_len), np.int64) for key in _PER_TOKEN},
         **{key: np.zeros((count, max_predictions), np.int64) for key in _PER_PREDICTION},

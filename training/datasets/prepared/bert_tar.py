@@ -1,7 +1,6 @@
-"""BERT's sequences from Wikipedia: the reference's tar, read remotely, shard by shard.
+"""BERT sequences from Wikipedia: shards streamed from the reference's tar.
 
-Nothing larger than one shard is on disk at a time, and an interrupted job continues with the
-missing shards.
+At most one shard is on disk at a time, and an interrupted job resumes with the missing shards.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ URL = (
     "bert_pretrain_wikicorpus_tokenized_hdf5/"
     "bert_pretrain_wikicorpus_tokenized_hdf5_seqlen128.tar"
 )
-"""Public, without a published checksum (aws-neuron-samples, dp_bert_hf_pretrain): the manifest
-records S3's entity tag, and every part is requested with it, so that all are of the same file."""
+"""Public, without a published checksum (aws-neuron-samples, dp_bert_hf_pretrain). The manifest
+records its S3 ETag, and every range request is conditional on it, so all data is from one file."""
 SEQ_LEN, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
-_BY_HAND = "put the shards below datasets/ yourself, with a manifest as docs/interfaces.md has it"
+_BY_HAND = "put the shards below datasets/ yourself, with a manifest as in docs/interfaces.md"
 _PARTS = "parts/"
 _TIMEOUT_S = 60
 _ATTEMPTS = 5
@@ -47,7 +46,7 @@ _COPY_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebFile:
-    """A file on the web that can be read in ranges."""
+    """A file on the web that supports range requests."""
 
     url: str
     size: int
@@ -61,16 +60,16 @@ class WebFile:
 
     @staticmethod
     def find(url: str) -> WebFile:
-        """Look up the file's current version; ``DatasetError`` if there is none."""
-        answer, _ = _request(urllib.request.Request(url, method="HEAD"))
+        """Look up the file's current version; raise ``DatasetError`` if there is none."""
+        response, _ = _request(urllib.request.Request(url, method="HEAD"))
         return WebFile(
             url=url,
-            size=int(answer.get("Content-Length", "0")),
-            etag=answer.get("ETag", ""),
+            size=int(response.get("Content-Length", "0")),
+            etag=response.get("ETag", ""),
         )
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Fetch at most ``length`` bytes from ``start``; ``DatasetError`` if it has changed."""
+        """Fetch up to ``length`` bytes from ``start``; raise ``DatasetError`` on a new version."""
         stop = min(start + length, self.size) - 1
         headers = {"Range": f"bytes={start}-{stop}", "If-Match": self.etag}
         _, data = _request(urllib.request.Request(self.url, headers=headers))
@@ -78,26 +77,25 @@ class WebFile:
 
 
 def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, bytes]:
-    """Return headers and body, retrying broken connections."""
+    """Return headers and body; retry after connection errors and the server's own errors (5xx)."""
     for attempt in range(_ATTEMPTS):
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-                return answer.headers, answer.read()
+            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+                return response.headers, response.read()
         except urllib.error.HTTPError as error:
             if error.code == 412:
                 raise DatasetError(
-                    f"{request.full_url} was changed while it was read; submit prepare again"
+                    f"{request.full_url} changed while it was being read; submit prepare again"
                 ) from None
             if error.code < 500 or attempt == _ATTEMPTS - 1:
                 raise DatasetError(
-                    f"{request.full_url} answers {error.code} {error.reason}; if it has moved, "
+                    f"{request.full_url} returned {error.code} {error.reason}; if it has moved, "
                     f"{_BY_HAND}"
                 ) from None
         except (OSError, http.client.IncompleteRead) as error:
             if attempt == _ATTEMPTS - 1:
                 raise ConnectionError(
-                    f"{request.full_url} cannot be fetched: {error}; the job needs a way to the "
-                    "internet"
+                    f"{request.full_url} cannot be fetched: {error}; the job needs internet access"
                 ) from None
         time.sleep(2**attempt)
     raise AssertionError  # the last attempt returns or raises
@@ -106,16 +104,16 @@ def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, 
 def prepare_bert_tar(
     objects: Objects, scratch: Path, *, report: Callable[[str], None], url: str = URL
 ) -> DatasetManifest:
-    """Copy every shard of the tar to ``objects``, each one checked."""
+    """Validate every shard of the tar and copy it to ``objects``."""
     web = WebFile.find(url)
     source = {"url": url, "bytes": str(web.size), "etag": web.etag}
-    if (found := find_complete(objects, source, kind=KIND)) is not None:
-        return found
+    if (existing := find_complete(objects, source, kind=KIND)) is not None:
+        return existing
     records = _Records(objects, source)
     shards: list[DataFile] = []
     with (
         open_object(web, "", web.size) as stream,
-        _opened(stream, url) as archive,
+        _open_tar(stream, url) as archive,
     ):
         for member in archive:
             name = Path(member.name).name
@@ -124,12 +122,12 @@ def prepare_bert_tar(
             report(f"{name}: byte {member.offset_data:,} of {web.size:,}")
             file = records.find(name)
             if file is None:
-                file = _bring(objects, archive, member, scratch / name, report)
+                file = _copy_shard(objects, archive, member, scratch / name, report)
                 records.add(file)
             shards.append(file)
     if not shards:
         raise DatasetError(
-            f"{url} holds no file called *_training_*.hdf5; if the publisher has changed it, "
+            f"{url} contains no file named *_training_*.hdf5; if the publisher has changed it, "
             f"{_BY_HAND}"
         )
     dataset = DatasetManifest(
@@ -147,16 +145,16 @@ def prepare_bert_tar(
     return dataset
 
 
-def _opened(stream: object, url: str) -> tarfile.TarFile:
+def _open_tar(stream: object, url: str) -> tarfile.TarFile:
     try:
         return tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload, no-any-return]
     except tarfile.ReadError as error:
         raise DatasetError(
-            f"{url} is no tar file ({error}); if the publisher has changed it, {_BY_HAND}"
+            f"{url} is not a tar file ({error}); if the publisher has changed it, {_BY_HAND}"
         ) from None
 
 
-def _bring(
+def _copy_shard(
     objects: Objects,
     archive: tarfile.TarFile,
     member: tarfile.TarInfo,
@@ -178,7 +176,7 @@ def _bring(
 
 
 class _Records:
-    """Records of the shards that an interrupted job has stored from the same tar."""
+    """Records of shards already stored from the same tar, for resuming an interrupted job."""
 
     def __init__(self, objects: Objects, source: dict[str, str]) -> None:
         self._objects = objects
@@ -186,7 +184,7 @@ class _Records:
         self._sizes = {info.key: info.size for info in objects.list()}
 
     def find(self, name: str) -> DataFile | None:
-        """Find the record of a stored shard."""
+        """Return the record of a shard if the shard is stored and from the same tar, else None."""
         if f"{_PARTS}{name}.json" not in self._sizes:
             return None
         try:
@@ -194,8 +192,8 @@ class _Records:
             file = typed(document, DataFile)
         except (ObjectMissing, ValueError):
             return None  # the shard is copied again
-        known = document.get("source") == self._source and file.name == name
-        return file if known and self._sizes.get(name) == file.bytes else None
+        matches = document.get("source") == self._source and file.name == name
+        return file if matches and self._sizes.get(name) == file.bytes else None
 
     def add(self, file: DataFile) -> None:
         """Record a stored shard."""

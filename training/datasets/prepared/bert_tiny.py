@@ -1,4 +1,4 @@
-"""Makes a small BERT dataset from text shipped in a package: no network, always the same."""
+"""Build a small, reproducible BERT dataset from text in a package, without network access."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+|\n+")
 _PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
+"""Share of tokens to predict, and shares of these to mask and to replace with random ones."""
 
 Ids = list[int]
 DOCUMENTS = 1000
-"""Default: yields about as many sequences as bert-tiny's preset needs."""
+"""Default number of documents, which yield about enough sequences for bert-tiny's preset."""
 _SEQ_LEN, _MAX_PREDICTIONS, _VOCAB_SIZE = 128, 20, 4096
 _SHARDS = 8
 _SEED = 12345
@@ -42,7 +43,7 @@ _SEED = 12345
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedSequence:
-    """A sequence to train on, with its masked words."""
+    """A training sequence with masked words."""
 
     ids: Ids
     """Ids of the sequence, with words masked or replaced."""
@@ -56,7 +57,7 @@ class MaskedSequence:
 
 
 def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """List pieces by id: every ASCII character, then the most frequent words, ties by spelling."""
+    """List pieces by id: every ASCII character, then words by frequency, ties alphabetically."""
     normalizer, splitter = BertNormalizer(), BertPreTokenizer()
     counts: Counter[str] = Counter()
     for text in texts:
@@ -69,7 +70,7 @@ def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
 
 
 def make_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
-    """Make an uncased WordPiece tokenizer of those pieces."""
+    """Create an uncased WordPiece tokenizer with this vocabulary."""
     ids = {piece: number for number, piece in enumerate(vocabulary)}
     tokenizer = Tokenizer(WordPiece(ids, unk_token=_SPECIAL[UNKNOWN]))
     tokenizer.normalizer = BertNormalizer()
@@ -80,8 +81,8 @@ def make_tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
 def to_sentences(tokenizer: Tokenizer, text: str) -> list[Ids]:
     """Encode each non-empty sentence."""
     pieces = [piece for piece in _SENTENCE_END.split(text) if piece.strip()]
-    encoded = tokenizer.encode_batch(pieces, add_special_tokens=False)
-    return [list(one.ids) for one in encoded if one.ids]
+    encodings = tokenizer.encode_batch(pieces, add_special_tokens=False)
+    return [list(encoding.ids) for encoding in encodings if encoding.ids]
 
 
 def examples(
@@ -92,7 +93,7 @@ def examples(
     vocab_size: int,
     seed: int,
 ) -> Iterator[MaskedSequence]:
-    """Make sequences of at most ``seq_len`` ids, determined by documents and seed."""
+    """Yield sequences of at most ``seq_len`` ids, determined by documents and seed."""
     rng = random.Random(seed)
     room = seq_len - 3  # [CLS] first [SEP] second [SEP]
     for number in range(len(documents)):
@@ -113,7 +114,7 @@ def examples(
 def _pairs(
     documents: Sequence[list[Ids]], number: int, room: int, rng: random.Random
 ) -> Iterator[tuple[Ids, Ids, bool]]:
-    """Group a document's sentences up to ``room`` ids, and cut each group into two parts."""
+    """Group a document's sentences, up to ``room`` ids, and split each group in two."""
     sentences = documents[number]
     start = 0
     while start < len(sentences):
@@ -122,25 +123,27 @@ def _pairs(
             length += len(sentences[stop])
             stop += 1
         cut = start + 1 if stop - start < 2 else rng.randrange(start + 1, stop)
-        first = [one for sentence in sentences[start:cut] for one in sentence]
+        first = [token for sentence in sentences[start:cut] for token in sentence]
         if cut == stop or rng.random() < 0.5:
-            yield first, _elsewhere(documents, number, room - len(first), rng), True
-            start = cut  # the sentences after the cut are still unused
+            yield first, _other_sentences(documents, number, room - len(first), rng), True
+            start = cut  # reuse the sentences after the cut
         else:
-            yield first, [one for sentence in sentences[cut:stop] for one in sentence], False
+            yield first, [token for sentence in sentences[cut:stop] for token in sentence], False
             start = stop
 
 
-def _elsewhere(documents: Sequence[list[Ids]], number: int, length: int, rng: random.Random) -> Ids:
-    """Take sentences of another document: at least one, and about ``length`` ids."""
+def _other_sentences(
+    documents: Sequence[list[Ids]], number: int, length: int, rng: random.Random
+) -> Ids:
+    """Pick one or more sentences of another document, about ``length`` ids in total."""
     other = rng.randrange(len(documents) - 1)
     sentences = documents[other + (other >= number)]
-    found: Ids = []
+    ids: Ids = []
     for sentence in sentences[rng.randrange(len(sentences)) :]:
-        found += sentence
-        if len(found) >= length:
+        ids += sentence
+        if len(ids) >= length:
             break
-    return found
+    return ids
 
 
 def _shorten(first: Ids, second: Ids, room: int, rng: random.Random) -> None:
@@ -150,16 +153,16 @@ def _shorten(first: Ids, second: Ids, room: int, rng: random.Random) -> None:
 
 
 def _mask(ids: Ids, max_predictions: int, vocab_size: int, rng: random.Random) -> tuple[Ids, Ids]:
-    candidates = [place for place, one in enumerate(ids) if one not in (CLS, SEP)]
+    candidates = [position for position, token in enumerate(ids) if token not in (CLS, SEP)]
     count = min(max_predictions, max(1, round(len(candidates) * _PREDICTED)))
     positions = sorted(rng.sample(candidates, count))
-    labels = [ids[place] for place in positions]
-    for place in positions:
+    labels = [ids[position] for position in positions]
+    for position in positions:
         draw = rng.random()
         if draw < _MASKED:
-            ids[place] = MASK
+            ids[position] = MASK
         elif draw < _MASKED + _REPLACED:
-            ids[place] = rng.randrange(len(_SPECIAL), vocab_size)
+            ids[position] = rng.randrange(len(_SPECIAL), vocab_size)
     return positions, labels
 
 
@@ -171,9 +174,9 @@ def prepare_bert_tiny(
     source: Mapping[str, str],
     report: Callable[[str], None],
 ) -> DatasetManifest:
-    """Turn ``documents``, each an object with a ``text``, into sequences in eight shards."""
-    if (found := find_complete(objects, source, kind=KIND)) is not None:
-        return found
+    """Convert ``documents``, each with a ``text``, to sequences in eight shards."""
+    if (existing := find_complete(objects, source, kind=KIND)) is not None:
+        return existing
     report("reading text")
     texts = [document["text"] for document in documents]
     vocabulary = make_vocabulary(texts, _VOCAB_SIZE)
@@ -185,10 +188,10 @@ def prepare_bert_tiny(
             ids.append(sentences)
     if len(ids) < 2:
         raise DatasetError(
-            f"{len(ids)} documents with text are too few for pairs of sentences; allow more with "
+            f"sentence pairs need at least 2 documents with text, not {len(ids)}; allow more with "
             "--max-documents"
         )
-    made = list(
+    sequences = list(
         examples(
             ids,
             seq_len=_SEQ_LEN,
@@ -197,9 +200,9 @@ def prepare_bert_tiny(
             seed=_SEED,
         )
     )
-    # Otherwise neighbours would come from the same document.
-    random.Random(_SEED).shuffle(made)
-    parts = [part for number in range(_SHARDS) if (part := made[number::_SHARDS])]
+    # Shuffle, since adjacent sequences come from the same document.
+    random.Random(_SEED).shuffle(sequences)
+    parts = [part for number in range(_SHARDS) if (part := sequences[number::_SHARDS])]
     shards = tuple(
         _shard(objects, scratch, number, part, report) for number, part in enumerate(parts)
     )
@@ -211,7 +214,7 @@ def prepare_bert_tiny(
                 seq_len=_SEQ_LEN,
                 max_predictions=_MAX_PREDICTIONS,
                 vocab_size=len(vocabulary),
-                samples=len(made),
+                samples=len(sequences),
             ),
             "vocabulary_sha256": hashlib.sha256("\n".join(vocabulary).encode()).hexdigest(),
         },
@@ -229,14 +232,14 @@ def _shard(
     report: Callable[[str], None],
 ) -> DataFile:
     arrays = empty(len(part), seq_len=_SEQ_LEN, max_predictions=_MAX_PREDICTIONS)
-    for row, one in enumerate(part):
-        length, count = len(one.ids), len(one.positions)
-        arrays["input_ids"][row, :length] = one.ids
+    for row, sequence in enumerate(part):
+        length, count = len(sequence.ids), len(sequence.positions)
+        arrays["input_ids"][row, :length] = sequence.ids
         arrays["input_mask"][row, :length] = 1
-        arrays["segment_ids"][row, :length] = one.segments
-        arrays["masked_lm_positions"][row, :count] = one.positions
-        arrays["masked_lm_ids"][row, :count] = one.labels
-        arrays["next_sentence_labels"][row] = one.is_random
+        arrays["segment_ids"][row, :length] = sequence.segments
+        arrays["masked_lm_positions"][row, :count] = sequence.positions
+        arrays["masked_lm_ids"][row, :count] = sequence.labels
+        arrays["next_sentence_labels"][row] = sequence.is_random
     path = scratch / f"api_docs_training_{number:05d}.hdf5"
     write_shard(path, arrays)
     return store_file(

@@ -1,4 +1,4 @@
-"""Writes the known corpora to the bucket: compressed JSONL, and a manifest last."""
+"""Write known corpora to the bucket: compressed JSONL files, then a manifest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trainium_catalogue.typed_json import read_json
 
 CORPUS_MANIFEST = "manifest.json"
 _FILE_CHARACTERS = 16_000_000
-"""Characters per file; wikicorpus makes about two hundred, enough for processes and jobs."""
+"""Characters per file; wikicorpus yields about 200 files, enough to process in parallel."""
 _COMPRESSION = 6
 _DOCUMENT = re.compile(r'.+id="(?P<id>[^"]+)".+title="(?P<title>[^"]+)"')
 RAW_ENGLISH = Archive(
@@ -28,8 +28,9 @@ RAW_ENGLISH = Archive(
     bytes=1_346_378_932,
     sha256="cab102a59f7e5bfb4ac832c15210bd22840bbed5508899f2dee04b857830e858",
 )
-"""Recorded by Hugging Face's ``datasets`` 1.x in ``datasets/wikicorpus/dataset_infos.json``,
-configuration ``raw_en``; the documentation of DataDeps.jl has the same sum. 1,359,146 documents."""
+"""Wikicorpus, 1,359,146 documents. Size and checksum are from Hugging Face's ``datasets`` 1.x
+(``datasets/wikicorpus/dataset_infos.json``, configuration ``raw_en``); the documentation of
+DataDeps.jl has the same checksum."""
 _BLOCKS = frozenset({"p", "li", "ul", "ol", "dl", "dt", "dd", "pre", "note", "div", "br", "tr"})
 """Tags that start a new line."""
 
@@ -46,7 +47,7 @@ class CorpusFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusManifest:
-    """A corpus that is complete."""
+    """A complete corpus."""
 
     source: Mapping[str, str]
     documents: int
@@ -61,10 +62,10 @@ def write_corpus(
     source: Mapping[str, str],
     report: Callable[[str], None],
 ) -> int:
-    """Store ``documents``, each an object with a ``text``; returns their number.
+    """Store ``documents``, each with a ``text``; return their number.
 
-    The same documents give the same bytes. Nothing is valid without the manifest, and the remains
-    of an earlier attempt under the same names are overwritten.
+    The same documents give the same bytes. A corpus is valid only with its manifest; files of the
+    same names from an earlier attempt are overwritten.
     """
     objects.delete([CORPUS_MANIFEST])
     files: list[CorpusFile] = []
@@ -97,19 +98,19 @@ def write_corpus(
 
 
 def count_complete(objects: Objects, source: Mapping[str, str]) -> int | None:
-    """Count the documents of an existing corpus, if it is complete and made from ``source``."""
+    """Return the number of documents of a complete corpus made from ``source``; otherwise None."""
     try:
         manifest = read_json(objects.get(CORPUS_MANIFEST), CorpusManifest)
     except (ObjectMissing, ValueError):
         return None
     sizes = {info.key: info.size for info in objects.list()}
-    whole = all(sizes.get(file.name) == file.bytes for file in manifest.files)
-    return manifest.documents if whole and manifest.source == dict(source) else None
+    is_complete = all(sizes.get(file.name) == file.bytes for file in manifest.files)
+    return manifest.documents if is_complete and manifest.source == dict(source) else None
 
 
 def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> CorpusFile:
     name = f"part-{number:05d}.jsonl.gz"
-    # Without a timestamp, so that equal documents give equal bytes.
+    # No timestamp, for reproducible bytes.
     data = gzip.compress("".join(lines).encode(), compresslevel=_COMPRESSION, mtime=0)
     path = scratch / name
     path.write_bytes(data)
@@ -124,9 +125,9 @@ def _store(objects: Objects, scratch: Path, number: int, lines: list[str]) -> Co
 
 
 def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
-    """Yield every article of the archive that has text, in the archive's order.
+    """Yield every non-empty article, in the archive's order.
 
-    The files are Latin-1: a line ``<doc id="..." title="..." ...>``, the article, a line
+    The files are Latin-1. An article is a line ``<doc id="..." title="..." ...>``, the text, a line
     ``ENDOFARTICLE.`` and a line ``</doc>``.
     """
     with tarfile.open(path, "r|gz") as archive:
@@ -139,8 +140,8 @@ def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
             for data in file:
                 row = data.decode("latin-1")
                 if row.startswith("<doc id"):
-                    found = _DOCUMENT.match(row)
-                    article, rows = dict(found.groupdict()) if found else {}, []
+                    match = _DOCUMENT.match(row)
+                    article, rows = dict(match.groupdict()) if match else {}, []
                 elif row.startswith("ENDOFARTICLE"):
                     text = "".join(rows).strip()
                     if text:
@@ -151,15 +152,14 @@ def wikicorpus_documents(path: Path) -> Iterator[Mapping[str, str]]:
 
 
 def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
-    """Yield a document per service, operation and shape of each service's newest API version.
+    """Yield a document for each service, operation and shape of the newest API versions, by name.
 
-    ``folder`` is botocore's ``data`` folder, by default that of the installed package. Ordered by
-    name.
+    ``folder`` is botocore's ``data`` folder, by default the installed package's.
     """
     for model in _newest_models(folder or _installed()):
         service = model.parent.parent.name
         document = _read(model)
-        yield from _document(f"{service}", {"documentation": document.get("documentation")})
+        yield from _document(service, {"documentation": document.get("documentation")})
         for section in ("operations", "shapes"):
             for name, entry in sorted(document.get(section, {}).items()):
                 yield from _document(f"{service} {name}", entry)
@@ -167,7 +167,7 @@ def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
 
 def _installed() -> Path:
     spec = find_spec("botocore")
-    assert spec is not None and spec.origin is not None  # boto3 brings it
+    assert spec is not None and spec.origin is not None  # a dependency of boto3
     return Path(spec.origin).parent / "data"
 
 
@@ -196,7 +196,7 @@ def _document(title: str, entry: Mapping[str, Any]) -> Iterator[Mapping[str, str
 
 
 def _documentation(entry: Mapping[str, Any], name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield documentation strings of an entry and everything in it, each with its name."""
+    """Yield name and documentation of an entry and, recursively, of everything below it."""
     own = entry.get("documentation")
     if isinstance(own, str):
         yield name, own
@@ -228,5 +228,5 @@ class _Reader(HTMLParser):
             self.pieces.append("\n")
 
     def handle_data(self, data: str) -> None:
-        # Line breaks in the source are spaces; those of blocks are added above.
+        # A line break in HTML is a space; the tags in ``_BLOCKS`` start new lines.
         self.pieces.append(data.replace("\n", " "))

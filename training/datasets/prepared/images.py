@@ -1,4 +1,4 @@
-"""Handwritten digits in MNIST's own file format: fetched, or made from a small bundled file.
+"""Handwritten digits in MNIST's file format: downloaded, or made from a small bundled file.
 
 The format is idx: two zero bytes, the element type, the number of dimensions, each dimension as a
 big-endian 32-bit number, then the elements (yann.lecun.com/exdb/mnist).
@@ -30,7 +30,7 @@ Pixels = NDArray[np.uint8]
 KIND = "images"
 SPLITS = ("train", "t10k")
 _MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
-"""PyTorch's mirror, from which torchvision fetches MNIST: the author's site refuses programs."""
+"""PyTorch's mirror, which torchvision also uses: the author's site blocks scripts."""
 MNIST = (
     Archive(
         url=f"{_MIRROR}/train-images-idx3-ubyte.gz",
@@ -53,27 +53,27 @@ MNIST = (
         sha256="f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
     ),
 )
-"""Checksums are those of TensorFlow Datasets (``url_checksums/mnist.txt``)."""
+"""Checksums are from TensorFlow Datasets (``url_checksums/mnist.txt``)."""
 _MNIST_FACTS = {"epochs": 4, "accuracy": [0.92, 0.99]}
 """The reference's number of epochs; its eval.py requires an accuracy above 0.92."""
 _DIGITS = Path(__file__).with_name("digits.csv.gz")
-"""A copy of scikit-learn's file (BSD-3-Clause), the only part needed: the test set of UCI's Optical
-Recognition of Handwritten Digits (E. Alpaydin and C. Kaynak, CC BY 4.0). Each line is an image of
-8 x 8 pixels from 0 to 16, and its digit."""
+"""A copy of scikit-learn's file (BSD-3-Clause): the test set of UCI's Optical Recognition of
+Handwritten Digits (E. Alpaydin and C. Kaynak, CC BY 4.0). Each line is an image of 8 x 8 pixels
+from 0 to 16, and its digit."""
 _DIGITS_SOURCE = {"package": "scikit-learn", "version": "1.9.1"}
 _DIGITS_FACTS = {"epochs": 40, "accuracy": [0.88, 0.99]}
 """Fewer images need more epochs; measured with 1, 2 and 4 workers."""
 _TEST_EVERY = 5
-"""Every fifth image of the small file, which has no particular order, is a test image."""
+"""Every fifth image of the small file, which is unordered, is a test image."""
 
 
 def images_name(split: str) -> str:
-    """Name of a split's image file."""
+    """Return the name of a split's image file."""
     return f"{split}-images-idx3-ubyte"
 
 
 def labels_name(split: str) -> str:
-    """Name of a split's label file."""
+    """Return the name of a split's label file."""
     return f"{split}-labels-idx1-ubyte"
 
 
@@ -84,17 +84,17 @@ def write_idx(path: Path, values: Pixels) -> None:
 
 
 def read_idx(path: Path) -> Pixels:
-    """Read a file of unsigned bytes; ``DatasetError`` if it is not one."""
+    """Read a file of unsigned bytes; raise ``DatasetError`` if it is invalid."""
     data = path.read_bytes()
     try:
         zero, kind, num_dimensions = struct.unpack_from(">HBB", data)
         shape = struct.unpack_from(f">{num_dimensions}I", data, 4)
         if (zero, kind) != (0, 8):
-            raise ValueError("it does not begin as one")
+            raise ValueError("it has no valid header")
         return np.frombuffer(data, np.uint8, offset=4 + 4 * num_dimensions).reshape(shape)
     except (struct.error, ValueError) as error:
         raise DatasetError(
-            f"{path.name} is no idx file of bytes ({error}); submit prepare again"
+            f"{path.name} is not an idx file of bytes ({error}); submit prepare again"
         ) from None
 
 
@@ -105,10 +105,10 @@ def prepare_mnist(
     report: Callable[[str], None],
     archives: tuple[Archive, ...] = MNIST,
 ) -> DatasetManifest:
-    """Fetch MNIST, verify it, and store it unpacked."""
+    """Fetch and verify MNIST, and store it uncompressed."""
     source = {archive.url: archive.sha256 for archive in archives}
-    if (found := find_complete(objects, source, kind=KIND)) is not None:
-        return found
+    if (existing := find_complete(objects, source, kind=KIND)) is not None:
+        return existing
     paths = []
     for archive in archives:
         packed = scratch / archive.url.rpartition("/")[2]
@@ -122,14 +122,14 @@ def prepare_mnist(
 def prepare_digits(
     objects: Objects, scratch: Path, *, report: Callable[[str], None]
 ) -> DatasetManifest:
-    """Make the same files from scikit-learn's digits, enlarging 8 x 8 pixels."""
+    """Create the same files from scikit-learn's digits, upscaled from 8 x 8 pixels."""
     source = _DIGITS_SOURCE
-    if (found := find_complete(objects, source, kind=KIND)) is not None:
-        return found
+    if (existing := find_complete(objects, source, kind=KIND)) is not None:
+        return existing
     with gzip.open(_DIGITS, "rt", encoding="ascii") as file:
         table = np.loadtxt(file, delimiter=",", dtype=np.int64)
     images, digits = table[:, :-1].reshape(-1, 8, 8), table[:, -1].astype(np.uint8)
-    # Scale 0-16 to 0-255, enlarge three times, and add a border of 2 pixels.
+    # Scale 0-16 to 0-255, upscale three times, and add a border of 2 pixels.
     pixels = np.minimum(images * 16, 255).astype(np.uint8)
     pixels = np.pad(pixels.repeat(3, axis=1).repeat(3, axis=2), ((0, 0), (2, 2), (2, 2)))
     is_test = np.arange(len(pixels)) % _TEST_EVERY == 0

@@ -1,4 +1,4 @@
-"""The prepare workload: fetches and verifies a known corpus or dataset for the bucket."""
+"""The prepare workload, which stores a known corpus or dataset in the bucket."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 def run(job: Job) -> None:
-    """Run the workload on one rank, whose processes use every core."""
+    """Run the workload on rank 0."""
     if job.device.rank:
         return
     context = job.context
     if context.array_index:
-        return  # one child is enough; two would write the same files
+        return  # all children would write the same files
     storage = StorageAccess.of(context)
     make = prepare_dataset if job.values["dataset"] in DATASETS else prepare
     make(
@@ -44,15 +44,15 @@ def run(job: Job) -> None:
 def prepare_dataset(
     name: str, storage: StorageAccess, *, max_documents: int, report: Callable[[str], None]
 ) -> DatasetManifest:
-    """Store dataset ``name`` of the catalogue, ready to train on."""
+    """Store dataset ``name`` from the catalogue, ready for training."""
     from training.datasets.prepared.bert_tar import prepare_bert_tar
     from training.datasets.prepared.bert_tiny import DOCUMENTS, prepare_bert_tiny
     from training.datasets.prepared.images import prepare_digits, prepare_mnist
 
     if max_documents and name != "bert-tiny":
         raise DatasetError(
-            f"--max-documents {max_documents}: dataset {name} is fetched whole or not at all; "
-            "leave it out"
+            f"--max-documents {max_documents}: dataset {name} can only be fetched as a whole; omit "
+            "--max-documents"
         )
     objects = storage.open(f"{storage.root}/{DATASETS_PREFIX}{name}")
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
@@ -83,9 +83,9 @@ def prepare(
     report: Callable[[str], None],
     archive: Archive = RAW_ENGLISH,
 ) -> int:
-    """Store corpus ``name`` of the catalogue; returns the number of documents.
+    """Store corpus ``name`` from the catalogue; return the number of documents.
 
-    ``max_documents`` above 0 limits the number. ``archive`` is the source of wikicorpus.
+    ``max_documents`` limits the number unless 0. ``archive`` is the source of wikicorpus.
     """
     objects = storage.open(f"{storage.root}/{CORPORA_PREFIX}{name}")
     if name == "wikicorpus":
@@ -97,21 +97,21 @@ def prepare(
         source["max-documents"] = str(max_documents)
     total = count_complete(objects, source)
     if total is not None:
-        log.info("prepare: %s was complete already: %s documents", objects.uri, f"{total:,}")
+        log.info("prepare: %s is already complete: %s documents", objects.uri, f"{total:,}")
         return total
     with tempfile.TemporaryDirectory(prefix="prepare-") as folder:
         scratch = Path(folder)
         if name == "wikicorpus":
             path = scratch / "archive.tgz"
             fetch(archive, path, report)
-            log.info("prepare: fetched %s, sha256 as expected", archive.url)
+            log.info("prepare: fetched %s, sha256 verified", archive.url)
             documents = corpora.wikicorpus_documents(path)
         else:
             documents = corpora.api_documents()
-        kept: Iterable[Mapping[str, str]] = documents
+        selected: Iterable[Mapping[str, str]] = documents
         if max_documents:
-            kept = itertools.islice(documents, max_documents)
-        total = write_corpus(objects, kept, scratch, source=source, report=report)
+            selected = itertools.islice(documents, max_documents)
+        total = write_corpus(objects, selected, scratch, source=source, report=report)
     log.info("prepare: %s is complete: %s documents", objects.uri, f"{total:,}")
     return total
 

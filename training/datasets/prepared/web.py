@@ -1,4 +1,4 @@
-"""Files on the web with known content: fetched whole and verified by their sha256."""
+"""Download files with known SHA-256 checksums and verify them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ class Archive:
 
 
 def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
-    """Download to ``path``; ``DatasetError``, and no file, if it is not the archive.
+    """Download to ``path`` and verify the file, which is deleted after any error.
 
-    A broken download is resumed where it stopped, if the server can do that.
+    Interrupted downloads resume if the server supports range requests. Raises ``DatasetError`` if
+    the file does not fit on the disk, is not available or differs, and ``ConnectionError`` after
+    repeated network errors.
     """
     free = shutil.disk_usage(path.parent).free
     if free < archive.bytes:
         raise DatasetError(
-            f"{path.parent} has {free // _MIB} MiB free and {archive.url} needs "
-            f"{archive.bytes // _MIB}; give the instance a larger volume"
+            f"{path.parent} has {free // _MIB:,} MiB free, but {archive.url} needs "
+            f"{archive.bytes // _MIB:,} MiB; give the instance a larger volume"
         )
     try:
         for attempt in range(_ATTEMPTS):
@@ -47,14 +49,13 @@ def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
             except urllib.error.HTTPError as error:
                 if error.code < 500 or attempt == _ATTEMPTS - 1:
                     raise DatasetError(
-                        f"{archive.url} answers {error.code} {error.reason}; if it has moved, "
+                        f"{archive.url} returned {error.code} {error.reason}; if it has moved, "
                         "download the archive elsewhere, unpack it to JSONL and use jobs upload"
                     ) from None
             except OSError as error:  # timeouts, lost connections, unresolved names
                 if attempt == _ATTEMPTS - 1:
                     raise ConnectionError(
-                        f"{archive.url} cannot be fetched: {error}; the job needs a way to the "
-                        "internet"
+                        f"{archive.url} cannot be fetched: {error}; the job needs internet access"
                     ) from None
             time.sleep(2**attempt)
         _verify(archive, path)
@@ -64,20 +65,20 @@ def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
 
 
 def _download(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
-    there = path.stat().st_size if path.exists() else 0
-    headers = {"Range": f"bytes={there}-"} if there else {}
+    offset = path.stat().st_size if path.exists() else 0
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
     request = urllib.request.Request(archive.url, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-        resumed = answer.status == 206
-        done = there if resumed else 0
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        resumed = response.status == 206
+        done = offset if resumed else 0
         with path.open("ab" if resumed else "wb") as file:
-            # One byte more than expected is enough to recognize a different file.
-            while done <= archive.bytes and (block := answer.read(_BLOCK_BYTES)):
+            # A single byte more than expected reveals a different file.
+            while done <= archive.bytes and (block := response.read(_BLOCK_BYTES)):
                 file.write(block)
                 done += len(block)
                 report(f"fetched {done // _MIB} of {archive.bytes // _MIB} MiB")
-    if done < archive.bytes and answer.length:
-        raise ConnectionError(f"the connection ended after {done} of {archive.bytes} bytes")
+    if done < archive.bytes and response.length:
+        raise ConnectionError(f"the connection closed after {done:,} of {archive.bytes:,} bytes")
 
 
 def _verify(archive: Archive, path: Path) -> None:
@@ -87,7 +88,8 @@ def _verify(archive: Archive, path: Path) -> None:
             digest.update(block)
     if digest.hexdigest() != archive.sha256:
         raise DatasetError(
-            f"{archive.url} gave {path.stat().st_size} bytes with sha256 {digest.hexdigest()}, "
-            f"not the expected {archive.bytes} with {archive.sha256}; the publisher's file has "
-            "changed, so nothing was kept: use another corpus, or jobs upload your own copy"
+            f"{archive.url} returned {path.stat().st_size:,} bytes with SHA-256 "
+            f"{digest.hexdigest()}, not the expected {archive.bytes:,} with {archive.sha256}: the "
+            "publisher's file has changed, so nothing was stored; use another corpus, or upload "
+            "your own copy with jobs upload"
         )

@@ -1,1 +1,1 @@
-"""Copies a dataset from storage to the node, and reads the samples of a training step."""
+"""Stage a dataset on the node and read each training step's samples."""

@@ -1,4 +1,4 @@
-"""Copies a dataset's files from storage to a folder of the node, verifying each one."""
+"""Copy a dataset's files from storage to a folder on the node, and verify them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 _MIB = 1024 * 1024
 _CHECKED_AT_ONCE = 16
-"""Parallel checks: there may be a thousand shards, on nodes with a hundred cores."""
+"""Number of parallel checks: a dataset may have a thousand shards, and a node a hundred cores."""
 
 
 class StagedFile(Protocol):
@@ -24,7 +24,7 @@ class StagedFile(Protocol):
 
     @property
     def name(self) -> str:
-        """Key below the dataset."""
+        """Key relative to the dataset's prefix."""
 
     @property
     def bytes(self) -> int:
@@ -56,12 +56,12 @@ def stage(
     wait: Callable[[], None],
     report: Callable[[str], None],
 ) -> M:
-    """Copy the dataset at ``objects`` to this node's folder ``cache``; returns its manifest.
+    """Copy the dataset at ``objects`` to this node's folder ``cache``; return its manifest.
 
-    One process per node, the leader, downloads what the folder lacks; the others wait for it in
-    ``wait``, a barrier of at least the node's processes. ``parse`` reads the manifest, given its
-    bytes and name. ``DatasetError`` names a shard that is missing or does not match the manifest;
-    ``made_by`` is the workload that would make it.
+    One process per node, the leader, downloads missing files while the rest block in ``wait``, a
+    barrier for at least all processes of the node. ``parse`` parses the manifest from its bytes and
+    name. Raises ``DatasetError`` for a shard that is missing or does not match the manifest;
+    ``made_by`` is the workload that recreates it.
     """
     if is_leader:
         _stage(objects, cache, parse, made_by, report)
@@ -82,8 +82,8 @@ def _stage(
         data = objects.get(DATASET_MANIFEST)
     except ObjectMissing:
         raise DatasetError(
-            f"{objects.uri} holds no complete dataset: it has no {DATASET_MANIFEST}; "
-            f"run {made_by}, or wait until it has finished"
+            f"{objects.uri} is not a complete dataset: it has no {DATASET_MANIFEST}; "
+            f"run {made_by}, or wait for it to finish"
         ) from None
     manifest = parse(data, name)
     cache.mkdir(parents=True, exist_ok=True)
@@ -93,13 +93,13 @@ def _stage(
     except UnsafeName as error:
         raise DatasetError(f"{cache} cannot hold the dataset {objects.uri}: {error}") from None
     if missing:
-        # Removed until all shards are right, so that nobody takes a partial folder for a whole one.
+        # Without a manifest until all shards are valid, so a partial folder never looks complete.
         (cache / DATASET_MANIFEST).unlink(missing_ok=True)
     needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(cache).free
     if needed > free:
         raise DatasetError(
-            f"{cache} has {free // _MIB} MiB free and the dataset needs {needed // _MIB} more; "
-            "give the nodes a larger volume or put the cache on Lustre"
+            f"{cache} has {free // _MIB:,} MiB free, but the missing shards need "
+            f"{needed // _MIB:,} MiB; give the nodes a larger volume or put the cache on Lustre"
         )
     moved = 0
 
@@ -110,16 +110,16 @@ def _stage(
 
     for shard in missing:
         _fetch(objects, folder, shard, made_by, on_bytes)
-    # Nodes that share a folder, as on Lustre or a laptop, get here at the same time.
+    # Atomic: nodes that share a folder, as on Lustre or a laptop, may do this concurrently.
     write_whole(cache / DATASET_MANIFEST, data)
 
 
 def _missing(
     cache: SafeFolder, shards: Sequence[StagedFile], report: Callable[[str], None]
 ) -> list[StagedFile]:
-    """Find shards that the folder lacks; checks in parallel, because accelerators are waiting."""
+    """Find missing or invalid shards, in parallel because accelerators are waiting."""
     with ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check") as pool:
-        checks = [pool.submit(_is_right, cache.path(shard.name), shard) for shard in shards]
+        checks = [pool.submit(_is_valid, cache.path(shard.name), shard) for shard in shards]
         missing = []
         for shard, check in zip(shards, checks, strict=True):
             report(f"checking {shard.name}")
@@ -144,19 +144,19 @@ def _fetch(
         ) from None
     except ObjectMissing:
         raise DatasetError(
-            f"shard {shard.name} of {objects.uri} is missing though its manifest lists it; "
-            f"run {made_by} again, which makes only what is missing"
+            f"shard {shard.name} of {objects.uri} is missing although its manifest lists it; "
+            f"run {made_by} again, which recreates only missing shards"
         ) from None
     path = folder.path(shard.name)
-    if not _is_right(path, shard):
-        found = path.stat().st_size
+    if not _is_valid(path, shard):
+        num_bytes = path.stat().st_size
         path.unlink()
         raise DatasetError(
-            f"shard {shard.name} of {objects.uri} is damaged: {found} bytes were read and "
-            f"{shard.bytes} with sha256 {shard.sha256[:12]} are expected; delete it and run "
-            f"{made_by} again, which makes only what is missing"
+            f"shard {shard.name} of {objects.uri} is damaged: {num_bytes:,} bytes were read, but "
+            f"{shard.bytes:,} with SHA-256 {shard.sha256[:12]} were expected; delete it and run "
+            f"{made_by} again, which recreates only missing shards"
         )
 
 
-def _is_right(path: Path, shard: StagedFile) -> bool:
+def _is_valid(path: Path, shard: StagedFile) -> bool:
     return path.is_file() and path.stat().st_size == shard.bytes and sha256_of(path) == shard.sha256

@@ -1,1 +1,1 @@
-"""Packs text into token shards: the workload ``tokenize``."""
+"""The workload ``tokenize``: pack text into token shards."""

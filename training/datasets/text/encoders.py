@@ -1,4 +1,4 @@
-"""Turns text into ids by the fastest method that agrees with the plain tokenizer."""
+"""Encode text with the fastest encoder that agrees with the plain tokenizer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ PROBES = (
     "x = {'k': [1, 2, 3]}\n\n\n\ny",
     "CamelCaseAndsnake_case-and-kebab",
 )
-"""Spaces, line ends, scripts, control and joining characters, words that are added tokens."""
+"""Covers spaces, line breaks, scripts, control and joining characters, and added tokens."""
 
 
 SPACE = "\u2581"
@@ -67,22 +67,22 @@ _LLAMA_NORMALIZERS = (
     {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
 )
 _CACHED_WORDS = 2_000_000
-"""About 300 MB: more words than a natural-language corpus repeats."""
+"""About 300 MB; a natural-language corpus has fewer distinct recurring words."""
 Ids = NDArray[Any]
 """Token ids in the type of the shards."""
 _CHECKED_AT_FIRST = 32
-"""Documents of a process's first batch to encode twice; one of every later batch."""
+"""Documents verified in a process's first batch; later batches have one verified."""
 _LONGEST_CHECKED = 65_536
-"""Characters; checking a longer document would take longer than it saves."""
+"""In characters; verifying a longer document costs more than a fast encoder saves."""
 
 
 def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
-    """Tell whether cutting text before every run of spaces leaves the ids unchanged.
+    """Return whether cutting text before every run of spaces leaves the ids unchanged.
 
-    BPE joins neighbours whose concatenation is in the vocabulary. If no piece has a space after
-    another character, nothing is ever joined across such a cut, and the two sides are independent.
-    Unknown characters would be fused across it, so every byte must be in the vocabulary, which
-    leaves none unknown. ``tokenizer`` is the document ``tokenizer.json``.
+    BPE merges adjacent pieces whose concatenation is in the vocabulary. If no piece has a space
+    after another character, nothing merges across such a cut, and the two sides are independent.
+    Unknown characters could be fused across the cut, so every byte must be in the vocabulary, which
+    makes every character known. ``tokenizer`` is the parsed ``tokenizer.json``.
     """
     model = tokenizer["model"]
     if model["type"] != "BPE" or tokenizer.get("pre_tokenizer") is not None:
@@ -102,13 +102,13 @@ def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
         and SPACE in vocabulary
         and all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
         and not any(SPACE in piece.lstrip(SPACE) for piece in vocabulary)
-        # A token searched in normalised text could begin in the middle of a word.
+        # A token matched in normalized text could start in the middle of a word.
         and not any(token["normalized"] for token in tokenizer["added_tokens"])
     )
 
 
 def with_word_split(tokenizer: dict[str, Any]) -> str:
-    """Return the same tokenizer, but cutting text into words before it looks for pieces."""
+    """Return the tokenizer's JSON with a pre-tokenizer that splits text into words."""
     assert splits_at_spaces(tokenizer)
     split = {
         "type": "Split",
@@ -120,7 +120,7 @@ def with_word_split(tokenizer: dict[str, Any]) -> str:
 
 
 class WordIds(dict[str, bytes]):
-    """Maps words to the bytes of their ids; new words are encoded."""
+    """Maps words to the bytes of their ids, encoding new words on demand."""
 
     def __init__(self, model: Any, dtype: np.dtype[Any]) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ class WordIds(dict[str, bytes]):
 
     def __missing__(self, word: str) -> bytes:
         ids = [token.id for token in self._model.tokenize(word)]
-        found = self[word] = array(self._code, ids).tobytes()
-        return found
+        encoded = self[word] = array(self._code, ids).tobytes()
+        return encoded
 
     def encode(self, text: str) -> bytes:
-        """Encode a text that contains no added tokens."""
+        """Encode a text without added tokens."""
         if len(self) > _CACHED_WORDS:
             self.clear()
         return b"".join(map(self.__getitem__, self._find(SPACE + text.replace(" ", SPACE))))
@@ -148,15 +148,15 @@ class Encoder(Protocol):
         """Name for the log."""
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Encode each text, followed by EOS, into one array."""
+        """Encode all texts, each followed by EOS, into one array."""
 
 
 class ParityError(Exception):
-    """A faster encoder disagreed with the plain tokenizer."""
+    """A faster encoder fails, or does not agree with the plain tokenizer."""
 
 
 class PlainEncoder:
-    """Plain ``tokenizers``, with which the others must agree."""
+    """Plain ``tokenizers``, the reference for faster encoders."""
 
     name = "tokenizers"
 
@@ -171,9 +171,9 @@ class PlainEncoder:
 
 
 class WordEncoder:
-    """``tokenizers`` for new words, a table for all others; exact by ``splits_at_spaces``."""
+    """``tokenizers`` with a cache of encoded words; exact if ``splits_at_spaces``."""
 
-    name = "tokenizers, words remembered"
+    name = "tokenizers with a word cache"
 
     def __init__(self, vocabulary: Vocabulary, plain: PlainEncoder) -> None:
         document = json.loads(vocabulary.json)
@@ -196,7 +196,7 @@ class WordEncoder:
 
 
 class FastEncoder:
-    """``fastokens``, which is new: used only inside ``Checked``."""
+    """``fastokens``, which is new and therefore used only inside ``CheckedEncoder``."""
 
     name = "fastokens"
 
@@ -217,8 +217,8 @@ class FastEncoder:
         return np.insert(flat.astype(self._dtype), ends.astype(np.int64), self._eos)
 
 
-class Checked:
-    """An encoder whose ids are now and then compared with the plain tokenizer's."""
+class CheckedEncoder:
+    """An encoder whose ids are spot-checked against the plain tokenizer."""
 
     def __init__(self, encoder: Encoder, plain: PlainEncoder) -> None:
         self._encoder, self._plain = encoder, plain
@@ -227,9 +227,9 @@ class Checked:
         self._compare(PROBES)
 
     def encode(self, texts: Sequence[str]) -> Ids:
-        """Encode each text, followed by EOS; ``ParityError`` if any compared ids differ."""
-        some = [text for text in texts if len(text) <= _LONGEST_CHECKED]
-        self._compare(some[: self._at_first])
+        """Encode all texts, each followed by EOS; raise ``ParityError`` if checked ids differ."""
+        candidates = [text for text in texts if len(text) <= _LONGEST_CHECKED]
+        self._compare(candidates[: self._at_first])
         self._at_first = 1
         return self._ids(texts)
 
@@ -238,19 +238,21 @@ class Checked:
             return self._encoder.encode(texts)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a Rust panic is not an Exception (pyo3)
-            raise ParityError(f"{self.name} fails: {type(error).__name__}: {error}") from None
+        except BaseException as error:  # pyo3's panics are not Exceptions
+            raise ParityError(f"{self.name} failed: {type(error).__name__}: {error}") from None
 
     def _compare(self, texts: Sequence[str]) -> None:
         for text in texts:
             if not np.array_equal(self._ids([text]), self._plain.encode([text])):
-                raise ParityError(f"{self.name} gives other ids than tokenizers for {text[:40]!r}")
+                raise ParityError(
+                    f"{self.name} and tokenizers give different IDs for {text[:40]!r}"
+                )
 
 
 def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> Iterator[Encoder]:
-    """Yield the encoders for this vocabulary, fastest first; the last one is plain.
+    """Yield the encoders for this vocabulary, fastest first; the last is the plain one.
 
-    Each is created on demand, because loading a vocabulary takes a while.
+    Each is created on demand, because loading a vocabulary is slow.
     """
     plain = PlainEncoder(vocabulary)
     if accelerate and (fast := _fast_encoder(vocabulary, plain)):
@@ -262,17 +264,15 @@ def encoders(vocabulary: Vocabulary, *, accelerate: bool) -> Iterator[Encoder]:
 
 def _fast_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None:
     try:
-        return Checked(FastEncoder(vocabulary), plain)
-    # Not installed, an unsupported kind of tokenizer, or different ids.
+        return CheckedEncoder(FastEncoder(vocabulary), plain)
+    # Not installed, unsupported tokenizer, or different ids.
     except Exception as error:
-        log.info(
-            "fastokens is not used, which only takes longer: %s: %s", type(error).__name__, error
-        )
+        log.info("fastokens is not used; encoding is slower: %s: %s", type(error).__name__, error)
         return None
 
 
 def _word_encoder(vocabulary: Vocabulary, plain: PlainEncoder) -> Encoder | None:
     try:
-        return Checked(WordEncoder(vocabulary, plain), plain)
+        return CheckedEncoder(WordEncoder(vocabulary, plain), plain)
     except ParityError:
-        return None  # most vocabularies; those split text into words by themselves
+        return None  # most vocabularies: they already split text into words

@@ -1,8 +1,8 @@
-"""Prompts and responses: encoded with a mark on what counts, packed whole into sequences.
+"""Encode prompts and responses, and pack them into sequences.
 
-A sequence holds whole examples, each ended by EOS, and EOS that nobody learns up to its end. Ids
-take 31 bits; the highest one marks a token that counts in the loss, so shards of examples are
-written, stored, checked and mapped like all others.
+A sequence contains whole examples, each followed by EOS, and is padded with EOS outside the loss.
+Ids use 31 bits; the highest bit marks a token that counts in the loss. Shards of examples are
+therefore written, stored, checked and mapped like any others.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Example:
     """A prompt with its response."""
 
     text: str
-    """Both, to tell equal examples."""
+    """Prompt and response; their hash determines the split."""
     ids: NDArray[np.uint32]
-    """With the mark on those that count: the response's and EOS."""
+    """Token ids; the response and EOS are marked as counting in the loss."""
 
 
 class ExampleReader:
-    """Reads and encodes the lines of a part; ``DatasetError`` names file and line."""
+    """Reads and encodes the lines of a part; raises ``DatasetError`` with file and line."""
 
     def __init__(self, vocabulary: Vocabulary, *, seq_len: int) -> None:
         self._tokenizer = load_tokenizer(vocabulary.json)
@@ -46,24 +46,24 @@ class ExampleReader:
         """Yield the examples of a piece, in order."""
         if piece.file.kind is not TextFormat.JSONL:
             raise DatasetError(
-                f"{objects.uri}/{piece.file.key} is no JSONL, and prompts and responses are; write "
-                'one {"prompt": "...", "response": "..."} a line'
+                f"{objects.uri}/{piece.file.key} is not JSONL, the format of prompts and "
+                'responses; write one {"prompt": "...", "response": "..."} per line'
             )
         yield from read_lines(objects, piece, self._parse)
 
     def _parse(self, line: bytes) -> Example:
-        """Encode a line; ``ValueError`` says what is wrong with it."""
+        """Encode a line; raise ``ValueError`` if it is invalid."""
         prompt, response = _fields(line)
         encoding = self._tokenizer.encode(prompt + response, add_special_tokens=False)
         ids = np.array([*encoding.ids, self._eos], np.uint32)
         if len(ids) > self._seq_len:
             raise ValueError(
-                f"prompt and response are {len(ids):,} tokens and a sequence has "
+                f"prompt and response have {len(ids):,} tokens, but a sequence has only "
                 f"{self._seq_len:,}; shorten them, or tokenize with a larger --response-seq-len"
             )
-        # A token that begins in the prompt is not what the model has to say.
+        # A token that starts in the prompt does not count.
         counts = np.array([*(start >= len(prompt) for start, _ in encoding.offsets), True])
-        # Nothing comes before the first token of an example, from which it could follow.
+        # An example's first token has no context to predict it from.
         counts[0] = False
         return Example(
             text=f"{prompt}\0{response}", ids=ids | np.where(counts, COUNTED, 0).astype(np.uint32)
@@ -74,12 +74,12 @@ def _fields(line: bytes) -> tuple[str, str]:
     try:
         document: Any = json.loads(line)
     except UnicodeDecodeError:
-        raise ValueError("no UTF-8 text; convert the file (iconv -t UTF-8)") from None
+        raise ValueError("not UTF-8 text; convert the file (iconv -t UTF-8)") from None
     except ValueError as error:
-        raise ValueError(f"no JSON ({error}); write one object a line") from None
+        raise ValueError(f"not JSON ({error}); write one object per line") from None
     if isinstance(document, dict) and "messages" in document and "prompt" not in document:
         raise ValueError(
-            "messages need the model's own chat template; write what it makes of them "
+            "messages need the model's own chat template; apply it and write the result "
             "(transformers' apply_chat_template) as prompt and response"
         )
     if not isinstance(document, dict) or not all(
@@ -87,43 +87,45 @@ def _fields(line: bytes) -> tuple[str, str]:
     ):
         has = ", ".join(map(repr, document)) if isinstance(document, dict) else "no object"
         raise ValueError(
-            f'no text in both "prompt" and "response" (there is {has or "nothing"}); write '
+            f'"prompt" and "response" must both contain text (found: {has or "nothing"}); write '
             '{"prompt": "...", "response": "..."}'
         )
     prompt, response = (document[name] for name in _FIELDS)
     if not response.strip():
-        raise ValueError("the response is empty, and it is what is learnt; remove the line")
+        raise ValueError("the response is empty, so there is nothing to learn; remove the line")
     try:
         (prompt + response).encode()
-    except UnicodeEncodeError as error:  # JSON can contain half a character: "\\ud800"
+    except UnicodeEncodeError as error:  # JSON can contain an unpaired surrogate: "\\ud800"
         half = ord((prompt + response)[error.start])
-        raise ValueError(f"half a character, U+{half:X}; write the pair or U+FFFD") from None
+        raise ValueError(
+            f"an unpaired surrogate, U+{half:X}; write the full pair or U+FFFD"
+        ) from None
     return prompt, response
 
 
 class Packer:
-    """Puts whole examples into sequences, in their order."""
+    """Packs whole examples into sequences, in order."""
 
     def __init__(self, *, seq_len: int, eos_id: int) -> None:
         self._seq_len, self._eos = seq_len, eos_id
         self._used = 0
-        """Tokens of the sequence that is being filled."""
+        """Tokens in the current sequence."""
         self.counted = 0
-        """Tokens so far that count in the loss."""
+        """Number of tokens so far that count in the loss."""
 
     def add(self, ids: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Return what to write: the example, after the rest of a sequence it does not fit into."""
+        """Return the ids to write: padding if a new sequence is started, then the example."""
         assert 0 < len(ids) <= self._seq_len, len(ids)
-        rest = self.close() if self._used + len(ids) > self._seq_len else _NOTHING
+        padding = self.close() if self._used + len(ids) > self._seq_len else _NO_IDS
         self._used += len(ids)
         self.counted += int((ids >= COUNTED).sum())
-        return np.concatenate([rest, ids])
+        return np.concatenate([padding, ids])
 
     def close(self) -> NDArray[np.uint32]:
-        """Return the rest of the sequence, which nobody learns."""
-        rest = self._seq_len - self._used if self._used else 0
+        """Return the padding that completes the current sequence."""
+        num_missing = self._seq_len - self._used if self._used else 0
         self._used = 0
-        return np.full(rest, self._eos, np.uint32)
+        return np.full(num_missing, self._eos, np.uint32)
 
 
-_NOTHING = np.empty(0, np.uint32)
+_NO_IDS = np.empty(0, np.uint32)

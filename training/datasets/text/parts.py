@@ -1,4 +1,4 @@
-"""Turns parts of the input into shards on all cores: read, encode, split, pack, store."""
+"""Convert parts of the input to shards on all cores: read, encode, split, pack, store."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Count = Callable[[int, int], None]
 """Called with the tokens produced and the bytes uploaded since the last call."""
 _POLL_S = 0.5
 OnProgress = Callable[[int, int, int], None]
-"""Called with finished parts, tokens and uploaded bytes whenever one of them grows."""
+"""Called with completed parts, tokens and uploaded bytes whenever any of them increases."""
 _maker: PartMaker | None = None
-"""The maker of this worker process."""
+"""This worker process's instance."""
 
 
 def split_documents(texts: Iterable[str], fraction: float) -> tuple[list[str], list[str]]:
-    """Separate documents to train on from held-out ones, keeping their order.
+    """Split documents into training and held-out ones, preserving order.
 
-    Splits by a hash of the text: independent of processes and jobs, equal documents are on the same
-    side, and a document stays on its side when a corpus grows.
+    Splits by a hash of the text, independent of processes and jobs, so duplicates are in the same
+    split, and a document stays in its split when a corpus grows.
     """
     train: list[str] = []
     held_out: list[str] = []
@@ -71,7 +71,7 @@ class ShardWriter:
         shard_tokens: int,
         on_upload: Callable[[int], None],
     ) -> None:
-        """Take ``name`` as the prefix of shard names."""
+        """Use ``name`` as the prefix of shard names."""
         self._objects, self._name, self._shard_tokens = objects, name, shard_tokens
         self._path = scratch / f"{name}.bin"
         self._file = self._path.open("wb")
@@ -94,7 +94,7 @@ class ShardWriter:
                 self._finish_shard()
 
     def close(self) -> tuple[Shard, ...]:
-        """Store the rest; returns all shards of the part."""
+        """Store the last shard; return all shards of the part."""
         if self._tokens:
             self._finish_shard()
         self.abandon()
@@ -131,7 +131,7 @@ class PartSettings:
     shard_tokens: int
     validation_fraction: float
     response_seq_len: int
-    """0: documents of text; else examples, packed into sequences of that length."""
+    """0 for text documents; otherwise examples are packed into sequences of this length."""
     accelerate: bool
     vocabulary: Vocabulary
     fingerprint: str
@@ -150,7 +150,7 @@ class PartRecord:
     validation_documents: int = 0
     validation_shards: tuple[Shard, ...] = ()
     response_tokens: int = 0
-    """Of examples: those to train on that count in the loss."""
+    """Training tokens of examples that count in the loss."""
 
     @property
     def files(self) -> tuple[Shard, ...]:
@@ -159,12 +159,12 @@ class PartRecord:
 
     @property
     def tokens(self) -> int:
-        """Tokens to train on."""
+        """Number of training tokens."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def validation_tokens(self) -> int:
-        """Held-out tokens."""
+        """Number of held-out tokens."""
         return sum(shard.tokens for shard in self.validation_shards)
 
     def to_json(self) -> bytes:
@@ -177,12 +177,12 @@ class PartRecord:
         try:
             record = read_json(objects.get(part.marker), PartRecord)
         except (ObjectMissing, ValueError):
-            return None  # the part is made again
+            return None  # recreate the part
         return record if record.fingerprint == fingerprint else None
 
 
 class PartMaker:
-    """Makes parts one after the other with one set of encoders."""
+    """Makes parts, one after another, with the fastest encoder that has not failed."""
 
     def __init__(self, task: PartSettings, count: Count) -> None:
         self._task, self._count = task, count
@@ -193,9 +193,9 @@ class PartMaker:
             self._encoder = next(self._encoders)
 
     def make(self, part: Part) -> PartRecord:
-        """Read, encode, pack and store a part; its record is written last."""
+        """Read, encode, pack and store a part; write its record last."""
         if self._task.response_seq_len:
-            record = self._make_of_examples(part)
+            record = self._make_from_examples(part)
             self._output.put(part.marker, record.to_json())
             return record
         while True:
@@ -203,10 +203,10 @@ class PartMaker:
                 record = self._make(part)
                 break
             except ParityError as error:
-                # The last one, the plain tokenizer, cannot fail this way.
+                # The plain tokenizer, which is last, never raises this.
                 self._encoder = next(self._encoders)
                 name = self._encoder.name
-                log.info("%s; part %d is made again by %s", error, part.number, name)
+                log.info("%s; retrying part %d with %s", error, part.number, name)
         self._output.put(part.marker, record.to_json())
         return record
 
@@ -217,8 +217,8 @@ class PartMaker:
             for batch in read_ahead(batches(self._documents(part))):
                 texts = [text for text in batch if text]
                 empty += len(batch) - len(texts)
-                seen, held_out = split_documents(texts, self._task.validation_fraction)
-                train.add(seen)
+                for_training, held_out = split_documents(texts, self._task.validation_fraction)
+                train.add(for_training)
                 validation.add(held_out)
             return PartRecord(
                 fingerprint=self._task.fingerprint,
@@ -233,7 +233,7 @@ class PartMaker:
             validation.writer.abandon()
             raise
 
-    def _make_of_examples(self, part: Part) -> PartRecord:
+    def _make_from_examples(self, part: Part) -> PartRecord:
         task = self._task
         reader = ExampleReader(task.vocabulary, seq_len=task.response_seq_len)
         train, held_out = (
@@ -277,7 +277,7 @@ class PartMaker:
 
 
 class _Split:
-    """One of a part's two streams: training or held-out."""
+    """The training or held-out stream of a part."""
 
     def __init__(self, encoder: Encoder, writer: ShardWriter, count: Count) -> None:
         self._encoder, self._count = encoder, count
@@ -294,7 +294,7 @@ class _Split:
 
 
 class _ExampleSplit:
-    """One of a part's two streams, of examples in whole sequences."""
+    """The training or held-out stream of a part's packed examples."""
 
     def __init__(self, writer: ShardWriter, task: PartSettings, count: Count) -> None:
         self.writer, self._count = writer, count
@@ -309,7 +309,7 @@ class _ExampleSplit:
         self.documents += 1
 
     def close(self) -> tuple[Shard, ...]:
-        """Fill the last sequence; returns all shards."""
+        """Pad the last sequence; return all shards."""
         self.writer.add(self.packer.close())
         return self.writer.close()
 
@@ -317,10 +317,10 @@ class _ExampleSplit:
 def make_parts(
     task: PartSettings, parts: Sequence[Part], *, processes: int, on_progress: OnProgress
 ) -> list[PartRecord]:
-    """Make every part, stopping at the first failure. Returns the records in part order."""
+    """Make every part, in parallel; return records in part order, or raise the first failure."""
     if min(processes, len(parts)) <= 1:
         return _make_here(task, parts, on_progress)
-    # Not fork, which would copy tokenizer threads and boto3 locks in an arbitrary state.
+    # fork would copy tokenizer threads and boto3 locks in an arbitrary state.
     context = multiprocessing.get_context("spawn")
     counters = context.Array("q", 2)
     pool = ProcessPoolExecutor(
@@ -345,8 +345,8 @@ def make_parts(
         return [future.result() for future in futures]
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a tokenizing process was killed, most likely because memory ran out; give the job "
-            "fewer --processes or a larger instance type"
+            "a tokenizing process was killed, most likely because it ran out of memory; give the "
+            "job fewer --processes or a larger instance type"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
@@ -376,7 +376,8 @@ def _start_worker(task: PartSettings, counters: Any, parent: int) -> None:
     global _maker
     set_up_logging()
     die_with_parent(parent)
-    # The processes already run in parallel; the libraries read these when they first encode.
+    # The worker processes already use all cores. The libraries read these variables when they
+    # first encode.
     for name in ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS"):
         os.putenv(name, "1")
 

@@ -1,4 +1,4 @@
-"""Reads documents from text, JSONL or Parquet, compressed or not, ahead and in batches."""
+"""Read documents from text, JSONL or Parquet, optionally compressed, in batches with read-ahead."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _PARQUET_ROWS = 1024
 T = TypeVar("T")
 _BATCH_CHARACTERS = 1_000_000
 _BATCH_DOCUMENTS = 1_000
-_WAITING = 2
+_MAX_WAITING = 2
+"""Items that may be read ahead."""
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
-    """Yield every document of a piece, in order; ``DatasetError`` names file and line."""
+    """Yield every document of a piece, in order; raise ``DatasetError`` with file and line."""
     name = f"{objects.uri}/{piece.file.key}"
     with open_object(objects, piece.file.key, piece.file.size) as file:
         if piece.file.kind is TextFormat.PARQUET:
@@ -33,10 +34,10 @@ def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[
             return
         try:
             if piece.file.kind is TextFormat.TEXT:
-                yield _text(_opened(file, piece), name)
+                yield _text(_decompressed(file, piece), name)
             else:
                 parse = partial(_field, text_field=text_field)
-                yield from _jsonl(_opened(file, piece), piece, parse, name)
+                yield from _jsonl(_decompressed(file, piece), piece, parse, name)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             if not piece.file.compressed:
                 raise
@@ -44,14 +45,14 @@ def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[
 
 
 def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> Iterator[T]:
-    """Yield what ``parse`` makes of every line of a JSONL file's piece, in order.
+    """Yield the parsed lines of a piece of a JSONL file, in order.
 
-    Its ``ValueError`` becomes a ``DatasetError`` that names file and line.
+    A ``ValueError`` from ``parse`` becomes a ``DatasetError`` that names file and line.
     """
     name = f"{objects.uri}/{piece.file.key}"
     with open_object(objects, piece.file.key, piece.file.size) as file:
         try:
-            yield from _jsonl(_opened(file, piece), piece, parse, name)
+            yield from _jsonl(_decompressed(file, piece), piece, parse, name)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             if not piece.file.compressed:
                 raise
@@ -59,10 +60,12 @@ def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> I
 
 
 def _no_gzip(name: str, error: Exception) -> DatasetError:
-    return DatasetError(f"{name} is no whole gzip file ({error}); compress it again or drop .gz")
+    return DatasetError(
+        f"{name} is not a complete gzip file ({error}); compress it again, or remove the suffix .gz"
+    )
 
 
-def _opened(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
+def _decompressed(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
     if piece.file.compressed:
         return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size=1024 * 1024)
     return file
@@ -74,41 +77,41 @@ def _text(file: IO[bytes], name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DatasetError(
-            f"{name} is no UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}; "
+            f"{name} is not UTF-8 text: byte {error.start} is 0x{data[error.start]:02x}; "
             "convert it (iconv -t UTF-8) or remove it"
         ) from None
 
 
 def _jsonl(file: IO[bytes], piece: Piece, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
-    """Yield what is in the lines whose first byte is in the piece."""
+    """Yield the parsed lines whose first byte is in the piece."""
     if piece.start:
         file.seek(piece.start - 1)
         file.readline()
-    place = file.tell()
+    offset = file.tell()
     number = 0
-    while place < piece.stop or piece.file.compressed:
+    while offset < piece.stop or piece.file.compressed:
         line = file.readline()
         if not line:
             return
         number += 1
         if not line.isspace():
             try:
-                found = parse(line)
+                parsed = parse(line)
             except ValueError as error:
                 before = 0
                 if piece.start:
                     file.seek(0)
-                    before = _lines_until(file, place) - (number - 1)
+                    before = _lines_until(file, offset) - (number - 1)
                 raise DatasetError(f"{name}, line {before + number}: {error}") from None
-            yield found
-        place += len(line)
+            yield parsed
+        offset += len(line)
 
 
-def _lines_until(file: IO[bytes], place: int) -> int:
+def _lines_until(file: IO[bytes], offset: int) -> int:
     count = 0
-    while place > 0 and (block := file.read(min(place, 1024 * 1024))):
+    while offset > 0 and (block := file.read(min(offset, 1024 * 1024))):
         count += block.count(b"\n")
-        place -= len(block)
+        offset -= len(block)
     return count
 
 
@@ -116,33 +119,33 @@ def _field(line: bytes, text_field: str) -> str:
     try:
         document = json.loads(line)
     except UnicodeDecodeError:
-        raise ValueError("no UTF-8 text; convert the file (iconv -t UTF-8)") from None
+        raise ValueError("not UTF-8 text; convert the file (iconv -t UTF-8)") from None
     except ValueError as error:
-        raise ValueError(f"no JSON ({error}); write one object a line") from None
+        raise ValueError(f"not JSON ({error}); write one object per line") from None
     if not isinstance(document, dict):
         raise ValueError(
             f'a JSON {type(document).__name__}, not an object; write {{"{text_field}": "..."}}'
         )
     if text_field not in document:
-        examples = "prompt" in document and "response" in document
+        has_examples = "prompt" in document and "response" in document
         raise ValueError(
-            f"no field {text_field!r}; there are {', '.join(map(repr, document)) or 'none'}; "
-            + ("pack examples with --response-seq-len, or " if examples else "")
+            f"no field {text_field!r}; fields: {', '.join(map(repr, document)) or 'none'}; "
+            + ("pack examples with --response-seq-len, or " if has_examples else "")
             + "choose one with --text-field"
         )
     text = document[text_field]
     if not isinstance(text, str):
         raise ValueError(
-            f"field {text_field!r} is a {type(text).__name__}, not text; "
+            f"field {text_field!r} is of type {type(text).__name__}, not text; "
             "choose another with --text-field"
         )
     if not text.isascii():
         try:
             text.encode()
-        except UnicodeEncodeError as error:  # JSON can contain half a character: "\\ud800"
+        except UnicodeEncodeError as error:  # JSON can contain an unpaired surrogate: "\\ud800"
             raise ValueError(
-                f"field {text_field!r} has half a character, U+{ord(text[error.start]):X}; "
-                "write the pair or U+FFFD"
+                f"field {text_field!r} has an unpaired surrogate, U+{ord(text[error.start]):X}; "
+                "write the full pair or U+FFFD"
             ) from None
     return text
 
@@ -154,7 +157,7 @@ def _parquet(file: io.BufferedReader, piece: Piece, text_field: str, name: str) 
     schema = parquet.schema_arrow
     if text_field not in schema.names:
         raise DatasetError(
-            f"{name} has no column {text_field!r}; there are {', '.join(schema.names)}; "
+            f"{name} has no column {text_field!r}; columns: {', '.join(schema.names)}; "
             "choose one with --text-field"
         )
     kind = schema.field(text_field).type
@@ -172,31 +175,33 @@ def _parquet(file: io.BufferedReader, piece: Piece, text_field: str, name: str) 
             row += 1
             if text is None:
                 raise DatasetError(
-                    f"row {row} of row groups {piece.start} to {piece.stop - 1} of {name} has no "
-                    f"{text_field!r}; drop rows without text"
+                    f"{name}: row {row}, counting from the start of row group {piece.start}, has "
+                    f"no {text_field!r}; remove rows without text"
                 )
             yield text
 
 
 def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped-def]
-    """Open a ``pyarrow.parquet.ParquetFile``; ``DatasetError`` if it is not Parquet."""
+    """Open a ``pyarrow.parquet.ParquetFile``; raise ``DatasetError`` if it is not Parquet."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError:
-        # The image has it; the laptop setup omits it, being large and rarely needed.
+        # Part of the image, but not of the laptop set-up: it is large and rarely needed.
         raise DatasetError(
-            f"{name} is Parquet, and pyarrow is not installed here; pip install pyarrow, or write "
-            "the documents as JSONL"
+            f"{name} is a Parquet file, but pyarrow is not installed here; install it (pip "
+            "install pyarrow), or write the documents as JSONL"
         ) from None
     try:
         return pyarrow.parquet.ParquetFile(file)
     except pyarrow.ArrowInvalid as error:
-        raise DatasetError(f"{name} is no Parquet file ({error}); remove or replace it") from None
+        raise DatasetError(
+            f"{name} is not a Parquet file ({error}); remove or replace it"
+        ) from None
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of documents, large enough to encode in parallel and small enough to hold."""
+    """Group documents into lists that are worth encoding in parallel yet fit into memory."""
     batch: list[str] = []
     characters = 0
     for text in documents:
@@ -210,8 +215,8 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, produced ahead by a thread whose exception is raised here."""
-    queue: Queue[T | _End] = Queue(_WAITING)
+    """Yield the items, read ahead in a thread; raise the thread's exception here."""
+    queue: Queue[T | _End] = Queue(_MAX_WAITING)
     stopped = threading.Event()
 
     def fill() -> None:
@@ -235,14 +240,14 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
     finally:
         stopped.set()
         while thread.is_alive():
-            # The thread may be waiting for room.
+            # The thread may be blocked on a full queue.
             while not queue.empty():
                 queue.get_nowait()
             thread.join(0.01)
 
 
 class _End:
-    """Marks the end of the items, or the error that ended them."""
+    """End of the items, with the error that ended them, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error

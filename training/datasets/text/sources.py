@@ -1,6 +1,6 @@
-"""Finds the text to tokenise, and cuts it into parts that depend on the input alone.
+"""Find the text to tokenize, and split it into parts.
 
-Every process makes the same cuts, so array children and later attempts agree.
+Parts depend only on the input, so array children and later attempts agree on them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from training.storage import ObjectInfo, Objects, PreconditionFailed, StorageAcc
 from trainium_catalogue.contract import CORPORA_PREFIX
 from trainium_catalogue.parameters.data import CORPORA
 from trainium_catalogue.typed_json import read_object
+from trainium_catalogue.wording import counted
 
 PLAN_FILE = "plan.json"
 PARTS_PREFIX = "parts/"
@@ -28,7 +29,7 @@ _COMPRESSION = 3
 
 
 class TextFormat(StrEnum):
-    """File formats, by how they hold documents."""
+    """File formats of input documents."""
 
     TEXT = "text"
     """One document."""
@@ -48,7 +49,7 @@ TEXT_FORMATS = {
     ".json": TextFormat.JSONL,
     ".parquet": TextFormat.PARQUET,
 }
-"""Formats by suffix; ``.gz`` may follow all but Parquet's, which has its own compression."""
+"""Formats by suffix; all but Parquet, which has its own compression, may be followed by ``.gz``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class InputFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """The files to tokenise, in key order."""
+    """The files to tokenize, in key order."""
 
     uri: str
     """Root of the keys."""
@@ -73,40 +74,40 @@ class Corpus:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files, as stored."""
+        """Total size of all files, as stored."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A file or a part of it."""
+    """A file, or part of it."""
 
     file: InputFile
     start: int
-    """Start: in uncompressed JSONL a byte offset, in Parquet a row group, else 0."""
+    """A byte offset in uncompressed JSONL, a row group in Parquet, otherwise 0."""
     stop: int
     """Start of the next piece."""
     bytes: int
-    """Approximate bytes of text."""
+    """Approximate size of the text in bytes."""
 
 
 def find_corpus(value: str, storage: StorageAccess) -> Corpus:
     """Find the files of ``--input``: a corpus in the bucket, ``s3://bucket/prefix`` or a path.
 
-    ``DatasetError`` if there are none, or some that are not text.
+    Raises ``DatasetError`` if there are none, or if any is not text.
     """
     is_name = not value.startswith(("s3://", "/"))
     uri = f"{storage.root}/{CORPORA_PREFIX}{value}" if is_name else value.rstrip("/")
     listed = list(storage.open(uri).list())
     if not listed and not is_name:
-        # A single object rather than a prefix.
+        # A single object instead of a prefix.
         uri, _, name = uri.rpartition("/")
         listed = [info for info in storage.open(uri or "/").list(name) if info.key == name]
     if not listed:
         remedy = (
-            f"run jobs submit prepare --dataset {value}, or jobs upload your own text"
+            f"run jobs submit prepare --dataset {value}, or upload your own text with jobs upload"
             if is_name
-            else "check its spelling, and that the job may list it"
+            else "check the spelling, and that the job has permission to list it"
         )
         raise DatasetError(f"there is no input at {value}; {remedy}")
     keys = {info.key for info in listed}
@@ -117,16 +118,17 @@ def find_corpus(value: str, storage: StorageAccess) -> Corpus:
         )
     files = tuple(input_files(listed, uri=uri))
     if sum(file.size for file in files) == 0:
-        raise DatasetError(f"the input at {value} is empty: {len(files)} files without a byte")
+        raise DatasetError(
+            f"the input at {value} is empty: {counted(len(files), 'file')} with 0 bytes"
+        )
     return Corpus(uri=uri, files=files)
 
 
 def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile]:
-    """Select the text files among the listed objects; ``DatasetError`` for any other kind."""
+    """Select text files among the listed objects; raise ``DatasetError`` for any other format."""
     for info in listed:
         name = info.key.rpartition("/")[2]
-        # Markers such as _SUCCESS, hidden files, and the empty objects that consoles create for
-        # folders are not text, but no mistake either.
+        # Skip markers such as _SUCCESS, hidden files, and the console's empty folder objects.
         if not name or name.startswith((".", "_")) or info.key == CORPUS_MANIFEST:
             continue
         lower = name.lower()
@@ -135,8 +137,8 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
         kind = next((kind for end, kind in TEXT_FORMATS.items() if stem.endswith(end)), None)
         if kind is None or (compressed and kind is TextFormat.PARQUET):
             raise DatasetError(
-                f"{uri}/{info.key} is of no kind that can be read; files end in "
-                f"{', '.join(TEXT_FORMATS)}, and .gz may follow where it is not Parquet; "
+                f"{uri}/{info.key} is not in a supported format; supported suffixes are "
+                f"{', '.join(TEXT_FORMATS)}, followed by .gz if compressed (except Parquet); "
                 "rename, convert or remove it"
             )
         yield InputFile(
@@ -146,14 +148,14 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A unit of tokenising, repeated if a process dies while making it."""
+    """A unit of work, repeated if its process dies."""
 
     number: int
     pieces: tuple[Piece, ...]
 
     @property
     def bytes(self) -> int:
-        """Approximate bytes of text."""
+        """Approximate size of the text in bytes."""
         return sum(piece.bytes for piece in self.pieces)
 
     @property
@@ -165,17 +167,17 @@ class Part:
 def cut_into_parts(
     corpus: Corpus, *, shard_tokens: int, row_groups: Callable[[InputFile], int]
 ) -> tuple[Part, ...]:
-    """Cut into parts of about one shard each: small files are combined, large ones split.
+    """Split the corpus into parts of about one shard each, combining small files.
 
-    Compressed files stay whole, because they cannot be read from the middle. ``row_groups``
-    counts the row groups of a large Parquet file.
+    Compressed files cannot be read from the middle and are not split. ``row_groups`` counts the row
+    groups of a large Parquet file.
     """
-    wanted = shard_tokens * _BYTES_PER_TOKEN
+    part_bytes = shard_tokens * _BYTES_PER_TOKEN
     parts: list[tuple[Piece, ...]] = []
     pieces: list[Piece] = []
     size = 0
-    for piece in _pieces(corpus, wanted, row_groups):
-        if pieces and size + piece.bytes > wanted:
+    for piece in _pieces(corpus, part_bytes, row_groups):
+        if pieces and size + piece.bytes > part_bytes:
             parts.append(tuple(pieces))
             pieces, size = [], 0
         pieces.append(piece)
@@ -184,7 +186,9 @@ def cut_into_parts(
     return tuple(Part(number=number, pieces=pieces) for number, pieces in enumerate(parts))
 
 
-def _pieces(corpus: Corpus, wanted: int, row_groups: Callable[[InputFile], int]) -> Iterator[Piece]:
+def _pieces(
+    corpus: Corpus, part_bytes: int, row_groups: Callable[[InputFile], int]
+) -> Iterator[Piece]:
     for file in corpus.files:
         units = 1
         size = file.size
@@ -194,23 +198,23 @@ def _pieces(corpus: Corpus, wanted: int, row_groups: Callable[[InputFile], int])
             units = max(1, row_groups(file))
         elif file.kind is TextFormat.JSONL and not file.compressed:
             units = max(1, file.size)
-        step = max(1, units * wanted // max(1, size))
+        step = max(1, units * part_bytes // max(1, size))
         for start in range(0, units, step):
             stop = min(start + step, units)
             yield Piece(file=file, start=start, stop=stop, bytes=size * (stop - start) // units)
 
 
 def share(parts: tuple[Part, ...], *, index: int, size: int) -> tuple[Part, ...]:
-    """Parts of child ``index`` of an array job of ``size``."""
+    """Return the parts of child ``index`` in an array job of ``size``."""
     return parts[index::size]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPlan:
-    """A dataset's source, and how it is cut into parts.
+    """A dataset's source and its split into parts.
 
-    Recorded before any shard, so that a restarted job and the children of an array continue the
-    same dataset, without mixing in another.
+    Recorded before any shard is written, so that restarted jobs and array children continue the
+    same dataset instead of mixing two.
     """
 
     entries: Mapping[str, str]
@@ -227,13 +231,13 @@ class PartPlan:
         response_seq_len: int = 0,
         row_groups: Callable[[InputFile], int],
     ) -> PartPlan:
-        """Cut ``corpus``."""
+        """Plan the parts of ``corpus``."""
         entries = {
             "tokenizer": f"{vocabulary.name}, sha256 {vocabulary.sha256}",
-            "input": f"{corpus.uri}, {len(corpus.files)} files, {corpus.bytes} bytes",
+            "input": f"{corpus.uri}, {counted(len(corpus.files), 'file')}, {corpus.bytes} bytes",
             "text-field": text_field,
             "shard-tokens": str(shard_tokens),
-            # Omitted if 0, so that datasets of earlier releases have the same plan.
+            # Omitted if 0, for the same plan as in earlier releases.
             **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
             **({"response-seq-len": str(response_seq_len)} if response_seq_len else {}),
             "content": _fingerprint(corpus),
@@ -243,50 +247,50 @@ class PartPlan:
 
     @property
     def data(self) -> bytes:
-        """Content of the recorded plan."""
+        """Contents of the recorded plan."""
         return f"{json.dumps(dict(self.entries), indent=1)}\n".encode()
 
     @property
     def fingerprint(self) -> str:
-        """Hash that marks parts made by this plan."""
+        """Hash recorded in the parts of this plan."""
         return hashlib.sha256(self.data).hexdigest()
 
     def record(self, objects: Objects, *, is_complete: bool) -> None:
-        """Make this the dataset's plan; ``DatasetError`` if a complete one has another.
+        """Record this plan; raise ``DatasetError`` if a complete dataset has a different one.
 
-        Takes over from an unfinished job with another plan, for example if a faulty file has been
-        repaired since: its parts do not carry this fingerprint.
+        Replaces the plan of an unfinished job, for example once a faulty file is repaired; the
+        old parts are recreated, since they have a different fingerprint.
         """
         try:
             objects.put(PLAN_FILE, self.data, if_absent=True)
             return
         except PreconditionFailed:
-            found = objects.get(PLAN_FILE)
-        if found == self.data:
+            recorded = objects.get(PLAN_FILE)
+        if recorded == self.data:
             return
         if is_complete:
-            key, was = self._first_difference(found)
+            key, value = self._first_difference(recorded)
             raise DatasetError(
-                f"dataset {objects.uri} exists already, made with another {key} ({was}); "
-                "give another --dataset name, or delete it first"
+                f"dataset {objects.uri} already exists and was made with another {key} ({value}); "
+                "use another --dataset name, or delete it first"
             )
         objects.put(PLAN_FILE, self.data)
 
     def require_recorded(self, objects: Objects) -> None:
-        """Refuse to continue if another job has started over meanwhile."""
-        found = objects.get(PLAN_FILE)
-        if found != self.data:
-            key, was = self._first_difference(found)
+        """Refuse to continue if another job has since restarted the dataset."""
+        recorded = objects.get(PLAN_FILE)
+        if recorded != self.data:
+            key, value = self._first_difference(recorded)
             raise DatasetError(
-                f"dataset {objects.uri} was begun anew by another job meanwhile, with another "
-                f"{key} ({was}); let one job at a time make a dataset, from input that rests"
+                f"dataset {objects.uri} has been restarted by another job, with another {key} "
+                f"({value}); run only one job per dataset at a time, on input that does not change"
             )
 
     def _first_difference(self, data: bytes) -> tuple[str, str]:
         try:
             other = read_object(data)
         except ValueError:
-            return "plan", "one that cannot be read"
+            return "plan", "an unreadable one"
         keys = dict.fromkeys((*self.entries, *other))
         differing = (key for key in keys if other.get(key) != self.entries.get(key))
         key = next(differing, "plan")
@@ -294,7 +298,7 @@ class PartPlan:
 
 
 def _fingerprint(corpus: Corpus) -> str:
-    """Hash that changes when a file is added, removed or rewritten."""
+    """Compute a hash that changes when a file is added, removed or rewritten."""
     digest = hashlib.sha256()
     for file in corpus.files:
         digest.update(f"{file.key}\0{file.size}\0{file.etag}\n".encode())

@@ -1,4 +1,4 @@
-"""The tokenize workload: turns text into a packed dataset, resuming where an earlier job ended."""
+"""The tokenize workload, which packs text into a dataset and resumes after interruptions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.datasets.manifest import (
     PackedManifest,
     Source,
     Validation,
-    refuse_other,
+    refuse_other_kind,
 )
 from training.datasets.text.examples import EXAMPLE_DTYPE
 from training.datasets.text.parts import PartRecord, PartSettings, make_parts
@@ -36,6 +36,10 @@ from training.datasets.text.vocabulary import Vocabulary, fetch_vocabulary
 from training.storage import Objects, StorageAccess
 from training.storage.object_file import open_object
 from trainium_catalogue.contract import DATASET_MANIFEST, DATASETS_PREFIX
+from trainium_catalogue.wording import counted
+
+if TYPE_CHECKING:
+    from training.core.job import Job
 
 _BETWEEN_LINES_S = 5.0
 
@@ -43,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgressLine:
-    """Logs progress, with a line now and then, and reports it to the launcher."""
+    """Logs progress every few seconds and reports it to the launcher."""
 
     def __init__(self, num_parts: int, report: Callable[[str], None]) -> None:
         self._num_parts, self._report = num_parts, report
@@ -51,7 +55,7 @@ class ProgressLine:
         self._tokens = 0
 
     def show(self, parts: int, tokens: int, uploaded: int) -> None:
-        """Show progress, unless it was just shown."""
+        """Report progress, and log it if due."""
         self._tokens = tokens
         text = (
             f"{parts} of {self._num_parts} parts, {tokens / 1e6:.1f} million tokens, "
@@ -65,16 +69,16 @@ class ProgressLine:
 
     def end(self) -> None:
         """Log the last line."""
-        text = f"{self._num_parts} parts, {self._tokens / 1e6:.1f} million tokens"
+        text = f"{counted(self._num_parts, 'part')}, {self._tokens / 1e6:.1f} million tokens"
         self._log(text, time.monotonic())
 
     def _log(self, text: str, now: float) -> None:
         rate = self._tokens / max(now - self._start_s, 1e-9) / 1e6
-        log.info("tokenize: %s, %.2f million a second", text, rate)
+        log.info("tokenize: %s, %.2f million per second", text, rate)
 
 
 def is_made(objects: Objects, part: Part, plan: PartPlan, sizes: dict[str, int]) -> bool:
-    """Tell whether an earlier attempt completed the part and its shards are still there."""
+    """Return whether an earlier attempt completed the part and its shards still exist."""
     if part.marker not in sizes:
         return False
     record = PartRecord.read(objects, part, fingerprint=plan.fingerprint)
@@ -91,26 +95,27 @@ def finish_packed(
     validation_fraction: float,
     response_seq_len: int,
 ) -> PackedManifest | None:
-    """Write the manifest if every part is there; the last job does so, and twice is harmless."""
+    """Write the manifest once every part is complete; idempotent."""
     plan.require_recorded(objects)
-    found = [PartRecord.read(objects, p, fingerprint=plan.fingerprint) for p in plan.parts]
-    records = [record for record in found if record is not None]
+    stored = [PartRecord.read(objects, p, fingerprint=plan.fingerprint) for p in plan.parts]
+    records = [record for record in stored if record is not None]
     if len(records) < len(plan.parts):
-        left = len(plan.parts) - len(records)
-        log.info("tokenize: this job's share is done; %d parts are other jobs'", left)
+        left = counted(len(plan.parts) - len(records), "part")
+        log.info("tokenize: this job's share is done; other jobs still have to complete %s", left)
         return None
     if not any(record.tokens for record in records):
         files = [file.name for record in records for file in record.files]
         objects.delete([PLAN_FILE, *(part.marker for part in plan.parts), *files])
         if files:
+            num_held_out = sum(record.validation_documents for record in records)
             raise DatasetError(
-                f"all {sum(record.validation_documents for record in records)} documents of "
-                f"{corpus.uri} happen to be held out, and none is left to train on; submit with "
-                "--validation-fraction 0, or cut the text into more documents"
+                f"{corpus.uri} has no documents for training, because all of its text "
+                f"({counted(num_held_out, 'document')}) is in the validation split; submit with "
+                "--validation-fraction 0, or split the text into more documents"
             )
         raise DatasetError(
-            f"the input at {corpus.uri} has no document with text in {len(corpus.files)} files; "
-            "check --input and --text-field"
+            f"the input at {corpus.uri} has no documents with text in "
+            f"{counted(len(corpus.files), 'file')}; check --input and --text-field"
         )
     validation = _validation(records, validation_fraction)
     manifest = PackedManifest(
@@ -135,21 +140,22 @@ def finish_packed(
     _remove_strays(objects, plan, manifest)
     objects.put(TOKENIZER_FILE, vocabulary.json.encode())
     objects.put(DATASET_MANIFEST, manifest.to_json())
-    held_out = "nothing is held out"
+    held_out = "no validation split"
     if validation is not None:
         held_out = (
-            f"{validation.num_tokens:,} tokens of {validation.documents:,} documents are held out"
+            f"{validation.num_tokens:,} tokens of {counted(validation.documents, 'document')} held "
+            "out"
         )
     log.info(
         f"tokenize: {objects.uri} is complete: {manifest.num_tokens:,} tokens of "
-        f"{manifest.documents:,} documents in {len(manifest.shards)} shards, {manifest.dtype}; "
-        f"{held_out}"
+        f"{counted(manifest.documents, 'document')} in {counted(len(manifest.shards), 'shard')}, "
+        f"{manifest.dtype}; {held_out}"
     )
     return manifest
 
 
 def _validation(records: list[PartRecord], fraction: float) -> Validation | None:
-    """Summarize the held-out documents; None if there are none, by chance or by request."""
+    """Summarize the held-out documents; None if there are none."""
     if not any(record.validation_documents for record in records):
         return None
     return Validation(
@@ -161,7 +167,7 @@ def _validation(records: list[PartRecord], fraction: float) -> Validation | None
 
 
 def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -> None:
-    """Delete the remains of an unfinished job with another plan."""
+    """Delete leftovers of an unfinished job with a different plan."""
     known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
     for prefix in ("shard-", "validation-", PARTS_PREFIX):
         strays = [info.key for info in objects.list(prefix) if info.key not in known]
@@ -169,13 +175,9 @@ def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -
             objects.delete(strays)
 
 
-if TYPE_CHECKING:
-    from training.core.job import Job
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeOrder:
-    """The order for a job, or for one child of an array job."""
+class TokenizeRequest:
+    """The parameters of a job, or of one child of an array job."""
 
     input: str
     tokenizer: str
@@ -189,17 +191,17 @@ class TokenizeOrder:
     array_index: int
     array_size: int
     response_seq_len: int = 0
-    """0: text; else prompts and responses, packed into sequences of that length."""
+    """0 for text; otherwise prompts and responses are packed into sequences of this length."""
 
 
 def run(job: Job) -> None:
-    """Run the workload on one rank, whose processes use every core."""
+    """Run the workload on rank 0, by default with one process per core."""
     if job.device.rank:
         return
     context = job.context
     cores = len(os.sched_getaffinity(0))
     tokenize(
-        TokenizeOrder(
+        TokenizeRequest(
             input=str(job.values["input"]),
             tokenizer=str(job.values["tokenizer"]),
             dataset=str(job.values["dataset"]),
@@ -217,67 +219,71 @@ def run(job: Job) -> None:
     )
 
 
-def tokenize(order: TokenizeOrder, *, report: Callable[[str], None]) -> PackedManifest | None:
-    """Do this child's share; returns the manifest if the dataset is then complete."""
+def tokenize(request: TokenizeRequest, *, report: Callable[[str], None]) -> PackedManifest | None:
+    """Process this child's share; return the manifest if the dataset is then complete."""
     report("reading the tokenizer")
     with tempfile.TemporaryDirectory(prefix="tokenize-") as scratch:
-        vocabulary = fetch_vocabulary(order.tokenizer, Path(scratch), order.storage)
-        return make_dataset(order, vocabulary, Path(scratch), report=report)
+        vocabulary = fetch_vocabulary(request.tokenizer, Path(scratch), request.storage)
+        return make_dataset(request, vocabulary, Path(scratch), report=report)
 
 
 def make_dataset(
-    order: TokenizeOrder, vocabulary: Vocabulary, scratch: Path, *, report: Callable[[str], None]
+    request: TokenizeRequest,
+    vocabulary: Vocabulary,
+    scratch: Path,
+    *,
+    report: Callable[[str], None],
 ) -> PackedManifest | None:
-    """Do the same with a tokenizer already read."""
-    storage = order.storage
-    uri = f"{storage.root}/{DATASETS_PREFIX}{order.dataset}"
+    """Make the dataset with a loaded tokenizer; see ``tokenize``."""
+    storage = request.storage
+    uri = f"{storage.root}/{DATASETS_PREFIX}{request.dataset}"
     objects = storage.open(uri)
-    refuse_other(objects, kind="packed")
+    refuse_other_kind(objects, kind="packed")
     report("listing the input")
-    corpus = find_corpus(order.input, storage)
+    corpus = find_corpus(request.input, storage)
     plan = PartPlan.make(
         corpus,
         vocabulary,
-        text_field=order.text_field,
-        shard_tokens=order.shard_tokens,
-        validation_fraction=order.validation_fraction,
-        response_seq_len=order.response_seq_len,
+        text_field=request.text_field,
+        shard_tokens=request.shard_tokens,
+        validation_fraction=request.validation_fraction,
+        response_seq_len=request.response_seq_len,
         row_groups=_row_group_counter(storage.open(corpus.uri), report),
     )
     sizes = {info.key: info.size for info in objects.list()}
     plan.record(objects, is_complete=DATASET_MANIFEST in sizes)
-    mine = share(plan.parts, index=order.array_index, size=order.array_size)
+    mine = share(plan.parts, index=request.array_index, size=request.array_size)
     todo = [part for part in mine if not is_made(objects, part, plan, sizes)]
     log.info(
-        f"tokenize: {len(corpus.files)} files, {corpus.bytes / 1e6:.1f} MB in "
-        f"{len(plan.parts)} parts; {len(mine)} for this job, "
-        f"{len(mine) - len(todo)} of them made before"
+        f"tokenize: {counted(len(corpus.files), 'file')}, {corpus.bytes / 1e6:.1f} MB in "
+        f"{counted(len(plan.parts), 'part')}; {len(mine)} for this job, "
+        f"{len(mine) - len(todo)} of them already done"
     )
     task = PartSettings(
         input_uri=corpus.uri,
         dataset_uri=uri,
         storage=storage,
-        text_field=order.text_field,
-        shard_tokens=order.shard_tokens,
-        validation_fraction=order.validation_fraction,
-        response_seq_len=order.response_seq_len,
-        accelerate=order.accelerate,
+        text_field=request.text_field,
+        shard_tokens=request.shard_tokens,
+        validation_fraction=request.validation_fraction,
+        response_seq_len=request.response_seq_len,
+        accelerate=request.accelerate,
         vocabulary=vocabulary,
         fingerprint=plan.fingerprint,
         scratch=scratch,
     )
     if todo:
         line = ProgressLine(len(todo), report)
-        make_parts(task, todo, processes=order.processes, on_progress=line.show)
+        make_parts(task, todo, processes=request.processes, on_progress=line.show)
         line.end()
     return finish_packed(
         objects,
         plan,
         corpus,
         vocabulary,
-        text_field=order.text_field,
-        validation_fraction=order.validation_fraction,
-        response_seq_len=order.response_seq_len,
+        text_field=request.text_field,
+        validation_fraction=request.validation_fraction,
+        response_seq_len=request.response_seq_len,
     )
 
 
@@ -285,7 +291,7 @@ def _row_group_counter(
     objects: Objects, report: Callable[[str], None]
 ) -> Callable[[InputFile], int]:
     def count(file: InputFile) -> int:
-        report(f"looking into {file.key}")
+        report(f"inspecting {file.key}")
         with open_object(objects, file.key, file.size) as stream:
             return int(open_parquet(stream, f"{objects.uri}/{file.key}").metadata.num_row_groups)
 

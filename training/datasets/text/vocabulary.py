@@ -1,4 +1,4 @@
-"""Reads a tokenizer: SentencePiece's ``tokenizer.model`` or Hugging Face's ``tokenizer.json``."""
+"""Read tokenizers: SentencePiece's ``tokenizer.model`` or Hugging Face's ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ _MAX_UINT16_VOCABULARY = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vocabulary:
-    """A tokenizer, as text, with the facts that packing needs."""
+    """A tokenizer as JSON, with the properties needed for packing."""
 
     name: str
-    """Name of the file it was read from."""
+    """Name of the source file."""
     file_sha256: str
     json: str
     """``tokenizer.json``."""
     sha256: str
-    """Checksum of ``json``, which fixes the ids."""
+    """Checksum of ``json``, which determines the ids."""
     size: int
-    """Number of ids: the largest one plus 1."""
+    """Vocabulary size: the largest id plus 1."""
     eos_id: int
 
     @property
     def dtype(self) -> str:
-        """Type of ids in shards."""
+        """Data type of token ids in shards."""
         return "uint16" if self.size <= _MAX_UINT16_VOCABULARY else "uint32"
 
 
@@ -55,34 +55,34 @@ def fetch_vocabulary(value: str, folder: Path, storage: StorageAccess) -> Vocabu
         with SafeFolder(folder).create(name) as file:
             objects.get_file(name, file)
     except UnsafeName as error:
-        raise DatasetError(f"--tokenizer {value} is no file: {error}") from None
+        raise DatasetError(f"--tokenizer {value} is not a file: {error}") from None
     except ObjectMissing:
-        there = sorted(info.key for info in objects.list()) if is_name else []
-        known = f"; there are {', '.join(there)}" if there else ""
+        names = sorted(info.key for info in objects.list()) if is_name else []
+        known = f"; known: {', '.join(names)}" if names else ""
         raise DatasetError(
-            f"there is no tokenizer {value}{known}; upload it: jobs upload ./{name}"
+            f"there is no tokenizer {value}{known}; upload it with `python -m jobs upload ./{name}`"
         ) from None
     return read_vocabulary(path)
 
 
 def read_vocabulary(path: Path) -> Vocabulary:
-    """Read a tokenizer from a file; ``DatasetError`` if it cannot be used."""
+    """Read a tokenizer from a file; raise ``DatasetError`` if it is unusable."""
     data = path.read_bytes()
-    found = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
-    text = _canonical(found)
+    converted = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
+    text = _canonical(converted)
     try:
         tokenizer = load_tokenizer(text)
     except Exception as error:  # the library raises bare Exception
-        raise DatasetError(f"{path.name} is no tokenizer.json that can be used: {error}") from None
+        raise DatasetError(f"{path.name} is not a usable tokenizer.json: {error}") from None
     ids = tokenizer.get_vocab(with_added_tokens=True)
     if not ids:
         raise DatasetError(f"{path.name} has an empty vocabulary; use a trained tokenizer")
-    # Text may be split into a piece of that name too, so tokens that are none come first.
+    # Prefer added tokens: an ordinary piece may have the same name.
     added = {token["content"] for token in json.loads(text)["added_tokens"]}
     eos = next((token for known in (added, ids) for token in EOS_TOKENS if token in known), None)
     if eos is None:
         raise DatasetError(
-            f"{path.name} has no token that ends a document; "
+            f"{path.name} has no end-of-document token; "
             f"add one of {', '.join(EOS_TOKENS)} to its added_tokens"
         )
     return Vocabulary(
@@ -97,7 +97,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 
 @lru_cache(maxsize=2)
 def load_tokenizer(text: str) -> Any:
-    """Load a ``tokenizers.Tokenizer`` from JSON, which takes a tenth of a second."""
+    """Load a ``tokenizers.Tokenizer`` from JSON; cached, since it takes 0.1 s."""
     from tokenizers import Tokenizer
 
     return Tokenizer.from_str(text)
@@ -108,8 +108,8 @@ def _from_json(data: bytes, name: str) -> str:
         model = json.loads(data)["model"]["type"]
     except (ValueError, KeyError, TypeError):
         raise DatasetError(
-            f"{name} is no tokenizer.json: it has no model; upload the file of that name "
-            "(tokenizer_config.json is another one), or tokenizer.model"
+            f"{name} is not a tokenizer.json: it has no model; upload the file of that name "
+            "(not tokenizer_config.json), or tokenizer.model"
         ) from None
     assert isinstance(model, str), model
     return data.decode()
@@ -118,7 +118,7 @@ def _from_json(data: bytes, name: str) -> str:
 def _from_sentencepiece(path: Path) -> str:
     """Convert as ``AutoTokenizer`` does for a folder with only ``tokenizer.model``.
 
-    The recipe that this replaces used that tokenizer, and ids must stay the same.
+    The ids are thus the same as in the recipe that this workload replaces.
     """
     import transformers
 
@@ -126,32 +126,32 @@ def _from_sentencepiece(path: Path) -> str:
 
     if not transformers.__version__.startswith("4."):
         raise DatasetError(
-            f"transformers {transformers.__version__} gives Llama's text other ids than 4 does; "
-            "install the version that requirements.txt pins, or use a tokenizer.json"
+            f"transformers {transformers.__version__} encodes text for Llama differently from "
+            "version 4; install the version pinned in requirements.txt, or use a tokenizer.json"
         )
     model = pb.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
-    except Exception:  # DecodeError, whose module moves between releases of protobuf
+    except Exception:  # DecodeError, whose module differs between releases of protobuf
         model.Clear()
     if not model.pieces:
         raise DatasetError(
             f"{path.name} is neither a SentencePiece model nor a tokenizer.json; "
-            "upload tokenizer.model or tokenizer.json as it came with the weights"
+            "upload the tokenizer.model or tokenizer.json that came with the weights"
         )
     if model.trainer_spec.model_type != pb.TrainerSpec.BPE:
         kind = pb.TrainerSpec.ModelType.Name(model.trainer_spec.model_type)
         raise DatasetError(
-            f"{path.name} is a SentencePiece model of type {kind.lower()}, and only bpe, as "
-            "Llama's, is converted; use its tokenizer.json"
+            f"{path.name} is a SentencePiece model of type {kind.lower()}, but only models of "
+            "type bpe, such as Llama's, can be converted; use its tokenizer.json"
         )
     rules = model.normalizer_spec
     if rules.precompiled_charsmap or rules.remove_extra_whitespaces or not rules.add_dummy_prefix:
         raise DatasetError(
-            f"{path.name} rewrites text before it splits it (normalizer {rules.name}), as "
-            "Llama's does not; use its tokenizer.json"
+            f"{path.name} rewrites text before splitting it (normalizer {rules.name}), unlike "
+            "Llama's; use its tokenizer.json"
         )
-    transformers.logging.set_verbosity_error()  # it would explain a default at length
+    transformers.logging.set_verbosity_error()  # it would log a long notice about a default
     with tempfile.TemporaryDirectory() as folder:
         shutil.copyfile(path, Path(folder) / "tokenizer.model")
         fast = transformers.LlamaTokenizerFast.from_pretrained(folder, local_files_only=True)
@@ -159,8 +159,8 @@ def _from_sentencepiece(path: Path) -> str:
 
 
 def _canonical(text: str) -> str:
-    """Write the tokenizer in a canonical form, so that its sha256 identifies its ids."""
+    """Serialize the tokenizer in canonical form, so that its SHA-256 identifies its ids."""
     document = json.loads(text)
-    # Padding and truncation are for inference batches; they would add or drop ids.
+    # Padding and truncation, meant for inference batches, would add or drop ids.
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))

@@ -1,1 +1,1 @@
-"""The all-reduce workload: correctness and speed of sums over all ranks."""
+"""The all-reduce workload: correctness and bandwidth of sums over all ranks."""

@@ -1,4 +1,4 @@
-"""The all-reduce workload: checks that every sum is right, and measures the speed."""
+"""The all-reduce workload, which verifies sums and measures bandwidth."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 
 from training.core.job import Job
@@ -21,7 +22,6 @@ from training.diagnostics.allreduce.sweep import (
     bus_bandwidth_gib_per_s,
     compare,
     compare_with_bar,
-    percentile,
     plan_iterations,
     rank_pattern,
     size_label,
@@ -39,16 +39,17 @@ from trainium_catalogue.documents import (
     picked,
 )
 from trainium_catalogue.parameters.allreduce import BYTES_PER_ELEMENT
+from trainium_catalogue.wording import counted
 
 log = logging.getLogger(__name__)
 
-Verdict = Literal["passed", "failed"]
+Status = Literal["passed", "failed"]
 Duration = Annotated[float, Keywords(exclusiveMinimum=0)]
 _CHECK_BYTES = 2**20
-"""Payload of the first check, which is also done in int32."""
+"""Payload of the first check, which also runs in int32."""
 
 _MAX_COUNTED = 1000
-"""Limit on wrong elements a rank counts, so that the sum over ranks is exact in any arithmetic."""
+"""Maximum wrong elements counted per rank, to keep the sum over ranks exact."""
 
 
 _COLUMNS = "{:>9}  {:>10}  {:>5}  {:>11}  {:>11}  {:>11}  {:>11}  {:>7}"
@@ -65,14 +66,14 @@ class SumComparison:
     bytes: Annotated[int, Keywords(minimum=4)]
     elements: Positive
     wrong_elements: Natural
-    """Over all ranks; at most 1000 are counted on each."""
+    """Over all ranks; at most 1000 are counted per rank."""
     correct: bool
-    """True if every element on every rank was right."""
+    """True if every element on every rank was correct."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Measurements of one size."""
+    """Measurements for one size."""
 
     bytes: Annotated[int, Keywords(minimum=4)]
     """Payload of each rank."""
@@ -105,24 +106,24 @@ class MeasuredSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class StartLine(MeasuredSetup, MetricsLine):
-    """The workload begins."""
+    """The start of the workload."""
 
     event: Literal["start"] = "start"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SizeLine(Timing, MetricsLine):
-    """One payload size was measured."""
+    """The measurement of one payload size."""
 
     event: Literal["size"] = "size"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceEndLine(MetricsLine):
-    """The workload ends."""
+    """The end of the workload."""
 
     event: Literal["end"] = "end"
-    status: Verdict
+    status: Status
     duration_s: Amount
 
 
@@ -136,12 +137,12 @@ class Versions:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduceResult(MeasuredSetup):
-    """What the all-reduce workload found; written by rank 0, also when it failed."""
+    """The result of the all-reduce workload; rank 0 writes it even on failure."""
 
     workload: Literal["all-reduce"] = "all-reduce"
     run: str
     attempt: Positive
-    status: Verdict
+    status: Status
     error: str | None
     """Null when passed."""
     started_at: Timestamp
@@ -155,21 +156,21 @@ class AllReduceResult(MeasuredSetup):
     sizes: tuple[Timing, ...]
     """The sweep, smallest payload first."""
     skipped_sizes: tuple[int, ...]
-    """Payloads in bytes that did not fit total-seconds."""
+    """Payloads in bytes that did not fit into total-seconds."""
     bar: BarResult
     parameters: Sweep
 
 
 class WrongSum(Exception):
-    """An all-reduce gave a wrong result: the one thing this workload exists to find."""
+    """An all-reduce returned a wrong result."""
 
 
-class Drill(Exception):
-    """Raised on request, to see how a job ends when one rank fails."""
+class InjectedError(Exception):
+    """Raised on request, to test how a job ends when a rank fails."""
 
 
 class BelowBar(Exception):
-    """Bandwidth is below the published figure, which the user asked to treat as a failure."""
+    """Bandwidth is below the published figure, and the user chose to fail in that case."""
 
 
 class AllReduce:
@@ -187,12 +188,12 @@ class AllReduce:
         self._started_s = time.monotonic()
 
     def run(self) -> None:
-        """Check, sweep, and leave a result file whatever the outcome."""
+        """Check, sweep, and write a result file, even on failure."""
         leads = self._device.rank == 0
         if leads:
             self._job.store.start_metrics()
             self._job.store.add_metrics(StartLine, asdict(self._where))
-            self._say(heading(self._where, self._sweep))
+            self._log(heading(self._where, self._sweep))
         error: Exception | None = None
         try:
             self._measure()
@@ -207,7 +208,7 @@ class AllReduce:
         if leads:
             self._conclude(bar, error)
         if error is not None:
-            self._share(0)  # the first rank to fail ends the job: let the result be written first
+            self._sum_over_ranks(0)  # wait for the result file: the first rank to fail ends the job
             raise error
 
     def _measure(self) -> None:
@@ -218,49 +219,53 @@ class AllReduce:
             for num_bytes in sorted({smallest, check_bytes}):
                 self._check(num_bytes, data_type)
                 if len(self._checks) == 1:
-                    self._say("first all-reduce: exact on every rank")
-        self._say(TABLE_HEAD)
+                    self._log("first all-reduce: exact on every rank")
+        self._log(TABLE_HEAD)
         for position, num_bytes in enumerate(sizes):
-            if not self._agree(self._time_left_s() > 0):
+            if not self._decision_of_rank_0(self._time_left_s() > 0):
                 self._skipped = sizes[position:]
-                self._say(f"total-seconds is used up: {len(self._skipped)} sizes are left out")
+                self._log(
+                    f"total-seconds is exhausted: skipped {counted(len(self._skipped), 'size')}"
+                )
                 return
             self._time(num_bytes)
             if self._device.rank == self._sweep.inject_error_rank:
-                raise Drill(f"raised on rank {self._device.rank} because inject-error-rank says so")
+                raise InjectedError(
+                    f"raised on rank {self._device.rank} as requested by inject-error-rank"
+                )
 
     def _check(self, num_bytes: int, data_type: torch.dtype) -> SumComparison:
-        """Compare one all-reduce of known values element by element with the exact sum."""
+        """Compare an all-reduce of known values with the exact sum, element by element."""
         name = str(data_type).removeprefix("torch.")
         self._job.progress.report(f"checking {size_label(num_bytes)} {name}")
         num_elements = num_bytes // BYTES_PER_ELEMENT
         payload = self._device.place(tile(rank_pattern(self._device.rank), num_elements, data_type))
         self._device.all_reduce(payload)
         self._device.synchronize()
-        found = self._device.fetch(payload)
-        wrong, example = compare(found, sum_pattern(self._device.num_ranks))
-        # A broken all-reduce may also spoil the total, so this rank's own count matters too.
-        total = self._share(min(wrong, _MAX_COUNTED))
-        found_wrong = max(total, min(wrong, _MAX_COUNTED))
+        result = self._device.fetch(payload)
+        wrong, example = compare(result, sum_pattern(self._device.num_ranks))
+        # Also consider this rank's own count, since a broken all-reduce may corrupt the total.
+        total = self._sum_over_ranks(min(wrong, _MAX_COUNTED))
+        num_wrong = max(total, min(wrong, _MAX_COUNTED))
         check = SumComparison(
             data_type={"float32": "fp32"}.get(name, name),
             bytes=num_bytes,
             elements=num_elements,
-            wrong_elements=found_wrong,
-            correct=found_wrong == 0,
+            wrong_elements=num_wrong,
+            correct=num_wrong == 0,
         )
         self._checks.append(check)
         if not check.correct:
             raise WrongSum(
-                f"all-reduce of {size_label(num_bytes)} {check.data_type} is wrong in "
-                f"{check.wrong_elements} elements or more over all ranks{example}"
+                f"all-reduce of {size_label(num_bytes)} {check.data_type} is wrong in at least "
+                f"{check.wrong_elements} elements across all ranks{example}"
             )
         return check
 
     def _time(self, num_bytes: int) -> None:
         check = self._check(num_bytes, torch.float32)
         label = size_label(num_bytes)
-        # Zeros stay zeros, so repeated sums neither overflow nor need a reset in between.
+        # Sums of zeros need no reset and never overflow.
         payload = self._device.place(torch.zeros(check.elements, dtype=torch.float32))
         self._once(payload)  # compiles on XLA
         probe_s = self._once(payload)
@@ -271,7 +276,7 @@ class AllReduce:
             warmup=self._sweep.warmup_iterations,
             iterations=self._sweep.iterations,
         )
-        warmup, iterations = self._share_from_rank_0(warmup), self._share_from_rank_0(iterations)
+        warmup, iterations = self._value_of_rank_0(warmup), self._value_of_rank_0(iterations)
         for _ in range(warmup):
             self._once(payload)
             self._job.progress.report(f"warming up {label}")
@@ -279,7 +284,7 @@ class AllReduce:
         for _ in range(iterations):
             times_s.append(self._once(payload))
             self._job.progress.report(f"timing {label}")
-        self._note(check, warmup, self._slowest(times_s))
+        self._record(check, warmup, self._slowest(times_s))
 
     def _once(self, payload: torch.Tensor) -> float:
         started = time.perf_counter()
@@ -287,8 +292,8 @@ class AllReduce:
         self._device.synchronize()
         return time.perf_counter() - started
 
-    def _note(self, check: SumComparison, warmup: int, times_s: list[float]) -> None:
-        p50_s = percentile(times_s, 50)
+    def _record(self, check: SumComparison, warmup: int, times_s: list[float]) -> None:
+        p50_s, p99_s = (float(time_s) for time_s in np.percentile(times_s, (50, 99)))
         timing = Timing(
             bytes=check.bytes,
             elements=check.elements,
@@ -296,7 +301,7 @@ class AllReduce:
             warmup_iterations=warmup,
             iterations=len(times_s),
             p50_us=p50_s * 1e6,
-            p99_us=percentile(times_s, 99) * 1e6,
+            p99_us=p99_s * 1e6,
             mean_us=sum(times_s) / len(times_s) * 1e6,
             algbw_gib_per_s=algorithm_bandwidth_gib_per_s(check.bytes, p50_s),
             busbw_gib_per_s=bus_bandwidth_gib_per_s(check.bytes, p50_s, self._device.num_ranks),
@@ -304,11 +309,11 @@ class AllReduce:
         self._timings.append(timing)
         if self._device.rank == 0:
             self._job.store.add_metrics(SizeLine, asdict(timing))
-        self._say(table_row(timing))
+        self._log(table_row(timing))
 
     def _slowest(self, times_s: list[float]) -> list[float]:
-        """Find each iteration's time on its slowest rank."""
-        # Always the same length, so that XLA compiles it once.
+        """Return each iteration's time on the slowest rank."""
+        # A constant length, so that XLA compiles only once.
         padded = torch.zeros(self._sweep.iterations, dtype=torch.float32)
         padded[: len(times_s)] = torch.tensor(times_s, dtype=torch.float32)
         shared = self._device.place(padded)
@@ -316,19 +321,19 @@ class AllReduce:
         self._device.synchronize()
         return [float(value) for value in self._device.fetch(shared)[: len(times_s)]]
 
-    def _share(self, number: int) -> int:
+    def _sum_over_ranks(self, number: int) -> int:
         """Sum a number over all ranks."""
         shared = self._device.place(torch.tensor([number], dtype=torch.int32))
         self._device.all_reduce(shared)
         self._device.synchronize()
         return int(self._device.fetch(shared)[0])
 
-    def _share_from_rank_0(self, number: int) -> int:
-        return self._share(number if self._device.rank == 0 else 0)
+    def _value_of_rank_0(self, number: int) -> int:
+        return self._sum_over_ranks(number if self._device.rank == 0 else 0)
 
-    def _agree(self, go_on: bool) -> bool:
-        """Have every rank follow rank 0."""
-        return bool(self._share_from_rank_0(int(go_on)))
+    def _decision_of_rank_0(self, decision: bool) -> bool:
+        """Return rank 0's decision on every rank."""
+        return bool(self._value_of_rank_0(int(decision)))
 
     def _time_left_s(self) -> float:
         return self._sweep.total_seconds - (time.monotonic() - self._started_s)
@@ -365,13 +370,13 @@ class AllReduce:
         self._job.store.add_metrics(AllReduceEndLine, ending)
         exact = sum(check.correct for check in self._checks)
         published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
-        self._say(f"sums: {exact} of {len(self._checks)} exact, int32 and fp32")
-        self._say(f"published bar{published}: {bar.status}, {bar.reason}")
+        self._log(f"sums: {exact} of {len(self._checks)} exact, int32 and fp32")
+        self._log(f"published bar{published}: {bar.status}, {bar.reason}")
         self._job.progress.report("writing results")
         for place in self._job.store.finish(asdict(result)):
-            self._say(f"written: {place}")
+            self._log(f"written: {place}")
 
-    def _say(self, message: str) -> None:
+    def _log(self, message: str) -> None:
         if self._device.rank == 0:
             log.info("%s", message)
 
@@ -381,13 +386,13 @@ def heading(place: MeasuredSetup, sweep: Sweep) -> str:
     sizes = sweep.sizes()
     return (
         f"all-reduce over ranks 0 to {place.num_ranks - 1}, {place.processes_per_node} on "
-        f"each of {place.num_nodes} node(s), device {place.device}, fp32, "
+        f"each of {counted(place.num_nodes, 'node')}, device {place.device}, fp32, "
         f"{size_label(sizes[0])} to {size_label(sizes[-1])}; algbw and busbw in GiB/s"
     )
 
 
 def table_row(timing: Timing) -> str:
-    """Build the row for one size; a wrong sum ends the sweep before it gets one."""
+    """Build the row for one size."""
     return _COLUMNS.format(
         size_label(timing.bytes),
         timing.elements,

@@ -1,9 +1,9 @@
-"""The arithmetic of an all-reduce: sizes, payloads with known sums, bandwidths, published bars."""
+"""Calculations for all-reduce: sizes, payloads with known sums, bandwidths, published figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -22,7 +22,7 @@ BANDWIDTH_DEFINITION = (
 )
 
 _PERIOD = 251
-"""Prime, so that a piece in the wrong place does not match."""
+"""Prime, so that misplaced chunks do not match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Sweep:
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> Sweep:
-        """Check that parameters are consistent; ``ValueError`` names value and remedy."""
+        """Build a sweep from consistent parameters; raise ``ValueError`` otherwise."""
         check_sweep(values, num_ranks)
         return Sweep(
             min_bytes=int(values["min-bytes"]),
@@ -56,7 +56,7 @@ class Sweep:
         )
 
     def sizes(self) -> list[int]:
-        """Payloads in bytes, ascending, each ``size_factor`` times the one before."""
+        """Return payloads in bytes, ascending, each ``size_factor`` times the previous one."""
         sizes = [self.min_bytes]
         while sizes[-1] * self.size_factor <= self.max_bytes:
             sizes.append(sizes[-1] * self.size_factor)
@@ -64,20 +64,20 @@ class Sweep:
 
 
 def element_value(rank: int, index: int) -> int:
-    """Element ``index`` of rank ``rank``'s payload; differs between ranks and positions."""
+    """Return element ``index`` of a rank's payload; values differ by rank and position."""
     return (index + 7 * rank) % _PERIOD + 1
 
 
 def rank_pattern(rank: int) -> list[int]:
-    """One period of a rank's payload."""
+    """Return one period of a rank's payload."""
     return [element_value(rank, index) for index in range(_PERIOD)]
 
 
 def sum_pattern(num_ranks: int) -> list[int]:
-    """One period of the exact sum over all ranks.
+    """Return one period of the exact sum over all ranks.
 
-    Sums stay below 2**24, where fp32 is exact, for 66 000 ranks; bf16, which XLA_USE_BF16 would
-    substitute for fp32, is exact only up to 256 and is detected.
+    For up to 66,000 ranks, sums stay below 2**24, fp32's limit for exact integers. bf16, which
+    XLA_USE_BF16 would substitute for fp32, is exact only up to 256 and would be detected.
     """
     return [
         sum(element_value(rank, index) for rank in range(num_ranks)) for index in range(_PERIOD)
@@ -93,7 +93,7 @@ def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch
 def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
     """Count the elements that differ from the repeated pattern, and describe one of them.
 
-    Works in pieces, because 32 workers with a GiB each would otherwise double a node's memory.
+    Works in chunks to save memory: 32 workers may have a GiB each.
     """
     expected = tile(pattern, min(len(found), len(pattern) * 4096), found.dtype)
     wrong, example = 0, ""
@@ -114,10 +114,9 @@ def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
 def plan_iterations(
     *, probe_s: float, budget_s: float, warmup: int, iterations: int
 ) -> tuple[int, int]:
-    """Choose warm-up and timed iterations that fit the budget, at least one timed.
+    """Choose warm-up and timed iterations within the budget, at least one of them timed.
 
-    One rank decides and tells the others: ranks that each used their own clock would disagree,
-    and wait for each other forever.
+    One rank decides for all: by their own clocks, ranks would disagree and deadlock.
     """
     affordable = max(1, math.floor(budget_s / max(probe_s, 1e-9)))
     if affordable >= warmup + iterations:
@@ -126,28 +125,19 @@ def plan_iterations(
     return fewer, max(1, min(iterations, affordable - fewer))
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Interpolate linearly between the two nearest ranks, as numpy does by default."""
-    ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-
 def algorithm_bandwidth_gib_per_s(num_bytes: int, seconds: float) -> float:
-    """Bytes of the payload over the time."""
+    """Return payload bytes divided by time."""
     return num_bytes / seconds / 2**30
 
 
 def bus_bandwidth_gib_per_s(num_bytes: int, seconds: float, num_ranks: int) -> float:
-    """Load of the busiest wire, over which an all-reduce moves 2 (n - 1) / n of the payload."""
+    """Return the rate of the busiest link, which carries 2 (n - 1) / n of the payload."""
     return algorithm_bandwidth_gib_per_s(num_bytes, seconds) * 2 * (num_ranks - 1) / num_ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """A published figure to measure against."""
+    """A published figure to compare with."""
 
     instance_type: str
     num_nodes: int
@@ -163,7 +153,7 @@ BARS: tuple[Bar, ...] = (
         num_nodes=2,
         num_ranks=64,
         num_bytes=2**30,
-        # 1 GiB in 41806 us. The table there says GB/s, which its text defines as 2**30 bytes.
+        # 1 GiB in 41806 us. The table's GB/s are defined in the text as 2**30 bytes.
         busbw_gib_per_s=47.09,
         source="Neuron documentation, nccom-test user guide, example -r 64 -N 2 -d fp32 allr",
     ),
@@ -181,7 +171,7 @@ class BarStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarResult:
-    """The verdict on bandwidth; never extrapolated from another size or set of nodes."""
+    """The result of the comparison; never extrapolated from another size or number of nodes."""
 
     status: BarStatus
     reason: str
@@ -198,7 +188,7 @@ def compare_with_bar(
     num_ranks: int,
     busbw_gib_per_s: Mapping[int, float],
 ) -> BarResult:
-    """Compare the measured bus bandwidth per size with the published figure, if there is one."""
+    """Compare the measured bus bandwidth with the published figure, if there is one."""
     if device == "cpu":
         return BarResult(
             status=BarStatus.NOT_APPLICABLE, reason="measured on CPUs, not on Neuron devices"
@@ -212,7 +202,7 @@ def compare_with_bar(
             continue
         measured = busbw_gib_per_s.get(bar.num_bytes)
         if measured is None:
-            status, reason = BarStatus.NOT_MEASURED, f"the sweep left out {bar.num_bytes} bytes"
+            status, reason = BarStatus.NOT_MEASURED, f"the sweep skipped {bar.num_bytes} bytes"
         else:
             met = measured >= bar.busbw_gib_per_s
             status = BarStatus.MET if met else BarStatus.BELOW
@@ -231,7 +221,7 @@ def compare_with_bar(
 
 
 def size_label(num_bytes: int) -> str:
-    """``1 KiB``, ``16 MiB``: exact, or else bytes."""
+    """Format a size as ``16 MiB`` or, unless it is a whole number of units, in bytes."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if num_bytes >= size and num_bytes % size == 0:
             return f"{num_bytes // size} {unit}"

@@ -3,5 +3,5 @@
 from training.diagnostics.probes import container, machine, storage
 from training.diagnostics.probes.node import PROBES, ProbedNode, VerifyResult
 
-# The modules are imported for the probes they register.
+# Importing the modules registers their probes.
 __all__ = ["PROBES", "ProbedNode", "VerifyResult", "container", "machine", "storage"]

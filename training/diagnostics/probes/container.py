@@ -22,7 +22,7 @@ from training.core.orchestrators import (
 from training.diagnostics.health import failed_imports
 from training.diagnostics.probes.node import PROBES, ProbedNode
 from trainium_catalogue.contract import ENV_MAIN_HOST_FROM, RESERVED_PORTS
-from trainium_catalogue.probing import Missing, Seen
+from trainium_catalogue.probing import ProbeResult, SubjectMissing
 
 _METADATA_TOKEN = "http://169.254.169.254/latest/api/token"
 _METADATA_TIMEOUT_S = 2
@@ -43,11 +43,11 @@ BATCH_VARIABLES = (
 
 
 @PROBES.probe("batch-environment", needs=("Batch",))
-def batch_environment(node: ProbedNode) -> Seen:
-    """Every variable in the user guide's list is set, and the numbers match the job's."""
+def batch_environment(node: ProbedNode) -> ProbeResult:
+    """The user guide's variables for every node are set, and the node count matches the job's."""
     missing = [name for name in BATCH_VARIABLES if not node.env.get(name)]
     number = node.env.get(BATCH_NUM_NODES)
-    return Seen(
+    return ProbeResult(
         ok=not missing and number == str(node.context.num_nodes),
         seen=f"{len(BATCH_VARIABLES) - len(missing)} variables, {number} nodes"
         + (f"; not set: {', '.join(missing)}" if missing else ""),
@@ -56,11 +56,11 @@ def batch_environment(node: ProbedNode) -> Seen:
 
 
 @PROBES.probe("main-address", needs=("Batch", "two nodes"))
-def main_address(node: ProbedNode) -> Seen:
-    """Children know the main node's address; the main node is not told its own."""
+def main_address(node: ProbedNode) -> ProbeResult:
+    """Batch sets the main node's address on the children, but not on the main node itself."""
     main = node.env.get(BATCH_MAIN_INDEX) == node.env.get(BATCH_NODE_INDEX)
     address = node.env.get(BATCH_MAIN_ADDRESS)
-    return Seen(
+    return ProbeResult(
         ok=(address is None) == main,
         seen=f"{'main node' if main else 'child'}: {address or 'no address'}",
         expected="no address on the main node, one on each child",
@@ -68,21 +68,21 @@ def main_address(node: ProbedNode) -> Seen:
 
 
 @PROBES.probe("single-node-multi-node-job", needs=("Batch", "AWS", "one node"))
-def single_node(node: ProbedNode) -> Seen:
-    """A multi-node job of one node has started."""
+def single_node(node: ProbedNode) -> ProbeResult:
+    """A multi-node job with one node starts."""
     index, number = (node.env.get(name) for name in (BATCH_NODE_INDEX, BATCH_NUM_NODES))
-    return Seen(
+    return ProbeResult(
         ok=number == "1",
         seen=f"node {index} of {number}",
-        expected="node 0 of 1, as on a job of several nodes",
+        expected="node 0 of 1, as in a multi-node job",
     )
 
 
 @PROBES.probe("nodes-join", needs=("Batch", "two nodes"))
-def nodes_join(node: ProbedNode) -> Seen:
-    """The nodes have met: the launchers' link and torchrun's store both connected."""
+def nodes_join(node: ProbedNode) -> ProbeResult:
+    """The nodes have joined: the launchers' link and torchrun's store are both connected."""
     number = node.env.get(BATCH_NUM_NODES)
-    return Seen(
+    return ProbeResult(
         ok=number == str(node.context.num_nodes),
         seen=f"{node.context.num_nodes} nodes with {node.num_ranks} ranks joined",
         expected=f"the job's {number} nodes",
@@ -91,26 +91,26 @@ def nodes_join(node: ProbedNode) -> Seen:
 
 @PROBES.probe("job-without-imds", needs=("Batch", "AWS"))
 @PROBES.probe("pod-without-imds", needs=("EKS", "AWS"))
-def without_metadata(node: ProbedNode) -> Seen:
+def without_metadata(node: ProbedNode) -> ProbeResult:
     """The host's metadata service does not answer, and the credentials are the job's own."""
-    said, method = ask_metadata(_METADATA_TOKEN), credentials_method()
-    return Seen(
-        ok=said is None and method == CONTAINER_ROLE,
-        seen=f"{said or 'no answer of the metadata service'}; credentials by {method}",
-        expected=f"no answer of the metadata service; credentials by {CONTAINER_ROLE}",
+    answer, method = request_metadata_token(_METADATA_TOKEN), credentials_method()
+    return ProbeResult(
+        ok=answer is None and method == CONTAINER_ROLE,
+        seen=f"{answer or 'no answer from the metadata service'}; credentials from {method}",
+        expected=f"no answer from the metadata service; credentials from {CONTAINER_ROLE}",
     )
 
 
-def ask_metadata(url: str) -> str | None:
-    """Ask the metadata service for a token; None if nothing answers."""
+def request_metadata_token(url: str) -> str | None:
+    """Describe the metadata service's response to a token request; None if there is none."""
     request = urllib.request.Request(
         url, method="PUT", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"}
     )
-    # A proxy would answer in its place.
+    # Bypass proxies, which would answer instead.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=_METADATA_TIMEOUT_S) as answer:
-            return f"the metadata service answers with {answer.status}"
+        with opener.open(request, timeout=_METADATA_TIMEOUT_S) as response:
+            return f"the metadata service answers with {response.status}"
     except urllib.error.HTTPError as error:
         return f"the metadata service answers with {error.code}"
     except OSError:
@@ -121,46 +121,47 @@ def credentials_method() -> str:
     """Name the source of boto3's credentials, in botocore's terms."""
     from botocore.session import Session
 
-    found = Session().get_credentials()
-    return "nothing" if found is None else str(found.method)
+    credentials = Session().get_credentials()
+    return "no source" if credentials is None else str(credentials.method)
 
 
 @PROBES.probe("pod-identity-s3-clients", needs=("EKS", "AWS", "check cache"))
-def pod_identity(node: ProbedNode) -> Seen:
+def pod_identity(node: ProbedNode) -> ProbeResult:
     """S3 is accessed with the credentials of EKS Pod Identity, not the node's."""
     method, check = credentials_method(), node.checks["cache"]
     agent = "AWS_CONTAINER_CREDENTIALS_FULL_URI" in node.env
-    return Seen(
+    return ProbeResult(
         ok=method == CONTAINER_ROLE and agent and check.ok,
-        seen=f"credentials by {method}, the agent's address is {'set' if agent else 'not set'}; "
+        seen=f"credentials from {method}, the agent's address is {'set' if agent else 'not set'}; "
         f"{check.detail}",
-        expected=f"credentials by {CONTAINER_ROLE} of an agent, which open the bucket",
+        expected=f"credentials from the EKS Pod Identity agent ({CONTAINER_ROLE}), with access to "
+        "the bucket",
     )
 
 
 @PROBES.probe("endpoints-admit-tasks", needs=("Batch", "AWS", "check cache"))
-def endpoints(node: ProbedNode) -> Seen:
-    """The task has reached the bucket."""
+def endpoints(node: ProbedNode) -> ProbeResult:
+    """The task can reach the bucket."""
     check = node.checks["cache"]
-    return Seen(ok=check.ok, seen=check.detail, expected="an object written and read")
+    return ProbeResult(ok=check.ok, seen=check.detail, expected="an object written and read")
 
 
 @PROBES.probe("node-dns", needs=("AWS",))
-def name_service(node: ProbedNode) -> Seen:
-    """/etc/resolv.conf names a server that can resolve S3's name."""
+def name_service(node: ProbedNode) -> ProbeResult:
+    """/etc/resolv.conf names a server that resolves S3's name."""
     lines = node.text("etc/resolv.conf").splitlines()
     servers = [line.split()[1] for line in lines if line.startswith("nameserver ")]
     name = f"s3.{node.context.region}.amazonaws.com"
     address = look_up(name)
-    return Seen(
+    return ProbeResult(
         ok=bool(servers) and address is not None,
         seen=f"name servers {', '.join(servers) or 'none'}; {name} is {address or 'unknown'}",
-        expected=f"a name server, and an address of {name}",
+        expected=f"a name server, and an address for {name}",
     )
 
 
 def look_up(name: str) -> str | None:
-    """Look up a name's IPv4 address; None if it has none."""
+    """Resolve a name to IPv4; None if it has no address."""
     try:
         return socket.gethostbyname(name)
     except OSError:
@@ -168,13 +169,13 @@ def look_up(name: str) -> str | None:
 
 
 @PROBES.probe("pod-name-in-dns", needs=("EKS", "two nodes", "AWS"))
-def pod_name(node: ProbedNode) -> Seen:
+def pod_name(node: ProbedNode) -> ProbeResult:
     """The headless service resolves the name of the main node's pod."""
     if node.is_main:
-        raise Missing("a child, which looks the main node up")
+        raise SubjectMissing("a child node, which resolves the main node's name")
     host = node.env.get(node.env.get(ENV_MAIN_HOST_FROM, ""), "").partition(",")[0]
     address = look_up(host)
-    return Seen(
+    return ProbeResult(
         ok=address is not None,
         seen=f"{host} is {address or 'unknown'}",
         expected="the main pod's name has an address",
@@ -182,22 +183,22 @@ def pod_name(node: ProbedNode) -> Seen:
 
 
 @PROBES.probe("reserved-ports-on-host", needs=("Batch", "AWS"))
-def reserved_ports(node: ProbedNode) -> Seen:
-    """The host's sysctl does not apply in the task's network namespace."""
-    found = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
-    return Seen(
-        ok=not found,
-        seen=f"reserved in the container: {found or 'none'}",
+def reserved_ports(node: ProbedNode) -> ProbeResult:
+    """The host's sysctl does not apply to the task's network namespace."""
+    ports = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
+    return ProbeResult(
+        ok=not ports,
+        seen=f"reserved in the container: {ports or 'none'}",
         expected="reserved in the container: none",
     )
 
 
 @PROBES.probe("pod-security", needs=("EKS", "AWS"))
-def pod_security(node: ProbedNode) -> Seen:
-    """The pod got its shared process namespace and its reserved ports."""
+def pod_security(node: ProbedNode) -> ProbeResult:
+    """The pod has its shared process namespace and its reserved ports."""
     first = node.text("proc/1/comm").strip()
     reserved = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
-    return Seen(
+    return ProbeResult(
         ok=first == "pause" and all(str(port) in reserved for port in RESERVED_PORTS),
         seen=f"process 1 is {first}; reserved ports: {reserved or 'none'}",
         expected=f"process 1 is pause; reserved ports: {', '.join(map(str, RESERVED_PORTS))}",
@@ -205,33 +206,33 @@ def pod_security(node: ProbedNode) -> Seen:
 
 
 @PROBES.probe("image-contents", needs=("neuron",))
-def image_contents(node: ProbedNode) -> Seen:
-    """Everything that workloads import can be imported on a device."""
-    code, said = check_health()
-    return Seen(ok=code == 0, seen=said, expected="everything can be imported")
+def image_contents(node: ProbedNode) -> ProbeResult:
+    """Everything that workloads need can be imported on a device."""
+    code, last_line = check_health()
+    return ProbeResult(ok=code == 0, seen=last_line, expected="everything can be imported")
 
 
 def check_health() -> tuple[int, str]:
-    """Run ``training.diagnostics.health``; returns its exit code and last line.
+    """Run ``training.diagnostics.health``; return its exit code and last line.
 
-    Uses a separate process: its imports must not change how this one rank compiles its graphs.
+    Uses a separate process, so that its imports do not affect this rank's compilation.
     """
     command = [sys.executable, "-m", "training.diagnostics.health"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=_HEALTH_TIMEOUT_S, check=False
     )
     lines = (done.stderr if done.returncode else done.stdout).splitlines()
-    return done.returncode, lines[-1] if lines else "nothing was said"
+    return done.returncode, lines[-1] if lines else "no output"
 
 
 @PROBES.probe("boto3-beside-s3fs", needs=("neuron",))
-def boto3_beside_s3fs(node: ProbedNode) -> Seen:
+def boto3_beside_s3fs(node: ProbedNode) -> ProbeResult:
     """boto3 and s3fs can be imported in one process."""
     if importlib.util.find_spec("s3fs") is None:
-        raise Missing("s3fs in the image")
+        raise SubjectMissing("s3fs in the image")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("boto3", "s3fs"))
     problems = failed_imports(("boto3", "s3fs"))
-    return Seen(
+    return ProbeResult(
         ok=not problems,
         seen="; ".join((versions, *problems)),
         expected="both can be imported",

@@ -1,4 +1,4 @@
-"""Probes of chips, EFA, device files, memory and limits, and of the results of verify's checks."""
+"""Probes of chips, EFA, device files, memory, limits, and the results of verify's checks."""
 
 from __future__ import annotations
 
@@ -12,105 +12,105 @@ from pathlib import Path
 
 from training.core.host import gib
 from training.diagnostics.probes.node import PROBES, ProbedNode
-from trainium_catalogue.probing import Missing, Seen
+from trainium_catalogue.probing import ProbeResult, SubjectMissing
 
 _NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
 _TIMEOUT_S = 30
 _FILES = 65_536
-"""The same bound as in preflight."""
+"""The same limit as in preflight."""
 _CGROUP_FILES = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Files of cgroup version 2, then version 1."""
+"""Files of cgroup v2, then v1."""
 
 
 @PROBES.probe("chips-and-memory", needs=("neuron",))
-def chips(node: ProbedNode) -> Seen:
-    """neuron-ls lists the chips, cores and device memory of the catalogue."""
+def chips(node: ProbedNode) -> ProbeResult:
+    """neuron-ls lists the chips, cores and device memory in the catalogue."""
     command = shutil.which("neuron-ls") or _NEURON_LS
     if not Path(command).exists():
-        raise Missing("neuron-ls in the image")
+        raise SubjectMissing("neuron-ls in the image")
     output = subprocess.run(
         [command, "--json-output"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True
     ).stdout
     return judge_chips(node, output)
 
 
-def judge_chips(node: ProbedNode, output: str) -> Seen:
-    """Compare what neuron-ls printed (Neuron documentation, neuron-ls user guide)."""
-    found = json.loads(output)
-    chips = found if isinstance(found, list) else found["neuron_devices"]
+def judge_chips(node: ProbedNode, output: str) -> ProbeResult:
+    """Compare the output of neuron-ls (Neuron documentation, neuron-ls user guide)."""
+    document = json.loads(output)
+    chips = document if isinstance(document, list) else document["neuron_devices"]
     cores = sum(int(chip["nc_count"]) for chip in chips)
     memory = {int(chip["memory_size"]) // 2**30 for chip in chips}
     wanted = node.instance
     # With an LNC of 2 the listed cores may be physical or logical.
     core_counts = {wanted.num_neuron_cores, wanted.num_logical_cores}
-    return Seen(
+    return ProbeResult(
         ok=len(chips) == wanted.num_neuron_devices
         and cores in core_counts
         and memory == {wanted.hbm_gib_per_device},
-        seen=f"{len(chips)} chips, {cores} cores, {sorted(memory)} GiB a chip",
+        seen=f"{len(chips)} chips, {cores} cores, {sorted(memory)} GiB per chip",
         expected=f"{wanted.num_neuron_devices} chips, {wanted.num_neuron_cores} cores (or "
-        f"{wanted.num_logical_cores} logical ones), [{wanted.hbm_gib_per_device}] GiB a chip",
+        f"{wanted.num_logical_cores} logical ones), [{wanted.hbm_gib_per_device}] GiB per chip",
     )
 
 
 @PROBES.probe("logical-cores", needs=("neuron", "check sums"))
-def logical_cores(node: ProbedNode) -> Seen:
-    """There is one worker per logical core of the catalogue, and each computed on its own."""
+def logical_cores(node: ProbedNode) -> ProbeResult:
+    """There is one worker per logical core in the catalogue, and each computes on its own core."""
     workers, wanted = node.context.processes_per_node, node.instance.num_logical_cores
     check = node.checks["sums"]
-    return Seen(
+    return ProbeResult(
         ok=check.ok and workers == wanted,
         seen=f"{workers} workers; {check.detail}",
-        expected=f"{wanted} workers whose sums are exact",
+        expected=f"{wanted} workers with exact sums",
     )
 
 
 @PROBES.probe("preflight-on-device", needs=("neuron",))
-def preflight(node: ProbedNode) -> Seen:
+def preflight(node: ProbedNode) -> ProbeResult:
     """Preflight's three sources (devices, driver, EFA) exist on real hardware and agree."""
     host, wanted = node.host, node.instance
     efa = {host.num_efa_interfaces(), host.num_efa_devices()}
-    if (providers := host.num_efa_providers()) is not None:
-        efa.add(providers)
+    if (domains := host.num_efa_domains()) is not None:
+        efa.add(domains)
     driver = host.driver_version() or ""
     try:
         fits = node.release.accepts_driver(driver)
     except ValueError:
         fits = False
-    return Seen(
+    return ProbeResult(
         ok=host.num_neuron_devices() == wanted.num_neuron_devices
         and fits
         and efa == {wanted.num_efa_interfaces},
         seen=f"{host.num_neuron_devices()} /dev/neuron*, driver {driver or 'none'}, EFA "
-        f"{sorted(efa)}, libfabric's tool {'absent' if providers is None else 'present'}",
+        f"{sorted(efa)}, libfabric's tool {'absent' if domains is None else 'present'}",
         expected=f"{wanted.num_neuron_devices} /dev/neuron*, driver {node.release.driver_range}, "
         f"EFA [{wanted.num_efa_interfaces}]",
     )
 
 
 @PROBES.probe("eks-image-efa", needs=("EKS", "neuron", "EFA"))
-def eks_efa(node: ProbedNode) -> Seen:
+def eks_efa(node: ProbedNode) -> ProbeResult:
     """The EKS image's EFA driver and the device plugin give the pod every interface."""
     wanted = node.instance.num_efa_interfaces
     found = node.host.num_efa_interfaces(), node.host.num_efa_devices()
-    return Seen(
+    return ProbeResult(
         ok=found == (wanted, wanted),
-        seen=f"{found[0]} interfaces of the host, {found[1]} devices in the pod",
+        seen=f"{found[0]} interfaces on the host, {found[1]} devices in the pod",
         expected=f"{wanted} of each",
     )
 
 
 @PROBES.probe("device-path", needs=("Batch", "neuron"))
-def device_paths(node: ProbedNode) -> Seen:
+def device_paths(node: ProbedNode) -> ProbeResult:
     """Devices mapped by host path alone have the same path here, readable and writable."""
     paths = (*node.instance.neuron_device_paths(), *node.instance.efa_device_paths())
     good = [path for path in paths if _is_usable(node.root / path.lstrip("/"))]
     missing = sorted(set(paths) - set(good))
-    return Seen(
+    return ProbeResult(
         ok=not missing,
         seen=f"{len(good)} usable device files"
         + (f"; not usable: {', '.join(missing)}" if missing else ""),
-        expected=f"{len(paths)} character devices to read and write",
+        expected=f"{len(paths)} readable and writable character devices",
     )
 
 
@@ -123,17 +123,17 @@ def _is_usable(path: Path) -> bool:
 
 
 @PROBES.probe("container-memory", needs=("Batch", "neuron"))
-def container_memory(node: ProbedNode) -> Seen:
-    """The container has the memory that the job definition asks for."""
+def container_memory(node: ProbedNode) -> ProbeResult:
+    """The container has the memory requested in the job definition."""
     wanted = node.instance.container_memory_mib
     for path in _CGROUP_FILES:
         if (node.root / path).exists():
             text = node.text(path).strip()
             break
     else:
-        raise Missing("a memory limit of the container's group")
+        raise SubjectMissing("a memory limit in the container's cgroup")
     found = None if text == "max" else int(text) // 2**20
-    return Seen(
+    return ProbeResult(
         ok=found == wanted,
         seen="no limit" if found is None else f"a limit of {found} MiB",
         expected=f"a limit of {wanted} MiB",
@@ -141,100 +141,103 @@ def container_memory(node: ProbedNode) -> Seen:
 
 
 @PROBES.probe("shared-memory", needs=("Batch", "neuron"))
-def shared_memory(node: ProbedNode) -> Seen:
+def shared_memory(node: ProbedNode) -> ProbeResult:
     """/dev/shm, open files and locked memory match the job definition."""
     wanted, host = node.instance.shared_memory_mib, node.host
-    shm, files, locked = host.shared_memory_mib(), host.num_files(), host.memlock_bytes()
-    return Seen(
+    shm, files, locked = host.shared_memory_mib(), host.max_open_files(), host.memlock_bytes()
+    return ProbeResult(
         ok=shm == wanted and files >= _FILES and locked is None,
-        seen=f"/dev/shm {gib(shm)} GiB, {files} files, {_locked(locked)} locked",
-        expected=f"/dev/shm {gib(wanted)} GiB, {_FILES} files or more, any number of bytes locked",
+        seen=f"/dev/shm {gib(shm)} GiB, {files} open files, {_locked(locked)}",
+        expected=f"/dev/shm {gib(wanted)} GiB, at least {_FILES} open files, unlimited locked "
+        "memory",
     )
 
 
 @PROBES.probe("eks-memlock", needs=("EKS", "neuron"))
-def eks_memlock(node: ProbedNode) -> Seen:
-    """User data has lifted the limit on locked memory for pods."""
+def eks_memlock(node: ProbedNode) -> ProbeResult:
+    """User data has removed the limit on locked memory for pods."""
     locked = node.host.memlock_bytes()
-    return Seen(
-        ok=locked is None, seen=f"{_locked(locked)} locked", expected="any number of bytes locked"
-    )
+    return ProbeResult(ok=locked is None, seen=_locked(locked), expected="unlimited locked memory")
 
 
 def _locked(limit: int | None) -> str:
-    return "any number of bytes" if limit is None else f"{limit} bytes"
+    return "unlimited locked memory" if limit is None else f"{limit} bytes of locked memory"
 
 
 @PROBES.probe("no-huge-pages", needs=("EKS", "EFA", "two nodes", "check sums"))
-def no_huge_pages(node: ProbedNode) -> Seen:
+def no_huge_pages(node: ProbedNode) -> ProbeResult:
     """EFA carries a collective between pods that requested no huge pages."""
     pages = [line for line in node.text("proc/meminfo").splitlines() if "HugePages_Free" in line]
     check = node.checks["sums"]
-    return Seen(
+    return ProbeResult(
         ok=check.ok,
         seen=f"{' '.join(' '.join(pages).split()) or 'no huge pages'}; {check.detail}",
-        expected="exact sums over the nodes",
+        expected="exact sums over all nodes",
     )
 
 
-# Claims that a check of verify settles: needs, name of the check, and the expected finding.
-_SAID_BY_CHECKS = {
+# Claims settled by verify's checks: requirement, check, expected finding.
+_CLAIMS_OF_CHECKS = {
     # An all-reduce over all ranks is exact on the device.
     "device-all-reduce": ("neuron", "sums", "exact sums in int32 and fp32"),
-    # Every gradient matches a CPU's, at the tensor-parallel degree of llama2-7b.
-    "nxd-input-gradients": ("torch_xla", "gradients", "gradients of a CPU"),
-    # Gradients, losses and norms of BERT and the MNIST network match a CPU's on all ranks.
+    # Every gradient matches the CPU's, at the tensor-parallel degree of llama2-7b.
+    "nxd-input-gradients": ("torch_xla", "gradients", "gradients that match those on CPU"),
+    # Gradients, losses and norms of BERT and the MNIST network match those on CPU on all ranks.
     "data-parallel-gradients": (
         "torch_xla",
         "data-parallel",
-        "gradients, losses and norms of a CPU",
+        "gradients, losses and norms that match those on CPU",
     ),
     # The modules of Llama (verify trains a tiny one) compile and compute correctly.
-    "eager-attention-compiles": ("neuron", "parity", "losses of a CPU"),
-    # Nothing is compiled after the first step, neither late in a run nor on resuming.
+    "eager-attention-compiles": ("neuron", "parity", "losses that match those on CPU"),
+    # Nothing is compiled after the first step, even late in a run or after resuming.
     "one-graph-a-step": ("torch_xla", "graphs", "as many graphs as after the first step"),
 }
 
 
-def _repeat(check: str, expected: str) -> Callable[[ProbedNode], Seen]:
-    def look(node: ProbedNode) -> Seen:
-        found = node.checks[check]
-        return Seen(ok=found.ok, seen=found.detail, expected=expected)
+def _probe_of_check(check: str, expected: str) -> Callable[[ProbedNode], ProbeResult]:
+    def compare(node: ProbedNode) -> ProbeResult:
+        result = node.checks[check]
+        return ProbeResult(ok=result.ok, seen=result.detail, expected=expected)
 
-    return look
+    return compare
 
 
-for _claim, (_device, _check, _expected) in _SAID_BY_CHECKS.items():
-    PROBES.probe(_claim, needs=(_device, f"check {_check}"))(_repeat(_check, _expected))
+for _claim, (_device, _check, _expected) in _CLAIMS_OF_CHECKS.items():
+    PROBES.probe(_claim, needs=(_device, f"check {_check}"))(_probe_of_check(_check, _expected))
 
 
 @PROBES.probe(
     "nxd-semantics", needs=("torch_xla", "check gradients", "check parity", "check resume")
 )
-def nxd(node: ProbedNode) -> Seen:
-    """Several ranks train as a CPU does, and resume from a checkpoint without a difference."""
+def nxd(node: ProbedNode) -> ProbeResult:
+    """Several ranks train exactly like a CPU, and resume from a checkpoint without deviation."""
     checks = [node.checks[name] for name in ("gradients", "parity", "resume")]
-    return Seen(
+    return ProbeResult(
         ok=all(check.ok for check in checks) and node.num_ranks > 1,
         seen=f"{node.num_ranks} ranks; {'; '.join(check.detail for check in checks)}",
-        expected="several ranks whose gradients, losses and norms are a CPU's, before and after a "
-        "checkpoint",
+        expected="several ranks whose gradients, losses and norms match those on CPU, before and "
+        "after a checkpoint",
     )
 
 
 @PROBES.probe("first-step-compiles", needs=("neuron", "check gradients"))
-def first_step(node: ProbedNode) -> Seen:
-    """Compiling the tiny model takes less time than the hang limit."""
+def first_step(node: ProbedNode) -> ProbeResult:
+    """Compiling the tiny model takes less than the hang limit."""
     seconds, limit = node.checks["gradients"].seconds, node.hang_limit_s
-    return Seen(
+    return ProbeResult(
         ok=seconds < limit,
-        seen=f"{seconds:.0f} s for the first step of the tiny model, compilation included",
+        seen=f"{seconds:.0f} s for the first step of the tiny model, including compilation",
         expected=f"less than {limit:.0f} s",
     )
 
 
 @PROBES.probe("nxd-upload", needs=("torch_xla", "a bucket", "check resume"))
-def nxd_upload(node: ProbedNode) -> Seen:
+def nxd_upload(node: ProbedNode) -> ProbeResult:
     """Ranks on NxD wrote a checkpoint to the bucket and read it back."""
     check = node.checks["resume"]
-    return Seen(ok=check.ok, seen=check.detail, expected="a checkpoint from which the losses go on")
+    return ProbeResult(
+        ok=check.ok,
+        seen=check.detail,
+        expected="a checkpoint from which training resumes with the same losses",
+    )

@@ -1,4 +1,4 @@
-"""The node that probes examine, and the record of their findings on all nodes."""
+"""The node to probe, and the record of findings from all nodes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from trainium_catalogue.contract import CONTRACT_VERSION, ENV_JOB_ID
 from trainium_catalogue.instances import InstanceType
 from trainium_catalogue.probing import (
     Finding,
-    Missing,
     ProbeRecord,
     Probes,
     ProbeSite,
     State,
+    SubjectMissing,
 )
 from trainium_catalogue.releases import NeuronRelease
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyResult:
-    """The outcome of a check of the workload ``verify``."""
+    """The outcome of one of verify's checks."""
 
     ok: bool
     detail: str
@@ -38,39 +38,39 @@ class VerifyResult:
 
 
 def _no_client() -> Any:
-    raise Missing("a bucket")
+    raise SubjectMissing("a bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedNode:
-    """One node, seen by its first worker."""
+    """A node, probed by its first worker."""
 
     context: NodeContract
     num_ranks: int
     hang_limit_s: float = float("inf")
     env: Mapping[str, str]
     storage: Objects
-    """The deployment's bucket, or a folder in its place."""
+    """The deployment's bucket or, without one, a local folder."""
     s3: Callable[[], Any] = _no_client
     """A boto3 client, for details that ``storage`` hides."""
     host: Host = field(default_factory=Host)
     root: Path = Path("/")
     """Folder with ``proc``, ``sys`` and ``etc``."""
     checks: Mapping[str, VerifyResult] = field(default_factory=dict)
-    """The checks that have ended so far."""
+    """Results of the checks completed so far."""
 
     @property
     def instance(self) -> InstanceType:
         """The catalogue's entry for this node's instance type."""
         if (instance := self.context.instance) is None:
-            raise Missing("the name of the instance type")
+            raise SubjectMissing("the name of the instance type")
         return instance
 
     @property
     def release(self) -> NeuronRelease:
         """The catalogue's entry for this image's release."""
         if (release := self.context.release) is None:
-            raise Missing("the name of the Neuron release")
+            raise SubjectMissing("the name of the Neuron release")
         return release
 
     @property
@@ -79,15 +79,16 @@ class ProbedNode:
         return self.context.node_index == 0
 
     @property
-    def there(self) -> frozenset[str]:
-        """The needs of probes that this node meets."""
+    def met_requirements(self) -> frozenset[str]:
+        """Probe requirements that this node meets."""
         context = self.context
-        on_neuron = context.device != DeviceKind.CPU
         has_efa = (
-            on_neuron and context.instance_type is not None and self.instance.num_efa_interfaces
+            context.has_hardware
+            and context.instance_type is not None
+            and self.instance.num_efa_interfaces
         )
         facts = {
-            "neuron": on_neuron,
+            "neuron": context.has_hardware,
             "torch_xla": context.device == DeviceKind.XLA,
             "EFA": bool(has_efa),
             "two nodes": context.num_nodes > 1,
@@ -103,31 +104,33 @@ class ProbedNode:
         return frozenset(names | {f"check {name}" for name in self.checks})
 
     def text(self, path: str) -> str:
-        """Read a file below the root; ``Missing`` if there is none."""
+        """Read a file below the root; raise ``SubjectMissing`` if there is none."""
         try:
             return (self.root / path).read_text()
         except OSError:
-            raise Missing(f"/{path}") from None
+            raise SubjectMissing(f"/{path}") from None
 
 
 PROBES: Probes[ProbedNode] = Probes(ProbeSite.NODE)
 
-# The worst finding of any node counts for all.
+# The worst finding of any node decides.
 _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
 
 
-def look(node: ProbedNode, report: Callable[[str], None], names: Iterable[str]) -> list[Finding]:
-    """Run probes on this node, one after the other."""
-    there = node.there
+def run_probes(
+    node: ProbedNode, report: Callable[[str], None], names: Iterable[str]
+) -> list[Finding]:
+    """Run probes on this node, one after another."""
+    met = node.met_requirements
     findings = []
     for name in names:
         report(f"probing: {name}")
-        findings.append(PROBES.run(name, node, there))
+        findings.append(PROBES.run(name, node, met))
     return findings
 
 
 def waiting(findings: Iterable[Finding]) -> list[str]:
-    """Ids of the probes that need a check that has not ended yet."""
+    """Return the ids of probes that were not run because a check has not run yet."""
     return [
         finding.id
         for finding in findings
@@ -136,27 +139,30 @@ def waiting(findings: Iterable[Finding]) -> list[str]:
 
 
 def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
-    """Merge to one finding per probe: if nodes differ, the worst, with its node."""
-    found = []
+    """Merge into one finding per probe: the worst one.
+
+    A failure names its node if there are several.
+    """
+    findings = []
     for same in zip(*by_node, strict=True):
         index, worst = min(
             enumerate(same), key=lambda pair: (_WORST_FIRST.index(pair[1].state), pair[0])
         )
         if len(same) > 1 and worst.state in (State.RED, State.CRASHED):
             worst = replace(worst, seen=f"node {index}: {worst.seen}")
-        found.append(worst)
-    return found
+        findings.append(worst)
+    return findings
 
 
 def record(node: ProbedNode, findings: Iterable[Finding]) -> dict[str, Any]:
-    """Build the record that a run of ``verify`` leaves in the bucket."""
+    """Build the record that ``verify`` stores in the bucket."""
     context = node.context
     return ProbeRecord(
         contract_version=CONTRACT_VERSION,
         time=now_utc(),
         deployment=context.deployment,
         region=context.region,
-        emulated="AWS" not in node.there,
+        emulated="AWS" not in node.met_requirements,
         run=context.run,
         job_id=context.job_id,
         num_nodes=context.num_nodes,

@@ -1,8 +1,8 @@
-"""The workload ``verify``: tests that this device computes correctly with this release.
+"""The workload ``verify``, which checks that this device computes correctly with this release.
 
-A tiny Llama, BERT and digit network are trained on the device, through the same back-ends as any
-run, and also on the host by code that shares nothing with the back-ends. Gradients, norms, losses,
-weights and checkpoints must agree. Then the probes check the claims of docs/claims.toml.
+A tiny Llama, BERT and digit network are trained on the device, with the same backends as any run,
+and on the host, with code independent of the backends. Gradients, norms, losses, weights and
+checkpoints must agree. Then probes check the claims of docs/claims.toml.
 
     python -m jobs submit verify --nodes 1
 """

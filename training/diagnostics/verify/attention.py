@@ -1,4 +1,4 @@
-"""Whether Neuron's flash-attention kernel computes what torch does on the host in fp32."""
+"""Compare Neuron's flash-attention kernel with torch's attention on the host in fp32."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from training.core.device import Device
 
 _HEADS, _KEYS, _LENGTH, _SIZE = 4, 2, 2048, 128
-"""A rank's heads of llama2-7b, with half as many of keys and values."""
+"""A rank's heads in llama2-7b, with half as many key-value heads."""
 NAMES = ("result", "gradient of queries", "of keys", "of values")
 
 
 def distances(device: Device) -> dict[str, float]:
-    """Compute attention and its gradients on this rank's device; how far each is off, relative."""
+    """Compute attention and its gradients on this rank's device; return their relative errors."""
     generator = torch.Generator().manual_seed(device.rank)
     inputs = [
         torch.randn(1, heads, _LENGTH, _SIZE, generator=generator).bfloat16()

@@ -1,4 +1,4 @@
-"""The checks of verify: sums, the compile cache, the Llama, and data parallelism."""
+"""The checks of verify: sums, the compile cache, Llama, and data parallelism."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.diagnostics.allreduce.sweep import compare, rank_pattern, sum_patt
 from training.diagnostics.verify import reference
 from training.diagnostics.verify.reference import ReferenceModel, Step, deviations
 from training.diagnostics.verify.run import TrialRun
-from training.diagnostics.verify.saved import examine, read_whole
+from training.diagnostics.verify.saved import compare_first_step, read_whole
 from training.diagnostics.verify.settings import (
     DATA_PARALLEL_STEPS,
     LATE_STEP,
@@ -36,6 +36,7 @@ from training.models.bert.network import BertNetwork
 from training.models.mnist.network import MlpNetwork
 from trainium_catalogue.contract import CACHE_PREFIX
 from trainium_catalogue.parameters.verify import FAMILIES
+from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
     from training.backends.base import Network
@@ -46,13 +47,13 @@ if TYPE_CHECKING:
 
 _ELEMENTS = 2**18
 GOLDEN = Path(__file__).with_name("golden.json")
-"""Losses and norms of the reference; to be renewed after a change of model or data:
-``python -m training.diagnostics.verify.checks > training/diagnostics/verify/golden.json``."""
+"""The reference's losses and norms; after changing model or data, regenerate with ``python -m
+training.diagnostics.verify.checks > training/diagnostics/verify/golden.json``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The finding of one check."""
+    """The result of one check."""
 
     check: str
     ok: bool
@@ -60,7 +61,7 @@ class CheckResult:
 
 
 def sums(device: Device, ranks: Ranks) -> CheckResult:
-    """Check sums over all ranks against exact values, in the types that can hold them."""
+    """Check sums over all ranks against exact values, in types that represent them exactly."""
     example = ""
     for data_type in (torch.int32, torch.float32):
         placed = device.place(tile(rank_pattern(device.rank), _ELEMENTS, data_type))
@@ -68,13 +69,13 @@ def sums(device: Device, ranks: Ranks) -> CheckResult:
         device.synchronize()
         _, text = compare(device.fetch(placed), sum_pattern(device.num_ranks))
         example = example or text
-    found = [(rank, text) for rank, text in enumerate(ranks.gather(example)) if text]
-    if found:
-        rank, text = found[0]
+    wrong = [(rank, text) for rank, text in enumerate(ranks.gather(example)) if text]
+    if wrong:
+        rank, text = wrong[0]
         return CheckResult(
             check="sums",
             ok=False,
-            detail=f"wrong on {len(found)} ranks, first on rank {rank}{text}",
+            detail=f"wrong on {counted(len(wrong), 'rank')}, first on rank {rank}{text}",
         )
     detail = f"{_ELEMENTS} elements over {device.num_ranks} ranks are exact, int32 and fp32"
     return CheckResult(check="sums", ok=True, detail=detail)
@@ -89,16 +90,18 @@ def cache(storage: Objects, context: NodeContract, ranks: Ranks) -> CheckResult:
         storage.put(key, data)
         same = storage.get(key) == data
         storage.delete([key])
-        detail = f"{storage.uri}/{CACHE_PREFIX} takes objects and gives them back"
+        detail = f"{storage.uri}/{CACHE_PREFIX} stores and returns objects"
         return CheckResult(
-            check="cache", ok=same, detail=detail if same else "other bytes came back"
+            check="cache",
+            ok=same,
+            detail=detail if same else "the bytes read differ from those written",
         )
 
     return ranks.agree(write)
 
 
 def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> CheckResult:
-    """Check Neuron's flash-attention kernel, which the models here are too short for."""
+    """Check Neuron's flash-attention kernel, which the tiny models' sequences are too short for."""
     from training.diagnostics.verify.attention import distances
 
     every = ranks.gather(distances(device))
@@ -106,9 +109,9 @@ def attention(device: Device, tolerance: Tolerance, ranks: Ranks) -> CheckResult
     shown = ", ".join(f"{name} {distance:.1e}" for name, distance in worst.items())
     return CheckResult(
         check="attention",
-        # A NaN, which max() alone may pass by, is never within the tolerance.
+        # A NaN is never within the tolerance.
         ok=all(distance <= tolerance.gradient for distance in worst.values()),
-        detail=f"off by at most, of {tolerance.gradient:.0e}: {shown}",
+        detail=f"maximum errors (tolerance {tolerance.gradient:.0e}): {shown}",
     )
 
 
@@ -117,14 +120,14 @@ def _with_nan_last(number: float) -> tuple[bool, float]:
 
 
 def golden() -> list[Step]:
-    """Read the expected losses and norms, as committed."""
+    """Read the expected losses and norms from ``GOLDEN``."""
     return [(loss, norm) for loss, norm in json.loads(GOLDEN.read_text())["steps"]]
 
 
 class LlamaChecks:
-    """All ranks: checks on one run, each of which trains as far as it needs.
+    """Checks that share a run; each trains it as far as needed.
 
-    They are called in the order of the methods here; any may be left out.
+    Call them on all ranks, in the order of definition; any may be skipped.
     """
 
     def __init__(self, run: TrialRun, tolerance: Tolerance, ranks: Ranks) -> None:
@@ -139,21 +142,21 @@ class LlamaChecks:
         return self._run.steps
 
     def gradients(self) -> CheckResult:
-        """Check gradients, norm and weights of the first step, for every parameter."""
+        """Check the first step's norm, and the gradient and weight of every parameter."""
         (_, norm), *_ = self._train_to(1)
         place, info = self._run.saved(1)
 
         def compare() -> CheckResult:
-            judge = reference.llama(self._run.config)
-            batch = tokens(range(judge.config.plan.global_batch))
-            found = examine(judge, batch, read_whole(place, info))
+            expected = reference.llama(self._run.config)
+            batch = tokens(range(expected.config.plan.global_batch))
+            found = compare_first_step(expected, batch, read_whole(place, info))
             off = abs(norm - found.norm) / found.norm
             return CheckResult(
                 check="gradients",
                 # A NaN norm is never within the tolerance.
                 ok=found.ok(self._tolerance.gradient) and off <= self._tolerance.norm,
                 detail=f"{self._topology}: {found.describe(self._tolerance.gradient)}; norm "
-                f"{norm:.5f} beside {found.norm:.5f}",
+                f"{norm:.5f}, expected {found.norm:.5f}",
             )
 
         return self._ranks.agree(compare)
@@ -167,13 +170,13 @@ class LlamaChecks:
             ok=loss <= self._tolerance.loss and norm <= self._tolerance.norm,
             detail=(
                 f"{self._topology}: loss {found[0][0]:.4f} to {found[-1][0]:.4f} in {STEPS} steps, "
-                f"off by {loss:.1e} of {self._tolerance.loss:.0e}; norms by {norm:.1e} of "
-                f"{self._tolerance.norm:.0e}"
+                f"off by {loss:.1e} (tolerance {self._tolerance.loss:.0e}); norms by {norm:.1e} "
+                f"(tolerance {self._tolerance.norm:.0e})"
             ),
         )
 
     def resume(self) -> CheckResult:
-        """Check that a checkpoint restores its state bit for bit, and repeats the same steps."""
+        """Check that a checkpoint restores state bit for bit, and that steps are reproducible."""
         before = self._train_to(REPEATED_STEP)[SAVED_STEP:REPEATED_STEP]
         loaded = self._run.load(SAVED_STEP)
         first, again = self._run.saved(SAVED_STEP), self._run.save_again(SAVED_STEP)
@@ -182,20 +185,22 @@ class LlamaChecks:
         off = max(deviations(after, before))
         detail = (
             f"after {loaded.name} ({loaded.num_bytes / 1e6:.1f} MB) the next {len(after)} losses "
-            f"and norms are off by {off:.1e} of {self._tolerance.resumed:.0e}"
+            f"and norms are off by {off:.1e} (tolerance {self._tolerance.resumed:.0e})"
         )
         if different:
-            detail += f"; saved again, {different[0]} and {len(different) - 1} others differ"
+            more = len(different) - 1
+            others = f" and {counted(more, 'other')} differ" if more else " differs"
+            detail += f"; saved again, {different[0]}{others}"
         ok = loaded.step == SAVED_STEP and not different and off <= self._tolerance.resumed
         return CheckResult(check="resume", ok=ok, detail=detail)
 
     def graphs(self) -> CheckResult:
-        """Check that nothing is compiled after the first step, late in a run or by a checkpoint.
+        """Check that nothing is compiled after the first step, late in a run or on resuming.
 
-        Compilations are counted by torch_xla's own counter, on this rank.
+        Uses torch_xla's count of compilations on this rank.
         """
         self._train_to(2)
-        # Continues the existing run as if at a late step, with that step's bias corrections.
+        # Continue the run as if at a late step, with that step's bias corrections.
         self._run.save(LATE_STEP)
         self._run.load(LATE_STEP)
         for number in range(LATE_STEP + 1, LATE_STEP + LATE_STEPS + 1):
@@ -205,7 +210,7 @@ class LlamaChecks:
         return CheckResult(
             check="graphs",
             ok=last == first,
-            detail=f"{first} graphs had been compiled after the first step, {last} in the end, "
+            detail=f"{counted(first, 'graph')} compiled up to the first step, {last} in total, "
             f"after {len(self._run.steps)} steps, a save, a load and {LATE_STEPS} steps from "
             f"{LATE_STEP} on",
         )
@@ -217,7 +222,7 @@ class LlamaChecks:
 
 
 def _different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> list[str]:
-    """Names of tensors that are not bitwise equal."""
+    """Return the names of tensors that are not bitwise equal."""
     return [
         name
         for name in sorted({*first, *second})
@@ -226,17 +231,17 @@ def _different(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """A model whose first steps are compared with the reference's."""
+class VerifiedModel:
+    """A model whose first steps are compared with the reference."""
 
     name: str
     batches: Callable[[range], Any]
-    judge: Callable[[TrainConfig], ReferenceModel]
+    reference_of: Callable[[TrainConfig], ReferenceModel]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case(Judged):
-    """A model that is whole on every rank."""
+class Case(VerifiedModel):
+    """A model that is replicated on every rank."""
 
     config: Callable[[int], TrainConfig]
     network: Callable[[TrainConfig], Network]
@@ -248,27 +253,27 @@ CASES = (
         config=bert_config_for,
         network=BertNetwork,
         batches=sentences,
-        judge=reference.bert,
+        reference_of=reference.bert,
     ),
     Case(
         name="digits",
         config=digits_config_for,
         network=MlpNetwork,
         batches=images,
-        judge=reference.digits,
+        reference_of=reference.digits,
     ),
 )
 
 
 DECODERS = {
-    model: Judged(name=name, batches=tokens, judge=reference.llama)
+    model: VerifiedModel(name=name, batches=tokens, reference_of=reference.llama)
     for name, model in FAMILIES.items()
 }
-"""Decoders of other families, by model."""
+"""Decoders of families other than Llama, by model."""
 
 
-def check_case(case: Judged, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
-    """All ranks: train a few steps; returns whether they match the reference, and how closely."""
+def check_case(case: VerifiedModel, run: TrialRun, tolerance: Tolerance) -> tuple[bool, str]:
+    """Train a few steps on all ranks; return whether they match the reference, and how closely."""
     run.train_to(1)
     run.save(1)
     run.train_to(DATA_PARALLEL_STEPS)
@@ -276,19 +281,22 @@ def check_case(case: Judged, run: TrialRun, tolerance: Tolerance) -> tuple[bool,
 
     def compare() -> tuple[bool, str]:
         size = run.config.plan.global_batch
-        first = examine(case.judge(run.config), case.batches(range(size)), read_whole(place, info))
-        expected = case.judge(run.config).train(
+        first = compare_first_step(
+            case.reference_of(run.config), case.batches(range(size)), read_whole(place, info)
+        )
+        expected = case.reference_of(run.config).train(
             lambda step: case.batches(range((step - 1) * size, step * size)), len(run.steps)
         )
         loss, norm = deviations(run.steps, expected)
         compiled = run.graphs[-1] - run.graphs[0] if run.graphs else 0
         ok = first.ok(tolerance.gradient) and loss <= tolerance.loss and norm <= tolerance.norm
         text = (
-            f"{case.name}: {first.describe(tolerance.gradient)}; losses off by {loss:.1e} of "
-            f"{tolerance.loss:.0e}, norms by {norm:.1e} of {tolerance.norm:.0e}"
+            f"{case.name}: {first.describe(tolerance.gradient)}; losses off by {loss:.1e} "
+            f"(tolerance {tolerance.loss:.0e}), norms by {norm:.1e} (tolerance "
+            f"{tolerance.norm:.0e})"
         )
         if compiled:
-            text += f"; {compiled} graphs were compiled after the first step"
+            text += f"; {counted(compiled, 'graph')} compiled after the first step"
         return ok and not compiled, text
 
     return Ranks.open().agree(compare)
@@ -307,8 +315,8 @@ def make_golden() -> dict[str, object]:
     """Train the reference on one rank."""
     config = config_for(1)
     size = config.plan.global_batch
-    judge = reference.llama(config)
-    steps = judge.train(lambda step: tokens(range((step - 1) * size, step * size)), STEPS)
+    model = reference.llama(config)
+    steps = model.train(lambda step: tokens(range((step - 1) * size, step * size)), STEPS)
     return {
         "model": f"{config.shape}, seq_len={config.plan.seq_len}, global_batch={size}",
         "columns": ["loss", "grad_norm"],
@@ -317,6 +325,6 @@ def make_golden() -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    # More threads would only slow each other down.
+    # The model is too small for more threads.
     torch.set_num_threads(1)
     print(json.dumps(make_golden(), indent=1))

@@ -1,8 +1,8 @@
-"""The reference: whole models and batches on one host, in fp32, using only torch's autograd.
+"""The reference: full models and batches on one host, in fp32, using only torch's autograd.
 
-It uses nothing of the back-ends, nor their optimizer, clipping or loss. A single core of the device
-would be a weaker reference: it shares the device's types, compiler and back-end, so that errors
-common to all of these would agree.
+It shares no code with the backends, not even for the optimizer, clipping and the loss. A single
+core of the device would be a weaker reference, since errors of its dtypes, compiler and backend
+would go undetected.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 from training.core.config import Optimizer
 from training.models.bert.network import bert_config
 from training.models.bert.network import initial_weight as initial_bert
+from training.models.llama.huggingface import decoder_config, whole_model
 from training.models.llama.huggingface import initial_weight as initial_llama
-from training.models.llama.huggingface import llama_config, whole_model
 from training.models.mnist.network import Mlp, MlpNetwork
 from trainium_catalogue.models.presets import BertShape
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 Tensors = dict[str, torch.Tensor]
 Step = tuple[float, float]
-"""Loss of an optimizer step, and gradient norm before clipping."""
+"""An optimizer step's loss and its gradient norm before clipping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceModel:
-    """A model of Hugging Face or torch, with this project's initial weights."""
+    """A Hugging Face or torch model with this project's initial weights."""
 
     config: TrainConfig
     model: torch.nn.Module
@@ -45,22 +45,22 @@ class ReferenceModel:
         return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def gradients(self, batch: Any) -> tuple[Tensors, float, float]:
-        """Compute a global batch's gradients before clipping, its loss, and the gradients' norm."""
+        """Compute unclipped gradients, loss and gradient norm of a global batch."""
         self.model.zero_grad()
         loss = self.loss(self.model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        found = {}
+        gradients = {}
         for name, parameter in self.model.named_parameters():
             assert parameter.grad is not None, name
-            found[name] = parameter.grad.clone()
-        return found, float(loss.detach()), norm_of(found)
+            gradients[name] = parameter.grad.clone()
+        return gradients, float(loss.detach()), norm_of(gradients)
 
     def train(self, batches: Callable[[int], Any], steps: int) -> list[Step]:
-        """Make the first steps; ``batches`` maps a step, from 1, to its global batch."""
+        """Run the first steps; ``batches`` maps a 1-based step to its global batch."""
         config, parameters = self.config, dict(self.model.named_parameters())
         rule = _adamw if config.optimizer is Optimizer.ADAMW else _sgd
         optimizer = rule(parameters, config)
-        found = []
+        results = []
         for step in range(1, steps + 1):
             gradients, loss, norm = self.gradients(batches(step))
             factor = clip_factor(norm, config.max_grad_norm)
@@ -69,17 +69,17 @@ class ReferenceModel:
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate_at(step)
             optimizer.step()
-            found.append((loss, norm))
-        return found
+            results.append((loss, norm))
+        return results
 
 
 def norm_of(tensors: Mapping[str, torch.Tensor]) -> float:
-    """Compute the norm of all tensors together."""
+    """Compute the total norm of all tensors."""
     return float(sum(float(tensor.double().square().sum()) for tensor in tensors.values()) ** 0.5)
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Factor that clips gradients (torch.nn.utils.clip_grad_norm_); 1 if the limit is 0."""
+    """Return the clipping factor (torch.nn.utils.clip_grad_norm_); 1 if the limit is 0."""
     return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
 
 
@@ -103,20 +103,22 @@ def _sgd(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.o
 
 
 def llama(config: TrainConfig) -> ReferenceModel:
-    """Build Hugging Face's whole decoder with its own loss."""
-    model = whole_model(llama_config(config.shape, seq_len=config.plan.seq_len, attention="eager"))
+    """Build Hugging Face's full decoder with an independent loss."""
+    model = whole_model(
+        decoder_config(config.shape, seq_len=config.plan.seq_len, attention="eager")
+    )
     _fill(model, lambda name, size: initial_llama(name, size, seed=config.seed))
 
     def loss(model: Any, tokens: torch.Tensor) -> torch.Tensor:
         logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        chances = torch.log_softmax(logits.float(), dim=-1)
-        return -chances.gather(-1, tokens[:, 1:].unsqueeze(-1)).mean()
+        log_probabilities = torch.log_softmax(logits.float(), dim=-1)
+        return -log_probabilities.gather(-1, tokens[:, 1:].unsqueeze(-1)).mean()
 
     return ReferenceModel(config=config, model=model.train(), loss=loss)
 
 
 def bert(config: TrainConfig) -> ReferenceModel:
-    """Build Hugging Face's BERT with its own loss over every position of a sequence."""
+    """Build Hugging Face's BERT with its own loss, over every position of a sequence."""
     from transformers.models.bert.modeling_bert import BertForPreTraining
 
     shape = config.shape
@@ -127,20 +129,20 @@ def bert(config: TrainConfig) -> ReferenceModel:
     def loss(model: Any, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         labels = torch.full_like(batch["input_ids"], -100)
         labels.scatter_(1, batch["positions"], batch["labels"])
-        found: torch.Tensor = model(
+        result: torch.Tensor = model(
             input_ids=batch["input_ids"],
             attention_mask=batch["attention_mask"],
             token_type_ids=batch["token_type_ids"],
             labels=labels,
             next_sentence_label=batch["next_sentence_label"],
         ).loss
-        return found
+        return result
 
     return ReferenceModel(config=config, model=model.train(), loss=loss)
 
 
 def digits(config: TrainConfig) -> ReferenceModel:
-    """Build the network for digits, which consists of torch's own modules anyway."""
+    """Build the digit network from torch's own modules."""
     network, model = MlpNetwork(config), Mlp()
     _fill(model, network.initial_weight)
     return ReferenceModel(config=config, model=model, loss=network.loss)
@@ -153,7 +155,7 @@ def _fill(model: torch.nn.Module, weight: Callable[[str, torch.Size], torch.Tens
 
 
 def deviations(found: Sequence[Step], expected: Sequence[Step]) -> tuple[float, float]:
-    """Largest relative deviations of losses and of norms; infinite if one is NaN."""
+    """Return the largest relative deviations of losses and of norms; infinite if one is NaN."""
 
     def worst(index: int) -> float:
         pairs = [(f[index], e[index]) for f, e in zip(found, expected, strict=True)]
@@ -164,18 +166,18 @@ def deviations(found: Sequence[Step], expected: Sequence[Step]) -> tuple[float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """The largest distance of any parameter."""
+    """The largest distance of any parameter, and its name."""
 
     name: str
     value: float
 
 
 def distance(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> Distance:
-    """Find the largest distance; infinite for a missing, extra or differently sized parameter.
+    """Return the largest distance; infinite for a missing, extra or differently sized parameter.
 
-    A parameter's distance is the norm of the difference divided by the expected norm, but by no
-    less than a thousandth of the norm of all parameters together: the gradient of a bias without
-    effect, such as that of BERT's keys, is mere rounding.
+    A parameter's distance is the norm of the difference divided by the expected norm, or by a
+    thousandth of the total norm if that is larger: the gradient of a bias without effect, such as
+    BERT's key biases, is pure rounding.
     """
     least = 1e-3 * norm_of(expected)
     worst = Distance(name="", value=-1.0)

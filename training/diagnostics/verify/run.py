@@ -1,4 +1,4 @@
-"""A model trained on the device step by step, for checks to examine."""
+"""A model trained on the device, step by step, for the checks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class CheckpointMissing(ValueError):
-    """A checkpoint was not saved; the log says why."""
+    """A checkpoint was not saved, for a reason in the log."""
 
 
 class TrialRun:
-    """A model on a back-end, its steps, and checkpoints in ``objects``; the same on all ranks."""
+    """A model on a backend, its steps, and checkpoints in ``objects``; the same on all ranks."""
 
     def __init__(
         self,
@@ -31,34 +31,34 @@ class TrialRun:
         objects: Objects,
         *,
         count_graphs: Callable[[], int | None] = lambda: None,
-        say: Callable[[str], None] = lambda text: None,
+        log: Callable[[str], None] = lambda text: None,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.config, self._backend, self._batches = config, backend, batches
-        self._count, self._say, self._report = count_graphs, say, report
+        self._count, self._log, self._report = count_graphs, log, report
         self._objects = objects
         self._checkpoints = self._open(objects)
         self.steps: list[Step] = []
-        """Loss and norm of each step so far, once."""
+        """Loss and norm of each step so far, without repetitions."""
         self.graphs: list[int] = []
-        """Number of compiled graphs after each of them; empty without a counter."""
+        """Number of compiled graphs after each step; empty without a counter."""
         report("building the model")
         backend.build()
 
     def _open(self, objects: Objects) -> Checkpoints:
         return Checkpoints(
-            objects, Ranks.open(), keep_last=9, keep_every=0, say=self._say, report=self._report
+            objects, Ranks.open(), keep_last=9, keep_every=0, say=self._log, report=self._report
         )
 
     def train_to(self, step: int) -> None:
-        """Make the missing steps up to ``step``."""
+        """Train up to ``step``."""
         for number in range(len(self.steps) + 1, step + 1):
             self.steps.append(self.step(number))
             if (graphs := self._count()) is not None:
                 self.graphs.append(graphs)
 
     def step(self, number: int, *, rate: float | None = None) -> Step:
-        """Make one optimizer step, counted from 1; returns loss and gradient norm."""
+        """Run one optimizer step (1-based); return loss and gradient norm."""
         self._report(f"verifying: step {number}")
         config, backend = self.config, self._backend
         count = config.plan.accumulation_steps
@@ -74,22 +74,22 @@ class TrialRun:
 
     def saved(self, step: int) -> tuple[Objects, CheckpointInfo]:
         """Return the checkpoint of ``step`` with its location."""
-        return self._objects, self._found(self._checkpoints, step)
+        return self._objects, self._checkpoint_of(self._checkpoints, step)
 
     def count(self) -> int:
         """Count the graphs compiled so far; 0 without a counter."""
         return self._count() or 0
 
     def load(self, step: int) -> CheckpointInfo:
-        """Go back to a checkpoint."""
-        return self._backend.load(self._checkpoints, self._found(self._checkpoints, step))
+        """Restore a checkpoint."""
+        return self._backend.load(self._checkpoints, self._checkpoint_of(self._checkpoints, step))
 
     def save_again(self, step: int) -> tuple[Objects, CheckpointInfo]:
-        """Save the current state in another location."""
+        """Save the current state in a second location."""
         place = self._objects.at("again")
         checkpoints = self._open(place)
         self._save(checkpoints, step)
-        return place, self._found(checkpoints, step)
+        return place, self._checkpoint_of(checkpoints, step)
 
     def _save(self, checkpoints: Checkpoints, step: int) -> None:
         self._report(f"verifying: saving step {step}")
@@ -98,10 +98,10 @@ class TrialRun:
         self._backend.save(checkpoints, step, meta, asynchronous=False)
         checkpoints.wait()
 
-    def _found(self, checkpoints: Checkpoints, step: int) -> CheckpointInfo:
+    def _checkpoint_of(self, checkpoints: Checkpoints, step: int) -> CheckpointInfo:
         info = checkpoints.latest(at_most=step)
         if info is None or info.step != step:
-            raise CheckpointMissing(f"the checkpoint of step {step} is not there")
+            raise CheckpointMissing(f"there is no checkpoint of step {step}")
         return info
 
 

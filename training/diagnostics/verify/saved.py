@@ -1,9 +1,9 @@
-"""The tensors of a checkpoint, and the first step's gradients recovered from the one after it.
+"""Read a checkpoint's tensors, and recover the first step's gradients from them.
 
-AdamW's first moment is then ``1 - beta1`` times the gradient, clipped and averaged over
-data-parallel ranks. A checkpoint has it whole, by parameter name, whatever the topology, so the
-comparison covers tensor parallelism, data parallelism, the optimizer's shards, clipping and the
-checkpoint's layout. Without moments (plain descent) the weights reveal the gradient.
+After the first step, AdamW's first moment is ``1 - beta1`` times the gradient, clipped and averaged
+over data-parallel ranks. For any topology a checkpoint contains it in full, by parameter name, so
+the comparison covers tensor parallelism, data parallelism, optimizer sharding, clipping and the
+checkpoint's layout. Without moments (plain gradient descent) the gradient follows from the weights.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ FIRST, SECOND = "optimizer.exp_avg.", "optimizer.exp_avg_sq."
 def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
     """Read every tensor of a checkpoint in ``objects``, by full name, in a single process.
 
-    Raises ``CheckpointDamaged`` for wrong bytes, ``CheckpointException`` for missing parts.
+    Raises ``CheckpointDamaged`` for corrupt data, ``CheckpointException`` for missing parts.
     """
     reader = Reader(objects.at(info.name), info.files)
     metadata = read_metadata(reader.fetch_metadata(), info.files)
     reader.use_metadata(metadata)
-    found = {
+    tensors = {
         name: torch.full(stored.size, math.nan, dtype=stored.properties.dtype)
         for name, stored in metadata.state_dict_metadata.items()
         if isinstance(stored, TensorStorageMetadata)
     }
-    state: dict[str, Any] = dict(found)
+    state: dict[str, Any] = dict(tensors)
     with warnings.catch_warnings():
-        # torch warns that one process reads alone.
+        # torch warns when a single process loads.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         dcp_load(state, storage_reader=reader, no_dist=True)
-    return found
+    return tensors
 
 
 def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
-    """Select the tensors below a prefix, and strip it."""
+    """Return the tensors below a prefix, with the prefix stripped."""
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
@@ -71,45 +71,48 @@ def part(tensors: Mapping[str, torch.Tensor], prefix: str) -> Tensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstStep:
-    """The first step compared with the expected one."""
+class FirstStepComparison:
+    """Comparison of a checkpoint after the first step with the reference."""
 
     num_parameters: int
     gradient: Distance
     """Distance of the clipped gradients."""
     update: Distance
-    """Distance of the weights from the optimizer's rule applied to the saved gradients."""
+    """Distance of the weights from the update that the optimizer derives from saved gradients."""
     norm: float
     """The expected norm before clipping."""
 
     def ok(self, tolerance: float) -> bool:
-        """Tell if gradients are within ``tolerance`` and weights follow the rule."""
+        """Return whether gradients are within ``tolerance`` and weights follow the update rule."""
         return self.gradient.value <= tolerance and self.update.value <= UPDATE
 
     def describe(self, tolerance: float) -> str:
-        """Name the worst parameter of each."""
+        """Describe the worst gradient and the worst weight."""
         return (
-            f"worst of {self.num_parameters} gradients is {self.gradient.name}, off by "
-            f"{self.gradient.value:.1e} of {tolerance:.0e}; worst weight {self.update.name}, off "
-            f"by {self.update.value:.1e} of {UPDATE:.0e} learning rates"
+            f"worst of {self.num_parameters} gradients: {self.gradient.name}, off by "
+            f"{self.gradient.value:.1e} (tolerance {tolerance:.0e}); worst weight: "
+            f"{self.update.name}, off by {self.update.value:.1e} learning rates (tolerance "
+            f"{UPDATE:.0e})"
         )
 
 
-def examine(reference: ReferenceModel, batch: Any, saved: Mapping[str, torch.Tensor]) -> FirstStep:
-    """Compare a checkpoint with the first step of ``reference``, still untrained."""
+def compare_first_step(
+    reference: ReferenceModel, batch: Any, saved: Mapping[str, torch.Tensor]
+) -> FirstStepComparison:
+    """Compare a checkpoint with the first step of the untrained ``reference``."""
     config = reference.config
-    begin = reference.weights
+    initial = reference.weights
     gradients, _, norm = reference.gradients(batch)
     factor = clip_factor(norm, config.max_grad_norm)
     expected = {name: gradient * factor for name, gradient in gradients.items()}
     weights = part(saved, WEIGHTS)
     if config.optimizer is Optimizer.SGD:
-        found = _descended(begin, weights, config)
+        found = _sgd_gradients(initial, weights, config)
         update = Distance(name="none", value=0.0)
     else:
         found = {name: moment / (1 - config.beta1) for name, moment in part(saved, FIRST).items()}
-        update = _update(begin, weights, saved, config)
-    return FirstStep(
+        update = _update(initial, weights, saved, config)
+    return FirstStepComparison(
         num_parameters=len(expected),
         gradient=distance(found, expected),
         update=update,
@@ -117,39 +120,41 @@ def examine(reference: ReferenceModel, batch: Any, saved: Mapping[str, torch.Ten
     )
 
 
-def _descended(begin: Tensors, weights: Tensors, config: TrainConfig) -> Tensors:
-    """Recover the gradients that plain descent followed."""
-    rate = config.learning_rate_at(1)
-    return {name: (begin[name] - weights[name]) / rate for name in begin if name in weights}
+def _sgd_gradients(initial: Tensors, weights: Tensors, config: TrainConfig) -> Tensors:
+    """Recover the gradients of plain gradient descent from the weights."""
+    learning_rate = config.learning_rate_at(1)
+    return {
+        name: (start - weights[name]) / learning_rate
+        for name, start in initial.items()
+        if name in weights
+    }
 
 
 def _update(
-    begin: Tensors, weights: Tensors, saved: Mapping[str, torch.Tensor], config: TrainConfig
+    initial: Tensors, weights: Tensors, saved: Mapping[str, torch.Tensor], config: TrainConfig
 ) -> Distance:
-    """Distance of the worst weight from AdamW's rule, in learning rates.
+    """Return the largest distance of a weight from AdamW's update rule, in learning rates.
 
-    The rule is applied to the saved moments: a gradient near 0 with a different sign would move a
-    weight by two learning rates, which the gradients' tolerance covers. Master weights begin in
-    fp32, or rounded to bf16.
+    Uses the saved moments, not the reference's: a near-zero gradient of the other sign, which the
+    gradients' tolerance allows, would move a weight by two learning rates. Master weights start in
+    fp32, possibly rounded to bf16.
     """
-    rate = config.learning_rate_at(1)
+    learning_rate = config.learning_rate_at(1)
     first, second = part(saved, FIRST), part(saved, SECOND)
     worst = Distance(name="", value=-1.0)
-    for name, initial in begin.items():
-        value = float("inf")
+    for name, start in initial.items():
+        value = math.inf
         if name in weights and name in first and name in second:
-            slope = first[name] / (1 - config.beta1)
-            size = (second[name] / (1 - config.beta2)).sqrt()
-            decay = config.weight_decay if initial.dim() > 1 else 0.0
-            starts = (initial, initial.to(torch.bfloat16).float())
-            moved = [
-                start * (1 - rate * decay) - rate * slope / (size + config.adam_eps)
-                for start in starts
-            ]
-            off = min(float((weights[name] - one).abs().max()) / rate for one in moved)
-            # The second moment comes from the same gradient.
-            off = max(off, distance({name: size}, {name: slope.abs()}).value)
-            value = off if off == off else float("inf")
+            gradient = first[name] / (1 - config.beta1)
+            scale = (second[name] / (1 - config.beta2)).sqrt()
+            decay = config.weight_decay if start.dim() > 1 else 0.0
+            step = learning_rate * gradient / (scale + config.adam_eps)
+            candidates = (start, start.to(torch.bfloat16).float())
+            updated = [master * (1 - learning_rate * decay) - step for master in candidates]
+            error = min(float((weights[name] - one).abs().max()) for one in updated) / learning_rate
+            # The second moment is from the same gradient.
+            error = max(error, distance({name: scale}, {name: gradient.abs()}).value)
+            value = math.inf if math.isnan(error) else error
         if value > worst.value:
             worst = Distance(name=name, value=value)
     return worst

@@ -1,6 +1,6 @@
-"""The tiny models that verify trains, their data, and the accuracy required of the device.
+"""The tiny models that verify trains, their data, and the required accuracy.
 
-The data are computed from integers alone, so they are the same on every platform.
+The data are computed in integer arithmetic, so they are the same on every platform.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ SAVED_STEP = 4
 REPEATED_STEP = 8
 """The last step repeated after resuming."""
 LATE_STEP = 320
-"""The correction of AdamW's second moment, ``1 - beta2 ** step``, becomes 1.0 in fp32 soon after
-this step: a graph that holds it as a number is then recompiled, as in any long run."""
+"""Soon after this step the correction of AdamW's second moment, ``1 - beta2 ** step``, becomes 1.0
+in fp32. A graph with the correction as a constant would then be recompiled, as in any long run."""
 LATE_STEPS = 8
 DATA_PARALLEL_STEPS = 3
 SEQ_LEN, BERT_SEQ_LEN, PREDICTIONS = int(SHAPE["seq-len"]), 16, 3
@@ -46,27 +46,27 @@ class Tolerance:
 
 
 FP32 = Tolerance(loss=1e-4, norm=1e-3, gradient=1e-4, resumed=0.0)
-"""On CPUs only the order of sums differs, and a resumed step repeats the original exactly."""
+"""On CPUs only the summation order differs, and a resumed step repeats the original exactly."""
 BF16 = Tolerance(loss=3e-3, norm=2e-2, gradient=5e-2, resumed=1e-4)
-"""Three to six times the deviation of the real neuronx_distributed and torch_xla, in bf16 on
-processes of a CPU, at tensor parallel 1, 2 and 4 (November 2026): losses 0.08 %, norms 0.5 %, worst
-gradient of the Llama 0.8 % and of the BERT 1.8 %, resumed steps none. A device sums in another
-order. Without the sum of the input's gradients the worst is off by 100 %, and the norm by 35 %."""
+"""Three to six times the deviation of the real neuronx_distributed and torch_xla, in bf16 on CPU
+processes, at tensor parallel 1, 2 and 4 (November 2026): losses 0.08%, norms 0.5%, worst gradient
+0.8% for Llama and 1.8% for BERT, resumed steps none. Devices sum in a different order. Without
+the all-reduce of input gradients the worst gradient is off by 100%, and the norm by 35%."""
 UPDATE = 1e-3
-"""Maximum deviation of a weight from the optimizer's rule, in learning rates."""
+"""Maximum deviation of a weight from the optimizer's update, in learning rates."""
 
 
 def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
-    """Configure the Llama for so many ranks; ``ValueError`` if they cannot share it.
+    """Configure Llama for ``num_ranks``; raise ``ValueError`` if they cannot share it.
 
-    ``tensor_parallel`` 0 means the default degree. Any degree and number of ranks train the same
-    model on the same batches.
+    ``tensor_parallel`` 0 means the default degree. Model and batches are the same for every degree
+    and number of ranks.
     """
     return TrainConfig.from_values(llama_values(num_ranks, tensor_parallel), num_ranks)
 
 
 def family_config_for(model: str, num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
-    """Configure a tiny decoder of another family, split and trained as the Llama is."""
+    """Configure a tiny decoder of another family, split and trained like Llama."""
     return TrainConfig.from_values(family_values(model, num_ranks, tensor_parallel), num_ranks)
 
 
@@ -77,9 +77,9 @@ _BERT_SHAPE: dict[str, Value] = {
     "num-layers": 2,
     "num-heads": 2,
     "seq-len": BERT_SEQ_LEN,
-    # One of them is absent.
+    # One more for an absent prediction.
     "max-predictions": PREDICTIONS + 1,
-    # Small and accumulated in fp32: bf16 sums over many positions are mostly rounding.
+    # Small, with accumulation in fp32: bf16 sums over many positions are mostly rounding.
     "micro-batch": 4,
     "dropout": 0.0,
     "max-steps": DATA_PARALLEL_STEPS,
@@ -89,7 +89,7 @@ _BERT_SHAPE: dict[str, Value] = {
 
 
 def bert_config_for(num_ranks: int) -> TrainConfig:
-    """Configure the BERT, which any number of ranks can share: four micro-batches for each."""
+    """Configure BERT for any number of ranks, with four micro-batches each."""
     preset = PRESETS["bert-tiny"]
     values = {p.name: p.default for p in training_parameters(preset)} | _BERT_SHAPE
     values["global-batch"] = 4 * int(_BERT_SHAPE["micro-batch"]) * num_ranks
@@ -97,7 +97,7 @@ def bert_config_for(num_ranks: int) -> TrainConfig:
 
 
 def digits_config_for(num_ranks: int) -> TrainConfig:
-    """Configure the digit network: plain descent, neither clipped nor in bf16, as in mnist."""
+    """Configure the digit network as in mnist: plain gradient descent, no clipping, no bf16."""
     config = bert_config_for(num_ranks)
     return replace(
         config,
@@ -111,7 +111,7 @@ def digits_config_for(num_ranks: int) -> TrainConfig:
         ),
         optimizer=Optimizer.SGD,
         mixed=False,
-        rate_falls=False,
+        decays_learning_rate=False,
         learning_rate=0.1,
         max_grad_norm=0.0,
     )
@@ -119,16 +119,16 @@ def digits_config_for(num_ranks: int) -> TrainConfig:
 
 Numbers = NDArray[np.int64]
 _KINDS = 32
-"""Number of tokens that occur: each a multiple of 16 and a little, from all vocabulary parts."""
+"""Number of distinct tokens, spread over all parts of the vocabulary."""
 _FIRST_WORD, _MASK = 8, 4
 _PIXELS, _CLASSES = 784, 10
 
 
 def _chance(positions: range, count: int) -> Numbers:
-    """Make pseudorandom 31-bit numbers, ``[positions, count]``."""
+    """Return pseudorandom 31-bit numbers, ``[positions, count]``."""
     place = np.array(positions, np.uint64)[:, None] * np.uint64(count)
     place = place + np.arange(count, dtype=np.uint64)
-    # SplitMix64 (Steele, Lea, Flood 2014): with a weaker generator neighbours would be similar.
+    # SplitMix64 (Steele, Lea, Flood 2014); weaker generators correlate adjacent numbers.
     mixed = (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -136,10 +136,10 @@ def _chance(positions: range, count: int) -> Numbers:
 
 
 def _chains(chance: Numbers) -> Numbers:
-    """Make kinds of tokens, seven in eight of which are determined by the one two before.
+    """Return token kinds; seven in eight are determined by the token two positions earlier.
 
-    A model has to look back by exactly one position: without positions, or with a view of the
-    future, it learns something else.
+    To predict the next token, a model must attend to the previous position, so missing positions or
+    a view of the future change the losses.
     """
     kinds = chance // 8 % _KINDS
     for column in range(2, kinds.shape[1]):
@@ -149,21 +149,23 @@ def _chains(chance: Numbers) -> Numbers:
 
 
 def tokens(positions: range) -> torch.Tensor:
-    """Make the Llama's data: int64 ``[positions, seq_len + 1]``, from 0 to 511."""
+    """Return Llama's data: int64 ``[positions, seq_len + 1]``, from 0 to 511."""
     kinds = _chains(_chance(positions, SEQ_LEN + 1))
     return torch.from_numpy(kinds * 16 + kinds % 16)
 
 
 def sentences(positions: range) -> Mapping[str, torch.Tensor]:
-    """Make the BERT's ``training.models.bert.data.Batch``: words of 8 to 255, lengths of 10 to 16.
+    """Return BERT's ``training.models.bert.data.Batch``: ids 8 to 225, lengths 10 to 16.
 
-    Every sequence has the same number of predictions, so that the mean of means is the mean.
+    Masked positions have id 4, and the padding 0.
+
+    Every sequence has the same number of predictions, so the mean of means is the overall mean.
     """
     chance = _chance(positions, BERT_SEQ_LEN + PREDICTIONS + 1)
     words = _chains(chance[:, :BERT_SEQ_LEN]) * 7 + _FIRST_WORD
     lengths = BERT_SEQ_LEN - chance[:, -1:] % 7
     mask = np.arange(BERT_SEQ_LEN) < lengths
-    # One position in each stretch of 3: never the first, never one twice, none in the padding.
+    # One position in each group of 3: never the first, no duplicates, none in the padding.
     places = np.arange(PREDICTIONS) * 3 + 1 + chance[:, BERT_SEQ_LEN:-1] % 3
     labels = np.take_along_axis(words, places, axis=1)
     hidden = words * mask
@@ -185,7 +187,7 @@ def sentences(positions: range) -> Mapping[str, torch.Tensor]:
 
 
 def images(positions: range) -> Mapping[str, torch.Tensor]:
-    """Make the digits: float ``[positions, 784]`` from 0 to 1, with labels."""
+    """Return the digits: float ``[positions, 784]`` from 0 to 1, with labels."""
     chance = _chance(positions, _PIXELS + 1)
     return {
         "images": torch.from_numpy((chance[:, 1:] % 256).astype(np.float32) / 255),

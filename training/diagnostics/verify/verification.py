@@ -1,8 +1,9 @@
-"""One rank's part in the checks of verify, in order, and their written results."""
+"""Run one rank's part of the checks, in order, and write the results."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from training.core.contract import DeviceKind
 from training.core.failures import describe
 from training.core.ranks import Ranks
 from training.diagnostics.probes import PROBES, ProbedNode, VerifyResult
-from training.diagnostics.probes.node import look, merged, record, waiting
+from training.diagnostics.probes.node import merged, record, run_probes, waiting
 from training.diagnostics.verify import checks
 from training.diagnostics.verify.checks import CheckResult, LlamaChecks
 from training.diagnostics.verify.reference import Step
@@ -30,6 +31,8 @@ from training.storage.s3 import SharedClient
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.parameters.verify import ALL, CHECKS_OF_THE_LLAMA
 from trainium_catalogue.probing import NODE_RECORD, Finding, State
+from trainium_catalogue.torus import RANKS_OF_A_CHIP
+from trainium_catalogue.wording import counted
 
 if TYPE_CHECKING:
     from training.backends.base import Backend
@@ -45,7 +48,7 @@ class VerificationFailed(ValueError):
 
 
 class Verification:
-    """Runs the checks; all ranks make the same ones in the same order."""
+    """Runs the checks; all ranks run the same ones in the same order."""
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self._job, self._ranks = job, ranks
@@ -61,7 +64,7 @@ class Verification:
         )
         self.checks: dict[str, Callable[[], CheckResult]] = {
             "sums": lambda: checks.sums(job.device, self._ranks),
-            **{name: self._of_the_llama(name) for name in CHECKS_OF_THE_LLAMA},
+            **{name: self._llama_check(name) for name in CHECKS_OF_THE_LLAMA},
             "families": self._families,
             "attention": lambda: checks.attention(job.device, self._tolerance, self._ranks),
             "data-parallel": self._data_parallel,
@@ -70,14 +73,14 @@ class Verification:
         self._impossible = self._find_impossible()
 
     def run(self) -> None:
-        """Run the requested checks; ``VerificationFailed`` names those that fail."""
+        """Run the requested checks; raise ``VerificationFailed`` with those that fail."""
         chosen = self._chosen()
         if self._leads:
             self._job.store.start_metrics()
-            self._say(f"{len(chosen)} checks of {', '.join(self.checks)}")
+            self._log(f"{counted(len(chosen), 'check')}: {', '.join(chosen)}")
             for name, reason in self._impossible.items():
-                self._say(f"{name:<13} is left out: {reason}")
-        # Now, so that findings reach the bucket even if a check breaks off; the rest afterwards.
+                self._log(f"{name:<13} skipped: {reason}")
+        # First, so that findings reach the bucket even if a check crashes. More follow below.
         findings = self._probe(list(PROBES.by_id))
         outcomes = []
         for name in chosen:
@@ -86,9 +89,9 @@ class Verification:
             try:
                 outcome = self.checks[name]()
             except Exception as error:
-                # Other ranks may be waiting for this one, so the job must end here.
-                raise VerificationFailed(f"check {name} broke off: {describe(error)}") from error
-            self._say(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
+                # End the job, because other ranks may be waiting for this one.
+                raise VerificationFailed(f"check {name} crashed: {describe(error)}") from error
+            self._log(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
             outcomes.append(outcome)
             self._ended[name] = VerifyResult(
                 ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
@@ -96,7 +99,7 @@ class Verification:
         self._probe(waiting(findings), findings)
         if self._leads:
             self._write(outcomes)
-        # The first rank to fail ends the job, so let the result be written first.
+        # Wait for the results to be written: the first rank to fail ends the job.
         self._ranks.gather(None)
         if failed := [outcome for outcome in outcomes if not outcome.ok]:
             raise VerificationFailed(
@@ -116,57 +119,66 @@ class Verification:
             checks=self._ended,
         )
         first_of_node = self._job.device.rank % context.processes_per_node == 0
-        mine = look(node, self._job.progress.report, names) if first_of_node else None
-        by_node = [found for found in self._ranks.gather(mine) if found is not None]
-        found = {finding.id: finding for finding in (*before, *merged(by_node))}
-        findings = list(found.values())
+        mine = run_probes(node, self._job.progress.report, names) if first_of_node else None
+        by_node = [each for each in self._ranks.gather(mine) if each is not None]
+        by_id = {finding.id: finding for finding in (*before, *merged(by_node))}
+        findings = list(by_id.values())
         if self._leads:
             self._job.store.put(NODE_RECORD, record(node, findings))
             for finding in findings if before else ():
                 if finding.state is not State.NOT_RUN:
-                    self._say(f"probe {finding.id}: {finding.state}: {finding.seen}")
+                    self._log(f"probe {finding.id}: {finding.state}: {finding.seen}")
         return findings
 
     def _find_impossible(self) -> dict[str, str]:
-        """Map checks that cannot run here to the reason."""
-        kind, found = self._job.device.kind, dict[str, str]()
+        """Map checks that cannot run here to their reasons."""
+        kind, reasons = self._job.device.kind, dict[str, str]()
         if kind is not DeviceKind.XLA:
-            found["attention"] = f"on {kind} no model computes with Neuron's kernel"
+            reasons["attention"] = f"on {kind} no model uses Neuron's kernel"
         try:
             self._config()
         except ValueError as error:
             if int(self._job.values["tensor-parallel"]):
                 raise
-            return found | dict.fromkeys((*CHECKS_OF_THE_LLAMA, "families"), str(error))
+            return reasons | dict.fromkeys((*CHECKS_OF_THE_LLAMA, "families"), str(error))
         if self._count_graphs() is None:
-            found["graphs"] = f"on {kind} nothing counts compilations"
-        return found
+            reasons["graphs"] = f"on {kind} compilations cannot be counted"
+        return reasons
 
     def _chosen(self) -> list[str]:
-        """Names of checks in the order of ``self.checks``, since some continue from others."""
+        """Return the chosen checks in the order of ``self.checks``: some depend on earlier ones."""
         words = str(self._job.values["checks"])
         if words == ALL:
             return [name for name in self.checks if name not in self._impossible]
-        asked = words.split(",")
-        for name in asked:
+        requested = words.split(",")
+        for name in requested:
             if reason := self._impossible.get(name):
-                raise ValueError(f"checks={words}: {name} cannot be made: {reason}")
-        return [name for name in self.checks if name in asked]
+                raise ValueError(f"checks={words}: {name} cannot run: {reason}")
+        return [name for name in self.checks if name in requested]
 
     def _config(self) -> TrainConfig:
-        return config_for(self._job.device.num_ranks, int(self._job.values["tensor-parallel"]))
+        return config_for(self._job.device.num_ranks, self._degree)
+
+    @property
+    def _degree(self) -> int:
+        """Tensor-parallel degree; 0 means the default."""
+        degree = int(self._job.values["tensor-parallel"])
+        if degree or self._job.device.kind is not DeviceKind.TORCH_NEURON:
+            return degree
+        # A Trn2 instance's torus cannot route the groups of the default degree (torus.py).
+        return math.gcd(RANKS_OF_A_CHIP, self._job.device.num_ranks)
 
     def _count_graphs(self) -> int | None:
         return num_compiled_graphs(self._job.device.kind)
 
-    def _of_the_llama(self, name: str) -> Callable[[], CheckResult]:
+    def _llama_check(self, name: str) -> Callable[[], CheckResult]:
         def check() -> CheckResult:
             if self._llama is None:
                 config = self._config()
                 self._run = self._open("llama", config, self._decoder(config), tokens)
                 self._llama = LlamaChecks(self._run, self._tolerance, Ranks.open())
-            found: CheckResult = getattr(self._llama, name)()
-            return found
+            result: CheckResult = getattr(self._llama, name)()
+            return result
 
         return check
 
@@ -181,17 +193,17 @@ class Verification:
         )
 
     def _families(self) -> CheckResult:
-        """Check what other decoders have and the Llama has not, on as many ranks each."""
-        degree, found = int(self._job.values["tensor-parallel"]), []
+        """Check features of other decoders that Llama lacks, on the same number of ranks."""
+        degree, results = self._degree, []
         for model, case in checks.DECODERS.items():
             config = family_config_for(model, self._job.device.num_ranks, degree)
             run = self._open(model, config, self._decoder(config), case.batches)
-            found.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of("families", found)
+            results.append(checks.check_case(case, run, self._tolerance))
+        return checks.outcome_of("families", results)
 
     def _data_parallel(self) -> CheckResult:
-        """Check the back-end of BERT and MNIST, with both of its optimizers."""
-        job, found = self._job, []
+        """Check the backend for BERT and MNIST with both optimizers."""
+        job, results = self._job, []
         for case in checks.CASES:
             config = case.config(job.device.num_ranks)
             backend = open_data_parallel(
@@ -202,8 +214,8 @@ class Verification:
                 report=job.progress.report,
             )
             run = self._open(case.name.lower(), config, backend, case.batches)
-            found.append(checks.check_case(case, run, self._tolerance))
-        return checks.outcome_of("data-parallel", found)
+            results.append(checks.check_case(case, run, self._tolerance))
+        return checks.outcome_of("data-parallel", results)
 
     def _open(
         self, name: str, config: TrainConfig, backend: Backend, batches: Callable[[range], Any]
@@ -214,7 +226,7 @@ class Verification:
             batches,
             self._storage.at(f"{run_prefix(self._job.context.run, 'checkpoints')}{name}"),
             count_graphs=self._count_graphs,
-            say=self._say,
+            log=self._log,
             report=self._job.progress.report,
         )
 
@@ -238,9 +250,9 @@ class Verification:
             "steps": [{"loss": loss, "grad_norm": norm} for loss, norm in steps],
         }
         for place in self._job.store.finish(document):
-            self._say(f"written: {place}")
+            self._log(f"written: {place}")
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         if self._leads:
             log.info("verify: %s", text)
 

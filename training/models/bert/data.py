@@ -1,9 +1,9 @@
-"""Batches for BERT: sequences from HDF5 shards at given positions of a run's data order.
+"""Batches for BERT: sequences from HDF5 shards by position in a run's data order.
 
-A shard can only be read as a whole (its arrays are compressed), so a rank must not need many at
-once, while a step should mix as many as possible. Each epoch therefore orders the shards anew and
-cuts that stream into lanes; every step takes an equal block of each lane, and a rank, which
-computes neighbouring positions of the step, needs only the few lanes they are in.
+Shards can only be read in full, since their arrays are compressed. So a rank should need few shards
+at a time, while a step should mix as many as possible. Each epoch therefore shuffles the shards and
+splits the resulting stream into lanes. Every step takes an equal block of each lane, and a rank,
+which computes adjacent positions of the step, needs only a few lanes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from training.datasets.manifest import DatasetError
 from training.datasets.prepared.bert_shards import Arrays, read_shard
 from training.datasets.samples.order import sequence_indices
+from trainium_catalogue.wording import counted
 
 Batch = Mapping[str, torch.Tensor]
 """int64: ``input_ids``, ``attention_mask`` and ``token_type_ids`` ``[batch, seq_len]``,
@@ -29,16 +30,16 @@ Batch = Mapping[str, torch.Tensor]
 
 IGNORED = -100
 """Label of an absent prediction: torch's ``ignore_index``."""
-_MOST_LANES = 64
-_ANOTHER_SEED = 1_000_003
-"""Factor of the seed, so that no shard has the same order as another, or as the shards."""
+_MAX_LANES = 64
+_SHARD_SEED_FACTOR = 1_000_003
+"""Multiplies the seed, for an independent order within each shard."""
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardOrder:
-    """Order that visits each sequence once per epoch, independent of ranks and nodes."""
+    """A data order that visits each sequence once per epoch, independent of ranks and nodes."""
 
     seed: int
     sizes: tuple[int, ...]
@@ -47,25 +48,25 @@ class ShardOrder:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences per epoch."""
+        """Number of sequences per epoch."""
         return sum(self.sizes)
 
     @property
     def num_lanes(self) -> int:
-        """Shards that a step takes from."""
-        return min(len(self.sizes), _MOST_LANES)
+        """Number of lanes, each of which reads from about one shard per step."""
+        return min(len(self.sizes), _MAX_LANES)
 
     @property
     def block(self) -> int:
-        """Number of neighbouring positions of a step that share a lane."""
+        """Number of adjacent positions of a step in the same lane."""
         return max(1, self.global_batch // self.num_lanes)
 
-    def shards_at_once(self, num_positions: int) -> int:
-        """Number of shards that so many neighbouring positions may need."""
+    def max_shards(self, num_positions: int) -> int:
+        """Return the approximate maximum of shards for ``num_positions`` adjacent positions."""
         return min(len(self.sizes), num_positions // self.block + 2)
 
     def find(self, positions: NDArray[Any]) -> tuple[Indices, Indices]:
-        """Find shard and row of each position of the run, counted from 0."""
+        """Return the shard and row of each (0-based) position of the run."""
         epochs, offsets = np.divmod(positions.astype(np.int64), self.num_sequences)
         shards, rows = np.empty_like(offsets), np.empty_like(offsets)
         for epoch in np.unique(epochs).tolist():
@@ -74,45 +75,45 @@ class ShardOrder:
         return shards, rows
 
     def _stream(self, offsets: Indices) -> Indices:
-        """Map each offset to a place in the epoch's stream of shards; a permutation."""
+        """Map each offset to a position in the epoch's stream of shards; a permutation."""
         lanes, block = self.num_lanes, self.block
         number, inside = np.divmod(offsets, block)
         rounds, rest = divmod(self.num_sequences, lanes * block)
         lengths = rounds * block + np.clip(rest - np.arange(lanes) * block, 0, block)
         starts = np.cumsum(lengths) - lengths
-        found: Indices = starts[number % lanes] + number // lanes * block + inside
-        return found
+        result: Indices = starts[number % lanes] + number // lanes * block + inside
+        return result
 
-    def _find(self, epoch: int, places: Indices) -> tuple[Indices, Indices]:
+    def _find(self, epoch: int, stream_positions: Indices) -> tuple[Indices, Indices]:
         count = len(self.sizes)
         order = sequence_indices(
             seed=self.seed, positions=epoch * count + np.arange(count), num_sequences=count
         )
         sizes = np.array(self.sizes)[order]
         starts = np.cumsum(sizes) - sizes
-        number = np.searchsorted(starts, places, side="right") - 1
-        shards, inside = order[number], places - starts[number]
-        rows = np.empty_like(places)
+        number = np.searchsorted(starts, stream_positions, side="right") - 1
+        shards, inside = order[number], stream_positions - starts[number]
+        rows = np.empty_like(stream_positions)
         for shard in np.unique(shards).tolist():
             chosen, size = shards == shard, self.sizes[shard]
             rows[chosen] = sequence_indices(
-                seed=self.seed * _ANOTHER_SEED + shard + 1,
+                seed=self.seed * _SHARD_SEED_FACTOR + shard + 1,
                 positions=epoch * size + inside[chosen],
                 num_sequences=size,
             )
         return shards, rows
 
 
-class PhaseShards:
-    """Shards in memory: those last used, and those a thread reads ahead."""
+class ShardCache:
+    """An LRU cache of shards with read-ahead in a thread."""
 
     def __init__(self, paths: list[Path], *, sizes: Sequence[int], capacity: int) -> None:
         self._paths, self._sizes, self._capacity = paths, sizes, capacity
         self._read: OrderedDict[int, Future[Arrays]] = OrderedDict()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
 
-    def want(self, shard: int) -> Future[Arrays]:
-        """Begin to read a shard unless it is in memory."""
+    def prefetch(self, shard: int) -> Future[Arrays]:
+        """Start reading a shard unless it is cached."""
         if shard not in self._read:
             self._read[shard] = self._pool.submit(self._load, shard)
         self._read.move_to_end(shard)
@@ -121,34 +122,34 @@ class PhaseShards:
         return self._read[shard]
 
     def _load(self, shard: int) -> Arrays:
-        path, said = self._paths[shard], self._sizes[shard]
+        path, expected = self._paths[shard], self._sizes[shard]
         arrays = read_shard(path)
-        if (found := len(arrays["input_ids"])) != said:
+        if (count := len(arrays["input_ids"])) != expected:
             raise DatasetError(
-                f"{path.name} holds {found} sequences and the dataset's manifest says {said}; "
-                "correct the manifest, or submit prepare again"
+                f"{path.name} has {counted(count, 'sequence')}, but the dataset's manifest lists "
+                f"{expected}; correct the manifest, or submit prepare again"
             )
         return arrays
 
     def get(self, shard: int) -> Arrays:
-        """Return a shard's arrays, waiting until they are read."""
-        return self.want(shard).result()
+        """Return a shard's arrays; wait for them if necessary."""
+        return self.prefetch(shard).result()
 
 
 def shard_batches(
-    paths: list[Path], order: ShardOrder, *, positions_of_a_step: int
+    paths: list[Path], order: ShardOrder, *, positions_per_rank: int
 ) -> Callable[[range], Batch]:
-    """Return a pure function of positions; ``positions_of_a_step`` counts those of one rank."""
-    # This step's shards and the next one's, which are read while this one is computed.
-    capacity = 2 * order.shards_at_once(positions_of_a_step)
-    shards = PhaseShards(paths, sizes=order.sizes, capacity=capacity)
+    """Return a pure function from positions in the data order to their batch."""
+    # This step's shards and the next step's, which are prefetched.
+    capacity = 2 * order.max_shards(positions_per_rank)
+    shards = ShardCache(paths, sizes=order.sizes, capacity=capacity)
 
     def batch(positions: range) -> Batch:
-        found, rows = order.find(np.array(positions))
-        arrays = [shards.get(shard) for shard in found.tolist()]
+        numbers, rows = order.find(np.array(positions))
+        arrays = [shards.get(shard) for shard in numbers.tolist()]
         following, _ = order.find(np.array(positions) + order.global_batch)
         for shard in dict.fromkeys(following.tolist()):
-            shards.want(shard)
+            shards.prefetch(shard)
         return to_batch(
             {
                 key: np.stack([one[key][row] for one, row in zip(arrays, rows, strict=True)])
@@ -162,7 +163,7 @@ def shard_batches(
 def to_batch(arrays: Arrays) -> Batch:
     """Convert rows of a shard to the model's input."""
     positions = arrays["masked_lm_positions"].astype(np.int64)
-    # Position 0 is [CLS], which is never predicted: it stands for an absent prediction.
+    # Position 0 marks an absent prediction, since [CLS] is never predicted.
     labels = np.where(positions > 0, arrays["masked_lm_ids"], IGNORED)
     return {
         "input_ids": _tensor(arrays["input_ids"]),
@@ -177,7 +178,7 @@ def to_batch(arrays: Arrays) -> Batch:
 def random_batches(
     *, vocab_size: int, seed: int, seq_len: int, max_predictions: int
 ) -> Callable[[range], Batch]:
-    """Return random sequences, for compiling graphs without a dataset."""
+    """Return a function that makes random batches, for compiling graphs without a dataset."""
 
     def row(position: int) -> dict[str, np.ndarray]:
         rng = np.random.default_rng((seed, position))

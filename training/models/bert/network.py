@@ -1,6 +1,6 @@
-"""BERT from its shape alone, never from the hub, as the back-ends see it.
+"""BERT as a ``Network`` for the backends, built from its shape without access to the Hub.
 
-The modules are Hugging Face's, with weights of our own.
+The modules are Hugging Face's, with this project's initial weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from transformers.models.bert.configuration_bert import BertConfig
 from transformers.models.bert.modeling_bert import BertForPreTraining
 
 from training.models.bert.data import IGNORED
-from training.models.initial import INITIAL_DEVIATION, normal_weight
+from training.models.initial import INITIAL_STD, normal_weight
 from trainium_catalogue.models.presets import BERT_POSITIONS, BertShape
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def bert_config(shape: BertShape, *, dropout: float) -> BertConfig:
-    """Build Hugging Face's configuration; its other defaults are bert-large-uncased's."""
+    """Build Hugging Face's configuration, with bert-large-uncased's values for everything else."""
     return BertConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
@@ -40,16 +40,16 @@ def bert_config(shape: BertShape, *, dropout: float) -> BertConfig:
         max_position_embeddings=BERT_POSITIONS,
         type_vocab_size=2,
         hidden_act="gelu",
-        initializer_range=INITIAL_DEVIATION,
+        initializer_range=INITIAL_STD,
         layer_norm_eps=1e-12,
         pad_token_id=0,
-        # With sdpa torch_xla compiles a third graph, and checks the mask on the host every step.
+        # With sdpa, torch_xla compiles a third graph and checks the mask on the host in every step.
         attn_implementation="eager",
     )
 
 
 class Bert(BertForPreTraining):  # type: ignore[misc]
-    """The model with its two losses: words at the predicted positions, and next sentence."""
+    """The model with both losses: masked words and next sentence."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute a micro-batch's loss: the mean over predictions plus the mean over sequences."""
@@ -59,10 +59,11 @@ class Bert(BertForPreTraining):  # type: ignore[misc]
             token_type_ids=batch["token_type_ids"],
             return_dict=False,
         )[:2]
-        # Project only the predicted positions, one in six, because the vocabulary is large. By a
-        # product, because the gradient of indexing would be a scatter on a systolic array.
-        places = torch.arange(hidden.size(1), device=hidden.device)
-        chosen = (batch["positions"].unsqueeze(-1) == places).to(hidden.dtype) @ hidden
+        # Project only the predicted positions, one in six, because the vocabulary is large. Select
+        # them with a matrix product: the gradient of indexing would be a scatter, which maps
+        # poorly to a systolic array.
+        positions = torch.arange(hidden.size(1), device=hidden.device)
+        chosen = (batch["positions"].unsqueeze(-1) == positions).to(hidden.dtype) @ hidden
         words = self.cls.predictions(chosen)
         follows = self.cls.seq_relationship(pooled)
         entropy = torch.nn.functional.cross_entropy
@@ -80,7 +81,7 @@ def meta_model(config: BertConfig) -> Bert:
 
 
 def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
-    """Make the initial value of one whole parameter, fp32 on the host."""
+    """Create the initial value of a whole parameter, fp32 on the host."""
     if name.endswith("LayerNorm.weight"):
         return torch.ones(size)
     if name.endswith("bias"):
@@ -92,10 +93,10 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
 
 
 def restore(model: Bert, device: torch.device) -> None:
-    """Restore what was lost on and in the move from the meta device: ties and buffers.
+    """Restore tied weights and buffers, which are lost on the move from the meta device.
 
-    The word embedding is also the output projection, whose bias is the head's. torch_xla computes
-    different losses if they are tied before the move.
+    The output projection shares the word embedding and the head's bias. If they are tied before the
+    move, torch_xla computes different losses.
     """
     model.tie_weights()
     model.cls.predictions.decoder.bias = model.cls.predictions.bias
@@ -105,36 +106,36 @@ def restore(model: Bert, device: torch.device) -> None:
 
 
 class BertNetwork:
-    """See ``Network``."""
+    """BERT as a ``Network``."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """Build the model without storage, whole on every rank."""
+        """Build the model without storage, replicated on every rank."""
         shape = self._config.shape
         assert mesh is None and isinstance(shape, BertShape), shape
         model: nn.Module = meta_model(bert_config(shape, dropout=self._config.dropout))
         return model
 
     def initial_weight(self, name: str, size: torch.Size) -> torch.Tensor:
-        """Make the initial value of one whole parameter."""
+        """Create the initial value of a whole parameter."""
         return initial_weight(name, size, seed=self._config.seed)
 
     def initial_part(self, part: WeightPart) -> torch.Tensor:
-        """Make the initial value of a part of a parameter."""
+        """Create the initial value of part of a parameter."""
         return part.of(self.initial_weight(part.name, part.whole))
 
     def restore(self, model: Any, device: torch.device) -> None:
-        """Restore ties and buffers."""
+        """Restore tied weights and buffers."""
         restore(model, device)
 
     def layers(self, model: Any) -> Iterable[nn.Module]:
         """List the encoder's layers."""
-        found: Iterable[nn.Module] = model.bert.encoder.layer
-        return found
+        layers: Iterable[nn.Module] = model.bert.encoder.layer
+        return layers
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
         """Compute the sum of both losses."""
-        found: torch.Tensor = model(batch)
-        return found
+        loss: torch.Tensor = model(batch)
+        return loss

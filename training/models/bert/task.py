@@ -13,7 +13,7 @@ from training.datasets.prepared.bert_shards import KIND
 from training.datasets.samples.staging import stage
 from training.models.bert.data import Batch, ShardOrder, random_batches, shard_batches
 from training.models.bert.network import BertNetwork
-from training.trainer.task import Dataset, Report, Staging, Task
+from training.trainer.task import Dataset, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from training.core.device import Device
     from training.core.job import Job
 
-_FITTING = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
-"""Maps parameters to the dataset's facts that must equal them."""
+_MATCHING_FACTS = {"seq-len": "seq_len", "max-predictions": "max_predictions"}
+"""Maps parameters to the facts of the dataset that must match."""
 
 
 def run(job: Job) -> None:
@@ -33,13 +33,13 @@ def run(job: Job) -> None:
 
 
 class BertTask(Task):
-    """See ``Task``."""
+    """BERT pre-training as a ``Task``."""
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Check that batch, ranks and model fit together."""
+        """Check that batch, ranks and model are consistent."""
         TrainingPlan.from_values(values, num_ranks)
 
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
+    def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
         """Open a dataset made by prepare."""
         manifest = stage(
             staging.objects,
@@ -67,7 +67,7 @@ class BertTask(Task):
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> Backend:
-        """Open a data-parallel back-end."""
+        """Open a data-parallel backend."""
         return open_data_parallel(
             config, device, BertNetwork(config), peak_flops=peak_flops, report=report
         )
@@ -75,18 +75,18 @@ class BertTask(Task):
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Return sequences from the shards."""
+        """Return a function that reads sequences from the shards."""
         paths, manifest = dataset.content
         order = ShardOrder(
             seed=config.seed,
             sizes=tuple(file.samples for file in manifest.shards),
             global_batch=config.plan.global_batch,
         )
-        batch = shard_batches(paths, order, positions_of_a_step=config.positions_of_a_rank)
+        batch = shard_batches(paths, order, positions_per_rank=config.positions_per_rank)
         return _seeded(batch, backend, config)
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """Return random sequences."""
+        """Return a function that makes random sequences."""
         batch = random_batches(
             vocab_size=config.shape.vocab_size,
             seed=config.seed,
@@ -99,7 +99,7 @@ class BertTask(Task):
 def _seeded(
     batch: Callable[[range], Batch], backend: DataParallel, config: TrainConfig
 ) -> Callable[[range], Batch]:
-    """Seed dropout by position too, so that a resumed run drops what an unbroken one would."""
+    """Seed dropout by position, so that a resumed run drops the same elements."""
 
     def seeded(positions: range) -> Batch:
         if config.dropout:
@@ -111,17 +111,17 @@ def _seeded(
 
 
 def _require(manifest: DatasetManifest, values: Mapping[str, Value]) -> None:
-    """Refuse a dataset that the model cannot take."""
-    for parameter, fact in _FITTING.items():
-        found = manifest.fact(fact)
-        if found != values[parameter]:
+    """Refuse a dataset that does not match the model."""
+    for parameter, fact in _MATCHING_FACTS.items():
+        value = manifest.fact(fact)
+        if value != values[parameter]:
             raise DatasetError(
-                f"the dataset has {fact}={found} and the run {parameter}={values[parameter]}; "
-                f"submit with --{parameter} {found}"
+                f"the dataset has {fact}={value}, but the run has {parameter}={values[parameter]}; "
+                f"submit with --{parameter} {value}"
             )
     vocab_size = manifest.fact("vocab_size")
     if vocab_size > int(values["vocab-size"]):
         raise DatasetError(
-            f"the dataset has ids up to {vocab_size - 1} and the model's vocabulary only "
-            f"{values['vocab-size']}; train with --vocab-size {vocab_size}"
+            f"the dataset has token IDs up to {vocab_size - 1:,}, but the model's vocabulary has "
+            f"only {int(values['vocab-size']):,} tokens; train with --vocab-size {vocab_size}"
         )

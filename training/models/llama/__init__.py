@@ -1,1 +1,1 @@
-"""Llama pre-training: configuration, network, tensor-parallel plan, batches and export."""
+"""Llama training: configuration, network, tensor-parallel plan, batches and export."""

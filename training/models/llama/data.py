@@ -1,14 +1,14 @@
-"""Batches for Llama: tokens at given positions of a run's data order, with document masks.
+"""Batches for Llama: tokens by position in a run's data order, with document masks.
 
-With masks a token of a packed sequence attends only to its own document. Positions keep counting
-through the sequence: rotary embeddings make attention depend on distances alone, so a document
-gives the same results as by itself. In bf16 this holds up to the precision of cosines and sines,
-which Hugging Face's Llama rounds to the type of the embeddings.
+With masks, a token in a packed sequence attends only to its own document. Positions need no reset:
+attention with rotary embeddings depends only on distances, so a packed document gives the same
+results as a separate one. In bf16 this holds up to the precision of cosines and sines, which
+Hugging Face's Llama rounds to the dtype of the embeddings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -22,12 +22,11 @@ from training.datasets.samples.order import sequence_indices
 from training.datasets.samples.packed import TokenStream
 
 TOKENS, DOCUMENTS = "tokens", "documents"
-"""Keys of a micro-batch with document masks; of one with neither masks nor weights, which is just
-the tokens, none."""
+"""Keys of a micro-batch with document masks or weights; otherwise it is just the tokens."""
 _MASKED = torch.finfo(torch.bfloat16).min
 """Added to the score of a masked pair; finite in bf16 and fp32."""
 Batches = Callable[[range], Batch]
-"""Maps positions to int64 ``[positions, seq_len + 1]``, or to those with their documents."""
+"""Maps positions to int64 ``[positions, seq_len + 1]``, possibly with their documents."""
 
 
 def packed_batches(
@@ -38,11 +37,11 @@ def packed_batches(
     masked_by: int | None = None,
     group: int = 1,
 ) -> Batches:
-    """Return a pure function of positions: there is no state to save, any rank may ask for any.
+    """Return a pure function from positions to batches; any rank may request any position.
 
-    ``masked_by`` is the id that ends a document, if documents must not see each other. Of prompts
-    and responses the tokens that count have the same weight in all of ``group`` positions: those
-    of a step, or of an evaluation.
+    ``masked_by`` is the end-of-document id if documents must not attend to each other. ``group`` is
+    the number of positions of a step or of an evaluation: for prompts and responses, all tokens in
+    its loss have the same weight.
     """
     num_sequences = dataset.num_sequences(seq_len)
 
@@ -54,23 +53,22 @@ def packed_batches(
 
     @lru_cache(maxsize=1)
     def weight(number: int) -> float:
-        """Weight of a token that counts, in a group."""
+        """Return the weight of each token in a group's loss."""
         first = number * group
-        # Row by row: a step of all ranks together is large.
-        counted = sum(
-            int((rows_at(range(place, place + 1)) >= COUNTED).sum())
-            for place in range(first, first + group)
+        # Row by row, since the rows of all ranks would take too much memory.
+        num_counted = sum(
+            int((rows_at(range(position, position + 1)) >= COUNTED).sum())
+            for position in range(first, first + group)
         )
-        return group * seq_len / counted
+        return group * seq_len / num_counted
 
     def batch(positions: range) -> Batch:
         rows = rows_at(positions)
         if not dataset.has_responses:
             return _micro_batch(rows, masked_by)
-        made = _micro_batch(rows, masked_by, has_responses=True)
         counts = torch.from_numpy((rows[:, 1:] >= COUNTED).astype(np.float32))
-        of_each = counts * weight(positions.start // group)
-        return {**(made if isinstance(made, Mapping) else {TOKENS: made}), WEIGHTS: of_each}
+        weights = counts * weight(positions.start // group)
+        return _with_weights(_micro_batch(rows, masked_by, has_responses=True), weights)
 
     return batch
 
@@ -83,20 +81,25 @@ def random_batches(
     masked_by: int | None = None,
     has_weights: bool = False,
 ) -> Batches:
-    """Return random tokens, for compiling graphs and comparing models without a dataset."""
+    """Return a function that makes random batches, for compiling graphs and comparing models."""
 
     def batch(positions: range) -> Batch:
         rows = [
             np.random.default_rng((seed, position)).integers(vocab_size, size=seq_len + 1)
             for position in positions
         ]
-        made = _micro_batch(np.stack(rows).astype(np.int64), masked_by)
+        micro_batch = _micro_batch(np.stack(rows).astype(np.int64), masked_by)
         if not has_weights:
-            return made
-        weights = torch.ones(len(positions), seq_len)
-        return {**(made if isinstance(made, Mapping) else {TOKENS: made}), WEIGHTS: weights}
+            return micro_batch
+        return _with_weights(micro_batch, torch.ones(len(positions), seq_len))
 
     return batch
+
+
+def _with_weights(micro_batch: Batch, weights: torch.Tensor) -> Batch:
+    if isinstance(micro_batch, torch.Tensor):
+        micro_batch = {TOKENS: micro_batch}
+    return {**micro_batch, WEIGHTS: weights}
 
 
 def _micro_batch(
@@ -110,12 +113,12 @@ def _micro_batch(
 def with_documents(
     rows: NDArray[np.int64], *, eos_id: int, has_responses: bool = False
 ) -> dict[str, torch.Tensor]:
-    """Combine ``[micro_batch, seq_len + 1]`` tokens with the document of each input.
+    """Combine ``[micro_batch, seq_len + 1]`` tokens with the document number of each input.
 
     Documents are numbered from 0 in each sequence, int32 ``[micro_batch, seq_len]``; the token that
-    ends a document belongs to it. An example of prompt and response is one document: it ends with
-    an EOS that counts before a token that does not, and any other EOS ends a turn of its dialogue.
-    Counted here on the host, so that no graph contains ``eos_id``.
+    ends a document belongs to it. A prompt and its response are one document, which ends at an EOS
+    that contributes to the loss and is followed by a token that does not; any other EOS ends a turn
+    of the dialogue. The numbers are computed on the host, so that no graph contains ``eos_id``.
     """
     counts = rows >= COUNTED
     tokens = rows & (COUNTED - 1)
@@ -130,23 +133,23 @@ def with_documents(
 
 
 def attention_mask(documents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Make the mask to add to attention scores, ``[micro_batch, 1, seq_len, seq_len]``.
+    """Return the additive attention mask, ``[micro_batch, 1, seq_len, seq_len]``.
 
-    Hugging Face's Llama takes a four-dimensional mask as it is (transformers 4.56,
-    ``masking_utils._preprocess_mask_arguments``): eager attention adds it, and
-    ``scaled_dot_product_attention`` adds one that is not boolean.
+    Hugging Face's Llama uses four-dimensional masks unchanged (transformers 4.56,
+    ``masking_utils._preprocess_mask_arguments``): eager attention adds them, and so does
+    ``scaled_dot_product_attention`` if they are not boolean.
     """
     seq_len = documents.shape[1]
-    places = torch.arange(seq_len, device=documents.device)
-    is_before = places[None, :] <= places[:, None]
+    positions = torch.arange(seq_len, device=documents.device)
+    is_before = positions[None, :] <= positions[:, None]
     is_same = documents[:, :, None] == documents[:, None, :]
     return torch.where(is_same & is_before, 0.0, _MASKED).to(dtype)[:, None]
 
 
 def model_inputs(batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:
-    """Turn a micro-batch on the device into the model's keyword arguments and labels.
+    """Convert a micro-batch on the device to the model's keyword arguments and labels.
 
-    ``dtype`` is that of the attention scores.
+    ``dtype`` is the dtype of attention scores.
     """
     if isinstance(batch, torch.Tensor):
         return {"input_ids": batch[:, :-1]}, batch[:, 1:]

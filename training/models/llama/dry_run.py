@@ -1,9 +1,9 @@
-"""``--dry-run-full``: a run at its full size without hardware, checked against a rank's memory.
+"""``--dry-run-full``: plans a run at full size without hardware, and checks a rank's memory.
 
 python -m training.launch llama2-7b --dry-run-full --nodes 4 --instance-type trn1.32xlarge
 
-The model is built on the meta device and sharded over a fake process group of all ranks by the
-code that trains, so the shapes are PyTorch's own and not this repository's arithmetic.
+The training code builds the model on the meta device and shards it over a fake process group of all
+ranks, so the shapes are PyTorch's own and not this project's arithmetic.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-# Registers the process group "fake"; torchtitan's dry runs rely on it too.
+# Registers the process group "fake", which torchtitan's dry runs also use.
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from training.core.arguments import DRY_RUN_FULL as FLAG
 from training.core.arguments import PROGRAM, parse
-from training.models.llama.huggingface import llama_config, meta_model
+from training.models.llama.huggingface import decoder_config, meta_model
 from training.models.llama.lora import attach
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
@@ -45,30 +45,30 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankShards:
-    """One rank's parameters as sharded by PyTorch."""
+    """One rank's parameters, as sharded by PyTorch."""
 
     tensor_parallel: int
-    """Elements after tensor parallelism: weights."""
+    """Number of weights after tensor parallelism."""
     trained: int
-    """Those of them that are trained, and have gradients: all, or the adapters'."""
+    """Number of trainable weights among them: all, or only adapters."""
     data_parallel: int
-    """The trained ones after sharding over data-parallel ranks too: master weights, moments."""
+    """Number of trainable weights after data-parallel sharding: master weights, moments."""
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each parameter on this rank, after tensor parallelism."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes of one rank by purpose."""
+    """Memory use of one rank in bytes, by purpose."""
 
     weights: int
     """bf16, after tensor parallelism."""
     gradients: int
     """fp32, accumulated over micro-batches."""
     optimizer: int
-    """fp32 master weights and two moments of this rank's part."""
+    """fp32 master weights and two moments of this rank's shard."""
     activations: int
-    """Peak of one micro-batch; an estimate without the compiler's own buffers."""
+    """Estimated peak of one micro-batch, without the compiler's own buffers."""
     available: int
 
     @property
@@ -85,13 +85,13 @@ class Memory:
             f"a rank needs {self.total / GIB:.1f} GiB (weights, gradients and optimizer "
             f"{self._state / GIB:.1f}, activations {self.activations / GIB:.1f}) at "
             f"tensor-parallel={plan.tensor_parallel}, micro-batch={plan.micro_batch}, "
-            f"seq-len={plan.seq_len}, and has {self.available / GIB:.0f} GiB; {remedy}"
+            f"seq-len={plan.seq_len}, but has {self.available / GIB:.0f} GiB; {remedy}"
         )
 
     def warning(self, layout: Layout) -> str | None:
-        """Say that little is left for the compiler, whose own buffers nobody knows before it ran.
+        """Return a warning if little memory is left for the compiler's buffers, of unknown size.
 
-        It is no refusal: the activations are an upper bound, of what is fused less is needed.
+        Not a refusal, because activations are an upper bound that fusion reduces.
         """
         if self.total <= FILLED * self.available:
             return None
@@ -107,16 +107,16 @@ class Memory:
 
     def _remedy(self, layout: Layout) -> str:
         if self._state > self.available:
-            return "raise tensor-parallel, or take more nodes so that the optimizer is split more"
+            return "raise tensor-parallel, or use more nodes to shard the optimizer further"
         if layout.recompute is Recompute.NOTHING:
             return "set activation-checkpointing=true"
-        if layout.recompute is Recompute.ATTENTION:
+        if layout.recompute is not Recompute.LAYERS:
             return "set recompute=auto"
         return "lower micro-batch or seq-len, or raise tensor-parallel"
 
 
 def measure_shards(plan: TrainingPlan) -> RankShards:
-    """Build and shard the model as rank 0 of ``plan.num_ranks``; creates its own process group."""
+    """Build and shard the model as rank 0 of ``plan.num_ranks``, in its own process group."""
     assert not dist.is_initialized()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=plan.num_ranks)
     try:
@@ -125,12 +125,12 @@ def measure_shards(plan: TrainingPlan) -> RankShards:
             (plan.data_parallel, plan.tensor_parallel),
             mesh_dim_names=("data", "tensor"),
         )
-        model = meta_model(llama_config(plan.shape, seq_len=plan.seq_len))
+        model = meta_model(decoder_config(plan.shape, seq_len=plan.seq_len))
         if plan.tensor_parallel > 1:
             parallelize(model, mesh["tensor"])
         if plan.lora is not None:
             attach(model, plan.lora, mesh["tensor"] if plan.tensor_parallel > 1 else None)
-        learnt = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
+        trained = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
         shapes = {name: _local(p).shape for name, p in model.named_parameters()}
         if plan.data_parallel > 1:
             for layer in model.model.layers:
@@ -141,7 +141,7 @@ def measure_shards(plan: TrainingPlan) -> RankShards:
         dist.destroy_process_group()
     return RankShards(
         tensor_parallel=sum(shape.numel() for shape in shapes.values()),
-        trained=learnt,
+        trained=trained,
         data_parallel=sharded,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
     )
@@ -170,28 +170,28 @@ def rank_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The outcome: PyTorch's numbers compared with the plan's."""
+    """Outcome of a dry run: PyTorch's numbers compared with the plan's."""
 
     workload: str
     num_nodes: int
     instance_type: str
     plan: TrainingPlan
     layout: Layout
-    """As NxD would compute it."""
+    """Layout under NxD."""
     shards: RankShards
     memory: Memory
     seconds: float
 
     @property
     def agrees(self) -> bool:
-        """Tell whether the arithmetic of plans matches PyTorch."""
+        """Return whether the plan's numbers match PyTorch's."""
         return (
             self.plan.parameters_per_rank == self.shards.tensor_parallel
             and self.plan.optimizer_parameters_per_rank == self.shards.data_parallel
         )
 
     def rows(self) -> list[tuple[str, str]]:
-        """Build a table of quantities and amounts."""
+        """Build the rows of the table: quantity and amount."""
         plan, memory = self.plan, self.memory
         return [
             ("ranks", f"{plan.num_ranks} on {self.num_nodes} x {self.instance_type}"),
@@ -199,11 +199,11 @@ class DryRun:
             (
                 "global batch",
                 f"{plan.global_batch} = {plan.data_parallel} x {plan.micro_batch} x "
-                f"{plan.accumulation_steps}; {plan.tokens_per_step:,} tokens a step",
+                f"{plan.accumulation_steps}; {plan.tokens_per_step:,} tokens per step",
             ),
             ("parameters", f"{plan.shape.num_parameters:,}"),
-            ("  of a rank", f"{self.shards.tensor_parallel:,}"),
-            ("  of its optimizer", f"{self.shards.data_parallel:,}"),
+            ("  per rank", f"{self.shards.tensor_parallel:,}"),
+            ("  in its optimizer", f"{self.shards.data_parallel:,}"),
             ("weights, bf16", _gib(memory.weights)),
             ("gradients, fp32", _gib(memory.gradients)),
             ("master weights, moments", _gib(memory.optimizer)),
@@ -245,7 +245,7 @@ def _gib(num_bytes: int) -> str:
 def dry_run(
     workload: str, values: Mapping[str, Value], *, num_nodes: int, instance_type: InstanceType
 ) -> DryRun:
-    """Shard the model of a training workload over the ranks of so many nodes."""
+    """Shard the model of a training workload over the ranks of ``num_nodes``."""
     began = time.perf_counter()
     plan = TrainingPlan.from_values(values, num_nodes * instance_type.processes_per_node)
     shards = measure_shards(plan)
@@ -264,9 +264,9 @@ def dry_run(
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the table; returns 0 if the run fits, 2 with a reason if it cannot run.
+    """Print the table and return 0 if the run fits; otherwise print the reason and return 2.
 
-    A plan that leaves the compiler little gets a warning.
+    Warns if the plan leaves little memory for the compiler.
     """
     parser = argparse.ArgumentParser(
         prog=f"{PROGRAM} <workload> {FLAG}", description=__doc__, allow_abbrev=False
@@ -279,7 +279,7 @@ def main(words: Sequence[str]) -> int:
         request = parse(rest)
         name = request.workload.name
         if name not in DECODERS:
-            raise ValueError(f"{name} has no model to split; {FLAG} takes {', '.join(DECODERS)}")
+            raise ValueError(f"{name} has no model to shard; {FLAG} supports {', '.join(DECODERS)}")
         outcome = dry_run(
             name,
             request.values,
@@ -289,8 +289,10 @@ def main(words: Sequence[str]) -> int:
         if options.json:
             print(json.dumps(outcome.document(), indent=1))
         else:
-            width = max(len(what) for what, _ in outcome.rows())
-            print("\n".join(f"{what:<{width}}  {much}" for what, much in outcome.rows()))
+            width = max(len(quantity) for quantity, _ in outcome.rows())
+            print(
+                "\n".join(f"{quantity:<{width}}  {amount}" for quantity, amount in outcome.rows())
+            )
         outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
         if (warning := outcome.memory.warning(outcome.layout)) is not None:
             print(f"dry run: warning: {warning}", file=sys.stderr)

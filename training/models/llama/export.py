@@ -1,7 +1,7 @@
-"""Export a run: its newest checkpoint as a model in Hugging Face's layout, under ``export/<run>/``.
+"""Export a run's newest checkpoint as a model in Hugging Face format to ``export/<run>/``.
 
-One CPU process; files of at most 5 GB. Memory: one such file at a time in the exported type
-(Llama-2-7B in bfloat16: 13.5 GB in three files, so 5 GB), never the fp32 model.
+A single CPU process writes files of at most 5 GB, and holds one of them in memory at a time, in the
+exported dtype, never the fp32 model (Llama-2-7B in bfloat16: 13.5 GB in three files, so 5 GB).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
 from training.datasets.manifest import TOKENIZER_FILE
 from training.models.llama.export_adapters import MergedWeights, read_adapters, write_adapters
-from training.models.llama.given import GivenModel
-from training.models.llama.huggingface import llama_config, meta_model
+from training.models.llama.huggingface import decoder_config, meta_model
+from training.models.llama.pretrained import PretrainedModel
 from training.storage import ObjectMissing, Objects, StorageAccess, StorageRefused
 from training.trainer.runs import INIT_SHA256, RunConfig, checkpoint_root
 from trainium_catalogue.contract import (
@@ -47,8 +47,8 @@ log = logging.getLogger(__name__)
 
 RECEIPT = "export.json"
 """The receipt of the export, written last."""
-Finished = Callable[[Path], None]
-"""Receives a complete file, and may remove it."""
+OnFileWritten = Callable[[Path], None]
+"""Receives a complete file and may delete it."""
 
 
 class ExportError(ValueError):
@@ -56,33 +56,33 @@ class ExportError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOrder:
-    """An order to export a run: its name, the step and the type."""
+class ExportRequest:
+    """The parameters of an export: run, step and dtype."""
 
     run: str
     step: int
-    """0: the newest complete checkpoint."""
+    """0 for the newest complete checkpoint."""
     dtype: str
     """``bfloat16`` or ``float32``."""
     merge: bool = False
-    """Of a run with adapters: a whole model, and not the adapters alone."""
+    """True to export the merged model, instead of the adapters, of a run with adapters."""
     max_file_size: str = "5GB"
-    """Maximum size of a file of weights, as transformers splits them."""
+    """Maximum size of a weights file, in transformers' notation."""
 
 
 def run(job: Job) -> None:
-    """Export ``--run``, at ``--step`` or the newest complete checkpoint, as ``--dtype``."""
+    """Export ``--run`` at ``--step``, or at its newest complete checkpoint, as ``--dtype``."""
     if job.device.rank != 0:
         return
     context = job.context
     storage = StorageAccess.of(context)
-    order = ExportOrder(
+    request = ExportRequest(
         run=str(job.values["run"]),
         step=int(job.values["step"]),
         dtype=str(job.values["dtype"]),
         merge=bool(job.values["merge"]),
     )
-    export(order, storage, report=job.progress.report)
+    export(request, storage, report=job.progress.report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,56 +95,58 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReceipt:
-    """What was exported; written after every other file."""
+    """The contents of an export; written after all other files."""
 
     run: str
     step: Natural
     dtype: Annotated[str, Keywords(enum=["bfloat16", "float32"])]
     tokens_total: Natural | None
     files: Mapping[str, Natural]
-    """Bytes of every other file, by name."""
+    """Size in bytes of every other file, by name."""
     adapters: Adapters | None = field(default=None, metadata=OPTIONAL)
-    """Of a run with adapters."""
+    """Only for a run with adapters."""
     init_from: str | None = field(default=None, metadata=OPTIONAL)
     """The model that the adapters were trained on."""
     init_sha256: str | None = field(default=None, metadata=OPTIONAL)
 
 
 def export(
-    order: ExportOrder, storage: StorageAccess, *, report: Callable[[str], None]
+    request: ExportRequest, storage: StorageAccess, *, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write the files; returns the receipt, written last."""
+    """Write the files; return the receipt, which is written last."""
     bucket = storage.open_root()
-    config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{order.run}"))
+    config = RunConfig.load(bucket.at(f"{RUNS_PREFIX}{request.run}"))
     if config is None:
-        raise ExportError(f"there is no run {order.run} in {bucket.uri}; see: jobs list")
+        raise ExportError(f"there is no run {request.run} in {bucket.uri}; see: jobs list")
     if config.workload not in DECODERS:
         raise ExportError(
-            f"run {order.run} is a run of {config.workload}, and only decoders can be "
+            f"run {request.run} is a run of {config.workload}, but only decoders can be "
             f"exported ({', '.join(DECODERS)}); its checkpoints are in torch's own format, "
-            "which torch.distributed.checkpoint.format_utils converts"
+            "which torch.distributed.checkpoint.format_utils can convert"
         )
-    if order.merge and Lora.of(config.values) is None:
+    if request.merge and Lora.of(config.values) is None:
         raise ExportError(
-            f"run {order.run} has trained all weights, and there are no adapters to merge; export "
+            f"run {request.run} trained all weights, so there are no adapters to merge; export "
             "it without --merge"
         )
-    given = _given(config, storage, report) if order.merge else None
-    checkpoints = checkpoint_root(storage, bucket, order.run, config)
-    # Nothing is deleted here, so these numbers do not matter.
+    pretrained = _pretrained(config, storage, report) if request.merge else None
+    checkpoints = checkpoint_root(storage, bucket, request.run, config)
+    # Retention settings do not matter, since nothing is deleted here.
     folders = CheckpointFolders(checkpoints, keep_last=1, keep_every=0, say=_say)
-    target = bucket.at(f"{EXPORT_PREFIX}{order.run}")
+    target = bucket.at(f"{EXPORT_PREFIX}{request.run}")
     refused: list[str] = []
     while True:
-        info = _chosen(folders, order, refused)
+        info = _choose(folders, request, refused)
         upload = _Upload(target, info.name, report)
         try:
             source = checkpoints.at(info.name)
-            _export_model(order, config, info, source=source, given=given, upload=upload)
+            _export_model(
+                request, config, info, source=source, pretrained=pretrained, upload=upload
+            )
             break
         except CheckpointDamaged as error:
             _say(f"checkpoint {info.name} is refused: {error}")
-            if order.step:
+            if request.step:
                 raise CheckpointUnusable(
                     f"checkpoint {info.name} is damaged: {error}; export another --step"
                 ) from None
@@ -154,12 +156,12 @@ def export(
     lora = Lora.of(config.values)
     receipt: dict[str, Any] = as_document(
         ExportReceipt(
-            run=order.run,
+            run=request.run,
             step=info.step,
-            dtype=order.dtype,
+            dtype=request.dtype,
             tokens_total=info.meta.get("tokens_total"),
             files=dict(sorted(upload.files.items())),
-            adapters=None if lora is None else Adapters(rank=lora.rank, merged=order.merge),
+            adapters=None if lora is None else Adapters(rank=lora.rank, merged=request.merge),
             init_from=None if lora is None else str(config.values["init-from"]),
             init_sha256=None if lora is None else config.facts[INIT_SHA256],
         )
@@ -168,7 +170,7 @@ def export(
     target.delete(sorted(stale))
     target.put(RECEIPT, json.dumps(receipt, indent=2).encode() + b"\n")
     num_bytes = sum(upload.files.values())
-    _say(f"{info.name} of run {order.run} is in {target.uri}: {num_bytes} bytes")
+    _say(f"{info.name} of run {request.run} is in {target.uri}: {num_bytes:,} bytes")
     return receipt
 
 
@@ -187,7 +189,7 @@ class _Upload:
         self._report(f"exporting {self._name}: {self._done >> 20} MiB")
 
     def move(self, path: Path) -> None:
-        """Upload a file and remove it here."""
+        """Upload a file and delete the local copy."""
         self._target.put_file(path.name, path, on_bytes=self.count)
         self.files[path.name] = path.stat().st_size
         path.unlink()
@@ -197,70 +199,74 @@ def _say(text: str) -> None:
     log.info("export: %s", text)
 
 
-def _chosen(folders: CheckpointFolders, order: ExportOrder, refused: list[str]) -> CheckpointInfo:
+def _choose(
+    folders: CheckpointFolders, request: ExportRequest, refused: list[str]
+) -> CheckpointInfo:
     """Choose the checkpoint to export."""
-    info = folders.newest(at_most=order.step or None)
-    if info is not None and order.step in (0, info.step):
+    info = folders.newest(at_most=request.step or None)
+    if info is not None and request.step in (0, info.step):
         return info
-    if order.step:
+    if request.step:
         complete = ", ".join(map(str, sorted(folders.complete_steps()))) or "none"
         raise ExportError(
-            f"run {order.run} has no complete {checkpoint_name(order.step)}; complete are the "
-            f"steps: {complete}"
+            f"run {request.run} has no complete {checkpoint_name(request.step)}; export "
+            f"one of its complete steps: {complete}"
         )
     why = f"; {', '.join(refused)} cannot be read" if refused else ""
     raise ExportError(
-        f"run {order.run} has no complete checkpoint{why}; export it when it has saved one"
+        f"run {request.run} has no complete checkpoint{why}; export it once it has saved one"
     )
 
 
-def _given(config: RunConfig, storage: StorageAccess, report: Callable[[str], None]) -> GivenModel:
-    """Open the weights that a run's adapters stand beside; refuse other ones."""
-    given = GivenModel.open(config.values, storage, Ranks(), report=report)
-    if given.sha256 != config.facts[INIT_SHA256]:
+def _pretrained(
+    config: RunConfig, storage: StorageAccess, report: Callable[[str], None]
+) -> PretrainedModel:
+    """Open the pretrained weights that a run's adapters were trained on; refuse others."""
+    pretrained = PretrainedModel.open(config.values, storage, Ranks(), report=report)
+    if pretrained.sha256 != config.facts[INIT_SHA256]:
         raise ExportError(
-            f"{config.values['init-from']} holds other weights than those that the run's adapters "
-            "were trained beside; put those back, or export without --merge"
+            f"{config.values['init-from']} no longer holds the weights on which the run's adapters "
+            "were trained; restore those, or export without --merge"
         )
-    return given
+    return pretrained
 
 
 def _export_model(
-    order: ExportOrder,
+    request: ExportRequest,
     config: RunConfig,
     info: CheckpointInfo,
     *,
     source: Objects,
-    given: GivenModel | None,
+    pretrained: PretrainedModel | None,
     upload: _Upload,
 ) -> None:
     shape, lora = shape_of(config.values), Lora.of(config.values)
-    model = meta_model(llama_config(shape, seq_len=int(config.values["seq-len"])))
+    model = meta_model(decoder_config(shape, seq_len=int(config.values["seq-len"])))
     shapes = {name: parameter.size() for name, parameter in model.named_parameters()}
-    weights: Readable
+    weights: WeightSource
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
         if lora is None:
             weights = Weights(source, info, shapes=shapes, on_bytes=upload.count)
         else:
             adapters = read_adapters(source, info, shape=shape, lora=lora, on_bytes=upload.count)
-            if given is None:
+            if pretrained is None:
                 write_adapters(
                     adapters,
                     lora,
                     base=str(config.values["init-from"]),
-                    dtype=order.dtype,
+                    dtype=request.dtype,
                     folder=Path(scratch),
                     finished=upload.move,
                 )
                 return
-            weights = MergedWeights(given, adapters, lora, shapes=shapes)
+            weights = MergedWeights(pretrained, adapters, lora, shapes=shapes)
         write_model(
             weights,
             shape=shape,
             seq_len=int(config.values["seq-len"]),
             eos_id=config.facts.get("eos_id"),
-            dtype=order.dtype,
-            max_file_size=order.max_file_size,
+            dtype=request.dtype,
+            max_file_size=request.max_file_size,
             folder=Path(scratch),
             finished=upload.move,
         )
@@ -268,7 +274,7 @@ def _export_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Ids:
-    """What is read of a dataset's manifest: how its ids were made."""
+    """The fields of a dataset's manifest that describe its ids."""
 
     tokenizer_sha256: str
     eos_id: int
@@ -276,7 +282,7 @@ class _Ids:
 
 
 def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) -> None:
-    """Export the tokenizer that made the dataset's ids, if the dataset still exists."""
+    """Export the dataset's tokenizer, if the dataset still exists."""
     dataset = bucket.at(f"{DATASETS_PREFIX}{config.values['dataset']}")
     try:
         manifest = read_json(dataset.get(DATASET_MANIFEST), _Ids)
@@ -287,8 +293,8 @@ def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) ->
     known = config.facts.get("tokenizer_sha256")
     if known not in (None, manifest.tokenizer_sha256):
         _say(
-            f"the tokenizer is not exported: dataset {config.values['dataset']} was made anew "
-            "with another one since"
+            f"the tokenizer is not exported: dataset {config.values['dataset']} has been recreated "
+            "with another one"
         )
         return
     with tempfile.TemporaryDirectory(prefix="trainium-export-") as scratch:
@@ -301,15 +307,15 @@ def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) ->
         )
 
 
-class Readable(Protocol):
-    """Whole weights of a model."""
+class WeightSource(Protocol):
+    """A source of whole weights."""
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Read some of them to the host."""
+        """Read the named tensors to the host."""
 
 
 def write_model(
-    weights: Readable,
+    weights: WeightSource,
     *,
     shape: Shape,
     seq_len: int,
@@ -317,9 +323,9 @@ def write_model(
     dtype: str,
     max_file_size: str,
     folder: Path,
-    finished: Finished,
+    finished: OnFileWritten,
 ) -> None:
-    """Write the model of these weights to ``folder``, a file at a time.
+    """Write a model with these weights to ``folder``, one file at a time.
 
     Holds one file's worth of tensors in memory, in ``dtype``.
     """
@@ -328,7 +334,7 @@ def write_model(
     from transformers.generation.configuration_utils import GenerationConfig
 
     kind: torch.dtype = getattr(torch, dtype)
-    config = llama_config(shape, seq_len=seq_len)
+    config = decoder_config(shape, seq_len=seq_len)
     model = meta_model(config).to(kind)
     whole = {name: parameter.detach() for name, parameter in model.named_parameters()}
     plan = split_torch_state_dict_into_shards(
@@ -351,26 +357,28 @@ def write_model(
     finished(folder / "generation_config.json")
 
 
-def _write_json(path: Path, document: Mapping[str, Any], finished: Finished) -> None:
+def _write_json(path: Path, document: Mapping[str, Any], finished: OnFileWritten) -> None:
     path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     finished(path)
 
 
 def _without_template(processor: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Remove what would prepend a BOS, which the model has never seen.
+    """Remove the template that prepends a BOS, which the model never saw in training.
 
-    Llama 3 has it in a sequence, behind the offsets of bytes.
+    Llama 3 has it in a sequence, after the byte-level processor.
     """
     if processor is None or processor["type"] == "TemplateProcessing":
         return None
     if processor["type"] != "Sequence":
         return processor
-    kept = [_without_template(one) for one in processor["processors"]]
-    return {**processor, "processors": [one for one in kept if one is not None]}
+    remaining = [_without_template(each) for each in processor["processors"]]
+    return {**processor, "processors": [each for each in remaining if each is not None]}
 
 
-def write_tokenizer(text: str, *, eos_id: int, bos: bool, folder: Path, finished: Finished) -> None:
-    """Write a tokenizer that gives the same ids as in training; ``text`` is its tokenizer.json."""
+def write_tokenizer(
+    text: str, *, eos_id: int, bos: bool, folder: Path, finished: OnFileWritten
+) -> None:
+    """Write a tokenizer that gives the same ids as in training; ``text`` is its JSON."""
     from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
 
     document = json.loads(text)
@@ -382,7 +390,7 @@ def write_tokenizer(text: str, *, eos_id: int, bos: bool, folder: Path, finished
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(path),
         eos_token=names.get(eos_id),
-        # Otherwise it also returns token_type_ids, which a Llama's `generate` refuses.
+        # The default adds token_type_ids, which Llama's `generate` rejects.
         model_input_names=["input_ids", "attention_mask"],
     )
     tokenizer.save_pretrained(folder)

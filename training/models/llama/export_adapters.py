@@ -1,7 +1,7 @@
-"""Adapters of a run as PEFT stores them, or added to the weights that they stand beside.
+"""Export a run's adapters in PEFT's layout, or merged into the pretrained weights.
 
-PEFT's layout (peft 0.17, utils/save_and_load.py): ``adapter_config.json``, and
-``adapter_model.safetensors`` whose names are the model's own with a prefix.
+PEFT's layout (peft 0.17, utils/save_and_load.py) is ``adapter_config.json`` and
+``adapter_model.safetensors``, with the model's own names after a prefix.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 from training.backends.base import WeightPart
 from training.checkpoint import CheckpointInfo
 from training.checkpoint.weights import Weights
-from training.models.llama.given import GivenModel
-from training.models.llama.huggingface import llama_config, meta_model
+from training.models.llama.huggingface import decoder_config, meta_model
 from training.models.llama.lora import DOWN, UP, attach, is_adapter
+from training.models.llama.pretrained import PretrainedModel
 from training.storage import Objects
 from trainium_catalogue.models.presets import Shape
 from trainium_catalogue.parameters.lora import Lora
@@ -35,8 +35,8 @@ def read_adapters(
     lora: Lora,
     on_bytes: Callable[[int], None],
 ) -> dict[str, torch.Tensor]:
-    """Read the adapters of the checkpoint in ``source``, fp32, by our names."""
-    model = meta_model(llama_config(shape, seq_len=8))
+    """Read the adapters of the checkpoint in ``source``, in fp32, by this project's names."""
+    model = meta_model(decoder_config(shape, seq_len=8))
     attach(model, lora, None)
     shapes = {name: p.size() for name, p in model.named_parameters() if is_adapter(name)}
     return Weights(source, info, shapes=shapes, on_bytes=on_bytes).read(list(shapes), torch.float32)
@@ -51,7 +51,7 @@ def write_adapters(
     folder: Path,
     finished: Callable[[Path], None],
 ) -> None:
-    """Write what ``PeftModel.from_pretrained`` loads beside the model ``base``."""
+    """Write adapters for ``PeftModel.from_pretrained`` to load on top of the model ``base``."""
     from safetensors.torch import save_file
 
     kind: torch.dtype = getattr(torch, dtype)
@@ -77,26 +77,26 @@ def write_adapters(
 
 
 class MergedWeights:
-    """The given weights with what adapters add, read a few at a time."""
+    """The pretrained weights merged with the adapters, read a few tensors at a time."""
 
     def __init__(
         self,
-        given: GivenModel,
+        pretrained: PretrainedModel,
         adapters: Mapping[str, torch.Tensor],
         lora: Lora,
         *,
         shapes: Mapping[str, torch.Size],
     ) -> None:
-        self._given, self._adapters, self._lora = given, adapters, lora
+        self._pretrained, self._adapters, self._lora = pretrained, adapters, lora
         self._shapes = shapes
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Read whole tensors to the host, one of them in fp32 at a time."""
+        """Read whole tensors to the host, with one at a time in fp32."""
         return {name: self._merged(name).to(dtype) for name in names}
 
     def _merged(self, name: str) -> torch.Tensor:
         size = self._shapes[name]
-        weight = self._given.read(WeightPart(name, size, size, (0,) * len(size)))
+        weight = self._pretrained.read(WeightPart(name, size, size, (0,) * len(size)))
         module = name.removesuffix(".weight")
         up = self._adapters.get(f"{module}.{UP}.weight")
         if up is None:

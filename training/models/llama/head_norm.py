@@ -1,4 +1,4 @@
-"""The norm of each head's queries or keys, when the ranks of a model have different heads."""
+"""Norms of each head's queries or keys, for models whose heads are split over ranks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 SumOverRanks = Callable[[torch.Tensor], torch.Tensor]
 """Returns its argument; the gradient is summed over the ranks of a model."""
 
 
 class HeadNorm(nn.Module):
-    """Qwen3's norm of heads (transformers 4.56, ``Qwen3RMSNorm``), for a rank that has a part.
+    """Qwen3's head norm (transformers 4.56, ``Qwen3RMSNorm``), for a rank with some of the heads.
 
-    Every rank has the whole weight and applies it to its own heads, so its gradient is only their
-    share: without the sum each rank would train a norm of its own.
+    Every rank has the whole weight but applies it to its own heads only, so gradients are partial:
+    without summing them each rank would train a different norm.
     """
 
     def __init__(self, norm: Any, sum_over_ranks: SumOverRanks) -> None:
@@ -27,14 +28,14 @@ class HeadNorm(nn.Module):
         self._sum_over_ranks = sum_over_ranks
 
     def forward(self, heads: torch.Tensor) -> torch.Tensor:
-        """Normalise ``[..., heads, head_dim]``, in fp32."""
+        """Normalize ``[..., heads, head_dim]`` in fp32."""
         exact = heads.float()
         exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + self._epsilon)
         return self._sum_over_ranks(self.weight) * exact.to(heads.dtype)
 
 
 def share_head_norms(model: nn.Module, sum_over_ranks: SumOverRanks) -> None:
-    """Replace the norms of heads of a model whose heads are split, if it has any."""
+    """Replace the head norms, if any, of a model whose heads are split."""
     for attention in list(model.modules()):
         for name in ("q_norm", "k_norm"):
             norm = getattr(attention, name, None)
@@ -42,24 +43,11 @@ def share_head_norms(model: nn.Module, sum_over_ranks: SumOverRanks) -> None:
                 setattr(attention, name, HeadNorm(norm, sum_over_ranks))
 
 
-class _SumOfGradients(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        total = gradients[0].clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
-
-
-def sum_over(group: dist.ProcessGroup) -> SumOverRanks:
-    """Sum gradients by torch.distributed over ``group``."""
+def sum_over(mesh: DeviceMesh) -> SumOverRanks:
+    """Return a function that sums gradients over the ranks of ``mesh``, using DTensor."""
 
     def summed(weight: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = _SumOfGradients.apply(weight, group)  # type: ignore[no-untyped-call]
-        return found
+        shared = DTensor.from_local(weight, mesh, [Replicate()], run_check=False)
+        return shared.to_local(grad_placements=[Partial()])
 
     return summed

@@ -1,4 +1,4 @@
-"""Hugging Face's decoders from a shape alone, never from the hub, with weights of our own."""
+"""Hugging Face's decoders, with this project's initial weights and without access to the Hub."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers.configuration_utils import PretrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 from training.backends.base import WeightPart
-from training.models.initial import INITIAL_DEVIATION, normal_weight
+from training.models.initial import INITIAL_STD, normal_weight
 from trainium_catalogue.models.presets import Family, ModelShape, Shape
 
 _CLASSES = {Family.LLAMA: "Llama", Family.QWEN3: "Qwen3"}
-"""What the names of a family's classes begin with."""
+"""Prefix of each family's class names."""
 TIED = "lm_head.weight"
 """The parameter that a model with tied embeddings shares with the input embedding."""
 
@@ -23,17 +23,17 @@ TIED = "lm_head.weight"
 def _class(family: Family, module: str, name: str) -> Any:
     """Import a class of a family's own module.
 
-    Importing only that one halves the import time, against ``from transformers import ...``.
+    This halves the import time compared with ``from transformers import ...``.
     """
-    found = importlib.import_module(f"transformers.models.{family}.{module}_{family}")
-    return getattr(found, f"{_CLASSES[family]}{name}")
+    imported = importlib.import_module(f"transformers.models.{family}.{module}_{family}")
+    return getattr(imported, f"{_CLASSES[family]}{name}")
 
 
-def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> PretrainedConfig:
+def decoder_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> PretrainedConfig:
     """Build Hugging Face's configuration of the shape's family."""
     assert isinstance(shape, ModelShape), shape
     scaling = shape.rope_scaling
-    made: PretrainedConfig = _class(shape.family, "configuration", "Config")(
+    config: PretrainedConfig = _class(shape.family, "configuration", "Config")(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden_size,
         intermediate_size=shape.intermediate_size,
@@ -41,11 +41,11 @@ def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> Pret
         num_attention_heads=shape.num_attention_heads,
         num_key_value_heads=shape.num_key_value_heads,
         head_dim=shape.head_size,
-        # As published, in exports too, however short a run's sequences are: rotary embeddings have
-        # no table that ends there, and given weights keep the length they came with.
+        # The published length, even in exports and for runs with shorter sequences: rotary
+        # embeddings have no table of this length, and pretrained weights keep their maximum.
         max_position_embeddings=shape.max_position_embeddings or seq_len,
         rms_norm_eps=shape.rms_norm_eps,
-        initializer_range=INITIAL_DEVIATION,
+        initializer_range=INITIAL_STD,
         rope_theta=shape.rope_theta,
         rope_scaling=scaling and {"rope_type": "llama3", **dataclasses.asdict(scaling)},
         hidden_act="silu",
@@ -56,26 +56,25 @@ def llama_config(shape: Shape, *, seq_len: int, attention: str = "sdpa") -> Pret
         use_cache=False,
         attn_implementation=attention,
     )
-    return made
+    return config
 
 
 def meta_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Build the model without storage: a node cannot hold a full copy for each of 32 workers."""
+    """Build the model without storage, because a node cannot hold full copies for 32 workers."""
     with torch.device("meta"):
         return whole_model(config)
 
 
 def whole_model(config: PretrainedConfig) -> PreTrainedModel:
-    """Build the model on torch's current device, ready to train."""
+    """Build the model on PyTorch's default device, in training mode."""
     model: PreTrainedModel = _class(Family(config.model_type), "modeling", "ForCausalLM")(config)
     return model.train()
 
 
 def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
-    """Make the initial value of one whole parameter, fp32 on the host.
+    """Create the initial value of a full (unsharded) parameter, fp32 on the host.
 
-    A pure function of name and seed, so every topology begins with the same model, and a rank that
-    keeps a part of it needs no other.
+    A pure function of name and seed, so every topology starts from the same model.
     """
     if name.endswith("norm.weight"):
         return torch.ones(size)
@@ -83,17 +82,17 @@ def initial_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
 
 
 def initial_part(part: WeightPart, *, seed: int) -> torch.Tensor:
-    """Make the initial value of a part of a parameter."""
+    """Create the initial value of part of a parameter."""
     return part.of(initial_weight(part.name, part.whole, seed=seed))
 
 
 def restore_buffers(model: Any, device: torch.device) -> None:
-    """Recompute the rotary frequencies, lost on the meta device and not in checkpoints."""
+    """Recompute the rotary frequencies, which the meta device loses and checkpoints lack."""
     rotary = type(model.model.rotary_emb)
     model.model.rotary_emb = rotary(model.config, device=device)
 
 
 def tie(model: Any) -> None:
-    """Give a model with tied embeddings one weight again, after its modules were replaced."""
+    """Tie the embeddings of a model with tied embeddings again, after replacing modules."""
     if model.config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight

@@ -1,7 +1,7 @@
-"""Adapters beside the projections of a decoder, of torch's modules.
+"""LoRA adapters for a decoder's projections, as torch modules.
 
-A projection keeps its name and gets two children, so that the model's own weights are called as
-without adapters. PEFT's names follow from ours (``export``).
+A projection keeps its name and gets two children, so the names of the model's own weights are
+unchanged. PEFT's names are derived from these (``export``).
 """
 
 from __future__ import annotations
@@ -12,30 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel, parallelize_module
 
 from training.models.initial import generator
-from trainium_catalogue.parameters.lora import DIVIDED_BY_INPUT, Lora
+from training.models.llama.parallel import outputs_split
+from trainium_catalogue.parameters.lora import ROW_PARALLEL, Lora
 
 DOWN, UP = "lora_A", "lora_B"
-"""The children of a projection: to the rank, and from it; PEFT's names."""
+"""A projection's children, with PEFT's names: down to the LoRA rank, and up from it."""
 
 
 def is_adapter(name: str) -> bool:
-    """Recognise an adapter's weight."""
+    """Return whether a parameter belongs to an adapter."""
     return name.endswith((f"{DOWN}.weight", f"{UP}.weight"))
 
 
 def initial_adapter(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
-    """Make the initial value of an adapter's weight, fp32 on the host, as PEFT does.
+    """Create the initial value of an adapter's weight, fp32 on the host, as in PEFT.
 
-    (peft, tuners/lora/layer.py, ``reset_lora_parameters``: Kaiming's uniform numbers with
-    a = sqrt(5), which are within 1 / sqrt(inputs), and zeros.)
+    The first matrix is Kaiming uniform with a = sqrt(5), which means uniform within 1 /
+    sqrt(inputs), and the second is zero (peft, tuners/lora/layer.py, ``reset_lora_parameters``).
     """
     if name.endswith(f"{UP}.weight"):
         return torch.zeros(size)
@@ -51,37 +48,44 @@ def projections(model: nn.Module, lora: Lora) -> Iterator[tuple[str, nn.Linear]]
 
 
 def freeze(model: nn.Module) -> None:
-    """Keep every weight but the adapters' as it is."""
+    """Freeze every weight except the adapters'."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name))
 
 
-def attach(model: nn.Module, lora: Lora, mesh: DeviceMesh | None) -> None:
-    """Put adapters beside the projections of a model on the meta device, and freeze the rest.
+def attach(
+    model: Any, lora: Lora, mesh: DeviceMesh | None, *, sequence_parallel: bool = False
+) -> None:
+    """Add adapters to the projections of a model on the meta device, and freeze the rest.
 
-    Comes after the model's own tensor parallelism over ``mesh``, whose hooks then run before ours.
+    Call this after parallelizing the model over ``mesh``, whose hooks must run first.
     """
     for name, module in projections(model, lora):
-        # They stay without bias, as the projections are.
+        # Without bias, like the projections.
         with torch.device("meta"):
             module.register_module(DOWN, nn.Linear(module.in_features, lora.rank, bias=False))
             module.register_module(UP, nn.Linear(lora.rank, module.out_features, bias=False))
         if mesh is not None:
-            style: Any = {UP: ColwiseParallel()}
-            if name.endswith(DIVIDED_BY_INPUT):
+            style: Any = {UP: outputs_split(name, model.config, mesh)}
+            if name.endswith(ROW_PARALLEL):
                 style = {DOWN: RowwiseParallel()}
+                if sequence_parallel:
+                    style = {
+                        DOWN: RowwiseParallel(output_layouts=Shard(1)),
+                        UP: SequenceParallel(use_local_output=True),
+                    }
             parallelize_module(module, mesh, style, src_data_rank=None)
         add_to(module, lora)
     freeze(model)
 
 
 def add_to(module: nn.Module, lora: Lora) -> None:
-    """Have a projection add what its adapter computes."""
-    module.register_forward_hook(_Added(lora.scale))
+    """Add the adapter's output to the projection's."""
+    module.register_forward_hook(_AdapterHook(lora.scale))
 
 
-class _Added:
-    """Adds what a projection's adapter computes."""
+class _AdapterHook:
+    """A forward hook that adds the adapter's output."""
 
     def __init__(self, scale: float) -> None:
         self._scale = scale

@@ -1,4 +1,4 @@
-"""Hugging Face's decoders with their layers divided over ranks by NxD's modules."""
+"""Hugging Face's decoders, sharded over ranks with NxD's modules."""
 
 from __future__ import annotations
 
@@ -13,21 +13,10 @@ from transformers.modeling_utils import PreTrainedModel
 from training.backends.base import Batch, WeightPart
 from training.models.llama.data import DOCUMENTS, TOKENS, attention_mask
 from training.models.llama.head_norm import share_head_norms
-from training.models.llama.huggingface import (
-    TIED,
-    llama_config,
-    meta_model,
-    restore_buffers,
-    tie,
-)
+from training.models.llama.huggingface import TIED, decoder_config, meta_model, restore_buffers, tie
 from training.models.llama.huggingface import initial_part as initial_part_of
 from training.models.llama.nxd_attention import FLASH, register_flash
-from training.models.llama.nxd_layers import (
-    AttentionCore,
-    Gate,
-    Projections,
-    divide_layers,
-)
+from training.models.llama.nxd_layers import AttentionCore, Gate, Projections, divide_layers
 from training.models.llama.nxd_lora import AdapterWeight, attach
 from training.models.llama.parallel import (
     Split,
@@ -46,11 +35,11 @@ _NORMS_OF_HEADS = ("q_norm.weight", "k_norm.weight")
 
 
 class NxdLlama:
-    """See ``NxdNetwork``: one rank's part, created without memory and then filled weight by weight.
+    """A rank's part as an ``NxdNetwork``, created without storage and filled weight by weight.
 
-    No worker ever holds more than its own bf16 part (1.6 GiB of Llama-2-7B at a tensor-parallel
-    degree of 8) and one whole matrix in fp32 (0.5 GiB): 70 GiB for the 32 workers of a node,
-    instead of 800 for 32 full copies.
+    A worker never holds more than its own bf16 part (1.6 GiB of Llama-2-7B at a tensor-parallel
+    degree of 8) and one whole matrix in fp32 (0.5 GiB). A node's 32 workers thus need 70 GiB,
+    instead of 800 GiB for 32 full copies.
     """
 
     def __init__(
@@ -64,12 +53,12 @@ class NxdLlama:
         self._degree = config.plan.tensor_parallel
         self._names: dict[nn.Module, str] = {}
         self._fused: dict[str, tuple[str, ...]] = {}
-        """By parameter of ``Projections``: the weights that it holds, from top to bottom."""
+        """Maps each parameter of ``Projections`` to its weights, from top to bottom."""
         self._whole: dict[str, torch.Size] = {}
         self._splits: dict[str, Split] = {}
 
     @property
-    def divides_sequences(self) -> bool:
+    def sequence_parallel(self) -> bool:
         """See ``NxdNetwork``."""
         return self._layout.sequence_parallel
 
@@ -82,7 +71,7 @@ class NxdLlama:
             case Recompute.LAYERS:
                 return "full"
             case Recompute.ATTENTION:
-                # The kernel computes its scores again by itself.
+                # The kernel recomputes its scores itself.
                 return [Gate] if self._layout.flash else [Gate, AttentionCore]
 
     def describe(self) -> str:
@@ -94,10 +83,10 @@ class NxdLlama:
         config = self._config
         if self._layout.flash:
             register_flash()
-        # Eager attention computes the softmax in fp32, as AWS's own Llama does.
+        # Eager attention computes the softmax in fp32, like AWS's own Llama.
         attention = FLASH if self._layout.flash else "eager"
         model = meta_model(
-            llama_config(config.shape, seq_len=config.plan.seq_len, attention=attention)
+            decoder_config(config.shape, seq_len=config.plan.seq_len, attention=attention)
         )
         model.to(torch.bfloat16)
         self._whole = {name: parameter.size() for name, parameter in model.named_parameters()}
@@ -111,7 +100,7 @@ class NxdLlama:
             adapters = attach(model, config.plan.lora, self._layout, self._whole)
             self._whole |= {each.name: each.whole for each in adapters.values()}
             self._splits |= {e.name: e.split for e in adapters.values() if e.split is not None}
-        # NxD keeps shared weights shared as it fills and moves them (utils/model_utils.py,
+        # NxD preserves shared weights while filling and moving them (utils/model_utils.py,
         # preserve_shared_weights).
         tie(model)
         if self._degree > 1:
@@ -127,10 +116,10 @@ class NxdLlama:
         self._fused |= {parameter: (each.name,) for parameter, each in adapters.items()}
         for name, parameter in model.named_parameters():
             if name.endswith(_NORM) and not name.endswith(_NORMS_OF_HEADS):
-                # Each rank has the gradient of its part of the sequences: NxD sums them before the
-                # update (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
+                # Each rank's gradient is only from its part of the sequences. NxD sums them before
+                # the update (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
                 marked: Any = parameter
-                marked.sequence_parallel_enabled = self.divides_sequences
+                marked.sequence_parallel_enabled = self.sequence_parallel
         return model
 
     def fill(self, module: nn.Module, device: torch.device) -> None:
@@ -144,8 +133,8 @@ class NxdLlama:
                 parameter.copy_(value)
 
     def pieces(self) -> dict[torch.Tensor, tuple[WeightPart, ...]]:
-        """Map the current parameters that are trained to this rank's parts, top to bottom."""
-        # By module, because NxD replaces parameters and wraps modules, which changes names.
+        """Map the current trainable parameters to this rank's weight parts, top to bottom."""
+        # By module, because NxD replaces parameters, and wraps modules, which changes names.
         return {
             parameter: tuple(self._piece(weight) for weight in self._held(f"{name}.{leaf}"))
             for module, name in self._names.items()
@@ -154,7 +143,7 @@ class NxdLlama:
         }
 
     def inputs(self, batch: Batch) -> tuple[dict[str, Any], torch.Tensor]:
-        """Turn a micro-batch on the device into the model's keyword arguments and labels."""
+        """Convert a micro-batch on the device to the model's keyword arguments and labels."""
         tokens = batch if isinstance(batch, torch.Tensor) else batch[TOKENS]
         ids, labels = tokens[:, :-1], tokens[:, 1:]
         places = torch.arange(ids.size(1), device=ids.device)[None]
@@ -166,15 +155,15 @@ class NxdLlama:
             mask = attention_mask(documents, torch.bfloat16)
         return {
             "input_ids": ids,
-            # Hugging Face's model would take them, and the size of a mask, from hidden states,
-            # whose first two dimensions may be exchanged and divided.
+            # Otherwise Hugging Face's model would derive positions, and the size of a mask, from
+            # hidden states, whose first two dimensions may be transposed and sharded.
             "cache_position": places[0],
             "position_ids": places,
             "attention_mask": mask,
-        }, labels.t().contiguous() if self.divides_sequences else labels
+        }, labels.t().contiguous() if self.sequence_parallel else labels
 
     def _is_shared(self, name: str) -> bool:
-        """Tell whether a parameter is another name of the input embedding."""
+        """Return whether a parameter is an alias of the input embedding."""
         return name == TIED and name not in self._whole
 
     def _held(self, name: str) -> tuple[str, ...]:
@@ -191,17 +180,17 @@ class NxdLlama:
 
 
 def _sum_over_ranks(weight: torch.Tensor) -> torch.Tensor:
-    """Return ``weight``; its gradient is summed over the ranks of a model."""
+    """Return ``weight``; its gradient is summed over a model's ranks."""
     from neuronx_distributed.parallel_layers import mappings
 
-    found: torch.Tensor = mappings.copy_to_tensor_model_parallel_region(weight)
-    return found
+    result: torch.Tensor = mappings.copy_to_tensor_model_parallel_region(weight)
+    return result
 
 
 def _tensor_rank() -> int:
-    """Index of this rank's part of the model.
+    """Return the index of this rank's part of the model.
 
-    Neighbours do not always share a model: at degree 4 on trn1 ranks 0, 8, 16 and 24 do
+    Adjacent ranks do not always share a model: at degree 4 on trn1 ranks 0, 8, 16 and 24 do
     (parallel_state.py, initialize_model_parallel).
     """
     from neuronx_distributed.parallel_layers import parallel_state

@@ -1,7 +1,7 @@
-"""Neuron's flash-attention kernel as one of transformers' implementations of attention.
+"""Neuron's flash-attention kernel as an attention implementation for transformers.
 
-It keeps no scores: the backward pass computes them again, a tile at a time. Registered by a name
-for which transformers makes no mask; the kernel's own is that of what comes later.
+It stores no scores; the backward pass recomputes them tile by tile. Under the registered name
+transformers creates no mask, since the kernel applies its own causal mask.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from transformers import AttentionInterface
 from transformers.models.llama.modeling_llama import repeat_kv
 
 FLASH = "nxd_flash"
-"""The name."""
+"""Name of the implementation."""
 
 
 def register_flash() -> None:
-    """Make it known to transformers; more than once changes nothing."""
+    """Register the kernel with transformers; idempotent."""
     AttentionInterface.register(FLASH, flash_attention)
 
 
@@ -39,12 +39,13 @@ def flash_attention(
     assert attention_mask is None, "obstacle_to_flash keeps masks away"
     groups = module.num_key_value_groups
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    # Cores that are joined to one divide the heads, and a kernel in a graph must be for as many as
-    # the graph (NKI documentation, logical NeuronCores): there is no other way for an odd number.
+    # A logical core's physical cores divide the heads, and a kernel must be compiled for as many
+    # physical cores as its graph (NKI documentation, logical NeuronCores), so an odd number of
+    # heads cannot work.
     lnc = int(get_platform_lnc())
     assert query.size(1) % lnc == 0, "obstacle_to_flash keeps odd numbers of heads away"
     result = nki_flash_attn_func(
-        # The layout in which AWS's example calls it (transpose_nki_inputs).
+        # Layout as in AWS's example (transpose_nki_inputs).
         query.transpose(2, 3),
         key.transpose(2, 3),
         value.transpose(2, 3),

@@ -1,10 +1,10 @@
-"""The layers of Hugging Face's decoders, of NxD's parallel modules.
+"""The layers of Hugging Face's decoders, built from NxD's parallel modules.
 
-Each module takes over what it does not replace, norms of queries and keys included. With sequence
-parallelism hidden states are ``[sequence / degree, batch, hidden]``, the order that NxD's layers
-need no transposition for: norms and residual sums cost each rank a part of the sequence, and a
-projection gathers its input and scatters the sum of its output. Otherwise they are
-``[batch, sequence, hidden]``. Attention and loss see whole sequences either way.
+Each module keeps the submodules it does not replace, including norms of queries and keys. With
+sequence parallelism hidden states are ``[sequence / degree, batch, hidden]``, so that NxD's layers
+need not transpose: each rank computes norms and residual sums for its part of the sequence, and a
+projection gathers its input and reduce-scatters its output. Otherwise they are ``[batch, sequence,
+hidden]``. Attention and loss see whole sequences either way.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from trainium_catalogue.parameters.layout import Layout
 
 _META = torch.device("meta")
 _SEQUENCE = 0
-"""Dimension that sequence parallelism divides."""
+"""Dimension that sequence parallelism shards."""
 
 
 def _settings(layout: Layout) -> dict[str, Any]:
-    """Arguments of every parallel linear module."""
+    """Return the arguments of every parallel linear module."""
     return {
         "bias": False,
         "dtype": torch.bfloat16,
         "device": _META,
-        # The default, fp32, loses the sum of a column-parallel input's gradient over the ranks of a
-        # model: if the dtype differs from the activations', NxD sums a converted copy and drops it
-        # (0.17.0 and 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce).
-        # Elsewhere it sends twice as much.
+        # The default, fp32, loses the all-reduce of a column-parallel input's gradient: if the
+        # dtype differs from the activations', NxD reduces a converted copy and drops it (0.17.0 and
+        # 0.18.0, parallel_layers/layers_utils.py, _linear_autograd_bwd_grad_reduce). Elsewhere it
+        # sends twice as much data.
         "reduce_dtype": torch.bfloat16,
         "sequence_parallel_enabled": layout.sequence_parallel,
         "sequence_dimension": _SEQUENCE if layout.sequence_parallel else None,
@@ -41,13 +41,13 @@ def _settings(layout: Layout) -> dict[str, Any]:
 
 
 def divide_layers(model: Any, layout: Layout) -> None:
-    """Replace what has a matrix in a model on the meta device, by modules without storage."""
+    """Replace a meta model's modules that have weight matrices with parallel ones."""
     model.model.embed_tokens = _embedding(model.model.embed_tokens, layout)
     for layer in model.model.layers:
         layer.self_attn = ParallelAttention(layer.self_attn, layout)
         layer.mlp = ParallelMlp(layer.mlp, layout)
     head = model.lm_head
-    # The logits stay divided too, as parallel_cross_entropy expects.
+    # Logits stay sharded, as parallel_cross_entropy expects.
     model.lm_head = column_parallel(head.in_features, head.out_features, layout)
 
 
@@ -59,20 +59,20 @@ def _embedding(module: nn.Embedding, layout: Layout) -> nn.Module:
         module.embedding_dim,
         device=_META,
         dtype=torch.bfloat16,
-        # Exchanges sequence and batch if no dimension is named.
+        # Without ``sequence_dimension``, NxD also transposes the result to sequence first.
         sequence_parallel_enabled=layout.sequence_parallel,
     )
 
 
 def column_parallel(inputs: int, outputs: int, layout: Layout) -> nn.Module:
-    """Build a projection of which each rank has a part of the outputs, and keeps it."""
+    """Build a projection whose outputs stay sharded over ranks."""
     from neuronx_distributed.parallel_layers import ColumnParallelLinear
 
     return ColumnParallelLinear(inputs, outputs, gather_output=False, **_settings(layout))
 
 
 def row_parallel(module: nn.Linear, layout: Layout) -> nn.Module:
-    """Build NxD's counterpart of a projection whose inputs are divided already."""
+    """Build NxD's counterpart of a projection whose inputs are already sharded."""
     from neuronx_distributed.parallel_layers import RowParallelLinear
 
     return RowParallelLinear(
@@ -86,7 +86,7 @@ class Projections(nn.Module):
     def __init__(self, modules: Mapping[str, nn.Linear], layout: Layout) -> None:
         super().__init__()
         self.sources: dict[str, tuple[str, ...]]
-        """By this module's parameter: the weights that it holds, from top to bottom."""
+        """Maps each parameter of this module to its weights, from top to bottom."""
         widths = [module.out_features for module in modules.values()]
         inputs = next(iter(modules.values())).in_features
         self._sizes = [width // layout.degree for width in widths]
@@ -100,18 +100,18 @@ class Projections(nn.Module):
             }
 
     def forward(self, states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Compute this rank's part of each."""
+        """Compute this rank's part of each projection."""
         if "fused" in self._modules:
             return tuple(self.fused(states).split(self._sizes, dim=-1))
         return tuple(part(states) for part in self.parts)
 
 
 class AttentionCore(nn.Module):
-    """Attention itself, without a parameter, by transformers' interface to implementations."""
+    """Attention itself, without parameters, through transformers' attention interface."""
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
-        # Read by what transformers calls.
+        # Read by transformers' implementations.
         self.config, self.layer_idx, self.is_causal = whole.config, whole.layer_idx, True
         self.num_key_value_groups, self.scaling = whole.num_key_value_groups, whole.scaling
 
@@ -140,7 +140,7 @@ class ParallelAttention(nn.Module):
             {name: getattr(whole, name) for name in ("q_proj", "k_proj", "v_proj")}, layout
         )
         self.o_proj = row_parallel(whole.o_proj, layout)
-        # Of a model that has them, such as Qwen3: one for all heads.
+        # Models such as Qwen3 have one norm for all query heads, and one for all key heads.
         self.q_norm = getattr(whole, "q_norm", None)
         self.k_norm = getattr(whole, "k_norm", None)
         self.core = AttentionCore(whole)
@@ -154,7 +154,7 @@ class ParallelAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         **unused: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Compute as Hugging Face's layer does; the second result would be the weights."""
+        """Compute like Hugging Face's layer, but without returning attention weights."""
         queries, keys, values = self.qkv_proj(hidden_states)
         queries, keys = apply_rotary_pos_emb(
             self._heads(queries, self.q_norm), self._heads(keys, self.k_norm), *position_embeddings
@@ -165,7 +165,7 @@ class ParallelAttention(nn.Module):
         return self.o_proj(result.flatten(2).contiguous()), None
 
     def _heads(self, states: torch.Tensor, norm: nn.Module | None = None) -> torch.Tensor:
-        """Divide into ``[batch, heads, sequence, head]``."""
+        """Reshape to ``[batch, heads, sequence, head]``."""
         states = states.view(*states.shape[:-1], -1, self._head_size)
         if norm is not None:
             states = norm(states)
@@ -180,7 +180,7 @@ class Gate(nn.Module):
         self.activation = activation
 
     def forward(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Multiply."""
+        """Multiply the activated gate by ``up``."""
         result: torch.Tensor = self.activation(gate) * up
         return result
 
@@ -197,6 +197,6 @@ class ParallelMlp(nn.Module):
         self.gate = Gate(whole.act_fn)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute as Hugging Face's does."""
+        """Compute like Hugging Face's MLP."""
         result: torch.Tensor = self.down_proj(self.gate(*self.gate_up_proj(states)))
         return result

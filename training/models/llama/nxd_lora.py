@@ -1,10 +1,10 @@
-"""Adapters beside projections of NxD's modules.
+"""LoRA adapters for projections in NxD's modules.
 
-NxD has adapters of its own (modules/lora, 0.17 and 0.18); they are saved and merged by NxD's own
-checkpoints and wrap the model, which changes names. The division is the same: of a projection whose
-outputs are divided over the ranks, the second matrix is divided like it and the first one whole; of
-one whose inputs are divided, the first is divided like it and the second whole. Where sequences are
-divided too, a whole matrix sees a part of them on each rank, as norms do.
+NxD's own adapters (modules/lora, 0.17 and 0.18) depend on its checkpoints for saving and merging,
+and wrap the model, which changes names. The sharding is the same: if a projection's outputs are
+sharded, so is the second matrix, and the first is replicated; if its inputs are sharded, so is the
+first matrix, and the second is replicated. With sequence parallelism, replicated matrices, like
+norms, receive only a part of the sequences on each rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from training.models.llama.lora import DOWN, UP, freeze
 from training.models.llama.nxd_layers import Projections, column_parallel, row_parallel
 from training.models.llama.parallel import Split
 from trainium_catalogue.parameters.layout import Layout
-from trainium_catalogue.parameters.lora import DIVIDED_BY_INPUT, Lora
+from trainium_catalogue.parameters.lora import ROW_PARALLEL, Lora
 
 _CHILD = "adapters"
 _META = torch.device("meta")
@@ -28,23 +28,23 @@ _META = torch.device("meta")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterWeight:
-    """A weight of an adapter, as the whole model knows it."""
+    """An adapter's weight in the whole model."""
 
     name: str
     whole: torch.Size
     split: Split | None
-    """None: every rank has all of it."""
+    """None if replicated on every rank."""
 
 
 def attach(
     model: nn.Module, lora: Lora, layout: Layout, sizes: dict[str, torch.Size]
 ) -> dict[str, AdapterWeight]:
-    """Put adapters beside the projections of a divided model, and freeze the rest.
+    """Add adapters to the projections of a sharded model, and freeze the rest.
 
-    ``sizes`` are those of the whole model's weights. Returns the adapters' weights by the names
-    that parameters have in this model.
+    ``sizes`` are the sizes of the whole model's weights. Returns the adapters' weights by parameter
+    name in this model.
     """
-    found: dict[str, AdapterWeight] = {}
+    weights: dict[str, AdapterWeight] = {}
     for path, module, names in list(_hosts(model)):
         adapters = nn.ModuleDict()
         for name in names:
@@ -52,7 +52,7 @@ def attach(
                 continue
             full = f"{path.rpartition('.')[0]}.{name}"
             outputs, inputs = sizes[f"{full}.weight"]
-            is_rowwise = name in DIVIDED_BY_INPUT
+            is_rowwise = name in ROW_PARALLEL
             pair = {
                 DOWN: _row(inputs, lora.rank, layout) if is_rowwise else _whole(inputs, lora.rank),
                 UP: _whole(lora.rank, outputs)
@@ -65,32 +65,32 @@ def attach(
                 (UP, (outputs, lora.rank), not is_rowwise),
             ):
                 how = (Split.ROWWISE if is_rowwise else Split.COLWISE) if divided else None
-                found[f"{path}.{_CHILD}.{name}.{part}.weight"] = AdapterWeight(
+                weights[f"{path}.{_CHILD}.{name}.{part}.weight"] = AdapterWeight(
                     name=f"{full}.{part}.weight", whole=torch.Size(size), split=how
                 )
                 if not divided:
-                    # NxD sums its gradients over the ranks of a model before the update, as of
-                    # norms (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
+                    # As for norms, NxD sums its gradients over a model's ranks before the update
+                    # (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
                     marked: Any = pair[part].weight
                     marked.sequence_parallel_enabled = layout.sequence_parallel
         if adapters:
             module.register_module(_CHILD, adapters)
-            module.register_forward_hook(_Added(lora.scale, names))
+            module.register_forward_hook(_AdapterHook(lora.scale, names))
     freeze(model)
-    # What is computed again in the backward pass needs an input with a gradient, which frozen
-    # embeddings have not (transformers' enable_input_require_grads says so of torch's own).
+    # Recomputation in the backward pass needs an input that requires a gradient, unlike frozen
+    # embeddings' output (see transformers' enable_input_require_grads).
     model.get_submodule("model.embed_tokens").register_forward_hook(_has_gradient)
-    return found
+    return weights
 
 
 def _hosts(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
-    """Yield modules that compute projections, with the names of these in order of the results."""
+    """Yield modules that compute projections, with the projections' names in order of results."""
     for path, module in model.named_modules():
         leaf = path.rpartition(".")[2]
         if isinstance(module, Projections):
             held = (weight for weights in module.sources.values() for weight in weights)
             yield path, module, tuple(weight.removesuffix(".weight") for weight in held)
-        elif leaf in DIVIDED_BY_INPUT:
+        elif leaf in ROW_PARALLEL:
             yield path, module, (leaf,)
 
 
@@ -102,8 +102,8 @@ def _row(inputs: int, outputs: int, layout: Layout) -> nn.Module:
     return row_parallel(_whole(inputs, outputs), layout)
 
 
-class _Added:
-    """Adds what adapters compute to the results of a module."""
+class _AdapterHook:
+    """A forward hook that adds the adapters' outputs to a module's results."""
 
     def __init__(self, scale: float, names: tuple[str, ...]) -> None:
         self._scale, self._names = scale, names
@@ -122,8 +122,8 @@ class _Added:
         pair = module.adapters[name]
         added: torch.Tensor = pair[UP](pair[DOWN](states))
         if added.requires_grad:
-            # NxD views it as a matrix (0.18.0, parallel_layers/layers.py, backward), which the
-            # gradient of a single head's transposition is not.
+            # NxD views the gradient as a matrix (0.18.0, parallel_layers/layers.py, backward),
+            # which fails after the transposition of a single head.
             added.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
         return result + self._scale * added
 

@@ -1,49 +1,51 @@
-"""The tensor-parallel plan of a decoder: one table, executed by DTensor or by NxD."""
+"""A decoder's tensor-parallel plan: one table, applied with DTensor or NxD."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import Replicate, Shard
+from torch import nn
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 
+from training.models.llama.head_loss import project_late
 from training.models.llama.head_norm import share_head_norms, sum_over
 from training.models.llama.huggingface import tie
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from transformers.configuration_utils import PretrainedConfig
     from transformers.modeling_utils import PreTrainedModel
 
 
 class Split(StrEnum):
-    """Ways in which the ranks of one model share a module."""
+    """Ways in which a model's ranks share a module."""
 
     COLWISE = "colwise"
-    """Each rank has a part of the outputs; the result stays split."""
+    """Outputs are sharded; the result stays sharded."""
     ROWWISE = "rowwise"
-    """Each rank has a part of the inputs; results are summed."""
+    """Inputs are sharded; results are summed."""
     VOCAB_IN = "vocab-in"
-    """Input embedding: each rank has a part of the vocabulary; results are summed."""
+    """Input embedding, sharded by vocabulary; results are summed."""
     VOCAB_OUT = "vocab-out"
-    """Output projection: each rank has a part of the vocabulary; the loss is computed on parts."""
+    """Output projection, sharded by vocabulary; the loss is computed on shards."""
 
 
 def tensor_parallel_plan(config: PretrainedConfig) -> dict[str, Split]:
-    """Map module names, with ``*`` for a layer's number, to their split.
+    """Map module names, with ``*`` for the layer number, to their split.
 
-    Layers follow Hugging Face's configuration, which leaves both ends of the model whole, and
-    norms.
+    Layers follow Hugging Face's plan, which leaves embeddings, output projection and norms whole.
     """
     assert config.base_model_tp_plan is not None, config.model_type
     layers = {f"model.{name}": Split(how) for name, how in config.base_model_tp_plan.items()}
@@ -63,34 +65,101 @@ def split_modules(
                 yield name, module, how
 
 
-def _style(split: Split) -> ParallelStyle:
-    match split:
-        case Split.COLWISE:
-            return ColwiseParallel()
-        case Split.ROWWISE:
-            return RowwiseParallel()
-        case Split.VOCAB_IN:
-            return RowwiseParallel(input_layouts=Replicate())
-        case Split.VOCAB_OUT:
-            return ColwiseParallel(output_layouts=Shard(-1), use_local_output=False)
+class Rowwise(RowwiseParallel):
+    """A vocabulary-sharded embedding or input-sharded projection with a synchronous all-reduce.
+
+    torch's own style returns an asynchronous result. Compiled layers do not accept one (2.13:
+    ``'Tensor' object has no attribute '_local_tensor'``). Recomputation, which stops at the last
+    tensor it needs, would never wait for it, and torch would hold it until the process ends.
+    """
+
+    @staticmethod
+    def _prepare_output_fn(  # type: ignore[no-untyped-def]
+        output_layouts, use_local_output, mod, outputs, device_mesh
+    ) -> torch.Tensor:
+        whole: DTensor = outputs.redistribute(placements=output_layouts)
+        return whole.to_local()
 
 
-def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Split a model on the meta device over the ranks of ``mesh``, by DTensor."""
-    plan = tensor_parallel_plan(model.config)
-    styles = {name: _style(how) for name, _, how in split_modules(model, plan)}
-    # Nothing is sent between ranks: on the meta device there are no values.
-    parallelize_module(model, mesh, styles, src_data_rank=None)
-    # Both ends of the model are split by vocabulary, each into a weight of its own.
+class KeyValueHeads(ColwiseParallel):
+    """Keys or values with fewer heads than ranks: each rank uses the head shared by its queries.
+
+    The weight is still sharded evenly, without copies, in checkpoints too. Outputs are gathered,
+    and the backward pass sums the gradients of ranks that share a head.
+    """
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__(output_layouts=Replicate())
+        self._num_heads = num_heads
+
+    @staticmethod
+    def _prepare_output_fn(  # type: ignore[no-untyped-def]
+        output_layouts, use_local_output, mod, outputs, device_mesh
+    ) -> torch.Tensor:
+        # torch's own style would return an asynchronous result.
+        whole: DTensor = outputs.redistribute(placements=output_layouts)
+        return whole.to_local(grad_placements=[Partial()])
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        split: nn.Module = super()._apply(module, device_mesh)
+        head = device_mesh.get_local_rank() * self._num_heads // device_mesh.size()
+
+        def own_head(module: nn.Module, inputs: Any, whole: torch.Tensor) -> torch.Tensor:
+            return whole.chunk(self._num_heads, dim=-1)[head].contiguous()
+
+        split.register_forward_hook(own_head)
+        return split
+
+
+def outputs_split(name: str, config: PretrainedConfig, mesh: DeviceMesh) -> ParallelStyle:
+    """Return the parallel style that shards a projection's outputs over the ranks of ``mesh``."""
+    if name.endswith(("k_proj", "v_proj")) and config.num_key_value_heads < mesh.size():
+        return KeyValueHeads(config.num_key_value_heads)
+    return ColwiseParallel()
+
+
+def parallelize(
+    model: PreTrainedModel, mesh: DeviceMesh, *, sequence_parallel: bool = False
+) -> None:
+    """Shard a model on the meta device over the ranks of ``mesh``, using DTensor.
+
+    With ``sequence_parallel``, norms and residual sums process part of each sequence. Projections
+    of the same input share one DTensor, so its gradient is reduced only once.
+    """
+    part, whole = Shard(1) if sequence_parallel else Replicate(), Replicate()
+    config = model.config
+    styles: dict[Split, ParallelStyle] = {
+        Split.ROWWISE: Rowwise(output_layouts=part),
+        Split.VOCAB_IN: Rowwise(input_layouts=whole, output_layouts=part),
+        # The loss computes the projection.
+        Split.VOCAB_OUT: ColwiseParallel(
+            input_layouts=part, output_layouts=whole, use_local_output=False
+        ),
+    }
+    plan = {
+        name: styles.get(how) or outputs_split(name, config, mesh)
+        for name, how in tensor_parallel_plan(config).items()
+    }
+    plan["model.layers.*.self_attn"] = PrepareModuleInput(
+        input_kwarg_layouts={"hidden_states": part},
+        desired_input_kwarg_layouts={"hidden_states": whole},
+    )
+    plan["model.layers.*.mlp"] = PrepareModuleInput(input_layouts=part, desired_input_layouts=whole)
+    if sequence_parallel:
+        plan["model.layers.*.*_layernorm"] = SequenceParallel()
+        plan["model.norm"] = SequenceParallel(use_local_output=True)
+    project_late(model)
+    # No communication, since there are no values on the meta device.
+    parallelize_module(model, mesh, plan, src_data_rank=None)
+    # Sharding has separated the weights of embedding and output projection.
     tie(model)
-    share_head_norms(model, sum_over(mesh.get_group()))
+    share_head_norms(model, sum_over(mesh))
+    if config.num_key_value_heads < mesh.size():
+        for layer in model.model.layers:
+            # A rank has one key-value head for all of its queries.
+            layer.self_attn.num_key_value_groups = config.num_attention_heads // mesh.size()
 
 
 def split_dimension(how: Split) -> int:
-    """Dimension in which a weight, ``[outputs, inputs]`` or ``[vocabulary, hidden]``, is split."""
+    """Return the dimension in which a weight is split: 0 for outputs, 1 for inputs."""
     return 1 if how is Split.ROWWISE else 0
-
-
-def part_of(whole: torch.Tensor, how: Split, *, index: int, parts: int) -> torch.Tensor:
-    """Select the ``index``-th of ``parts`` equal parts of a weight."""
-    return whole.chunk(parts, dim=split_dimension(how))[index]

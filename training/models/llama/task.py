@@ -1,4 +1,4 @@
-"""Llama pre-training on packed tokens."""
+"""Training of Llama and similar decoders on packed tokens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from training.backends import open_model_parallel
 from training.core.config import TrainConfig
 from training.datasets.samples.packed import open_dataset
 from training.models.llama.data import packed_batches, random_batches
-from training.models.llama.given import GivenModel
 from training.models.llama.network import LlamaNetwork
+from training.models.llama.pretrained import PretrainedModel
 from training.trainer.runs import INIT_SHA256
-from training.trainer.task import Dataset, HeldOut, Report, Staging, Task
+from training.trainer.task import Dataset, HeldOutSplit, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
@@ -31,18 +31,18 @@ def run(job: Job) -> None:
 
 
 class LlamaTask(Task):
-    """See ``Task``."""
+    """Training of a decoder as a ``Task``."""
 
-    _given: GivenModel | None = None
-    """The weights to begin with, if they are given."""
+    _pretrained: PretrainedModel | None = None
+    """The pretrained weights, if any."""
 
     @property
     def first_lines(self) -> tuple[str, ...]:
-        """Say what was read to begin with."""
-        return () if self._given is None else (self._given.line,)
+        """Log lines about the pretrained weights."""
+        return () if self._pretrained is None else (self._pretrained.line,)
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Check that batch, ranks and model fit together."""
+        """Check that batch, ranks and model are consistent."""
         TrainingPlan.from_values(values, num_ranks)
 
     def begin_from(
@@ -51,10 +51,10 @@ class LlamaTask(Task):
         """Open the model of ``--init-from``."""
         if not values["init-from"]:
             return {}
-        self._given = GivenModel.open(values, storage, ranks, report=report)
-        return {INIT_SHA256: self._given.sha256}
+        self._pretrained = PretrainedModel.open(values, storage, ranks, report=report)
+        return {INIT_SHA256: self._pretrained.sha256}
 
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
+    def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
         """Open a dataset made by tokenize."""
         seq_len = int(values["seq-len"])
         packed = open_dataset(
@@ -92,15 +92,19 @@ class LlamaTask(Task):
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> ModelParallel:
-        """Open a back-end with tensor parallelism."""
+        """Open a backend with tensor parallelism."""
         return open_model_parallel(
-            config, device, LlamaNetwork(config, self._given), peak_flops=peak_flops, report=report
+            config,
+            device,
+            LlamaNetwork(config, self._pretrained),
+            peak_flops=peak_flops,
+            report=report,
         )
 
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Return tokens from the dataset."""
+        """Return a function that reads tokens of the dataset."""
         return packed_batches(
             dataset.content,
             seed=config.seed,
@@ -109,17 +113,17 @@ class LlamaTask(Task):
             group=config.plan.global_batch,
         )
 
-    def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOut | None:
-        """Return tokens from the dataset's validation split."""
+    def held_out(self, config: TrainConfig, dataset: Dataset) -> HeldOutSplit | None:
+        """Return the dataset's validation split, unless evaluation is off."""
         if config.eval_every == 0:
             return None
         seq_len = config.plan.seq_len
         split = dataset.content.require_validation(seq_len=seq_len)
         num_sequences = min(config.eval_sequences, split.num_sequences(seq_len))
-        return HeldOut(
+        return HeldOutSplit(
             batch=packed_batches(
                 split,
-                # Not the run's, so that losses are comparable between runs with different seeds.
+                # A constant, so that losses are comparable across runs.
                 seed=0,
                 seq_len=seq_len,
                 masked_by=_masked_by(config, dataset),
@@ -129,17 +133,17 @@ class LlamaTask(Task):
         )
 
     def random_batches(self, config: TrainConfig, backend: Any) -> Callable[[range], Any]:
-        """Return random tokens."""
+        """Return a function that makes random tokens."""
         return random_batches(
             vocab_size=config.shape.vocab_size,
             seed=config.seed,
             seq_len=config.plan.seq_len,
-            # Any id will do: none is in the graph.
+            # Any id will do, since it is not part of the graph.
             masked_by=0 if config.document_masks else None,
             has_weights=config.responses,
         )
 
 
 def _masked_by(config: TrainConfig, dataset: Dataset) -> int | None:
-    """Return the id that ends a document, if documents must not see each other."""
+    """Return the end-of-document id if documents must not attend to each other, else None."""
     return dataset.content.manifest.eos_id if config.document_masks else None

@@ -22,7 +22,7 @@ class Digits:
     labels: Pixels
 
     def batch(self, indices: Any) -> dict[str, torch.Tensor]:
-        """Make a batch, with pixels scaled to 0-1."""
+        """Return a batch, with pixels scaled to 0-1."""
         return {
             "images": torch.from_numpy(self.images[indices].astype(np.float32) / 255),
             "labels": torch.from_numpy(self.labels[indices].astype(np.int64)),
@@ -45,9 +45,9 @@ def training_batches(digits: Digits, *, seed: int) -> Callable[[range], dict[str
 def evaluation_batches(
     digits: Digits, *, rank: int, num_ranks: int, size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield a rank's share of the test in batches of equal size, so that they compile only once.
+    """Yield a rank's share of the test set in batches of equal size, which compile only once.
 
-    ``counts`` is 1 for an image, and 0 for padding of the last batches.
+    ``counts`` is 1 for an image, and 0 for padding in the last batches.
     """
     total = len(digits.images)
     mine = np.arange(rank, total, num_ranks)

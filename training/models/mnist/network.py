@@ -1,4 +1,4 @@
-"""The reference's network for MNIST, as the back-ends see it (aws-neuron-samples, mnist_mlp)."""
+"""The reference's network for MNIST (aws-neuron-samples, mnist_mlp), as a ``Network``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAPE = MlpShape()
 
 
 class Mlp(nn.Module):
-    """784-120-84-10 with ReLU between."""
+    """An MLP of 784-120-84-10 units with ReLU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Mlp(nn.Module):
 
 
 class MlpNetwork:
-    """See ``Network``."""
+    """The MLP as a ``Network``."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
@@ -57,14 +57,14 @@ class MlpNetwork:
         return torch.empty(size).uniform_(-bound, bound, generator=numbers)
 
     def initial_part(self, part: WeightPart) -> torch.Tensor:
-        """Make the initial value of a part of a parameter."""
+        """Create the initial value of part of a parameter."""
         return part.of(self.initial_weight(part.name, part.whole))
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Do nothing: nothing is lost."""
+        """Do nothing: the model has no ties or buffers."""
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
-        """Return none: no layer is worth gathering separately."""
+        """Return no layers: none is worth gathering separately."""
         return ()
 
     def loss(self, model: Any, batch: Any) -> torch.Tensor:
@@ -73,7 +73,7 @@ class MlpNetwork:
 
 
 def correct(model: Any, batch: Any) -> torch.Tensor:
-    """Count correctly recognised images, without padding."""
+    """Count correctly classified images, without padding."""
     hits = model(batch["images"]).argmax(dim=1) == batch["labels"]
-    found: torch.Tensor = (hits * batch["counts"]).sum()
-    return found
+    total: torch.Tensor = (hits * batch["counts"]).sum()
+    return total

@@ -1,8 +1,8 @@
-"""The mnist workload: data-parallel training on handwritten digits, then a test on others.
+"""The mnist workload: data-parallel training on handwritten digits, then a test.
 
-Network, learning rate, batch and epochs are those of the reference (aws-neuron-samples,
-``mnist_mlp``); the order changes every epoch, and the last batch of the test counts only its own
-images.
+Network, learning rate, batch and epochs are as in the reference (aws-neuron-samples,
+``mnist_mlp``), but the order changes every epoch, and padding of the last test batch does not
+count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from training.datasets.prepared.images import (
 from training.datasets.samples.staging import stage
 from training.models.mnist.data import Digits, evaluation_batches, training_batches
 from training.models.mnist.network import SHAPE, MlpNetwork, correct
-from training.trainer.task import Dataset, FinalReport, Report, Staging, Task
+from training.trainer.task import Dataset, FinalReport, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import TrainingPlan
@@ -45,19 +45,19 @@ def run(job: Job) -> None:
 
 
 class MnistTask(Task):
-    """See ``Task``."""
+    """MNIST training as a ``Task``."""
 
     @property
     def first_lines(self) -> tuple[str, ...]:
-        """Begin as the reference does."""
+        """The reference's first log line."""
         return ("----------Training ---------------",)
 
-    follows_ranks = True
+    depends_on_num_ranks = True
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Accept everything: every batch fits any number of ranks."""
+        """Accept any values, since every batch works with any number of ranks."""
 
-    def open_data(self, staging: Staging, values: Mapping[str, Value]) -> Dataset:
+    def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
         """Open images stored by prepare."""
         manifest = stage(
             staging.objects,
@@ -68,7 +68,7 @@ class MnistTask(Task):
             wait=staging.wait,
             report=staging.report,
         )
-        manifest.bounds("accuracy")  # refused now rather than after training
+        manifest.bounds("accuracy")  # fail now rather than after training
         train, test = (
             Digits(
                 images=read_idx(staging.cache / images_name(split)).reshape(-1, SHAPE.num_inputs),
@@ -86,8 +86,8 @@ class MnistTask(Task):
     def config(
         self, values: Mapping[str, Value], num_ranks: int, dataset: Dataset | None
     ) -> TrainConfig:
-        """Derive batch and learning rate from the workers, and steps from these and the images."""
-        assert dataset is not None  # nothing is compiled in advance
+        """Derive batch and learning rate from the number of workers, and steps from the images."""
+        assert dataset is not None  # nothing is compiled ahead of time
         manifest: DatasetManifest = dataset.content[2]
         batch_size = int(values["batch-size"])
         plan = TrainingPlan(
@@ -105,7 +105,7 @@ class MnistTask(Task):
             steps_this_run=0,
             learning_rate=float(values["lr"]) * num_ranks,
             warmup_steps=0,
-            rate_falls=False,
+            decays_learning_rate=False,
             optimizer=Optimizer.SGD,
             mixed=False,
             weight_decay=0.0,
@@ -126,7 +126,7 @@ class MnistTask(Task):
     def backend(
         self, config: TrainConfig, device: Device, *, peak_flops: float | None, report: Report
     ) -> Backend:
-        """Open a data-parallel back-end."""
+        """Open a data-parallel backend."""
         return open_data_parallel(
             config, device, MlpNetwork(config), peak_flops=peak_flops, report=report
         )
@@ -134,7 +134,7 @@ class MnistTask(Task):
     def batches(
         self, config: TrainConfig, dataset: Dataset, backend: Any
     ) -> Callable[[range], Any]:
-        """Return images from the training set."""
+        """Return a function that reads images of the training set."""
         return training_batches(dataset.content[0], seed=config.seed)
 
     def finish(
@@ -145,7 +145,7 @@ class MnistTask(Task):
         last: StepRecord | None,
         values: Mapping[str, Value],
     ) -> FinalReport:
-        """Run the test, and report what the reference reports."""
+        """Run the test, and report the reference's metrics."""
         _, test, manifest = dataset.content
         batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH
@@ -153,7 +153,7 @@ class MnistTask(Task):
         hits = sum(backend.evaluate(batch, correct) for batch in batches)
         accuracy = hits / len(test.images)
         low, high = manifest.bounds("accuracy")
-        is_right = low <= accuracy <= high
+        is_in_range = low <= accuracy <= high
         lines, metrics = [], [("Test accuracy", round(accuracy, 4), "")]
         if last is not None:
             steps_per_second = last.throughput / config.plan.global_batch
@@ -163,14 +163,13 @@ class MnistTask(Task):
             ]
         lines += [
             f"Test accuracy: {accuracy:.4f} on {len(test.images)} images, "
-            f"{'within' if is_right else 'OUTSIDE'} {low} to {high}",
+            f"{'within' if is_in_range else 'OUTSIDE'} {low} to {high}",
             "----------End Training ---------------",
         ]
         problem = None
-        if values["require-accuracy"] and not is_right:
+        if values["require-accuracy"] and not is_in_range:
             problem = (
-                f"accuracy {accuracy:.4f} is outside {low} to {high}, which is right for this "
-                "dataset with the defaults; look at the loss curve, or leave out "
-                "--require-accuracy"
+                f"accuracy {accuracy:.4f} is outside {low} to {high}, the expected range for this "
+                "dataset with the defaults; check the loss curve, or omit --require-accuracy"
             )
         return FinalReport(lines=tuple(lines), metrics=tuple(metrics), problem=problem)

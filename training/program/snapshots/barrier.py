@@ -1,10 +1,9 @@
-"""What the nodes of a job tell each other, and the newest instant that all of them have listed."""
+"""Listings that nodes exchange, and the newest instant listed by all of them."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,54 +13,49 @@ from training.program.snapshots.manifest import (
     entries_document,
     read_entries,
 )
-from training.storage import Objects
 from trainium_catalogue.typed_json import read_object, typed
-
-_ATTEMPTS = "attempt-"
-_LISTING = re.compile(r"node-(\d+)-(\d{15})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
-    """Contents that nodes name to each other."""
+    """Digests of contents, as sent between nodes."""
 
     digests: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeListing:
-    """One node's kept folders, as they were from ``since`` to ``until``."""
+    """The state of a node's persisted folders from ``since`` to ``until``."""
 
     node: int
     since: float
-    """Seconds since the epoch, by this node's clock."""
+    """Seconds since the epoch on this node's clock."""
     until: float
     quiet_s: float
-    """Seconds after ``since`` that it had to stay unchanged to count; 0 if it was caught between
-    two changes."""
+    """Required seconds of quiescence after ``since``; 0 if captured between changes."""
     entries: tuple[SnapshotEntry, ...]
     final: bool = False
-    """True after the program's end: nothing changes any more."""
+    """True after the program's end, when nothing will change."""
     missing: str = ""
-    """The reason why a final listing holds nothing."""
+    """The reason for an empty final listing."""
 
     @property
     def name(self) -> str:
-        """Name of the state among those of its node: the time of its beginning."""
+        """The state's start time, which is unique on its node."""
         return f"{round(self.since * 1000):015d}"
 
     @property
     def state(self) -> str:
-        """Name of the content."""
+        """Digest that identifies this state."""
         document = [entries_document(self.entries), self.final, self.missing, self.since]
         return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:32]
 
     def held_until(self, until: float) -> NodeListing:
-        """The same, known to have held for longer."""
+        """Return the same listing, with a later end."""
         return replace(self, until=until)
 
     def encode(self) -> bytes:
-        """The node's file in the bucket."""
+        """Encode the node's document."""
         document = {
             "format": FORMAT,
             "node": self.node,
@@ -76,24 +70,25 @@ class NodeListing:
 
     @staticmethod
     def decode(data: bytes) -> NodeListing:
-        """Read a node's file; ``ValueError`` says what is wrong with it."""
+        """Parse a node's document; raise ``ValueError`` if it is invalid."""
         document = read_object(data)
         head = typed({**document, "entries": ()}, NodeListing)
         return replace(head, entries=read_entries(document))
 
 
 HISTORY = 16
-"""Listings that a node keeps up: so many changes may pass while another node sends its files."""
+"""Number of listings retained per node. If a node's state changes more often than this while
+another node uploads, the two have no instant in common."""
 
 
 def common_instant(
     histories: Sequence[Sequence[NodeListing]], skew_s: float, after: float = float("-inf")
 ) -> tuple[float, list[NodeListing]] | None:
-    """Find the newest instant, not before ``after``, at which every node had a listed state.
+    """Return the newest instant, not before ``after``, at which every node had a listed state.
 
-    Clocks differ by up to ``skew_s``. One node's clock tells the instant; the listings of the
-    others must hold ``skew_s`` longer on both sides. So one node may have been caught between two
-    changes, but not two. Returns the listing of each node as well.
+    Also returns each node's listing. Clocks differ by up to ``skew_s``. One node's clock sets the
+    instant; the other nodes' listings must be valid for ``skew_s`` before and after it. So a single
+    node, but not several, may have been captured between two changes.
     """
     newest = [history[-1] for history in histories]
     if newest and all(listing.final for listing in newest):
@@ -115,59 +110,22 @@ def common_instant(
 def _at(
     instant: float, histories: Sequence[Sequence[NodeListing]], skew_s: float
 ) -> list[NodeListing] | None:
+    """Return each node's listing at ``instant``; all but one must be valid despite clock skew."""
     chosen, exact = [], 0
     for history in histories:
-        found = _held(instant, history, skew_s)
-        if found is None:
-            found, exact = _held(instant, history, 0.0), exact + 1
-        if found is None or exact > 1:
+        listing = _held(instant, history, skew_s)
+        if listing is None:
+            listing, exact = _held(instant, history, 0.0), exact + 1
+        if listing is None or exact > 1:
             return None
-        chosen.append(found)
+        chosen.append(listing)
     return chosen
 
 
 def _held(instant: float, history: Sequence[NodeListing], skew_s: float) -> NodeListing | None:
-    """The newest state that a node had at an instant, and ``skew_s`` around it."""
+    """Return a node's newest state that was valid for ``skew_s`` before and after an instant."""
     for listing in reversed(history):
         begin = listing.since + max(listing.quiet_s, skew_s)
         if begin <= instant <= listing.until - skew_s:
             return listing
     return None
-
-
-class Messages:
-    """What the nodes of an attempt tell each other: who writes which key.
-
-    Attempts are counted anew for each job, so the job's name is part of the keys.
-    """
-
-    def __init__(self, attempt: int, job_id: str) -> None:
-        self.prefix = f"{_ATTEMPTS}{attempt}/{job_id}/"
-
-    def listing(self, node: int, name: str) -> str:
-        """One of a node's latest listings."""
-        return f"{self.prefix}node-{node}-{name}.json"
-
-    def read_listing(self, key: str) -> tuple[int, str] | None:
-        """Node and name of a listing; None for other keys."""
-        match = _LISTING.fullmatch(key.removeprefix(self.prefix))
-        return (int(match[1]), match[2]) if match else None
-
-    def until(self, node: int) -> str:
-        """Times up to which the node's listings hold; small, as it is renewed often."""
-        return f"{self.prefix}node-{node}-until.json"
-
-    def intent(self, node: int) -> str:
-        """Contents that the node lists or is about to list."""
-        return f"{self.prefix}node-{node}-sends.json"
-
-    @property
-    def missing(self) -> str:
-        """Contents that were listed and are not in the bucket; written by the main node."""
-        return f"{self.prefix}missing.json"
-
-    def of_others(self, objects: Objects) -> list[str]:
-        """Keys that other attempts have left."""
-        return [
-            info.key for info in objects.list(_ATTEMPTS) if not info.key.startswith(self.prefix)
-        ]

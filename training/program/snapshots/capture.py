@@ -1,8 +1,8 @@
-"""Takes hold of a folder's content at one instant, while the program goes on.
+"""Capture a folder's contents at one instant, while the program runs.
 
-A file gets a second name (a hard link), which costs nothing and outlives deletion and replacement
-by the program. Only a file that the program writes to in place can change under that name: this
-is noticed afterwards, and such a file is copied from then on.
+A file gets a hard link, which costs nothing and survives deletion or replacement by the program.
+Only a file that the program modifies in place can still change: this is detected later, and from
+then on the file is copied.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.program.snapshots.manifest import EntryKind, Root, SnapshotEntry
 
 _BLOCK = 4 * 1024 * 1024
 _SPARE_BYTES = 256 * 1024 * 1024
-"""Disk that copies leave free."""
+"""Disk space that copies must leave free."""
 _NO_LINK = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
 
 log = logging.getLogger(__name__)
@@ -29,23 +29,24 @@ log = logging.getLogger(__name__)
 Place = tuple[Root, str]
 
 
-class Changed(Exception):
-    """The program has changed a file meanwhile; the message is its path."""
+class FileChanged(Exception):
+    """The program has changed a captured file; the message is its path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldEntry:
-    """An entry of a folder, and where its content can be read at leisure."""
+    """A captured entry of a folder, with the source of its content."""
 
     entry: SnapshotEntry
-    """Without its checksum while that is unknown."""
+    """The entry; it has no checksum until that is known."""
     seen: FileState
     source: Path | None = None
-    """None if there is no content, or if its checksum is known."""
+    """None if there is no content, or the checksum is already known."""
     is_private: bool = False
-    """True for a copy, which nobody else can change."""
+    """True for a copy, which the program cannot change."""
     in_place: bool = False
-    """True for the program's own file, which can also vanish."""
+    """True if the content is read from the program's own file, because there was no space for a
+    copy."""
 
     @property
     def place(self) -> Place:
@@ -53,7 +54,7 @@ class HeldEntry:
         return self.entry.root, self.entry.path
 
     def check(self) -> None:
-        """Raise ``Changed`` if the content may no longer be what it was."""
+        """Raise ``FileChanged`` if the content may have changed."""
         if self.source is None or self.is_private:
             return
         try:
@@ -61,30 +62,30 @@ class HeldEntry:
         except FileNotFoundError:
             same = False
         if not same:
-            raise Changed(self.entry.path)
+            raise FileChanged(self.entry.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What a restore has put into a folder, as long as the program leaves it alone."""
+class RestoredEntries:
+    """The restored entries of a folder, as long as the program does not change them."""
 
     seen: Mapping[Place, FileState]
     digests: Mapping[Place, str]
-    lent: frozenset[Place]
-    """Entries that belong to other nodes: they go into no listing of this node.
+    foreign: frozenset[Place]
+    """Entries that belong to other nodes and are excluded from this node's listings.
 
-    Otherwise what another node replaces or deletes would live on in this node's copy, and come
-    back with the next restore, here even in place of the new one.
+    Otherwise a file that its node replaces or deletes would survive in this node's listing and
+    reappear in the next restore. On this node it would even take precedence over the new one.
     """
 
 
-NOTHING = Restored(seen={}, digests={}, lent=frozenset())
+NOTHING = RestoredEntries(seen={}, digests={}, foreign=frozenset())
 
 
 class Capture:
-    """Takes hold of folders, remembering checksums of files that have not changed."""
+    """Captures folders, and caches the checksums of unchanged files."""
 
-    def __init__(self, staging: Path, restored: Restored = NOTHING) -> None:
+    def __init__(self, staging: Path, restored: RestoredEntries = NOTHING) -> None:
         self._staging = staging
         self._restored = restored
         self._known: dict[Place, tuple[FileState, str]] = {
@@ -97,15 +98,15 @@ class Capture:
     def hold(
         self, root: Root, folder: Path, state: FolderState, logs: frozenset[str]
     ) -> list[HeldEntry]:
-        """Take hold of every entry; ``Changed`` if one is no longer as ``state`` says.
+        """Capture every entry; raise ``FileChanged`` if any no longer matches ``state``.
 
-        Of ``logs``, which grow all the time, the beginning that was there is taken.
+        ``logs`` grow continuously, so they are captured up to their length in ``state``.
         """
         self._staging.mkdir(parents=True, exist_ok=True)
         held = [
             self._hold(root, folder, path, seen, path in logs)
             for path, seen in state.items()
-            if not self._is_lent(root, path, seen)
+            if not self._is_foreign(root, path, seen)
         ]
         used = {
             parent
@@ -117,19 +118,19 @@ class Capture:
             item
             for item in held
             if item.entry.kind is not EntryKind.FOLDER
-            or item.place not in self._restored.lent
+            or item.place not in self._restored.foreign
             or item.entry.path in used
         ]
 
     def is_as_restored(self, root: Root, state: FolderState) -> bool:
-        """Tell if a folder holds what was restored, and nothing else."""
+        """Return whether all entries of a folder are as restored."""
         return all(self._restored.seen.get((root, path)) == seen for path, seen in state.items())
 
-    def _is_lent(self, root: Root, path: str, seen: FileState) -> bool:
+    def _is_foreign(self, root: Root, path: str, seen: FileState) -> bool:
         place = root, path
         return (
             seen.kind is not EntryKind.FOLDER
-            and place in self._restored.lent
+            and place in self._restored.foreign
             and self._restored.seen[place] == seen
         )
 
@@ -163,7 +164,7 @@ class Capture:
                 item.check()
                 return item
             except FileNotFoundError:
-                raise Changed(path) from None
+                raise FileChanged(path) from None
             except OSError as error:
                 if error.errno not in _NO_LINK:
                     raise
@@ -185,71 +186,71 @@ class Capture:
                 _copy(reader.fileno(), writer.fileno(), seen.size)
                 status = os.fstat(reader.fileno())
         except FileNotFoundError:
-            raise Changed(entry.path) from None
+            raise FileChanged(entry.path) from None
         except OSError:
             name.unlink(missing_ok=True)
             raise
         grew = is_log and status.st_ino == seen.inode and status.st_size >= seen.size
         if not (grew or same_content(seen, status)) or name.stat().st_size != seen.size:
-            raise Changed(entry.path)
+            raise FileChanged(entry.path)
         return HeldEntry(entry=entry, seen=seen, source=name, is_private=True)
 
     def _warn(self, error: OSError, path: str) -> None:
-        """Say once that there is no room for copies; without one, files are read where they are."""
+        """Log once that there is no space for copies, so files are read in place."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise error
         if not self._warned:
             self._warned = True
             log.info(
-                "snapshots: no room on the disk for a copy of %s; files are sent from where they "
-                "are, and a snapshot is given up if the program writes to one meanwhile; give "
+                "snapshots: no space on the disk for a copy of %s; files are uploaded in place, "
+                "and a snapshot is abandoned if the program writes to one during the upload; give "
                 "the nodes a larger volume (context key root_volume_gib)",
                 path,
             )
 
     def checksum(self, item: HeldEntry, check: Callable[[], None] = lambda: None) -> HeldEntry:
-        """Compute an item's checksum; ``Changed`` if the program has written to it.
+        """Compute an item's checksum; raise ``FileChanged`` if the program has written to it.
 
-        ``check`` is called now and then, and may raise an exception to end it.
+        ``check`` is called periodically, and may raise an exception to abort.
         """
         if item.source is None:
             return item
         try:
             digest = sha256_of(item.source, item.entry.bytes, check)
         except FileNotFoundError:
-            raise Changed(item.entry.path) from None
+            raise FileChanged(item.entry.path) from None
         item.check()
         return replace(item, entry=replace(item.entry, sha256=digest))
 
     def remember(self, items: list[HeldEntry]) -> None:
-        """Note checksums of what has arrived in the bucket, so that it is not read again."""
+        """Cache the checksums of uploaded files, to avoid reading them again."""
         self._known = {
             item.place: (item.seen, item.entry.sha256) for item in items if item.entry.sha256
         } | {
-            # What is lent is in no listing, but may become this node's own by a change of mode.
-            place: found
-            for place, found in self._known.items()
-            if place in self._restored.lent
+            # Include other nodes' entries, which become this node's if their mode changes.
+            place: known
+            for place, known in self._known.items()
+            if place in self._restored.foreign
         }
 
     def forget(self, digests: set[str]) -> None:
-        """Read files with these checksums again: the bucket has lost their contents."""
+        """Drop checksums from the cache, because the bucket has lost their contents."""
         self._known = {
-            place: found for place, found in self._known.items() if found[1] not in digests
+            place: known for place, known in self._known.items() if known[1] not in digests
         }
 
     def was_rewritten(self, path: str) -> None:
-        """Note that the program writes to a file in place, so that it is copied from now on."""
+        """Record that the program modifies a file in place; from now on it is copied."""
         for root in Root:
             self._rewritten.add((root, path))
 
     def release(self) -> None:
-        """Let go of everything that was held."""
+        """Release everything that was captured."""
         shutil.rmtree(self._staging, ignore_errors=True)
 
 
 def sha256_of(path: Path, count: int, check: Callable[[], None] = lambda: None) -> str:
-    """Checksum of the first ``count`` bytes of a file."""
+    """Return the checksum of the first ``count`` bytes of a file."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while count and (block := file.read(min(_BLOCK, count))):
@@ -260,7 +261,7 @@ def sha256_of(path: Path, count: int, check: Callable[[], None] = lambda: None) 
 
 
 def _copy(source: int, target: int, count: int) -> None:
-    """Copy within the kernel, which shares blocks where the file system can."""
+    """Copy within the kernel, which shares blocks if the file system supports that."""
     done = 0
     while done < count:
         try:
@@ -271,7 +272,7 @@ def _copy(source: int, target: int, count: int) -> None:
             block = os.pread(source, min(_BLOCK, count - done), done)
             moved = os.pwrite(target, block, done) if block else 0
         if not moved:
-            return  # it has been truncated
+            return  # the source was truncated
         done += moved
 
 
@@ -281,7 +282,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _inside(folder: Path, path: str, target: str) -> str:
-    """Make an absolute link into the folder relative: the folder has another place next time."""
+    """Make an absolute link into the folder relative, since the folder's path may change."""
     root = f"{folder}/"
     if not target.startswith(root):
         return target

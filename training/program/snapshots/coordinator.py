@@ -1,13 +1,23 @@
-"""The main node's part: completes snapshots from what all nodes list, and clears old ones away."""
+"""Complete snapshots from all nodes' listings, and delete old ones; runs on the main node."""
 
 from __future__ import annotations
 
 import json
 import logging
+import random
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from training.program.snapshots.barrier import Digests, Messages, NodeListing, common_instant
+from training.program.snapshots.barrier import HISTORY, Digests, NodeListing, common_instant
+from training.program.snapshots.mailbox import (
+    MISSING,
+    Mailbox,
+    intent_name,
+    listing_name,
+    read_listing_name,
+    until_name,
+)
 from training.program.snapshots.manifest import (
     OBJECTS,
     JobSnapshot,
@@ -21,26 +31,31 @@ from training.program.snapshots.manifest import (
 )
 from training.storage import ObjectMissing, Objects, PreconditionFailed
 from trainium_catalogue.typed_json import read_json, read_object, typed
+from trainium_catalogue.wording import counted
 
 _SKEW_S = 1.0
-"""Most by which the clocks of two nodes differ; AWS's differ by microseconds."""
-_PATIENCE_S = 60.0
-"""Time without a common instant of all nodes after which the log says so, at least."""
+"""Maximum clock skew between two nodes; on AWS the actual skew is microseconds."""
+_WAIT_LIMIT_S = 60.0
+"""Time without a common instant of all nodes after which this is logged."""
+
+_MAX_DIGESTS = 128
+"""Maximum number of missing contents per document, which must fit into one message."""
+_BETWEEN_SENDING_S = 10.0
 
 _TIMES: Any = Mapping[str, float]
 
 log = logging.getLogger(__name__)
 
 
-class Patience:
-    """Tells when snapshots have been waiting for some node for long."""
+class WaitTimer:
+    """Measures how long snapshots have been waiting for a node."""
 
     def __init__(self, every_s: float) -> None:
-        self._limit_s = max(_PATIENCE_S, 3 * every_s)
+        self._limit_s = max(_WAIT_LIMIT_S, 3 * every_s)
         self._since_s: float | None = None
 
     def waited_s(self, now_s: float, *, waits: bool) -> float:
-        """Time of waiting if it is too long, or else 0."""
+        """Return the waiting time if it exceeds the limit, otherwise 0."""
         if not waits:
             self._since_s = None
             return 0.0
@@ -51,49 +66,50 @@ class Patience:
 
 
 class Coordinator:
-    """Completes snapshots; owns everything below the run's ``snapshots/`` but the contents."""
+    """Completes snapshots; the only writer below the run's ``snapshots/``, except for contents."""
 
     def __init__(
         self,
         objects: Objects,
-        messages: Messages,
+        mailbox: Mailbox,
         *,
         num_nodes: int,
         main: int,
         keep: int,
         confirm: Callable[[], None] = lambda: None,
     ) -> None:
-        """``confirm`` raises unless this job still holds the run's name."""
+        """``confirm`` raises unless this job still holds the run's lock."""
         self._objects = objects
-        self._messages = messages
+        self._mailbox = mailbox
         self._num_nodes, self._main, self._keep = num_nodes, main, keep
         self._confirm = confirm
         self._etags: dict[str, str] = {}
         self._listings: dict[int, dict[str, NodeListing]] = {}
-        """The latest ones of each node, by their names."""
+        """Each node's latest listings, by name."""
         self._until: dict[int, dict[str, float]] = {}
         self._gathered: tuple[str, ...] = ()
         self._instant = float("-inf")
         """Instant of the newest complete snapshot of this attempt."""
         self._last_number = 0
-        self._idle: set[str] = set()
-        self._told_missing: set[str] = set()
+        self._unreferenced: set[str] = set()
+        self._send_again_s = float("-inf")
         self.snapshots: list[JobSnapshot] = []
-        """Those in the bucket, oldest first, as far as they can be read."""
+        """Readable snapshots in the bucket, oldest first."""
         self._unreadable: set[int] = set()
         self.is_gathered = False
-        """True if the newest listings are in a complete snapshot."""
-        self.news = 0
-        """Raised whenever a node tells something new."""
+        """True if the newest listings are part of a complete snapshot."""
+        self.num_reports = 0
+        """Incremented whenever a node reports something new."""
 
     def open(self) -> None:
-        """Read the snapshots there are, and remove what earlier attempts told each other."""
+        """Read the existing snapshots."""
         self._confirm()
-        self._objects.delete(self._messages.of_others(self._objects))
+        # Leftovers of an earlier release, in which nodes communicated through the bucket.
+        self._objects.delete([info.key for info in self._objects.list("attempt-")])
         self._read_new()
 
     def _read_new(self) -> None:
-        """Read the snapshots that this attempt has not made itself."""
+        """Read snapshots that this attempt did not create."""
         known = {snapshot.number for snapshot in self.snapshots} | self._unreadable
         for number in snapshot_numbers(self._objects):
             if number in known:
@@ -105,16 +121,16 @@ class Coordinator:
                 continue
             except ValueError as error:
                 self._unreadable.add(number)
-                log.info("snapshots: %s is left alone: %s", snapshot_key(number), error)
+                log.info("snapshots: %s is ignored: %s", snapshot_key(number), error)
         self.snapshots.sort(key=lambda snapshot: snapshot.number)
 
     def gather(self, own: Sequence[NodeListing]) -> JobSnapshot | None:
-        """Complete a snapshot if all nodes have listed one instant; returns a new one.
+        """Complete a snapshot if all nodes have listed a common instant; return it if new.
 
-        ``own`` are the latest listings of this node, oldest first.
+        ``own`` are this node's latest listings, oldest first.
         """
         if self._num_nodes > 1:
-            self._hear()
+            self._receive()
         if own:
             self._listings[self._main] = {listing.name: listing for listing in own}
         if len(self._listings) < self._num_nodes:
@@ -125,16 +141,16 @@ class Coordinator:
         if self.is_gathered or any(history[-1].missing for history in histories):
             return None
         quiet_s = [x.quiet_s or _SKEW_S for history in histories for x in history]
-        found = common_instant(histories, min(_SKEW_S, *quiet_s), self._instant)
-        if found is None:
+        common = common_instant(histories, min(_SKEW_S, *quiet_s), self._instant)
+        if common is None:
             return None
-        instant, listings = found
+        instant, listings = common
         states = tuple(listing.state for listing in listings)
         if states == self._gathered:
             return None
         entries = union({listing.node: listing.entries for listing in listings}, self._main)
         if entries == (self.snapshots[-1].entries if self.snapshots else ()):
-            self._note(instant, states, newest_states)
+            self._record(instant, states, newest_states)
             return None
         snapshot = JobSnapshot(
             number=self._last_number + 1,
@@ -149,26 +165,26 @@ class Coordinator:
         try:
             self._objects.put(snapshot.key, snapshot.encode(), if_absent=True)
         except PreconditionFailed:
-            self._read_new()  # the late write of a job that this one has replaced
+            self._read_new()  # a late write by a job that this one has replaced
             return None
         self._last_number = snapshot.number
-        self._note(instant, states, newest_states)
+        self._record(instant, states, newest_states)
         self.snapshots.append(snapshot)
         log.info(
-            "snapshots: snapshot %d of %s: %d files, %s",
+            "snapshots: snapshot %d of %s: %s, %s",
             *(snapshot.number, clock_text(snapshot.at)),
-            *(len(snapshot.files), size_text(snapshot.size)),
+            *(counted(len(snapshot.files), "file"), size_text(snapshot.size)),
         )
         return snapshot
 
-    def _note(
+    def _record(
         self, instant: float, states: tuple[str, ...], newest_states: tuple[str, ...]
     ) -> None:
         self._instant, self._gathered = instant, states
         self.is_gathered = states == newest_states
 
     def _history(self, node: int) -> list[NodeListing]:
-        """The latest listings of a node, oldest first."""
+        """Return a node's latest listings, oldest first."""
         listings = self._listings.get(node, {}).values()
         return sorted(listings, key=lambda listing: (listing.final, listing.since))
 
@@ -177,7 +193,7 @@ class Coordinator:
 
     @property
     def waits_for(self) -> list[int]:
-        """Nodes that hold up a snapshot: without a listing, or with the oldest one."""
+        """Nodes that block a snapshot: those without a listing, else the one with the oldest."""
         newest = self._newest()
         silent = [node for node in range(self._num_nodes) if node not in newest]
         if silent or not newest:
@@ -186,12 +202,12 @@ class Coordinator:
 
     @property
     def has_listings(self) -> bool:
-        """True once some node has listed something."""
+        """True once any node has sent a listing."""
         return bool(self._listings)
 
     @property
     def not_final(self) -> list[int]:
-        """Nodes whose final state is not known yet."""
+        """Nodes whose final state is still unknown."""
         newest = self._newest()
         return [
             node for node in range(self._num_nodes) if node not in newest or not newest[node].final
@@ -199,16 +215,15 @@ class Coordinator:
 
     @property
     def refusals(self) -> list[str]:
-        """Reasons of nodes that have no final state."""
+        """Nodes' reasons for not having a final state."""
         return [item.missing for item in self._newest().values() if item.missing]
 
     def prune(self, *, at_end: bool = False) -> None:
-        """Delete old snapshots, then contents that nobody needs.
+        """Delete old snapshots, then unreferenced contents.
 
-        Snapshots that differ only in logs and compiled graphs count as one, the newest of them.
-        A content goes when it was of no use at the previous call either, unless this is the end
-        and no node sends any more. Snapshots that a job of the same name has left meanwhile count
-        too.
+        Of snapshots that differ only in logs and compiled graphs, only the newest counts. Snapshots
+        of earlier jobs of the same name count too. A content is deleted if it was
+        unreferenced at the previous call too, or at the end, when no node is uploading.
         """
         self._confirm()
         self._read_new()
@@ -225,43 +240,44 @@ class Coordinator:
         self._objects.delete([snapshot.key for snapshot in old])
         self.snapshots = kept
         if self._unreadable:
-            return  # nobody knows what it needs
+            return  # it may reference any content
         needed = {object_key(digest) for snapshot in kept for digest in snapshot.digests}
         needed |= {object_key(digest) for digest in self._in_use()}
-        idle = {info.key for info in self._objects.list(OBJECTS)} - needed
-        self._objects.delete(sorted(idle if at_end else idle & self._idle))
-        self._idle = idle
+        unreferenced = {info.key for info in self._objects.list(OBJECTS)} - needed
+        self._objects.delete(sorted(unreferenced if at_end else unreferenced & self._unreferenced))
+        self._unreferenced = unreferenced
 
-    def close(self) -> None:
-        """Remove what the nodes told each other."""
-        self._objects.delete([info.key for info in self._objects.list(self._messages.prefix)])
-
-    def _hear(self) -> None:
-        """Read what has changed of the other nodes' messages."""
-        untils = {self._messages.until(node): node for node in range(self._num_nodes)}
-        found = [
-            (info, self._messages.read_listing(info.key) or (untils.get(info.key, self._main), ""))
-            for info in self._objects.list(self._messages.prefix)
+    def _receive(self) -> None:
+        """Read other nodes' changed documents, and remove their old listings."""
+        untils = {until_name(node): node for node in range(self._num_nodes)}
+        documents = [
+            (info, read_listing_name(info.key) or (untils.get(info.key, self._main), ""))
+            for info in self._mailbox.received.list()
         ]
-        found = [(info, place) for info, place in found if place[0] != self._main]
-        for info, (node, name) in found:
+        documents = [(info, origin) for info, origin in documents if origin[0] != self._main]
+        for info, (node, name) in documents:
             if self._etags.get(info.key) == info.etag:
                 continue
             try:
-                data = self._objects.get(info.key)
+                data = self._mailbox.received.get(info.key)
                 if name:
                     self._listings.setdefault(node, {})[name] = NodeListing.decode(data)
                 else:
                     self._until[node] = typed(read_object(data), _TIMES)
             except (ObjectMissing, ValueError) as error:
-                log.info("snapshots: %s is not understood: %s", info.key, error)
+                log.info("snapshots: %s cannot be read: %s", info.key, error)
             self._etags[info.key] = info.etag
-            self.news += 1
-        there = {place for _, place in found}
+            self.num_reports += 1
+        received_names: dict[int, list[str]] = {node: [] for node in range(self._num_nodes)}
+        for _, (node, name) in documents:
+            if name:
+                received_names[node].append(name)
         for node, listings in self._listings.items():
             if node == self._main:
                 continue
-            for name in [name for name in listings if (node, name) not in there]:
+            old, latest = received_names[node][:-HISTORY], received_names[node][-HISTORY:]
+            self._mailbox.received.delete(listing_name(node, name) for name in old)
+            for name in listings.keys() - set(latest):
                 del listings[name]
             for name, until in self._until.get(node, {}).items():
                 if name in listings and until > listings[name].until:
@@ -269,25 +285,27 @@ class Coordinator:
         self._listings = {node: listings for node, listings in self._listings.items() if listings}
 
     def _has_contents(self, snapshot: JobSnapshot) -> bool:
-        """Check that every content is there and whole; tell the nodes of those that are not."""
+        """Check that every content exists in full; request missing ones from the nodes."""
         sizes = {info.key: info.size for info in self._objects.list(OBJECTS)}
         missing = {
             entry.sha256
             for entry in snapshot.files
             if sizes.get(object_key(entry.sha256)) != entry.bytes
         }
-        if missing and missing != self._told_missing:
+        now_s = time.monotonic()
+        if missing and now_s >= self._send_again_s:
+            self._send_again_s = now_s + _BETWEEN_SENDING_S
+            named = random.sample(sorted(missing), min(len(missing), _MAX_DIGESTS))
             log.info(
-                "snapshots: %d contents have gone from %s; the nodes send them again",
-                *(len(missing), self._objects.uri),
+                "snapshots: the contents of %s are missing from %s; the nodes upload them again",
+                *(counted(len(missing), "file"), self._objects.uri),
             )
-            document = json.dumps({"digests": sorted(missing)})
-            self._objects.put(self._messages.missing, document.encode())
-            self._told_missing = missing
+            document = {"digests": named, "at": now_s}  # distinguishes repeated requests
+            self._mailbox.send_to_all(MISSING, json.dumps(document).encode())
         return not missing
 
     def _in_use(self) -> Iterable[str]:
-        """Contents that some node is about to list, or lists for a snapshot to come."""
+        """Yield contents that nodes are about to list, or have listed for a future snapshot."""
         newest = self._newest()
         for node in newest:
             for listing in self._history(node):
@@ -295,7 +313,7 @@ class Coordinator:
                     yield from (entry.sha256 for entry in listing.entries if entry.sha256)
         for node in range(self._num_nodes):
             try:
-                data = self._objects.get(self._messages.intent(node))
+                data = self._mailbox.received.get(intent_name(node))
                 yield from read_json(data, Digests).digests
             except ObjectMissing:
                 continue

@@ -1,4 +1,4 @@
-"""The thread that talks: to the main node, or on that one to all, and to the run's status."""
+"""The thread that exchanges listings with other nodes and writes the run's status."""
 
 from __future__ import annotations
 
@@ -9,26 +9,32 @@ import math
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from training.core.failures import describe
-from training.program.reports import LOSSES_FILE, UNKEPT_FILE, OutputReport
-from training.program.snapshots.barrier import Digests, Messages
-from training.program.snapshots.coordinator import Coordinator, Patience
-from training.program.snapshots.folder import look
+from training.program.reports import LOSSES_FILE, UNPERSISTED_FILE, OutputReport
+from training.program.snapshots.barrier import Digests
+from training.program.snapshots.coordinator import Coordinator, WaitTimer
+from training.program.snapshots.folder import scan
+from training.program.snapshots.mailbox import MISSING, Mailbox, until_name
 from training.program.snapshots.manifest import JobSnapshot, SnapshotSummary, clock_text
-from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
+from training.program.snapshots.process import (
+    FinalSnapshotRequest,
+    SnapshotSettings,
+    open_snapshots,
+)
 from training.program.snapshots.restore import too_large
-from training.program.snapshots.uploader import Complaints, RefusalTimer, Uploader
+from training.program.snapshots.uploader import RefusalTimer, ThrottledLog, Uploader
 from training.storage import (
     ObjectMissing,
     Objects,
     PreconditionFailed,
     StorageError,
     StorageRefused,
+    StorageUnavailable,
 )
 from training.storage.results import now_utc
 from training.storage.run_lock import RunLost, check_holder
@@ -36,11 +42,12 @@ from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 from trainium_catalogue.documents import OPTIONAL, Keywords, Timestamp, as_document
 from trainium_catalogue.typed_json import read_json
 
-_TURN_S = 5.0
-_HURRIED_TURN_S = 0.25
-_UNTIL_S = 10.0
-_STATUS_S = 5.0
-_LAST_WORD_S = 30.0
+_INTERVAL_S = 5.0
+_FINAL_INTERVAL_S = 0.25
+_UNTIL_INTERVAL_S = 10.0
+_STATUS_INTERVAL_S = 5.0
+_LOSSES_INTERVAL_S = 30.0
+_FINAL_STATUS_TIMEOUT_S = 30.0
 
 log = logging.getLogger(__name__)
 
@@ -52,79 +59,81 @@ class ProgramStatus:
     kind: Literal["program"] = "program"
     state: Annotated[str, Keywords(enum=["running", "ended"])]
     last_line: str | None
-    """Of its output."""
+    """The last line of its output."""
     last_line_at: Timestamp | None
     step: int | None
-    """Null where no line names it."""
+    """Null if no line states it."""
     loss: float | None
-    """Null where no line names it, or it is not finite."""
+    """Null if no line states it, or it is not finite."""
     loss_text: Annotated[str | None, Keywords(enum=["nan", "inf", "-inf"])] = field(
         default=None, metadata=OPTIONAL
     )
-    """The loss where it is not finite."""
+    """The loss, if it is not finite."""
     steps_per_second: float | None
     snapshots: tuple[SnapshotSummary, ...]
     unkept: str | None = field(default=None, metadata=OPTIONAL)
-    """What the main node's program has written that is not kept, if anything."""
+    """Files of the main node's program that are not kept, if any."""
     updated_at: Timestamp
 
 
 class Exchange:
-    """Talks every few seconds, and more often at the end.
+    """Communicates every few seconds, and more often at the end.
 
-    Its public attributes are written by its own thread only, whole values at a time.
+    Public attributes are written only by its own thread, atomically.
     """
 
     def __init__(
         self,
         settings: SnapshotSettings,
         bucket: Objects,
-        messages: Messages,
+        mailbox: Mailbox,
         uploader: Uploader,
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
     ) -> None:
         self._settings, self._bucket = settings, bucket
         self._objects = open_snapshots(bucket, settings.run)
-        self._messages, self._uploader, self._complaints = messages, uploader, complaints
+        self._mailbox, self._uploader, self._throttled_log = mailbox, uploader, throttled_log
         self._coordinator: Coordinator | None = None
         if settings.is_main:
             self._coordinator = Coordinator(
                 self._objects,
-                messages,
+                mailbox,
                 num_nodes=settings.num_nodes,
                 main=settings.main,
                 keep=settings.keep,
                 confirm=self._confirm,
             )
-        self._turn_s = min(_TURN_S, settings.every_s / 4)
+        self._interval_s = min(_INTERVAL_S, settings.every_s / 4)
         self._is_open = self._warned_of_size = False
-        self._told_until: dict[str, float] = {}
-        self._told_until_s = self._status_written_s = float("-inf")
-        self._patience = Patience(settings.every_s)
+        self._sent_until: dict[str, float] = {}
+        self._sent_until_s = self._status_written_s = float("-inf")
+        self._wait_timer = WaitTimer(settings.every_s)
         self._missing = self._losses = b""
-        self._statuses: tuple[bytes, ...] = ()
+        self._losses_written_s = float("-inf")
+        self._statuses: set[bytes] = set()
+        """Versions of the run's status that this job wrote."""
+        self._status_etag: str | None = None
         began = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         place = f"{PROGRAM_LOSSES}{began}-attempt-{settings.attempt}.jsonl"
         self._losses_key = run_key(settings.run, place)
         self.lost: frozenset[str] = frozenset()
-        """Contents that this node has listed and the bucket has lost; another object when more
-        are."""
+        """Contents that this node has listed but the bucket has lost; replaced as more are lost."""
         self.refusal = RefusalTimer()
         self.ended: str | None = None
-        """Empty once the last snapshot is complete, or the reason why it cannot be."""
+        """Empty once the last snapshot is complete, or the reason why it cannot be completed."""
         self.snapshots: tuple[SnapshotSummary, ...] = ()
         """The complete snapshots, oldest first; known on the main node only."""
-        self.news = 0
-        """Raised whenever another node tells something."""
+        self.num_reports = 0
+        """Incremented whenever another node reports something."""
         self.waits_for = ""
-        """What the last snapshot waits for."""
+        """Description of the nodes that the last snapshot waits for."""
         self._wake, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)
         self._thread.start()
 
     def hurry(self) -> None:
-        """The end has come."""
-        self._turn_s = _HURRIED_TURN_S
+        """Shorten the interval for the end of the job."""
+        self._interval_s = _FINAL_INTERVAL_S
         self._wake.set()
 
     @property
@@ -135,55 +144,61 @@ class Exchange:
 
     @property
     def newest_stays(self) -> str:
-        """What another attempt continues from."""
+        """Description of the snapshot from which the next attempt will resume."""
         if not self._settings.is_main:
-            return "the one before it stays"
-        return f"the one of {self.newest_text} stays" if self.snapshots else "there is none before"
+            return "the previous one remains"
+        return (
+            f"the one from {self.newest_text} remains"
+            if self.snapshots
+            else "there is no earlier one"
+        )
 
-    def end(self, order: FinalOrder) -> None:
-        """Say the last word about the run's status; waits no longer than the order allows."""
+    def end(self, request: FinalSnapshotRequest) -> None:
+        """Write the run's final status within the time that ``request`` allows."""
         self._stopped.set()
         self._wake.set()
         now_s = time.monotonic()
-        until_s = now_s + _LAST_WORD_S if order.until_s is None else order.until_s + 1.0
+        until_s = (
+            now_s + _FINAL_STATUS_TIMEOUT_S if request.until_s is None else request.until_s + 1.0
+        )
         self._thread.join(max(0.0, until_s - now_s))
 
     def _run(self) -> None:
         while not self._stopped.is_set():
             self.refusal.note(self._refused(self._turn))
-            self._wake.wait(self._turn_s)
+            self._wake.wait(self._interval_s)
             self._wake.clear()
         if self._settings.is_main:
             self._refused(lambda: self._write_status("ended"))
 
     def _refused(self, action: Callable[[], object]) -> str:
-        """Do something; returns the reason if the bucket refuses it."""
+        """Run ``action``; return the reason if the bucket refuses it."""
         try:
             action()
         except RunLost as error:
-            self._complaints.say("alone", str(error))
+            self._throttled_log.log("alone", str(error))
             return str(error)
         except (StorageError, OSError) as error:
-            self._complaints.say("bucket", f"the bucket does not answer: {error}")
+            self._throttled_log.log("bucket", f"a request to the bucket failed: {error}")
             return str(error) if isinstance(error, StorageRefused) else ""
         except Exception as error:
-            log.exception("snapshots: none is completed: %s", describe(error))
+            log.exception("snapshots: cannot complete a snapshot: %s", describe(error))
         return ""
 
     def _confirm(self) -> None:
-        """Raise ``RunLost`` once another job holds the run's name."""
+        """Raise ``RunLost`` if another job holds the run's lock."""
         settings = self._settings
         check_holder(self._objects, settings.job_id, settings.attempt, run=settings.run)
 
     def _turn(self) -> None:
         if self._coordinator is None:
-            self._tell_main()
+            self._send_to_main()
         else:
             self._coordinate(self._coordinator)
         self._look_for_missing()
 
-    def _tell_main(self) -> None:
-        """Renew the times up to which this node's listings hold."""
+    def _send_to_main(self) -> None:
+        """Extend the validity of this node's listings."""
         listing = self._uploader.listing
         if listing is None:
             return
@@ -191,32 +206,33 @@ class Exchange:
             self.ended = listing.missing
             return
         now_s = time.monotonic()
-        told = {listing.name: listing.until for listing in self._uploader.history}
-        if now_s - self._told_until_s < min(_UNTIL_S, self._settings.every_s / 2):
+        sent = {listing.name: listing.until for listing in self._uploader.history}
+        if now_s - self._sent_until_s < min(_UNTIL_INTERVAL_S, self._settings.every_s / 2):
             return
-        if told != self._told_until:
-            key = self._messages.until(self._settings.node)
-            self._objects.put(key, json.dumps(told).encode())
-            self._told_until, self._told_until_s = told, now_s
+        if sent != self._sent_until:
+            with contextlib.suppress(StorageUnavailable):  # sent again next time
+                document = json.dumps(sent).encode()
+                self._mailbox.send_to_main(until_name(self._settings.node), document)
+                self._sent_until, self._sent_until_s = sent, now_s
 
     def _coordinate(self, coordinator: Coordinator) -> None:
-        """Make complete snapshots of what all nodes have listed."""
+        """Complete snapshots from the listings of all nodes."""
         if not self._is_open:
             coordinator.open()
             self._is_open = True
-        if time.monotonic() - self._status_written_s >= _STATUS_S:
-            # A status that cannot be written costs no snapshot.
+        if time.monotonic() - self._status_written_s >= _STATUS_INTERVAL_S:
+            # A failed status write must not prevent a snapshot.
             self._refused(lambda: self._write_status("running"))
         made = coordinator.gather(self._uploader.history)
-        self.news = coordinator.news
-        self._complain_of_waiting(coordinator, made is not None or coordinator.is_gathered)
+        self.num_reports = coordinator.num_reports
+        self._log_waiting(coordinator, made is not None or coordinator.is_gathered)
         not_final = coordinator.not_final
         others = [str(node) for node in not_final if node != self._settings.node]
-        self.waits_for = f"waits for node {', '.join(others)}" if others else ""
+        self.waits_for = f"waits for {_nodes(others)}" if others else ""
         self.snapshots = tuple(snapshot.summary for snapshot in coordinator.snapshots)
         if made is not None:
             self._warn_of_size(made)
-            # What cannot be cleared away costs money, but no snapshot.
+            # A failed deletion costs money but must not prevent a snapshot.
             self._refused(lambda: coordinator.prune(at_end=not not_final))
             self.snapshots = tuple(snapshot.summary for snapshot in coordinator.snapshots)
         if not_final:
@@ -224,39 +240,39 @@ class Exchange:
         if coordinator.refusals:
             self.ended = "; ".join(coordinator.refusals)
         elif coordinator.is_gathered:
-            self._refused(coordinator.close)
             self.ended = ""
 
     def _warn_of_size(self, made: JobSnapshot) -> None:
-        """Say once that the files of all nodes do not fit on one of them."""
+        """Log once if the files of all nodes do not fit on one node."""
         if self._warned_of_size:
             return
         folder = self._settings.checkpoints
-        held = sum(seen.size for seen in look(folder).values())
+        held = sum(seen.size for seen in scan(folder).values())
         room = shutil.disk_usage(folder).free + held
         if text := too_large(made, self._settings.node, room):
             self._warned_of_size = True
             log.info("snapshots: %s", text)
 
-    def _complain_of_waiting(self, coordinator: Coordinator, moves: bool) -> None:
-        """Say for which node snapshots wait, if they do for long."""
-        waits = coordinator.has_listings and not moves
-        if waited_s := self._patience.waited_s(time.monotonic(), waits=waits):
-            nodes = ", ".join(map(str, coordinator.waits_for))
-            self._complaints.say(
+    def _log_waiting(self, coordinator: Coordinator, has_progressed: bool) -> None:
+        """Log the nodes that snapshots wait for, if they have been waiting for too long."""
+        waits = coordinator.has_listings and not has_progressed
+        if waited_s := self._wait_timer.waited_s(time.monotonic(), waits=waits):
+            nodes = [str(node) for node in coordinator.waits_for]
+            verb = "is" if len(nodes) == 1 else "are"
+            self._throttled_log.log(
                 "waiting",
-                f"no snapshot of all nodes since {self.newest_text}, for {waited_s:.0f} s: it "
-                f"waits for node {nodes}, which still sends its files, writes all the time or "
-                "does not answer",
+                f"no snapshot of all nodes since {self.newest_text}, for {waited_s:.0f} s: the "
+                f"next waits for {_nodes(nodes)}, which {verb} still uploading, writing "
+                "continuously or not responding",
             )
 
     def _look_for_missing(self) -> None:
-        """Notice what the bucket has lost, to have it sent again."""
+        """Detect contents that the bucket has lost and must be uploaded again."""
         listing = self._uploader.listing
         if listing is None:
             return
         try:
-            data = self._objects.get(self._messages.missing)
+            data = self._mailbox.received.get(MISSING)
         except ObjectMissing:
             return
         if data != self._missing:
@@ -266,7 +282,7 @@ class Exchange:
                 self.lost = frozenset(lost)
 
     def _write_status(self, state: str) -> None:
-        """Write the run's status, with what is known of the program's output."""
+        """Write the run's status, including the progress shown by the program's output."""
         output = OutputReport.read(self._settings.scratch)
         at = output.last_line_at
         loss = output.loss
@@ -280,48 +296,70 @@ class Exchange:
             loss_text=None if loss is None or is_number else str(loss),
             steps_per_second=output.steps_per_second,
             snapshots=self.snapshots,
-            unkept=self._unkept(),
+            unkept=self._unpersisted(),
             updated_at=now_utc(),
         )
         self._put_status(json.dumps(as_document(status), indent=2).encode() + b"\n")
-        self._write_losses()
         self._status_written_s = time.monotonic()
+        if (
+            state == "ended"
+            or self._status_written_s - self._losses_written_s >= _LOSSES_INTERVAL_S
+        ):
+            self._write_losses()
+            self._losses_written_s = self._status_written_s
 
-    def _unkept(self) -> str | None:
-        """What the launcher of this node has told of files outside the kept folder."""
+    def _unpersisted(self) -> str | None:
+        """Return the launcher's description of unpersisted files on this node."""
         try:
-            return (self._settings.scratch / UNKEPT_FILE).read_text()
+            return (self._settings.scratch / UNPERSISTED_FILE).read_text()
         except FileNotFoundError:
             return None
 
     def _put_status(self, data: bytes) -> None:
-        """Replace the status, unless a job that started later has written it since.
+        """Replace the status, unless a later job has written it.
 
-        This one may have been frozen and replaced. It knows its own documents, the last of which
-        may be there although the request failed.
+        This job may have been frozen and replaced. It recognizes its own documents, of which the
+        last may exist although its request failed.
         """
         key = run_key(self._settings.run, RUN_STATUS)
+        if not self._statuses:
+            self._statuses = {self._find_status(key)}
+        self._statuses.add(data)
         while True:
+            etag = self._status_etag
             try:
-                found, etag = self._bucket.get_with_etag(key)
-            except ObjectMissing:
-                found, etag = b"", None
-            if found and self._statuses and found not in self._statuses:
-                raise RunLost(
-                    f"another job writes {self._bucket.uri}/{key}; stop one of the two, or give "
-                    "each its own --name"
+                self._status_etag = self._bucket.put(
+                    key, data, if_absent=etag is None, if_match=etag
                 )
-            self._statuses = (found, data)
-            try:
-                self._bucket.put(key, data, if_absent=etag is None, if_match=etag)
-                return
             except PreconditionFailed:
+                found = self._find_status(key)
+                if found and found not in self._statuses:
+                    # With the other job's ETag, the next write would succeed.
+                    self._status_etag = etag
+                    raise RunLost(
+                        f"another job is writing to {self._bucket.uri}/{key}; stop one of them, or "
+                        "give each its own --name"
+                    ) from None
                 continue
+            self._statuses = {data}
+            return
+
+    def _find_status(self, key: str) -> bytes:
+        try:
+            found, self._status_etag = self._bucket.get_with_etag(key)
+        except ObjectMissing:
+            found, self._status_etag = b"", None
+        return found
 
     def _write_losses(self) -> None:
-        """Write the losses of this attempt, from which `status --plot` draws a curve."""
+        """Write the losses of this attempt, for the curve of `status --plot`."""
         with contextlib.suppress(FileNotFoundError):
             losses = (self._settings.scratch / LOSSES_FILE).read_bytes()
             if losses != self._losses:
                 self._bucket.put(self._losses_key, losses)
                 self._losses = losses
+
+
+def _nodes(indices: Sequence[str]) -> str:
+    """Name nodes by their indices."""
+    return f"{'node' if len(indices) == 1 else 'nodes'} {', '.join(indices)}"

@@ -1,7 +1,7 @@
-"""Watches a folder that a program writes to, and tells when it is in one piece.
+"""Watch a folder that a program writes to, and detect when it is quiescent.
 
-Nothing here needs the program's help: a folder counts while nobody has a file of it open for
-writing and nothing in it has changed for a moment.
+The program need not cooperate: a folder is quiescent while no process has any of its files open for
+writing and nothing in it has changed for a certain time.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from typing import NamedTuple
 from training.program.snapshots.manifest import EntryKind, is_log
 
 _IDLE_OPEN_S = 60.0
-"""A file may stay open for writing for all of training; unchanged for so long, it counts."""
+"""Time without changes after which a file is idle, even if open for writing throughout training."""
 _SLOW_LOG_S = 60.0
 _SLOW_LOG_BYTES_PER_S = 16 * 1024
-"""A file that has only grown, for so long and no faster, is a log, whatever its name."""
+"""A file that has only grown, for this long and no faster, is a log regardless of its name."""
 _ONE_WRITE_BYTES = 16 * 1024 * 1024
+"""Below this size, a change to a file that keeps its inode and size counts as a replacement. A
+larger file may have been written only in part."""
 _ONE_SAVE_S = 60.0
-"""New files that come into a folder within this time belong to one save."""
+"""New files in a folder within this time belong to the same save."""
 _CAUTION = 1.5
-"""The quiet time in pauses of earlier saves: the next may be longer."""
+"""Ratio of the quiet time to the pauses in earlier saves, since the next one may be longer."""
 _DIGITS = re.compile(r"\d+")
 _ROUNDS = 3
-"""Replacements of one file after which a program is taken to do so all the time."""
+"""Number of replacements after which a file counts as replaced continuously."""
 
 
 class FileState(NamedTuple):
-    """What the file system says of one entry; it changes with every write."""
+    """An entry's file-system metadata, which changes with every write."""
 
     kind: EntryKind
     size: int
@@ -43,11 +45,11 @@ class FileState(NamedTuple):
 
 
 FolderState = Mapping[str, FileState]
-"""Entries of a folder by their path below it."""
+"""Entries of a folder by relative path."""
 
 
-def look(root: Path) -> dict[str, FileState]:
-    """List everything below ``root``; what vanishes meanwhile is not there."""
+def scan(root: Path) -> dict[str, FileState]:
+    """List everything below ``root``, ignoring entries deleted during the scan."""
     found: dict[str, FileState] = {}
     waiting = [""]
     while waiting:
@@ -70,13 +72,13 @@ def look(root: Path) -> dict[str, FileState]:
 
 
 def file_state(entry: os.DirEntry[str] | Path) -> FileState | None:
-    """Look at one entry; None for what is no file, folder or link."""
+    """Return the state of one entry; None for anything but a file, folder or link."""
     status = entry.stat(follow_symlinks=False)
     mode = stat.S_IMODE(status.st_mode)
     if stat.S_ISLNK(status.st_mode):
         return FileState(EntryKind.LINK, 0, 0, status.st_ino, 0, str(Path(entry).readlink()))
     if stat.S_ISDIR(status.st_mode):
-        # Its times change with its entries, which are compared themselves.
+        # A folder's times change with its entries, which are compared separately.
         return FileState(EntryKind.FOLDER, 0, 0, 0, mode, "")
     if stat.S_ISREG(status.st_mode):
         return FileState(
@@ -86,7 +88,7 @@ def file_state(entry: os.DirEntry[str] | Path) -> FileState | None:
 
 
 def same_content(before: FileState, status: os.stat_result) -> bool:
-    """Tell if nobody has written to a file since it was seen."""
+    """Return whether a file has not been modified since ``before``."""
     return (status.st_size, status.st_mtime_ns, status.st_ino) == (
         before.size,
         before.mtime_ns,
@@ -95,14 +97,14 @@ def same_content(before: FileState, status: os.stat_result) -> bool:
 
 
 def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> dict[Path, bool]:
-    """Find files below ``roots`` that one of the processes may write to; True for those mapped.
+    """Find files below ``roots`` that the processes may write to; True for mapped ones.
 
-    That is a descriptor opened for writing (proc(5), fdinfo: flags) or a shared writable mapping,
-    which lasts after its descriptor is closed. Writing through a mapping changes a file's time
-    only when the kernel gets to it (mmap(2)), so the time of one that is mapped says little.
+    The processes have a descriptor open for writing (proc(5), fdinfo: flags) or a shared writable
+    mapping, which outlives its descriptor. Writes through a mapping update a file's time only
+    eventually (mmap(2)), so a mapped file's time is unreliable.
     """
-    # The kernel tells real paths.
-    beginnings = tuple(f"{os.path.realpath(root)}/" for root in roots)
+    # The kernel reports real paths.
+    prefixes = tuple(f"{os.path.realpath(root)}/" for root in roots)
     found: dict[Path, bool] = {}
     for pid in pids:
         process = Path(f"/proc/{pid}")
@@ -110,15 +112,15 @@ def open_for_writing(roots: Iterable[Path], pids: Iterable[int]) -> dict[Path, b
             for descriptor in (process / "fd").iterdir():
                 try:
                     target = str(descriptor.readlink())
-                    if target.startswith(beginnings) and _is_writable(process, descriptor.name):
+                    if target.startswith(prefixes) and _is_writable(process, descriptor.name):
                         found.setdefault(Path(target), False)
                 except OSError:
-                    continue  # closed meanwhile
+                    continue  # it has been closed
             with (process / "maps").open(errors="surrogateescape") as maps:
                 for line in maps:
                     # Address, permissions, offset, device, inode, path.
                     fields = line.rstrip("\n").split(maxsplit=5)
-                    if len(fields) < 6 or not fields[5].startswith(beginnings):
+                    if len(fields) < 6 or not fields[5].startswith(prefixes):
                         continue
                     if fields[1][1] == "w" and fields[1][3] == "s":
                         found[Path(fields[5])] = True
@@ -133,44 +135,44 @@ def _is_writable(process: Path, descriptor: str) -> bool:
 
 
 class _Growth(NamedTuple):
-    """A file that has only grown since it was first seen to change."""
+    """A file that has only grown since its first observed change."""
 
     inode: int
     since: float
     size: int
 
 
-class Watch:
-    """The history of one folder, in looks at it."""
+class FolderWatch:
+    """The history of one folder, from repeated scans."""
 
     def __init__(self, root: Path, *, quiet_s: float, longest_quiet_s: float = 0.0) -> None:
         self.root = root
         self._quiet_s, self._longest_quiet_s = quiet_s, longest_quiet_s
         self._pause_s = 0.0
-        """Longest pause between two new files of one save."""
+        """Longest pause between two new files of the same save."""
         self._grew: dict[str, float] = {}
         """Time of the latest new file in each folder."""
         self._began_saving: dict[str, float] = {}
-        """Time of the first new file in each kind of folder: names that differ in numbers only."""
+        """Time of the first new file, by folder path with each number replaced by 0."""
         self.state: FolderState = {}
         self.since = 0.0
-        """Time from which everything but logs has been as it is."""
+        """Start of the current state, ignoring logs."""
         self.until = 0.0
-        """Time up to which it is known to have been."""
+        """Time until which the current state was last observed."""
         self.changed_at: float | None = None
-        """Time of the last change of anything, logs too; None before the first."""
+        """Time of the last change, including logs; None before the first."""
         self.last_changed = ""
-        """A path that changed then; logs do not count."""
+        """A path that changed last, ignoring logs."""
         self._touched: dict[str, float] = {}
         self._growing: dict[str, _Growth] = {}
         self._replaced: dict[str, int] = {}
         self._quiet_at = 0.0
         self._began = False
 
-    def look(self, clock: SteadyClock) -> None:
-        """Look once more; ``OSError`` if the folder cannot be read."""
+    def scan(self, clock: SteadyClock) -> None:
+        """Scan the folder once; raise ``OSError`` if it cannot be read."""
         began = clock.now()
-        state = look(self.root)
+        state = scan(self.root)
         ended = clock.now()
         if not self._began:
             self._began, self.state, self.since = True, state, ended
@@ -185,7 +187,7 @@ class Watch:
             self.since = self.until = ended
             self.last_changed = max(essential, key=lambda path: (path in state, path))
         else:
-            # What this look found unchanged was so when it began, at the latest.
+            # A state that this scan found unchanged was valid at least until its start.
             self.until = max(self.until, began)
         self.state = state
         if self.is_quiet:
@@ -194,52 +196,57 @@ class Watch:
 
     @property
     def is_quiet(self) -> bool:
-        """True if nothing but logs has changed for long enough."""
+        """True if nothing except logs has changed for long enough."""
         return self.until - self.since >= self.quiet_s
 
     @property
     def quiet_s(self) -> float:
-        """Time without a change that is enough: longer than the pauses of earlier saves. Of a first
-        save nobody knows the pauses yet, so the longest time is taken until it must be over."""
-        learns = any(self.until - at < _ONE_SAVE_S for at in self._began_saving.values())
-        wanted = self._longest_quiet_s if learns else _CAUTION * self._pause_s
+        """Required time without changes, longer than the pauses in earlier saves.
+
+        During the first save, whose pauses are unknown, the longest time applies.
+        """
+        is_learning = any(self.until - at < _ONE_SAVE_S for at in self._began_saving.values())
+        wanted = self._longest_quiet_s if is_learning else _CAUTION * self._pause_s
         return max(self._quiet_s, min(self._longest_quiet_s, wanted))
 
     def forget_pauses(self) -> None:
-        """Take the shortest time again: with a longer one there never is a quiet moment."""
+        """Reset the quiet time to its minimum, since the folder is never quiescent for longer."""
         self._pause_s, self._grew = 0.0, {}
         self._longest_quiet_s = 0.0
 
     @property
     def replaces_one_file(self) -> bool:
-        """True if the program replaces one file again and again, and nothing else changes.
+        """True if the program keeps replacing a single file, and nothing else changes.
 
-        It may never pause, but the folder is in one piece whenever no file is open. With two such
-        files it is not: one of them is older than the other.
+        It may never pause, but the folder is consistent whenever no file is open. With two such
+        files it is not, because one may be older than the other.
         """
         recent = [path for path, at in self._touched.items() if at > self._quiet_at]
         recent = [path for path in recent if path in self.state and not self.is_log(path)]
         return len(recent) == 1 and self._replaced.get(recent[0], 0) >= _ROUNDS
 
     def is_log(self, path: str) -> bool:
-        """Tell if a file is a log, by its name or by how it has grown."""
+        """Return whether a file is a log, by its name or its growth."""
         return is_log(path) or self._grows_slowly(path)
 
     def is_idle(self, path: str, now: float) -> bool:
-        """Tell if a file has not changed for so long that being open means nothing."""
+        """Return whether a file has been unchanged for so long that it may stay open."""
         seen = self.state.get(path)
-        # The program may have begun before the first look.
+        # The program may have started before the first scan.
         written = seen.mtime_ns / 1e9 if seen is not None else now
         return now - max(written, self._touched.get(path, 0.0)) >= _IDLE_OPEN_S
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """Total size of all files."""
         return sum(seen.size for seen in self.state.values())
 
     def _note_pause(self, changed: Iterable[str], state: FolderState, now: float) -> None:
-        """Learn how long a program pauses between two files of a save: files that are new in a
-        subfolder soon after others are of one save. Only a pause with no other change counts."""
+        """Learn how long a program pauses between two files of a save.
+
+        New files in a subfolder in quick succession belong to one save. Only pauses without any
+        other changes count.
+        """
         for path in changed:
             folder = path.rpartition("/")[0]
             is_new = path in state and path not in self.state and state[path].kind is EntryKind.FILE
@@ -254,7 +261,7 @@ class Watch:
         self._grew = {name: at for name, at in self._grew.items() if now - at <= _ONE_SAVE_S}
 
     def _note(self, path: str, now: FileState | None, at: float) -> bool:
-        """Remember how a path has changed; returns True if that is a log's way."""
+        """Record a path's change; return True if it changed like a log."""
         before = self.state.get(path)
         if before is None or now is None or before.kind is not now.kind:
             if now is None:
@@ -284,11 +291,11 @@ class Watch:
 
 
 class SteadyClock:
-    """Wall-clock time that does not jump when the machine's clock is set."""
+    """Wall-clock time that does not jump when the system clock is adjusted."""
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return the seconds since the epoch."""
         return self._offset + time.monotonic()

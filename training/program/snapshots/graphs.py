@@ -1,8 +1,8 @@
-"""Neuron's compile cache: which files another node can use, and locks that nobody holds.
+"""Neuron's compile cache: select usable files, and remove stale locks.
 
-Neuron keeps a graph in a folder ``MODULE_<hash>+<flags>``, with ``model.done`` once it is compiled.
-A lock that is given back keeps the next attempt waiting for a process that is no more, and a graph
-that could not be compiled is never tried again.
+Neuron stores a graph in a folder ``MODULE_<hash>+<flags>``, with ``model.done`` once it is
+compiled. A restored lock would make the next attempt wait for a process that no longer exists, and
+a graph that failed to compile would never be retried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOCK = ".lock"
 
 
 def usable(paths: Iterable[str]) -> set[str]:
-    """Leave out locks, and everything of graphs that are not compiled."""
+    """Return the paths, except locks and graphs that are not compiled."""
     modules = {path: _module_of(path) for path in paths}
     names: dict[str, set[str]] = {}
     for path, module in modules.items():
@@ -32,18 +32,18 @@ def usable(paths: Iterable[str]) -> set[str]:
 
 
 def unlock(cache: Path) -> None:
-    """Remove locks of compilations that an earlier attempt began: nobody else will.
+    """Remove stale locks of an earlier attempt's compilations.
 
-    Workers would wait for as long as one is there, and print that another process compiles.
+    Otherwise workers would wait forever, printing that another process is compiling.
     """
     for lock in cache.rglob(f"*{_LOCK}"):
         lock.unlink()
 
 
 def _module_of(path: str) -> str:
-    """The graph's folder that a path belongs to; empty for other files."""
-    found = PurePosixPath(path)
-    for folder in (found, *found.parents):
+    """Return the folder of the graph that a path belongs to; empty for other files."""
+    entry = PurePosixPath(path)
+    for folder in (entry, *entry.parents):
         if folder.name.startswith(_MODULE):
             return folder.as_posix()
     return ""

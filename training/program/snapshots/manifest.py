@@ -1,10 +1,9 @@
-"""What a snapshot consists of, and its place in the bucket.
+"""The contents of a snapshot, and its layout in the bucket.
 
 Below ``runs/<run>/snapshots/``:
 
 - ``objects/<sha256>``: contents, each uploaded once;
-- ``attempt-<n>/<job>/``: what the nodes of one attempt tell each other;
-- ``<number>.json``: a complete snapshot, written after everything it names.
+- ``<number>.json``: a complete snapshot, written after everything it references.
 """
 
 from __future__ import annotations
@@ -37,22 +36,22 @@ FORMAT = 1
 OBJECTS = "objects/"
 _NUMBER = re.compile(r"(\d{8})\.json")
 _MAX_TIME_NS = 2**62
-"""More than a hundred years from 1970, which file systems take."""
+"""More than a hundred years after 1970, within the range of file systems."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LOGS = re.compile(r".*\.(log|csv|jsonl)|.*\.tfevents\..*", re.IGNORECASE)
 
 
 class Root(StrEnum):
-    """The folders of a node that are kept."""
+    """A node's persisted folders."""
 
     CHECKPOINTS = "checkpoints"
-    """The folder that the program writes."""
+    """The program's checkpoint folder."""
     CACHE = "cache"
     """Compiled graphs."""
 
 
 class EntryKind(StrEnum):
-    """What may be in a folder that is kept; pipes and sockets hold nothing and are left out."""
+    """Kinds of entries in a persisted folder; pipes and sockets are skipped."""
 
     FILE = "file"
     LINK = "link"
@@ -61,7 +60,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotEntry:
-    """One file, symbolic link or folder of a snapshot."""
+    """A file, symbolic link or folder in a snapshot."""
 
     root: Root
     path: str
@@ -70,21 +69,21 @@ class SnapshotEntry:
     mode: int = 0o644
     bytes: int = 0
     sha256: str = ""
-    """Of a file's content, in hexadecimal."""
+    """SHA-256 of a file's content, in hexadecimal."""
     mtime_ns: int = 0
     target: str = ""
-    """Of a symbolic link."""
+    """Target of a symbolic link."""
     nodes: tuple[int, ...] = ()
-    """Nodes that have exactly this one at this path."""
+    """Nodes that have exactly this entry at this path."""
 
     @property
     def identity(self) -> tuple[str, str, str]:
-        """Equal for entries that hold the same, whatever their times and modes."""
+        """Key that is equal for entries with the same content, regardless of times and modes."""
         return self.kind, self.sha256, self.target
 
     @staticmethod
     def read(kind: EntryKind, document: Mapping[str, Any]) -> SnapshotEntry:
-        """Read ``document``; ``ValueError`` for what must not be written to a disk."""
+        """Parse ``document``; raise ``ValueError`` if it is unsafe to restore."""
         entry = typed({**document, "kind": kind}, SnapshotEntry)
         path_parts(entry.path)
         if kind is EntryKind.FILE and not _DIGEST.fullmatch(entry.sha256):
@@ -92,7 +91,10 @@ class SnapshotEntry:
         if kind is EntryKind.LINK:
             check_link_target(entry.target)
         if entry.bytes < 0 or abs(entry.mtime_ns) >= _MAX_TIME_NS:
-            raise ValueError(f"{entry.path!r} has {entry.bytes} bytes of {entry.mtime_ns} ns")
+            raise ValueError(
+                f"{entry.path!r}: its size of {entry.bytes} bytes or time of {entry.mtime_ns} ns "
+                "is out of range"
+            )
         return entry
 
 
@@ -107,7 +109,7 @@ class ManifestFile:
     mode: int
     mtime_ns: int = field(default=0, metadata=OPTIONAL)
     nodes: tuple[Natural, ...] = field(default=(), metadata=OPTIONAL)
-    """Nodes that have exactly this one at this path."""
+    """Nodes that have exactly this entry at this path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +120,7 @@ class ManifestLink:
     path: str
     target: str
     nodes: tuple[Natural, ...] = field(default=(), metadata=OPTIONAL)
-    """Nodes that have exactly this one at this path."""
+    """Nodes that have exactly this entry at this path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +131,12 @@ class ManifestFolder:
     path: str
     mode: int
     nodes: tuple[Natural, ...] = field(default=(), metadata=OPTIONAL)
-    """Nodes that have exactly this one at this path."""
+    """Nodes that have exactly this entry at this path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotManifest:
-    """A complete snapshot of a program's folder on all nodes, written after all that it names.
+    """A complete snapshot of a program's folder on all nodes, written after all its contents.
 
     The content of a file is objects/<its sha256>.
     """
@@ -147,8 +149,8 @@ class SnapshotManifest:
     """The main node."""
     bytes: Natural
     chosen: Natural | None = field(default=None, metadata=OPTIONAL)
-    """The snapshot that it repeats, because a submission went back to it with --from-snapshot; 0:
-    none, so that it holds compiled graphs only."""
+    """The earlier snapshot that this one repeats, because a submission chose it with
+    --from-snapshot; 0 if it chose none, so that this one has only compiled graphs."""
     files: tuple[ManifestFile, ...]
     links: tuple[ManifestLink, ...] = field(default=(), metadata=OPTIONAL)
     folders: tuple[ManifestFolder, ...] = field(default=(), metadata=OPTIONAL)
@@ -177,13 +179,13 @@ def _by_kind(entries: Iterable[SnapshotEntry]) -> dict[str, Any]:
 
 
 def entries_document(entries: Iterable[SnapshotEntry]) -> dict[str, list[dict[str, Any]]]:
-    """One list for each kind, for JSON."""
-    found: dict[str, list[dict[str, Any]]] = as_document(_by_kind(entries))
-    return found
+    """Convert entries to one list per kind, for JSON."""
+    document: dict[str, list[dict[str, Any]]] = as_document(_by_kind(entries))
+    return document
 
 
 def read_entries(document: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:
-    """Read the lists of ``entries_document``; ``ValueError`` says what is wrong with them."""
+    """Parse the lists of ``entries_document``; raise ``ValueError`` if they are invalid."""
     lists = typed(document, _Lists)
     return tuple(
         SnapshotEntry.read(kind, item)
@@ -193,23 +195,23 @@ def read_entries(document: Mapping[str, Any]) -> tuple[SnapshotEntry, ...]:
 
 
 def is_log(path: str) -> bool:
-    """Tell by its name whether a file is only ever appended to.
+    """Return whether a file's name marks it as append-only.
 
-    Such files are written to all the time, and a beginning of one is as good as the whole.
+    Such files are written continuously, and any prefix of them is valid.
     """
     return _LOGS.fullmatch(path.rpartition("/")[2]) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSummary:
-    """What a program's status shows of a snapshot."""
+    """A snapshot as shown in a program's status."""
 
     number: int
     at: Timestamp
     files: int
     bytes: int
     chosen: int | None = field(default=None, metadata=OPTIONAL)
-    """The one that it repeats, where a submission went back to it; 0: none."""
+    """The earlier snapshot that this one repeats, if a submission chose it; 0 if it chose none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,12 +226,12 @@ class JobSnapshot:
     """The main node."""
     entries: tuple[SnapshotEntry, ...]
     chosen: int | None = None
-    """The one that it repeats, because a submission went back to that (0: to none); those between
-    the two are not restored."""
+    """The earlier snapshot that this one repeats, because a submission chose it; 0 if it chose
+    none. Snapshots between the two are not restored."""
 
     def __post_init__(self) -> None:
         if min(self.number, self.nodes, self.main, self.chosen or 0) < 0:
-            raise ValueError("a number of it is negative")
+            raise ValueError("it contains a negative number")
 
     @property
     def key(self) -> str:
@@ -238,22 +240,22 @@ class JobSnapshot:
 
     @property
     def files(self) -> list[SnapshotEntry]:
-        """The files, of every node."""
+        """The files of all nodes."""
         return [entry for entry in self.entries if entry.kind is EntryKind.FILE]
 
     @property
     def size(self) -> int:
-        """Bytes of all files, of every node."""
+        """Total size of all nodes' files in bytes."""
         return sum(entry.bytes for entry in self.files)
 
     @property
     def digests(self) -> set[str]:
-        """Names of the objects that it needs."""
+        """Digests of the referenced contents."""
         return {entry.sha256 for entry in self.files}
 
     @property
     def substance(self) -> str:
-        """Equal for snapshots that differ only in logs and compiled graphs."""
+        """Key that is equal for snapshots that differ only in logs and compiled graphs."""
         essential = [
             (*entry.identity, entry.path, entry.nodes)
             for entry in self.entries
@@ -263,18 +265,18 @@ class JobSnapshot:
 
     @property
     def summary(self) -> SnapshotSummary:
-        """What status shows of it."""
+        """The snapshot's summary for the status."""
         return picked(SnapshotSummary, self, files=len(self.files), bytes=self.size)
 
     def encode(self) -> bytes:
-        """The manifest."""
+        """Encode the manifest."""
         entries = _by_kind(self.entries)
         manifest = picked(SnapshotManifest, self, format=FORMAT, bytes=self.size, **entries)
         return json.dumps(as_document(manifest)).encode()
 
     @staticmethod
     def decode(data: bytes) -> JobSnapshot:
-        """Read a manifest; ``ValueError`` says what is wrong with it."""
+        """Parse a manifest; raise ``ValueError`` if it is invalid."""
         document = read_object(data)
         if document.get("format") != FORMAT:
             raise ValueError(f"it has format {document.get('format')}, not {FORMAT}")
@@ -282,8 +284,10 @@ class JobSnapshot:
         return replace(head, entries=read_entries(document))
 
     def for_node(self, node: int) -> list[SnapshotEntry]:
-        """Choose what ``node`` is given: of each path its own, or else the main node's, or else
-        the one of the lowest node."""
+        """Choose the entries to restore on ``node``.
+
+        For each path this is the node's own entry, else the main node's, else the lowest node's.
+        """
         chosen: dict[tuple[Root, str], SnapshotEntry] = {}
         for entry in self.entries:
             place = entry.root, entry.path
@@ -293,12 +297,12 @@ class JobSnapshot:
         return [entry for entry in chosen.values() if not _below_a_file(entry, chosen)]
 
     def _claim(self, node: int, entry: SnapshotEntry) -> tuple[bool, bool, int]:
-        """Order the entries of one path; the smallest is what ``node`` is given."""
+        """Return a sort key for the entries of one path; ``node`` gets the smallest."""
         return node not in entry.nodes, self.main not in entry.nodes, min(entry.nodes, default=0)
 
 
 def _below_a_file(entry: SnapshotEntry, chosen: Mapping[tuple[Root, str], SnapshotEntry]) -> bool:
-    """Tell if one node has a file or link where another has a folder with this entry."""
+    """Return whether one node has a file or link where another has a folder with this entry."""
     for parent in PurePosixPath(entry.path).parents:
         above = chosen.get((entry.root, str(parent)))
         if above is not None and above.kind is not EntryKind.FOLDER:
@@ -307,16 +311,16 @@ def _below_a_file(entry: SnapshotEntry, chosen: Mapping[tuple[Root, str], Snapsh
 
 
 def union(listings: Mapping[int, Iterable[SnapshotEntry]], main: int) -> tuple[SnapshotEntry, ...]:
-    """Unite the listings of all nodes.
+    """Merge the listings of all nodes.
 
-    A path with the same content on several nodes is one entry. Where contents differ, there is an
-    entry for each, with the nodes that have it. Of compiled graphs one is as good as another.
+    A path with the same content on several nodes becomes one entry. If contents differ, each
+    becomes an entry with its nodes; for a compiled graph, one of them is enough.
     """
     order = sorted(listings, key=lambda node: (node != main, node))
-    found: dict[tuple[Root, str], list[SnapshotEntry]] = {}
+    by_path: dict[tuple[Root, str], list[SnapshotEntry]] = {}
     for node in order:
         for entry in listings[node]:
-            variants = found.setdefault((entry.root, entry.path), [])
+            variants = by_path.setdefault((entry.root, entry.path), [])
             for at, variant in enumerate(variants):
                 if variant.identity == entry.identity:
                     variants[at] = replace(variant, nodes=tuple(sorted((*variant.nodes, node))))
@@ -324,40 +328,40 @@ def union(listings: Mapping[int, Iterable[SnapshotEntry]], main: int) -> tuple[S
             else:
                 if entry.root is not Root.CACHE or not variants:
                     variants.append(replace(entry, nodes=(node,)))
-    entries = [entry for variants in found.values() for entry in variants]
+    entries = [entry for variants in by_path.values() for entry in variants]
     kinds = list(EntryKind)
     entries.sort(key=lambda item: (kinds.index(item.kind), item.root, item.path, item.nodes))
     return tuple(entries)
 
 
 def snapshot_key(number: int) -> str:
-    """Key of a manifest; keys sort by number."""
+    """Return the key of a manifest; keys sort by number."""
     return f"{number:08d}.json"
 
 
 def object_key(digest: str) -> str:
-    """Key of a content."""
+    """Return the key of the object that contains the file content with this SHA-256."""
     return f"{OBJECTS}{digest}"
 
 
 def snapshot_numbers(objects: Objects) -> list[int]:
-    """Numbers of the complete snapshots, oldest first."""
-    found = (_NUMBER.fullmatch(info.key) for info in objects.list("0"))
-    return [int(match[1]) for match in found if match]
+    """Return the numbers of the complete snapshots, oldest first."""
+    matches = (_NUMBER.fullmatch(info.key) for info in objects.list("0"))
+    return [int(match[1]) for match in matches if match]
 
 
 def at_text(seconds: float) -> str:
-    """A time as ISO 8601 in UTC, to the second."""
+    """Format a time as ISO 8601 in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
 
 
 def clock_text(at: str) -> str:
-    """The time of day of an ISO 8601 time, for messages."""
+    """Return the time of day of an ISO 8601 time, for messages."""
     return at[11:19] or at
 
 
 def size_text(count: float) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes for humans."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

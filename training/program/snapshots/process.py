@@ -1,4 +1,4 @@
-"""The process that takes snapshots, as its launcher sees it: what the two tell each other."""
+"""The launcher's handle on its snapshot process, and the files that they exchange."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _BETWEEN_STARTS_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSettings:
-    """Everything that the process is told."""
+    """The configuration of the snapshot process."""
 
     storage: StorageAccess
-    """The deployment's bucket, or the local folder that takes its place."""
+    """The deployment's bucket or, without one, a local folder."""
     run: str
     job_id: str
     attempt: int
@@ -41,7 +41,7 @@ class SnapshotSettings:
     num_nodes: int
     scratch: Path
     checkpoints: Path
-    """The folder that the program writes its checkpoints to."""
+    """The program's checkpoint folder."""
     cache: Path
     """The folder of compiled graphs."""
     every_s: float
@@ -53,7 +53,7 @@ class SnapshotSettings:
     def of(
         node: NodeContract, settings: ProgramSettings, folders: ProgramFolders
     ) -> SnapshotSettings:
-        """Gather what a node's process is told."""
+        """Assemble the configuration of a node's process."""
         return SnapshotSettings(
             storage=StorageAccess.of(node),
             run=node.run,
@@ -78,12 +78,12 @@ class SnapshotSettings:
 
     @property
     def folders(self) -> dict[Root, Path]:
-        """The folders that are kept."""
+        """The persisted folders."""
         return {Root.CHECKPOINTS: self.checkpoints, Root.CACHE: self.cache}
 
     @property
     def quiet_s(self) -> float:
-        """Time without a change after which the checkpoints count as whole."""
+        """Time without changes after which the checkpoint folder is quiescent."""
         return min(2.0, self.every_s / 2)
 
     def write(self) -> Path:
@@ -94,7 +94,7 @@ class SnapshotSettings:
 
     @staticmethod
     def read(path: Path) -> SnapshotSettings:
-        """Read what ``write`` has written."""
+        """Read the settings written by ``write``."""
         document = json.loads(path.read_text())
         document["storage"] = StorageAccess(**document["storage"])
         for name in ("scratch", "checkpoints", "cache"):
@@ -103,7 +103,7 @@ class SnapshotSettings:
 
 
 def open_snapshots(bucket: Objects, run: str) -> Objects:
-    """Open the place of a run's snapshots, given the root of the bucket."""
+    """Open the prefix of a run's snapshots in the bucket."""
     return bucket.at(run_prefix(run, "snapshots"))
 
 
@@ -117,7 +117,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReport(ScratchDocument):
-    """What the process says in ``snapshots.json``, about once a second."""
+    """The process's report in ``snapshots.json``, renewed about once a second."""
 
     FILE: ClassVar[str] = SNAPSHOTS_FILE
 
@@ -131,38 +131,38 @@ class SnapshotReport(ScratchDocument):
     problem: Problem | None = None
     """A reason to end the job now."""
     failure: Problem | None = None
-    """The reason why there is no last snapshot, and the code for a job that was a success."""
+    """The reason for a missing last snapshot, with the exit code of an otherwise successful job."""
 
     @staticmethod
     def read(scratch: Path) -> SnapshotReport:
-        """Read the newest report; an empty one before the first."""
+        """Read the latest report; an empty one if there is none."""
         return SnapshotReport.find(scratch) or SnapshotReport()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FinalOrder(ScratchDocument):
-    """The order to take the last snapshot and end, in the file ``snapshots-final``."""
+class FinalSnapshotRequest(ScratchDocument):
+    """A request to take the last snapshot and exit, in the file ``snapshots-final``."""
 
     FILE: ClassVar[str] = "snapshots-final"
 
     take: bool = True
-    """False: only end; after the loss of a node files are torn."""
+    """False to only exit, since files may be torn after the loss of a node."""
     clean: bool = True
-    """True if every worker ended by itself. Otherwise the folder is only taken if the program was
-    not writing when it was killed."""
+    """True if every worker exited on its own. Otherwise the folder is captured only if the program
+    was not writing when it was killed."""
     until_s: float | None = None
-    """Time of ``CLOCK_MONOTONIC``, which all processes share, at which to give up; None: never."""
+    """Deadline on ``CLOCK_MONOTONIC``, which all processes share; None for no deadline."""
 
 
 class SnapshotProcess:
-    """The launcher's handle on the process of its node; every method returns at once."""
+    """The launcher's handle on its node's process; only ``kill`` waits for it."""
 
     def __init__(self, settings: SnapshotSettings, env: Mapping[str, str]) -> None:
-        """Start it, to die with this process; ``env`` holds the job's credentials."""
+        """Start the process, which dies with this one; ``env`` contains the job's credentials."""
         self._scratch = settings.scratch
         self._env = {name: value for name, value in env.items() if name != ENV_SCRATCH}
         self._killed = False
-        self._not_ordered: Problem | None = None
+        self._failed_request: Problem | None = None
         settings.write()
         self._start()
 
@@ -173,40 +173,38 @@ class SnapshotProcess:
             {**self._env, ENV_SNAPSHOTS: str(self._scratch)},
         )
 
-    def look(self) -> SnapshotReport:
-        """Read its newest report; starts another process if this one has died, for example of a
-        lack of memory."""
-        rested = time.monotonic() - self._started_s > _BETWEEN_STARTS_S
-        if self._process.poll() and not self._killed and rested:
+    def poll(self) -> SnapshotReport:
+        """Read the latest report; restart the process if it has failed or was killed."""
+        may_restart = time.monotonic() - self._started_s > _BETWEEN_STARTS_S
+        if self._process.poll() and not self._killed and may_restart:
             self._start()
         return SnapshotReport.read(self._scratch)
 
     def final(
         self, *, take: bool = True, clean: bool = True, within_s: float | None = None
     ) -> None:
-        """Order the last snapshot; ``done`` follows, after ``within_s`` at the latest."""
+        """Request the last snapshot; ``done`` becomes True within ``within_s``."""
         until_s = None if within_s is None else time.monotonic() + within_s
         try:
-            FinalOrder(take=take, clean=clean, until_s=until_s).write(self._scratch)
+            FinalSnapshotRequest(take=take, clean=clean, until_s=until_s).write(self._scratch)
         except OSError as error:
-            reason = f"no last snapshot: the order for it cannot be written: {error}"
-            self._not_ordered = Problem(code=ExitCode.HOST, reason=reason)
+            reason = f"no last snapshot: cannot write the request for it: {error}"
+            self._failed_request = Problem(code=ExitCode.HOST, reason=reason)
             self.kill()
 
     @property
     def done(self) -> bool:
-        """True once it has ended after ``final`` or ``kill``."""
-        self.look()
+        """True once the process has exited after ``final`` or ``kill``."""
+        self.poll()
         return self._killed or self._process.poll() == 0
 
     @property
     def failure(self) -> Problem | None:
-        """The reason why there is no last snapshot, once it is done."""
-        return self._not_ordered or SnapshotReport.read(self._scratch).failure
+        """The reason for a missing last snapshot, once done."""
+        return self._failed_request or SnapshotReport.read(self._scratch).failure
 
     def kill(self) -> None:
-        """End it at once, for example before workers are killed: it must not take what they
-        leave for whole."""
+        """Kill the process, before workers are killed and leave torn files to snapshot."""
         self._killed = True
         self._process.kill()
         self._process.wait()

@@ -1,4 +1,4 @@
-"""Gives a node the newest complete snapshot back, before the program starts."""
+"""Restore the newest complete snapshot on a node before the program starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from training.core.files import write_whole
 from training.core.threads import in_threads
 from training.program.settings import NotPrepared, Workspace
-from training.program.snapshots.capture import NOTHING, Place, Restored, sha256_of
+from training.program.snapshots.capture import NOTHING, Place, RestoredEntries, sha256_of
 from training.program.snapshots.folder import FileState, file_state
 from training.program.snapshots.graphs import usable
 from training.program.snapshots.manifest import (
@@ -37,41 +37,42 @@ from training.program.snapshots.process import SnapshotSettings, open_snapshots
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.safe_folder import SafeFolder, user_mode
+from trainium_catalogue.wording import counted
 
 RECORD = "restored.json"
 _PART_BYTES = 16 * 1024 * 1024
 _AT_ONCE = 16
 _SMALL_BYTES = 64 * 1024 * 1024
 _RESERVE = 0.1
-"""Part of the free disk that files of other nodes do not fill."""
+"""Share of the free disk space that other nodes' files must leave free."""
 _SHOWN_NAMES = 3
 _ORDER = (EntryKind.FOLDER, EntryKind.FILE, EntryKind.LINK)
 
 log = logging.getLogger(__name__)
 
 
-class NoRoom(OSError):
+class InsufficientSpace(OSError):
     """The snapshot does not fit on the disk."""
 
 
-class NothingWhole(Exception):
-    """A run has snapshots, and none of them can be restored."""
+class NoRestorableSnapshot(Exception):
+    """A run has snapshots, but none of them can be restored."""
 
 
 class _Damaged(Exception):
-    """A snapshot cannot be restored; the message says which file, and why."""
+    """A snapshot cannot be restored; the message names the file and the reason."""
 
 
-def give_back(workspace: Workspace) -> bool:
-    """Restore the run's newest snapshot for a program; tell if its kept folder has files now."""
+def restore_for_program(workspace: Workspace) -> bool:
+    """Restore the run's newest snapshot; return whether the checkpoint folder now has files."""
     settings = SnapshotSettings.of(workspace.node, workspace.settings, workspace.folders)
     workspace.report("restoring checkpoints")
     try:
         objects = open_snapshots(workspace.bucket, settings.run)
         snapshot = restore(objects, settings, report=workspace.report)
-    except NoRoom as error:
+    except InsufficientSpace as error:
         raise NotPrepared(ExitCode.PREFLIGHT, f"no space left on the node: {error}") from None
-    except NothingWhole as error:
+    except NoRestorableSnapshot as error:
         raise NotPrepared(ExitCode.CONFIGURATION, str(error)) from None
     entries = snapshot.for_node(settings.node) if snapshot is not None else ()
     return any(e.root is Root.CHECKPOINTS and e.kind is EntryKind.FILE for e in entries)
@@ -80,41 +81,41 @@ def give_back(workspace: Workspace) -> bool:
 def restore(
     objects: Objects, target: SnapshotSettings, *, report: Callable[[str], None] = lambda text: None
 ) -> JobSnapshot | None:
-    """Restore the newest snapshot that is whole; None if the run has none, or is to have none.
+    """Restore the newest valid snapshot; return None if the run has none or should use none.
 
-    ``objects`` has its root at the run's ``snapshots/``. A snapshot of which a content is missing
-    or damaged is left out, with a line in the log; ``NothingWhole`` if that leaves none, since a
-    program that finds no checkpoint starts again. ``NoRoom`` if the disk is too small.
+    ``objects`` is rooted at the run's ``snapshots/``. Snapshots with missing or damaged contents
+    are logged and skipped. Raises ``NoRestorableSnapshot`` if none is left, since a program without
+    a checkpoint would start over, and ``InsufficientSpace`` if the disk is too small.
     """
     began_s = time.monotonic()
     below = math.inf
     refused: list[int] = []
     for number in reversed(snapshot_numbers(objects)):
         if number >= below:
-            continue  # a submission went back behind it
+            continue  # a submission chose an earlier snapshot (--from-snapshot)
         try:
             snapshot = JobSnapshot.decode(objects.get(snapshot_key(number)))
             below = number if snapshot.chosen is None else snapshot.chosen
             wanted = _without_unusable_graphs(snapshot.for_node(target.node))
             entries = _fetch(objects, target, snapshot, wanted, report)
         except ObjectMissing:
-            continue  # cleared away meanwhile
+            continue  # it has been deleted
         except (ValueError, _Damaged) as error:
             log.info("launch: snapshot %d cannot be restored: %s", number, error)
             refused.append(number)
             continue
         files = [entry for entry in entries if entry.kind is EntryKind.FILE]
         log.info(
-            "launch: snapshot %d of %s, %d files, %s, restored in %.1f s",
-            *(number, clock_text(snapshot.at), len(files)),
+            "launch: snapshot %d of %s, %s, %s, restored in %.1f s",
+            *(number, clock_text(snapshot.at), counted(len(files), "file")),
             *(size_text(sum(entry.bytes for entry in files)), time.monotonic() - began_s),
         )
         return snapshot
     if refused and below > 0:
-        raise NothingWhole(
+        raise NoRestorableSnapshot(
             f"no snapshot of the run can be restored: {', '.join(map(str, refused))} "
-            f"{'is' if len(refused) == 1 else 'are'} damaged in {objects.uri} (see above); put the "
-            "objects back from their older versions, or submit again with --from-snapshot none to "
+            f"{'is' if len(refused) == 1 else 'are'} damaged in {objects.uri} (see above); restore "
+            "the objects from their older versions, or submit again with --from-snapshot none to "
             "start without a checkpoint"
         )
     for folder in target.folders.values():
@@ -123,7 +124,7 @@ def restore(
 
 
 def _without_unusable_graphs(entries: Sequence[SnapshotEntry]) -> list[SnapshotEntry]:
-    # The compiler makes no links, and would write through one.
+    # Drop links, which the compiler never creates but would write through.
     graphs = [e for e in entries if e.root is Root.CACHE and e.kind is not EntryKind.LINK]
     wanted = usable(entry.path for entry in graphs)
     others = [entry for entry in entries if entry.root is not Root.CACHE]
@@ -137,8 +138,7 @@ def _fetch(
     entries: Sequence[SnapshotEntry],
     report: Callable[[str], None],
 ) -> Sequence[SnapshotEntry]:
-    """Download into a folder beside, then put everything into its place; returns what was
-    restored."""
+    """Download to a temporary folder, then move into place; return the restored entries."""
     arriving = target.scratch / "arriving"
     shutil.rmtree(arriving, ignore_errors=True)
     arriving.mkdir(parents=True)
@@ -150,16 +150,17 @@ def _fetch(
         if selection.needed > free:
             _check_sizes(objects, selection.entries)
             others = (
-                f", of {snapshot.nodes} nodes, all of which are needed on {target.num_nodes}"
+                f" for the files of all {counted(snapshot.nodes, 'node')}, because the number of "
+                f"nodes is now {target.num_nodes}"
                 if snapshot.nodes != target.num_nodes
                 else ""
             )
-            raise NoRoom(
-                f"snapshot {snapshot.number} has {size_text(selection.needed)}{others}, and "
-                f"{size_text(free)} are free at {target.scratch}; give the nodes a larger volume "
-                "(context key root_volume_gib)"
+            raise InsufficientSpace(
+                f"snapshot {snapshot.number} needs {size_text(selection.needed)}{others}, but "
+                f"only {size_text(free)} is free at {target.scratch}; give the nodes a larger "
+                "volume (context key root_volume_gib)"
             )
-        if selection.left_out:
+        if selection.skipped:
             log.info("launch: snapshot %d: %s", snapshot.number, selection.explain(free))
         entries = selection.entries
         wanted = {entry.sha256: entry for entry in entries if entry.kind is EntryKind.FILE}
@@ -171,35 +172,35 @@ def _fetch(
 
 
 def _check_sizes(objects: Objects, entries: Sequence[SnapshotEntry]) -> None:
-    """Raise ``_Damaged`` if the manifest claims other sizes than the bucket has."""
+    """Raise ``_Damaged`` if sizes in the manifest and the bucket differ."""
     sizes = {info.key: info.size for info in objects.list(OBJECTS)}
     for entry in entries:
         if entry.kind is EntryKind.FILE and sizes.get(object_key(entry.sha256)) != entry.bytes:
-            raise _Damaged(f"{entry.path!r} has not {entry.bytes} bytes in the bucket")
+            raise _Damaged(f"{entry.path!r} does not have {entry.bytes} bytes in the bucket")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreSelection:
-    """What a node is given."""
+    """The entries to restore on a node."""
 
     entries: Sequence[SnapshotEntry]
-    left_out: Sequence[SnapshotEntry] = ()
+    skipped: Sequence[SnapshotEntry] = ()
     """Large files of other nodes."""
 
     @property
     def needed(self) -> int:
-        """Bytes that it needs on the disk."""
+        """Disk space needed in bytes."""
         return sum(entry.bytes for entry in self.entries)
 
     def explain(self, free: int) -> str:
-        """Say what is left out, why, and what to do if the program needs it."""
-        names = ", ".join(entry.path for entry in self.left_out[:_SHOWN_NAMES])
-        more = ", ..." if len(self.left_out) > _SHOWN_NAMES else ""
+        """Describe the skipped files, with reason and remedy."""
+        names = ", ".join(entry.path for entry in self.skipped[:_SHOWN_NAMES])
+        more = ", ..." if len(self.skipped) > _SHOWN_NAMES else ""
         return (
-            f"{len(self.left_out)} large files of other nodes, "
-            f"{size_text(sum(entry.bytes for entry in self.left_out))}, are left out, as "
-            f"{size_text(free)} are free ({names}{more}); a program that reads the files of all "
-            "nodes on each of them needs a larger volume (context key root_volume_gib)"
+            f"skipping {counted(len(self.skipped), 'large file')} of other nodes, "
+            f"{size_text(sum(entry.bytes for entry in self.skipped))} in total, because "
+            f"only {size_text(free)} is free ({names}{more}); a program that reads the files of "
+            "all nodes on each of them needs a larger volume (context key root_volume_gib)"
         )
 
 
@@ -208,9 +209,9 @@ def select(
 ) -> RestoreSelection:
     """Choose among the entries for a node.
 
-    On the same number of nodes it needs its own files, the main node's, and small ones, such as
-    metadata; of the large files of other nodes it gets as many as fit, the newest first. On
-    another number of nodes it may need all.
+    If the number of nodes has not changed, a node needs its own files, the main node's, and small
+    files such as metadata; of other nodes' large files it gets as many as fit, newest first. If it
+    has changed, a node may need all files.
     """
     if snapshot.nodes != num_nodes:
         return RestoreSelection(entries=entries)
@@ -219,28 +220,27 @@ def select(
     room = free * (1 - _RESERVE) - sum(
         entry.bytes for entry in entries if (entry.root, entry.path) not in places
     )
-    left_out = []
+    skipped = []
     for entry in sorted(large, key=lambda entry: -entry.mtime_ns):
         if entry.bytes <= room:
             room -= entry.bytes
         else:
-            left_out.append(entry)
-    missing = {(entry.root, entry.path) for entry in left_out}
-    given = [entry for entry in entries if (entry.root, entry.path) not in missing]
-    return RestoreSelection(entries=given, left_out=left_out)
+            skipped.append(entry)
+    missing = {(entry.root, entry.path) for entry in skipped}
+    selected = [entry for entry in entries if (entry.root, entry.path) not in missing]
+    return RestoreSelection(entries=selected, skipped=skipped)
 
 
 def too_large(snapshot: JobSnapshot, node: int, room: int) -> str:
-    """Explain what it means that the files of all nodes do not fit into ``room``; empty if they
-    do."""
+    """Explain the consequences if all nodes' files exceed ``room``; return "" if they fit."""
     needed = sum(entry.bytes for entry in snapshot.for_node(node))
     if needed <= room:
         return ""
     return (
-        f"the files of all nodes have {size_text(needed)}, and a node has room for "
-        f"{size_text(room)}: the next attempt on {snapshot.nodes} nodes gives each its own files, "
-        "and of the large ones of others what fits; on another number of nodes it cannot begin; "
-        "for that, give the nodes a larger volume (context key root_volume_gib)"
+        f"the files of all nodes need {size_text(needed)}, but a node has room for "
+        f"{size_text(room)}: the next attempt on {counted(snapshot.nodes, 'node')} restores each "
+        "node's own files, and as many of the others' large files as fit; on a different number of "
+        "nodes it cannot start unless they have a larger volume (context key root_volume_gib)"
     )
 
 
@@ -255,12 +255,12 @@ def _is_optional(snapshot: JobSnapshot, entry: SnapshotEntry, node: int) -> bool
 
 
 class _Arrival:
-    """A file that arrives in parts."""
+    """A file downloaded in parts."""
 
     def __init__(self, folder: Path, entry: SnapshotEntry) -> None:
         self.entry = entry
         self.path = folder / entry.sha256
-        self._left = max(1, -(-entry.bytes // _PART_BYTES))
+        self._remaining = max(1, -(-entry.bytes // _PART_BYTES))
         self._lock = threading.Lock()
 
     @property
@@ -269,26 +269,28 @@ class _Arrival:
         return range(0, max(1, self.entry.bytes), _PART_BYTES)
 
     def fetch(self, objects: Objects, start: int) -> int:
-        """Download one part; the last one to arrive checks the whole. Returns the bytes."""
+        """Download one part, and verify the file after the last one; return the part's size."""
         length = min(_PART_BYTES, self.entry.bytes - start)
-        # One byte beyond the end shows an object that is too long.
+        # Request one byte beyond the end to detect an object that is too long.
         beyond = 1 if start + length == self.entry.bytes else 0
         try:
             data = objects.get_range(object_key(self.entry.sha256), start, length + beyond)
         except ObjectMissing:
             raise _Damaged(f"{self.entry.path} is missing in the bucket") from None
         if len(data) != length:
-            raise _Damaged(f"{self.entry.path} has not {self.entry.bytes} bytes in the bucket")
+            raise _Damaged(
+                f"{self.entry.path} does not have {self.entry.bytes} bytes in the bucket"
+            )
         handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
         with os.fdopen(handle, "wb") as file:
             file.seek(start)
             file.write(data)
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self._remaining -= 1
+            if self._remaining:
                 return length
         if sha256_of(self.path, self.entry.bytes) != self.entry.sha256:
-            raise _Damaged(f"{self.entry.path} is damaged in the bucket: its SHA-256 is another")
+            raise _Damaged(f"{self.entry.path} is damaged in the bucket: its SHA-256 differs")
         return length
 
 
@@ -296,7 +298,7 @@ def _download(
     objects: Objects, folder: Path, entries: Sequence[SnapshotEntry], report: Callable[[str], None]
 ) -> None:
     total, done = sum(entry.bytes for entry in entries), 0
-    # The largest first, so that the last threads do not wait for one that began late.
+    # Largest first, so that no large file starts last.
     parts = [
         partial(arrival.fetch, objects, start)
         for arrival in (_Arrival(folder, e) for e in sorted(entries, key=lambda e: -e.bytes))
@@ -314,14 +316,14 @@ def _place(
     entries: Sequence[SnapshotEntry],
     report: Callable[[str], None],
 ) -> None:
-    """Make folders, then files, then links.
+    """Create folders, then files, then links.
 
-    A link or file of the program's own in the way of an entry is removed, so nothing is written
-    through it.
+    The program's own links or files that are in the way are removed, so that nothing is written
+    through them.
     """
     folders = {root: SafeFolder(folder, replace=True) for root, folder in target.folders.items()}
-    for kept in target.folders.values():
-        kept.mkdir(parents=True, exist_ok=True)
+    for root_folder in target.folders.values():
+        root_folder.mkdir(parents=True, exist_ok=True)
     uses = Counter(entry.sha256 for entry in entries if entry.kind is EntryKind.FILE)
     for entry in sorted(entries, key=lambda entry: _ORDER.index(entry.kind)):
         folder, path = folders[entry.root], entry.path
@@ -335,8 +337,8 @@ def _place(
                 bring(arriving / entry.sha256, path, mode=mode, mtime_ns=entry.mtime_ns)
             case EntryKind.LINK:
                 folder.link(path, entry.target)
-        report("restoring: putting files into their places")
-    # Last, because a folder may not be writable.
+        report("restoring: moving files into place")
+    # Folder modes last, because a folder may not be writable.
     for entry in sorted(entries, key=lambda entry: -entry.path.count("/")):
         if entry.kind is EntryKind.FOLDER:
             folders[entry.root].set_folder_mode(entry.path, user_mode(entry.mode))
@@ -350,7 +352,7 @@ def _write_record(
     documents = []
     for entry in entries:
         owners = present.intersection(entry.nodes)
-        # What belonged to nodes that this job does not have is the main node's from now on.
+        # Entries of nodes that this job lacks now belong to the main node.
         own = target.node in owners or (not owners and target.node == target.main)
         documents.append(
             {
@@ -365,21 +367,21 @@ def _write_record(
     write_whole(target.scratch / RECORD, json.dumps(record).encode())
 
 
-def read_record(scratch: Path) -> Restored:
-    """Read what was restored into this launch's folders."""
+def read_record(scratch: Path) -> RestoredEntries:
+    """Read the record of entries restored into this launch's folders."""
     try:
         record = json.loads((scratch / RECORD).read_text())
     except FileNotFoundError:
         return NOTHING
-    found: dict[Place, FileState] = {}
+    seen: dict[Place, FileState] = {}
     digests: dict[Place, str] = {}
-    lent: set[Place] = set()
+    foreign: set[Place] = set()
     for item in record["entries"]:
         place = Root(item["root"]), item["path"]
         kind, *rest = item["seen"]
-        found[place] = FileState(EntryKind(kind), *rest)
+        seen[place] = FileState(EntryKind(kind), *rest)
         if item["sha256"]:
             digests[place] = item["sha256"]
         if not item["own"]:
-            lent.add(place)
-    return Restored(seen=found, digests=digests, lent=frozenset(lent))
+            foreign.add(place)
+    return RestoredEntries(seen=seen, digests=digests, foreign=frozenset(foreign))

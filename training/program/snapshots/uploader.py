@@ -1,4 +1,4 @@
-"""The thread that brings what was captured to the bucket, each content once, and lists it there."""
+"""The thread that uploads captured contents, each once, and lists them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from typing import Any
 
 from training.core.failures import describe
 from training.core.threads import in_threads
-from training.program.snapshots.barrier import HISTORY, Messages, NodeListing
-from training.program.snapshots.capture import Capture, Changed, HeldEntry
+from training.program.snapshots.barrier import HISTORY, NodeListing
+from training.program.snapshots.capture import Capture, FileChanged, HeldEntry
+from training.program.snapshots.mailbox import Mailbox, intent_name, listing_name
 from training.program.snapshots.manifest import OBJECTS, object_key
 from training.program.snapshots.process import SnapshotSettings
 from training.storage import Objects, StorageError, StorageRefused
 
 _BLOCK = 16 * 1024 * 1024
 _SMALL_FILES_AT_ONCE = 8
-_BETWEEN_COMPLAINTS_S = 60.0
+_BETWEEN_MESSAGES_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
-class Cancelled(Exception):
-    """There is no time left, or no use."""
+class UploadCancelled(Exception):
+    """The upload was cut off, because time has run out or a newer state replaces it."""
 
 
 class Bandwidth:
-    """A bound on bytes per second, shared by threads, which can be lifted and cut off."""
+    """A rate limit shared by threads, which can be lifted or cut off."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -41,26 +42,28 @@ class Bandwidth:
         self._lifted = self._cut = False
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may be sent; ``Cancelled`` when cut off."""
+        """Wait until ``count`` bytes may be sent; raise ``UploadCancelled`` if cut off."""
         with self._changed:
             now = time.monotonic()
             begin = max(now, self._free_at)
             self._free_at = begin + count / self._bytes_per_s
-            while not self._cut and not self._lifted and (left := begin - time.monotonic()) > 0:
-                self._changed.wait(left)
+            while (
+                not self._cut and not self._lifted and (remaining := begin - time.monotonic()) > 0
+            ):
+                self._changed.wait(remaining)
         self.check()
 
     def check(self) -> None:
-        """Raise ``Cancelled`` if nothing may be sent any more."""
+        """Raise ``UploadCancelled`` if the upload was cut off."""
         if self._cut:
-            raise Cancelled
+            raise UploadCancelled
 
     def lift(self) -> None:
-        """Let everything pass, also after a cut: nobody trains any more."""
+        """Remove the rate limit, even after a cut, because training has ended."""
         self._set(lifted=True, cut=False)
 
     def cut(self) -> None:
-        """Let nothing pass."""
+        """Cut off all uploads."""
         self._set(lifted=self._lifted, cut=True)
 
     def _set(self, *, lifted: bool, cut: bool) -> None:
@@ -69,41 +72,41 @@ class Bandwidth:
             self._changed.notify_all()
 
 
-class Complaints:
-    """Says what goes wrong, but not every second."""
+class ThrottledLog:
+    """Logs problems at a limited rate."""
 
     def __init__(self) -> None:
-        self._said_s: dict[str, float] = {}
+        self._logged_s: dict[str, float] = {}
 
-    def say(self, about: str, text: str) -> None:
-        """Log ``text`` unless something about the same was logged a moment ago."""
+    def log(self, about: str, text: str) -> None:
+        """Log ``text`` unless a message about the same subject was logged recently."""
         now = time.monotonic()
-        if now - self._said_s.get(about, float("-inf")) >= _BETWEEN_COMPLAINTS_S:
-            self._said_s[about] = now
+        if now - self._logged_s.get(about, float("-inf")) >= _BETWEEN_MESSAGES_S:
+            self._logged_s[about] = now
             log.info("snapshots: %s", text)
 
 
 class RefusalTimer:
-    """How long a bucket has refused what a thread asks of it, without a success in between."""
+    """Measures how long the bucket has refused all of a thread's requests."""
 
     def __init__(self) -> None:
         self.text = ""
         self._since_s = 0.0
 
     def note(self, reason: str) -> None:
-        """Note how a try has ended; an empty reason if it was not refused."""
+        """Record a request's outcome: the reason for a refusal, or an empty string."""
         if reason and not self.text:
             self._since_s = time.monotonic()
         self.text = reason
 
     def lasts(self, at_least_s: float) -> bool:
-        """Tell if it goes on."""
+        """Return whether refusals have lasted for ``at_least_s``."""
         return bool(self.text) and time.monotonic() - self._since_s >= at_least_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
-    """What a node held from ``since`` to ``until``."""
+class CapturedState:
+    """A node's captured entries, valid from ``since`` to ``until``."""
 
     items: Sequence[HeldEntry]
     since: float
@@ -111,7 +114,7 @@ class Captured:
     quiet_s: float
     final: bool = False
     missing: str = ""
-    """The reason why a final state holds nothing."""
+    """The reason for an empty final state."""
 
 
 class Contents:
@@ -122,28 +125,29 @@ class Contents:
         self._first_share = first_share
         self._before = 0
         self.sent = 0
-        """Bytes of the current upload that have been sent."""
+        """Bytes of the current upload sent so far."""
         self.total = 0
-        """Bytes of the current upload."""
+        """Total bytes of the current upload."""
 
     @property
     def progress(self) -> int:
-        """Bytes that have ever been sent; falls when an upload fails in the middle of a file."""
+        """Total bytes ever sent; decreases if an upload fails in the middle of a file."""
         return self._before + self.sent
 
     def upload(self, items: Sequence[HeldEntry]) -> None:
-        """Upload every content that the bucket lacks; ``Changed``, ``Cancelled``, StorageError."""
+        """Upload missing contents; raise ``FileChanged``, ``UploadCancelled``, ``StorageError``."""
         self._before += self.sent
         self.sent, self.total = 0, sum(item.entry.bytes for item in items)
         if not items:
             return
-        there = {info.key: info.size for info in self._objects.list(OBJECTS)}
-        lacking = [i for i in items if there.get(object_key(i.entry.sha256)) != i.entry.bytes]
-        # Nodes that have the same files begin at different ones, and find what others have sent.
-        first = int(self._first_share * len(lacking))
-        lacking = lacking[first:] + lacking[:first]
-        self.total = sum(item.entry.bytes for item in lacking)
-        small = [item for item in lacking if item.entry.bytes <= _BLOCK]
+        stored = {info.key: info.size for info in self._objects.list(OBJECTS)}
+        missing = [i for i in items if stored.get(object_key(i.entry.sha256)) != i.entry.bytes]
+        # Nodes with the same files upload them in different orders: when one lists the bucket, it
+        # skips those that others have uploaded.
+        first = int(self._first_share * len(missing))
+        missing = missing[first:] + missing[:first]
+        self.total = sum(item.entry.bytes for item in missing)
+        small = [item for item in missing if item.entry.bytes <= _BLOCK]
         arrived = 0
         try:
             for count in in_threads(
@@ -151,7 +155,7 @@ class Contents:
             ):
                 arrived += count
                 self.sent = arrived
-            for item in lacking:
+            for item in missing:
                 if item.entry.bytes > _BLOCK:
                     self._upload_large(item)
                     arrived += item.entry.bytes
@@ -159,7 +163,7 @@ class Contents:
             self.sent = arrived
 
     def _upload_small(self, item: HeldEntry) -> int:
-        with _opened(item) as file:
+        with _open_source(item) as file:
             data = file.read(item.entry.bytes)
         _check(item, hashlib.sha256(data))
         self._bandwidth.take(len(data))
@@ -167,33 +171,33 @@ class Contents:
         return len(data)
 
     def _upload_large(self, item: HeldEntry) -> None:
-        digest, left = hashlib.sha256(), item.entry.bytes
+        digest, remaining = hashlib.sha256(), item.entry.bytes
         with (
-            _opened(item) as file,
-            self._objects.create(object_key(item.entry.sha256), size=left) as stream,
+            _open_source(item) as file,
+            self._objects.create(object_key(item.entry.sha256), size=remaining) as stream,
         ):
             target: Any = stream
-            while left and (block := file.read(min(_BLOCK, left))):
+            while remaining and (block := file.read(min(_BLOCK, remaining))):
                 self._bandwidth.take(len(block))
                 digest.update(block)
                 target.write(block)
-                left -= len(block)
+                remaining -= len(block)
                 self.sent += len(block)
             _check(item, digest)
 
 
-def _opened(item: HeldEntry) -> Any:
+def _open_source(item: HeldEntry) -> Any:
     assert item.source is not None
     try:
         return item.source.open("rb", buffering=0)
     except FileNotFoundError:
-        raise Changed(item.entry.path) from None
+        raise FileChanged(item.entry.path) from None
 
 
 def _check(item: HeldEntry, digest: Any) -> None:
-    """An object is what its name says, or it does not come to be."""
+    """Raise ``FileChanged`` unless the content matches its name."""
     if digest.hexdigest() != item.entry.sha256:
-        raise Changed(item.entry.path)
+        raise FileChanged(item.entry.path)
 
 
 class Uploader:
@@ -202,23 +206,23 @@ class Uploader:
     def __init__(
         self,
         objects: Objects,
-        messages: Messages,
+        mailbox: Mailbox,
         settings: SnapshotSettings,
         capture: Capture,
         bandwidth: Bandwidth,
-        complaints: Complaints,
+        throttled_log: ThrottledLog,
         *,
         restored: Iterable[str],
     ) -> None:
-        """Start the thread; ``restored`` are contents that the bucket has given this node."""
-        self._objects, self._messages, self._settings = objects, messages, settings
-        self._capture, self._bandwidth, self._complaints = capture, bandwidth, complaints
+        """Start the thread; ``restored`` are this node's contents from the bucket."""
+        self._mailbox, self._settings = mailbox, settings
+        self._capture, self._bandwidth, self._throttled_log = capture, bandwidth, throttled_log
         self.contents = Contents(objects, bandwidth, first_share=settings.node / settings.num_nodes)
         self._recent: deque[set[str]] = deque([set(restored)], maxlen=2)
-        """Contents of the latest listings; the main node may not have heard of them yet."""
+        """Contents of the latest listings, which the main node may not have received yet."""
         self._changed = threading.Condition()
-        self._captured: Captured | None = None
-        """The state that is under way."""
+        self._captured: CapturedState | None = None
+        """The state in flight."""
         self._history: tuple[NodeListing, ...] = ()
         self.error = ""
         """The reason why the latest state was not uploaded."""
@@ -233,29 +237,29 @@ class Uploader:
 
     @property
     def listing(self) -> NodeListing | None:
-        """The newest of them."""
+        """The newest listing."""
         history = self.history
         return history[-1] if history else None
 
     @property
     def busy(self) -> bool:
-        """True while a state is under way."""
+        """True while a state is in flight."""
         return self._captured is not None
 
     def has_other_than(self, since: float) -> bool:
-        """Tell if a state that began at another time than ``since`` is under way."""
+        """Return whether a state with a start other than ``since`` is in flight."""
         captured = self._captured
         return captured is not None and captured.since != since
 
-    def offer(self, captured: Captured) -> None:
-        """Upload a state; nothing else is under way."""
+    def offer(self, captured: CapturedState) -> None:
+        """Upload a state; none may be in flight."""
         with self._changed:
             assert self._captured is None
             self.error, self._captured = "", captured
             self._changed.notify_all()
 
     def held_until(self, since: float, until: float) -> None:
-        """Note that the state that began at ``since`` has held for longer."""
+        """Extend the validity of the state from ``since``."""
         with self._changed:
             if self._captured is not None and self._captured.since == since:
                 self._captured = replace(self._captured, until=max(until, self._captured.until))
@@ -267,7 +271,7 @@ class Uploader:
             )
 
     def forget(self, digests: Iterable[str]) -> None:
-        """Send these contents once more with the next state; nothing is under way."""
+        """Upload these contents again with the next state; none may be in flight."""
         self._capture.forget(set(digests))
         self._recent[-1] -= set(digests)
 
@@ -280,27 +284,27 @@ class Uploader:
             error = refusal = ""
             try:
                 self._upload(captured)
-            except Changed as changed:
-                # It is written to in place: from now on it is copied first.
+            except FileChanged as changed:
+                # The file is modified in place, so copy it from now on.
                 self._capture.was_rewritten(str(changed))
-                error = f"{changed} was written to meanwhile"
-            except Cancelled:
-                error = "there was no time to send everything"
+                error = f"{changed} was modified during the upload"
+            except UploadCancelled:
+                error = "there was not enough time to upload everything"
             except (StorageError, OSError) as failed:
                 error = str(failed)
                 refusal = error if isinstance(failed, StorageRefused) else ""
-                self._complaints.say(
-                    "storage", f"a snapshot could not be sent, the program goes on: {failed}"
+                self._throttled_log.log(
+                    "storage", f"a snapshot could not be uploaded; the program continues: {failed}"
                 )
             except Exception as failed:
                 error = describe(failed)
-                log.exception("snapshots: one could not be sent, the program goes on")
+                log.exception("snapshots: a snapshot could not be uploaded; the program continues")
             self._capture.release()
             with self._changed:
                 self.refusal.note(refusal)
                 self.error, self._captured = error, None
 
-    def _upload(self, captured: Captured) -> None:
+    def _upload(self, captured: CapturedState) -> None:
         items = [self._capture.checksum(item, self._bandwidth.check) for item in captured.items]
         digests = {item.entry.sha256 for item in items} - {""}
         fresh = {
@@ -309,10 +313,10 @@ class Uploader:
             if item.source is not None and item.entry.sha256 not in self._recent[-1]
         }
         if fresh:
-            # First of all, so that nobody clears away what this upload finds there and relies on.
+            # Announce first, so that existing contents this upload relies on are not deleted.
             intent = {"digests": sorted(digests.union(*self._recent))}
-            key = self._messages.intent(self._settings.node)
-            self._objects.put(key, json.dumps(intent).encode())
+            name = intent_name(self._settings.node)
+            self._mailbox.send_to_main(name, json.dumps(intent).encode(), self._bandwidth.check)
         self.contents.upload([fresh[digest] for digest in sorted(fresh)])
         with self._changed:
             assert self._captured is not None
@@ -331,13 +335,10 @@ class Uploader:
         self._recent.append(digests)
 
     def _publish(self, listing: NodeListing) -> None:
-        """Put the listing up for the main node, which hears of its own directly."""
-        key, node = self._messages.listing, self._settings.node
+        """Send the listing to the main node, unless this is the main node."""
         if not self._settings.is_main:
-            self._objects.put(key(node, listing.name), listing.encode())
+            name = listing_name(self._settings.node, listing.name)
+            self._mailbox.send_to_main(name, listing.encode(), self._bandwidth.check)
         with self._changed:
             others = [other for other in self._history if other.name != listing.name]
-            forgotten, kept = others[: 1 - HISTORY], others[1 - HISTORY :]
-            self._history = (*kept, listing)
-        if forgotten and not self._settings.is_main:
-            self._objects.delete([key(node, old.name) for old in forgotten])
+            self._history = (*others[1 - HISTORY :], listing)

@@ -1,1 +1,1 @@
-"""A program's requirements: a job collects what the image lacks, and each node installs it."""
+"""A program's requirements: one job collects missing packages, and each node installs them."""

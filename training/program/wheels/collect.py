@@ -1,4 +1,4 @@
-"""The wheels workload: collects what a program's requirements add to the image, once."""
+"""The wheels workload, which collects packages that requirements add to the image."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from training.core.files import sha256_of
 from training.program.environment import CREDENTIALS
 from training.program.wheels import packages
 from training.program.wheels.packages import ImagePackages, WheelFile, WheelsMarker
-from training.program.wheels.resolution import Pip, RequirementsRefused, Resolved, build, resolve
+from training.program.wheels.resolution import (
+    Pip,
+    RequirementsRefused,
+    ResolvedPackage,
+    build,
+    resolve,
+)
 from training.storage import ObjectMissing, Objects, PreconditionFailed, StorageAccess
 from trainium_catalogue.contract import (
     WHEELS_LOCK,
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from training.program.wheels.packages import Package
 
 _HIDDEN = frozenset({*CREDENTIALS, "PYTHONPATH", "USE_TORCH", "TRANSFORMERS_NO_ADVISORY_WARNINGS"})
-"""Variables that code of somebody else's package does not get; the last two are of this job."""
+"""Variables hidden from third-party code; the last two are set for this job."""
 
 log = logging.getLogger(__name__)
 
@@ -39,24 +45,24 @@ log = logging.getLogger(__name__)
 class Wheel:
     """A collected wheel."""
 
-    package: Resolved
+    package: ResolvedPackage
     path: Path
     sha256: str
 
     @property
     def lock_line(self) -> str:
-        """Its line of the lock file."""
+        """The wheel's line in the lock file."""
         return f"{self.package.name}=={self.package.version} --hash=sha256:{self.sha256}\n"
 
     @property
     def in_marker(self) -> WheelFile:
-        """What the marker says of it."""
+        """The wheel's entry in the marker."""
         size = self.path.stat().st_size
         return WheelFile(name=self.path.name, bytes=size, sha256=self.sha256)
 
 
 def run(job: Job) -> None:
-    """Run the workload; one rank is enough."""
+    """Run the workload on rank 0."""
     context = job.context
     if job.device.rank or context.array_index:
         return
@@ -68,8 +74,8 @@ def run(job: Job) -> None:
         text = bucket.get(place).decode()
     except ObjectMissing:
         raise RequirementsRefused(
-            f"{place} is not in the bucket; submit the program with --requirements, which puts it "
-            "there and submits this job"
+            f"{place} is not in the bucket; submit the program with --requirements, which uploads "
+            "it and submits this job"
         ) from None
     collect(
         bucket.at(wheels_prefix(key)),
@@ -88,25 +94,25 @@ def collect(
     environment: Mapping[str, str],
     report: Callable[[str], None],
 ) -> None:
-    """Put the wheels for requirements ``text`` into ``objects``, unless they are there."""
+    """Store the wheels for requirements ``text`` in ``objects``, unless they are complete."""
     if _is_complete(objects):
-        log.info("wheels: %s was complete already", objects.uri)
+        log.info("wheels: %s is already complete", objects.uri)
         return
-    there = packages.installed()
+    installed = packages.installed()
     with tempfile.TemporaryDirectory(prefix="wheels-") as name:
         folder = Path(name)
         pip = Pip(folder=folder, environment=environment, report=report)
-        missing = resolve(pip, text, packages.constraints(there))
-        # The constraints have seen to it, also for packages that are named by their address.
-        assert not any(m.name in there and there[m.name].is_fixed for m in missing), missing
-        _show_replaced(missing, there)
-        made = folder / "wheels"
-        made.mkdir()
-        built = build(pip, text, missing, made) if missing else []
+        missing = resolve(pip, text, packages.constraints(installed))
+        # Guaranteed by the constraints, even for packages requested by URL.
+        assert not any(m.name in installed and installed[m.name].is_fixed for m in missing), missing
+        _show_replaced(missing, installed)
+        wheels_folder = folder / "wheels"
+        wheels_folder.mkdir()
+        built = build(pip, text, missing, wheels_folder) if missing else []
         wheels = [
             Wheel(package=package, path=path, sha256=sha256_of(path)) for package, path in built
         ]
-        _store(objects, key, wheels, there, report)
+        _store(objects, key, wheels, installed, report)
     log.info(
         "wheels: %s is complete: %s",
         objects.uri,
@@ -115,9 +121,10 @@ def collect(
 
 
 def builders_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that pip gets: packages run code while they are built.
+    """Return the variables for pip.
 
-    That code must not find the job's credentials, nor this project's modules before its own.
+    Code that packages run while being built must not see the job's credentials, nor this project's
+    modules instead of its own.
     """
     kept = {name: value for name, value in variables.items() if name not in _HIDDEN}
     return {**kept, "AWS_EC2_METADATA_DISABLED": "true"}
@@ -131,12 +138,14 @@ def _is_complete(objects: Objects) -> bool:
     return True
 
 
-def _show_replaced(missing: Sequence[Resolved], there: Mapping[str, Package]) -> None:
-    """Log which packages of the image the program will not see, and whom that may break."""
-    replaced: dict[str, str] = {item.name: item.version for item in missing if item.name in there}
+def _show_replaced(missing: Sequence[ResolvedPackage], installed: Mapping[str, Package]) -> None:
+    """Log which packages of the image are replaced, and which may break as a result."""
+    replaced: dict[str, str] = {
+        item.name: item.version for item in missing if item.name in installed
+    }
     for name, version in replaced.items():
-        log.info("wheels: %s %s instead of the image's %s", name, version, there[name].version)
-    for line in packages.broken_by(there, replaced):
+        log.info("wheels: %s %s instead of the image's %s", name, version, installed[name].version)
+    for line in packages.broken_by(installed, replaced):
         log.info("wheels: %s; do not use the two together", line)
 
 
@@ -144,11 +153,11 @@ def _store(
     objects: Objects,
     key: str,
     wheels: Sequence[Wheel],
-    there: Mapping[str, Package],
+    installed: Mapping[str, Package],
     report: Callable[[str], None],
 ) -> None:
     def sent(count: int) -> None:
-        report("sending wheels")
+        report("uploading wheels")
 
     for wheel in wheels:
         objects.put_file(wheel.path.name, wheel.path, on_bytes=sent)
@@ -157,7 +166,7 @@ def _store(
     marker = WheelsMarker(
         key=key,
         image=ImagePackages(
-            python=platform.python_version(), packages=packages.fixed_versions(there)
+            python=platform.python_version(), packages=packages.fixed_versions(installed)
         ),
         lock_sha256=hashlib.sha256(lock).hexdigest(),
         wheels=tuple(wheel.in_marker for wheel in wheels),
@@ -165,4 +174,4 @@ def _store(
     try:
         objects.put(WHEELS_MARKER, json.dumps(asdict(marker), indent=2).encode(), if_absent=True)
     except PreconditionFailed:
-        log.info("wheels: another job has completed %s meanwhile", objects.uri)
+        log.info("wheels: another job has already completed %s", objects.uri)

@@ -1,9 +1,8 @@
-"""Installs a program's collected wheels on a node: offline, beside the image's own packages.
+"""Install a program's collected wheels on a node, offline, on top of the image's packages.
 
-They go to a folder of their own, which Python searches before the image's packages, and after the
-program's files. A virtual environment would do the same, but not everywhere: made with
-``--system-site-packages`` by a Python that is in a virtual environment itself, as in some images,
-it does not see that one's packages.
+They go to a separate folder, which Python searches before the image's packages but after the
+program's files. A virtual environment would not work in all images: if its base Python is itself in
+a virtual environment, ``--system-site-packages`` does not include the packages of that environment.
 """
 
 from __future__ import annotations
@@ -32,45 +31,44 @@ from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 from trainium_catalogue.typed_json import read_json
 
 _DOWNLOADS = 4
-"""Wheels at a time; each is fetched in parts too."""
-_AT_MOST_S = 3600.0
-_GROWTH = 4
-"""Wheels and their contents, which are compressed in them."""
+"""Number of concurrent downloads, each of which is split into parts."""
+_MAX_S = 3600.0
+_DISK_FACTOR = 4
+"""Disk space for wheels and their contents, as a multiple of the wheels' size."""
 _LOCKED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+ --hash=sha256:[0-9a-f]{64}")
 """A line of the lock file, as ``collect`` writes it."""
-_AGAIN = "submit the program again with --requirements"
+_RESUBMIT = "submit the program again with --requirements"
 
 log = logging.getLogger(__name__)
 
 
 class DependenciesRefused(ValueError):
-    """Wheels that cannot be used on this node; another attempt would find the same."""
+    """The wheels cannot be used on this node, even in a retry."""
 
 
 def install(workspace: Workspace, env: Mapping[str, str]) -> None:
-    """Install the wheels of the job's key, if it has one; ``env`` is the environment for pip."""
+    """Install the job's wheels, if any; ``env`` is the environment for pip."""
     if not (key := workspace.settings.wheels):
         return
     scratch, target = workspace.folders.scratch, workspace.folders.site
     report, started_s = workspace.report, time.monotonic()
     report("installing dependencies")
-    with heartbeat(report, "installing dependencies", at_most_s=_AT_MOST_S):
+    with heartbeat(report, "installing dependencies", at_most_s=_MAX_S):
         wheels = workspace.bucket.at(wheels_prefix(key))
         files = install_wheels(wheels, folder=scratch / "wheels", target=target, env=env)
     log.info(
         "program: dependencies of %.1f MB installed in %.1f s: %s",
         *(sum(file.bytes for file in files) / 1e6, time.monotonic() - started_s),
-        ", ".join(file.name for file in files) or "the image has all that is required",
+        ", ".join(file.name for file in files) or "none, because the image has everything required",
     )
 
 
 def install_wheels(
     wheels: Objects, *, folder: Path, target: Path, env: Mapping[str, str]
 ) -> Sequence[WheelFile]:
-    """Install the wheels in ``wheels`` into ``target``; returns what their marker says of them.
+    """Install the wheels in ``wheels`` into ``target``; return their entries in the marker.
 
-    ``folder`` holds them meanwhile. ``DependenciesRefused`` says what the user has to change;
-    errors of storage pass through.
+    Downloads to ``folder``. Raises ``DependenciesRefused`` with the remedy, and storage errors.
     """
     marker = _read_marker(wheels)
     _check_image(wheels, marker.image)
@@ -78,7 +76,7 @@ def install_wheels(
     target.mkdir(parents=True, exist_ok=True)
     if files:
         folder.mkdir(parents=True, exist_ok=True)
-        needed = _GROWTH * sum(file.bytes for file in files)
+        needed = _DISK_FACTOR * sum(file.bytes for file in files)
         refuse_if_full(target, "the program's dependencies", needed)
         try:
             lock = _fetch(wheels, marker, folder)
@@ -93,17 +91,17 @@ def _read_marker(wheels: Objects) -> WheelsMarker:
         return read_json(wheels.get(WHEELS_MARKER), WheelsMarker)
     except ObjectMissing:
         raise DependenciesRefused(
-            f"{wheels.uri} holds no complete set of wheels; {_AGAIN}, which collects them"
+            f"{wheels.uri} has no complete set of wheels; {_RESUBMIT}, which collects them"
         ) from None
     except ValueError as error:
         raise DependenciesRefused(
             f"{wheels.uri}/{WHEELS_MARKER} cannot be read: {error}; delete that folder, and "
-            f"{_AGAIN}"
+            f"{_RESUBMIT}"
         ) from None
 
 
 def _check_image(wheels: Objects, image: ImagePackages) -> None:
-    """Refuse wheels that were collected in another image, though of the same name."""
+    """Refuse wheels that were collected in another image of the same name."""
     before, now = image.packages, packages.fixed_versions(packages.installed())
     changed = [
         f"{name} {before.get(name, 'missing')}, here {now.get(name, 'missing')}"
@@ -117,16 +115,16 @@ def _check_image(wheels: Objects, image: ImagePackages) -> None:
         raise DependenciesRefused(
             f"{wheels.uri} was collected in another image ({'; '.join(changed[:3])}), so the "
             "image's tag has moved; deploy the image with its digest or a new tag, or delete that "
-            f"folder, and {_AGAIN}"
+            f"folder, and {_RESUBMIT}"
         )
 
 
 def _fetch(wheels: Objects, marker: WheelsMarker, folder: Path) -> Path:
-    """Download wheels and lock file and compare their hashes; returns the lock file."""
+    """Download wheels and lock file and verify their hashes; return the lock file."""
 
     target = SafeFolder(folder)
 
-    def one(file: WheelFile) -> None:
+    def fetch(file: WheelFile) -> None:
         try:
             with target.create(file.name) as stream:
                 wheels.get_file(file.name, stream)
@@ -135,13 +133,13 @@ def _fetch(wheels: Objects, marker: WheelsMarker, folder: Path) -> Path:
         except (ObjectMissing, UnsafeName):
             raise _changed(wheels, file.name) from None
 
-    for _ in in_threads(one, marker.wheels, at_once=_DOWNLOADS, name="wheels"):
+    for _ in in_threads(fetch, marker.wheels, at_once=_DOWNLOADS, name="wheels"):
         pass
     return _fetch_lock(wheels, marker, target)
 
 
 def _fetch_lock(wheels: Objects, marker: WheelsMarker, folder: SafeFolder) -> Path:
-    """Download the lock file, which may name versions and hashes and give pip no options."""
+    """Download the lock file; it may contain only versions and hashes, no pip options."""
     try:
         data = wheels.get(WHEELS_LOCK)
     except ObjectMissing:
@@ -157,7 +155,7 @@ def _fetch_lock(wheels: Objects, marker: WheelsMarker, folder: SafeFolder) -> Pa
 
 def _changed(wheels: Objects, name: str) -> DependenciesRefused:
     return DependenciesRefused(
-        f"{wheels.uri}/{name} is not what was collected; delete that folder, and {_AGAIN}"
+        f"{wheels.uri}/{name} differs from what was collected; delete that folder, and {_RESUBMIT}"
     )
 
 
@@ -165,16 +163,16 @@ def _run_pip(folder: Path, lock: Path, target: Path, env: Mapping[str, str]) -> 
     command = [
         *(sys.executable, "-m", "pip", "install", f"--target={target}"),
         *("--no-index", f"--find-links={folder}", "--no-deps", "--require-hashes"),
-        # Anything else would be built, by code that it brings.
+        # A source distribution would run its own build code.
         "--only-binary=:all:",
-        # Compiling takes as long as all the rest; Python compiles what the program imports.
+        # Compiling everything would double the time; Python compiles the modules it imports.
         *("--no-compile", "--no-cache-dir", "--no-input", "--disable-pip-version-check"),
         *("--root-user-action=ignore", "--quiet", f"--requirement={lock}"),
     ]
     settings = {name: value for name, value in env.items() if not name.startswith("PIP_")}
-    ended = subprocess.run(
+    result = subprocess.run(
         command,
-        # A configuration could name other places to look for wheels.
+        # A configuration file could add sources of wheels.
         env={**settings, "PIP_CONFIG_FILE": os.devnull, "PYTHONUTF8": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -182,10 +180,10 @@ def _run_pip(folder: Path, lock: Path, target: Path, env: Mapping[str, str]) -> 
         encoding="utf-8",
         errors="replace",
     )
-    for line in ended.stdout.splitlines():
+    for line in result.stdout.splitlines():
         log.info("pip: %s", line)
-    if ended.returncode != 0:
-        last = ended.stdout.strip().splitlines()[-1:] or ["no message"]
-        if (full := os.strerror(errno.ENOSPC)) in ended.stdout:
+    if result.returncode != 0:
+        last = result.stdout.strip().splitlines()[-1:] or ["no message"]
+        if (full := os.strerror(errno.ENOSPC)) in result.stdout:
             raise OSError(errno.ENOSPC, full, str(target))
         raise DependenciesRefused(f"pip cannot install the collected wheels: {last[0]}")

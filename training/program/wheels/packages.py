@@ -1,8 +1,8 @@
-"""The image's own packages: which of them a program's requirements may not replace.
+"""The image's packages, and the constraints they impose on a program's requirements.
 
-Some stay as they are (``trainium_catalogue.image_packages``). Anything else that the image has is
-used where it satisfies the requirements, and otherwise hidden by the version they ask for: programs
-pin transformers or datasets, and rarely to the image's version.
+Some packages are fixed (``trainium_catalogue.image_packages``). All others are used if they satisfy
+the requirements, and otherwise shadowed by the required version: programs often pin packages such
+as transformers or datasets, rarely to the image's version.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class WheelFile:
 
     def __post_init__(self) -> None:
         if len(path_parts(self.name)) > 1 or not self.name.endswith(".whl") or self.bytes < 0:
-            raise ValueError(f"{self.name!r} of {self.bytes} bytes is no wheel")
+            raise ValueError(f"{self.name!r} of {self.bytes} bytes is not a wheel")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePackages:
-    """What the image has that wheels were collected in."""
+    """The Python version and packages of the image in which wheels were collected."""
 
     python: str
     packages: Mapping[str, str]
@@ -59,7 +59,7 @@ class Package:
     """Canonical name."""
     version: str
     requires: tuple[Requirement, ...]
-    """What it needs on this machine, without extras."""
+    """Its requirements on this machine, without extras."""
 
     @property
     def is_fixed(self) -> bool:
@@ -72,7 +72,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """A line of a constraints file, and the package of the image behind it."""
+    """A line of a constraints file, and the image's package that requires it."""
 
     line: str
     name: str
@@ -80,42 +80,41 @@ class Constraint:
 
     @property
     def reason(self) -> str:
-        """Say whose constraint this is."""
+        """Explain the constraint."""
         if self.owner.name == self.name:
-            return f"the image has {self.owner}, which stays as it is"
+            return f"the image has {self.owner}, which cannot be replaced"
         return f"the image's {self.owner} needs {self.line}"
 
 
 def installed(path: Iterable[str] | None = None) -> dict[str, Package]:
-    """Read the packages of this Python, by canonical name; the first of a name counts."""
-    found: dict[str, Package] = {}
+    """Return the installed packages by canonical name; the first one on the path wins."""
+    by_name: dict[str, Package] = {}
     distributions = (
         importlib.metadata.distributions()
         if path is None
         else importlib.metadata.distributions(path=list(path))
     )
     for distribution in distributions:
-        # A folder of metadata without a name, or with a version of before PEP 440, is no
-        # distribution that pip would count.
+        # pip ignores metadata without a name, or with a version that predates PEP 440.
         name = distribution.metadata["Name"]
-        if not name or canonicalize_name(name) in found or not _is_version(distribution.version):
+        if not name or canonicalize_name(name) in by_name or not _is_version(distribution.version):
             continue
         package = Package(
             name=canonicalize_name(name),
             version=distribution.version,
             requires=tuple(_requirements(distribution.requires or ())),
         )
-        found[package.name] = package
-    return found
+        by_name[package.name] = package
+    return by_name
 
 
 def fixed_versions(packages: Mapping[str, Package]) -> dict[str, str]:
-    """Versions of the packages that stay, by name."""
+    """Return the versions of fixed packages, by name."""
     return {name: item.version for name, item in sorted(packages.items()) if item.is_fixed}
 
 
 def constraints(packages: Mapping[str, Package]) -> list[Constraint]:
-    """Constrain pip so that the fixed packages stay, and keep what they need."""
+    """Return constraints that preserve the fixed packages and their requirements."""
     found = []
     for package in sorted(packages.values(), key=lambda item: item.name):
         if not package.is_fixed:
@@ -124,9 +123,13 @@ def constraints(packages: Mapping[str, Package]) -> list[Constraint]:
         found.append(Constraint(line=line, name=package.name, owner=package))
         for requirement in package.requires:
             name = canonicalize_name(requirement.name)
-            there = packages.get(name)
-            # Some images break a rule of their own packages; that is then nobody's constraint.
-            if there is None or there.is_fixed or not _satisfies(requirement, there.version):
+            installed = packages.get(name)
+            # Ignore requirements that the image itself violates.
+            if (
+                installed is None
+                or installed.is_fixed
+                or not _satisfies(requirement, installed.version)
+            ):
                 continue
             if requirement.specifier:
                 line = f"{name}{requirement.specifier}"
@@ -135,12 +138,12 @@ def constraints(packages: Mapping[str, Package]) -> list[Constraint]:
 
 
 def broken_by(packages: Mapping[str, Package], replaced: Mapping[str, str]) -> list[str]:
-    """Name packages of the image that will not find what they need once ``replaced`` hide theirs.
+    """List the image's packages whose requirements no longer hold after replacements.
 
-    ``replaced`` maps names to their new versions.
+    ``replaced`` maps names to new versions.
     """
     return [
-        f"the image's {package} needs {name}{requirement.specifier}, and will find "
+        f"the image's {package} needs {name}{requirement.specifier}, but gets "
         f"{name} {replaced[name]}"
         for package in sorted(packages.values(), key=lambda item: item.name)
         if package.name not in replaced

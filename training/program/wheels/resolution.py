@@ -1,4 +1,4 @@
-"""Runs pip in this image: what do requirements need that is not there, and why can it not be?"""
+"""Run pip in this image to resolve requirements, and explain its failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
 
-from training.core.failures import Explained
+from training.core.failures import ExplainedError
 from training.core.heartbeat import heartbeat
 from training.program.wheels.packages import Constraint
 from trainium_catalogue.contract import CONSTRAINT_MARK
@@ -27,40 +27,40 @@ _CAUSE = "The conflict is caused by:"
 _BY_CONSTRAINT = "The user requested (constraint) "
 _BY_USER = "The user requested "
 _UNREACHABLE = re.compile(
-    # Of pip's retries; of its vendored urllib3 when they have ended.
+    # From pip's retries, and from its vendored urllib3 after the last one.
     r"after connection broken by|Max retries exceeded|Network is unreachable"
-    # Of git, for a requirement from a repository.
+    # From git, for a requirement from a repository.
     r"|Could not resolve host|unable to access '[^']*': Failed to connect"
 )
 _FOUND = ("Package '", "THESE PACKAGES DO NOT MATCH")
-"""Starts of errors about packages that an index had."""
+"""Prefixes of errors that show that an index was reached."""
 _CROSS = "\N{MULTIPLICATION SIGN}"
-"""Start of the line that says what failed in a process of pip's."""
+"""Prefix of the line that names a failure in a subprocess of pip."""
 _VERSIONS = re.compile(r"\(from versions: (?P<all>[^)]*)\)")
 _SHOWN_VERSIONS = 4
-_AT_MOST_S = 3600.0
+_MAX_S = 3600.0
 
 log = logging.getLogger(__name__)
 
 
-class RequirementsRefused(Explained):
-    """Requirements that cannot be had in this image; the message is for the user."""
+class RequirementsRefused(ExplainedError):
+    """The requirements cannot be met in this image; the message is for the user."""
 
 
-class IndexUnreachable(Explained, ConnectionError):
-    """No package index answers; another attempt may reach it."""
+class IndexUnreachable(ExplainedError, ConnectionError):
+    """A package index is unreachable; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pip:
-    """pip of this Python, with a folder for its files."""
+    """This Python's pip, with a folder for its files."""
 
     folder: Path
     environment: Mapping[str, str]
     report: Callable[[str], None]
 
     def run(self, *arguments: str) -> tuple[int, list[str]]:
-        """Run pip and pass its output on; returns the exit code and all lines."""
+        """Run pip and log its output; return the exit code and all lines."""
         command = [
             *(sys.executable, "-m", "pip", *arguments, "--no-input"),
             *("--disable-pip-version-check", "--progress-bar=off"),
@@ -68,12 +68,12 @@ class Pip:
         ]
         lines: list[str] = []
         with (
-            # A package that is built is silent for long.
-            heartbeat(self.report, "pip works", at_most_s=_AT_MOST_S),
+            # Builds may be silent for a long time.
+            heartbeat(self.report, "running pip", at_most_s=_MAX_S),
             subprocess.Popen(
                 command,
                 cwd=self.folder,
-                # Without UTF-8 pip prints other marks.
+                # Without UTF-8 pip prints different markers.
                 env={**self.environment, "PYTHONUTF8": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -91,31 +91,32 @@ class Pip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved:
-    """A package that has to be added to the image."""
+class ResolvedPackage:
+    """A package to install on top of the image."""
 
     name: NormalizedName
     version: str
     pin: str
-    """The requirement that gives exactly this package."""
+    """The requirement that selects exactly this package."""
 
 
-def resolve(pip: Pip, text: str, constraints: Sequence[Constraint]) -> list[Resolved]:
-    """Find what is missing; ``RequirementsRefused`` says why that cannot be."""
-    requirements = pip.folder / "requirements.txt"
-    requirements.write_text(text)
-    lines = pip.folder / "constraints.txt"
+def resolve(pip: Pip, text: str, constraints: Sequence[Constraint]) -> list[ResolvedPackage]:
+    """Return missing packages; raise ``RequirementsRefused`` or ``IndexUnreachable`` on failure."""
+    requirements_file = pip.folder / "requirements.txt"
+    requirements_file.write_text(text)
+    constraints_file = pip.folder / "constraints.txt"
     own = [
         line.removeprefix(CONSTRAINT_MARK)
         for line in text.splitlines()
         if line.startswith(CONSTRAINT_MARK)
     ]
-    lines.write_text("".join(f"{line}\n" for line in [*(c.line for c in constraints), *own]))
+    all_lines = [*(constraint.line for constraint in constraints), *own]
+    constraints_file.write_text("".join(f"{line}\n" for line in all_lines))
     report = pip.folder / "report.json"
     code, output = pip.run(
         *("install", "--dry-run", "--prefer-binary", f"--report={report}"),
-        # Not PIP_CONSTRAINT, which would also bind what builds a package.
-        *(f"--constraint={lines.name}", f"--requirement={requirements.name}"),
+        # Not PIP_CONSTRAINT, which would also constrain build dependencies.
+        *(f"--constraint={constraints_file.name}", f"--requirement={requirements_file.name}"),
     )
     if code != 0:
         raise failure(output, constraints)
@@ -123,11 +124,14 @@ def resolve(pip: Pip, text: str, constraints: Sequence[Constraint]) -> list[Reso
 
 
 def build(
-    pip: Pip, text: str, resolved: Sequence[Resolved], folder: Path
-) -> list[tuple[Resolved, Path]]:
-    """Download the wheels, and build those that exist as source only; pairs them."""
+    pip: Pip, text: str, resolved: Sequence[ResolvedPackage], folder: Path
+) -> list[tuple[ResolvedPackage, Path]]:
+    """Download wheels, or build them if only available as source; return each package's wheel.
+
+    Raises the same errors as ``resolve``.
+    """
     pins = pip.folder / "pins.txt"
-    # Options of the requirements, such as a package index, hold for their pins too.
+    # Options in the requirements, such as a package index, also apply to the pins.
     options = [line for line in text.splitlines() if line.startswith("-")]
     pins.write_text("".join(f"{line}\n" for line in [*options, *(r.pin for r in resolved)]))
     code, output = pip.run(
@@ -140,7 +144,7 @@ def build(
     return [(item, by_name[item.name]) for item in resolved]
 
 
-def _resolved(item: Mapping[str, Any]) -> Resolved:
+def _resolved(item: Mapping[str, Any]) -> ResolvedPackage:
     """Read an entry of pip's installation report (pip.pypa.io, reference, installation report)."""
     metadata, origin = item["metadata"], item["download_info"]
     name, version = canonicalize_name(metadata["name"]), str(metadata["version"])
@@ -152,28 +156,28 @@ def _resolved(item: Mapping[str, Any]) -> Resolved:
         if subdirectory := origin.get("subdirectory"):
             fragments.append(f"subdirectory={subdirectory}")
         pin = f"{name} @ {url}{'#' if fragments else ''}{'&'.join(fragments)}"
-    return Resolved(name=name, version=version, pin=pin)
+    return ResolvedPackage(name=name, version=version, pin=pin)
 
 
 def failure(output: Sequence[str], constraints: Sequence[Constraint]) -> Exception:
-    """Explain what pip has printed before it failed."""
+    """Explain pip's failure from its output."""
     if _CAUSE in output:
         start = output.index(_CAUSE) + 1
-        # Newer versions of pip add a list of what they found no distribution of.
+        # Newer versions of pip add a list of packages without a matching distribution.
         block = [line.strip() for line in takewhile(_is_indented, output[start:])]
         return RequirementsRefused(f"{_conflict(block, constraints)}; {_REMEDY}")
     errors = [
         line.removeprefix("ERROR: ").strip()
         for line in output
-        # Errors of what builds a package are indented; the line that names the package is not.
+        # A build's own errors are indented, unlike the line that names the package.
         if line.startswith("ERROR: ") or line.startswith(_CROSS)
     ]
-    first = errors[0] if errors else f"pip has failed: {' '.join(output[-1:])}"
-    # pip goes on without an index that does not answer, and then finds no version of anything.
+    first = errors[0] if errors else f"pip failed: {' '.join(output[-1:])}"
+    # pip continues without an unreachable index, and then finds no version of anything.
     if not first.startswith(_FOUND) and any(_UNREACHABLE.search(line) for line in output):
         return IndexUnreachable(
-            "a package index does not answer; CPU instances need a way to the internet (a NAT "
-            "gateway), or to a mirror that the requirements or the image's pip.conf name"
+            "a package index is unreachable; CPU instances need access to the internet (a NAT "
+            "gateway), or to a mirror named in the requirements or the image's pip.conf"
         )
     if first.startswith(_CROSS):
         return RequirementsRefused(f"{_being_built(output)} cannot be built: {first[1:].strip()}")
@@ -185,7 +189,7 @@ def _is_indented(line: str) -> bool:
 
 
 def _conflict(block: Sequence[str], constraints: Sequence[Constraint]) -> str:
-    """Put pip's causes of a conflict into one sentence."""
+    """Summarize pip's causes of a conflict in one sentence."""
     wanted, held = [], []
     for line in block:
         if line.startswith(_BY_CONSTRAINT):
@@ -195,25 +199,25 @@ def _conflict(block: Sequence[str], constraints: Sequence[Constraint]) -> str:
         else:
             wanted.append(line.replace(" depends on ", " needs ", 1))
     if not held:
-        return f"{' and '.join(wanted[:3])}, which do not go together"
+        return f"{' and '.join(wanted[:3])}, which conflict"
     more = f" (and {len(wanted) - 1} more, see above)" if len(wanted) > 1 else ""
     return f"{wanted[0] if wanted else 'a requirement is refused'}{more}, but {held[0]}"
 
 
 def _reason(constraint: str, constraints: Sequence[Constraint]) -> str:
-    """Say why there is a constraint, which pip may spell in another order."""
+    """Explain a constraint, whose specifiers pip may print in a different order."""
     wanted = Requirement(constraint)
-    found = (
+    reasons = (
         item.reason
         for item in constraints
         if item.name == canonicalize_name(wanted.name)
         and Requirement(item.line).specifier == wanted.specifier
     )
-    return next(found, f"a constraint of the requirements is {constraint}")
+    return next(reasons, f"a constraint in the requirements is {constraint}")
 
 
 def _being_built(output: Sequence[str]) -> str:
-    """Find the package whose code was running."""
+    """Return the name of the package that was being built."""
     names = [
         match[1]
         for line in output
@@ -223,10 +227,10 @@ def _being_built(output: Sequence[str]) -> str:
 
 
 def _shortened(line: str) -> str:
-    """Show only the newest of hundreds of versions."""
+    """Shorten a list of hundreds of versions to the newest."""
     match = _VERSIONS.search(line)
     versions = match["all"].split(", ") if match else []
     if match is None or len(versions) <= _SHOWN_VERSIONS:
         return line
     newest = ", ".join(versions[-_SHOWN_VERSIONS:])
-    return f"{line[: match.start()]}(there are ..., {newest}){line[match.end() :]}"
+    return f"{line[: match.start()]}(newest versions: {newest}){line[match.end() :]}"

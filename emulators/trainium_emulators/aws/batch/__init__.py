@@ -1,1 +1,1 @@
-"""Runs Batch jobs as AWS Batch would, with local process groups for nodes and containers."""
+"""Emulates AWS Batch, with local process groups as nodes and containers."""

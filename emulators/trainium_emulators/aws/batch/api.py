@@ -34,8 +34,8 @@ def install(scheduler: JobScheduler) -> None:
         return json.dumps(_submit(self, scheduler))
 
     def describe(self: BatchResponse) -> str:
-        wanted = self._get_param("jobs") or []
-        return json.dumps({"jobs": list(_describe(scheduler, wanted))})
+        job_ids = self._get_param("jobs") or []
+        return json.dumps({"jobs": list(_describe(scheduler, job_ids))})
 
     def list_jobs(self: BatchResponse) -> str:
         return json.dumps(_list(self, scheduler))
@@ -44,11 +44,15 @@ def install(scheduler: JobScheduler) -> None:
         scheduler.terminate(_own_id(self._get_param("jobId")), self._get_param("reason"))
         return "{}"
 
+    def cancel(self: BatchResponse) -> str:
+        scheduler.cancel(_own_id(self._get_param("jobId")), self._get_param("reason"))
+        return "{}"
+
     BatchResponse.submitjob = submit
     BatchResponse.describejobs = describe
     BatchResponse.listjobs = list_jobs
     BatchResponse.terminatejob = terminate
-    BatchResponse.canceljob = terminate
+    BatchResponse.canceljob = cancel
 
 
 def _refuse(request: BatchResponse, definition: Any, queue: Any) -> None:
@@ -59,8 +63,8 @@ def _refuse(request: BatchResponse, definition: Any, queue: Any) -> None:
         "queue": {"state": queue.state},
     }
     place = AccountRegion(account_id=request.current_account, region=request.region)
-    asked = AwsRequest(properties={**given, **known}, account=StackAccount(place))
-    for message in refusals.messages(SUBMIT, asked):
+    submission = AwsRequest(properties={**given, **known}, account=StackAccount(place))
+    for message in refusals.messages(SUBMIT, submission):
         raise ClientException(message)
 
 
@@ -94,7 +98,7 @@ def _submit(request: BatchResponse, scheduler: JobScheduler) -> dict[str, str]:
     }
     try:
         job = _job(request, definition, common)
-    except InvalidOverride as refusal:
+    except UnsupportedOverride as refusal:
         raise ClientException(str(refusal)) from None
     scheduler.submit(job)
     return {"jobId": job.job_id, "jobName": job.name, "jobArn": job.arn}
@@ -130,19 +134,19 @@ def _dependencies(given: list[dict[str, str]], scheduler: JobScheduler) -> tuple
     """Return the ids of the jobs that must succeed first."""
     for entry in given:
         if "type" in entry:
-            raise ClientException("the rehearsal does not understand types of dependencies")
+            raise ClientException("the rehearsal does not support dependency types")
         if scheduler.get(_own_id(entry["jobId"])) is None:
             raise ClientException(f"Job {entry['jobId']} does not exist")
     return tuple(_own_id(entry["jobId"]) for entry in given)
 
 
-def _describe(scheduler: JobScheduler, wanted: Iterable[str]) -> Iterable[dict[str, Any]]:
-    for text in wanted:
-        job = scheduler.get(_own_id(text))
+def _describe(scheduler: JobScheduler, job_ids: Iterable[str]) -> Iterable[dict[str, Any]]:
+    for job_id in job_ids:
+        job = scheduler.get(_own_id(job_id))
         if job is None:
             continue
-        _, mark, index = text.partition("#")
-        if not mark:
+        _, separator, index = job_id.partition("#")
+        if not separator:
             yield job.describe()
         elif isinstance(job, MultiNodeJob) and index.isdigit() and int(index) < job.num_nodes:
             yield job.describe_node(int(index))
@@ -150,22 +154,23 @@ def _describe(scheduler: JobScheduler, wanted: Iterable[str]) -> Iterable[dict[s
 
 def _list(request: BatchResponse, scheduler: JobScheduler) -> dict[str, Any]:
     """List jobs, newest first; filters override the status (API reference)."""
+    status = request._get_param("jobStatus") or DEFAULT_LISTED
     parent = request._get_param("multiNodeJobId")
     if parent is not None:
         job = scheduler.get(_own_id(parent))
-        nodes = range(job.num_nodes) if isinstance(job, MultiNodeJob) else ()
-        return {"jobSummaryList": [job.node_summary(index) for index in nodes]}  # type: ignore[union-attr]
+        indexes = range(job.num_nodes) if isinstance(job, MultiNodeJob) else ()
+        nodes = [job.node_summary(index) for index in indexes]  # type: ignore[union-attr]
+        return {"jobSummaryList": [node for node in nodes if node["status"] == status]}
     parent = request._get_param("arrayJobId")
     if parent is not None:
         array = scheduler.get(_own_id(parent))
-        status = request._get_param("jobStatus") or DEFAULT_LISTED
         children = array.children if isinstance(array, ArrayJob) else []
         entries = [child.summary() for child in children if child.status == status]
         return {"jobSummaryList": entries}
     queue = request.batch_backend.get_job_queue(request._get_param("jobQueue"))
     if queue is None:
         raise ClientException(f"Job queue {request._get_param('jobQueue')} does not exist")
-    # Children of an array are only listed under their parent.
+    # Children of an array are listed only under their parent.
     jobs = [
         job
         for job in reversed(scheduler.jobs())
@@ -175,7 +180,6 @@ def _list(request: BatchResponse, scheduler: JobScheduler) -> dict[str, Any]:
     for entry in filters:
         jobs = [job for job in jobs if _passes(job, entry)]
     if not filters:
-        status = request._get_param("jobStatus") or DEFAULT_LISTED
         jobs = [job for job in jobs if job.status == JobStatus(status).value]
     start = int(request._get_param("nextToken") or 0)
     size = int(request._get_param("maxResults") or PAGE)
@@ -195,17 +199,18 @@ def _passes(job: BatchJob, entry: dict[str, Any]) -> bool:
         case "AFTER_CREATED_AT":
             return job.created_at > int(value)
         case other:
-            raise ClientException(f"the rehearsal does not understand the filter {other}")
+            raise ClientException(f"the rehearsal does not support the filter {other}")
 
 
-class InvalidOverride(ValueError):
-    """A submission that Batch would refuse."""
+class UnsupportedOverride(ValueError):
+    """Raised for overrides that the emulator does not support, although Batch may."""
 
 
 def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
     """Return the job's node properties, with one container per node index under ``nodes``.
 
-    The ranges cover all nodes, or the table of refusals would have refused the submission.
+    The node ranges cover all nodes, because the table of refusals refuses any other submission.
+    Raises ``UnsupportedOverride``.
     """
     properties = copy.deepcopy(dict(definition))
     ranges = properties["nodeRangeProperties"]
@@ -223,17 +228,20 @@ def node_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any])
 
 
 def container_properties(definition: Mapping[str, Any], overrides: Mapping[str, Any]) -> Json:
-    """Return the job's container properties: the definition's, with the submission's overrides."""
+    """Return the definition's container properties with the submission's overrides.
+
+    Raises ``UnsupportedOverride``.
+    """
     properties = copy.deepcopy(dict(definition))
     _apply(properties, overrides)
     return properties
 
 
 def _apply(container: Json, given: Mapping[str, Any]) -> None:
-    # Resource requirements are accepted but mean nothing where nodes are processes.
+    # Resource requirements are accepted, but have no effect because nodes are processes.
     unknown = set(given) - {"command", "environment", "resourceRequirements"}
     if unknown:
-        raise InvalidOverride(f"the rehearsal does not understand overrides of {sorted(unknown)}")
+        raise UnsupportedOverride(f"the rehearsal does not support overrides of {sorted(unknown)}")
     if "command" in given:
         container["command"] = list(given["command"])
     environment = {pair["name"]: pair["value"] for pair in container.get("environment", ())}

@@ -1,10 +1,10 @@
-"""Runs a job's attempts, one after another, by AWS Batch's rules.
+"""Runs a job's attempts in sequence, following AWS Batch's rules.
 
-AWS Batch user guide, multi-node parallel jobs: the main node starts first, children after it runs;
-the job has the main node's status; when the main node ends the children are stopped; a child that
-ends changes nothing; only the main node's failure leads to a retry. A single-container job is a
-gang of one. Retries follow the chapter "Automated job retries": rules of ``evaluateOnExit`` are
-read in order, a rule applies when all of its patterns match, and what matches no rule is retried.
+AWS Batch user guide, multi-node parallel jobs: the main node starts first, children once it runs;
+the job has the main node's status; when the main node ends, the children are stopped; a child's end
+has no effect; only the main node's failure leads to a retry. A single-container job is a gang of
+one. Retries follow the chapter "Automated job retries": rules of ``evaluateOnExit`` are read in
+order, a rule applies when all of its patterns match, and without a match a job is retried.
 """
 
 import signal
@@ -23,6 +23,7 @@ from trainium_emulators.aws.batch.job import BatchJob, MultiNodeJob, NodeRecord,
 from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.nodes.environment import (
     NodePlace,
+    device_variables,
     from_pairs,
     node_address,
     rehearsal_extras,
@@ -34,25 +35,25 @@ from trainium_emulators.nodes.node import Engine, NodeProcess
 _LOCK = threading.Lock()
 CONTAINER_EXITED = "Essential container in task exited"
 HOST_LOST = "Host EC2 (instance i-0e1e2e3e4e5e6e7e8) terminated."
-"""Status reason for an instance that was lost, which Spot causes by design (AWS Batch user
-guide, job retries)."""
+"""Status reason for a lost instance, such as a reclaimed Spot Instance (AWS Batch user guide, job
+retries)."""
 TIMED_OUT = "Job attempt duration exceeded timeout"
-# Children never start together with the main node, and Batch promises no order.
+# Children never start together with the main node, and Batch guarantees no order.
 CHILD_DELAY_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """The end of an attempt's main node, as Batch sees it."""
+    """The end of an attempt's main node, as Batch reports it."""
 
     exit_code: int | None
-    """None if the container did not exit by itself (its host was lost)."""
+    """None if the container's host was lost."""
     reason: str = ""
     status_reason: str = ""
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Match a Batch pattern: the whole text, or its beginning if the pattern ends with ``*``."""
+    """Match a Batch pattern: the whole text, or a prefix if the pattern ends with ``*``."""
     if pattern.endswith("*"):
         return text.startswith(pattern[:-1])
     return text == pattern
@@ -68,7 +69,7 @@ def _applies(rule: Mapping[str, str], outcome: AttemptEnd) -> bool:
 
 
 def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -> bool:
-    """Decide whether to retry after ``attempt`` (counted from 1) ended this way."""
+    """Return whether to retry after ``attempt`` (counted from 1) had this outcome."""
     if outcome.exit_code == 0 or attempt >= int(strategy.get("attempts", 1)):
         return False
     rules: Sequence[Mapping[str, str]] = strategy.get("evaluateOnExit", ())
@@ -79,7 +80,7 @@ def retries(strategy: Mapping[str, Any], outcome: AttemptEnd, *, attempt: int) -
 
 
 class CloudWatchStream:
-    """A node's CloudWatch stream, written while the node runs and named by its awslogs driver."""
+    """A node's log stream, named as the awslogs driver names it and written while the node runs."""
 
     def __init__(self, *, place: AccountRegion, group: str, stream: str):
         self._backend = logs_backends[place.account_id][place.region]
@@ -89,7 +90,7 @@ class CloudWatchStream:
             self._backend.create_log_stream(group, stream)
 
     def write(self, line: str) -> None:
-        """Append one line, now."""
+        """Append one line immediately."""
         event = {"timestamp": int(time.time() * 1000), "message": line}
         with _LOCK:
             self._backend.put_log_events(self._group, self.name, [event])
@@ -104,19 +105,21 @@ class NodeSettings:
     processes_of: Mapping[str, int] = field(default_factory=dict)
     """Processes per node for individual workloads, by their tag."""
     addresses: str
-    """The first three numbers of the nodes' loopback addresses."""
+    """The first three octets of the nodes' loopback addresses."""
     stop_timeout_s: float
     runnable_clock: float
-    """The queue's RUNNABLE time limit is divided by this."""
+    """Divisor of the queue's RUNNABLE time limit."""
     engine: Engine | None = None
+    niceness: int = 0
+    """Niceness of the nodes' processes, so that servers and commands stay responsive."""
     lustre: Path | None = None
     """Folder in place of the deployment's file system; None keeps the job's own path."""
     index: Mapping[str, str] = field(default_factory=dict)
-    """Variables by which pip finds packages on this machine."""
+    """Environment variables that configure pip's package index on this machine."""
 
 
 class Gang:
-    """The nodes of a job."""
+    """The nodes of a job, and its attempts."""
 
     def __init__(
         self,
@@ -138,13 +141,13 @@ class Gang:
         self._nodes: dict[int, NodeProcess] = {}
 
     def kill(self) -> None:
-        """Kill all nodes, which may be taking their time to stop."""
+        """Kill all nodes, including those that are still stopping."""
         for node in list(self._nodes.values()):
             node.send(signal.SIGKILL)
 
-    def left(self) -> list[str]:
-        """Tell what is left of the nodes on this machine."""
-        return [text for node in list(self._nodes.values()) for text in node.left()]
+    def leftovers(self) -> list[str]:
+        """Describe leftovers of the nodes on this machine."""
+        return [text for node in list(self._nodes.values()) for text in node.leftovers()]
 
     def run(self) -> None:
         """Run attempts until the job has ended."""
@@ -167,7 +170,7 @@ class Gang:
         emit("job-status", job_id=job.job_id, status=status, reason=reason)
 
     def _attempt(self) -> tuple[AttemptEnd, bool]:
-        """Run one attempt; return how the main node ended, and whether the job ended with it."""
+        """Run one attempt; return how the main node exited, and whether it also ended the job."""
         job = self._job
         job.attempts.append([None] * job.num_nodes)
         number = len(job.attempts)
@@ -204,8 +207,8 @@ class Gang:
         assert main is not None
         if self._host_lost and not final:
             status_reason = HOST_LOST
-            if self._fault is not None and self._fault.takes_host:
-                # Nothing is left to report how the container ended.
+            if self._fault is not None and self._fault.loses_host:
+                # There is no agent left to report the exit code.
                 main.exit_code = None
         main.status_reason = status_reason
         return AttemptEnd(exit_code=main.exit_code, status_reason=status_reason), final
@@ -230,13 +233,14 @@ class Gang:
             endpoint=settings.endpoint,
             processes_per_node=self._processes(),
             address=address,
+            device=device_variables(given, in_container=settings.engine is not None),
         )
         if contract.ENV_LUSTRE in given and settings.lustre is not None:
             # Mounting is not possible here.
             settings.lustre.mkdir(parents=True, exist_ok=True)
             extras[contract.ENV_LUSTRE] = str(settings.lustre)
         if job.tags.get(contract.TAG_WORKLOAD) == contract.WHEELS and settings.engine is None:
-            # On AWS it reaches an index by the network, here perhaps only as its user does.
+            # Unlike AWS's network, this machine may need these settings to reach the index.
             extras |= settings.index
         main_address = node_address(settings.addresses, self._first_address + job.main_index)
         environment = {
@@ -252,6 +256,7 @@ class Gang:
             stream=stream,
             engine=settings.engine,
             open_files=fault.open_files(index) if fault else None,
+            niceness=settings.niceness,
         )
         job.attempts[-1][index] = NodeRecord(log_stream=stream.name, started_at=now_ms())
         self._nodes[index] = node
@@ -311,9 +316,9 @@ class Gang:
         self._note_ends()
 
     def _note_loss(self) -> None:
-        """Note the loss before the signal is sent: the main node's end is judged immediately."""
+        """Record the loss before the signal, because the main node's end is handled immediately."""
         assert self._fault is not None
-        self._host_lost = self._fault.takes_main
+        self._host_lost = self._fault.loses_main
 
     def _inject(self, number: int) -> None:
         if self._fault is None or number != 1:

@@ -1,11 +1,11 @@
-"""Jobs and their attempts, as DescribeJobs and ListJobs show them."""
+"""Jobs and their attempts, in the form of DescribeJobs and ListJobs."""
 
 import time
 import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-from trainium_emulators.nodes.environment import NodePlace, batch_environment, single_environment
+from trainium_emulators.nodes.environment import NodePlace, batch_environment, container_environment
 
 Json = dict[str, Any]
 
@@ -13,13 +13,13 @@ ACTIVE = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
 
 
 def now_ms() -> int:
-    """Milliseconds since the epoch, as in Batch."""
+    """Return milliseconds since the epoch, as in Batch's timestamps."""
     return int(time.time() * 1000)
 
 
 @dataclass(slots=True, kw_only=True)
 class NodeRecord:
-    """A node's part in one attempt of its job."""
+    """One node in one attempt of its job."""
 
     log_stream: str
     started_at: int
@@ -69,7 +69,8 @@ class BatchJob:
     stopped_at: int | None = None
     terminate_reason: str | None = None
     attempts: list[list[NodeRecord | None]] = field(default_factory=list)
-    """All nodes started in each attempt; the last list is the current attempt."""
+    """For each attempt, the record of each node, None until the node starts; the current attempt
+    is last."""
 
     @property
     def arn(self) -> str:
@@ -88,7 +89,7 @@ class BatchJob:
 
     @property
     def main_index(self) -> int:
-        """Index of the container whose end decides the job's."""
+        """Index of the container whose outcome is the job's."""
         return 0
 
     def container(self, index: int) -> Json:
@@ -97,7 +98,7 @@ class BatchJob:
 
     def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
         """Return the environment variables that Batch sets in one container."""
-        return single_environment(place)
+        return container_environment(place)
 
     def describe(self) -> Json:
         """Return an entry of DescribeJobs."""
@@ -170,7 +171,7 @@ class ContainerJob(BatchJob):
         return self.properties
 
     def environment(self, place: NodePlace, *, main_address: str) -> dict[str, str]:
-        environment = single_environment(place)
+        environment = container_environment(place)
         if self.array_index is not None:
             environment |= {
                 "AWS_BATCH_JOB_ARRAY_INDEX": str(self.array_index),
@@ -191,10 +192,10 @@ class ContainerJob(BatchJob):
 
 @dataclass(slots=True, kw_only=True)
 class ArrayJob(BatchJob):
-    """The parent of an array, which runs nothing itself.
+    """The parent of an array, which has no container of its own.
 
-    AWS Batch user guide, array jobs and job states: the parent is PENDING from when its first
-    child is RUNNABLE until the last one ends, and fails if any child fails.
+    AWS Batch user guide, array jobs and job states: the parent is PENDING from the time when its
+    first child is RUNNABLE until the last one ends, and fails if any child fails.
     """
 
     children: list[ContainerJob] = field(default_factory=list)
@@ -244,7 +245,7 @@ class MultiNodeJob(BatchJob):
         return batch_environment(place, main_address=main_address)
 
     def describe(self) -> Json:
-        """Describe the job itself; its attempts are those of the main node."""
+        """Describe the job itself, with the main node's attempts."""
         properties = {key: value for key, value in self.properties.items() if key != "nodes"}
         return {**BatchJob.describe(self), "nodeProperties": properties}
 

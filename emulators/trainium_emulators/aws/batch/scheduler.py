@@ -1,7 +1,7 @@
-"""Starts jobs as Batch does: queue by queue, in order, once the jobs they wait for have succeeded.
+"""Starts jobs as Batch does: per queue, in order, once their dependencies have succeeded.
 
-A gang starts when its compute environment has nodes for it, and those behind it wait until then.
-All queues share one machine, which runs as many single containers as it has processors.
+A gang starts when its compute environment has enough nodes, and until then blocks the later jobs of
+its queue. All queues share one machine, which runs as many single containers as it has processors.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moto.batch.models import batch_backends
+from moto.ec2.models import ec2_backends
 from moto.s3.models import s3_backends
 from moto.ssm.models import ssm_backends
 
@@ -30,30 +31,37 @@ from trainium_emulators.nodes.events import emit
 
 NEXT_FAULT = "/rehearsal/next-fault"
 """SSM parameter that arms a fault: JSON with ``kind``, and optionally ``run``, and ``after`` or
-``after_key`` (and ``after_path``). A parameter with a run's name below it arms another one at the
-same time."""
+``after_key`` (and ``after_path``). Parameters under it, named by run, arm concurrent faults."""
+
+FULL_ZONES = "/rehearsal/full-zones"
+"""SSM parameter: ids of zones that have no capacity, separated by commas."""
 
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 MAX_RESOURCE = "MISCONFIGURATION:COMPUTE_ENVIRONMENT_MAX_RESOURCE"
 DEPENDENCY_FAILED = "Dependent Job failed"
 
-EXPLAINED = {
+CANCELED = "Canceled by JobStateTimeLimit action due to reason: "
+"""AWS Batch user guide, jobs stuck in RUNNABLE due to capacity."""
+
+STATUS_REASONS = {
     NO_CAPACITY: NO_CAPACITY
     + " - Service cannot fulfill the capacity requested for instance type [{type}]",
     MAX_RESOURCE: MAX_RESOURCE
-    + " - The job needs {needed} vCPUs, the compute environment may have {allowed}",
+    + " - The job needs {needed} vCPUs, the compute environment has at most {allowed}",
 }
-_CONTAINERS_AT_ONCE = max(1, os.cpu_count() or 1)
+_WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
+_MAX_CONTAINERS = max(1, os.cpu_count() or 1)
 _FIRST_CONTAINER = 100
 """First loopback address for single containers, above those of all gangs."""
 _ADDRESSES = 100
 _STOP_S = 10.0
-"""Time for nodes to stop by themselves, below the time after which the server is killed."""
+"""Seconds for nodes to stop before they are killed; less than the rehearsal waits for the
+server to stop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Admitted:
-    """Where a job that may start runs, and what will happen to it."""
+    """The compute environment and the fault of an admitted job."""
 
     place: AccountRegion
     environment: Any
@@ -61,18 +69,18 @@ class _Admitted:
 
 
 class JobScheduler:
-    """The jobs of one server."""
+    """Queues, starts and ends the jobs of one server."""
 
     def __init__(self, settings: Callable[[], NodeSettings]):
         self._settings = settings
         self._jobs: dict[str, BatchJob] = {}
         self._changed = threading.Condition()
         self._queues: set[str] = set()
-        self._containers = threading.Semaphore(_CONTAINERS_AT_ONCE)
+        self._containers = threading.Semaphore(_MAX_CONTAINERS)
         self._started = 0
         self._gangs: list[Gang] = []
         self._nodes: dict[str, tuple[str, range]] = {}
-        """Environment and address numbers of the nodes of each gang that runs."""
+        """Compute environment and address numbers of each running gang, by job id."""
 
     def submit(self, job: BatchJob) -> None:
         """Queue a job and, for the parent of an array, its children."""
@@ -96,7 +104,7 @@ class JobScheduler:
         return self._jobs.get(job_id)
 
     def terminate(self, job_id: str, reason: str) -> None:
-        """Ask a job to end, and an array's children with it; ignore an unknown job."""
+        """Request that a job end, with its children if it is an array; ignore an unknown job."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -106,6 +114,13 @@ class JobScheduler:
                 entry.terminate_reason = reason
         with self._changed:
             self._changed.notify_all()
+
+    def cancel(self, job_id: str, reason: str) -> None:
+        """End a job that has not started; ignore any other (API reference, CancelJob)."""
+        with self._changed:
+            job = self._jobs.get(job_id)
+            if job is not None and job.status in _WAITING:
+                self.terminate(job_id, reason)
 
     def stop(self) -> None:
         """Terminate all jobs and wait for their end; kill nodes that take too long."""
@@ -118,9 +133,9 @@ class JobScheduler:
                 for gang in list(self._gangs):
                     gang.kill()
 
-    def left(self) -> list[str]:
-        """Tell what is left of all nodes on this machine."""
-        return [text for gang in list(self._gangs) for text in gang.left()]
+    def leftovers(self) -> list[str]:
+        """Describe leftovers of all nodes on this machine."""
+        return [text for gang in list(self._gangs) for text in gang.leftovers()]
 
     def _serve(self, queue_arn: str) -> None:
         """Start the jobs of one queue."""
@@ -128,7 +143,8 @@ class JobScheduler:
             with self._changed:
                 job = self._next(queue_arn)
                 if job is None:
-                    # This queue is not notified when jobs of other queues end.
+                    # With a timeout, because the start of an array's child, which the array's
+                    # status reflects, notifies no queue.
                     self._changed.wait(0.2)
                     continue
                 job.status = "RUNNABLE"
@@ -143,7 +159,7 @@ class JobScheduler:
             threading.Thread(target=self._run_container, args=arguments, daemon=True).start()
 
     def _next(self, queue_arn: str) -> BatchJob | None:
-        """Return the first job that may start; fail or leave PENDING those that cannot."""
+        """Return the first job that may start, after updating the status of the jobs before it."""
         for job in self.jobs():
             if job.queue_arn != queue_arn or job.status not in ("SUBMITTED", "PENDING"):
                 continue
@@ -157,14 +173,14 @@ class JobScheduler:
             if waits is None:
                 self._end(job, DEPENDENCY_FAILED)
                 continue
-            self._show(job, "PENDING")
+            self._set_status(job, "PENDING")
             if not waits:
                 emit("job-status", job_id=job.job_id, status="RUNNABLE", reason="")
                 return job
         return None
 
     def _waits(self, job: BatchJob) -> bool | None:
-        """True while a job it depends on has not ended; None once one has failed."""
+        """Return whether any dependency is unfinished; None if one has failed."""
         others = [self._jobs[identity] for identity in job.depends_on]
         if any(other.status == "FAILED" for other in others):
             return None
@@ -175,7 +191,7 @@ class JobScheduler:
         job.started_at = min(started, default=None)
         if not job.ended:
             if any(child.status != "SUBMITTED" for child in job.children):
-                self._show(job, "PENDING")
+                self._set_status(job, "PENDING")
             return
         failed = sum(child.status == "FAILED" for child in job.children)
         job.status = "FAILED" if failed else "SUCCEEDED"
@@ -190,7 +206,7 @@ class JobScheduler:
         )
 
     @staticmethod
-    def _show(job: BatchJob, status: str) -> None:
+    def _set_status(job: BatchJob, status: str) -> None:
         if job.status != status:
             job.status = status
             emit("job-status", job_id=job.job_id, status=status, reason="")
@@ -204,7 +220,7 @@ class JobScheduler:
             self._containers.release()
 
     def _start_gang(self, job: MultiNodeJob) -> None:
-        """Start a gang as soon as it may have its nodes."""
+        """Start a gang as soon as its nodes are available."""
         if (admitted := self._admit(job)) is None:
             return
         first = self._take_nodes(job, admitted.environment)
@@ -223,7 +239,7 @@ class JobScheduler:
 
     @contextmanager
     def _reported(self, job: BatchJob) -> Iterator[None]:
-        """End the job if anything here fails: a bug of ours must not leave it RUNNING forever."""
+        """End the job if the block raises, so that a bug does not leave it RUNNING forever."""
         try:
             yield
         except Exception as error:
@@ -234,13 +250,16 @@ class JobScheduler:
                 self._changed.notify_all()
 
     def _admit(self, job: BatchJob) -> _Admitted | None:
-        """Wait for what keeps a job RUNNABLE; return None if it has ended meanwhile."""
+        """Wait until nothing blocks the RUNNABLE job; return None if it ends first."""
         place = AccountRegion(account_id=job.account_id, region=job.region)
         queue = batch_backends[job.account_id][job.region].get_job_queue(job.queue_arn)
         environment = queue.environments[0]
         fault = take_fault(ssm_backends[place.account_id][place.region], job.name)
-        blocked = self._blocked(job, environment, fault)
-        if blocked and not self._wait_blocked(job, queue, *blocked):
+
+        def blocked() -> tuple[str, str] | None:
+            return self._blocked(job, place, environment, fault)
+
+        if (blocker := blocked()) and not self._wait_blocked(job, queue, *blocker, blocked):
             return None
         if job.terminate_reason is not None:
             self._end(job, job.terminate_reason)
@@ -248,9 +267,9 @@ class JobScheduler:
         return _Admitted(place=place, environment=environment, fault=fault)
 
     def _take_nodes(self, job: MultiNodeJob, environment: Any) -> int | None:
-        """Wait until the environment may have the gang's nodes too; return the first one's number.
+        """Wait until the environment has room for the gang, and reserve addresses for its nodes.
 
-        None if the job is told to end before.
+        Return the number of the first address; None if the job is stopped first.
         """
         with self._changed:
             while job.terminate_reason is None:
@@ -263,6 +282,7 @@ class JobScheduler:
                         if taken.isdisjoint(range(number, number + job.num_nodes))
                     )
                     self._nodes[job.job_id] = environment.name, range(first, first + job.num_nodes)
+                    job.status = "STARTING"
                     return first
                 self._changed.wait(0.2)
             self._end(job, job.terminate_reason)
@@ -284,7 +304,7 @@ class JobScheduler:
 
     @staticmethod
     def _blocked(
-        job: BatchJob, environment: Any, fault: faults.NodeFault | None
+        job: BatchJob, place: AccountRegion, environment: Any, fault: faults.NodeFault | None
     ) -> tuple[str, str] | None:
         """Return Batch's reason why the job cannot start, and its message."""
         resources = environment.compute_resources
@@ -292,14 +312,25 @@ class JobScheduler:
         needed = _vcpus(job, names)
         allowed = int(resources["maxvCpus"])
         if needed > allowed:
-            text = EXPLAINED[MAX_RESOURCE].format(needed=needed, allowed=allowed)
+            text = STATUS_REASONS[MAX_RESOURCE].format(needed=needed, allowed=allowed)
             return MAX_RESOURCE, text
-        if fault is not None and fault.kind == faults.NO_CAPACITY:
-            return NO_CAPACITY, EXPLAINED[NO_CAPACITY].format(type=", ".join(names))
+        is_full = fault is not None and fault.kind == faults.NO_CAPACITY
+        if is_full or _zones(place, environment) & _full_zones(place):
+            return NO_CAPACITY, STATUS_REASONS[NO_CAPACITY].format(type=", ".join(names))
         return None
 
-    def _wait_blocked(self, job: BatchJob, queue: Any, reason: str, text: str) -> bool:
-        """Stay RUNNABLE until the queue's time limit for this reason or a request to stop."""
+    def _wait_blocked(
+        self,
+        job: BatchJob,
+        queue: Any,
+        reason: str,
+        text: str,
+        blocked: Callable[[], tuple[str, str] | None],
+    ) -> bool:
+        """Return True once nothing blocks the RUNNABLE job, or its end has been requested.
+
+        Return False if the queue's time limit for this reason has ended it.
+        """
         job.status_reason = text
         emit("job-status", job_id=job.job_id, status=job.status, reason=text)
         started = time.monotonic()
@@ -309,12 +340,13 @@ class JobScheduler:
             for action in getattr(queue, "job_state_time_limit_actions", [])
             if action["state"] == "RUNNABLE" and action["reason"] == reason
         ]
-        while job.terminate_reason is None:
+        while job.terminate_reason is None and blocked() is not None:
             waited = (time.monotonic() - started) * clock
             if any(waited > float(limit["maxTimeSeconds"]) for limit in limits):
-                self._end(job, text)
+                self._end(job, f"{CANCELED}{reason}")
                 return False
             time.sleep(0.05)
+        job.status_reason = ""
         return True
 
     @staticmethod
@@ -326,14 +358,26 @@ class JobScheduler:
 
 
 def _fits(environment: Any, num_nodes: int) -> bool:
-    """Tell whether the environment may have so many nodes at once."""
+    """Return whether the environment's maximum allows this many nodes."""
     resources = environment.compute_resources
     (name,) = resources["instanceTypes"]
     return INSTANCE_TYPES[name].vcpus_for(num_nodes) <= int(resources["maxvCpus"])
 
 
+def _zones(place: AccountRegion, environment: Any) -> set[str]:
+    """Return the ids of the environment's zones."""
+    ec2 = ec2_backends[place.account_id][place.region]
+    names = environment.compute_resources.get("subnets", ())
+    return {ec2.get_subnet(name).availability_zone_id for name in names}
+
+
+def _full_zones(place: AccountRegion) -> set[str]:
+    parameter = ssm_backends[place.account_id][place.region].get_parameter(FULL_ZONES)
+    return set() if parameter is None else set(parameter.value.split(","))
+
+
 def _vcpus(job: BatchJob, instance_types: list[str]) -> int:
-    """Return the vCPUs that the job needs at once: of all its nodes, or of its container."""
+    """Return the vCPUs that the job needs, for all its nodes or its container."""
     if isinstance(job, MultiNodeJob):
         (name,) = instance_types
         return INSTANCE_TYPES[name].vcpus_for(job.num_nodes)
@@ -342,7 +386,7 @@ def _vcpus(job: BatchJob, instance_types: list[str]) -> int:
 
 
 def take_fault(backend: Any, run: str) -> faults.NodeFault | None:
-    """Take the fault that is armed for a run in one region's parameters, once."""
+    """Remove and return the fault armed for a run in one region's parameters."""
     for name in (f"{NEXT_FAULT}/{run}", NEXT_FAULT):
         if (parameter := backend.get_parameter(name)) is None:
             continue
@@ -354,9 +398,9 @@ def take_fault(backend: Any, run: str) -> faults.NodeFault | None:
 
 
 def has_object(key: str, path: str) -> bool:
-    """Tell whether any bucket has an object whose key matches a pattern.
+    """Return whether any bucket has an object whose key matches a pattern.
 
-    With ``path``, one that is JSON and lists a matching path in its ``files``.
+    With ``path``, the object must also be JSON and list a matching path in its ``files``.
     """
     return any(
         fnmatch.fnmatchcase(name, key) and (not path or _lists(bucket.keys.get(name), path))
@@ -367,9 +411,9 @@ def has_object(key: str, path: str) -> bool:
 
 
 def _lists(item: Any, path: str) -> bool:
-    """Tell whether an object lists a file whose path matches."""
+    """Return whether an object lists a file whose path matches."""
     try:
         files = json.loads(item.value)["files"]
         return any(fnmatch.fnmatchcase(file["path"], path) for file in files)
     except (AttributeError, KeyError, TypeError, ValueError):
-        return False  # another kind of object, or deleted meanwhile: moto closes its file
+        return False  # another kind of object, or deleted in the meantime: moto closes its file

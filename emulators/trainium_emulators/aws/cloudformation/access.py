@@ -1,4 +1,4 @@
-"""Models what moto lacks or partly ignores in IAM, KMS, Lambda layers and SSM parameters."""
+"""Models parts of IAM, KMS, Lambda layers and SSM parameters that moto lacks or ignores."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def _delete_layer(layer: Any, _: Properties, place: AccountRegion) -> None:
 
 
 def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Publish a new version, as every change does."""
-    made = type(layer).create_from_cloudformation_json(
+    """Publish a new version for any change."""
+    new_layer = type(layer).create_from_cloudformation_json(
         layer.name, {"Properties": change.properties}, place.account_id, place.region
     )
     _delete_layer(layer, {}, place)
-    return made
+    return new_layer
 
 
 def _refer_by_arn(layer: Any, _: Properties, place: AccountRegion) -> None:
-    """Make a reference resolve to the version's ARN, as on AWS; moto returns the object itself."""
+    """Make ``Ref`` return the version's ARN, as on AWS; moto returns the object itself."""
     layer.physical_resource_id = layer.arn
 
 
 def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:
-    # Nothing here stores managed policies, so changing them has no effect.
+    # The emulator stores no managed policies, so changing them has no effect.
     change.refuse_others("AWS::IAM::Role", _CHANGEABLE | {"ManagedPolicyArns"})
     properties = change.properties
     role.assume_role_policy_document = json.dumps(properties["AssumeRolePolicyDocument"])
@@ -66,13 +66,13 @@ class OpenIdConnectProvider(ResourceModel):
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        made = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
+        provider = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
             properties["Url"],
             properties.get("ThumbprintList", []),
             properties.get("ClientIdList", []),
             properties.get("Tags", []),
         )
-        return cls(made.arn, {"Arn": made.arn})
+        return cls(provider.arn, {"Arn": provider.arn})
 
 
 def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None:
@@ -82,7 +82,7 @@ def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None
 
 
 class ParsedJson(ResourceModel):
-    """Custom::AWSCDKCfnJson: parses a JSON text that contains references.
+    """Custom::AWSCDKCfnJson: parses a JSON string that contains references.
 
     The CDK uses it for trust policies in which a name depends on another resource.
     """
@@ -92,8 +92,8 @@ class ParsedJson(ResourceModel):
         return cls(name, {"Value": json.loads(properties["Value"])})
 
 
-def _name_tags_as_kms(properties: Properties, _: AccountRegion) -> None:
-    """Rename the keys of tags as KMS's API does, which differs from CloudFormation."""
+def _rename_kms_tags(properties: Properties, _: AccountRegion) -> None:
+    """Rename CloudFormation's tag keys to the KMS API's."""
     properties["Tags"] = [
         {"TagKey": tag["Key"], "TagValue": tag["Value"]} for tag in properties.get("Tags", [])
     ]
@@ -101,7 +101,7 @@ def _name_tags_as_kms(properties: Properties, _: AccountRegion) -> None:
 
 CONTRIBUTION = Contribution(
     before={
-        "AWS::KMS::Key": _name_tags_as_kms,
+        "AWS::KMS::Key": _rename_kms_tags,
         "AWS::SSM::Parameter": _complete_parameter,
     },
     after={"AWS::Lambda::LayerVersion": _refer_by_arn},
@@ -119,8 +119,8 @@ CONTRIBUTION = Contribution(
     delete={
         "AWS::IAM::OIDCProvider": _delete_provider,
         "AWS::Lambda::LayerVersion": _delete_layer,
-        # It is a computed value: there is nothing to delete.
+        # A computed value, so there is nothing to delete.
         "Custom::AWSCDKCfnJson": lambda parsed, properties, place: None,
     },
 )
-"""moto updates the roles' inline policies."""
+"""Does not contain ``AWS::IAM::Policy``, which moto updates correctly."""

@@ -1,4 +1,4 @@
-"""The account in moto, for the table of refusals: what the stacks created, found by name."""
+"""Looks up the stacks' resources in moto by name, for the table of refusals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class StackAccount:
         return [resource.rehearsal_resolved for resource in self._resources(kind)]
 
     def same(self, one: Any, other: Any) -> bool:
-        """Tell whether two values name the same resource."""
+        """Return whether two values name the same resource."""
         if one is None or one == other:
             return one is not None
         return any({one, other} <= _names(resource) for resource in self._resources(None))
@@ -45,7 +45,7 @@ class StackAccount:
     def _resources(self, kind: str | None) -> Iterator[Any]:
         stacks = cloudformation_backends[self._place.account_id][self.region].stacks
         for stack in list(stacks.values()):
-            # Looking up a resource would create it if it does not exist yet.
+            # Indexing the resource map itself would create resources that do not exist yet.
             for resource in list(stack.resource_map._parsed_resources.values()):
                 own = getattr(resource, "rehearsal_kind", None)
                 if own is None or getattr(resource, "rehearsal_gone", False):
@@ -55,7 +55,7 @@ class StackAccount:
 
 
 def _names(resource: Any) -> set[str]:
-    """Collect everything that a reference to a resource can resolve to."""
+    """Collect all values that a reference to a resource can resolve to."""
     own = [getattr(resource, name, None) for name in ("physical_resource_id", "arn", "id")]
     attributes = getattr(resource, "attributes", None)
     values = attributes.values() if isinstance(attributes, dict) else ()

@@ -39,13 +39,13 @@ def _complete_environment(properties: Properties, place: AccountRegion) -> None:
     resources = properties["ComputeResources"]
     if "SecurityGroupIds" not in resources:
         # moto requires groups and starts instances with them; on AWS the launch template's are
-        # enough. ``_forget_template_groups`` hides them from what Batch describes.
+        # enough. ``_forget_template_groups`` removes them from descriptions.
         resources["SecurityGroupIds"] = _template_groups(resources["LaunchTemplate"], place)
         properties["GroupsOfTemplate"] = True
 
 
 def _template_groups(named: Properties, place: AccountRegion) -> list[str]:
-    """Security groups of a launch template: its own, or else those of its interfaces."""
+    """Return a launch template's own security groups, or else its interfaces'."""
     template = ec2_backends[place.account_id][place.region].get_launch_template(
         named["LaunchTemplateId"]
     )
@@ -57,7 +57,7 @@ def _template_groups(named: Properties, place: AccountRegion) -> list[str]:
 
 
 def _forget_template_groups(environment: Any, properties: Properties, _: AccountRegion) -> None:
-    """Remove the template's groups again: Batch describes none if it was given none."""
+    """Remove the template's groups, because Batch describes only groups of the request."""
     if "GroupsOfTemplate" in properties:
         del environment.compute_resources["securityGroupIds"]
 
@@ -96,7 +96,7 @@ def get_arn(self: Any, attribute_name: str) -> str:
 
 
 def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
-    """moto's DescribeJobDefinitions, plus the node properties that it leaves out."""
+    """Describe a definition as moto does, with the node properties that it omits."""
     described: dict[str, Any] = _describe(definition)
     if definition.node_properties is not None:
         described["nodeProperties"] = definition.node_properties
@@ -107,14 +107,14 @@ _describe = JobDefinition.describe
 
 
 def _keep_queue_extras(queue: Any, properties: Properties, place: AccountRegion) -> None:
-    """Keep the queue's time limits for the executor."""
+    """Keep the queue's time limits for the scheduler."""
     queue.job_state_time_limit_actions = [
         lowercase_first_key(action) for action in properties.get("JobStateTimeLimitActions", [])
     ]
 
 
 def _update_environment(environment: Any, change: PropertyChange, _: AccountRegion) -> Any:
-    """Update in place, although AWS may replace an environment, which changes its ARN."""
+    """Update in place, although AWS may replace an environment and thereby change its ARN."""
     change.refuse_others(
         "AWS::Batch::ComputeEnvironment", frozenset({"ComputeResources", "State", "Tags"})
     )
@@ -134,9 +134,9 @@ def _update_queue(queue: Any, change: PropertyChange, place: AccountRegion) -> A
 
 def _update_definition(definition: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Register a new revision and deregister the old one, as CloudFormation does."""
-    made = AnyJobDefinition.create(definition.name, change.properties, place)
+    new_definition = AnyJobDefinition.create(definition.name, change.properties, place)
     _backend(place).deregister_job_definition(definition.arn)
-    return made
+    return new_definition
 
 
 CONTRIBUTION = Contribution(

@@ -1,4 +1,4 @@
-"""Contributions of this package's modules to moto: models, hooks around its own, deleters."""
+"""Contributions of this package's modules to moto: models, hooks around its models, deleters."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -13,7 +13,7 @@ Properties = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountRegion:
-    """Account and region of a stack."""
+    """A stack's account and region."""
 
     account_id: str
     region: str
@@ -22,7 +22,7 @@ class AccountRegion:
 Before = Callable[[Properties, AccountRegion], None]
 """Changes the properties before moto's model reads them."""
 After = Callable[[Any, Properties, AccountRegion], None]
-"""Completes the resource that moto's model made."""
+"""Completes the resource that moto's model created."""
 Delete = Callable[[Any, Properties, AccountRegion], None]
 """Deletes the resource."""
 
@@ -36,11 +36,11 @@ class PropertyChange:
     """Names of the properties that were changed, added or removed."""
 
     def refuse_others(self, kind: str, known: AbstractSet[str]) -> None:
-        """Fail on a changed property that an update here would not apply."""
+        """Fail on a changed property that an update would not apply."""
         if unknown := sorted(self.changed - known):
             raise ValidationError(
                 message=f"the rehearsal cannot change {', '.join(unknown)} of {kind} in place; "
-                "take it down first"
+                "destroy the stacks first"
             )
 
 
@@ -64,7 +64,7 @@ class Contribution:
 class ResourceModel(CloudFormationModel):
     """Base class of the models that moto lacks.
 
-    moto's metaclass files each model under the second part of its module's name, hence a package.
+    Models must be in a package: moto's metaclass registers each by its module name's second part.
     """
 
     def __init__(self, physical_resource_id: str, attributes: Mapping[str, Any] | None = None):
@@ -101,5 +101,5 @@ class ResourceModel(CloudFormationModel):
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> "ResourceModel":
-        """Create the resource; ``name`` is what CloudFormation would call it."""
+        """Create the resource; ``name`` is the name that CloudFormation would generate."""
         raise TypeError(f"{cls.__name__} has no create")

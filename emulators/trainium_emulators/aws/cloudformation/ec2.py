@@ -17,7 +17,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
 )
 
 PLACEMENT_GROUPS: dict[AccountRegion, dict[str, str]] = {}
-"""Strategy of each placement group by account, region and name; moto has no back-end for them."""
+"""Strategy of each placement group by account, region and name; moto has no backend for them."""
 
 
 def _backend(place: AccountRegion) -> Any:
@@ -38,7 +38,7 @@ def _delete_placement_group(group: PlacementGroup, _: Properties, place: Account
 
 
 def describe_placement_groups(response: EC2Response) -> ActionResult:
-    """DescribePlacementGroups, to which moto responds with an error that no client can parse."""
+    """DescribePlacementGroups; moto's response is an error that no client can parse."""
     place = AccountRegion(account_id=response.current_account, region=response.region)
     groups = [
         {
@@ -56,7 +56,7 @@ def describe_placement_groups(response: EC2Response) -> ActionResult:
 
 
 def _rule(properties: Properties, peer: str) -> dict[str, Any]:
-    """Return the arguments of moto's authorize and revoke for one rule."""
+    """Return the arguments for moto to authorize or revoke one rule."""
     group = properties.get(peer)
     ranges = [{"CidrIp": properties["CidrIp"]}] if "CidrIp" in properties else []
     return {
@@ -74,25 +74,25 @@ class SecurityGroupEgress(ResourceModel):
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         group_id = properties["GroupId"]
-        _forget_default_egress(group_id, place)
+        _revoke_default_egress(group_id, place)
         _backend(place).authorize_security_group_egress(
             group_id, **_rule(properties, "DestinationSecurityGroupId")
         )
         return cls(name)
 
 
-_EVERYTHING = {"IpProtocol": "-1"}
-_EVERYWHERE = {**_EVERYTHING, "CidrIp": "0.0.0.0/0"}
+_ALL_TRAFFIC = {"IpProtocol": "-1"}
+_ALLOW_ALL = {**_ALL_TRAFFIC, "CidrIp": "0.0.0.0/0"}
 
 
-def _forget_default_egress(group_id: str, place: AccountRegion) -> None:
-    """Remove EC2's allow-all rule, as an explicit rule does (aws/aws-cdk issues 987, 15297)."""
+def _revoke_default_egress(group_id: str, place: AccountRegion) -> None:
+    """Remove EC2's allow-all rule, as any explicit rule does (aws/aws-cdk issues 987, 15297)."""
     group = _backend(place).get_security_group_from_id(group_id)
-    if _has_everywhere(group):
-        _backend(place).revoke_security_group_egress(group_id, **_rule(_EVERYWHERE, ""))
+    if _allows_all(group):
+        _backend(place).revoke_security_group_egress(group_id, **_rule(_ALLOW_ALL, ""))
 
 
-def _has_everywhere(group: Any) -> bool:
+def _allows_all(group: Any) -> bool:
     return any(
         rule.ip_protocol == "-1" and (rule.ip_range or {}).get("CidrIp") == "0.0.0.0/0"
         for rule in group.egress_rules
@@ -100,13 +100,13 @@ def _has_everywhere(group: Any) -> bool:
 
 
 def _admit_default_group_to_itself(vpc: Any, _: Properties, place: AccountRegion) -> None:
-    """Let a default group admit itself, as EC2 does; moto's admits nobody.
+    """Allow traffic within a default security group, as EC2 does; moto's group allows none.
 
     docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
     """
     backend = _backend(place)
     group = backend.get_security_group_from_name("default", vpc_id=vpc.id)
-    itself = {**_EVERYTHING, "SourceSecurityGroupId": group.id}
+    itself = {**_ALL_TRAFFIC, "SourceSecurityGroupId": group.id}
     backend.authorize_security_group_ingress(group.id, **_rule(itself, "SourceSecurityGroupId"))
 
 
@@ -122,12 +122,12 @@ def _delete_ingress(_: Any, properties: Properties, place: AccountRegion) -> Non
     )
 
 
-def _honour_inline_egress(group: Any, properties: Properties, place: AccountRegion) -> None:
+def _apply_inline_egress(group: Any, properties: Properties, place: AccountRegion) -> None:
     """Apply inline egress rules: moto ignores them and adds the allow-all rule they replace."""
     if "SecurityGroupEgress" not in properties:
         return
     backend = _backend(place)
-    backend.revoke_security_group_egress(group.id, **_rule(_EVERYWHERE, ""))
+    backend.revoke_security_group_egress(group.id, **_rule(_ALLOW_ALL, ""))
     for rule in properties["SecurityGroupEgress"]:
         backend.authorize_security_group_egress(
             group.id, **_rule(rule, "DestinationSecurityGroupId")
@@ -145,18 +145,19 @@ def _update_group(group: Any, change: PropertyChange, place: AccountRegion) -> A
         backend.revoke_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
     for rule in change.properties.get("SecurityGroupIngress", []):
         backend.authorize_security_group_ingress(group.id, **_rule(rule, "SourceSecurityGroupId"))
-    for rule in group.rehearsal_properties.get("SecurityGroupEgress", [_EVERYWHERE]):
+    for rule in group.rehearsal_properties.get("SecurityGroupEgress", [_ALLOW_ALL]):
         backend.revoke_security_group_egress(group.id, **_rule(rule, "DestinationSecurityGroupId"))
-    # As after a creation: _honour_inline_egress removes it if the template has its own rules.
-    backend.authorize_security_group_egress(group.id, **_rule(_EVERYWHERE, ""))
+    # Add the allow-all rule as at creation; _apply_inline_egress removes it if the template has
+    # rules of its own.
+    backend.authorize_security_group_egress(group.id, **_rule(_ALLOW_ALL, ""))
     return group
 
 
 # --- the network ---------------------------------------------------------------------------------
 
 
-def _name_the_zone(properties: Properties, place: AccountRegion) -> None:
-    """Translate a zone id to its name: moto's model only reads the name."""
+def _resolve_zone_id(properties: Properties, place: AccountRegion) -> None:
+    """Translate a zone id to a name, the only form that moto's model reads."""
     zone_id = properties.pop("AvailabilityZoneId", None)
     if zone_id is None:
         return
@@ -212,9 +213,9 @@ CONTRIBUTION = Contribution(
         "AWS::EC2::PlacementGroup": PlacementGroup,
         "AWS::EC2::SecurityGroupEgress": SecurityGroupEgress,
     },
-    before={"AWS::EC2::Subnet": _name_the_zone},
+    before={"AWS::EC2::Subnet": _resolve_zone_id},
     after={
-        "AWS::EC2::SecurityGroup": _honour_inline_egress,
+        "AWS::EC2::SecurityGroup": _apply_inline_egress,
         "AWS::EC2::VPC": _admit_default_group_to_itself,
     },
     update={"AWS::EC2::SecurityGroup": _update_group},

@@ -21,8 +21,8 @@ from trainium_emulators.aws.cloudformation.contributions import (
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
 CERTIFICATE = base64.b64encode((files("moto") / "moto_proxy" / "ca.crt").read_bytes()).decode()
-"""PEM in Base64, as in DescribeCluster: moto's own, since the API server speaks plain HTTP on
-loopback, so that it is never checked."""
+"""moto's certificate as Base64 of PEM, as in DescribeCluster. It is never checked, because the API
+server uses plain HTTP on loopback."""
 
 
 def _backend(place: AccountRegion) -> Any:
@@ -30,7 +30,7 @@ def _backend(place: AccountRegion) -> Any:
 
 
 def _lower(value: Any) -> Any:
-    """Convert CloudFormation's capitalised names to the API's."""
+    """Convert CloudFormation's capitalized names to the API's."""
     if isinstance(value, dict):
         return {key[:1].lower() + key[1:]: _lower(entry) for key, entry in value.items()}
     return [_lower(entry) for entry in value] if isinstance(value, list) else value
@@ -49,9 +49,9 @@ class EksCluster(ResourceModel):
         network = _lower(properties["ResourcesVpcConfig"])
         ec2 = ec2_backends[place.account_id][place.region]
         (subnet,) = ec2.describe_subnets(subnet_ids=network["subnetIds"][:1])
-        # The group that EKS creates for the interfaces of control plane and nodes.
+        # The group that EKS creates for the control plane's and nodes' interfaces.
         group = ec2.create_security_group(f"eks-cluster-sg-{name}", "cluster", subnet.vpc_id)
-        made = _backend(place).create_cluster(
+        created = _backend(place).create_cluster(
             name=properties.get("Name", name),
             role_arn=properties["RoleArn"],
             resources_vpc_config={
@@ -63,16 +63,16 @@ class EksCluster(ResourceModel):
             encryption_config=_lower(properties.get("EncryptionConfig")),
             tags={tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])},
         )  # fmt: skip
-        made.endpoint = CLUSTER.running.endpoint
-        made.certificate_authority = {"data": CERTIFICATE}
+        created.endpoint = CLUSTER.running.endpoint
+        created.certificate_authority = {"data": CERTIFICATE}
         return cls(
-            made.name,
+            created.name,
             {
-                "Arn": made.arn,
+                "Arn": created.arn,
                 "CertificateAuthorityData": CERTIFICATE,
                 "ClusterSecurityGroupId": group.id,
-                "Endpoint": made.endpoint,
-                "OpenIdConnectIssuerUrl": made.identity["oidc"]["issuer"],
+                "Endpoint": created.endpoint,
+                "OpenIdConnectIssuerUrl": created.identity["oidc"]["issuer"],
             },
         )
 
@@ -85,16 +85,19 @@ def _logging(properties: Properties) -> Any:
 
 
 def _update_cluster(cluster: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Update endpoint access, logging, tags and the control plane's version."""
+    """Update endpoint access, logging and the control plane's version.
+
+    Changes of tags and of the upgrade policy are accepted, but have no effect.
+    """
     change.refuse_others(
         "AWS::EKS::Cluster",
         frozenset({"Logging", "ResourcesVpcConfig", "Tags", "UpgradePolicy", "Version"}),
     )
-    made = _backend(place).describe_cluster(cluster.physical_resource_id)
-    # Its nodes stay as they are: a kubelet may be up to three minor versions older.
-    made.version = change.properties.get("Version", made.version)
-    made.logging = _logging(change.properties) or made.logging
-    made.resources_vpc_config |= _lower(change.properties["ResourcesVpcConfig"])
+    existing = _backend(place).describe_cluster(cluster.physical_resource_id)
+    # Its nodes are not updated: a kubelet may be up to three minor versions older.
+    existing.version = change.properties.get("Version", existing.version)
+    existing.logging = _logging(change.properties) or existing.logging
+    existing.resources_vpc_config |= _lower(change.properties["ResourcesVpcConfig"])
     return cluster
 
 
@@ -110,7 +113,7 @@ def _delete_cluster(cluster: Any, _: Properties, place: AccountRegion) -> None:
 
 
 class Nodegroup(ResourceModel):
-    """AWS::EKS::Nodegroup: its desired size is the number of Ready nodes."""
+    """AWS::EKS::Nodegroup, whose desired size determines the number of nodes."""
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
@@ -118,10 +121,10 @@ class Nodegroup(ResourceModel):
         template = _launch_template(properties, place)
         if not (properties.get("InstanceTypes") or template.get("InstanceType")):
             raise ValidationError(
-                message=f"{name}: InstanceTypes or the launch template must say what instances "
-                "there are"
+                message=f"{name}: InstanceTypes or the launch template must specify the instance "
+                "type"
             )
-        made = _backend(place).create_nodegroup(
+        created = _backend(place).create_nodegroup(
             cluster_name=cluster,
             node_role=properties["NodeRole"],
             # At most 63 characters (Amazon EKS API reference, CreateNodegroup).
@@ -139,22 +142,22 @@ class Nodegroup(ResourceModel):
             version=properties.get("Version") or _backend(place).describe_cluster(cluster).version,
             release_version=properties.get("ReleaseVersion"),
         )
-        made.node_repair_config = _lower(properties.get("NodeRepairConfig"))
-        made.update_config = _lower(properties.get("UpdateConfig"))
-        eks_nodes.match(made)
+        created.node_repair_config = _lower(properties.get("NodeRepairConfig"))
+        created.update_config = _lower(properties.get("UpdateConfig"))
+        eks_nodes.match(created)
         return cls(
-            f"{cluster}/{made.nodegroup_name}",
+            f"{cluster}/{created.nodegroup_name}",
             {
-                "Arn": made.arn,
+                "Arn": created.arn,
                 "ClusterName": cluster,
-                "Id": f"{cluster}/{made.nodegroup_name}",
-                "NodegroupName": made.nodegroup_name,
+                "Id": f"{cluster}/{created.nodegroup_name}",
+                "NodegroupName": created.nodegroup_name,
             },
         )
 
 
 def _launch_template(properties: Properties, place: AccountRegion) -> dict[str, Any]:
-    """Return the data of the launch template version that the node group names, if any."""
+    """Return the data of the node group's launch template version, if any."""
     given = properties.get("LaunchTemplate")
     if given is None:
         return {}
@@ -178,32 +181,37 @@ def _taints(properties: Properties) -> list[dict[str, str]]:
     return [_lower(taint) for taint in properties.get("Taints", [])]
 
 
-# Changes that go through UpdateNodegroupVersion (EKS API reference); others leave the nodes alone.
+# Changes that use UpdateNodegroupVersion (EKS API reference); others do not affect the nodes.
 _NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
 
 
 def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Update sizes, labels and taints; where EKS rolls the nodes, remove and recreate them."""
+    """Update the group, and recreate its nodes if EKS would replace them.
+
+    Changes of tags and of ``UpdateConfig`` are accepted, but have no effect.
+    """
     change.refuse_others(
         "AWS::EKS::Nodegroup",
         frozenset({"Labels", "LaunchTemplate", "NodeRepairConfig", "ReleaseVersion",
                    "ScalingConfig", "Tags", "Taints", "UpdateConfig", "Version"}),
     )  # fmt: skip
     cluster, _, name = group.physical_resource_id.partition("/")
-    made = _backend(place).describe_nodegroup(cluster, name)
-    made.version = change.properties.get("Version", made.version)
+    existing = _backend(place).describe_nodegroup(cluster, name)
+    existing.version = change.properties.get("Version", existing.version)
     if change.changed & _NEW_NODES:
-        eks_nodes.remove(made)
-    made.node_repair_config = _lower(change.properties.get("NodeRepairConfig"))
+        eks_nodes.remove(existing)
+    existing.node_repair_config = _lower(change.properties.get("NodeRepairConfig"))
     if "ScalingConfig" in change.changed:
-        made.scaling_config = _scaling(change.properties)
-    made.labels = change.properties.get("Labels", {})
-    made.taints = _taints(change.properties)
-    made.release_version = change.properties.get("ReleaseVersion", made.release_version)
+        existing.scaling_config = _scaling(change.properties)
+    existing.labels = change.properties.get("Labels", {})
+    existing.taints = _taints(change.properties)
+    existing.release_version = change.properties.get("ReleaseVersion", existing.release_version)
     if template := _launch_template(change.properties, place):
-        made.launch_template |= _lower(change.properties["LaunchTemplate"])
-        made.instance_types = change.properties.get("InstanceTypes") or [template["InstanceType"]]
-    eks_nodes.match(made)
+        existing.launch_template |= _lower(change.properties["LaunchTemplate"])
+        existing.instance_types = change.properties.get("InstanceTypes") or [
+            template["InstanceType"]
+        ]
+    eks_nodes.match(existing)
     return group
 
 

@@ -1,6 +1,7 @@
-"""Starts the one Kubernetes cluster behind EKS, and deploys the CDK's manifests and charts to it.
+"""Starts the one Kubernetes cluster behind EKS, and applies the CDK's manifests to it.
 
-On AWS the CDK's kubectl handler, a Lambda function, does this; here we read its custom resources.
+On AWS the CDK's kubectl handler, a Lambda function, applies manifests and installs charts. The
+emulator reads the handler's custom resources, and only records charts.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from trainium_emulators.nodes.events import emit
 
 MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
-_LEAVING_LIMIT_S = 30.0
-"""Longest wait for the pods of a namespace, as long as their usual grace period."""
+_TERMINATION_LIMIT_S = 30.0
+"""Maximum wait for the pods of a deleted namespace to end: their default grace period."""
 _POLL_S = 0.05
 
 
 class KubernetesCluster:
-    """Turns manifests into objects in the API server."""
+    """The cluster to which manifests are applied."""
 
     def __init__(self) -> None:
         self._start: Callable[[], ClusterEmulator] | None = None
@@ -62,7 +63,7 @@ class KubernetesCluster:
             raise ValidationError(message=f"{describe(manifest)}: {error}") from error
 
     def delete(self, manifest: Properties) -> None:
-        """Delete an object; one that is already gone is no error, as with kubectl delete."""
+        """Delete an object if it exists, like the CDK's handler."""
         store = self.running.store
         kind = store.find_kind(manifest["apiVersion"], manifest["kind"])
         metadata = manifest["metadata"]
@@ -74,7 +75,7 @@ class KubernetesCluster:
                 raise ValidationError(message=f"{describe(manifest)}: {error}") from error
         if kind == NAMESPACE:
             # kubectl waits for the namespace, which stays until its last pod has ended.
-            deadline_s = time.monotonic() + _LEAVING_LIMIT_S
+            deadline_s = time.monotonic() + _TERMINATION_LIMIT_S
             while store.list(POD, metadata["name"]) and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
 
@@ -123,7 +124,7 @@ def _parse(properties: Properties) -> list[Properties]:
 
 
 def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Apply again, then delete what the manifest no longer has, like ``kubectl apply --prune``."""
+    """Apply again, then delete objects removed from the manifest (``kubectl apply --prune``)."""
     change.refuse_others(MANIFEST, frozenset({"Manifest", "PruneLabel"}))
     KubernetesManifest.create("", change.properties, place)
     kept = [_identity(manifest) for manifest in _parse(change.properties)]
@@ -159,15 +160,17 @@ class HelmChart(ResourceModel):
 
 
 def check_release(properties: Properties) -> None:
-    """Refuse what Helm refuses, and a chart without a version: the latest changes over time."""
+    """Refuse releases that Helm refuses, and unpinned charts, whose version changes over time."""
     release = properties["Release"]
     chart, repository = properties.get("Chart", ""), properties.get("Repository", "")
     if not properties.get("Version"):
-        raise ValidationError(message=f"Helm release {release} has no version of its chart")
+        raise ValidationError(message=f"Helm release {release} specifies no chart version")
     if not (chart.startswith("oci://") or repository.startswith(("https://", "oci://"))):
-        raise ValidationError(message=f"Helm release {release} has neither repository nor oci://")
+        raise ValidationError(
+            message=f"Helm release {release} has no https:// or oci:// repository or chart"
+        )
     if not isinstance(json.loads(properties.get("Values", "{}")), dict):
-        raise ValidationError(message=f"values of Helm release {release} are no mapping")
+        raise ValidationError(message=f"values of Helm release {release} are not a mapping")
 
 
 def _record(action: str, properties: Properties) -> None:

@@ -20,13 +20,14 @@ from trainium_emulators.aws.cloudformation.contributions import (
     ResourceModel,
 )
 
-KEPT: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
-"""Properties by id, for every account, region, cluster and type; moto has no back-end for them."""
+MEMBERS: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
+"""Properties by id, for every account, region, cluster and type; moto has no backend for them."""
 _LISTS = ("addons", "access-entries", "pod-identity-associations")
 
 
-class Belonging(ResourceModel):
-    """Base class of a cluster's members: they are stored, and the API lists them."""
+class ClusterResource(ResourceModel):
+    """Base class of resources that belong to a cluster; stored in ``MEMBERS``, from which the API
+    lists them."""
 
     type_name = ""
     key = ""
@@ -39,8 +40,8 @@ class Belonging(ResourceModel):
             properties["ClusterName"]
         )
         identity = properties[cls.key] if cls.key else f"a-{uuid.uuid4().hex[:17]}"
-        kept = belongings(place, cluster.name, cls.type_name)
-        kept[identity] = properties
+        stored = members_of(place, cluster.name, cls.type_name)
+        stored[identity] = properties
         arn = f"{cluster.arn.replace(':cluster/', f':{cls.type_name}/')}/{identity}"
         return cls(
             f"{identity}|{cluster.name}",
@@ -48,74 +49,74 @@ class Belonging(ResourceModel):
         )
 
 
-class Addon(Belonging):
+class Addon(ClusterResource):
     """AWS::EKS::Addon."""
 
     type_name, key, arn_name = "addon", "AddonName", "Arn"
 
 
-class AccessEntry(Belonging):
+class AccessEntry(ClusterResource):
     """AWS::EKS::AccessEntry."""
 
     type_name, key, arn_name = "access-entry", "PrincipalArn", "AccessEntryArn"
 
 
-class PodIdentityAssociation(Belonging):
+class PodIdentityAssociation(ClusterResource):
     """AWS::EKS::PodIdentityAssociation."""
 
     type_name, key, arn_name = "podidentityassociation", "", "AssociationArn"
 
 
-def belongings(place: AccountRegion, cluster: str, type_name: str) -> dict[str, Properties]:
+def members_of(place: AccountRegion, cluster: str, type_name: str) -> dict[str, Properties]:
     """Return the properties of a cluster's members of one type, by id."""
-    return KEPT.setdefault((place, cluster, type_name), {})
+    return MEMBERS.setdefault((place, cluster, type_name), {})
 
 
-def _update_belonging(belonging: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    kind = f"AWS::EKS::{type(belonging).__name__}"
+def _update_member(member: Any, change: PropertyChange, place: AccountRegion) -> Any:
+    kind = f"AWS::EKS::{type(member).__name__}"
     change.refuse_others(
         kind,
         frozenset({"AccessPolicies", "AddonVersion", "ConfigurationValues",
                    "PodIdentityAssociations", "RoleArn", "ServiceAccountRoleArn", "Tags"}),
     )  # fmt: skip
-    identity, _, cluster = belonging.physical_resource_id.partition("|")
-    belongings(place, cluster, belonging.type_name)[identity] = change.properties
-    return belonging
+    identity, _, cluster = member.physical_resource_id.partition("|")
+    members_of(place, cluster, member.type_name)[identity] = change.properties
+    return member
 
 
-def _delete_belonging(belonging: Any, _: Properties, place: AccountRegion) -> None:
-    identity, _, cluster = belonging.physical_resource_id.partition("|")
-    del belongings(place, cluster, belonging.type_name)[identity]
+def _delete_member(member: Any, _: Properties, place: AccountRegion) -> None:
+    identity, _, cluster = member.physical_resource_id.partition("|")
+    del members_of(place, cluster, member.type_name)[identity]
 
 
 _MODELS = (Addon, AccessEntry, PodIdentityAssociation)
 
 CONTRIBUTION = Contribution(
     models={f"AWS::EKS::{model.__name__}": model for model in _MODELS},
-    update={f"AWS::EKS::{model.__name__}": _update_belonging for model in _MODELS},
-    delete={f"AWS::EKS::{model.__name__}": _delete_belonging for model in _MODELS},
+    update={f"AWS::EKS::{model.__name__}": _update_member for model in _MODELS},
+    delete={f"AWS::EKS::{model.__name__}": _delete_member for model in _MODELS},
 )
 
 
-def _kept(response: EKSResponse, type_name: str) -> dict[str, Properties]:
+def _members_for(response: EKSResponse, type_name: str) -> dict[str, Properties]:
     place = AccountRegion(account_id=response.current_account, region=response.region)
     cluster = response.eks_backend.describe_cluster(response._get_param("name"))
-    return belongings(place, cluster.name, type_name)
+    return members_of(place, cluster.name, type_name)
 
 
 def list_addons(response: EKSResponse) -> ActionResult:
     """ListAddons."""
-    return ActionResult({"addons": sorted(_kept(response, Addon.type_name))})
+    return ActionResult({"addons": sorted(_members_for(response, Addon.type_name))})
 
 
 def list_access_entries(response: EKSResponse) -> ActionResult:
     """ListAccessEntries."""
-    return ActionResult({"accessEntries": sorted(_kept(response, AccessEntry.type_name))})
+    return ActionResult({"accessEntries": sorted(_members_for(response, AccessEntry.type_name))})
 
 
 def list_pod_identity_associations(response: EKSResponse) -> ActionResult:
     """ListPodIdentityAssociations."""
-    kept = _kept(response, PodIdentityAssociation.type_name)
+    associations = _members_for(response, PodIdentityAssociation.type_name)
     return ActionResult(
         {
             "associations": [
@@ -125,14 +126,14 @@ def list_pod_identity_associations(response: EKSResponse) -> ActionResult:
                     "namespace": properties["Namespace"],
                     "serviceAccount": properties["ServiceAccount"],
                 }
-                for identity, properties in kept.items()
+                for identity, properties in associations.items()
             ]
         }
     )
 
 
 def update_nodegroup_config(response: EKSResponse) -> ActionResult:
-    """moto's UpdateNodegroupConfig, with EKS's refusals and its effect on the cluster's nodes."""
+    """UpdateNodegroupConfig: refuse a desired size out of range, call moto, and scale the nodes."""
     group = response.eks_backend.describe_nodegroup(
         response._get_param("name"), response._get_param("nodegroupName")
     )
@@ -142,9 +143,9 @@ def update_nodegroup_config(response: EKSResponse) -> ActionResult:
             message=f"desired capacity {sizes['desiredSize']} is not between the minimum "
             f"{sizes['minSize']} and the maximum {sizes['maxSize']}"
         )
-    answer = _update(response)
+    result = _update(response)
     eks_nodes.match(group)
-    return answer
+    return result
 
 
 _update = EKSResponse.update_nodegroup_config

@@ -3,8 +3,8 @@
 EKS follows external changes to such a group: "the desiredSize parameter is altered by the Cluster
 Autoscaler (but can be out-of-date for short periods of time)" (Amazon EKS API reference,
 NodegroupScalingConfig). The Cluster Autoscaler does so with two operations of Auto Scaling
-(github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/auto_scaling_groups.go);
-in moto these groups are only names.
+(github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/auto_scaling_groups.go). In
+moto the groups of node groups are only names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EFFECTS = {
 }
 """Taint effects of EKS and their Kubernetes names (Amazon EKS API reference, Taint)."""
 CAPACITY_FAULTS = "/rehearsal/capacity"
-"""Parameters ``<this>/<node group>`` whose JSON plants ``CapacityFaults`` in a running server."""
+"""Parameters ``<this>/<node group>`` whose JSON sets ``CapacityFaults`` in a running server."""
 
 
 def match(group: Any) -> None:
@@ -49,13 +49,13 @@ def remove(group: Any) -> None:
 
 
 def _scale(group: Any, number: int) -> None:
-    _behind(group).set_desired(number)
+    _scaling_group(group).set_desired(number)
 
 
-def _behind(group: Any) -> ScalingGroup:
-    """Return the Auto Scaling group behind a node group, with the faults that are planted."""
+def _scaling_group(group: Any) -> ScalingGroup:
+    """Return the Auto Scaling group behind a node group, with its current faults."""
     instance_type = group.instance_types[0]
-    made = nodes.EmulatedNodeGroup(
+    described_group = nodes.EmulatedNodeGroup(
         name=group.nodegroup_name,
         instance_type=instance_type,
         resources=_resources(instance_type),
@@ -66,18 +66,19 @@ def _behind(group: Any) -> ScalingGroup:
         ],
         kubernetes_version=group.version,
     )
-    found = CLUSTER.running.scaling_group(made)
+    scaling_group = CLUSTER.running.scaling_group(described_group)
     account, region = group.arn.split(":")[4], group.region
-    planted = ssm_backends[account][region].get_parameter(
+    faults = ssm_backends[account][region].get_parameter(
         f"{CAPACITY_FAULTS}/{group.nodegroup_name}"
     )
-    if planted is not None:
-        found.plant(CapacityFaults(**json.loads(planted.value)))
-    return found
+    if faults is not None:
+        scaling_group.plant(CapacityFaults(**json.loads(faults.value)))
+    return scaling_group
 
 
 def _resources(instance_type: str) -> Mapping[str, str]:
-    """Look up Trainium chips and network cards in the catalogue, and the rest in EC2."""
+    """Return a node's allocatable resources: from the catalogue if it has the instance type, which
+    all Trainium types are, otherwise from moto's list of EC2 instance types."""
     if (known := INSTANCE_TYPES.get(instance_type)) is not None:
         return nodes.trainium_resources(known)
     described = EC2_INSTANCE_TYPES[instance_type]
@@ -96,9 +97,9 @@ def _groups(response: AutoScalingResponse) -> Iterator[tuple[str, Any]]:
 
 
 def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
-    """DescribeAutoScalingGroups, by name: moto's own, and those of node groups."""
+    """DescribeAutoScalingGroups, by name: moto's own groups and node groups'."""
     wanted = response._get_param("AutoScalingGroupNames", [])
-    found = [
+    of_node_groups = [
         {
             "AutoScalingGroupName": name,
             "MinSize": group.scaling_config["minSize"],
@@ -112,14 +113,14 @@ def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
                     "HealthStatus": "Healthy",
                     "ProtectedFromScaleIn": False,
                 }
-                for instance, state in _behind(group).instances().items()
+                for instance, state in _scaling_group(group).instances().items()
             ],
         }
         for name, group in _groups(response)
         if not wanted or name in wanted
     ]
     others = response.autoscaling_backend.describe_auto_scaling_groups(wanted)
-    return ActionResult({"AutoScalingGroups": [*others, *found]})
+    return ActionResult({"AutoScalingGroups": [*others, *of_node_groups]})
 
 
 def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:
@@ -131,11 +132,11 @@ def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:
     for name, group in _groups(response):
         if name != wanted:
             continue
-        for key, sign, word in (("maxSize", 1, "above max"), ("minSize", -1, "below min")):
+        for key, sign, violation in (("maxSize", 1, "above max"), ("minSize", -1, "below min")):
             limit = group.scaling_config[key]
             if sign * number > sign * limit:
                 raise ValidationError(
-                    f"New SetDesiredCapacity value {number} is {word} value {limit} for the "
+                    f"New SetDesiredCapacity value {number} is {violation} value {limit} for the "
                     "AutoScalingGroup."
                 )
         _resize(group, number)
@@ -145,22 +146,22 @@ def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:
 
 
 def terminate_instance(response: AutoScalingResponse) -> ActionResult:
-    """TerminateInstanceInAutoScalingGroup: shrink the group by this instance, or replace it."""
+    """TerminateInstanceInAutoScalingGroup: shrink the group by the instance, or replace it."""
     instance = response._get_param("InstanceId")
-    fewer = response._get_bool_param("ShouldDecrementDesiredCapacity", False)
+    decrement = response._get_bool_param("ShouldDecrementDesiredCapacity", False)
     for name, group in _groups(response):
-        if instance not in _behind(group).instances():
+        if instance not in _scaling_group(group).instances():
             continue
         wanted, least = group.scaling_config["desiredSize"], group.scaling_config["minSize"]
-        if fewer and wanted <= least:
+        if decrement and wanted <= least:
             raise ValidationError(
                 f"Currently, desiredSize equals minSize ({least}). Terminating instance without "
                 "replacement will violate group's min size constraint. Either set "
                 "shouldDecrementDesiredCapacity flag to false or lower group's min size."
             )
-        if fewer:
+        if decrement:
             _resize(group, wanted - 1)
-        _behind(group).terminate(instance, decrement=fewer)
+        _scaling_group(group).terminate(instance, decrement=decrement)
         activity = {
             "ActivityId": str(uuid.uuid4()),
             "AutoScalingGroupName": name,
@@ -177,7 +178,7 @@ def terminate_instance(response: AutoScalingResponse) -> ActionResult:
 def describe_scaling_activities(response: AutoScalingResponse) -> ActionResult:
     """DescribeScalingActivities of one group, newest first."""
     wanted = response._get_param("AutoScalingGroupName")
-    found = [
+    activities = [
         {
             "ActivityId": each.activity_id,
             "AutoScalingGroupName": name,
@@ -190,11 +191,11 @@ def describe_scaling_activities(response: AutoScalingResponse) -> ActionResult:
         }
         for name, group in _groups(response)
         if name == wanted
-        for behind in [_behind(group)]
-        for clock_s, moment in [(behind.clock(), datetime.now(UTC))]
-        for each in behind.activities
+        for scaling_group in [_scaling_group(group)]
+        for clock_s, moment in [(scaling_group.clock(), datetime.now(UTC))]
+        for each in scaling_group.activities
     ]
-    return ActionResult({"Activities": found})
+    return ActionResult({"Activities": activities})
 
 
 def describe_nodegroup(response: EKSResponse) -> ActionResult:
@@ -202,7 +203,7 @@ def describe_nodegroup(response: EKSResponse) -> ActionResult:
     group = response.eks_backend.describe_nodegroup(
         response._get_param("name"), response._get_param("nodegroupName")
     )
-    failed = _behind(group).failure()
+    failed = _scaling_group(group).failure()
     name = group.resources["autoScalingGroups"][0]["name"]
     issue = {"code": "AsgInstanceLaunchFailures", "message": failed, "resourceIds": [name]}
     group.health = {"issues": [issue] if failed else []}

@@ -1,4 +1,4 @@
-"""Registers the models with moto, and makes moto refuse whatever has no model."""
+"""Registers the models with moto, and makes moto refuse types without a model."""
 
 import copy
 import json
@@ -20,11 +20,13 @@ from moto.ec2.responses import EC2Response
 from trainium_emulators.aws.cloudformation import (
     access,
     batch,
+    billing,
     ec2,
     eks,
     eks_cluster,
     eks_members,
     eks_nodes,
+    notifications,
     stacks,
     storage,
 )
@@ -47,10 +49,12 @@ from trainium_emulators.aws.cloudformation.stacks import (
 _CONTRIBUTIONS: tuple[Contribution, ...] = (
     access.CONTRIBUTION,
     batch.CONTRIBUTION,
+    billing.CONTRIBUTION,
     ec2.CONTRIBUTION,
     eks.CONTRIBUTION,
     eks_members.CONTRIBUTION,
     eks_cluster.CONTRIBUTION,
+    notifications.CONTRIBUTION,
     storage.CONTRIBUTION,
 )
 
@@ -68,12 +72,12 @@ DELETE: Mapping[str, Delete] = _merged("delete")
 REPLACED_BY: Mapping[str, frozenset[str]] = _merged("replaced_by")
 
 UNDERSTOOD: Mapping[str, frozenset[str]] = {
-    name: frozenset(entry.get("honoured", []) + entry.get("accepted", []))
+    name: frozenset(entry.get("honored", []) + entry.get("accepted", []))
     for name, entry in tomllib.loads(
         (files("trainium_emulators.aws.cloudformation") / "properties.toml").read_text()
     ).items()
 }
-"""Properties of each type that have an effect here, or are accepted as having none."""
+"""Properties of each type that have an effect here, or are accepted without one."""
 
 _WITHOUT_EFFECT = frozenset({"AWS::CDK::Metadata"})
 
@@ -89,7 +93,7 @@ _UPDATED_BY_MOTO = frozenset(
 
 
 def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
-    """Return the reason why a resource cannot be rehearsed, or None."""
+    """Return why a resource cannot be rehearsed; None if it can."""
     if resource_type not in UNDERSTOOD:
         return (
             f"the rehearsal has no model of {resource_type}; "
@@ -98,14 +102,14 @@ def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
     unknown = sorted(set(properties) - UNDERSTOOD[resource_type])
     if unknown:
         return (
-            f"the rehearsal does not understand {', '.join(unknown)} of {resource_type}; "
-            "honour it in trainium_emulators/aws/cloudformation or accept it in properties.toml"
+            f"the rehearsal does not support {', '.join(unknown)} of {resource_type}; honor it in "
+            "trainium_emulators/aws/cloudformation or accept it in properties.toml"
         )
     return None
 
 
 def model_of(resource_type: str) -> type[CloudFormationModel] | None:
-    """Return our model, or moto's; ``check_template`` refuses a type that has neither."""
+    """Return our model or moto's; ``check_template`` refuses a type that has neither."""
     return MODELS.get(resource_type) or parsing.get_model_map().get(resource_type)
 
 
@@ -116,15 +120,15 @@ def check_template(template: Mapping[str, Any], *, lenient: bool) -> None:
     """
     for logical_id, resource in template.get("Resources", {}).items():
         kind = resource["Type"]
-        found = (
+        refusal = (
             None
             if lenient or kind in _WITHOUT_EFFECT
             else refusal_of(kind, resource.get("Properties", {}))
         )
-        if found is None and kind not in _WITHOUT_EFFECT and model_of(kind) is None:
-            found = f"the rehearsal has no model of {kind}"
-        if found:
-            raise ValidationError(message=f"{logical_id}: {found}")
+        if refusal is None and kind not in _WITHOUT_EFFECT and model_of(kind) is None:
+            refusal = f"the rehearsal has no model of {kind}"
+        if refusal:
+            raise ValidationError(message=f"{logical_id}: {refusal}")
 
 
 def _create(
@@ -152,7 +156,7 @@ def _create(
         return None
     if kind in AFTER:
         AFTER[kind](resource, properties, place)
-    # A delete sees the properties used at creation, even if references resolve differently now.
+    # Deletion uses the properties from creation, even if references then resolve differently.
     resource.rehearsal_kind = kind
     resource.rehearsal_properties = properties
     resource.rehearsal_resolved = resolved
@@ -163,7 +167,7 @@ _moto_create = parsing.parse_and_create_resource
 
 
 def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: Any) -> None:
-    """Delete with our function, else moto's; fail if there is neither, where moto says nothing."""
+    """Delete with our function or moto's; without either, fail, which moto does not."""
     kind = resource_json["Type"]
     account_id, region = self._account_id, self._region_name
     if kind in DELETE:
@@ -188,8 +192,8 @@ def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: An
 def _delete_stack_resources(self: parsing.ResourceMap) -> None:
     """Delete in reverse order of creation; moto retries in random order until it works.
 
-    Entries are kept: moto renders the outputs of deleted stacks again, and would recreate the
-    resources they refer to.
+    Entries are kept, because moto renders the outputs of deleted stacks again and would recreate
+    the resources that they reference.
     """
     for logical_id, resource in reversed(list(self._parsed_resources.items())):
         template = self._resource_json_map.get(logical_id)
@@ -208,7 +212,8 @@ def _update(
     account_id: str,
     region_name: str,
 ) -> Any:
-    """Update with our function, else with moto's model where it is known to be right, else fail."""
+    """Update with our function, or with moto's model if that is known to be correct; otherwise
+    fail."""
     kind = resource_json["Type"]
     place = AccountRegion(account_id=account_id, region=region_name)
     old = resources_map._parsed_resources[logical_id]
@@ -223,10 +228,10 @@ def _update(
         if resolved.get(key) != old.rehearsal_resolved.get(key)
     }
     if changed & REPLACED_BY.get(kind, frozenset()):
-        made = _create(logical_id, resource_json, resources_map, account_id, region_name)
-        # Deleted at the end of the whole update: until then, others refer to them.
-        made.rehearsal_replaces = [old, *getattr(old, "rehearsal_replaces", ())]
-        return made
+        replacement = _create(logical_id, resource_json, resources_map, account_id, region_name)
+        # The replaced resources are deleted at the end of the update, when none references them.
+        replacement.rehearsal_replaces = [old, *getattr(old, "rehearsal_replaces", ())]
+        return replacement
     if kind in UPDATE:
         resource = UPDATE[kind](old, PropertyChange(properties=properties, changed=changed), place)
     elif kind in _UPDATED_BY_MOTO:
@@ -234,7 +239,8 @@ def _update(
         resource = _moto_update(logical_id, complete, resources_map, account_id, region_name)
     else:
         raise ValidationError(
-            message=f"{logical_id}: the rehearsal cannot update {kind} in place; take it down first"
+            message=f"{logical_id}: the rehearsal cannot update {kind} in place; destroy the "
+            "stacks first"
         )
     resource.cf_resource_type, resource.logical_resource_id = kind, logical_id
     if kind in AFTER:
@@ -251,9 +257,9 @@ _moto_update = parsing.parse_and_update_resource
 def _update_parameters(
     self: CloudFormationBackend, instance: Any, incoming_params: list[dict[str, Any]]
 ) -> dict[str, str]:
-    """Resolve parameters; moto only remembers previous values that were given, not defaults.
+    """Resolve parameters; moto keeps only explicit previous values, not defaults.
 
-    The previous value of a Systems Manager parameter is its name, which is looked up again
+    The previous value of a Systems Manager parameter is its name, which is looked up every time
     (CloudFormation user guide, supplied parameter types).
     """
     declared = instance.template_dict.get("Parameters", {})
@@ -268,7 +274,7 @@ def _update_parameters(
 
 
 def _parse_template(template: str) -> Any:
-    """Parse JSON, which the CLI sends, as JSON: moto's YAML takes 200 times as long, per parse."""
+    """Parse the CLI's JSON as JSON, because moto's YAML parser takes 200 times as long."""
     try:
         return json.loads(template)
     except ValueError:
@@ -279,13 +285,13 @@ _moto_parse_template = Stack.parse_template
 
 
 def _checked(operation: Any) -> Any:
-    """Wrap a stack operation: check the template first, and fail with errors the CLI shows."""
+    """Wrap a stack operation: check the template first, and raise errors that the CLI shows."""
 
     def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
         if template:
             parsed = Stack.parse_template(template)
             check_template(parsed, lenient=name == "CDKToolkit")
-        with _in_words_of_cloudformation():
+        with _as_cloudformation_errors():
             return operation(self, name, template, *args, **kw)
 
     return run
@@ -307,30 +313,30 @@ def _update_stack(
 
 
 _moto_update_stack = CloudFormationBackend.update_stack
-_delete_stack = CloudFormationBackend.delete_stack
+_moto_delete_stack = CloudFormationBackend.delete_stack
 
 
 def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
-    with _in_words_of_cloudformation():
+    with _as_cloudformation_errors():
         for stack in list(self.stacks.values()):
             if name in (stack.name, stack.stack_id):
                 stacks.refuse_deletion_of_stack(self, stack)
-        _delete_stack(self, name)
+        _moto_delete_stack(self, name)
 
 
 @contextmanager
-def _in_words_of_cloudformation() -> Iterator[None]:
+def _as_cloudformation_errors() -> Iterator[None]:
     """Convert errors of all services into a form that the CLI can read."""
     try:
         yield
     except ServiceException:
         raise
     except Exception as error:
-        # The CLI would retry an HTTP 500 and then take it for "already exists"; it could not
-        # read a JSON response at all.
+        # The CLI would retry an HTTP 500 and then mistake it for "already exists"; it cannot read
+        # a JSON response at all.
         traceback.print_exc()
-        words = getattr(error, "description", "") or error
-        raise ValidationError(message=f"{type(error).__name__}: {words}") from error
+        description = getattr(error, "description", "") or error
+        raise ValidationError(message=f"{type(error).__name__}: {description}") from error
 
 
 def install() -> None:

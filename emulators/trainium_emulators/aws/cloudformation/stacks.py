@@ -1,8 +1,8 @@
 """Updates stacks in CloudFormation's order, and protects exports that other stacks import.
 
 Rules: CloudFormation template reference, Fn::ImportValue. Messages: serverless/serverless issue
-3589 (delete by an update), linz/geostore issue 630 (change), aws/aws-cdk issue 33395 (deletion of
-the stack). moto does neither, and loses track of exports that an update adds, changes or removes.
+3589 (removal by an update), linz/geostore issue 630 (change), aws/aws-cdk issue 33395 (deletion of
+the stack). moto does neither, and does not record exports that an update adds, changes or removes.
 """
 
 import copy
@@ -17,11 +17,11 @@ from moto.cloudformation.models import CloudFormationBackend, Stack
 from moto.cloudformation.parsing import clean_json
 
 _IN_TEXT = re.compile(r"\$\{(\w+)")
-"""A reference in a text for Fn::Sub."""
+"""A reference in a string for Fn::Sub."""
 
 
 def depends_on(resource_json: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the DependsOn of a resource: one logical id in the template, or a list of them."""
+    """Return the logical ids in a resource's DependsOn, one or a list in the template."""
     given = resource_json.get("DependsOn", ())
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -73,8 +73,8 @@ def update_stack_resources(
 ) -> None:
     """Create new, update changed, then delete removed resources, as CloudFormation does.
 
-    moto compares templates, so a resource is never told that another one it refers to was
-    replaced; and it deletes resources that are still in use.
+    moto compares templates, so it does not update a resource that references a replaced one, and
+    it deletes resources that are still in use.
     """
     before = self._resource_json_map
     self._template = template
@@ -145,7 +145,7 @@ def refuse_deletion_of_stack(backend: CloudFormationBackend, stack: Stack) -> No
 
 
 def refuse_change(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
-    """Refuse to change an export in use. AWS then rolls back the update; nothing here can."""
+    """Refuse to change an export in use. AWS would roll back the update; this cannot."""
     for name, value in values_of(stack).items():
         if name in before and before[name] != value and (users := importers(backend, name, stack)):
             raise ValidationError(
@@ -162,12 +162,12 @@ def remember(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, 
 
 def importers(backend: CloudFormationBackend, name: str, exporting: Stack) -> str:
     """Return the names of the stacks that import ``name``; empty if there are none."""
-    found = (
+    names = (
         stack.name
         for stack in backend.stacks.values()
         if stack is not exporting and name in _imports(stack.template_dict, stack)
     )
-    return ", ".join(sorted(found))
+    return ", ".join(sorted(names))
 
 
 def _imports(node: Any, stack: Stack) -> Iterator[str]:

@@ -28,18 +28,20 @@ def _s3(place: AccountRegion) -> Any:
 class BucketPolicy(ResourceModel):
     """AWS::S3::BucketPolicy, without its TLS-only statement.
 
-    moto enforces statements but reads no conditions, and the rehearsal speaks plain HTTP on
-    loopback: that statement would deny everything.
+    moto enforces statements but ignores conditions, so that statement would deny everything on the
+    rehearsal's plain HTTP.
     """
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         document = properties["PolicyDocument"]
-        kept = [s for s in document["Statement"] if s.get("Condition") != TLS_ONLY]
-        if any("Condition" in statement for statement in kept):
-            raise ValidationError(message="the rehearsal reads no conditions in bucket policies")
+        statements = [s for s in document["Statement"] if s.get("Condition") != TLS_ONLY]
+        if any("Condition" in statement for statement in statements):
+            raise ValidationError(
+                message="the rehearsal does not evaluate conditions in bucket policies"
+            )
         _s3(place).put_bucket_policy(
-            properties["Bucket"], json.dumps({**document, "Statement": kept}).encode()
+            properties["Bucket"], json.dumps({**document, "Statement": statements}).encode()
         )
         return cls(name)
 
@@ -49,7 +51,7 @@ def _update_bucket_policy(policy: Any, change: PropertyChange, place: AccountReg
 
 
 def _update_bucket(bucket: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Update the settings that moto keeps for a bucket: encryption and tags."""
+    """Update encryption and tags; a change of the lifecycle rules has no effect."""
     change.refuse_others(
         "AWS::S3::Bucket", frozenset({"BucketEncryption", "LifecycleConfiguration", "Tags"})
     )
@@ -73,7 +75,7 @@ def _delete_bucket_policy(_: Any, properties: Properties, place: AccountRegion) 
 
 
 class S3AutoDeleteObjects(ResourceModel):
-    """Custom::S3AutoDeleteObjects: on delete, empties the bucket as the CDK's Lambda function does.
+    """Custom::S3AutoDeleteObjects: empties the bucket on deletion, like the CDK's Lambda function.
 
     moto deploys the function itself but cannot run it without a container engine.
     """
@@ -85,14 +87,14 @@ class S3AutoDeleteObjects(ResourceModel):
 
 def _empty_bucket(_: Any, properties: Properties, place: AccountRegion) -> None:
     bucket = _s3(place).get_bucket(properties["BucketName"])
-    # Every version and every delete marker.
+    # Including every version and delete marker.
     for key in list(bucket.keys):
         bucket.keys.pop(key)
     bucket.multiparts.clear()
 
 
-def _empty_repository(repository: Any, properties: Properties, place: AccountRegion) -> None:
-    """Honour EmptyOnDelete, which moto's model ignores; without it a full repository stays."""
+def _delete_repository(repository: Any, properties: Properties, place: AccountRegion) -> None:
+    """Delete a repository, with its images if EmptyOnDelete is set, which moto's model ignores."""
     ecr_backends[place.account_id][place.region].delete_repository(
         repository.name, force=bool(properties.get("EmptyOnDelete", False))
     )
@@ -107,7 +109,7 @@ class FileSystem(ResourceModel):
 
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        made = _fsx(place).create_file_system(
+        file_system = _fsx(place).create_file_system(
             client_request_token=name,
             file_system_type=properties["FileSystemType"],
             storage_capacity=int(properties["StorageCapacity"]),
@@ -124,11 +126,11 @@ class FileSystem(ResourceModel):
             open_zfs_configuration=None,
         )
         attributes = {
-            "DNSName": made.dns_name,
+            "DNSName": file_system.dns_name,
             "LustreMountName": "rehearse",
-            "ResourceARN": made.resource_arn,
+            "ResourceARN": file_system.resource_arn,
         }
-        return cls(made.file_system_id, attributes)
+        return cls(file_system.file_system_id, attributes)
 
 
 class DataRepositoryAssociation(ResourceModel):
@@ -150,8 +152,8 @@ def _delete_file_system(file_system: Any, _: Properties, place: AccountRegion) -
 def _grow_file_system(file_system: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Grow the storage in place; any other change replaces a file system on AWS."""
     change.refuse_others("AWS::FSx::FileSystem", frozenset({"StorageCapacity"}))
-    (kept,) = _fsx(place).describe_file_systems([file_system.physical_resource_id])
-    kept.storage_capacity = int(change.properties["StorageCapacity"])
+    (stored,) = _fsx(place).describe_file_systems([file_system.physical_resource_id])
+    stored.storage_capacity = int(change.properties["StorageCapacity"])
     return file_system
 
 
@@ -166,16 +168,16 @@ CONTRIBUTION = Contribution(
         "AWS::S3::Bucket": _update_bucket,
         "AWS::S3::BucketPolicy": _update_bucket_policy,
         "AWS::Logs::LogGroup": _update_log_group,
-        # The properties only name the bucket, and that name does not change.
+        # The bucket's name does not change.
         "Custom::S3AutoDeleteObjects": lambda custom, _, place: custom,
         "AWS::FSx::FileSystem": _grow_file_system,
     },
     delete={
         "AWS::S3::BucketPolicy": _delete_bucket_policy,
         "Custom::S3AutoDeleteObjects": _empty_bucket,
-        "AWS::ECR::Repository": _empty_repository,
+        "AWS::ECR::Repository": _delete_repository,
         "AWS::FSx::FileSystem": _delete_file_system,
-        # Nothing is kept of it.
+        # Nothing was stored.
         "AWS::FSx::DataRepositoryAssociation": lambda association, _, place: None,
     },
 )

@@ -1,8 +1,8 @@
-"""What AWS refuses and no rule pack has: a table over requests, which depends on no emulator.
+"""AWS's refusals that no rule pack covers: a table of checks, independent of the emulators.
 
-cdk-preflight and the CDK's own rules judge every synthesis, cfn-lint every template of the tests;
-the table has only what they let pass, as ``tests/emulators/test_refusals.py`` makes sure. A request
-comes from templates (``templates``), or from an emulator.
+cdk-preflight and the CDK's own rules check every synthesis, and cfn-lint every template of the
+tests; the table contains only what they miss, as ``tests/emulators/test_refusals.py`` verifies.
+Requests come from templates (``templates``) or from an emulator.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A request to AWS as the rules see it, with the other resources it may refer to.
+"""A request to AWS as seen by the rules, and the resources it may reference.
 
-Nothing is guessed. What a template leaves to the deployment is ``UNKNOWN`` or a ``Reference``; its
-text is empty, its number is NaN (every comparison with NaN is false), so a rule stays silent.
+Nothing is guessed. A value known only at deployment is ``UNKNOWN`` or a ``ResourceReference``; its
+string is empty and its number NaN (every comparison with NaN is false), so that no rule applies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Properties = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class ResourceReference:
-    """Another resource, or one of its attributes, in a template that is not deployed yet."""
+    """A resource, or one of its attributes, in a template that is not deployed yet."""
 
     stack: str
     logical_id: str
@@ -33,13 +33,13 @@ class Account(Protocol):
     def region(self) -> str: ...
 
     def find(self, kind: str, value: Any) -> Properties | None:
-        """Return the properties of the resource of a type that ``value`` names; None if unknown."""
+        """Return the properties of the resource named by ``value``; None if unknown."""
 
     def all(self, kind: str) -> Iterable[Properties]:
         """Return the properties of every known resource of a type."""
 
     def same(self, one: Any, other: Any) -> bool:
-        """Tell whether two values certainly name the same resource."""
+        """Return whether two values certainly name the same resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class AwsRequest:
         return get(self.properties, path, default)
 
     def text(self, path: str) -> str:
-        """Return a text; empty if absent or unknown."""
+        """Return a string; empty if absent or unknown."""
         return text(self.get(path))
 
     def number(self, path: str, default: float = math.nan) -> float:
@@ -73,26 +73,16 @@ class AwsRequest:
         return value if isinstance(value, Mapping) else {}
 
     def has(self, path: str) -> bool:
-        """Tell whether a value is given, be it known or unknown."""
+        """Return whether a value is set, known or unknown."""
         return self.get(path) is not None
 
     def find(self, kind: str, path: str) -> Properties:
-        """Return the properties of the resource that a value names; none if it is not known."""
+        """Return the properties of the resource named at a path; none if unknown."""
         return self.account.find(kind, self.get(path)) or {}
-
-    def siblings(self, kind: str, path: str) -> list[Properties]:
-        """Return the other resources of a type that name the same resource at a path."""
-        return [
-            other
-            for other in self.account.all(kind)
-            if other is not self.properties
-            and other != self.previous
-            and self.account.same(get(other, path), self.get(path))
-        ]
 
 
 def get(value: Any, path: str, default: Any = None) -> Any:
-    """Return a value nested in ``value``; UNKNOWN below anything unknown."""
+    """Return a value nested in ``value``; UNKNOWN inside an unknown value."""
     for name in path.split("."):
         if isinstance(value, ResourceReference):
             return UNKNOWN
@@ -103,12 +93,15 @@ def get(value: Any, path: str, default: Any = None) -> Any:
 
 
 def text(value: Any) -> str:
-    """Return ``value`` if it is a known text, else an empty one."""
+    """Return ``value`` if it is a known string, else an empty one."""
     return value if isinstance(value, str) else ""
 
 
 def number(value: Any, default: float = math.nan) -> float:
-    """Return ``value`` as a number, which CloudFormation also accepts as a text."""
+    """Return ``value`` as a number, which CloudFormation also accepts as a string.
+
+    ``default`` if None, NaN if unknown.
+    """
     if value is None:
         return default
     try:
@@ -118,10 +111,10 @@ def number(value: Any, default: float = math.nan) -> float:
 
 
 def each(value: Any) -> list[Any]:
-    """Return the entries of a list."""
+    """Return the entries of a list; none if it is absent or unknown."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def texts(value: Any) -> list[str]:
-    """Return the known texts of a list, or a single text, as in policies."""
+    """Return the strings of a list, empty if unknown, or a single string, as in policies."""
     return [text(entry) for entry in ([value] if isinstance(value, str) else each(value))]

@@ -1,8 +1,8 @@
-"""The table: each row has what it concerns, AWS's message, where that is known from, and a rule.
+"""The table: each row has a subject, AWS's message, its source, and a rule.
 
-A message has AWS's own words where the source quotes them, as an issue does, and paraphrases them
-where the source is documentation. Faults that AWS would only report when an instance or a job
-starts are refused with the template or the submission that has them.
+A message quotes AWS if the source does, such as an issue, and paraphrases documentation. Faults
+that AWS would report only when an instance or a job starts are refused earlier, in the template or
+submission.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Any, Final
 
 from trainium_catalogue.instances import INSTANCE_TYPES
@@ -33,17 +32,15 @@ DEFINITION: Final = "AWS::Batch::JobDefinition"
 LAUNCH_TEMPLATE: Final = "AWS::EC2::LaunchTemplate"
 ENDPOINT: Final = "AWS::EC2::VPCEndpoint"
 FILE_SYSTEM: Final = "AWS::FSx::FileSystem"
-ASSOCIATION: Final = "AWS::FSx::DataRepositoryAssociation"
 CLUSTER: Final = "AWS::EKS::Cluster"
 NODE_GROUP: Final = "AWS::EKS::Nodegroup"
 SUBMIT: Final = "batch:SubmitJob"
-"""A submission has the API's form, and what it names under ``definition`` and ``queue``."""
+"""A submission in the API's form, with its resources under ``definition`` and ``queue``."""
 
 _DOCS = "https://docs.aws.amazon.com/"
 _BATCH_API = _DOCS + "batch/latest/APIReference/"
 _BATCH_GUIDE = _DOCS + "batch/latest/userguide/"
 _EC2_GUIDE = _DOCS + "AWSEC2/latest/UserGuide/"
-_FSX_API = _DOCS + "fsx/latest/APIReference/"
 _EKS_GUIDE = _DOCS + "eks/latest/userguide/"
 
 
@@ -56,16 +53,16 @@ class AwsRefusal:
     """CloudFormation type, or ``<service>:<Operation>`` of an API."""
     message: str
     source: str
-    """Public address."""
+    """Public URL."""
     refuses: Callable[[AwsRequest], bool]
 
 
 def _launch_template(request: AwsRequest, path: str) -> Properties:
-    """Return the data of the launch template that is named below a path, as far as known."""
+    """Return the known data of the launch template named under a path."""
     for key in ("LaunchTemplateId", "LaunchTemplateName", "Id", "Name"):
-        found = request.find(LAUNCH_TEMPLATE, f"{path}.{key}")
-        if found:
-            data: Properties = get(found, "LaunchTemplateData", {})
+        template = request.find(LAUNCH_TEMPLATE, f"{path}.{key}")
+        if template:
+            data: Properties = get(template, "LaunchTemplateData", {})
             return data
     return {}
 
@@ -79,7 +76,7 @@ def _duplicates(values: list[Any]) -> bool:
 
 
 def _size(document: Any) -> int:
-    """Count characters without white space; what is not known counts 0, so a lower bound."""
+    """Count characters without white space; unknown values count 0, so this is a lower bound."""
     return len(json.dumps(document, default=lambda _: "", separators=(",", ":")))
 
 
@@ -100,7 +97,7 @@ def _not_offered(request: AwsRequest) -> bool:
 
 
 def _best_fit(request: AwsRequest) -> bool:
-    # What can change without new instances (user guide, Updating compute environments).
+    # Properties that can change without new instances (user guide, Updating compute environments).
     in_place = {"MaxvCpus", "MinvCpus", "DesiredvCpus", "ScalingPolicy"}
     before = get(request.previous, "ComputeResources", {})
     after = request.mapping("ComputeResources")
@@ -193,13 +190,6 @@ _BATCH = (
         "Combined tags of job and job definition are more than 50",
         _BATCH_API + "API_RegisterJobDefinition.html",
         lambda r: _true(r.get("PropagateTags")) and len(r.mapping("Tags")) > 50,
-    ),
-    AwsRefusal(
-        "batch-node-types-differ",
-        DEFINITION,
-        "All node groups in a multi-node parallel job must use the same instance type",
-        _BATCH_API + "API_ContainerProperties.html",
-        lambda r: len({text(get(c, "InstanceType")) for c in _containers(r)} - {""}) > 1,
     ),
 )
 
@@ -321,27 +311,6 @@ _SUBMISSIONS = (
         lambda r: r.number("timeout.attemptDurationSeconds") < 60,
     ),
     AwsRefusal(
-        "submit-attempts",
-        SUBMIT,
-        "RetryAttempts must be between 1 and 10.",
-        _BATCH_API + "API_RetryStrategy.html",
-        lambda r: not 1 <= r.number("retryStrategy.attempts", 1) <= 10,
-    ),
-    AwsRefusal(
-        "submit-dependencies",
-        SUBMIT,
-        "A job can depend on at most 20 jobs",
-        _BATCH_GUIDE + "service_limits.html",
-        lambda r: len(r.each("dependsOn")) > 20,
-    ),
-    AwsRefusal(
-        "submit-tags",
-        SUBMIT,
-        "A job can have at most 50 tags",
-        _BATCH_API + "API_SubmitJob.html",
-        lambda r: len(r.mapping("tags")) > 50,
-    ),
-    AwsRefusal(
         "submit-queue-disabled",
         SUBMIT,
         "Job queue is not in ENABLED state",
@@ -358,7 +327,7 @@ def _interfaces(request: AwsRequest) -> list[Any]:
 
 
 def _slot(interface: Any) -> tuple[float, float]:
-    """Return an interface's network card, and its place there."""
+    """Return an interface's network card and its index on the card."""
     return number(get(interface, "NetworkCardIndex"), 0), number(get(interface, "DeviceIndex"), 0)
 
 
@@ -373,15 +342,6 @@ def _throughput(request: AwsRequest) -> bool:
         and number(get(volume, "Throughput")) / number(get(volume, "Iops"), 3000) > 0.25
         for volume in volumes
     )
-
-
-def _public_address(request: AwsRequest) -> bool:
-    public = [get(nic, "AssociatePublicIpAddress") for nic in _interfaces(request)]
-    return len(public) > 1 and any(map(_true, public))
-
-
-def _has_addresses(interface: Any) -> bool:
-    return any("Address" in name for name in interface)
 
 
 def _without_efa(request: AwsRequest) -> bool:
@@ -410,11 +370,11 @@ def _block_unsold(request: AwsRequest) -> bool:
 
 
 def _zones(request: AwsRequest, path: str) -> list[str]:
-    """Return the zones of the subnets in a list, by id or else by name, as far as known."""
-    found = [request.account.find("AWS::EC2::Subnet", subnet) for subnet in request.each(path)]
+    """Return the known zones of the subnets in a list, by id or else by name."""
+    subnets = [request.account.find("AWS::EC2::Subnet", subnet) for subnet in request.each(path)]
     zones = [
         text(get(subnet, "AvailabilityZoneId")) or text(get(subnet, "AvailabilityZone"))
-        for subnet in found
+        for subnet in subnets
     ]
     return [zone for zone in zones if zone]
 
@@ -441,14 +401,6 @@ _EC2 = (
         "same request",
         "https://github.com/pulumi/pulumi-aws/issues/2506",
         lambda r: bool(_interfaces(r)) and r.has("LaunchTemplateData.SecurityGroupIds"),
-    ),
-    AwsRefusal(
-        "template-public-address",
-        LAUNCH_TEMPLATE,
-        "The associatePublicIPAddress parameter cannot be specified when launching with multiple "
-        "network interfaces",
-        "https://github.com/zalando-incubator/kubernetes-on-aws/pull/8733",
-        _public_address,
     ),
     AwsRefusal(
         "template-efa-unsupported",
@@ -478,13 +430,6 @@ _EC2 = (
         "An EFA-only network interface can't be the primary network interface",
         _EC2_GUIDE + "efa.html",
         lambda r: any(_slot(n) == (0, 0) and _kind(n) == "efa-only" for n in _interfaces(r)),
-    ),
-    AwsRefusal(
-        "template-efa-only-address",
-        LAUNCH_TEMPLATE,
-        "You can't assign an IP address to an EFA-only network interface",
-        _EC2_GUIDE + "efa.html",
-        lambda r: any(_kind(n) == "efa-only" and _has_addresses(n) for n in _interfaces(r)),
     ),
     AwsRefusal(
         "template-no-primary",
@@ -518,7 +463,7 @@ _EC2 = (
         lambda r: _duplicates(_zones(r, "SubnetIds")),
     ),
     AwsRefusal(
-        # cdk-preflight has it for names of one part, such as ecs.
+        # cdk-preflight checks names of one part, such as ecs.
         "endpoint-region",
         ENDPOINT,
         "The Vpc Endpoint Service does not exist",
@@ -546,9 +491,6 @@ _THROUGHPUT = {
 }
 
 
-_OLD_LINKS = ("ImportPath", "ExportPath", "AutoImportPolicy")
-
-
 def _deployment(properties: Any) -> str:
     return str(get(properties, "LustreConfiguration.DeploymentType", "SCRATCH_1"))
 
@@ -566,7 +508,7 @@ def _lustre_throughput(request: AwsRequest) -> bool:
 
 
 def _port_closed(request: AwsRequest) -> bool:
-    """Tell whether the groups certainly admit no TCP 988, from any source, in or out."""
+    """Return whether the groups certainly block TCP 988, inbound or outbound."""
     groups = [(g, request.account.find("AWS::EC2::SecurityGroup", g)) for g in
               request.each("SecurityGroupIds")]  # fmt: skip
     if not groups or any(own is None for _, own in groups):
@@ -583,7 +525,7 @@ def _port_closed(request: AwsRequest) -> bool:
             )
         ]
 
-    # A group without rules of its own lets everything out.
+    # A group without egress rules allows all outbound traffic.
     open_out = any("SecurityGroupEgress" not in (own or {}) for _, own in groups)
     admitted_out = open_out or any(map(_admits_lustre, rules("Egress")))
     return not (admitted_out and any(map(_admits_lustre, rules("Ingress"))))
@@ -592,25 +534,6 @@ def _port_closed(request: AwsRequest) -> bool:
 def _admits_lustre(rule: Any) -> bool:
     first, last = number(get(rule, "FromPort")), number(get(rule, "ToPort"))
     return text(get(rule, "IpProtocol")) not in ("tcp", "6") or not (first > 988 or last < 988)
-
-
-def _paths_overlap(request: AwsRequest) -> bool:
-    others = request.siblings(ASSOCIATION, "FileSystemId")
-    own = PurePosixPath(request.text("FileSystemPath"))
-    paths = [PurePosixPath(text(get(other, "FileSystemPath"))) for other in others]
-    return any(own.is_relative_to(path) or path.is_relative_to(own) for path in paths)
-
-
-def _bucket_path_taken(request: AwsRequest) -> bool:
-    own = request.text("DataRepositoryPath")
-    others = request.siblings(ASSOCIATION, "FileSystemId")
-    return bool(own) and any(get(other, "DataRepositoryPath") == own for other in others)
-
-
-def _unlinkable(request: AwsRequest) -> bool:
-    system = request.find(FILE_SYSTEM, "FileSystemId")
-    old = text(get(system, "FileSystemTypeVersion")) == "2.10"
-    return bool(system) and (_deployment(system) == "SCRATCH_1" or old)
 
 
 _FSX = (
@@ -630,51 +553,6 @@ _FSX = (
         _lustre_throughput,
     ),
     AwsRefusal(
-        "fsx-old-version",
-        FILE_SYSTEM,
-        "FileSystemTypeVersion 2.10 is not supported for PERSISTENT_2",
-        _FSX_API + "API_CreateFileSystemLustreConfiguration.html",
-        lambda r: (
-            _deployment(r.properties) == "PERSISTENT_2"
-            and r.text("FileSystemTypeVersion") == "2.10"
-        ),
-    ),
-    AwsRefusal(
-        "fsx-subnets",
-        FILE_SYSTEM,
-        "Exactly one subnet ID is required for LUSTRE",
-        _FSX_API + "API_CreateFileSystem.html",
-        lambda r: len(r.each("SubnetIds")) > 1,
-    ),
-    AwsRefusal(
-        "fsx-disks",
-        FILE_SYSTEM,
-        "Storage type HDD is only supported by PERSISTENT_1",
-        _FSX_API + "API_CreateFileSystem.html",
-        lambda r: r.text("StorageType") == "HDD" and _deployment(r.properties) != "PERSISTENT_1",
-    ),
-    AwsRefusal(
-        "fsx-backups",
-        FILE_SYSTEM,
-        "Automatic backups are not supported for scratch file systems",
-        _DOCS + "fsx/latest/LustreGuide/using-backups-fsx.html",
-        lambda r: (
-            _deployment(r.properties).startswith("SCRATCH")
-            and r.number("LustreConfiguration.AutomaticBackupRetentionDays", 0) > 0
-        ),
-    ),
-    AwsRefusal(
-        "fsx-import-path",
-        FILE_SYSTEM,
-        "ImportPath, ExportPath and AutoImportPolicy are not supported for PERSISTENT_2",
-        _DOCS + "AWSCloudFormation/latest/TemplateReference/"
-        "aws-properties-fsx-filesystem-lustreconfiguration.html",
-        lambda r: (
-            _deployment(r.properties) == "PERSISTENT_2"
-            and any(r.has(f"LustreConfiguration.{name}") for name in _OLD_LINKS)
-        ),
-    ),
-    AwsRefusal(
         "fsx-port-closed",
         FILE_SYSTEM,
         "The file system cannot be created because the default security group in the subnet "
@@ -682,35 +560,6 @@ _FSX = (
         "port 988",
         "https://github.com/kubernetes-sigs/aws-fsx-csi-driver/issues/32",
         _port_closed,
-    ),
-    AwsRefusal(
-        "association-overlap",
-        ASSOCIATION,
-        "File system path overlaps with that of another data repository association",
-        _FSX_API + "API_CreateDataRepositoryAssociation.html",
-        _paths_overlap,
-    ),
-    AwsRefusal(
-        "association-bucket-path",
-        ASSOCIATION,
-        "Data repository path is associated already",
-        _FSX_API + "API_CreateDataRepositoryAssociation.html",
-        _bucket_path_taken,
-    ),
-    AwsRefusal(
-        "association-path",
-        ASSOCIATION,
-        "FileSystemPath must start with a forward slash",
-        _FSX_API + "API_CreateDataRepositoryAssociation.html",
-        lambda r: r.text("FileSystemPath")[:1] not in ("", "/"),
-    ),
-    AwsRefusal(
-        "association-of-scratch",
-        ASSOCIATION,
-        "Data repository associations are supported on Lustre 2.12 and 2.15 file systems, "
-        "excluding SCRATCH_1",
-        _FSX_API + "API_CreateDataRepositoryAssociation.html",
-        _unlinkable,
     ),
 )
 
@@ -723,9 +572,6 @@ def _one_zone(request: AwsRequest) -> bool:
     return len(subnets) == len(zones) and len(set(zones)) == 1
 
 
-_RELEASE = re.compile(r"([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)?")
-
-
 def _minor(version: Any) -> int:
     """Return the minor version of Kubernetes, or -1."""
     major, _, minor = text(version).partition(".")
@@ -735,13 +581,6 @@ def _minor(version: Any) -> int:
 def _version_step(request: AwsRequest) -> bool:
     old, new = _minor(get(request.previous, "Version")), _minor(request.get("Version"))
     return old > 0 < new and new - old not in (0, 1)
-
-
-def _authentication_step(request: AwsRequest) -> bool:
-    modes = ["CONFIG_MAP", "API_AND_CONFIG_MAP", "API"]
-    path = "AccessConfig.AuthenticationMode"
-    before, after = get(request.previous, path), request.get(path)
-    return before in modes and after in modes and modes.index(after) < modes.index(before)
 
 
 def _of_template(request: AwsRequest, path: str) -> Any:
@@ -759,9 +598,9 @@ def _incomplete_block(request: AwsRequest) -> bool:
 
 
 def _single_part(request: AwsRequest) -> bool:
-    """Tell whether user data, which EKS merges with its own, is known not to be multipart."""
+    """Return whether user data, which EKS merges with its own, is certainly not multipart."""
     given = text(_of_template(request, "UserData"))
-    with contextlib.suppress(binascii.Error, UnicodeDecodeError):  # a template has the text
+    with contextlib.suppress(binascii.Error, UnicodeDecodeError):  # not encoded in a template
         given = base64.b64decode(given, validate=True).decode()
     own_image = _of_template(request, "ImageId") is not None
     return bool(given) and not own_image and "multipart/" not in given
@@ -773,7 +612,7 @@ def _other_release(request: AwsRequest) -> bool:
 
 
 def _mixed_update(request: AwsRequest) -> bool:
-    """Check an update in place; replacing a group counts as a creation."""
+    """Check an in-place update; replacing a group counts as a creation."""
     replaced_by = {"AmiType", "CapacityType", "ClusterName", "DiskSize", "InstanceTypes",
                    "NodeRole", "NodegroupName", "RemoteAccess", "Subnets"}  # fmt: skip
     before, after = request.previous or request.properties, request.properties
@@ -794,7 +633,7 @@ def _untrusted(request: AwsRequest) -> bool:
 
 _EKS = (
     AwsRefusal(
-        # cdk-preflight has it too, but reads one stack at a time; the subnets are in another.
+        # cdk-preflight has it too, but checks each stack separately; subnets are in another one.
         "cluster-zones",
         CLUSTER,
         "Subnets specified must be in at least two different AZs",
@@ -812,36 +651,11 @@ _EKS = (
         ),
     ),
     AwsRefusal(
-        "cluster-self-managed-addons",
-        CLUSTER,
-        "When EKS Auto Mode is enabled, bootstrapSelfManagedAddons must be set to false",
-        "https://github.com/aws/aws-cdk/pull/33373",
-        lambda r: (
-            _true(r.get("ComputeConfig.Enabled"))
-            and _true(r.get("BootstrapSelfManagedAddons", True))
-        ),
-    ),
-    AwsRefusal(
         "cluster-version-step",
         CLUSTER,
         "Unsupported Kubernetes minor version update",
         "https://github.com/terraform-aws-modules/terraform-aws-eks/issues/2607",
         _version_step,
-    ),
-    AwsRefusal(
-        "cluster-authentication-step",
-        CLUSTER,
-        "Unsupported authentication mode update",
-        _EKS_GUIDE + "setting-up-access-entries.html",
-        _authentication_step,
-    ),
-    AwsRefusal(
-        "nodes-profile-of-template",
-        NODE_GROUP,
-        "Launch template should not specify an instance profile. The noderole in your request "
-        "will be used to construct an instance profile.",
-        _EKS_GUIDE + "launch-templates.html",
-        lambda r: _of_template(r, "IamInstanceProfile") is not None,
     ),
     AwsRefusal(
         "nodes-shutdown-of-template",
@@ -851,13 +665,6 @@ _EKS = (
         lambda r: (
             text(_of_template(r, "InstanceInitiatedShutdownBehavior")) not in ("", "terminate")
         ),
-    ),
-    AwsRefusal(
-        "nodes-spot-of-template",
-        NODE_GROUP,
-        "Instance market options are not supported with the launch template.",
-        "https://github.com/hashicorp/terraform-provider-aws/issues/18025",
-        lambda r: _of_template(r, "InstanceMarketOptions.MarketType") == "spot",
     ),
     AwsRefusal(
         "nodes-block",
@@ -911,23 +718,12 @@ _EKS = (
         _other_release,
     ),
     AwsRefusal(
-        # Of tags and a template: https://github.com/aws/aws-cdk/issues/16644.
+        # Tags together with the launch template: https://github.com/aws/aws-cdk/issues/16644.
         "nodes-mixed-update",
         NODE_GROUP,
         "Version and ReleaseVersion updates cannot be combined with other updates",
         "https://github.com/aws/containers-roadmap/issues/1258",
         _mixed_update,
-    ),
-    AwsRefusal(
-        "nodes-label-value",
-        NODE_GROUP,
-        "field must consist of alphanumeric characters, '-', '_' or '.', and must start and end "
-        "with an alphanumeric character",
-        "https://github.com/aws-controllers-k8s/community/issues/2208",
-        lambda r: any(
-            text(v) and not re.fullmatch(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", v)
-            for v in r.mapping("Labels").values()
-        ),
     ),
     AwsRefusal(
         "identity-trust",
@@ -936,29 +732,13 @@ _EKS = (
         "https://github.com/hashicorp/terraform-provider-aws/issues/41483",
         _untrusted,
     ),
-    AwsRefusal(
-        "chart-release-name",
-        "Custom::AWSCDK-EKS-HelmChart",
-        "invalid release name, must match regex and the length must not be longer than 53",
-        "https://github.com/helm/helm/blob/main/pkg/chart/common/util/validate_name.go",
-        lambda r: len(r.text("Release")) > 53 or not _RELEASE.fullmatch(r.text("Release")),
-    ),
 )
 
 # --- S3, Systems Manager, CloudWatch Logs, IAM, Lambda --------------------------------------------
 
 
-def _other_bucket(request: AwsRequest) -> bool:
-    own = request.text("Bucket")
-    return bool(own) and any(
-        (name := resource.partition(":::")[2].partition("/")[0]) and "*" not in name and name != own
-        for statement in request.each("PolicyDocument.Statement")
-        for resource in texts(get(statement, "Resource"))
-    )
-
-
 def _no_interfaces(request: AwsRequest) -> bool:
-    """Tell whether a function in a VPC certainly has a role that may make no interfaces."""
+    """Return whether a function in a VPC certainly lacks permission to create interfaces."""
     role = request.find("AWS::IAM::Role", "Role")
     managed = texts(get(role, "ManagedPolicyArns"))
     granting = ("AWSLambdaVPCAccessExecutionRole", "AWSLambdaENIManagementAccess",
@@ -976,7 +756,7 @@ def _no_interfaces(request: AwsRequest) -> bool:
         for statement in each(get(policy, "PolicyDocument.Statement"))
         for action in texts(get(statement, "Action"))
     }
-    # A policy whose name is not known may be one that grants it.
+    # A policy with an unknown name may grant the permission.
     return not any(not name or name.endswith(granting) for name in managed) and not (
         actions & {"*", "ec2:*", "ec2:CreateNetworkInterface", "ec2:Create*"}
     )
@@ -988,41 +768,6 @@ def _names_role(request: AwsRequest, name: Any) -> bool:
 
 
 _OTHERS = (
-    AwsRefusal(
-        "bucket-policy-other-bucket",
-        "AWS::S3::BucketPolicy",
-        "Policy has invalid resource",
-        "https://repost.aws/knowledge-center/s3-bucket-policy-for-config-rule",
-        _other_bucket,
-    ),
-    AwsRefusal(
-        "bucket-policy-size",
-        "AWS::S3::BucketPolicy",
-        "Policy has exceeded the maximum policy size of 20 KB",
-        _DOCS + "AmazonS3/latest/userguide/bucket-policies.html",
-        lambda r: _size(r.get("PolicyDocument")) > 20 * 1024,
-    ),
-    AwsRefusal(
-        "parameter-depth",
-        "AWS::SSM::Parameter",
-        "A hierarchy can have a maximum of 15 levels",
-        _DOCS + "systems-manager/latest/APIReference/API_PutParameter.html",
-        lambda r: r.text("Name").removeprefix("/").count("/") >= 15,
-    ),
-    AwsRefusal(
-        "log-group-name",
-        "AWS::Logs::LogGroup",
-        "Log groups starting with aws/ are reserved for AWS.",
-        _DOCS + "AmazonCloudWatchLogs/latest/APIReference/API_CreateLogGroup.html",
-        lambda r: r.text("LogGroupName").startswith("aws/"),
-    ),
-    AwsRefusal(
-        "role-trust-size",
-        "AWS::IAM::Role",
-        "Cannot exceed quota for ACLSizePerRole: 2048",
-        _DOCS + "IAM/latest/UserGuide/reference_iam-quotas.html",
-        lambda r: _size(r.get("AssumeRolePolicyDocument")) > 2048,
-    ),
     AwsRefusal(
         "function-interfaces",
         "AWS::Lambda::Function",

@@ -1,4 +1,4 @@
-"""Resolves the synthesised templates of all stacks of a deployment, without guessing."""
+"""Resolves the synthesized templates of all stacks of a deployment, without guessing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trainium_emulators.aws.refusals.request import (
 )
 
 _NOTHING = object()
-"""Marks ``AWS::NoValue``: the property is left out."""
+"""Marks ``AWS::NoValue``: the property is omitted."""
 
 
 class TemplateAccount:
@@ -49,7 +49,7 @@ class TemplateAccount:
         return [properties for own, properties in self._resources.values() if own == kind]
 
     def same(self, one: Any, other: Any) -> bool:
-        """Tell whether two values name the same resource, through any attribute."""
+        """Return whether two values name the same resource, through any attribute."""
         return one is not None and one != UNKNOWN and one == other
 
     def resolve(self, value: Any, stack: str) -> Any:
@@ -65,7 +65,7 @@ class TemplateAccount:
             case {"Fn::ImportValue": name}:
                 return self._import(self.resolve(name, stack))
             case {"Fn::Base64": inner}:
-                # Sizes and characters refer to the text before encoding.
+                # Limits on size and characters refer to the string before encoding.
                 return self.resolve(inner, stack)
             case {"Fn::Join": [str(separator), list(parts)]}:
                 return _joined(separator, self.resolve(parts, stack))
@@ -99,7 +99,7 @@ class TemplateAccount:
 
 
 def _joined(separator: str, parts: list[Any]) -> Any:
-    """Join the parts of a text; it is known if all of them are, and a single part stays itself."""
+    """Join the parts of a string, which is known if they all are; return a single part as is."""
     if len(parts) == 1:
         return parts[0]
     return separator.join(parts) if all(isinstance(part, str) for part in parts) else UNKNOWN

@@ -1,4 +1,4 @@
-"""Nodes made of files and words, for probes to look at."""
+"""Simulated nodes for probes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MakeNode = Callable[..., ProbedNode]
 
 @pytest.fixture
 def make_node(tmp_path: Path) -> MakeNode:
-    """Makes a trn1.32xlarge whose files are below ``tmp_path``."""
+    """Return a function that simulates a trn1.32xlarge with its files below ``tmp_path``."""
 
     def make(
         *,
@@ -72,14 +72,14 @@ def s3_url() -> Iterator[str]:
 
 @pytest.fixture
 def stored_node(make_node: MakeNode, s3_url: str) -> ProbedNode:
-    """A node whose bucket is moto's."""
+    """A node with moto's bucket."""
     node = make_node(bucket=BUCKET, region=REGION, endpoint_url=s3_url)
     storage = open_objects(f"s3://{BUCKET}", region=REGION, endpoint_url=s3_url)
     return replace(node, storage=storage, s3=lambda: s3_client(s3_url))
 
 
 def write(root: Path, path: str, text: str = "") -> Path:
-    """A file of the made-up machine."""
+    """Write a file of the simulated machine, and return its path."""
     file = root / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)

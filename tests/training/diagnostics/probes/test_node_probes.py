@@ -1,4 +1,4 @@
-"""Every probe of a node is green on what its claim says, and red on something else."""
+"""Every node probe is green where its claim holds, and red elsewhere."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GOOD, BAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """What a case is made with."""
+    """Inputs of a case."""
 
     make: MakeNode
     root: Path
@@ -133,7 +133,7 @@ def with_file(path: str, text: str, **more: Any) -> Case:
 def metadata(*, answers: bool, method: str = container.CONTAINER_ROLE, **more: Any) -> Case:
     def case(world: World) -> ProbedNode:
         answer = "the metadata service answers with 200" if answers else None
-        world.patch.setattr(container, "ask_metadata", lambda url: answer)
+        world.patch.setattr(container, "request_metadata_token", lambda url: answer)
         world.patch.setattr(container, "credentials_method", lambda: method)
         return world.make(**more)
 
@@ -162,7 +162,7 @@ def pod(first: str) -> Case:
 def packages(*names: str, broken: bool = False) -> Case:
     def case(world: World) -> ProbedNode:
         for name in names:
-            # Restored afterwards, so that no test finds what another one imported.
+            # Restored afterwards, so that tests do not see each other's imports.
             world.patch.delitem(sys.modules, name, raising=False)
             text = "raise ImportError('no such symbol')" if broken else ""
             write(world.root, f"site/{name}/__init__.py", text)
@@ -182,7 +182,7 @@ def health(code: int, said: str) -> Case:
 
 
 class _Obstinate:
-    """Storage that ignores conditions, and lets anybody write anywhere."""
+    """Storage that ignores conditions and permissions."""
 
     def __init__(self, node: ProbedNode) -> None:
         self._storage = node.storage
@@ -195,7 +195,7 @@ class _Obstinate:
 
 
 class _Refusing(_Obstinate):
-    """Storage that answers everything with 403."""
+    """Storage that answers every request with 403."""
 
     def put(self, key: str, data: bytes, **conditions: Any) -> str:
         raise StorageRefused("AccessDenied")
@@ -348,17 +348,17 @@ def test_every_probe_has_its_cases() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_probe_is_green_where_the_claim_holds(name: str, world: World) -> None:
+def test_a_probe_is_green_if_its_claim_holds(name: str, world: World) -> None:
     node = CASES[name][0](world)
-    assert set(PROBES.by_id[name].needs) <= node.there
+    assert set(PROBES.by_id[name].needs) <= node.met_requirements
 
-    finding = PROBES.run(name, node, node.there)
+    finding = PROBES.run(name, node, node.met_requirements)
 
     assert finding.state is State.GREEN, finding
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_probe_is_red_where_it_does_not(name: str, world: World) -> None:
+def test_a_probe_is_red_if_its_claim_does_not_hold(name: str, world: World) -> None:
     node = CASES[name][1](world)
 
     finding = PROBES.run(name, node, PROBES.by_id[name].needs)
@@ -369,14 +369,14 @@ def test_a_probe_is_red_where_it_does_not(name: str, world: World) -> None:
 
 
 def test_a_node_without_a_device_offers_no_probe_that_needs_one(make_node: MakeNode) -> None:
-    there = make_node(device=DeviceKind.CPU, instance_type=None).there
+    met = make_node(device=DeviceKind.CPU, instance_type=None).met_requirements
 
-    assert not there & {"neuron", "torch_xla", "EFA"}
+    assert not met & {"neuron", "torch_xla", "EFA"}
 
 
 def test_an_emulated_bucket_is_not_aws(make_node: MakeNode) -> None:
-    assert "AWS" in make_node().there
-    assert "AWS" not in make_node(endpoint_url="http://127.0.0.1:1").there
+    assert "AWS" in make_node().met_requirements
+    assert "AWS" not in make_node(endpoint_url="http://127.0.0.1:1").met_requirements
 
 
 @pytest.mark.parametrize(
@@ -384,10 +384,10 @@ def test_an_emulated_bucket_is_not_aws(make_node: MakeNode) -> None:
     [
         ("print('health: Python'); print('health: all')", (0, "health: all")),
         ("import sys; print('health: a'); sys.exit('health: no torch')", (1, "health: no torch")),
-        ("", (0, "nothing was said")),
+        ("", (0, "no output")),
     ],
 )
-def test_the_last_words_of_the_health_check_are_kept(
+def test_the_last_output_of_the_health_check_is_kept(
     program: str, found: tuple[int, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "training/__init__.py")
@@ -407,18 +407,22 @@ class _Answering(BaseHTTPRequestHandler):
         return
 
 
-def test_a_refusing_metadata_service_answers_all_the_same() -> None:
+def test_a_metadata_service_that_refuses_is_reachable() -> None:
     server = HTTPServer(("127.0.0.1", 0), _Answering)
     Thread(target=server.handle_request, daemon=True).start()
 
-    said = container.ask_metadata(f"http://127.0.0.1:{server.server_port}/latest/api/token")
+    said = container.request_metadata_token(
+        f"http://127.0.0.1:{server.server_port}/latest/api/token"
+    )
 
     assert said == "the metadata service answers with 401"
     server.server_close()
-    assert container.ask_metadata(f"http://127.0.0.1:{server.server_port}/latest") is None
+    assert container.request_metadata_token(f"http://127.0.0.1:{server.server_port}/latest") is None
 
 
-def test_credentials_of_a_container_are_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_credentials_are_distinguished_from_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
 

@@ -1,4 +1,4 @@
-"""The probes of all nodes become one record that shows when it was changed."""
+"""The probes of all nodes become one tamper-evident record."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 
 from tests.training.checkpoint.documents import assert_valid
 from tests.training.diagnostics.probes.conftest import MakeNode
-from training.diagnostics.probes.node import look, merged, record, waiting
+from training.diagnostics.probes.node import merged, record, run_probes, waiting
 from trainium_catalogue.probing import (
     Finding,
-    Missing,
+    ProbeResult,
     Probes,
     ProbeSite,
-    Seen,
     State,
+    SubjectMissing,
     is_intact,
 )
 
@@ -30,22 +30,22 @@ def probes() -> Probes[int]:
     made: Probes[int] = Probes(ProbeSite.NODE)
 
     @made.probe("doubled", "twice", needs=("a number",))
-    def doubled(number: int) -> Seen:
-        return Seen(ok=number == 2, seen=f"{number}\n", expected="2")
+    def doubled(number: int) -> ProbeResult:
+        return ProbeResult(ok=number == 2, seen=f"{number}\n", expected="2")
 
     @made.probe("broken")
-    def broken(number: int) -> Seen:
+    def broken(number: int) -> ProbeResult:
         raise RuntimeError(f"no\nway: {'x' * 500}")
 
     @made.probe("absent")
-    def absent(number: int) -> Seen:
-        raise Missing("a device")
+    def absent(number: int) -> ProbeResult:
+        raise SubjectMissing("a device")
 
     return made
 
 
 @pytest.mark.parametrize(("number", "state"), [(2, State.GREEN), (3, State.RED)])
-def test_one_function_may_look_for_several_claims(number: int, state: State) -> None:
+def test_one_function_may_check_several_claims(number: int, state: State) -> None:
     found = [probes().run(name, number, {"a number"}) for name in ("doubled", "twice")]
 
     assert [(f.id, f.state, f.seen) for f in found] == [
@@ -54,7 +54,7 @@ def test_one_function_may_look_for_several_claims(number: int, state: State) -> 
     ]
 
 
-def test_a_crash_is_one_line_and_no_exception() -> None:
+def test_a_crash_is_one_line_without_an_exception() -> None:
     found = probes().run("broken", 1, ())
 
     assert found.state is State.CRASHED
@@ -62,13 +62,13 @@ def test_a_crash_is_one_line_and_no_exception() -> None:
     assert "\n" not in found.seen and len(found.seen) <= 300
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_parts_are_reported() -> None:
     assert probes().run("doubled", 2, ()).needs == ("a number",)
     assert probes().run("absent", 2, ()).needs == ("a device",)
     assert probes().run("absent", 2, ()).state is State.NOT_RUN
 
 
-def test_the_worst_node_speaks_for_all() -> None:
+def test_the_worst_node_decides_the_verdict() -> None:
     by_node = [
         [finding(State.GREEN, "fine"), finding(State.NOT_RUN), finding(State.GREEN, "fine")],
         [finding(State.RED, "no route"), finding(State.GREEN, "told"), finding(State.GREEN, "too")],
@@ -93,10 +93,10 @@ def test_probes_that_wait_for_a_check_are_known() -> None:
     assert waiting(found) == ["later"]
 
 
-def test_a_record_has_the_documented_form_and_a_checksum(make_node: MakeNode) -> None:
+def test_a_record_has_the_documented_format_and_a_checksum(make_node: MakeNode) -> None:
     node = make_node()
     reported: list[str] = []
-    document: dict[str, Any] = record(node, look(node, reported.append, ["node-dns"]))
+    document: dict[str, Any] = record(node, run_probes(node, reported.append, ["node-dns"]))
 
     assert_valid(document, "verification-record.schema.json")
     assert reported == ["probing: node-dns"]

@@ -1,4 +1,4 @@
-"""Checks in this process: one thread, as a worker has."""
+"""Checks in this process: one thread, like a worker."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """Threads that wait for each other take longer than such small matrices."""
+    """Use one thread: synchronization costs more than such small matrices."""
     torch.set_num_threads(1)

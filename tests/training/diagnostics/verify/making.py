@@ -1,17 +1,16 @@
-"""Checks of verify on this process's ranks, and the defects that they have to see."""
+"""Checks of verify on this process's ranks, and the defects they must detect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import transformers.models.llama.modeling_llama as hugging_face
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import PrepareModuleInput
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.backends import native, open_data_parallel, open_model_parallel
@@ -25,7 +24,6 @@ from training.diagnostics.verify.run import TrialRun
 from training.diagnostics.verify.settings import Tolerance, config_for, family_config_for, tokens
 from training.models.bert.network import BertNetwork
 from training.models.llama import network, parallel
-from training.models.llama.huggingface import llama_config
 from training.models.llama.network import LlamaNetwork
 from training.storage import Objects
 
@@ -40,7 +38,7 @@ def llama(
     tensor_parallel: int = 0,
     count_graphs: Callable[[], int | None] = lambda: None,
 ) -> LlamaChecks:
-    """All ranks: the checks of a Llama of which nothing has been trained."""
+    """On all ranks: create the checks of an untrained Llama."""
     config = config_for(device.num_ranks, tensor_parallel)
     backend = open_model_parallel(config, device, LlamaNetwork(config), peak_flops=None)
     run = TrialRun(config, backend, tokens, objects, count_graphs=count_graphs)
@@ -50,7 +48,7 @@ def llama(
 def whole_models(
     objects: Objects, device: Any, tolerance: Tolerance
 ) -> dict[str, tuple[bool, str]]:
-    """All ranks: what is found of the models without tensor parallelism, by name."""
+    """On all ranks: return the outcomes of models without tensor parallelism, by name."""
     found = {}
     for case in checks.CASES:
         config = case.config(device.num_ranks)
@@ -67,7 +65,7 @@ def families(
     *names: str,
     tensor_parallel: int = 0,
 ) -> dict[str, tuple[bool, str]]:
-    """All ranks: what is found of decoders of other families, all or those named, by name."""
+    """On all ranks: return the outcomes of other decoder families, all or named, by name."""
     found = {}
     for model, case in checks.DECODERS.items():
         if names and case.name not in names:
@@ -83,28 +81,35 @@ def families(
 
 
 class _Unsummed(torch.autograd.Function):
-    """A replicated tensor whose gradient, a part on each rank, is taken for the whole."""
+    """Treat a replicated tensor's partial gradient as complete."""
 
     @staticmethod
-    def forward(context: Any, tensor: torch.Tensor, mesh: Any) -> Any:
-        return DTensor.from_local(tensor, mesh, run_check=False)
+    def forward(context: Any, tensor: DTensor) -> Any:
+        context.placements = tensor.placements
+        return tensor.redistribute(placements=[Replicate()])
 
     @staticmethod
     def backward(context: Any, *gradients: Any) -> Any:
-        return gradients[0].to_local(), None
+        part, mesh = gradients[0].to_local(), gradients[0].device_mesh
+        whole = DTensor.from_local(part, mesh, [Replicate()], run_check=False)
+        return whole.redistribute(placements=context.placements)
 
 
 def lose_sum_of_input_gradients(patch: Patch) -> None:
-    """What NxD's column-parallel layers do with their default ``reduce_dtype``."""
+    """Reduce as NxD's column-parallel layers do with their default ``reduce_dtype``."""
 
-    def prepare(layouts: Any, wanted: Any, module: Any, inputs: Any, mesh: Any) -> Any:
-        return _Unsummed.apply(inputs[0], mesh)  # type: ignore[no-untyped-call]
+    def prepare(style: Any, given: Any, mesh: Any, layout: Any, wanted: Any) -> Any:
+        if layout is None:
+            return given
+        if not isinstance(given, DTensor):
+            given = DTensor.from_local(given, mesh, [layout], run_check=False)
+        return _Unsummed.apply(given)  # type: ignore[no-untyped-call]
 
-    patch.setattr(ColwiseParallel, "_prepare_input_fn", staticmethod(prepare))
+    patch.setattr(PrepareModuleInput, "_prepare_input_arg", prepare)
 
 
 def sum_over_data_ranks(patch: Patch) -> None:
-    """Gradients are summed where they should be averaged."""
+    """Sum gradients instead of averaging them."""
 
     def summing(parameters: Any, limit: float) -> torch.Tensor:
         held = list(parameters)
@@ -117,12 +122,12 @@ def sum_over_data_ranks(patch: Patch) -> None:
 
 
 def take_one_ranks_data(patch: Patch) -> None:
-    """Gradients are those of one data-parallel rank's share."""
+    """Use the gradients of one data-parallel rank only."""
     patch.setattr(NativeBackend, "data_rank", property(lambda _: 0, lambda *_: None), raising=False)
 
 
 def clip_by_local_norm(patch: Patch) -> None:
-    """Each rank clips by the norm of what it holds."""
+    """Clip on each rank by its local norm."""
 
     def clip(parameters: Any, limit: float) -> torch.Tensor:
         held = list(parameters)
@@ -136,7 +141,7 @@ def clip_by_local_norm(patch: Patch) -> None:
 
 
 def swap_ranks_of_a_model(patch: Patch) -> None:
-    """Rank 0 of a model has the part of its rank 1, and the other way round."""
+    """Swap the shards of a model's ranks 0 and 1."""
     fill = native._fill
 
     def swapped(
@@ -144,7 +149,7 @@ def swap_ranks_of_a_model(patch: Patch) -> None:
     ) -> None:
         def of_the_other(part: WeightPart) -> torch.Tensor:
             sizes = zip(part.whole, part.size, part.offsets, strict=True)
-            # Of two equal parts; a dimension that is not divided stays at 0.
+            # Of two equal parts; an unsharded dimension stays at 0.
             return initial(
                 replace(part, offsets=tuple(whole - size - offset for whole, size, offset in sizes))
             )
@@ -154,19 +159,19 @@ def swap_ranks_of_a_model(patch: Patch) -> None:
     patch.setattr(native, "_fill", swapped)
 
 
-def keep_gradients_of_head_norms(patch: Patch) -> None:
-    """Each rank takes the share of its own heads for the gradient of the norm of all."""
+def keep_gradients_of_qk_norms(patch: Patch) -> None:
+    """Treat the gradient of a rank's heads as that of the shared norm."""
     patch.setattr(parallel, "share_head_norms", lambda model, sum_over_ranks: None)
 
 
 def untie(patch: Patch) -> None:
-    """Both ends of the model are weights of their own as soon as they are split."""
+    """Untie both ends of the model once they are sharded."""
     patch.setattr(parallel, "tie", lambda model: None)
     patch.setattr(network, "tie", lambda model: None)
 
 
 def forget_positions(patch: Patch) -> None:
-    """Rotary embeddings turn nothing."""
+    """Make rotary embeddings the identity."""
     restore = LlamaNetwork.restore
 
     def unturned(self: LlamaNetwork, model: Any, device: torch.device) -> None:
@@ -179,8 +184,8 @@ def forget_positions(patch: Patch) -> None:
 
 
 def look_ahead(patch: Patch) -> None:
-    """Attention is without its causal mask."""
-    patch.setattr(network, "llama_config", partial(llama_config, attention="eager"))
+    """Remove attention's causal mask."""
+    patch.setattr(network, "CAUSAL", "eager")
     loss = LlamaNetwork.loss
 
     def unmasked(self: LlamaNetwork, model: Any, batch: torch.Tensor) -> torch.Tensor:
@@ -192,12 +197,12 @@ def look_ahead(patch: Patch) -> None:
 
 
 def decay_norms(patch: Patch) -> None:
-    """Weight decay applies to every parameter."""
+    """Apply weight decay to every parameter."""
     patch.setattr("training.backends.optimizers.is_decayed", lambda name: True)
 
 
 def see_padding(patch: Patch) -> None:
-    """BERT attends to what fills a sequence up."""
+    """Let BERT attend to padding."""
     loss = BertNetwork.loss
 
     def unmasked(self: BertNetwork, model: Any, batch: Any) -> torch.Tensor:
@@ -220,7 +225,7 @@ def _after_load(patch: Patch, change: Callable[[NativeBackend], None]) -> None:
 
 
 def resume_without_moments(patch: Patch) -> None:
-    """A resumed run begins with moments of 0."""
+    """Reset the moments of a resumed run to 0."""
 
     def forget(backend: NativeBackend) -> None:
         state = backend.state_dict()["optimizer"]
@@ -232,7 +237,7 @@ def resume_without_moments(patch: Patch) -> None:
 
 
 def resume_from_initial_weights(patch: Patch) -> None:
-    """Master weights are cut from the model as it was built."""
+    """Slice master weights from the model as built."""
 
     def reset(backend: NativeBackend) -> None:
         for name, weight in backend._model.named_parameters():
@@ -242,7 +247,7 @@ def resume_from_initial_weights(patch: Patch) -> None:
 
 
 def resume_from_bf16_weights(patch: Patch) -> None:
-    """Master weights are cut from the weights that are computed with."""
+    """Slice master weights from the bf16 weights."""
 
     def cut(backend: NativeBackend) -> None:
         for weight in backend._model.parameters():
@@ -252,5 +257,5 @@ def resume_from_bf16_weights(patch: Patch) -> None:
 
 
 def resume_counting_from_zero(patch: Patch) -> None:
-    """Bias corrections of a resumed run are those of its beginning."""
+    """Restart the bias corrections of a resumed run."""
     _after_load(patch, lambda backend: backend._optimizer.restore_step(0))

@@ -1,4 +1,4 @@
-"""One rank of the tests of verify; its last line is a JSON result."""
+"""One rank of verify's tests; its last line is a JSON result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LLAMA = {
     "ranks swapped": making.swap_ranks_of_a_model,
 }
 FAMILIES = {
-    "local gradients": making.keep_gradients_of_head_norms,
+    "local gradients": making.keep_gradients_of_qk_norms,
     "untied": making.untie,
 }
 
@@ -32,7 +32,7 @@ Found = dict[str, tuple[bool, str]]
 
 
 def main(root: Path) -> Found:
-    """Each model that is right, and every defect once."""
+    """Check each correct model, and every defect once."""
     torch.set_num_threads(1)
     device = open_device(DeviceKind.CPU, timeout_s=120)
 
@@ -54,7 +54,7 @@ def main(root: Path) -> Found:
         for name, defect in defects.items():
             with pytest.MonkeyPatch.context() as patch:
                 defect(patch)
-                # The device's tolerance, which is the wider one.
+                # The device's tolerance, the wider one.
                 found[f"{model}: {name}"] = check(name, BF16)
     device.close()
     return found

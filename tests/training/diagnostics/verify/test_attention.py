@@ -1,4 +1,4 @@
-"""The check ``attention`` on a rank of the fake: green with a right kernel, red with others."""
+"""The check ``attention`` on the fake: green with a correct kernel, red with others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from training.diagnostics.verify import checks
 from training.diagnostics.verify.attention import NAMES
 from training.diagnostics.verify.settings import BF16
 
-RIGHT = fake_nxd.nki_flash_attn_func
+REFERENCE = fake_nxd.nki_flash_attn_func
 
 
 def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> checks.CheckResult:
@@ -27,8 +27,8 @@ def outcome(monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Any]) -> chec
     return checks.attention(LoneDevice(DeviceKind.XLA), BF16, Ranks.open())
 
 
-def test_a_right_kernel_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcome(monkeypatch, RIGHT)
+def test_a_correct_kernel_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = outcome(monkeypatch, REFERENCE)
 
     assert found.ok, found.detail
     assert all(name in found.detail for name in NAMES)
@@ -42,14 +42,16 @@ def test_a_right_kernel_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]) -> None:
-    found = outcome(monkeypatch, lambda *tensors, **asked: RIGHT(*tensors, **{**asked, **wrong}))
+    found = outcome(
+        monkeypatch, lambda *tensors, **asked: REFERENCE(*tensors, **{**asked, **wrong})
+    )
 
     assert not found.ok
 
 
-def test_a_kernel_whose_gradient_is_lost_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_loses_its_gradient_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward_only(query: Any, key: Any, value: Any, **asked: Any) -> Any:
-        result = RIGHT(query, key.detach(), value, **asked)
+        result = REFERENCE(query, key.detach(), value, **asked)
         return result + 0 * key.sum()
 
     found = outcome(monkeypatch, forward_only)
@@ -59,9 +61,7 @@ def test_a_kernel_whose_gradient_is_lost_fails(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_numbers_that_are_none_fail_on_whichever_rank(
-    monkeypatch: pytest.MonkeyPatch, place: int
-) -> None:
+def test_non_finite_numbers_fail_on_any_rank(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     class Two(Ranks):
         def gather(self, mine: Any) -> list[Any]:
             found = [mine, dict(mine)]

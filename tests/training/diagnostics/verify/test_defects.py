@@ -1,4 +1,4 @@
-"""Verify on one rank, with each defect put back that needs no other."""
+"""Verify on one rank, with each defect that needs only one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def checks(folder: Path, **more: object) -> LlamaChecks:
     ("defect", "parameter"),
     [(making.forget_positions, "self_attn."), (making.look_ahead, "")],
 )
-def test_attention_that_looks_elsewhere_is_seen_at_the_devices_tolerance(
+def test_wrong_attention_is_detected_at_the_devices_tolerance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: Defect, parameter: str
 ) -> None:
     defect(monkeypatch)
@@ -34,12 +34,12 @@ def test_attention_that_looks_elsewhere_is_seen_at_the_devices_tolerance(
     assert parameter in outcome.detail
 
 
-def test_decay_of_norms_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_decay_of_norms_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     making.decay_norms(monkeypatch)
     outcome = checks(tmp_path).gradients()
 
     assert not outcome.ok
-    assert "worst weight model.layers" in outcome.detail
+    assert "worst weight: model.layers" in outcome.detail
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_decay_of_norms_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (making.resume_counting_from_zero, "are off by"),
     ],
 )
-def test_a_run_that_does_not_go_on_is_seen_at_the_devices_tolerance(
+def test_a_run_that_does_not_resume_is_detected_at_the_devices_tolerance(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: Defect, sign: str
 ) -> None:
     defect(monkeypatch)
@@ -61,7 +61,7 @@ def test_a_run_that_does_not_go_on_is_seen_at_the_devices_tolerance(
     assert sign in outcome.detail
 
 
-def test_padding_that_is_seen_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_visible_padding_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     making.see_padding(monkeypatch)
     found = making.whole_models(LocalObjects(tmp_path), LoneDevice(), BF16)
 
@@ -81,14 +81,14 @@ class Compiler:
 
 # In the second step; and after the checkpoint, when it looks for the third time.
 @pytest.mark.parametrize(("late", "ok"), [(None, True), (2, False), (3, False)])
-def test_a_graph_that_is_compiled_late_is_seen(tmp_path: Path, late: int | None, ok: bool) -> None:
+def test_a_late_compilation_is_detected(tmp_path: Path, late: int | None, ok: bool) -> None:
     outcome = checks(tmp_path, count_graphs=Compiler(late).count).graphs()
 
     assert outcome.ok is ok
-    assert outcome.detail.startswith("2 graphs had been compiled after the first step")
+    assert outcome.detail.startswith("2 graphs compiled up to the first step")
 
 
-def test_late_steps_count_on_from_where_a_bias_correction_becomes_one(
+def test_late_graph_checks_start_where_a_bias_correction_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = checks(tmp_path, count_graphs=lambda: 2)

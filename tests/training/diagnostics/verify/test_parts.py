@@ -1,4 +1,4 @@
-"""What verify trains on, and how it measures distances."""
+"""Verify's training data and distance measure."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def test_a_distance_names_the_worst_parameter() -> None:
         {"a": torch.ones(4), "b": torch.ones(1)},
     ],
 )
-def test_a_parameter_that_is_not_there_or_no_number_is_infinitely_far(
+def test_a_missing_or_non_finite_parameter_is_infinitely_far(
     found: dict[str, torch.Tensor],
 ) -> None:
     assert distance(found, {"a": torch.ones(4)}).value == math.inf
 
 
-def test_a_gradient_that_is_nothing_but_rounding_is_not_judged_by_itself() -> None:
+def test_a_gradient_of_pure_rounding_is_not_judged_alone() -> None:
     expected = {"a": torch.ones(4), "key.bias": torch.full((4,), 1e-9)}
 
     assert distance({**expected, "key.bias": -expected["key.bias"]}, expected).value < 1e-5

@@ -1,4 +1,4 @@
-"""Verify on four real processes, TP 2 x DP 2: green as it is, red with each defect put back."""
+"""Verify on four real processes, TP 2 x DP 2: green as is, red with each defect."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import pytest
 
 from tests.training.ranks import results_of_ranks
 
+# test_verify.py and test_defects.py show the same in one process.
+pytestmark = pytest.mark.full
+
 PROGRAM = Path(__file__).with_name("rank_program.py")
 RANKS = 4
 Found = dict[str, tuple[bool, str]]
@@ -15,7 +18,7 @@ Found = dict[str, tuple[bool, str]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What every rank has found; they agree."""
+    """Return the ranks' identical outcomes."""
     folder = tmp_path_factory.mktemp("verify-ranks")
     results = results_of_ranks(PROGRAM, str(folder), num_ranks=RANKS, timeout_s=240)
     assert all(result == results[0] for result in results)
@@ -23,7 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("name", ["gradients", "BERT", "digits", "Qwen3"])
-def test_what_is_right_passes(found: Found, name: str) -> None:
+def test_correct_code_passes(found: Found, name: str) -> None:
     ok, detail = found[name]
 
     assert ok, detail

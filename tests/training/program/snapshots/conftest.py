@@ -1,4 +1,4 @@
-"""A run in an emulated bucket, or in a local folder, with nodes that are kept."""
+"""Runs whose nodes persist their folders to an emulated bucket or a local folder."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _SERIAL = itertools.count()
 
 @pytest.fixture(scope="module")
 def snapshots_endpoint() -> Iterator[str]:
-    """Address of an emulator that has a bucket."""
+    """Return the address of an emulator with a bucket."""
     with s3_server(_BUCKET) as url:
         yield url
 
 
 @pytest.fixture
 def job(tmp_path: Path, snapshots_endpoint: str) -> Iterator[Job]:
-    """A run in the emulator's bucket; whatever a test leaves is killed."""
+    """Create a run in the emulator's bucket; kill leftover processes after the test."""
     root = f"s3://{_BUCKET}/{next(_SERIAL)}"
     storage = StorageAccess(root=root, region=REGION, endpoint_url=snapshots_endpoint)
     run = Job(tmp_path, storage)
@@ -37,7 +37,7 @@ def job(tmp_path: Path, snapshots_endpoint: str) -> Iterator[Job]:
 
 @pytest.fixture
 def proxied(job: Job, snapshots_endpoint: str) -> Iterator[tuple[Job, FaultyProxy]]:
-    """A run whose bucket is reached through a proxy."""
+    """Create a run whose bucket is reached through a proxy."""
     with faulty_proxy(snapshots_endpoint) as proxy:
         job.storage = replace(job.storage, endpoint_url=proxy.url)
         yield job, proxy
@@ -45,7 +45,7 @@ def proxied(job: Job, snapshots_endpoint: str) -> Iterator[tuple[Job, FaultyProx
 
 @pytest.fixture
 def local_job(tmp_path: Path) -> Iterator[Job]:
-    """A run below a local folder."""
+    """Create a run below a local folder."""
     run = Job(tmp_path, StorageAccess(root=str(tmp_path / "bucket")))
     yield run
     run.kill()

@@ -1,10 +1,12 @@
-"""Nodes whose folders are kept by real processes, and written to by others."""
+"""Nodes whose folders are persisted by real processes, and written to by others."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +14,8 @@ from pathlib import Path
 
 from tests.support.limits import scaled
 from training.core.progress import ENV_SCRATCH
+from training.launcher.courier import Courier
+from training.launcher.messages import parse_message
 from training.program.snapshots.manifest import JobSnapshot, Root, snapshot_key, snapshot_numbers
 from training.program.snapshots.process import (
     SnapshotProcess,
@@ -26,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def wait_until(condition: Callable[[], object], within_s: float = 20, what: str = "") -> None:
-    """Wait for something that must come."""
+    """Wait for a condition that must come true."""
     deadline = time.monotonic() + scaled(within_s)
     while not condition():
         assert time.monotonic() < deadline, what or "it did not happen in time"
@@ -38,6 +42,7 @@ class Node:
     """One node of one attempt: its folders, its snapshots and its program."""
 
     settings: SnapshotSettings
+    courier: Courier
     process: SnapshotProcess | None = None
     programs: list[subprocess.Popen[str]] = field(default_factory=list)
 
@@ -50,7 +55,7 @@ class Node:
         return self.process
 
     def run(self, code: str, *args: object) -> subprocess.Popen[str]:
-        """Start a program in the launch, in the folder that is kept."""
+        """Start a program in the launch, in the persisted folder."""
         program = subprocess.Popen(
             [sys.executable, "-c", code, *map(str, args)],
             cwd=self.folder,
@@ -63,7 +68,7 @@ class Node:
         return program
 
     def write(self, path: str, content: str | bytes) -> None:
-        """Save a file where a program keeps its checkpoints."""
+        """Save a file in the program's checkpoint folder."""
         file = self.folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -75,7 +80,7 @@ class Node:
         return SnapshotReport.read(self.settings.scratch)
 
     def end(self, *, within_s: float | None = None, take: bool = True, clean: bool = True) -> None:
-        """Order the last snapshot and return at once."""
+        """Request the final snapshot and return at once."""
         assert self.process is not None
         self.process.final(take=take, clean=clean, within_s=within_s)
 
@@ -98,12 +103,13 @@ _PATH = f"{ROOT}:{ROOT / 'constructs'}"
 
 @dataclass
 class Job:
-    """A run's attempts, one after the other, and its place in the bucket."""
+    """A run's successive attempts, and its location in the bucket."""
 
     folder: Path
     storage: StorageAccess
     nodes: list[Node] = field(default_factory=list)
     attempts: int = 0
+    is_over: bool = False
 
     @property
     def snapshots(self) -> Objects:
@@ -134,21 +140,38 @@ class Job:
                     checkpoints=scratch / "checkpoints",
                     cache=scratch / "cache",
                     **given,  # type: ignore[arg-type]
-                )
+                ),
+                Courier(scratch, is_main=index == 0),
             )
             made.append(node)
         self.nodes += made
+        if num_nodes > 1:
+            threading.Thread(target=self._carry, args=made, daemon=True).start()
         return made
 
+    def _carry(self, main: Node, *children: Node) -> None:
+        """Transfer the nodes' documents, as their launchers do."""
+        while not self.is_over:
+            for child in children:
+                for message in child.courier.outgoing():
+                    sent = parse_message(json.dumps(message).encode())
+                    answer = main.courier.receive(child.settings.node, sent)
+                    assert answer is not None
+                    child.courier.receive(main.settings.node, answer)
+            for message in main.courier.outgoing():
+                for child in children:
+                    child.courier.receive(main.settings.node, message)
+            time.sleep(0.02)
+
     def restored(self, num_nodes: int = 1) -> list[Node]:
-        """Prepare the nodes of another attempt with what they are given back."""
+        """Prepare the nodes of another attempt with their restored files."""
         nodes = self.attempt(num_nodes)
         for node in nodes:
             node.restore(self.snapshots)
         return nodes
 
     def run(self, *files: Mapping[str, str | bytes], **settings: float) -> list[Node]:
-        """Make an attempt of a node for each of ``files``, which end in its last snapshot."""
+        """Run an attempt with a node for each of ``files``, which end in its final snapshot."""
         nodes = self.attempt(len(files), **{"every_s": 3600.0, **settings})
         for node, own in zip(nodes, files, strict=True):
             node.restore(self.snapshots)
@@ -172,31 +195,32 @@ class Job:
     def wait_for(
         self, condition: Callable[[JobSnapshot], object], within_s: float = 20
     ) -> JobSnapshot:
-        """Wait for a complete snapshot of which ``condition`` holds."""
+        """Wait for a complete snapshot that satisfies ``condition``."""
         deadline = time.monotonic() + scaled(within_s)
         while time.monotonic() < deadline:
             for number in self.numbers():
                 try:
                     found = self.snapshot(number)
                 except LookupError:
-                    continue  # cleared away meanwhile
+                    continue  # deleted concurrently
                 if condition(found):
                     return found
             time.sleep(0.05)
         raise AssertionError(f"no such snapshot in {self.numbers()}")
 
     def kill(self) -> None:
+        self.is_over = True
         for node in self.nodes:
             node.kill()
 
 
 def paths(snapshot: JobSnapshot) -> set[str]:
-    """Paths of a snapshot's files."""
+    """Return the paths of a snapshot's files."""
     return {entry.path for entry in snapshot.files}
 
 
 def tree(folder: Path) -> Mapping[str, object]:
-    """Everything below a folder, for comparison: contents, links, and None for folders."""
+    """Return everything below a folder, for comparison: contents, links, and None for folders."""
     return {
         path.relative_to(folder).as_posix(): str(path.readlink())
         if path.is_symlink()
@@ -208,5 +232,5 @@ def tree(folder: Path) -> Mapping[str, object]:
 
 
 def checkpoints(node: Node) -> Mapping[str, object]:
-    """What is in a node's folder."""
+    """Return the contents of a node's folder."""
     return tree(node.settings.folders[Root.CHECKPOINTS])

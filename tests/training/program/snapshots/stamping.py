@@ -1,9 +1,9 @@
-"""A program that saves sets of files with a common stamp, in every way that programs do.
+"""A program that saves sets of files with a common stamp, in every usual way.
 
     python stamping.py FOLDER JOURNAL SEED NODE NUM_NODES ROUNDS PAUSES
 
-Within a round it pauses for moments, between rounds for as long as one of PAUSES says. The journal
-gets one line for each round: stamp, longest gap between two writes of it, and the time.
+Within a round it pauses briefly, between rounds for one of PAUSES. The journal gets one line per
+round: stamp, longest gap between two of its writes, and the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BYTES = 200_000
 
 
 class Round:
-    """One save; measures how long its longest gap was."""
+    """One save, which measures its longest gap."""
 
     def __init__(self, stamp: int, chance: random.Random) -> None:
         self.stamp, self.longest_s = stamp, 0.0
@@ -66,7 +66,7 @@ def renamed(folder: Path, save: Round) -> None:
 
 
 def rotated(folder: Path, save: Round) -> None:
-    """A new folder for each save, the two newest are kept, and a link says which is the last."""
+    """Create a folder per save, retain the two newest, and link the last."""
     new = folder / f"step-{save.stamp:04d}"
     new.mkdir()
     for name in NAMES:
@@ -81,7 +81,7 @@ def rotated(folder: Path, save: Round) -> None:
 
 
 def moved(folder: Path, save: Round) -> None:
-    """A folder that is written under another name, and takes the place of the old one."""
+    """Write a folder under another name, and replace the old one."""
     part = folder / "whole.part"
     part.mkdir()
     for name in NAMES:
@@ -99,7 +99,7 @@ STYLES = (in_place, renamed, rotated, moved)
 
 
 def sharded(folder: Path, save: Round, node: int, num_nodes: int, meeting: Path) -> None:
-    """As torch's distributed checkpoints: a shard by each node, then the metadata by the first."""
+    """Save like torch.distributed.checkpoint: a shard per node, then metadata by the first."""
     place = folder / "sharded"
     place.mkdir(exist_ok=True)
     save.write(place / f"shard-{node}")

@@ -1,4 +1,4 @@
-"""Every complete snapshot is one that the program's whole job had at some instant."""
+"""Every complete snapshot equals the state of the complete job at some instant."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROGRAM = Path(stamping.__file__).read_text()
 
 
 def _stamp(job: Job, entry: SnapshotEntry) -> int:
-    """The stamp of a file, which has it in every line, or its first if it is part of a file."""
+    """Return a file's stamp, found in every line, or its first one for a partial file."""
     data = job.snapshots.get(object_key(entry.sha256))
     stamps = set(re.findall(rb"(\d{8})\n", data))
     assert len(stamps) == 1 and len(data) == 200_000 // 9 * 9, f"{entry.path} is torn: {stamps}"
@@ -31,7 +31,7 @@ def _stamps(job: Job, snapshot: JobSnapshot) -> dict[str, int]:
 
 
 def _slow_rounds(journals: Sequence[Path], limit_s: float) -> set[int]:
-    """Rounds in which the machine, not the program, paused for so long that it looked idle."""
+    """Return rounds in which the machine, not the program, paused so long that it looked idle."""
     lines = [line.split() for journal in journals for line in journal.read_text().splitlines()]
     return {int(stamp) for stamp, longest_s in lines if float(longest_s) > limit_s}
 
@@ -76,19 +76,17 @@ def _run(job: Job, nodes: Sequence[Node], seed: int, rounds: int, pauses: str) -
     max_examples=1,
     deadline=None,
     derandomize=True,
-    phases=[Phase.generate],  # a failure tells enough without half an hour of smaller ones
+    phases=[Phase.generate],  # a failure suffices without half an hour of shrinking
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(seed=st.integers(0, 10_000))
 @pytest.mark.timeout(300)
-def test_a_program_that_saves_in_every_way_is_never_caught_in_the_middle(
-    local_job: Job, seed: int
-) -> None:
+def test_no_style_of_saving_is_captured_in_the_middle(local_job: Job, seed: int) -> None:
     job = local_job
     first = len(job.numbers())
     (node,) = job.attempt(every_s=2.0, keep=1000)
     node.restore(job.snapshots)
-    for entry in list(node.folder.iterdir()):  # each example begins with nothing
+    for entry in list(node.folder.iterdir()):  # each example starts empty
         _remove(entry)
     journals = _run(job, [node], seed, rounds=12, pauses="0,0.3,1.5,2.2")
     node.end()
@@ -102,7 +100,7 @@ def test_a_program_that_saves_in_every_way_is_never_caught_in_the_middle(
 
 
 @pytest.mark.timeout(300)
-def test_shards_of_two_nodes_and_their_metadata_are_of_one_save(local_job: Job) -> None:
+def test_shards_of_two_nodes_and_their_metadata_belong_to_one_save(local_job: Job) -> None:
     nodes = local_job.attempt(2, every_s=2.0, keep=1000)
     journals = _run(local_job, nodes, 1, rounds=6, pauses="0.1,2.5,4")
     for node in nodes:
@@ -121,7 +119,7 @@ def test_shards_of_two_nodes_and_their_metadata_are_of_one_save(local_job: Job) 
         assert set(found) in (set(), {f"sharded/{x}" for x in ("shard-0", "shard-1", "metadata")})
 
 
-def test_a_file_that_is_replaced_without_a_pause_is_kept_whole(local_job: Job) -> None:
+def test_a_constantly_replaced_file_is_kept_consistent(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=1.0, keep=1000)
     node.start_snapshots()
     program = node.run(

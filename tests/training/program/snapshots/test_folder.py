@@ -1,4 +1,4 @@
-"""When a folder counts as whole, and what of it is taken."""
+"""When a folder counts as complete, and which of its files are captured."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job, Node, checkpoints, paths, wait_until
 from training.program.snapshots.folder import (
+    FolderWatch,
     SteadyClock,
-    Watch,
-    look,
     open_for_writing,
     same_content,
+    scan,
 )
 from training.program.snapshots.manifest import JobSnapshot, Root, is_log, object_key
 
 
 class _Time(SteadyClock):
-    """A clock that a test sets; files get the times of the machine all the same."""
+    """A clock that a test sets; files still have the machine's times."""
 
     def __init__(self) -> None:
         self.at = 1000.0
@@ -36,47 +36,47 @@ def _grow(path: Path, count: int) -> None:
         file.write(bytes(count))
 
 
-def test_a_folder_is_quiet_when_nothing_has_changed_for_long_enough(tmp_path: Path) -> None:
-    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
-    watch.look(clock)
+def test_a_folder_is_quiescent_once_unchanged_for_long_enough(tmp_path: Path) -> None:
+    clock, watch = _Time(), FolderWatch(tmp_path, quiet_s=2.0)
+    watch.scan(clock)
     (tmp_path / "a").write_text("x")
     clock.at += 10
-    watch.look(clock)
+    watch.scan(clock)
     assert not watch.is_quiet and watch.changed_at == clock.at
     clock.at += 1.9
-    watch.look(clock)
+    watch.scan(clock)
     assert not watch.is_quiet
     clock.at += 0.2
-    watch.look(clock)
+    watch.scan(clock)
     assert watch.is_quiet and (watch.since, watch.until) == (1010.0, clock.at)
 
 
-def _save(watch: Watch, clock: _Time, name: str, pauses: tuple[float, ...]) -> list[bool]:
-    """Write a file after each pause; tells if the folder counted as whole before each."""
+def _save(watch: FolderWatch, clock: _Time, name: str, pauses: tuple[float, ...]) -> list[bool]:
+    """Write a file after each pause; return whether the folder counted as complete before each."""
     quiet = []
     for number, pause_s in enumerate(pauses):
         clock.at += pause_s
-        watch.look(clock)
+        watch.scan(clock)
         quiet.append(watch.is_quiet)
         path = watch.root / name / f"{number}.bin"
         path.parent.mkdir(exist_ok=True)
         path.write_text("x")
-        watch.look(clock)
+        watch.scan(clock)
     return quiet
 
 
-def test_the_quiet_time_grows_with_the_pauses_within_a_save(tmp_path: Path) -> None:
-    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
-    watch.look(clock)
-    # Of the first save of its kind nothing is known yet.
+def test_the_quiescence_time_grows_with_pauses_within_a_save(tmp_path: Path) -> None:
+    clock, watch = _Time(), FolderWatch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
+    watch.scan(clock)
+    # Nothing is known yet about the first save of its kind.
     assert _save(watch, clock, "step-1", (100, 8, 29)) == [True, False, False]
     assert watch.quiet_s == 30
     assert _save(watch, clock, "other", (100, 29)) == [True, False]
-    watch = Watch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
-    watch.look(clock)
+    watch = FolderWatch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
+    watch.scan(clock)
     _save(watch, clock, "step-9", (100, 8))
     clock.at += 60
-    watch.look(clock)
+    watch.scan(clock)
     assert watch.quiet_s == 12
     assert _save(watch, clock, "step-2", (100, 10, 5)) == [True, False, False]
     assert watch.quiet_s == 15
@@ -87,14 +87,14 @@ def test_the_quiet_time_grows_with_the_pauses_within_a_save(tmp_path: Path) -> N
     assert watch.quiet_s == 2
 
 
-def test_time_between_saves_is_no_pause_within_one(tmp_path: Path) -> None:
-    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
-    watch.look(clock)
+def test_time_between_saves_is_not_a_pause_within_one(tmp_path: Path) -> None:
+    clock, watch = _Time(), FolderWatch(tmp_path, quiet_s=2.0, longest_quiet_s=30.0)
+    watch.scan(clock)
     for number in range(4):
         _save(watch, clock, f"step-{number}", (20, 1))  # a folder for each
         clock.at += 20
         (tmp_path / "latest.pt").write_text(f"{number}")
-        watch.look(clock)
+        watch.scan(clock)
     assert watch.quiet_s == 2
 
 
@@ -111,14 +111,14 @@ def test_time_between_saves_is_no_pause_within_one(tmp_path: Path) -> None:
     ],
 )
 def test_every_change_counts(tmp_path: Path, change: Callable[[Path], object]) -> None:
-    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
+    clock, watch = _Time(), FolderWatch(tmp_path, quiet_s=2.0)
     (tmp_path / "a").write_text("x")
-    watch.look(clock)
+    watch.scan(clock)
     clock.at += 3
-    watch.look(clock)
+    watch.scan(clock)
     assert watch.is_quiet
     change(tmp_path)
-    watch.look(clock)
+    watch.scan(clock)
     assert not watch.is_quiet
 
 
@@ -126,28 +126,28 @@ def test_every_change_counts(tmp_path: Path, change: Callable[[Path], object]) -
     "path",
     ["train.log", "lightning_logs/version_0/metrics.csv", "a.jsonl", "events.out.tfevents.1.x"],
 )
-def test_logs_do_not_disturb(tmp_path: Path, path: str) -> None:
+def test_logs_do_not_interfere(tmp_path: Path, path: str) -> None:
     assert is_log(path)
-    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
-    watch.look(clock)
+    clock, watch = _Time(), FolderWatch(tmp_path, quiet_s=2.0)
+    watch.scan(clock)
     name = path.rpartition("/")[2]
     for _ in range(4):
         _grow(tmp_path / name, 100)
         clock.at += 1
-        watch.look(clock)
+        watch.scan(clock)
     assert watch.is_quiet and watch.changed_at == clock.at
 
 
-def test_a_file_that_grows_slowly_for_long_is_a_log_and_a_checkpoint_is_not(
+def test_a_slowly_growing_file_is_a_log_and_a_checkpoint_is_not(
     tmp_path: Path,
 ) -> None:
-    clock, watch = _Time(), Watch(tmp_path, quiet_s=2.0)
-    watch.look(clock)
+    clock, watch = _Time(), FolderWatch(tmp_path, quiet_s=2.0)
+    watch.scan(clock)
     quiet_at = []
     for _ in range(70):
         _grow(tmp_path / "train_output", 100)
         clock.at += 1
-        watch.look(clock)
+        watch.scan(clock)
         if watch.is_quiet:
             quiet_at.append(clock.at)
     assert quiet_at and quiet_at[0] >= 1060
@@ -155,7 +155,7 @@ def test_a_file_that_grows_slowly_for_long_is_a_log_and_a_checkpoint_is_not(
     for _ in range(70):
         _grow(tmp_path / "model.bin", 1_000_000)
         clock.at += 1
-        watch.look(clock)
+        watch.scan(clock)
     assert not watch.is_quiet and not watch.is_log("model.bin")
 
 
@@ -180,7 +180,7 @@ def _is_open(node: Node, name: str) -> bool:
         ),
     ],
 )
-def test_who_may_write_to_a_file_is_found(local_job: Job, how: str, writes: bool) -> None:
+def test_processes_with_a_writable_file_are_found(local_job: Job, how: str, writes: bool) -> None:
     (node,) = local_job.attempt()
     (node.folder / "a").write_text("content")
     program = node.run(f"{how}\nprint('open', flush=True)\ninput()")
@@ -189,7 +189,7 @@ def test_who_may_write_to_a_file_is_found(local_job: Job, how: str, writes: bool
     assert _is_open(node, "a") == writes
 
 
-def test_nothing_is_taken_while_a_file_is_open_for_writing(local_job: Job) -> None:
+def test_nothing_is_captured_while_a_file_is_open_for_writing(local_job: Job) -> None:
     (node,) = local_job.attempt()
     node.start_snapshots()
     program = node.run(
@@ -200,7 +200,7 @@ def test_nothing_is_taken_while_a_file_is_open_for_writing(local_job: Job) -> No
     assert program.stdout is not None and program.stdin is not None
     program.stdout.readline()
     wait_until(lambda: node.report().bytes)
-    time.sleep(2.5)  # two intervals, and the quiet time
+    time.sleep(2.5)  # two intervals, and the quiescence time
     assert not any(paths(local_job.snapshot(number)) for number in local_job.numbers())
     program.stdin.write("\n")
     program.stdin.flush()
@@ -210,7 +210,7 @@ def test_nothing_is_taken_while_a_file_is_open_for_writing(local_job: Job) -> No
     assert snapshot.size == len(b"half whole")
 
 
-def test_logs_that_are_open_and_written_all_the_time_are_taken_as_far_as_they_were(
+def test_constantly_written_logs_are_captured_as_far_as_written(
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt(keep=100)
@@ -236,7 +236,7 @@ def _has_size(size: int, snapshot: JobSnapshot) -> bool:
     return snapshot.size == size
 
 
-def test_snapshots_that_differ_only_in_logs_do_not_push_out_older_ones(local_job: Job) -> None:
+def test_snapshots_that_differ_only_in_logs_do_not_evict_older_ones(local_job: Job) -> None:
     (node,) = local_job.attempt(keep=2)
     node.start_snapshots()
     (node.folder / "latest.pt").write_text("1")
@@ -250,12 +250,12 @@ def test_snapshots_that_differ_only_in_logs_do_not_push_out_older_ones(local_job
     wait_until(lambda: [local_job.snapshot(n).size for n in local_job.numbers()] == [1, 6])
 
 
-def test_a_file_that_is_written_in_place_while_it_is_sent_is_copied_the_next_time(
+def test_a_file_modified_during_upload_is_copied_the_next_time(
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt(mib_per_s=10.0)
     node.start_snapshots()
-    # Sending it takes longer than the program leaves it alone.
+    # Uploading it takes longer than the program's pauses.
     program = node.run(
         """
 import os, time
@@ -273,7 +273,7 @@ for stamp in range(1000):
     assert len(data) == 40 * 2**20 and data == data[:8] * (len(data) // 8)
 
 
-def test_compiled_graphs_are_kept_without_those_that_are_being_made(local_job: Job) -> None:
+def test_compiled_graphs_are_kept_without_those_in_progress(local_job: Job) -> None:
     (node,) = local_job.attempt()
     done, unfinished = (node.settings.cache / "neuronxcc-2" / name for name in ("A", "B"))
     for folder in (done, unfinished):
@@ -293,7 +293,7 @@ def test_compiled_graphs_are_kept_without_those_that_are_being_made(local_job: J
     assert (other.settings.cache / "neuronxcc-2" / "A" / "model.neff").read_text() == "A"
 
 
-def test_a_thousand_small_files_are_kept_and_given_back(local_job: Job) -> None:
+def test_a_thousand_small_files_are_restored(local_job: Job) -> None:
     (node,) = local_job.run({f"shard-{n % 100:02d}/{n:05d}.bin": f"{n}" for n in range(1000)})
 
     (other,) = local_job.attempt()
@@ -302,16 +302,16 @@ def test_a_thousand_small_files_are_kept_and_given_back(local_job: Job) -> None:
     assert checkpoints(other) == checkpoints(node)
 
 
-def test_a_large_file_and_an_empty_one_come_back(local_job: Job) -> None:
+def test_a_large_and_an_empty_file_round_trip(local_job: Job) -> None:
     local_job.run({"large": bytes(40_000_000), "empty": b""})
 
     (other,) = local_job.restored()
     assert checkpoints(other) == {"large": bytes(40_000_000), "empty": b""}
 
 
-def test_a_look_notices_a_file_that_was_written_to(tmp_path: Path) -> None:
+def test_a_scan_notices_a_modified_file(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x")
-    seen = look(tmp_path)["a"]
+    seen = scan(tmp_path)["a"]
     assert same_content(seen, (tmp_path / "a").stat())
     os.link(tmp_path / "a", tmp_path / "b")
     assert same_content(seen, (tmp_path / "b").stat())

@@ -1,4 +1,4 @@
-"""Which compiled graphs are kept, and given back."""
+"""Persisting and restoring compiled graphs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _fill(folder: Path) -> None:
         path.write_text(name)
 
 
-def test_locks_and_graphs_that_are_not_compiled_are_not_usable() -> None:
+def test_locks_and_uncompiled_graphs_are_not_usable() -> None:
     folders = {f"{_CACHE}/MODULE_{number}+a" for number in range(1, 5)}
     assert usable(_ALL | folders) == _USABLE | {
         f"{_CACHE}/MODULE_1+a",
@@ -51,7 +51,7 @@ def test_only_usable_graphs_are_kept_while_the_program_runs_and_at_the_end(
     assert paths(local_job.newest()) == _USABLE | {"latest.pt"}
 
 
-def test_unusable_graphs_of_an_older_snapshot_are_not_given_back(local_job: Job) -> None:
+def test_unusable_graphs_of_an_older_snapshot_are_not_restored(local_job: Job) -> None:
     entries = []
     for number, path in enumerate(sorted(_ALL)):
         digest = _put(local_job, f"{number}")

@@ -1,4 +1,4 @@
-"""What goes wrong around the end of a job, and between the threads that take snapshots."""
+"""Failures around the end of a job, and between the threads that take snapshots."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MB = 1_000_000
 
 
 @pytest.mark.timeout(200)
-def test_a_bucket_that_refused_before_the_end_is_given_the_time_that_the_last_upload_takes(
+def test_a_bucket_that_refused_before_the_end_gets_time_for_the_final_upload(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
@@ -31,7 +31,7 @@ def test_a_bucket_that_refused_before_the_end_is_given_the_time_that_the_last_up
     node.start_snapshots()
     (node.folder / "latest.pt").write_text("x")
     wait_until(lambda: len([r for _, r in proxy.injected if r.method == "PUT"]) > 1, 60)
-    proxy.slow_s = 13.0  # longer than a refusal is borne
+    proxy.slow_s = 13.0  # longer than a refusal is tolerated
     proxy.reset(lambda r: Fault.SLOW if r.method == "PUT" and "/objects/" in r.path else None)
     node.end()
 
@@ -40,7 +40,7 @@ def test_a_bucket_that_refused_before_the_end_is_given_the_time_that_the_last_up
 
 
 @pytest.mark.timeout(200)
-def test_a_manifest_that_the_bucket_refuses_ends_the_wait_for_it(
+def test_a_manifest_denied_by_the_bucket_ends_the_wait_for_it(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
@@ -55,7 +55,7 @@ def test_a_manifest_that_the_bucket_refuses_ends_the_wait_for_it(
     assert "AccessDenied" in failure.reason
 
 
-def test_an_upload_under_way_does_not_hold_up_the_end(proxied: tuple[Job, FaultyProxy]) -> None:
+def test_an_upload_in_flight_does_not_delay_the_exit(proxied: tuple[Job, FaultyProxy]) -> None:
     job, proxy = proxied
     (node,) = job.attempt()
     proxy.slow_s = scaled(40)
@@ -73,7 +73,7 @@ def test_an_upload_under_way_does_not_hold_up_the_end(proxied: tuple[Job, Faulty
     assert "last snapshot incomplete after 2 s" in report.failure.reason
 
 
-def test_a_node_that_was_writing_says_so_once_the_bucket_answers(
+def test_a_node_that_was_writing_reports_it_once_the_bucket_responds(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
@@ -90,10 +90,12 @@ def test_a_node_that_was_writing_says_so_once_the_bucket_answers(
     report = node.wait()
 
     assert report.failure is not None
-    assert "node 1: the program was writing latest.pt when it was ended" in report.failure.reason
+    assert (
+        "node 1: the program was writing latest.pt when it was terminated" in report.failure.reason
+    )
 
 
-def test_a_process_that_is_killed_on_purpose_is_not_replaced(
+def test_a_deliberately_killed_process_is_not_replaced(
     local_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "_BETWEEN_STARTS_S", 0.0)
@@ -128,7 +130,7 @@ def wait_for(names):
 
 (folder / "before").write_text("x")
 wait_for('"before"')
-handle.look()
+handle.poll()
 try:
     with (scratch / "full").open("wb", buffering=0) as file:
         while True:
@@ -148,7 +150,7 @@ print(handle.done, handle.failure.code, handle.failure.reason)
     subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
     reason="needs a file system of its own",
 )
-def test_a_full_disk_ends_no_snapshots_and_the_last_one_is_not_taken_for_done(
+def test_a_full_disk_does_not_stop_snapshots_and_the_last_is_not_mistaken_for_complete(
     local_job: Job, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -176,4 +178,4 @@ def test_a_full_disk_ends_no_snapshots_and_the_last_one_is_not_taken_for_done(
     assert "the report could not be written" in done.stdout
     lines = done.stdout.splitlines()
     assert "No space left on device" in lines
-    assert lines[-1].startswith("True 75 no last snapshot: the order for it cannot be written")
+    assert lines[-1].startswith("True 75 no last snapshot: cannot write the request for it")

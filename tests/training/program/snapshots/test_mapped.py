@@ -1,4 +1,4 @@
-"""A file that is mapped for writing may change without a sign of it."""
+"""A file mapped for writing may change undetected."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WAIT = "print('open', flush=True); input()"
 @pytest.mark.parametrize(
     ("how", "mapped"), [("", False), ("m = mmap.mmap(file.fileno(), 0)\n", True)]
 )
-def test_a_file_that_stays_open_counts_once_it_is_idle_unless_it_is_mapped(
+def test_an_idle_open_file_counts_unless_it_is_mapped(
     local_job: Job, how: str, mapped: bool
 ) -> None:
     (node,) = local_job.attempt()
     path = node.folder / "state.bin"
     path.write_text("content")
-    os.utime(path, (1, 1))  # long before the first look
+    os.utime(path, (1, 1))  # long before the first scan
     program = node.run(_OPEN + how + _WAIT)
     assert program.stdout is not None and program.stdin is not None
     program.stdout.readline()

@@ -1,8 +1,7 @@
-"""Two jobs under one name, started by clients that know nothing of each other, lose no snapshot.
+"""Two jobs under one name, started by independent clients, lose no snapshot.
 
-The lock, the snapshots and their clearing away are the real ones, in threads instead of processes;
-what takes seconds is shortened. A race is found again by its number; how its threads interleave is
-the machine's.
+The lock, the snapshots and their deletion are the real ones, in threads instead of processes, with
+shortened delays. Its number reproduces a race; the interleaving of threads depends on the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +27,11 @@ from training.program.snapshots.manifest import (
     snapshot_key,
     snapshot_numbers,
 )
-from training.program.snapshots.process import FinalOrder, SnapshotSettings, open_snapshots
+from training.program.snapshots.process import (
+    FinalSnapshotRequest,
+    SnapshotSettings,
+    open_snapshots,
+)
 from training.program.snapshots.restore import restore
 from training.program.snapshots.writer import SnapshotWriter
 from training.storage import Objects, StorageAccess
@@ -40,12 +43,12 @@ _RUN = "raced"
 
 
 class Dead(BaseException):
-    """Ends the threads of a job that was killed."""
+    """Raised to end the threads of a killed job."""
 
 
 @dataclass
 class Gate:
-    """What a job's calls of storage pass: it is open, shut while the job is frozen, or dead."""
+    """Gate of a job's storage calls: open, shut while the job is frozen, or dead."""
 
     is_open: threading.Event = field(default_factory=threading.Event)
     is_dead: bool = False
@@ -109,11 +112,11 @@ class GatedAccess:
 
 @dataclass
 class Race:
-    """A run's name, and what the jobs have found and promised under it."""
+    """A run's name, and the jobs' findings and promises under it."""
 
     access: StorageAccess
     folder: Path
-    wrong: list[str] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
     endings: list[str] = field(default_factory=list)
     working: dict[str, Gate] = field(default_factory=dict)
     kept: int = 0
@@ -146,15 +149,18 @@ class Race:
 
     def note(self, job_id: str, text: str) -> None:
         with self.lock:
-            self.wrong.append(f"{job_id}: {text}")
+            self.violations.append(f"{job_id}: {text}")
 
     def begins(self, job_id: str, gate: Gate) -> None:
-        """Note who works; of two at the same time one must have been frozen, unseen by the other,
-        and finds out at its next heartbeat."""
+        """Record the working job.
+
+        Of two concurrent jobs one must have been frozen, undetected by the other, and finds out at
+        its next heartbeat.
+        """
         with self.lock:
             for other, its in self.working.items():
                 if not its.was_shut and not its.is_dead:
-                    self.wrong.append(f"{job_id} works beside {other}")
+                    self.violations.append(f"{job_id} works beside {other}")
             self.working[job_id] = gate
 
     def ends(self, job_id: str, how: str) -> None:
@@ -171,7 +177,7 @@ def step_of(folder: Path) -> int:
 
 
 def save(folder: Path, step: int) -> None:
-    """Save a step as a program does that keeps its last three checkpoints."""
+    """Save a step like a program that retains its last three checkpoints."""
     (folder / f"{step}.bin").write_bytes(step.to_bytes(4) * 64)
     (folder / f"{step - 3}.bin").unlink(missing_ok=True)
     part = folder / ".part"
@@ -180,7 +186,7 @@ def save(folder: Path, step: int) -> None:
 
 
 def work(race: Race, job_id: str, rng: random.Random, how: str) -> None:
-    """Be a job; ``how`` says whether it ends well, is killed, or freezes for a while."""
+    """Run a job; ``how`` states whether it succeeds, is killed, or freezes for a while."""
     gate = Gate()
     settings = race.settings(job_id, GatedAccess(race.access, gate))
     objects = open_snapshots(settings.storage.open(settings.storage.root), _RUN)
@@ -215,7 +221,7 @@ def work(race: Race, job_id: str, rng: random.Random, how: str) -> None:
         if how == "is killed":
             ended = how
             return
-        FinalOrder().write(settings.scratch)
+        FinalSnapshotRequest().write(settings.scratch)
         writer.join(scaled(20))
         report = json.loads((settings.scratch / "snapshots.json").read_text())
         lock.check()
@@ -234,12 +240,12 @@ def work(race: Race, job_id: str, rng: random.Random, how: str) -> None:
         else:
             gate.die()
             race.ends(job_id, ended)
-            # The thread that looks at the folder calls no storage.
-            FinalOrder(take=False).write(settings.scratch)
+            # The thread that scans the folder calls no storage.
+            FinalSnapshotRequest(take=False).write(settings.scratch)
 
 
 def judge(race: Race) -> None:
-    """Check that all that is offered is there, and that nothing was lost that was kept."""
+    """Check that all offered content exists, and that no persisted file was lost."""
     objects = race.snapshots
     sizes = {info.key: info.size for info in objects.list("")}
     numbers = snapshot_numbers(objects)
@@ -276,7 +282,7 @@ def run_race(number: int, access: StorageAccess, folder: Path) -> Race:
 
 @pytest.fixture
 def access(snapshots_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StorageAccess]:
-    """The bucket of all races; S3 checks a condition and writes in one step, moto does not."""
+    """Return the bucket of all races; S3's conditional writes are atomic, moto's are not."""
     hook = threading.excepthook
     monkeypatch.setattr(
         threading, "excepthook", lambda args: None if args.exc_type is Dead else hook(args)
@@ -288,19 +294,19 @@ def access(snapshots_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 def run_races(numbers: range, access: StorageAccess, folder: Path) -> None:
     endings: Counter[str] = Counter()
-    wrong: dict[int, Any] = {}
+    violations: dict[int, Any] = {}
     for number in numbers:
         place = folder / str(number)
         place.mkdir()
         race = run_race(number, access, place)
         endings.update(race.endings)
-        if race.wrong or "?" in race.endings:
-            wrong[number] = race.wrong, race.endings
+        if race.violations or "?" in race.endings:
+            violations[number] = race.violations, race.endings
     print(f"races {numbers}: {dict(endings)}")
-    assert not wrong
+    assert not violations
 
 
-# One job takes another's name in test_run_name.py, and step by step in test_two_jobs.py.
+# test_run_name.py has one job take another's name, and test_two_jobs.py step by step.
 @pytest.mark.full
 @pytest.mark.timeout(3600)
 def test_two_jobs_of_one_name_lose_no_snapshot(access: StorageAccess, tmp_path: Path) -> None:

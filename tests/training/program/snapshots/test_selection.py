@@ -1,4 +1,4 @@
-"""What a node is given when the files of all nodes do not fit on its disk."""
+"""Files that a node restores when the files of all nodes do not fit on its disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.training.program.snapshots.kept_nodes import Job, checkpoints
 from training.program.snapshots import restore
 from training.program.snapshots.manifest import JobSnapshot, Root, SnapshotEntry
-from training.program.snapshots.restore import NoRoom, select, too_large
+from training.program.snapshots.restore import InsufficientSpace, select, too_large
 
 _MIB = 1024**2
 
@@ -35,29 +35,29 @@ def test_a_node_needs_its_own_files_the_main_nodes_and_small_ones() -> None:
     found = select(snapshot, snapshot.entries, node=1, num_nodes=4, free=265 * _MIB)
 
     assert list(found.entries) == [_shard(0), _shard(1), small]
-    assert list(found.left_out) == [_shard(2), _shard(3)]
+    assert list(found.skipped) == [_shard(2), _shard(3)]
     assert found.explain(265 * _MIB) == (
-        "2 large files of other nodes, 209.7 MB, are left out, as 277.9 MB are free "
+        "skipping 2 large files of other nodes, 209.7 MB in total, because only 277.9 MB is free "
         "(step-1/__2_0.distcp, step-1/__3_0.distcp); a program that reads the files of all nodes "
         "on each of them needs a larger volume (context key root_volume_gib)"
     )
 
 
-def test_of_the_others_files_the_newest_are_given_as_far_as_they_fit() -> None:
+def test_the_newest_files_of_other_nodes_are_restored_as_far_as_they_fit() -> None:
     old, new = _shard(2, age=9), _shard(3, age=1)
     snapshot = _snapshot(_shard(1), old, new)
-    for free, left_out in ((223, [old]), (222, [old, new]), (334, [])):
+    for free, skipped in ((223, [old]), (222, [old, new]), (334, [])):
         found = select(snapshot, snapshot.entries, node=1, num_nodes=4, free=free * _MIB)
-        assert sorted(found.left_out, key=lambda x: x.nodes) == left_out, free
+        assert sorted(found.skipped, key=lambda x: x.nodes) == skipped, free
 
 
-def test_on_another_number_of_nodes_all_are_needed() -> None:
+def test_a_different_number_of_nodes_needs_all_files() -> None:
     snapshot = _snapshot(_shard(1), _shard(2))
     found = select(snapshot, snapshot.entries, node=1, num_nodes=3, free=0)
-    assert found.entries == snapshot.entries and not found.left_out
+    assert found.entries == snapshot.entries and not found.skipped
 
 
-def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
+def test_a_job_resumes_when_the_files_of_all_nodes_do_not_fit(
     local_job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = local_job
@@ -68,11 +68,14 @@ def test_a_job_goes_on_where_the_files_of_all_nodes_do_not_fit(
 
     given = [set(checkpoints(node)) for node in job.restored(3)]
     assert given[1] == {"shard-0", "shard-1"} and given[2] == {"shard-0", "shard-2"}
-    assert "1 large files of other nodes, 1.0 kB, are left out" in capfd.readouterr().out
-    with pytest.raises(NoRoom, match=r"of 3 nodes, all of which are needed on 1, and 2\.5 kB are"):
+    assert "skipping 1 large file of other nodes, 1.0 kB in total" in capfd.readouterr().out
+    with pytest.raises(
+        InsufficientSpace,
+        match=r"of all 3 nodes, because the number of nodes is now 1, but only 2\.5 kB is",
+    ):
         job.restored()
 
-    # What a node was not given is still the other node's in the next snapshot.
+    # Files not restored on a node still belong to the other node in the next snapshot.
     job.run(*[{"latest": "x"}] * 3)
     assert {e.path for e in job.newest().files} == {"shard-0", "shard-1", "shard-2", "latest"}
 
@@ -81,6 +84,6 @@ def test_the_main_node_warns_when_the_files_of_all_nodes_do_not_fit_on_one() -> 
     snapshot = _snapshot(_shard(0), _shard(1))
     assert too_large(snapshot, 0, 200 * _MIB) == ""
     assert too_large(snapshot, 0, 200 * _MIB - 1).startswith(
-        "the files of all nodes have 209.7 MB, and a node has room for 209.7 MB: the next attempt "
-        "on 4 nodes gives each its own files"
+        "the files of all nodes need 209.7 MB, but a node has room for 209.7 MB: the next attempt "
+        "on 4 nodes restores each node's own files"
     )

@@ -1,21 +1,26 @@
-"""Nodes that need different times to send what they have."""
+"""Nodes with different upload times."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.training.program.snapshots.kept_nodes import Job, wait_until
-from training.program.snapshots.barrier import HISTORY, Messages, NodeListing
-from training.program.snapshots.coordinator import Coordinator, Patience
-from training.program.snapshots.manifest import (
-    Root,
-    SnapshotEntry,
-    object_key,
-    snapshot_key,
+from tests.training.checkpoint.faulty import faulty_proxy
+from tests.training.program.snapshots.kept_nodes import Job, paths, wait_until
+from training.program.snapshots import coordinator
+from training.program.snapshots.barrier import HISTORY, NodeListing
+from training.program.snapshots.coordinator import Coordinator, WaitTimer
+from training.program.snapshots.mailbox import (
+    MISSING,
+    Mailbox,
+    listing_name,
+    read_listing_name,
+    until_name,
 )
+from training.program.snapshots.manifest import Root, SnapshotEntry, object_key, snapshot_key
 from training.storage import Objects, StorageAccess
 
 _SAVE = """
@@ -35,7 +40,7 @@ for stamp in range(1, 1000):
 
 
 @pytest.mark.timeout(300)
-def test_a_node_that_sends_for_longer_than_others_go_without_a_change_stops_no_snapshots(
+def test_a_slow_upload_of_one_node_does_not_stop_snapshots(
     local_job: Job,
 ) -> None:
     job = local_job
@@ -53,14 +58,33 @@ def test_a_node_that_sends_for_longer_than_others_go_without_a_change_stops_no_s
     assert len(stamps) == 1
 
 
-def test_a_node_keeps_up_its_latest_listings_only(local_job: Job) -> None:
-    _, node = local_job.attempt(2, every_s=1.0)
+def test_a_child_requests_only_contents_from_the_bucket(job: Job, snapshots_endpoint: str) -> None:
+    paths_asked: list[str] = []
+    with faulty_proxy(snapshots_endpoint) as proxy:
+        proxy.reset(lambda request: paths_asked.append(request.path))
+        main, child = job.attempt(2, every_s=1.0)
+        counted = replace(job.storage, endpoint_url=proxy.url)
+        child.settings = replace(child.settings, storage=counted)
+        for node in (main, child):
+            node.start_snapshots()
+        child.write("child", "x")
+        job.wait_for(lambda found: paths(found) == {"child"})
+        asked = tuple(paths_asked)
+        main.write("main", "y")
+        job.wait_for(lambda found: paths(found) == {"child", "main"})
+
+    assert len(asked) == 2 and all("objects" in path for path in asked)  # a list and an upload
+    assert tuple(paths_asked) == asked
+
+
+def test_a_node_retains_only_its_latest_listings(local_job: Job) -> None:
+    main, node = local_job.attempt(2, every_s=1.0)
+    main.start_snapshots()
     node.start_snapshots()
-    messages = Messages(1, "job")
+    received = Mailbox(main.settings.scratch, is_main=True).received
 
     def listings() -> list[str]:
-        keys = [info.key for info in local_job.snapshots.list(messages.prefix)]
-        return [key for key in keys if messages.read_listing(key)]
+        return [info.key for info in received.list() if read_listing_name(info.key)]
 
     seen: set[str] = set()
     for number in range(HISTORY + 2):
@@ -71,47 +95,47 @@ def test_a_node_keeps_up_its_latest_listings_only(local_job: Job) -> None:
     assert listings() == sorted(seen)[-HISTORY:]
 
 
-def _gatherer(tmp_path: Path) -> tuple[Objects, Messages, Coordinator]:
+def _gatherer(tmp_path: Path) -> tuple[Objects, Mailbox, Coordinator]:
     access = StorageAccess(root=str(tmp_path / "bucket"))
-    objects, messages = access.open(access.root), Messages(1, "job")
-    gatherer = Coordinator(objects, messages, num_nodes=3, main=0, keep=3)
+    objects, mailbox = access.open(access.root), Mailbox(tmp_path, is_main=True)
+    gatherer = Coordinator(objects, mailbox, num_nodes=3, main=0, keep=3)
     gatherer.open()
-    return objects, messages, gatherer
+    return objects, mailbox, gatherer
 
 
 def _listing(node: int, since: float, until: float) -> NodeListing:
     return NodeListing(node=node, since=since, until=until, quiet_s=2.0, entries=())
 
 
-def test_the_node_that_snapshots_wait_for_is_known(tmp_path: Path) -> None:
-    objects, messages, gatherer = _gatherer(tmp_path)
+def test_the_node_blocking_snapshots_is_known(tmp_path: Path) -> None:
+    _, mailbox, gatherer = _gatherer(tmp_path)
     own = [_listing(0, 10, 30)]
     gatherer.gather(own)
     assert gatherer.waits_for == [1, 2]
     for node, since, until in ((1, 20, 30), (2, 1, 5)):
         listing = _listing(node, since, until)
-        objects.put(messages.listing(node, listing.name), listing.encode())
+        mailbox.send_to_main(listing_name(node, listing.name), listing.encode())
     assert gatherer.gather(own) is None
     assert gatherer.waits_for == [2]
-    objects.put(messages.until(2), b'{"000000000001000": 26}')
+    mailbox.send_to_main(until_name(2), b'{"000000000001000": 26}')
     gatherer.gather(own)
     assert gatherer.is_gathered
 
 
-def test_patience_ends_after_a_minute_or_three_intervals() -> None:
-    short, long = Patience(2.0), Patience(100.0)
+def test_the_wait_ends_after_a_minute_or_three_intervals() -> None:
+    short, long = WaitTimer(2.0), WaitTimer(100.0)
     assert [short.waited_s(at, waits=True) for at in (0.0, 60.0, 61.0)] == [0, 0, 61]
     assert [long.waited_s(at, waits=True) for at in (0.0, 300.0, 301.0)] == [0, 0, 301]
     assert long.waited_s(302.0, waits=False) == 0
     assert long.waited_s(303.0, waits=True) == 0
 
 
-def test_a_manifest_that_cannot_be_read_keeps_its_number(
+def test_an_unreadable_manifest_keeps_its_number(
     tmp_path: Path,
 ) -> None:
-    objects, messages, _ = _gatherer(tmp_path)
+    objects, mailbox, _ = _gatherer(tmp_path)
     objects.put(snapshot_key(7), b"not a manifest")
-    gatherer = Coordinator(objects, messages, num_nodes=1, main=0, keep=3)
+    gatherer = Coordinator(objects, mailbox, num_nodes=1, main=0, keep=3)
     gatherer.open()
     entry = SnapshotEntry(path="a", root=Root.CHECKPOINTS, bytes=1, sha256="0" * 64)
     objects.put(object_key(entry.sha256), b"x")
@@ -119,3 +143,34 @@ def test_a_manifest_that_cannot_be_read_keeps_its_number(
 
     assert made is not None and made.number == 8
     assert objects.get(snapshot_key(7)) == b"not a manifest"
+
+
+def test_lost_contents_are_uploaded_again_until_all_are_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_BETWEEN_SENDING_S", 0.0)
+    objects, mailbox, _ = _gatherer(tmp_path)
+    gatherer = Coordinator(objects, mailbox, num_nodes=1, main=0, keep=3)
+    entries = tuple(
+        SnapshotEntry(path=f"{number}", root=Root.CHECKPOINTS, bytes=1, sha256=f"{number:064x}")
+        for number in range(200)
+    )
+    told: set[str] = set()
+    documents: set[bytes] = set()
+    for _ in range(100):
+        assert gatherer.gather([replace(_listing(0, 10, 30), entries=entries)]) is None
+        documents.add(mailbox.received.get(MISSING))
+        told.update(json.loads(mailbox.received.get(MISSING))["digests"])
+
+    assert len(documents) == 100  # a node heeds what differs
+    assert told == {entry.sha256 for entry in entries}
+
+
+def test_messages_between_nodes_are_removed_from_the_bucket(tmp_path: Path) -> None:
+    objects, _, gatherer = _gatherer(tmp_path)
+    objects.put("attempt-1/job/node-1-until.json", b"{}")
+    objects.put(object_key("0" * 64), b"x")
+
+    gatherer.open()
+
+    assert [info.key for info in objects.list("")] == [object_key("0" * 64)]

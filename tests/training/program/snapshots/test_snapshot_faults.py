@@ -1,4 +1,4 @@
-"""Processes and buckets fail; the program goes on, and what is restored is whole."""
+"""Processes and buckets fail; the program continues, and restored files are complete."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from tests.training.program.snapshots.kept_nodes import (
     wait_until,
 )
 from training.core.progress import WorkerProgress
+from training.program.snapshots.mailbox import INBOX
 from training.program.snapshots.manifest import object_key
-from training.program.snapshots.restore import NoRoom
-from training.storage import Objects, StorageUnavailable
+from training.program.snapshots.restore import InsufficientSpace
+from training.storage import StorageUnavailable
 
 _MB = 1_000_000
 
 
-def _sends(objects: Objects) -> bool:
-    return any("-sends" in info.key for info in objects.list("attempt-"))
+def _sends(node: Node) -> bool:
+    return any("-sends" in path.name for path in (node.settings.scratch / INBOX).iterdir())
 
 
-def test_a_process_that_is_killed_while_it_sends_is_replaced_and_leaves_nothing_half(
+def test_a_process_killed_during_an_upload_is_replaced_and_leaves_no_partial_file(
     job: Job,
 ) -> None:
     (node,) = job.attempt(mib_per_s=4.0)
     snapshots = node.start_snapshots()
     content = os.urandom(24 * _MB)
     (node.folder / "model.bin").write_bytes(content)
-    wait_until(lambda: _sends(job.snapshots))
+    wait_until(lambda: _sends(node))
     assert snapshots._process is not None
     os.kill(snapshots._process.pid, signal.SIGKILL)
     assert not job.numbers()
     assert not list(job.snapshots.list("objects/"))
 
-    wait_until(lambda: (snapshots.look(), job.numbers())[1], 60)
+    wait_until(lambda: (snapshots.poll(), job.numbers())[1], 60)
     (other,) = job.restored()
     assert checkpoints(other) == {"model.bin": content}
 
 
-def test_a_damaged_or_missing_content_leads_to_the_snapshot_before(
+def test_damaged_or_missing_content_falls_back_to_the_previous_snapshot(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(1, 4):
@@ -70,10 +71,10 @@ def test_a_damaged_or_missing_content_leads_to_the_snapshot_before(
     told = capfd.readouterr().out
     assert "snapshot 3 cannot be restored: latest.pt is damaged in the bucket" in told
     assert "snapshot 2 cannot be restored: latest.pt is missing in the bucket" in told
-    assert "snapshot 1 of " in told and "1 files, 100 bytes, restored in" in told
+    assert "snapshot 1 of " in told and "1 file, 100 bytes, restored in" in told
 
 
-def test_a_content_that_the_bucket_loses_is_sent_again(local_job: Job) -> None:
+def test_content_lost_by_the_bucket_is_uploaded_again(local_job: Job) -> None:
     job = local_job
     (node,) = job.attempt()
     node.start_snapshots()
@@ -86,7 +87,7 @@ def test_a_content_that_the_bucket_loses_is_sent_again(local_job: Job) -> None:
     assert job.snapshots.get(lost) == b"kept"
 
 
-def test_a_bucket_that_does_not_answer_for_a_while_costs_only_time(
+def test_a_temporarily_unresponsive_bucket_costs_only_time(
     proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
 ) -> None:
     job, proxy = proxied
@@ -95,7 +96,7 @@ def test_a_bucket_that_does_not_answer_for_a_while_costs_only_time(
     node.start_snapshots()
     (node.folder / "latest.pt").write_text("x")
     wait_until(lambda: any(method for _, method in proxy.injected))
-    wait_until(lambda: "the program goes on" in _told(node, capfd))
+    wait_until(lambda: "the program continues" in _told(node, capfd))
     proxy.reset(lambda request: None)
 
     job.wait_for(lambda found: paths(found) == {"latest.pt"})
@@ -110,7 +111,7 @@ def _told(node: Node, capfd: pytest.CaptureFixture[str]) -> str:
     return _texts[id(node)]
 
 
-def test_a_last_snapshot_that_fits_the_grace_time_is_taken_on_sigterm(job: Job) -> None:
+def test_a_final_snapshot_that_fits_the_grace_period_is_taken_on_sigterm(job: Job) -> None:
     nodes = job.attempt(2, every_s=3600, mib_per_s=1.0)
     for node in nodes:
         node.start_snapshots()
@@ -122,12 +123,12 @@ def test_a_last_snapshot_that_fits_the_grace_time_is_taken_on_sigterm(job: Job) 
     for node in nodes:
         assert node.wait().failure is None
 
-    # At the rate for training it would have taken half a minute.
+    # At the rate during training it would have taken half a minute.
     assert time.monotonic() - began_s < scaled(20)
     assert paths(job.newest()) == {"shard-0", "shard-1"}
 
 
-def test_a_last_snapshot_that_does_not_fit_says_which_one_stays(
+def test_a_final_snapshot_that_does_not_fit_names_the_latest_one(
     proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
 ) -> None:
     job, proxy = proxied
@@ -144,12 +145,12 @@ def test_a_last_snapshot_that_does_not_fit_says_which_one_stays(
 
     assert report.failure is not None and report.failure.code == 75
     assert "last snapshot incomplete after 1 s" in report.failure.reason
-    assert f"the one of {stays.at[11:19]} stays" in report.failure.reason
+    assert f"the one from {stays.at[11:19]} remains" in report.failure.reason
     assert report.failure.reason in capfd.readouterr().out
     assert job.numbers() == [stays.number]
 
 
-def test_a_last_snapshot_that_the_bucket_refuses_is_not_tried_again(
+def test_a_final_snapshot_denied_by_the_bucket_is_not_retried(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
@@ -161,7 +162,7 @@ def test_a_last_snapshot_that_the_bucket_refuses_is_not_tried_again(
 
     failure = node.wait().failure
     assert failure is not None and failure.code == 64
-    assert "AccessDenied; let the job's role do it" in failure.reason
+    assert "AccessDenied; allow the job's role to do it" in failure.reason
 
 
 def test_a_node_that_is_missing_at_the_end_is_named(local_job: Job) -> None:
@@ -170,10 +171,10 @@ def test_a_node_that_is_missing_at_the_end_is_named(local_job: Job) -> None:
     nodes[0].end(within_s=2.0)
 
     failure = nodes[0].wait().failure
-    assert failure is not None and "waits for node 1; there is none before" in failure.reason
+    assert failure is not None and "waits for node 1; there is no earlier one" in failure.reason
 
 
-def test_nothing_is_taken_of_a_program_that_has_lost_a_worker_in_the_middle(
+def test_nothing_is_captured_of_a_program_that_lost_a_worker_midway(
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt()
@@ -192,7 +193,7 @@ def test_nothing_is_taken_of_a_program_that_has_lost_a_worker_in_the_middle(
     worker.kill()
     worker.wait()
     newest = local_job.numbers()[-1]
-    # Time in which a quiet folder would have been taken.
+    # Time in which a quiescent folder would have been captured.
     changed = node.report().last_change_at
     wait_until(lambda: (node.report().last_change_at or 0) > (changed or 0) or changed)
     time.sleep(3)
@@ -201,10 +202,10 @@ def test_nothing_is_taken_of_a_program_that_has_lost_a_worker_in_the_middle(
 
     assert local_job.numbers()[-1] == newest
     assert report.failure is not None
-    assert "the program was writing latest.pt when it was ended" in report.failure.reason
+    assert "the program was writing latest.pt when it was terminated" in report.failure.reason
 
 
-def test_a_program_that_is_killed_at_rest_is_taken_as_it_was(local_job: Job) -> None:
+def test_a_quiescent_program_is_captured_as_it_was_when_killed(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=2.0)
     node.start_snapshots()
     worker = node.run("import time; time.sleep(600)")
@@ -218,7 +219,7 @@ def test_a_program_that_is_killed_at_rest_is_taken_as_it_was(local_job: Job) -> 
     assert node.wait().failure is None
 
 
-def test_a_job_that_only_ends_takes_nothing(local_job: Job) -> None:
+def test_a_job_that_only_ends_captures_nothing(local_job: Job) -> None:
     (node,) = local_job.attempt(every_s=3600)
     node.start_snapshots()
     (node.folder / "torn").write_text("x")
@@ -228,7 +229,7 @@ def test_a_job_that_only_ends_takes_nothing(local_job: Job) -> None:
     assert not local_job.numbers()
 
 
-def test_a_folder_beyond_its_limit_ends_the_job_and_names_the_largest_files(
+def test_a_folder_above_its_limit_ends_the_job_and_names_the_largest_files(
     local_job: Job,
 ) -> None:
     (node,) = local_job.attempt(limit_gib=0.001)
@@ -255,11 +256,13 @@ def test_a_snapshot_that_does_not_fit_on_the_disk_is_refused(
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2_000_000))
 
-    with pytest.raises(NoRoom, match=r"snapshot 1 has 3.0 MB, and 2.0 MB are free at .*volume_gib"):
+    with pytest.raises(
+        InsufficientSpace, match=r"snapshot 1 needs 3.0 MB, but only 2.0 MB is free at .*volume_gib"
+    ):
         job.restored()
 
 
-def test_a_bucket_that_fails_during_a_restore_is_not_taken_for_damage(
+def test_a_bucket_failure_during_a_restore_is_not_mistaken_for_damage(
     proxied: tuple[Job, FaultyProxy],
 ) -> None:
     job, proxy = proxied
@@ -280,7 +283,7 @@ import os, sys
 from pathlib import Path
 from training.core.logs import set_up_logging
 from training.program.snapshots.capture import Capture
-from training.program.snapshots.folder import look
+from training.program.snapshots.folder import scan
 from training.program.snapshots.manifest import Root
 
 set_up_logging()
@@ -290,7 +293,7 @@ folder.mkdir()
 capture = Capture(staging)
 capture.was_rewritten("model.bin")
 for _ in range(2):
-    (item,) = capture.hold(Root.CHECKPOINTS, folder, look(folder), frozenset())
+    (item,) = capture.hold(Root.CHECKPOINTS, folder, scan(folder), frozenset())
     item = capture.checksum(item)
     print(item.in_place, item.entry.sha256[:8], flush=True)
 with (folder / "model.bin").open("r+b") as file:
@@ -306,7 +309,7 @@ except Exception as error:
     subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode != 0,
     reason="needs a file system of its own",
 )
-def test_without_room_for_copies_files_are_sent_from_where_they_are_and_checked(
+def test_without_space_for_copies_files_are_uploaded_in_place_and_checked(
     local_job: Job,
 ) -> None:
     local_job.folder.joinpath("disk").mkdir()
@@ -323,14 +326,14 @@ def test_without_room_for_copies_files_are_sent_from_where_they_are_and_checked(
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith(
-        "snapshots: no room on the disk for a copy of model.bin; files are sent"
+        "snapshots: no space on the disk for a copy of model.bin; files are uploaded"
     )
     assert lines[1].startswith("True ") and lines[1] == lines[2]
-    assert lines[3] == "Changed model.bin"
+    assert lines[3] == "FileChanged model.bin"
 
 
 def _report_worker(node: Node, *, done: bool, pid: int | None = None) -> None:
-    """Report as a worker does."""
+    """Report like a worker."""
     progress = WorkerProgress(node.settings.scratch, local_rank=0, rank=node.settings.node)
     progress.report("running")
     if done:

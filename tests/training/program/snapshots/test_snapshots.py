@@ -1,4 +1,4 @@
-"""One folder is kept while a program runs, and given back."""
+"""A folder is persisted while a program runs, and restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from training.program.reports import LOSSES_FILE, OUTPUT_FILE, OutputReport
 from trainium_catalogue.contract import PROGRAM_LOSSES, RUN_STATUS, run_key
 
 
-def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> None:
+def test_the_printed_losses_are_also_in_the_bucket(local_job: Job) -> None:
     (node,) = local_job.attempt()
     curve = b'{"step": 1, "loss": 2.5}\n'
     (node.settings.scratch / LOSSES_FILE).write_bytes(curve)
@@ -28,7 +28,7 @@ def test_the_losses_that_were_printed_are_in_the_bucket_too(local_job: Job) -> N
     assert local_job.bucket.get(found.key) == curve
 
 
-def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_job: Job) -> None:
+def test_a_non_finite_loss_is_reported_as_strict_json(local_job: Job) -> None:
     (node,) = local_job.attempt()
     noted = OutputReport(step=3, loss=float("nan"))
     (node.settings.scratch / OUTPUT_FILE).write_text(json.dumps(asdict(noted)))
@@ -46,7 +46,7 @@ def test_a_loss_that_is_no_number_is_told_in_json_that_every_reader_takes(local_
     assert_valid(status, "program-status.schema.json")
 
 
-def test_a_job_that_was_frozen_and_replaced_leaves_the_status_alone(local_job: Job) -> None:
+def test_a_frozen_and_replaced_job_does_not_touch_the_status(local_job: Job) -> None:
     def status() -> dict[str, Any]:
         found: dict[str, Any] = json.loads(local_job.bucket.get(run_key("run", RUN_STATUS)))
         return found
@@ -66,7 +66,7 @@ def test_a_job_that_was_frozen_and_replaced_leaves_the_status_alone(local_job: J
     assert status() == ended
 
 
-def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folders(
+def test_a_folder_is_restored_with_times_modes_links_and_empty_folders(
     job: Job,
 ) -> None:
     (node,) = job.attempt()
@@ -96,7 +96,7 @@ def test_a_folder_is_kept_and_given_back_with_times_modes_links_and_empty_folder
     assert (other.folder / "step-1" / "state.json").stat().st_mtime_ns == 1_000_000_001
 
 
-def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
+def test_the_final_snapshot_holds_the_programs_last_files(job: Job) -> None:
     job.run({"final.pt": "done"})
 
     assert paths(job.newest()) == {"final.pt"}
@@ -108,7 +108,7 @@ def test_the_last_snapshot_holds_what_the_program_left(job: Job) -> None:
     assert status["snapshots"] == [{"number": 1, "at": job.newest().at, "files": 1, "bytes": 4}]
 
 
-def test_all_nodes_are_given_the_files_of_all_nodes(job: Job) -> None:
+def test_all_nodes_get_the_files_of_all_nodes(job: Job) -> None:
     nodes = job.attempt(2)
     for node in nodes:
         node.start_snapshots()

@@ -1,4 +1,4 @@
-"""What is made of the listings of several nodes, and what each of them is given back."""
+"""The union of several nodes' listings, and the files restored on each."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ def test_the_same_content_on_several_nodes_is_one_file() -> None:
     assert entry.nodes == (0, 1)
 
 
-def test_a_node_is_given_its_own_content_and_a_new_node_the_main_nodes() -> None:
+def test_a_node_gets_its_own_content_and_a_new_node_the_main_nodes() -> None:
     listings = {node: [_file("rng.pt", f"of {node}")] for node in range(3)}
     for node in range(3):
         assert _given(listings, node)["rng.pt"] == _file("", f"of {node}").sha256
     assert _given(listings, 7, main=1)["rng.pt"] == _file("", "of 1").sha256
 
 
-def test_without_one_of_the_main_node_the_first_nodes_content_is_given() -> None:
+def test_without_a_main_nodes_copy_the_first_nodes_content_is_restored() -> None:
     listings = {0: [], 1: [_file("a", "of 1")], 2: [_file("a", "of 2")]}
     assert _given(listings, 0)["a"] == _file("", "of 1").sha256
     assert _given(listings, 2)["a"] == _file("", "of 2").sha256
 
 
-def test_of_compiled_graphs_there_is_one_for_all() -> None:
+def test_all_nodes_share_one_copy_of_compiled_graphs() -> None:
     listings = {node: [_file("graph.neff", f"of {node}", Root.CACHE)] for node in range(2)}
     assert _given(listings, 1)["graph.neff"] == _file("", "of 0").sha256
 
 
-def test_what_is_below_another_nodes_file_is_given_only_to_who_has_a_folder() -> None:
+def test_files_below_another_nodes_file_are_restored_only_where_it_is_a_folder() -> None:
     folder = SnapshotEntry(root=Root.CHECKPOINTS, path="last", kind=EntryKind.FOLDER, mode=0o755)
     listings = {0: [_file("last", "a file")], 1: [folder, _file("last/a", "x")]}
     assert set(_given(listings, 0)) == {"last"}
@@ -68,20 +68,20 @@ def _instant(*listings: NodeListing) -> float | None:
     return found[0] if found else None
 
 
-def test_listings_need_an_instant_at_which_all_of_them_held() -> None:
+def test_listings_need_a_common_instant() -> None:
     assert _instant(_listing(0, 10, 20), _listing(1, 15, 30)) == 17
     assert _instant(_listing(0, 10, 16), _listing(1, 15, 30)) is None
     assert _instant(_listing(0, 10, 20)) == 12
 
 
-def test_one_node_may_have_been_caught_between_two_changes_but_not_two() -> None:
+def test_at_most_one_node_may_be_caught_between_two_changes() -> None:
     caught = _listing(0, 15.0, 15.0, 0.0)
     assert _instant(caught, _listing(1, 10, 30)) == 15
     assert _instant(caught, _listing(1, 14.5, 30, 0.0)) is None
     assert _instant(caught, _listing(1, 10, 15.5)) is None
 
 
-def test_of_the_latest_listings_those_of_the_newest_common_instant_are_taken() -> None:
+def test_the_newest_listings_with_a_common_instant_are_captured() -> None:
     quick = [_listing(0, start, start + 9) for start in (0, 10, 20, 30)]
     slow = [_listing(1, 8, 19)]
     assert common_instant([quick, slow], 1.0) == (12, [quick[1], slow[0]])
@@ -89,10 +89,10 @@ def test_of_the_latest_listings_those_of_the_newest_common_instant_are_taken() -
     assert common_instant([quick, slow], 1.0, after=12.5) is None
 
 
-def test_what_another_node_replaces_does_not_live_on_in_the_copy_that_a_node_was_given(
+def test_a_file_replaced_by_another_node_does_not_survive_in_a_nodes_copy(
     local_job: Job,
 ) -> None:
-    """As where rank 0 saves and all ranks load: each must load the newest, not its old copy."""
+    """As when rank 0 saves and all ranks load: each must load the newest, not its old copy."""
     job = local_job
     job.run({"latest.pt": "1", "step-1/a": "1"}, {})
     nodes = job.attempt(2, every_s=3600)
@@ -114,7 +114,7 @@ def test_what_another_node_replaces_does_not_live_on_in_the_copy_that_a_node_was
         assert "step-1" not in checkpoints(node)
 
 
-def test_what_a_node_changes_of_its_copy_is_its_own_from_then_on(local_job: Job) -> None:
+def test_a_file_changed_by_a_node_becomes_its_own(local_job: Job) -> None:
     job = local_job
     job.run({"rng.pt": "1"}, {})
     job.run({}, {"rng.pt": "of 1"})
@@ -123,7 +123,7 @@ def test_what_a_node_changes_of_its_copy_is_its_own_from_then_on(local_job: Job)
     assert given == [b"1", b"of 1"]
 
 
-def test_what_belonged_to_nodes_that_are_no_more_is_kept_by_the_main_node(local_job: Job) -> None:
+def test_files_of_former_nodes_are_kept_by_the_main_node(local_job: Job) -> None:
     job = local_job
     job.run({"shard-0": "x"}, {"shard-1": "x"})
 

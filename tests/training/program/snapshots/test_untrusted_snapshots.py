@@ -1,4 +1,4 @@
-"""A restore of a snapshot that someone else has written stays in the folders that are kept."""
+"""Restoring a foreign snapshot writes only to the persisted folders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 
 from tests.training.program.snapshots.kept_nodes import Job
 from training.program.snapshots.manifest import FORMAT, JobSnapshot, object_key, snapshot_key
-from training.program.snapshots.restore import NothingWhole
+from training.program.snapshots.restore import NoRestorableSnapshot
 
 CONTENT = b"from the bucket"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
 
 def put(job: Job, number: int = 1, **lists: list[dict[str, Any]]) -> None:
-    """Write a snapshot by hand, as anyone with write access to runs/ can."""
+    """Write a snapshot manually, as anyone with write access to runs/ can."""
     document = {"format": FORMAT, "number": number, "at": "2026-01-01T00:00:00+00:00"}
     document |= {"nodes": 1, "main": 0, **lists}
     job.snapshots.put(object_key(DIGEST), CONTENT)
@@ -55,7 +55,7 @@ def unchanged(outside: Path) -> bool:
 @pytest.mark.parametrize(
     "path", ["/tmp/outside/new", "../../outside/new", "a/../../../outside/new", "", "./a", "a//b"]
 )
-def test_a_path_that_leads_elsewhere_is_refused_and_the_snapshot_before_is_taken(
+def test_an_escaping_path_is_refused_and_the_previous_snapshot_is_restored(
     local_job: Job, outside: Path, path: str
 ) -> None:
     put(local_job, 1, files=[file("good")])
@@ -96,19 +96,19 @@ def test_no_file_is_written_through_a_link_in_its_place(local_job: Job, outside:
     assert [(node.folder / name).read_bytes() for name in ("a", "b")] == [CONTENT, CONTENT]
 
 
-def test_no_folders_mode_is_set_through_a_link(local_job: Job, outside: Path) -> None:
+def test_folder_modes_are_not_set_through_a_link(local_job: Job, outside: Path) -> None:
     put(local_job, folders=[folder("a", 0o777)], links=[link("./a", str(outside))])
     (node,) = local_job.attempt()
     (node.folder / "a").symlink_to(outside)
 
-    with pytest.raises(NothingWhole):
+    with pytest.raises(NoRestorableSnapshot):
         node.restore(local_job.snapshots)
 
     assert unchanged(outside)
 
 
 @pytest.mark.parametrize("mode", [0o6777, 0o1777])
-def test_only_the_users_permissions_come_back(local_job: Job, mode: int) -> None:
+def test_only_user_permissions_are_restored(local_job: Job, mode: int) -> None:
     put(local_job, files=[file("a", mode=mode), file("b", mode=mode)], folders=[folder("c", mode)])
     (node,) = local_job.attempt()
 
@@ -128,13 +128,13 @@ def test_the_compile_cache_gets_no_links(local_job: Job, outside: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"null", b"[" * 100_000, b'{"format": 1}', b"\xff"])
-def test_a_manifest_that_is_none_is_refused(data: bytes) -> None:
+def test_a_malformed_manifest_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         JobSnapshot.decode(data)
 
 
-def test_names_that_are_no_text_come_back(local_job: Job) -> None:
-    """Names of files are bytes to Linux; what Python makes of them survives JSON."""
+def test_non_text_names_round_trip(local_job: Job) -> None:
+    """File names are bytes to Linux; Python's decoding of them survives JSON."""
     name = b"caf\xe9".decode(errors="surrogateescape")
     put(local_job, files=[file(name)])
     (node,) = local_job.attempt()
@@ -144,7 +144,7 @@ def test_names_that_are_no_text_come_back(local_job: Job) -> None:
     assert (node.folder / name).read_bytes() == CONTENT
 
 
-def test_a_run_whose_snapshots_are_all_damaged_does_not_start_again_silently(
+def test_a_run_with_only_damaged_snapshots_does_not_start_over_silently(
     local_job: Job,
 ) -> None:
     put(local_job, 1, files=[file("a")])
@@ -152,11 +152,13 @@ def test_a_run_whose_snapshots_are_all_damaged_does_not_start_again_silently(
     local_job.snapshots.put(object_key(DIGEST), b"FROM THE BUCKET")
     (node,) = local_job.attempt()
 
-    with pytest.raises(NothingWhole, match=r"2, 1 are damaged in .* with --from-snapshot none"):
+    with pytest.raises(
+        NoRestorableSnapshot, match=r"2, 1 are damaged in .* with --from-snapshot none"
+    ):
         node.restore(local_job.snapshots)
 
 
-def test_a_run_that_is_to_start_again_does_so_whatever_is_damaged(local_job: Job) -> None:
+def test_a_run_asked_to_start_over_does_so_despite_damage(local_job: Job) -> None:
     put(local_job, 1, files=[file("/a")])
     document = {"format": FORMAT, "number": 2, "at": "", "nodes": 1, "main": 0, "chosen": 0}
     graphs = [file("a.neff", root="cache", sha256="0" * 64)]
@@ -168,9 +170,7 @@ def test_a_run_that_is_to_start_again_does_so_whatever_is_damaged(local_job: Job
 
 
 @pytest.mark.parametrize("target", ["", "\ud800", "x" * 5000, "a\0b"])
-def test_a_link_that_cannot_be_is_refused_before_anything_is_written(
-    local_job: Job, target: str
-) -> None:
+def test_an_invalid_link_is_refused_before_any_write(local_job: Job, target: str) -> None:
     put(local_job, 1, files=[file("good")])
     put(local_job, 2, files=[file("bad")], links=[link("last", target)])
     (node,) = local_job.attempt()

@@ -1,0 +1,1 @@
+"""Scheduled Lambda functions: notifications about runs, and moving jobs between zones."""

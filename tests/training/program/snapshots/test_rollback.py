@@ -1,0 +1,94 @@
+"""A submission rolls back to an older snapshot: all later attempts resume from there."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+
+from jobs.bucket.objects import Bucket
+from jobs.program.snapshots import choose_snapshot, roll_back
+from tests.training.program.snapshots.kept_nodes import Job, checkpoints
+from tests.training.s3_server import REGION
+from training.program.snapshots.manifest import object_key
+from training.storage import StorageAccess
+
+_SERIAL = itertools.count()
+
+
+@pytest.fixture
+def bucket(snapshots_endpoint: str) -> Bucket:
+    """Return a separate bucket, as seen by the client."""
+    client = boto3.client(
+        "s3",
+        region_name=REGION,
+        endpoint_url=snapshots_endpoint,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+    )
+    name = f"deployment-{next(_SERIAL)}"
+    client.create_bucket(Bucket=name)
+    return Bucket(client=client, name=name)
+
+
+@pytest.fixture
+def job(tmp_path: Path, bucket: Bucket, snapshots_endpoint: str) -> Iterator[Job]:
+    """Create a run in that bucket."""
+    root = f"s3://{bucket.name}"
+    run = Job(tmp_path, StorageAccess(root=root, region=REGION, endpoint_url=snapshots_endpoint))
+    yield run
+    run.kill()
+
+
+def attempt(job: Job, text: str | None = None) -> dict[str, object]:
+    """Run an attempt that saves ``text``, if given; return its restored files."""
+    (node,) = job.attempt(every_s=3600)
+    node.restore(job.snapshots)
+    given = dict(checkpoints(node))
+    if text is not None:
+        node.start_snapshots()
+        (node.folder / "latest.pt").write_text(text)
+        node.end()
+        node.wait()
+    return given
+
+
+def test_attempts_resume_from_the_chosen_snapshot_and_then_from_their_own(
+    job: Job, bucket: Bucket
+) -> None:
+    for text in ("one", "two", "three"):
+        attempt(job, text)
+
+    roll_back(bucket, "run", choose_snapshot(bucket, "run", "1"))
+    # The first attempt dies without a snapshot, the second takes one.
+    assert attempt(job) == {"latest.pt": b"one"}
+    assert attempt(job, "other") == {"latest.pt": b"one"}
+    assert attempt(job) == {"latest.pt": b"other"}
+    # Retention applies as usual: the oldest are deleted.
+    assert job.numbers() == [3, 4, 5]
+
+
+def test_skipped_snapshots_are_not_restored_when_the_chosen_one_is_damaged(
+    job: Job, bucket: Bucket
+) -> None:
+    for text in ("one", "two", "three"):
+        attempt(job, text)
+    roll_back(bucket, "run", choose_snapshot(bucket, "run", "2"))
+    (file,) = job.snapshot(2).files
+
+    job.snapshots.delete([object_key(file.sha256)])
+
+    assert attempt(job) == {"latest.pt": b"one"}
+
+
+def test_none_restores_nothing(job: Job, bucket: Bucket) -> None:
+    attempt(job, "one")
+
+    roll_back(bucket, "run", choose_snapshot(bucket, "run", "none"))
+
+    assert attempt(job) == {}
+    assert attempt(job, "anew") == {}
+    assert attempt(job) == {"latest.pt": b"anew"}

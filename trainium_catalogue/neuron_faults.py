@@ -1,0 +1,109 @@
+"""Failures of the Neuron runtime and compiler, recognized by exception text, and their retries.
+
+Status names and meanings are from AWS's ``nrt_status.h`` (Neuron documentation,
+neuron-runtime/api/nrt_status), remedies from neuron-runtime/nrt-troubleshoot. torch_xla prints the
+names; TorchNeuron prints sentences instead (``ErrorHandler.cpp`` in the public copy of its source
+from April 2026, github.com/parmoham-aws/test-repo-parmoham, commit 98154b8), or numbers where it
+calls the runtime directly (``CopyUtils.cpp``, ``NeuronBarrier.cpp`` and others).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeuronFault:
+    """One kind of failure."""
+
+    name: str
+    pattern: str
+    """Regular expression for its messages."""
+    meaning: str
+    retry: bool
+    """True if another attempt may succeed, on the same or different hosts."""
+    action: str
+    """Action of the launcher and the user."""
+
+    def is_in(self, text: str) -> bool:
+        """Return whether the text of an exception shows this kind."""
+        return re.search(self.pattern, text, re.IGNORECASE) is not None
+
+
+def _number(*statuses: int) -> str:
+    """Match TorchNeuron's messages with one of these statuses as a number."""
+    return (
+        r"(Failed to [\w ]{1,80}(\. Status:|: status code|device barrier)"
+        rf"|Unknown status \(status:) ({'|'.join(map(str, statuses))})\b"
+    )
+
+
+NEURON_FAULTS = (
+    NeuronFault(
+        name="hardware",
+        pattern=r"NRT_EXEC_HW_ERR_(REPAIRABLE_)?HBM_UE|NRT_EXEC_HW_ERR_NC_UE"
+        r"|NRT_EXEC_HW_ERR_DMA_ABORT|NRT_EXEC_UNIT_UNRECOVERABLE|NRT_HW_ERROR"
+        r"|HBM (encountered an un)?repairable uncorrectable error|encountered a parity error"
+        r"|DMA engine encountered an unrecoverable error|error message=.{0,200}Hardware failure"
+        r"|FATAL-RT-UNDEFINED-STATE|DMA (TX|RX) engine \d+ is in an abort state"
+        rf"|{_number(6, 101, 1201, 1202, 1203, 1205)}",
+        meaning="the device reported an error in its memory, a core or a DMA engine",
+        retry=True,
+        action="another attempt; replace the node if the error recurs there (AWS: terminate the "
+        "instance, or reboot it for a repairable HBM error)",
+    ),
+    NeuronFault(
+        name="victim of another node",
+        pattern=r"NRT_EXEC_HW_ERR_COLLECTIVES|NRT_NETWORK_PROXY_FAILURE|\bNRT_TIMEOUT\b"
+        r"|missing collectives status|Operation timed out|execution timeout \(\d+ ms\)"
+        r"|Stuck in collectives op|EFA network proxy failure"
+        rf"|Watchdog caught collective operation timeout|{_number(5, 1200, 1206)}",
+        meaning="a collective failed because another rank did not respond",
+        retry=True,
+        action="another attempt; the cause is in the log of the rank that failed first",
+    ),
+    NeuronFault(
+        name="device in use",
+        pattern=r"NRT_EXEC_NC_BUSY|core busy/locked by another|cores busy \(ret=-16\)"
+        rf"|Failed to execute the device barrier 1\b|{_number(1005)}",
+        meaning="a process that exited recently still holds the cores",
+        retry=True,
+        action="another attempt, in a new container",
+    ),
+    NeuronFault(
+        name="memory",
+        pattern=r"\bNRT_RESOURCE\b|NRT_FAIL_HOST_MEM_ALLOC|Neuron OOM: requested_size="
+        r"|dmem_alloc_internal|Failed to allocate (aligned|resource|host memory)"
+        rf"|{_number(4, 11)}",
+        meaning="the device or the host has too little memory for the program",
+        retry=False,
+        action="a smaller micro-batch, recomputation, or a larger degree of parallelism",
+    ),
+    NeuronFault(
+        name="program",
+        pattern=r"\bNRT_(INVALID|INVALID_HANDLE|UNSUPPORTED_NEFF_VERSION|EXEC_BAD_INPUT|EXEC_OOB"
+        r"|EXEC_COMPLETED_WITH_NUM_ERR)\b|\bNCC_[A-Z]+\d+|MLIRError|no_hier no_mesh"
+        rf"|{_number(2, 3, 10, 1002, 1003, 1006)}"
+        r"|replica id #\d+ not seen|Invalid NEFF, instruction, or input|Unsupported NEFF version"
+        r"|Invalid input to exec\(\)|numerical errors \(NaN\)"
+        r"|indirect memcopies and/or embedding updates are out of bound"
+        r"|Compilation error occurred on Neuron|CPU fallback disabled",
+        meaning="the compiler or the runtime rejects the program, on any host",
+        retry=False,
+        action="correct the program; the log has the compiler's or the runtime's message",
+    ),
+)
+"""All kinds in order of precedence: a broken device explains any other message."""
+
+UNSPECIFIC_FAULT = (
+    r"Non-specific failure|Execution completed with errors|Software notification queue overflow"
+    rf"|{_number(1, 1004, 1204)}"
+)
+"""TorchNeuron's messages for failures of the runtime that may have any cause; they are retried, as
+are unknown names of statuses (``training/core/failures.py``)."""
+
+
+def find_neuron_fault(text: str) -> NeuronFault | None:
+    """Return the kind of failure that an exception's text shows, if any."""
+    return next((fault for fault in NEURON_FAULTS if fault.is_in(text)), None)

@@ -13,6 +13,7 @@ from botocore.loaders import create_loader
 from hypothesis import settings
 
 from tests.support.limits import scaled
+from trainium_emulators.nodes import events
 
 # An example's duration is meaningless while two tests share the cores.
 settings.register_profile("patient", deadline=None)
@@ -64,6 +65,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         marker = item.get_closest_marker("timeout")
         limit = scaled(float(marker.args[0]) if marker is not None else usual)
         item.add_marker(pytest.mark.timeout(limit), append=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _emulators_print_nothing() -> Iterator[None]:
+    """Keep the events of an emulator in this process out of the output that a test reads.
+
+    A pod that an earlier test left ends at any time.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(events, "print", lambda *_, **__: None, raising=False)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

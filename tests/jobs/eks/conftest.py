@@ -42,7 +42,6 @@ from trainium_emulators.aws.cloudformation.contributions import AccountRegion
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.resources import CONFIG_MAP, NODE, POD, VOLCANO_JOB
-from trainium_emulators.nodes import events
 from trainium_emulators.nodes.faults import NodeFault
 
 eks_nodes.install()
@@ -103,20 +102,17 @@ def _take_fault(run: str) -> NodeFault | None:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster without nodes or jobs."""
-    with pytest.MonkeyPatch.context() as patch:
-        # The emulator prints events to standard output, which here contains the output of commands.
-        patch.setattr(events, "print", lambda *_, **__: None, raising=False)
-        settings = EmulatorSettings(
-            addresses="127.0.94",
-            count_nodes=True,
-            take_fault=_take_fault,
-            open_stream=open_stream,
-        )
-        running = serve(settings)
-        for manifest in (*BASE, *PREREQUISITES):
-            running.apply(manifest)
-        yield running
-        running.stop()
+    settings = EmulatorSettings(
+        addresses="127.0.94",
+        count_nodes=True,
+        take_fault=_take_fault,
+        open_stream=open_stream,
+    )
+    running = serve(settings)
+    for manifest in (*BASE, *PREREQUISITES):
+        running.apply(manifest)
+    yield running
+    running.stop()
 
 
 @dataclass(slots=True)

@@ -30,7 +30,6 @@ from trainium_constructs.eks.manifests import SUBMITTER, submitters
 from trainium_emulators.kubernetes import ClusterEmulator, EmulatorSettings, serve
 from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 from trainium_emulators.kubernetes.resources import ROLE, ROLE_BINDING
-from trainium_emulators.nodes import events
 
 QUOTA = {
     "apiVersion": "v1",
@@ -45,20 +44,18 @@ ME = Caller(name="submitter", groups=frozenset({SUBMITTERS}))
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[ClusterEmulator]:
     """A cluster whose API server maps EKS tokens to a submitter."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(events, "print", lambda *_, **__: None, raising=False)
-        running = serve(
-            EmulatorSettings(
-                addresses="127.0.87",
-                count_nodes=True,
-                open_stream=open_stream,
-                identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
-            )
+    running = serve(
+        EmulatorSettings(
+            addresses="127.0.87",
+            count_nodes=True,
+            open_stream=open_stream,
+            identify=lambda token: ME if token.startswith("k8s-aws-v1.") else ADMIN,
         )
-        for manifest in (*BASE, *PREREQUISITES, *submitters(), QUOTA):
-            running.apply(manifest)
-        yield running
-        running.stop()
+    )
+    for manifest in (*BASE, *PREREQUISITES, *submitters(), QUOTA):
+        running.apply(manifest)
+    yield running
+    running.stop()
 
 
 @pytest.fixture

@@ -93,7 +93,8 @@ def test_deletion_time_is_end_of_grace_period_and_can_only_be_shortened(
     cluster: ClusterEmulator,
 ) -> None:
     start(cluster, "gang", SLEEP, resources=WHOLE)
-    nodes.set_ready(cluster.store, node_of(cluster, "gang", 0), "Unknown")
+    silent = node_of(cluster, "gang", 0)
+    nodes.set_ready(cluster.store, silent, "Unknown")
     name = pods(cluster, "gang")[0]["metadata"]["name"]
     begin = datetime.now(UTC)
 
@@ -106,6 +107,7 @@ def test_deletion_time_is_end_of_grace_period_and_can_only_be_shortened(
 
     # Timestamps are in whole seconds.
     assert left == pytest.approx([600, 600, 60], abs=20)
+    nodes.remove(cluster.store, silent)
 
 
 def test_node_with_stuck_pods_keeps_job_restarting(cluster: ClusterEmulator) -> None:

@@ -75,3 +75,6 @@ def test_number_of_calls_is_independent_of_number_of_nodes(
 
     assert min(few) > 1
     assert many == few
+    # No controller deletes the pods, which the fixture waits for.
+    for pod in eks.cluster.store.list(POD):
+        eks.cluster.store.remove(POD, NAMESPACE, pod["metadata"]["name"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -145,6 +146,21 @@ class NeuronTensor(torch.Tensor):
             device,
             self.requires_grad,
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # torch.Tensor's own accepts no storage of another class.
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support deepcopy")
+        copied = NeuronTensor(copy.deepcopy(self.raw, memo)).requires_grad_(self.requires_grad)
+        memo[id(self)] = copied
+        if self.grad is not None:
+            copied.grad = copy.deepcopy(self.grad, memo)
+        for name, value in vars(self).items():
+            if name not in ("raw", "_storage"):
+                setattr(copied, name, copy.deepcopy(value, memo))
+        return copied
 
     # For torch.compile, which traces the inner tensor.
 

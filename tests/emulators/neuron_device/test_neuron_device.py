@@ -121,7 +121,7 @@ def test_report_lists_operators_syncs_copies_and_graphs_by_line(tmp_path: Path) 
 
 
 FOR_LIBRARIES = """
-import io, torch
+import copy, io, torch
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 file, tensor = io.BytesIO(), torch.arange(6.0).reshape(2, 3)
 torch.save({"whole": tensor, "row": tensor[1]}, file)
@@ -139,6 +139,17 @@ torch.manual_seed(3)
 print(len(state), torch.equal(torch.rand(3), host))
 torch.neuron.set_rng_state(state)
 print(torch.equal(torch.rand(3, device="neuron"), first))
+
+# A model as libraries copy it: with its gradients, and a shared weight that stays shared.
+model = torch.nn.Sequential(torch.nn.Linear(2, 2, device="neuron"))
+model.append(model[0])
+model(torch.ones(1, 2, device="neuron")).sum().backward()
+copied = copy.deepcopy(model)
+weight = copied[0].weight
+with torch.no_grad():
+    model[0].weight.zero_()
+print(weight is copied[1].weight, isinstance(weight, torch.nn.Parameter), weight.requires_grad,
+      weight.device.type, torch.equal(weight.grad, model[0].weight.grad), bool(weight.any()))
 """
 
 
@@ -153,6 +164,7 @@ def test_device_has_functions_used_by_libraries(tmp_path: Path) -> None:
         "torch.Size([5]) True",
         "16 True",
         "True",
+        "True True True neuron True True",
     ], ended.stderr
 
 

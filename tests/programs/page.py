@@ -44,6 +44,7 @@ def sections() -> dict[Path, dict[str, str]]:
                 "uninterrupted, on CPU",
                 "on `neuron`, after a killed node",
                 "rehearsal, Batch",
+                "rehearsal, EKS",
             ),
         },
         DOCS / "program-commands.md": {"commands": _commands(programs)},

@@ -230,14 +230,14 @@ def _app(
     deployment: str,
     max_retries: int,
 ) -> specs.AppDef:
-    """Build the application, with the refusals of `jobs submit` that do not need the bucket."""
+    """Build the application, after those checks of `jobs submit` that do not need the bucket."""
     resolved = resolve_workload(workload)
     run = _run_name(name, workload)
     _, target = _deployment(deployment)
     values = read_parameters(resolved, parameters)
     request = _request(target, values, run, nnodes)
     check_request(target, values.workload, request)
-    # An existing run of that name may have a degree other than the default.
+    # An existing run of that name may have a tensor parallel degree other than the default.
     check_backend(target, values.given if name else values.own)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 

@@ -1,4 +1,4 @@
-"""Data classes of a round: its observations, its rules, and its possible steps."""
+"""Data classes of a reconciliation: its observations, its rules, and its possible steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that a round reads."""
+    """Everything that a reconciliation reads."""
 
     nodes: Sequence[Json]
     """All nodes of the cluster."""

@@ -27,7 +27,7 @@ class LambdaContext(Protocol):
 
 
 class OneClientEach(Aws):
-    """Caches clients, because creating one is slow and a round uses the same few for every job."""
+    """Caches clients: creating one is slow, and an invocation uses the same few for all jobs."""
 
     def __init__(self, region: str) -> None:
         super().__init__(region)
@@ -47,7 +47,7 @@ def handler(event: Mapping[str, object], context: LambdaContext) -> None:
     aws = OneClientEach(region)
     target = read_deployment(aws.ssm(), environment[contract.ENV_DEPLOYMENT], region=region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    # No retries, which could publish twice; a later round retries failed notifications.
+    # No retries, which could publish twice; a later invocation retries failed notifications.
     once = Config(
         region_name=region,
         connect_timeout=5,

@@ -171,7 +171,7 @@ def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
 def eks_deployment(
     given: Globals, what: str, *, instead: str = ""
 ) -> tuple[Aws, Deployment, EksTarget]:
-    """Read the deployment; refuse one without a cluster, with ``instead`` as an alternative."""
+    """Read the deployment; refuse one without a cluster, appending ``instead`` to the message."""
     aws, target = _open(given)
     if Orchestrator.EKS in target.unusable:
         raise target.unusable[Orchestrator.EKS]

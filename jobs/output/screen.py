@@ -128,7 +128,7 @@ def describe_ending(attempt: Attempt) -> str:
 def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     """Build the final sentence about a run; ``cause`` is its launcher's reason, if known."""
     if job.succeeded:
-        success = f"run {job.run} succeeded{_took(job, ' after')}"
+        success = f"run {job.run} succeeded{_run_time(job, ' after')}"
         if job.shape.kind is not JobKind.NODES:
             # Data and export jobs write no results; their log lists the output.
             return success
@@ -149,8 +149,8 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
         parts += [found.meaning, found.remedy]
     if job.was_stopped:
         # The nodes' exit codes do not matter, because the stop was requested.
-        return f"run {job.run} was {job.status_reason}{_took(job, ', after')}; {_RESUME}"
-    failed = f"run {job.run} failed{_took(job, ' after')}"
+        return f"run {job.run} was {job.status_reason}{_run_time(job, ', after')}; {_RESUME}"
+    failed = f"run {job.run} failed{_run_time(job, ' after')}"
     return f"{failed}: {'; '.join(parts) or _NO_REASON.format(job.orchestrator.who)}"
 
 
@@ -163,7 +163,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     size = job.shape.kind.sized(job.num_nodes)
     lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
     lines.append(
-        f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}{_took_in_all(job)}"
+        f"submitted {timestamp(job.created_at_ms)}{_run_time(job, ', took')}{_total_time(job)}"
     )
     # Volcano's pod index is the node rank, so there is no need to search logs for it.
     if job.nodes and job.nodes[0].name is not None:
@@ -176,15 +176,15 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     return "\n".join(lines)
 
 
-def _took(job: Job, introduction: str) -> str:
+def _run_time(job: Job, prefix: str) -> str:
     """Describe how long the job, or its last attempt, ran; empty if unknown."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
     last = f" in attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
-    return f"{introduction} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
+    return f"{prefix} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
 
 
-def _took_in_all(job: Job) -> str:
+def _total_time(job: Job) -> str:
     """Describe the total duration of several attempts, or else the time from submission to end."""
     if len(job.attempts) < 2 or not job.ended or job.stopped_at_ms is None:
         return ""
@@ -212,7 +212,7 @@ def watch(
 ) -> tuple[Job, list[LogLine]]:
     """Follow a run until it ends, even if it moves to another zone.
 
-    With ``keep_lines``, standard output is reserved for a document, which gets every line; with
+    With ``keep_lines``, standard output is reserved for a document, which contains every line; with
     ``folds``, each launcher's startup lines are folded into one.
     """
     gc.enable()  # off for a quick start; see jobs/__main__.py
@@ -235,7 +235,7 @@ def watch(
 
 
 def _wait_for_move(service: JobService, job: Job) -> str | None:
-    """Wait until a moving job has been resubmitted in the next zone; None if it is not moving."""
+    """Wait for a moving job's resubmission and return its new id; None if it is not moving."""
     while service.is_moving(job):
         newest = service.runs(job.run)[0]
         if newest.job_id != job.job_id:
@@ -284,7 +284,7 @@ def _watch_job(
                 screen.table(node_table(event.job))
                 ending = event.job.ending
                 cause = causes.get((0, ending.number)) if ending else None
-                # For an array, the failed child decides.
+                # For an array, the failed child determines the outcome, not child 0.
                 cause = None if shape.kind is JobKind.ARRAY else cause
                 screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
                 return event.job, kept, None

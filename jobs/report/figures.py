@@ -1,4 +1,4 @@
-"""A report's figures as text, for terminal and page."""
+"""A report's figures as text, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def attempt_name(document: ReportDocument, attempt: ReportedAttempt) -> str:
 
 
 def attempt_seconds(attempt: ReportedAttempt) -> float:
-    """Return the seconds from an attempt's start to its end or last sign of life."""
+    """Return the seconds from an attempt's start to its end, or to when it was last seen."""
     return attempt.node_seconds / attempt.num_nodes
 
 

@@ -1,7 +1,7 @@
 """A report as one self-contained HTML page, without external scripts, fonts, styles or images.
 
 Names, reasons and log lines come from programs and from the bucket: everything is escaped, and the
-page's content security policy blocks all loading and scripts.
+page's content security policy blocks scripts and all external resources.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _checkpoints(document: ReportDocument) -> str:
     if not document.checkpoints:
         return ""
     hidden = len(document.checkpoints) - _MAX_ROWS
-    caption = "Seconds that training paused for each; the rest of a save overlaps with training."
+    caption = "Time that training paused for each one; the rest of a save overlaps with training."
     if document.checkpoints[0].number is not None:
         caption = "Retained snapshots; they are taken while the program runs."
     if hidden > 0:

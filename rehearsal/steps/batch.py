@@ -37,7 +37,7 @@ KILLED_AFTER = 11
 """Logged step at which the node is killed: well after a save, well before the next."""
 DOCUMENTS = 400
 HELD_OUT = "0.05"
-"""Fraction of the documents; by default, only two would be held out."""
+"""Fraction of documents to hold out; the default would hold out only two."""
 PARAMETERS = {
     "max-steps": str(MAX_STEPS),
     "save-every": str(SAVE_EVERY),
@@ -59,7 +59,7 @@ def chains(
     page: Path,
     program_ended: threading.Event,
 ) -> tuple[Chain, ...]:
-    """Return all commands as a user types them."""
+    """Return all commands as a user would type them."""
     nodes, training = num_nodes(settings), flags(parameters(settings))
     checks = flags(own_parameters(settings.parameters, VERIFY))
     prepare = f"jobs submit prepare --dataset {CORPUS} --max-documents {DOCUMENTS}"

@@ -44,7 +44,7 @@ TOO_MANY = 4
 """Nodes of a waiting gang: more than there are, but within the deployment's maximum."""
 _SNAPSHOT_LIMIT_S = 60.0
 """Longer than the node scaler's interval between cluster snapshots."""
-_WAITS = "import time\n\ntime.sleep(600)\n"
+_WAITING_PROGRAM = "import time\n\ntime.sleep(600)\n"
 """Program of the inspected run, which uses no CPU time."""
 MAX_STEPS = 24
 SAVE_EVERY = 6
@@ -143,7 +143,7 @@ def drawing(*, with_browser: bool) -> Step:
         f"jobs tensorboard {MNIST} --no-browser",
         until_seen=MNIST,
         expects={
-            "TensorBoard has the run's loss": rf"(?s){MNIST}\S* has .*loss",
+            "TensorBoard shows the run's loss": rf"(?s){MNIST}\S* has .*loss",
             **drawn,
         },
     )
@@ -191,7 +191,7 @@ def inspections(job_ids: Mapping[str, str]) -> tuple[Step, ...]:
             "list",
             "jobs list",
             expects={
-                "list has the jobs of Batch and of the cluster": (
+                "list shows the jobs of Batch and of the cluster": (
                     rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
                 )
             },
@@ -277,7 +277,7 @@ def waiting_program(folder: RehearsalFolder) -> Path:
     """Write the waiting program to a separate folder, because submit packs the whole folder."""
     path = folder.path / BUSY / "wait.py"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(_WAITS, encoding="utf-8")
+    path.write_text(_WAITING_PROGRAM, encoding="utf-8")
     return path
 
 
@@ -330,7 +330,7 @@ def inspected(program: Path) -> tuple[Step, ...]:
         step(
             "stop",
             f"jobs stop {BUSY} --wait 60",
-            expects={"a stopped run ends, and names the user who stopped it": r"stopped by"},
+            expects={"stop ends the run, and names the user who stopped it": r"stopped by"},
         ),
     )
 

@@ -172,7 +172,7 @@ def cidr(widest: int, narrowest: int) -> ValueKind[str]:
 
 
 def comma_separated(read_each: Callable[[str], str], *, noun: str) -> ValueKind[tuple[str, ...]]:
-    """Accept a JSON list (typed or as text), or comma-separated text."""
+    """Accept a list, as JSON text or already parsed, or comma-separated text."""
 
     def read(value: object) -> tuple[str, ...]:
         written = [text(item) for item in _items(value)]
@@ -216,7 +216,7 @@ def _items(value: object) -> Iterable[object]:
     if not written.startswith("["):
         return [part.strip() for part in written.split(",")]
     try:
-        # A long run of brackets raises RecursionError.
+        # Deeply nested brackets raise RecursionError.
         parsed = json.loads(written)
     except (ValueError, RecursionError):
         raise InvalidValue("is not a JSON list", 'write ["a", "b"], or a,b') from None

@@ -149,7 +149,7 @@ def cpu_instance_type(name: str) -> str:
 
 
 def data_uri(uri: str) -> str:
-    """Accept a prefix in a bucket."""
+    """Accept the S3 URI of a bucket or of a prefix in it."""
     if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.'()/-]*)?", uri):
         raise InvalidValue(
             f"names {uri!r}, which is not a valid S3 URI", "write s3://bucket/prefix"

@@ -28,7 +28,7 @@ _ALL = (POD, SERVICE, DEPLOYMENT)
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Identify = Callable[[str], rbac.Caller | None]
-"""Identifies the sender of a bearer token (empty if missing); None for an unknown one."""
+"""Returns the caller of a bearer token (empty if missing); None if the token is unknown."""
 _CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
@@ -101,7 +101,7 @@ def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None
 
 def openapi_index(kinds: Sequence[ApiResource]) -> Json:
     """Return ``/openapi/v3``."""
-    places = dict.fromkeys(_place(kind) for kind in kinds)
+    places = dict.fromkeys(_openapi_path(kind) for kind in kinds)
     return {"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places}}
 
 
@@ -112,7 +112,7 @@ def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
     """
     paths = {}
     for kind in kinds:
-        if _place(kind) != place:
+        if _openapi_path(kind) != place:
             continue
         known = {"group": kind.group, "kind": kind.kind, "version": kind.version}
         paths[f"/{place}/{kind.plural}/{{name}}"] = {
@@ -126,7 +126,7 @@ def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
     return {"openapi": "3.0.0", "info": info, "paths": paths}
 
 
-def _place(kind: ApiResource) -> str:
+def _openapi_path(kind: ApiResource) -> str:
     return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
 
 
@@ -205,7 +205,7 @@ class Api:
         return await _json(resources)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer any request for objects."""
+        """Handle any request for objects."""
         target = find_target(request.path, self._store.kinds)
         watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)
@@ -242,7 +242,7 @@ class Api:
         if responses.wants_watch(request):
             return await responses.watch(request, self._store, target)
         version = self._store.version
-        entries = self._selected(request, target)
+        entries = self._select(request, target)
         if responses.wants_table(request):
             return await _json(responses.table(target.kind, entries, version=version))
         return await _json(
@@ -254,7 +254,7 @@ class Api:
             }
         )
 
-    def _selected(self, request: web.Request, target: Target) -> list[Json]:
+    def _select(self, request: web.Request, target: Target) -> list[Json]:
         return self._store.list(
             target.kind,
             target.namespace,

@@ -213,7 +213,7 @@ def test_a_second_job_for_a_run_in_training_is_refused(laptop: Laptop, whole: li
     while not laptop.file("lock.json", "held").exists():
         time.sleep(0.01)
     try:
-        with pytest.raises(RunLocked, match="run held is being trained by job first"):
+        with pytest.raises(RunLocked, match="run held has been in use by job first"):
             laptop.train(run="held")
     finally:
         ended.set()

@@ -31,7 +31,7 @@ def is_adapter(name: str) -> bool:
 def initial_adapter(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     """Create the initial value of an adapter's weight, fp32 on the host, as in PEFT.
 
-    The first matrix is Kaiming uniform with a = sqrt(5), which means uniform within 1 /
+    The first matrix is Kaiming uniform with a = sqrt(5), that is, uniform with bound 1 /
     sqrt(inputs), and the second is zero (peft, tuners/lora/layer.py, ``reset_lora_parameters``).
     """
     if name.endswith(f"{UP}.weight"):
@@ -58,7 +58,7 @@ def attach(
 ) -> None:
     """Add adapters to the projections of a model on the meta device, and freeze the rest.
 
-    Call this after parallelizing the model over ``mesh``, whose hooks must run first.
+    Call this after parallelizing the model over ``mesh``, since those hooks must run first.
     """
     for name, module in projections(model, lora):
         # Without bias, like the projections.
@@ -80,7 +80,7 @@ def attach(
 
 
 def add_to(module: nn.Module, lora: Lora) -> None:
-    """Add the adapter's output to the projection's."""
+    """Register a hook that adds the adapter's output to the projection's."""
     module.register_forward_hook(_AdapterHook(lora.scale))
 
 

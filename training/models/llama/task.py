@@ -55,7 +55,7 @@ class LlamaTask(Task):
         return {INIT_SHA256: self._pretrained.sha256}
 
     def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
-        """Open a dataset made by tokenize."""
+        """Open a dataset that the tokenize workload created."""
         seq_len = int(values["seq-len"])
         packed = open_dataset(
             staging.objects,
@@ -109,7 +109,7 @@ class LlamaTask(Task):
             dataset.content,
             seed=config.seed,
             seq_len=config.plan.seq_len,
-            masked_by=_masked_by(config, dataset),
+            masked_by=_document_separator(config, dataset),
             group=config.plan.global_batch,
         )
 
@@ -126,7 +126,7 @@ class LlamaTask(Task):
                 # A constant, so that losses are comparable across runs.
                 seed=0,
                 seq_len=seq_len,
-                masked_by=_masked_by(config, dataset),
+                masked_by=_document_separator(config, dataset),
                 group=num_sequences,
             ),
             num_sequences=num_sequences,
@@ -144,6 +144,6 @@ class LlamaTask(Task):
         )
 
 
-def _masked_by(config: TrainConfig, dataset: Dataset) -> int | None:
+def _document_separator(config: TrainConfig, dataset: Dataset) -> int | None:
     """Return the end-of-document id if documents must not attend to each other, else None."""
     return dataset.content.manifest.eos_id if config.document_masks else None

@@ -55,10 +55,10 @@ class MnistTask(Task):
     depends_on_num_ranks = True
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Accept any values, since every batch works with any number of ranks."""
+        """Accept any values, since every batch size works with any number of ranks."""
 
     def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
-        """Open images stored by prepare."""
+        """Open the images that the prepare workload stored."""
         manifest = stage(
             staging.objects,
             staging.cache,
@@ -145,7 +145,7 @@ class MnistTask(Task):
         last: StepRecord | None,
         values: Mapping[str, Value],
     ) -> FinalReport:
-        """Run the test, and report the reference's metrics."""
+        """Evaluate on the test set, and report the reference's metrics."""
         _, test, manifest = dataset.content
         batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH

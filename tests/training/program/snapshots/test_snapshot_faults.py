@@ -70,7 +70,7 @@ def test_damaged_or_missing_content_falls_back_to_the_previous_snapshot(
     assert checkpoints(other) == {"latest.pt": b"1" * 100}
     told = capfd.readouterr().out
     assert "snapshot 3 cannot be restored: latest.pt is damaged in the bucket" in told
-    assert "snapshot 2 cannot be restored: latest.pt is missing in the bucket" in told
+    assert "snapshot 2 cannot be restored: latest.pt is missing from the bucket" in told
     assert "snapshot 1 of " in told and "1 file, 100 bytes, restored in" in told
 
 

@@ -166,7 +166,7 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
         ),
         (
             '[parameters.o]\ndefault = "a"\nchoices = ["b", "c"]',
-            'o.default = "a": o=a is not valid; it must be one of b, c; use a valid one',
+            'o.default = "a": o=a is not valid; it must be one of b, c; use a valid default',
         ),
         ("[parameters.o]\ndefault = true\nchoices = [true]", "o.choices = [True]: a boolean is"),
         (
@@ -177,7 +177,7 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
             "[parameters.o]\ndefault = 1\nrequired = 1",
             "o.required = 1: it must be a boolean; write",
         ),
-        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option has letters, digits"),
+        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option name must consist of letters, digits"),
         (
             "[parameters.dataset]\ndefault = 1",
             "parameters.dataset: option --dataset already exists; rename the table, and set "

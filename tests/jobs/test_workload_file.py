@@ -71,6 +71,7 @@ def test_torchtitan_is_refused_until_its_commit_is_filled_in() -> None:
     assert argv(file, "--config", "mine") == [
         "--module", "torchtitan_neuron.models.qwen3", "--config", "mine",
         "--hf_assets_path", "tokenizer", "--checkpoint.enable",
+        "--comm.init_timeout_seconds", "14400", "--comm.train_timeout_seconds", "3600",
     ]  # fmt: skip
     with pytest.raises(
         Refusal, match=r"torchtitan-neuron@COMMIT is not pinned to a commit.* 40-character"

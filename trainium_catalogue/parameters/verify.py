@@ -53,8 +53,8 @@ VERIFY_PARAMETERS = (
         name="tensor-parallel",
         default=0,
         minimum=0,
-        help="tensor-parallel degree of the tiny decoders (0: llama2-7b's, or the largest "
-        "that the job's ranks allow)",
+        help="tensor-parallel degree of the tiny decoders (0: llama2-7b's, on TorchNeuron 4, or "
+        "the largest that the job's ranks allow)",
     ),
 )
 

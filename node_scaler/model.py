@@ -98,7 +98,7 @@ class Rules:
     """Time between cordoning and removing a node, since a scheduler may act on stale state."""
     devices: Mapping[str, int]
     """Devices of a usable node."""
-    clock: float = 1.0
+    speedup: float = 1.0
     """Factor that shortens time limits set by jobs."""
 
 

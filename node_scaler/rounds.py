@@ -85,7 +85,7 @@ class Scaler:
             for zone, group in self.node_groups.items()
         }
 
-    def round(self, now: datetime) -> int:
+    def reconcile(self, now: datetime) -> int:
         """Reconcile once; return the number of failed steps."""
         # All nodes, because labels may be missing, and the group lists its own instances.
         nodes = self.cluster.items(NODES)

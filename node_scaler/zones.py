@@ -121,7 +121,7 @@ def _track_shortage(
         yield Note(job=wait.job, annotations={kubernetes.SHORT_SINCE: stamp(now)})
         return
     next_zone = noted.next(plans)
-    if next_zone is not None and now - noted.short_since >= noted.patience / rules.clock:
+    if next_zone is not None and now - noted.short_since >= noted.patience / rules.speedup:
         minutes = counted(noted.patience // timedelta(minutes=1), "minute")
         yield Move(
             job=wait.job,

@@ -71,7 +71,7 @@ class RunRecord:
     expected: str
     seen: str
     differences: list[str]
-    """Differences from the outcome expected by the failure model, if any."""
+    """Differences from the outcome predicted by the failure model; empty if there are none."""
     job_id: str | None
     status: str
     status_reason: str | None

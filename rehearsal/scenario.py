@@ -31,7 +31,7 @@ from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.server import ServerProcess, server_command, start_server
 from rehearsal.deployment.state import EXAMPLE, RehearsalFolder, RehearsalState, Settings
 from rehearsal.proofs import leftovers
-from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_SPEEDUP
 from rehearsal.receipt import (
     FirstResult,
     HelmRelease,
@@ -361,7 +361,7 @@ class Rehearsal:
             processes_per_node=self.settings.processes_per_node,
             processes_of=self.settings.processes_of,
             addresses=self.settings.addresses,
-            runnable_clock=RUNNABLE_CLOCK if NO_CAPACITY in self.settings.faults else 1.0,
+            runnable_clock=RUNNABLE_SPEEDUP if NO_CAPACITY in self.settings.faults else 1.0,
             containers=self.nodes,
         )
         return start_server(

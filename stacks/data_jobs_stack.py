@@ -124,8 +124,9 @@ class DataJobsStack(cdk.Stack):
                 self,
                 "MonthlyBudget",
                 value=(
-                    "it only sends alerts, stops nothing, and stays at 0 until the payer activates "
-                    f"the cost allocation tag {contract.TAG_DEPLOYMENT} in Billing (up to 24 hours)"
+                    "it only sends alerts, stops nothing, and stays at 0 until the management "
+                    "(payer) account activates the cost allocation tag "
+                    f"{contract.TAG_DEPLOYMENT} in Billing (up to 24 hours)"
                 ),
             )
         if config.notifies:

@@ -48,7 +48,7 @@ class InstanceItem:
     local_nvme_gb: Natural
     usage_classes: tuple[str, ...]
     zone_ids: dict[str, tuple[str, ...]]
-    """Availability zone ids by region."""
+    """Availability Zone IDs by region."""
     usd_per_hour_estimate: float
     """List price, for reference only."""
 

@@ -86,7 +86,7 @@ def doctor(
         typer.Option(
             "--max-usd",
             metavar="USD",
-            help="Report a problem if the run can cost more than this, with retries and paid "
+            help="Report a problem if the run can cost more than this, with retries and billed "
             "waiting time.",
             show_default="the deployment's max_cost_per_job_usd",
         ),
@@ -102,7 +102,7 @@ def doctor(
     quotas, zones, IP addresses, queue, compute environment, cluster, nodes, reservation, images,
     bucket, KMS key, endpoints and your permissions. Reports the same causes as `explain`.
 
-    Exit codes: 0 no blocking problem, 1 at least one, 2 refused. A check that
+    Exit codes: 0 no blocking problem, 1 at least one, 2 invalid arguments. A check that
     could not run is listed, and does not change the exit code.
 
     \b

@@ -35,8 +35,8 @@ MaxUsdOption = Annotated[
     typer.Option(
         "--max-usd",
         metavar="USD",
-        help="Refuse a submission that can cost more than this, including retries and paid waiting "
-        "time.",
+        help="Refuse a submission that can cost more than this, including retries and billed "
+        "waiting time.",
         show_default="the deployment's max_cost_per_job_usd",
     ),
 ]

@@ -66,7 +66,7 @@ def port(
     Reads the program and the modules it imports from its own folder; executes nothing and changes
     nothing, and needs no AWS account unless --deployment is given.
 
-    Exit codes: 0 no findings, 1 findings, 2 refused.
+    Exit codes: 0 no findings, 1 findings, 2 invalid arguments.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ def shell(
     On EKS, it runs in the node's pod, like `kubectl exec`; on Batch, on the node's host, in an AWS
     Systems Manager session, which the deployment must allow (trainium:node_shell=true).
 
-    Exit codes: the command's, 2 refused.
+    Exit codes: that of the command; 2 if the request was refused.
 
     \b
     Examples:

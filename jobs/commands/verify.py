@@ -78,7 +78,7 @@ def verify(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Run the probes of this project's open claims about AWS and Neuron, and record the results.
+    """Test this project's unverified assumptions about AWS and Neuron, and record the results.
 
     Combines the results of a `submit verify` run with read-only checks from this machine, and
     writes the record to the run's results. Some probes need a running job: run this command again

@@ -89,7 +89,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         ]
         read("AMI", "ec2:DescribeImages", lambda: self.host_images(images))
         if self.job.num_nodes > 1:
-            read("default group", "ec2:DescribeSecurityGroups", self.default_group)
+            read("default security group", "ec2:DescribeSecurityGroups", self.default_group)
 
     def _read_cluster(self, service: EksService) -> None:
         groups: list[NodeGroup] = []

@@ -14,7 +14,7 @@ from jobs.report.attempts import (
     reported_attempts,
     submitted_s,
 )
-from jobs.report.curves import StepSample, epoch, stamp
+from jobs.report.curves import StepSample, parse_timestamp, stamp
 from jobs.report.document import (
     ReportDocument,
     ReportedAttempt,
@@ -68,8 +68,8 @@ def report_document(sources: RunSources, *, now_s: float) -> ReportDocument:
             "would have cost for the same time"
         )
     jobs = _jobs(sources)
-    begins = [at for at in (epoch(job.submitted_at) for job in jobs) if at is not None]
-    begins += [at for item in reported if (at := epoch(item.started_at)) is not None]
+    begins = [at for at in (parse_timestamp(job.submitted_at) for job in jobs) if at is not None]
+    begins += [at for item in reported if (at := parse_timestamp(item.started_at)) is not None]
     state = _state(sources, known, jobs)
     ends = [item.ended_at or item.last_seen_at for item in reported]
     per_million = None if usd is None or not tokens else usd / tokens * 1e6
@@ -234,7 +234,7 @@ def _checkpoints(sources: RunSources) -> tuple[ReportedCheckpoint, ...]:
         ReportedCheckpoint(
             step=None,
             number=_whole(item.get("number")),
-            at=stamp(epoch(item.get("at"))),
+            at=stamp(parse_timestamp(item.get("at"))),
             bytes=_whole(item.get("bytes")),
             paused_s=None,
             failure=None,
@@ -268,8 +268,10 @@ def _job(sources: RunSources, job_id: str, job: Job | None) -> ReportedJob:
 
 def _first_seen_s(sources: RunSources, job: ReportedJob) -> float:
     recorded = sources.recorded.get(job.job_id)
-    starts = [epoch(item.started_at) for item in recorded.attempts] if recorded else []
-    return min((at for at in (epoch(job.submitted_at), *starts) if at is not None), default=0.0)
+    starts = [parse_timestamp(item.started_at) for item in recorded.attempts] if recorded else []
+    return min(
+        (at for at in (parse_timestamp(job.submitted_at), *starts) if at is not None), default=0.0
+    )
 
 
 def _state(

@@ -11,7 +11,7 @@ from jobs.bucket.attempts import RecordedJob
 from jobs.deployment import Deployment
 from jobs.job import Attempt, Job, JobKind
 from jobs.output.explain import explain_exit
-from jobs.report.curves import TrainingSpan, epoch, stamp
+from jobs.report.curves import TrainingSpan, parse_timestamp, stamp
 from jobs.report.document import ReportedAttempt
 from trainium_catalogue.attempts import AttemptRecord
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
@@ -52,7 +52,7 @@ class AttemptEvidence:
     @property
     def started_s(self) -> float | None:
         """Start time: from the record, else from the service, else from the metrics."""
-        if self.record is not None and (at := epoch(self.record.started_at)) is not None:
+        if self.record is not None and (at := parse_timestamp(self.record.started_at)) is not None:
             return at
         if self.seen is not None and self.seen.started_at_ms:
             return self.seen.started_at_ms / 1000
@@ -61,7 +61,7 @@ class AttemptEvidence:
     @property
     def ended_s(self) -> float | None:
         """Time of its end; None if it is running, or its end was not recorded."""
-        if self.record is not None and (at := epoch(self.record.ended_at)) is not None:
+        if self.record is not None and (at := parse_timestamp(self.record.ended_at)) is not None:
             return at
         return self.seen.stopped_at_ms / 1000 if self.seen and self.seen.stopped_at_ms else None
 
@@ -75,7 +75,10 @@ class AttemptEvidence:
         """Time of the latest evidence."""
         seen = [self.started_s or 0.0]
         if self.record is not None:
-            seen += [epoch(at) or 0.0 for at in (self.record.joined_at, *_loss_times(self.record))]
+            seen += [
+                parse_timestamp(at) or 0.0
+                for at in (self.record.joined_at, *_loss_times(self.record))
+            ]
         if self.span is not None:
             seen.append(self.span.last_at)
         return max(seen)
@@ -244,7 +247,7 @@ def submitted_s(sources: RunSources, job_id: str | None) -> float | None:
     """Return the time at which a job was submitted; None if unknown."""
     recorded = sources.recorded.get(job_id or "")
     if recorded is not None and recorded.submission is not None:
-        return epoch(recorded.submission.submitted_at)
+        return parse_timestamp(recorded.submission.submitted_at)
     created = next((job.created_at_ms for job in sources.jobs if job.job_id == job_id), None)
     return created / 1000 if created else None
 

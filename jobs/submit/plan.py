@@ -355,7 +355,7 @@ def _bound_line(submission: Submission) -> str:
     return (
         f"at most ${usd_at_most(submission):,.2f}: {_breakdown(submission)}; not included: "
         f"{excluded}"
-        + ("" if unsure is None else f"; no upper bound, since {unsure}")
+        + ("" if unsure is None else f"; the actual cost can be higher, because {unsure}")
         + ("" if cap is None else f"; {cap.source} is ${cap.usd:,.2f}{wait}")
         + "; a later submission that resumes the run has its own maximum"
     )

@@ -363,7 +363,7 @@ def too_big() -> tuple[Step, ...]:
         step(
             "stop what waits",
             f"jobs stop {BIG} --wait 20",
-            expects={"a gang that waits can be stopped": r"cancelled before it started"},
+            expects={"a gang that waits can be stopped": r"cancelled before it starts"},
         ),
     )
 

@@ -157,9 +157,9 @@ class ContextKeys:
         "it must allow TCP between its members, in and out; `submit` checks but never changes it",
     )
     zone_ids: tuple[str, ...] = key(
-        kinds.possibly_empty_list(zone_id, noun="list of zone ids"),
+        kinds.possibly_empty_list(zone_id, noun="list of zone IDs"),
         default=DerivedDefault(text="`availability_zone_id` alone", compute=lambda _: ()),
-        help="zone ids in the order in which a job tries them, such as `usw2-az4,usw2-az1`: a job "
+        help="zone IDs in the order in which a job tries them, such as `usw2-az4,usw2-az1`: a job "
         "that finds no capacity in the first [moves to the next](operating.md#several-zones), "
         "with all its nodes",
     )

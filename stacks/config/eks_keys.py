@@ -29,7 +29,7 @@ class EksKeys(ContextKeys):
     """All keys; those declared here need ``eks`` in ``orchestrators``, except ``node_shell``."""
 
     kubernetes_version: str = key(
-        kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version"),
+        kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version", lists_all=True),
         default=DEFAULT_KUBERNETES_VERSION,
         help="Kubernetes version of the EKS cluster",
     )

@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from stacks.config.refusal import InvalidValue, format_value
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.wording import either
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -133,14 +134,25 @@ def one_of(choices: type[E]) -> ValueKind[E]:
 
 
 def name_in(
-    catalogue: Mapping[str, object], *, noun: str, suggested: Collection[str] | None = None
+    catalogue: Mapping[str, object],
+    *,
+    noun: str,
+    suggested: Collection[str] | None = None,
+    lists_all: bool = False,
 ) -> ValueKind[str]:
-    """Accept a name in a catalogue; a refusal suggests only ``suggested``, if set."""
+    """Accept a name in a catalogue.
+
+    A refusal suggests the nearest name, only of ``suggested`` if set; with ``lists_all``, it lists
+    all names, because an unknown version, for example, is not a misspelling of another one.
+    """
 
     def read(value: object) -> str:
         name = text(value)
         if name not in catalogue:
-            raise InvalidValue(f"is not a known {noun}", did_you_mean(name, suggested or catalogue))
+            hint = did_you_mean(name, suggested or catalogue)
+            if lists_all:
+                hint = f"use {either(catalogue)}"
+            raise InvalidValue(f"is not a known {noun}", hint)
         return name
 
     return ValueKind(noun=noun, read=read)

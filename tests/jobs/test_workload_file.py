@@ -178,7 +178,10 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
             "[parameters.o]\ndefault = 1\nrequired = 1",
             "o.required = 1: it must be a boolean; write",
         ),
-        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option name must consist of letters, digits"),
+        (
+            '[parameters."a b"]\ndefault = 1',
+            "parameters.a b: an option name must consist of letters, digits",
+        ),
         (
             "[parameters.dataset]\ndefault = 1",
             "parameters.dataset: option --dataset already exists; rename the table, and set "

@@ -183,7 +183,7 @@ class Disturbed:
             self._evict()
             self._measure()
             if self._random.random() < 0.9:
-                self._scaler.round(datetime.now(UTC))
+                self._scaler.reconcile(datetime.now(UTC))
             time.sleep(_TICK_S)
         self._check_end()
         self.cluster.stop()
@@ -401,7 +401,7 @@ def test_retry_avoids_node_with_unfit_host(tmp_path: Path) -> None:
         for pod in store.list(POD, NAMESPACE):
             if instance := there.get(pod["spec"].get("nodeName", "")):
                 placed.setdefault(pod["metadata"]["name"], set()).add(instance)
-        world._scaler.round(datetime.now(UTC))
+        world._scaler.reconcile(datetime.now(UTC))
         time.sleep(_TICK_S)
 
     assert store.get(VOLCANO_JOB, NAMESPACE, "gang")["status"]["retryCount"] == 1

@@ -107,7 +107,7 @@ class Run:
     said: list[str] = field(default_factory=list)
 
     def round(self, now: datetime = NOW) -> int:
-        return self.scaler.round(now)
+        return self.scaler.reconcile(now)
 
     def __post_init__(self) -> None:
         self.scaler = Scaler(

@@ -94,7 +94,7 @@ class Checkpoints:
             reason = self._load(state_dict, candidate)
             if reason is None:
                 return candidate
-            self._say(f"checkpoint {candidate.name} is refused: {reason}")
+            self._say(f"skipping checkpoint {candidate.name}: {reason}")
             self._folders.ignore(candidate.step)
             refused.append(candidate.name)
             candidate = self.latest(at_most=candidate.step)

@@ -109,7 +109,7 @@ def _run_module(name: str) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _find_packages_in(site: str) -> None:
+def _add_packages_folder(site: str) -> None:
     """Add a folder of packages after PYTHONPATH, for this process and its children.
 
     Not via torchrun's PYTHONPATH, because torchrun starts while the folder is still being filled.
@@ -139,7 +139,7 @@ def main() -> None:
     if not sys.flags.safe_path:
         sys.path[0] = code if kind == "module" else os.path.dirname(os.path.realpath(path))
     if site:
-        _find_packages_in(site)
+        _add_packages_folder(site)
     rank.report("running", ready=True)
     try:
         if kind == "script":
@@ -153,8 +153,8 @@ def main() -> None:
             if status is None or (isinstance(status, int) and status & 0xFF == 0):
                 rank.report("ended", ready=True, done=True)
             else:
-                refused = _refused_arguments(ending)
-                rank.fail(1, _ended_by_itself(ending, refused), weak=refused is None)
+                refused = _parser_error_message(ending)
+                rank.fail(1, _describe_exit(ending, refused), weak=refused is None)
         raise
     except BaseException as error:
         trace = error.__traceback__
@@ -172,7 +172,7 @@ def main() -> None:
         rank.report("ended", ready=True, done=True)
 
 
-def _ended_by_itself(ending: SystemExit, refused: str | None) -> str:
+def _describe_exit(ending: SystemExit, refused: str | None) -> str:
     """Describe a program's exit, with the reason if known."""
     status, handled = ending.code, ending.__context__
     if not isinstance(status, int):
@@ -186,7 +186,7 @@ def _ended_by_itself(ending: SystemExit, refused: str | None) -> str:
     return text[:_LONGEST]
 
 
-def _refused_arguments(ending: SystemExit) -> str | None:
+def _parser_error_message(ending: SystemExit) -> str | None:
     """Return an argument parser's `error:` message; None unless a parser caused the exit.
 
     Looks for ``ArgumentParser.error(message)`` (docs.python.org, argparse), which prints the usage

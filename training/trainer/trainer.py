@@ -121,7 +121,7 @@ class Trainer:
             self.files,
             sequences_per_epoch=self.dataset.samples,
             peak_flops=peak_flops,
-            made=job.progress.made,
+            on_step=job.progress.made,
         )
         self.checkpoints = Checkpoints(
             checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config),

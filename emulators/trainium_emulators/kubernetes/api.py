@@ -15,7 +15,7 @@ from trainium_emulators.kubernetes.connections import Runs, run_in_pod
 from trainium_emulators.kubernetes.requests import (
     APPLY_PATCH,
     Target,
-    check_place,
+    check_name_and_namespace,
     find_target,
     patched,
     read_body,
@@ -210,11 +210,11 @@ class Api:
         watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)
         self._authorizer.check(request[_CALLER], accesses)
-        if target.kind == POD and target.part == "log":
+        if target.kind == POD and target.subresource == "log":
             return await responses.log(request, self._pod(target), self._runs)
-        if target.kind == POD and target.part == "exec":
+        if target.kind == POD and target.subresource == "exec":
             return await run_in_pod(request, self._pod(target), self._runs)
-        if target.part not in (None, "status"):
+        if target.subresource not in (None, "status"):
             raise errors.no_such_path()
         verb = {
             "GET": self._get if target.name else self._list,
@@ -266,7 +266,7 @@ class Api:
         if target.namespace is None or target.name is not None:
             raise errors.not_allowed()
         body = await read_body(request, target.kind)
-        check_place(target, body)
+        check_name_and_namespace(target, body)
         schemas.check(target.kind, body)
         entry = self._store.create(
             target.kind, target.namespace, body, dry_run=request.query.get("dryRun") == "All"
@@ -275,7 +275,7 @@ class Api:
 
     async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:
         body = await read_body(request, target.kind)
-        check_place(target, body)
+        check_name_and_namespace(target, body)
         return self._change(target, lambda old: body)
 
     async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
@@ -295,7 +295,7 @@ class Api:
 
         def change(old: Json) -> Json:
             new = make(old)
-            if target.part == "status":
+            if target.subresource == "status":
                 version = new.get("metadata", {}).get("resourceVersion")
                 metadata = {**old["metadata"], "resourceVersion": version}
                 return {**old, "metadata": metadata, "status": new.get("status", {})}

@@ -14,7 +14,7 @@ from trainium_emulators.kubernetes import errors, nodes, volcano_objects
 from trainium_emulators.kubernetes.log_agent import PodLog
 from trainium_emulators.kubernetes.pod_environment import (
     ApiAccess,
-    UnresolvedReference,
+    CreateContainerConfigError,
     container_command,
     container_environment,
 )
@@ -186,7 +186,7 @@ class Kubelet:
         while True:
             try:
                 code, reason = self._run_container(run)
-            except UnresolvedReference as error:
+            except CreateContainerConfigError as error:
                 self._wait_for_deletion(run, str(error))
                 return
             self._wait_for_node(run)

@@ -75,7 +75,7 @@ class Access:
 
 def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]:
     """Return the permissions that a request needs; all of them must be granted."""
-    resource = target.kind.plural + (f"/{target.part}" if target.part else "")
+    resource = target.kind.plural + (f"/{target.subresource}" if target.subresource else "")
 
     def access(verb: str) -> Access:
         return Access(
@@ -93,7 +93,7 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
         "PATCH": "patch",
         "DELETE": "delete" if target.name else "deletecollection",
     }.get(method, method.lower())
-    if target.part == "exec" and method == "GET":
+    if target.subresource == "exec" and method == "GET":
         return access("get"), access("create")
     return (access(verb),)
 

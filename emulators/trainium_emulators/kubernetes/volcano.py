@@ -27,7 +27,7 @@ from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, StoreChange
 from trainium_emulators.kubernetes.volcano_rules import (
     FINISHED,
-    KILLED,
+    KILL_PHASES,
     Counts,
     action_for,
     changed_status,
@@ -193,7 +193,7 @@ class VolcanoController:
             if phase in ("Aborting", "Aborted"):
                 self._kill(job, "Restarting", why)
         elif phase in ("Pending", "Running"):
-            self._kill(job, KILLED[action], why)
+            self._kill(job, KILL_PHASES[action], why)
 
     # --- phases ---------------------------------------------------------------------------------
     def _sync(self, job: Json) -> None:

@@ -158,8 +158,8 @@ def _versions(config: ConfigValues) -> Refusals:
         if image is not None and not image.startswith(f"{config.kubernetes_version}."):
             yield (
                 key,
-                f"is not for the Kubernetes version of the cluster and its nodes, "
-                f"{setting('kubernetes_version', config.kubernetes_version)}",
+                f"is for a different Kubernetes version than that of the cluster and its nodes "
+                f"({setting('kubernetes_version', config.kubernetes_version)})",
                 f"specify a release version of {config.kubernetes_version}, or omit the key",
             )
     if config.eks_node_image is not None:

@@ -241,7 +241,7 @@ BATCH: tuple[tuple[str, str, str, Callable[[Place], None]], ...] = (
     (
         "no-addresses",
         "stops",
-        "3 free; the job's nodes need 36",
+        "3 free; the job's missing nodes need 36",
         lambda place: place.subnets(free=3),
     ),
     (

@@ -137,8 +137,8 @@ def test_the_last_batch_of_the_test_counts_what_is_in_it(num_ranks: int) -> None
         round(float(image[0]) * 255)
         for share in batches
         for batch in share
-        for image, counts in zip(batch["images"], batch["counts"], strict=True)
-        if counts
+        for image, mask in zip(batch["images"], batch["mask"], strict=True)
+        if mask
     ]
 
     assert sorted(seen) == list(range(13))

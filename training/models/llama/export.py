@@ -145,11 +145,11 @@ def export(
             )
             break
         except CheckpointDamaged as error:
-            _say(f"checkpoint {info.name} is refused: {error}")
             if request.step:
                 raise CheckpointUnusable(
                     f"checkpoint {info.name} is damaged: {error}; export another --step"
                 ) from None
+            _say(f"skipping checkpoint {info.name}: {error}")
             folders.ignore(info.step)
             refused.append(info.name)
     _export_tokenizer(config, bucket=bucket, upload=upload)

@@ -16,7 +16,7 @@ from training.models.llama.head_norm import share_head_norms
 from training.models.llama.huggingface import TIED, decoder_config, meta_model, restore_buffers, tie
 from training.models.llama.huggingface import initial_part as initial_part_of
 from training.models.llama.nxd_attention import FLASH, register_flash
-from training.models.llama.nxd_layers import AttentionCore, Gate, Projections, divide_layers
+from training.models.llama.nxd_layers import AttentionCore, Gate, Projections, parallelize_layers
 from training.models.llama.nxd_lora import AdapterWeight, attach
 from training.models.llama.parallel import (
     Split,
@@ -94,7 +94,7 @@ class NxdLlama:
             f"{name}.weight": how
             for name, _, how in split_modules(model, tensor_parallel_plan(model.config))
         }
-        divide_layers(model, self._layout)
+        parallelize_layers(model, self._layout)
         adapters: dict[str, AdapterWeight] = {}
         if config.plan.lora is not None:
             adapters = attach(model, config.plan.lora, self._layout, self._whole)

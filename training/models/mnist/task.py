@@ -23,7 +23,7 @@ from training.datasets.prepared.images import (
 )
 from training.datasets.samples.staging import stage
 from training.models.mnist.data import Digits, evaluation_batches, training_batches
-from training.models.mnist.network import SHAPE, MlpNetwork, correct
+from training.models.mnist.network import SHAPE, MlpNetwork, count_correct
 from training.trainer.task import Dataset, FinalReport, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
@@ -150,7 +150,7 @@ class MnistTask(Task):
         batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH
         )
-        hits = sum(backend.evaluate(batch, correct) for batch in batches)
+        hits = sum(backend.evaluate(batch, count_correct) for batch in batches)
         accuracy = hits / len(test.images)
         low, high = manifest.bounds("accuracy")
         is_in_range = low <= accuracy <= high

@@ -242,9 +242,9 @@ def test_a_folder_above_its_limit_ends_the_job_and_names_the_largest_files(
     problem = node.report().problem
     assert problem is not None and problem.code == 1
     assert problem.reason == (
-        "node 0: the checkpoint folder has 0.001863 GiB, and --snapshot-limit-gib is 0.001; the "
-        "largest files are step-2/model.bin (2.0 MB), small (1 bytes); have the program keep fewer "
-        "checkpoints, or submit with a higher limit"
+        "node 0: the checkpoint folder contains 0.001863 GiB, and --snapshot-limit-gib is 0.001; "
+        "the largest files are step-2/model.bin (2.0 MB), small (1 bytes); have the program keep "
+        "fewer checkpoints, or submit with a higher limit"
     )
 
 

@@ -101,7 +101,9 @@ class ProgramNode(WorkerNode):
         self._courier = Courier(scratch, is_main=node.is_main)
         self._output: subprocess.Popen[bytes] | None = None
         self._results: subprocess.Popen[bytes] | None = None
-        self._life = ProgramLiveness(scratch, self._folders.cache, hang_limit_s=self._hang_limit_s)
+        self._life = ProgramLiveness(
+            scratch, self._folders.cache, node.device, hang_limit_s=self._hang_limit_s
+        )
         self._remarks: FileRemarks | None = None
         self._unsent: list[Message] = []
         self._is_prepared = self._has_requested_final = False

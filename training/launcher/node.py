@@ -106,6 +106,9 @@ class LocalNode(ABC):
     workloads need, so their workers start immediately and report their own progress.
     """
 
+    verdict: Verdict | None = None
+    """The latest result of ``poll``."""
+
     def prepare(self) -> None:  # noqa: B027 - optional
         """Start fetching the workers' files and data."""
 
@@ -208,7 +211,6 @@ class WorkerNode(LocalNode):
         self._moved_s: dict[Path, float] = {}
         self._started_s = 0.0
         self._succeeded = False
-        self.verdict: Verdict | None = None
 
     def start(self, rendezvous_port: int) -> None:
         """Start the workers once all nodes have joined."""
@@ -306,11 +308,15 @@ class WorkerNode(LocalNode):
 
     def _failed(self, failures: Iterable[Failure]) -> Verdict:
         """Judge reported failures by the best evidence."""
-        first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak))
+        first = min(
+            failures,
+            key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak, not f.unfit_host),
+        )
         return Verdict(
             code=first.code,
             reason=f"{self._label}: {first.whose}{first.error}",
-            symptom=first.code is ExitCode.HOST,
+            unfit_host=first.unfit_host,
+            symptom=first.code is ExitCode.HOST and not first.unfit_host,
             weak=first.weak,
         )
 

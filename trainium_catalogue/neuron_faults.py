@@ -123,17 +123,30 @@ NEURON_FAULTS = (
         action="compile with the release of the image, without graphs of another one",
     ),
     NeuronFault(
-        name="program",
+        name="compiler",
+        pattern=r"\bNCC_[A-Z]+\d+|MLIRError|Compilation error occurred on Neuron"
+        r"|CPU fallback disabled",
+        meaning="the compiler rejects a graph, on any host",
+        retry=False,
+        action="correct the program; the log has the compiler's message",
+    ),
+    NeuronFault(
+        name="process group",
+        pattern=r"no_hier no_mesh|replica id #\d+ not seen",
+        meaning="the devices' network, or the compiler, does not support a group of ranks",
+        retry=False,
+        action="create groups with `init_device_mesh`, in a shape that the network routes",
+    ),
+    NeuronFault(
+        name="input",
         pattern=r"\bNRT_(INVALID|INVALID_HANDLE|EXEC_BAD_INPUT|EXEC_OOB"
-        r"|EXEC_COMPLETED_WITH_NUM_ERR)\b|\bNCC_[A-Z]+\d+|MLIRError|no_hier no_mesh"
-        rf"|{_number(2, 3, 1002, 1003, 1006)}"
-        r"|replica id #\d+ not seen|Invalid NEFF, instruction, or input"
+        r"|EXEC_COMPLETED_WITH_NUM_ERR)\b|Invalid NEFF, instruction, or input"
         r"|Invalid input to exec\(\)|numerical errors \(NaN\)"
         r"|indirect memcopies and/or embedding updates are out of bound"
-        r"|Compilation error occurred on Neuron|CPU fallback disabled",
-        meaning="the compiler or the runtime rejects the program, on any host",
+        rf"|{_number(2, 3, 1002, 1003, 1006)}",
+        meaning="a graph or its input is invalid, or has values that are not finite, on any host",
         retry=False,
-        action="correct the program; the log has the compiler's or the runtime's message",
+        action="correct the program; the log has the runtime's message",
     ),
 )
 """All kinds in order of precedence: a broken device explains any other message."""

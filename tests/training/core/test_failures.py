@@ -128,10 +128,10 @@ def test_a_description_is_one_short_line() -> None:
         ("NRT_RESOURCE", "device memory"),
         ("NRT_FAIL_HOST_MEM_ALLOC", "host memory"),
         ("NRT_UNSUPPORTED_NEFF_VERSION", "compiled by another version"),
-        ("NRT_INVALID", "program"),
-        ("NRT_EXEC_BAD_INPUT", "program"),
-        ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "program"),
-        ("NRT_EXEC_OOB", "program"),
+        ("NRT_INVALID", "input"),
+        ("NRT_EXEC_BAD_INPUT", "input"),
+        ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "input"),
+        ("NRT_EXEC_OOB", "input"),
     ],
 )
 def test_each_neuron_runtime_status_has_one_kind(status: str, kind: str) -> None:
@@ -149,7 +149,7 @@ def test_each_neuron_runtime_status_has_one_kind(status: str, kind: str) -> None
         (4, "device memory"),
         (11, "host memory"),
         (10, "compiled by another version"),
-        *((status, "program") for status in (2, 3, 1002, 1003, 1006)),
+        *((status, "input") for status in (2, 3, 1002, 1003, 1006)),
         # Others are retried, also those that nrt_status.h does not have yet.
         *((status, "") for status in (7, 13, 14, 15, 1004, 1100, 1204, 1207)),
     ],
@@ -171,7 +171,7 @@ def test_a_status_that_torchneuron_gives_as_a_number_has_the_same_kind(
     text = message.format(status)
 
     assert [fault.name for fault in NEURON_FAULTS if fault.is_in(text)] == [kind] * bool(kind)
-    final = ("device memory", "host memory", "compiled by another version", "program")
+    final = ("device memory", "host memory", "compiled by another version", "input")
     assert classify(RuntimeError(text)) is (ExitCode.WORKLOAD if kind in final else ExitCode.HOST)
 
 

@@ -128,7 +128,9 @@ def run(
             hang_limit_s=hang_limit_s,
             # Read after the imports, since torch_xla sets some of these variables on import.
             environment={
-                name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
+                name: value
+                for name, value in env.items()
+                if name.startswith(("NEURON", "TORCH_NEURONX", "XLA"))
             },
             variables=env,
         )

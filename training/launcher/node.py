@@ -244,13 +244,19 @@ class WorkerNode(LocalNode):
             dataset_kind=workload.dataset_kind,
             is_own_model=not workload.runs_program,
             neff_cache="" if workload.runs_program else str(self._scratch / "neff"),
+            neff_local_cache=str(self._scratch / "neff-local"),
             needs_torch=IMPLEMENTATIONS[workload.name].needs_torch,
         )
         env, remarks = settings.worker_environment(self._env, self._node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
+        env = self._adapted(env)
         if path := env.get("PATH"):
             env["PATH"] = path_with_slots(path, self._node, self._scratch)
+        return env
+
+    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+        """Adapt the environment of this project's workers to other ones."""
         return env
 
     def _start_agent(

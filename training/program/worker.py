@@ -170,8 +170,8 @@ def main() -> None:
         finally:
             # Report before this rank's connections break, which its peers will report.
             if os.getpid() == rank.pid:
-                code, text, unfit_host = _explained(error, own.split(os.pathsep))
-                rank.fail(code, text, unfit_host=unfit_host)
+                exit_code, text, unfit_host = _explained(error, own.split(os.pathsep))
+                rank.fail(exit_code, text, unfit_host=unfit_host)
         sys.exit(1)
     if os.getpid() == rank.pid:
         rank.report("ended", ready=True, done=True)

@@ -178,7 +178,7 @@ def run_node(
         if not node.is_main:
             spoke = Spoke(node, timeout_s=timeout_s)
             decision = ChildRole(context).run(spoke, failed_preflight)
-            return own_verdict(node, failed_preflight, decision)
+            return own_verdict(node, failed_preflight or local.verdict, decision)
         hub = open_hub(node, timeout_s=timeout_s, heartbeat=guardian.heartbeat)
         if isinstance(hub, Verdict):
             return hub
@@ -189,7 +189,7 @@ def run_node(
                     *(RENDEZVOUS, port),
                 )
             decision = MainRole(context).run(hub, failed_preflight, port)
-            return own_verdict(node, failed_preflight, decision)
+            return own_verdict(node, failed_preflight or local.verdict, decision)
     finally:
         local.kill(guardian.heartbeat)
 

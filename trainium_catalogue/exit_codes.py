@@ -21,8 +21,8 @@ class ExitCode(IntEnum):
     PREFLIGHT = 70
     """``EX_SOFTWARE`` of sysexits.h."""
     UNFIT_HOST = 71
-    """``EX_OSERR`` of sysexits.h: the node's own host failed preflight while others passed; on
-    Batch also for a job's only host."""
+    """``EX_OSERR`` of sysexits.h: the node's own host failed preflight, or its hardware failed, but
+    not that of others; on Batch also for a job's only host."""
     HOST = 75
     """``EX_TEMPFAIL`` of sysexits.h."""
     TIME_LIMIT = 124
@@ -61,7 +61,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
             retry=True,
         ),
         ExitCode.UNFIT_HOST: Ending(
-            meaning="the node's own host failed preflight and is replaced",
+            meaning="the node's own host failed preflight, or its hardware failed; it is replaced",
             remedy="another attempt follows, on other hosts; the log names the finding and the "
             "remedy",
             retry=True,

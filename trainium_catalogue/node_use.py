@@ -30,7 +30,7 @@ KILL_S = 60.0
 """Seconds after the grace period in which the kubelet, which sends SIGKILL only then (Kubernetes,
 Pod Lifecycle), can end the processes and unmount the volumes; the number is this project's choice.
 """
-UNFIT = "has failed a job's preflight"
+UNFIT = "has a host that a job found unfit"
 """Why a node with an unfit host is unusable."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Annotation of a pod created by the kubelet (Kubernetes, static pods).
@@ -70,7 +70,7 @@ def is_unfit(node: Json) -> bool:
 
 
 def unfit_nodes(nodes: Iterable[Json], pods: Iterable[Json]) -> set[str]:
-    """Return the nodes whose host failed a job's preflight, by the exit codes of their pods."""
+    """Return the nodes whose host a job found unfit, by the exit codes of their pods."""
     known = {node["metadata"]["name"]: created_at(node) for node in nodes}
     found = set()
     for pod in pods:

@@ -21,6 +21,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.instances import JOB_VCPUS
+from trainium_catalogue.neuron_faults import NEURON_FAULTS
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 from trainium_catalogue.zones import ZONES
 
@@ -98,16 +99,22 @@ class Cause:
                 yield place, fact
 
 
+_FAULT_PATTERNS = {fault.name: fault.pattern for fault in NEURON_FAULTS}
+
+
 def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
     """Parse an entry; several expressions for one source are alternatives."""
-    texts = {where: entry[where] for where in SOURCES if where in entry}
+    texts = {
+        where: [text] if isinstance(text := entry[where], str) else text
+        for where in SOURCES
+        if where in entry
+    }
+    if faults := entry.get("faults"):
+        texts["words"] = [*texts.get("words", ()), *(_FAULT_PATTERNS[fault] for fault in faults)]
     return Cause(
         name=name,
         says=entry["says"],
-        texts={
-            where: "|".join([text] if isinstance(text, str) else text)
-            for where, text in texts.items()
-        },
+        texts={where: "|".join(alternatives) for where, alternatives in texts.items()},
         problems=tuple(source for where in entry.get("problems", ()) for source in SOURCES[where]),
         rank=Rank[entry.get("rank", "origin").upper()],
         severity=Severity[entry.get("severity", "stops").upper()],

@@ -405,7 +405,7 @@ def test_retry_avoids_node_with_unfit_host(tmp_path: Path) -> None:
         time.sleep(_TICK_S)
 
     assert store.get(VOLCANO_JOB, NAMESPACE, "gang")["status"]["retryCount"] == 1
-    assert any("has failed a job's preflight" in line for line in world.log)
+    assert any("has a host that a job found unfit" in line for line in world.log)
     assert world.group.desired == 2
     assert len(set.union(*placed.values())) == 3, "the unfit host, the other one, and a new one"
     world.cluster.stop()

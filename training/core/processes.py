@@ -84,6 +84,14 @@ def parents(proc: Path = Path("/proc")) -> dict[int, int]:
     return parent_of
 
 
+def descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
+    """Return the IDs of all descendants of a process, given every process's parent."""
+    processes = [pid]
+    for process in processes:  # grows during iteration
+        processes += [child for child, parent in parent_of.items() if parent == process]
+    return processes[1:]
+
+
 def is_gone(pid: int) -> bool:
     """Return whether a process has ended, reaped or not."""
     return process_state(pid) in (None, "Z", "X")

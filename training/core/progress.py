@@ -47,6 +47,8 @@ class Failure:
     error: str
     weak: bool = False
     """True if only an exit code is known, which losing a peer may also cause."""
+    unfit_host: bool = False
+    """True if the error shows that this node's host is broken."""
 
     @property
     def whose(self) -> str:
@@ -87,10 +89,10 @@ class WorkerProgress:
         """Report that all work is done; from now on silence is not a hang."""
         self._write(done=True)
 
-    def fail(self, code: ExitCode, error: str) -> None:
+    def fail(self, code: ExitCode, error: str, *, unfit_host: bool = False) -> None:
         """Record the reason, before the process exits and its peers' connections break."""
-        document = {"rank": self._rank, "code": int(code), "error": error}
-        _write_whole(self._scratch / f"failure-{self._rank}.json", document)
+        failure = Failure(rank=self._rank, code=code, error=error, unfit_host=unfit_host)
+        _write_whole(self._scratch / f"failure-{self._rank}.json", asdict(failure))
 
     def _write(self, *, done: bool) -> None:
         state = WorkerState(
@@ -121,6 +123,7 @@ def read_failures(scratch: Path) -> list[Failure]:
             code=ExitCode(d["code"]),
             error=d["error"],
             weak=bool(d.get("weak", False)),
+            unfit_host=bool(d.get("unfit_host", False)),
         )
         for d in documents
     ]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from training.core.contract import NodeContract
+from training.core.compilers import COMPILER
+from training.core.contract import DeviceKind, NodeContract
 from training.core.progress import MAX_COMPILE_S
 from training.launcher.messages import Departure, Evidence, Message, Movement
 from training.launcher.node import JobObserver
@@ -160,11 +161,16 @@ class ProgramObserver(JobObserver):
         if silent_s <= limit_s:
             return None
         nodes = join_first([f"node {node}" for node in sorted(self._compiling)], ", ")
+        sign, advice = (
+            "a *.lock file in the compile cache",
+            ("; a process killed during compilation leaves such a file behind"),
+        )
+        if self._node.device is DeviceKind.TORCH_NEURON:
+            sign, advice = f"a process of {COMPILER}", ""
         return Verdict(
             code=ExitCode.HOST,
-            reason=f"the program hangs: on {nodes} a compilation is in progress (a *.lock file in "
-            f"the compile cache), and for {limit_s:g} s, the limit for a compilation, no node made "
-            "any progress; a process killed during compilation leaves such a file behind",
+            reason=f"the program hangs: on {nodes} a compilation is in progress ({sign}), and for "
+            f"{limit_s:g} s, the limit for a compilation, no node made any progress{advice}",
         )
 
     def explained(self, decision: Verdict) -> Verdict:

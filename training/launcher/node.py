@@ -106,6 +106,9 @@ class LocalNode(ABC):
     workloads need, so their workers start immediately and report their own progress.
     """
 
+    verdict: Verdict | None = None
+    """The latest result of ``poll``."""
+
     def prepare(self) -> None:  # noqa: B027 - optional
         """Start fetching the workers' files and data."""
 
@@ -208,7 +211,6 @@ class WorkerNode(LocalNode):
         self._moved_s: dict[Path, float] = {}
         self._started_s = 0.0
         self._succeeded = False
-        self.verdict: Verdict | None = None
 
     def start(self, rendezvous_port: int) -> None:
         """Start the workers once all nodes have joined."""
@@ -242,13 +244,19 @@ class WorkerNode(LocalNode):
             dataset_kind=workload.dataset_kind,
             is_own_model=not workload.runs_program,
             neff_cache="" if workload.runs_program else str(self._scratch / "neff"),
+            neff_local_cache=str(self._scratch / "neff-local"),
             needs_torch=IMPLEMENTATIONS[workload.name].needs_torch,
         )
         env, remarks = settings.worker_environment(self._env, self._node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
+        env = self._adapted(env)
         if path := env.get("PATH"):
             env["PATH"] = path_with_slots(path, self._node, self._scratch)
+        return env
+
+    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+        """Adapt the environment of this project's workers to other ones."""
         return env
 
     def _start_agent(
@@ -306,11 +314,15 @@ class WorkerNode(LocalNode):
 
     def _failed(self, failures: Iterable[Failure]) -> Verdict:
         """Judge reported failures by the best evidence."""
-        first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak))
+        first = min(
+            failures,
+            key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak, not f.unfit_host),
+        )
         return Verdict(
             code=first.code,
             reason=f"{self._label}: {first.whose}{first.error}",
-            symptom=first.code is ExitCode.HOST,
+            unfit_host=first.unfit_host,
+            symptom=first.code is ExitCode.HOST and not first.unfit_host,
             weak=first.weak,
         )
 

@@ -101,11 +101,13 @@ class ProgramNode(WorkerNode):
         self._courier = Courier(scratch, is_main=node.is_main)
         self._output: subprocess.Popen[bytes] | None = None
         self._results: subprocess.Popen[bytes] | None = None
-        self._life = ProgramLiveness(scratch, self._folders.cache, hang_limit_s=self._hang_limit_s)
+        self._life = ProgramLiveness(
+            scratch, self._folders.cache, node.device, hang_limit_s=self._hang_limit_s
+        )
         self._remarks: FileRemarks | None = None
         self._unsent: list[Message] = []
         self._is_prepared = self._has_requested_final = False
-        self._killed_workers = self._has_left = False
+        self._killed_workers = self._has_left = self._has_crashed_at_exit = False
         self._program_started_s: float | None = None
         self._first_failure_s: float | None = None
         self._all_exited_s: float | None = None
@@ -139,10 +141,8 @@ class ProgramNode(WorkerNode):
     def _worker(self) -> list[str]:
         return [_WORKER]  # a file: ``-m`` would add to Python's path
 
-    def _environment(self) -> dict[str, str]:
-        env = program_environment(
-            super()._environment(), self._settings, self._folders, self._node.device
-        )
+    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+        env = program_environment(env, self._settings, self._folders, self._node.device)
         # Again, because the program's own variables take precedence.
         for remark in remove_shared_presets(env, self._node):
             log.info("launch: %s", remark)
@@ -273,7 +273,14 @@ class ProgramNode(WorkerNode):
             return self._ended(now_s)
         agent_log = self._agent_log()
         if (match := _EXIT.search(agent_log)) is not None:
-            return self._crashed(int(match[1]), int(match[2]))
+            exit_status, local_rank = int(match[1]), int(match[2])
+            have_ended = len(states) == self._num_workers and all(s.done for s in states.values())
+            if exit_status > 0 or not have_ended:
+                return self._crashed(exit_status, local_rank)
+            if alive:
+                return None  # torchrun is stopping them
+            self._note_crash_at_exit(exit_status, local_rank)
+            return self._ended(now_s)
         if status is not None:
             return self._agent_failed(status)
         if len(states) < self._num_workers or alive:
@@ -345,7 +352,7 @@ class ProgramNode(WorkerNode):
         memory. Attempts are bounded, so retrying a bug costs only a few of them, whereas not
         retrying would lose a run through another node's fault.
         """
-        rank = f"rank {self._node.node_rank * self._num_workers + local_rank}"
+        rank = self._rank(local_rank)
         if status > 0:
             return Verdict(
                 code=ExitCode.WORKLOAD,
@@ -353,16 +360,29 @@ class ProgramNode(WorkerNode):
                 weak=True,
             )
         number = -status
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
+        hint = _HINTS.get(number, "")
         return Verdict(
             code=ExitCode.HOST,
-            reason=f"{self._label}: {rank} was killed by {name}{_HINTS.get(number, '')}",
+            reason=f"{self._label}: {rank} was killed by {_signal_name(number)}{hint}",
             # An abort may be due to a lost peer and is no evidence against this node.
             symptom=number == signal.SIGABRT,
         )
+
+    def _note_crash_at_exit(self, status: int, local_rank: int) -> None:
+        """Log once that a rank crashed after the program had ended on all ranks of the node.
+
+        Native libraries may crash while Python exits, when the program's work is done.
+        """
+        if not self._has_crashed_at_exit:
+            self._has_crashed_at_exit = True
+            log.info(
+                "launch: program: %s was killed by %s while it exited; the program had ended on "
+                "every rank of node %d, so this is ignored",
+                *(self._rank(local_rank), _signal_name(-status), self._node.node_index),
+            )
+
+    def _rank(self, local_rank: int) -> str:
+        return f"rank {self._node.node_rank * self._num_workers + local_rank}"
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -496,3 +516,10 @@ class ProgramNode(WorkerNode):
                 time.sleep(0.01)
             self._output.kill()
             reap(self._output)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -46,11 +46,12 @@ class _Rank:
         with open(f"{self._scratch}/{_SPEC_FILE}", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
 
-    def fail(self, code: int, error: str, *, weak: bool = False) -> None:
+    def fail(self, code: int, error: str, *, weak: bool = False, unfit_host: bool = False) -> None:
         """Write a failure in the format of ``training.core.progress.Failure``."""
         import json
 
         document = {"rank": int(self._rank), "code": code, "error": error, "weak": weak}
+        document["unfit_host"] = unfit_host
         self._write(f"failure-{self._rank}.json", json.dumps(document))
 
     def _write(self, name: str, text: str) -> None:
@@ -60,17 +61,20 @@ class _Rank:
         os.replace(part, f"{self._scratch}/{name}")
 
 
-def _explained(error: BaseException, own: list[str]) -> tuple[int, str]:
-    """Classify an exception with the launcher's own code, bypassing modules of the same names."""
+def _explained(error: BaseException, own: list[str]) -> tuple[int, str, bool]:
+    """Classify an exception with the launcher's own code, bypassing modules of the same names.
+
+    Returns the code, the description, and whether the host is unfit.
+    """
     names = [name for name in sys.modules if name.partition(".")[0] in _OUR_PACKAGES]
     hidden = {name: sys.modules.pop(name) for name in names}
     sys.path[:0] = own
     try:
-        from training.core.failures import classify, describe
+        from training.core.failures import classify, describe, shows_unfit_host
 
-        return int(classify(error)), describe(error)
+        return int(classify(error)), describe(error), shows_unfit_host(error)
     except Exception:
-        return 1, f"{type(error).__name__}: {error}"[:_LONGEST]
+        return 1, f"{type(error).__name__}: {error}"[:_LONGEST], False
     finally:
         for name in [n for n in sys.modules if n.partition(".")[0] in _OUR_PACKAGES]:
             del sys.modules[name]
@@ -166,7 +170,8 @@ def main() -> None:
         finally:
             # Report before this rank's connections break, which its peers will report.
             if os.getpid() == rank.pid:
-                rank.fail(*_explained(error, own.split(os.pathsep)))
+                exit_code, text, unfit_host = _explained(error, own.split(os.pathsep))
+                rank.fail(exit_code, text, unfit_host=unfit_host)
         sys.exit(1)
     if os.getpid() == rank.pid:
         rank.report("ended", ready=True, done=True)

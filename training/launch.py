@@ -87,7 +87,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         stop.count += 1
 
     if os.geteuid() != 0:
-        # On a CPU host, a worker that became root could obtain the host's own role.
+        # On a CPU host, a worker that became root could use the host's IAM role.
         forbid_new_privileges()
     signal.signal(signal.SIGTERM, count_request)
     signal.signal(signal.SIGINT, count_request)
@@ -185,7 +185,7 @@ def run_node(
         with reserve_port(RENDEZVOUS) as port:
             if port != RENDEZVOUS and not is_alone:
                 log.info(
-                    "launch: port %d is taken on this machine; rendezvous is on %d",
+                    "launch: port %d is in use on this machine; the rendezvous uses port %d",
                     *(RENDEZVOUS, port),
                 )
             decision = MainRole(context).run(hub, failed_preflight, port)

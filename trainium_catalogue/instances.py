@@ -99,7 +99,7 @@ class InstanceType:
 
     @property
     def peak_flops_per_process(self) -> float:
-        """Dense bf16 peak per second of one worker's logical core."""
+        """Dense bf16 peak of one worker's logical core, in FLOP/s."""
         cores = self.num_neuron_cores / self.num_logical_cores
         return self.peak_bf16_tflops_per_core * cores * 1e12
 

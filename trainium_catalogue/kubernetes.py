@@ -140,7 +140,7 @@ def max_pods(instance_type: InstanceType) -> int:
 
 
 def kubelet_memory_mib(instance_type: InstanceType) -> int:
-    """Return the memory that EKS's image reserves for the kubelet, containerd and housekeeping.
+    """Return the memory that EKS's image withholds from pods: kube-reserved and eviction threshold.
 
     It depends on the number of pods, not the size of the node, so small types lose a larger share
     (amazon-eks-ami, nodeadm/internal/kubelet/config.go, getMemoryMebibytesToReserve).
@@ -149,7 +149,7 @@ def kubelet_memory_mib(instance_type: InstanceType) -> int:
 
 
 def device_resources(instance_type: InstanceType) -> Mapping[str, int]:
-    """Return the devices of a usable node, as counted by the device plugins."""
+    """Return the number of each device on a usable node, as advertised by the device plugins."""
     devices = {
         NEURON_RESOURCE: instance_type.num_neuron_devices,
         EFA_RESOURCE: instance_type.num_efa_interfaces,

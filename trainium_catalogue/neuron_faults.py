@@ -29,12 +29,12 @@ class NeuronFault:
     """True if the host is broken, and replaced as after a failed preflight."""
 
     def is_in(self, text: str) -> bool:
-        """Return whether the text of an exception shows this kind."""
+        """Return whether the text of an exception matches this kind."""
         return re.search(self.pattern, text, re.IGNORECASE) is not None
 
 
-def _number(*statuses: int) -> str:
-    """Match TorchNeuron's messages with one of these statuses as a number."""
+def _status_pattern(*statuses: int) -> str:
+    """Return a pattern for TorchNeuron's messages that give one of these statuses as a number."""
     return _numbered("|".join(map(str, statuses)))
 
 
@@ -53,7 +53,7 @@ NEURON_FAULTS = (
         r"|HBM (encountered an un)?repairable uncorrectable error|encountered a parity error"
         r"|DMA engine encountered an unrecoverable error|encountered uncorrectable memory error"
         r"|DMA (TX|RX) engine \d+ is in an abort state"
-        rf"|{_number(1201, 1202, 1203, 1205)}",
+        rf"|{_status_pattern(1201, 1202, 1203, 1205)}",
         meaning="the device reported an error in its memory, a core or a DMA engine",
         retry=True,
         action="another attempt, before which the host is replaced, unless all hosts of the job "
@@ -64,7 +64,7 @@ NEURON_FAULTS = (
     NeuronFault(
         name="device failure",
         pattern=r"NRT_EXEC_UNIT_UNRECOVERABLE|NRT_HW_ERROR|error message=.{0,200}Hardware failure"
-        rf"|{_number(6, 101)}",
+        rf"|{_status_pattern(6, 101)}",
         meaning="the device or one of its execution units failed, because of its hardware or of "
         "the program",
         retry=True,
@@ -74,7 +74,7 @@ NEURON_FAULTS = (
         name="victim of another node",
         pattern=r"NRT_EXEC_HW_ERR_COLLECTIVES|NRT_NETWORK_PROXY_FAILURE"
         r"|missing collectives status|Stuck in collectives op|EFA network proxy failure"
-        rf"|Watchdog caught collective operation timeout|{_number(1200, 1206)}",
+        rf"|Watchdog caught collective operation timeout|{_status_pattern(1200, 1206)}",
         meaning="a collective failed because another rank did not respond",
         retry=True,
         action="another attempt; the cause is in the log of the rank that failed first",
@@ -83,7 +83,7 @@ NEURON_FAULTS = (
         name="timeout",
         pattern=r"\bNRT_TIMEOUT\b|(execution|inference) timeout \(\d+ ms\)"
         r"|(NRT EXECUTION FAILED|Async execution error).{0,200}Operation timed out"
-        rf"|{_number(5)}",
+        rf"|{_status_pattern(5)}",
         meaning="an operation did not end in time: its device hangs, or another rank did not "
         "respond",
         retry=True,
@@ -95,7 +95,7 @@ NEURON_FAULTS = (
         pattern=r"NRT_EXEC_NC_BUSY|NRT_LOAD_NOT_ENOUGH_NC|Core\(s\) not available"
         r"|Not enough NCs for loading NEFF"
         r"|core busy/locked by another|cores busy \(ret=-16\)"
-        rf"|Failed to execute the device barrier 1\b|{_number(9, 1005)}",
+        rf"|Failed to execute the device barrier 1\b|{_status_pattern(9, 1005)}",
         meaning="a process that exited recently still holds the cores",
         retry=True,
         action="another attempt, in a new container",
@@ -103,21 +103,21 @@ NEURON_FAULTS = (
     NeuronFault(
         name="device memory",
         pattern=r"\bNRT_RESOURCE\b|Neuron OOM: requested_size=|dmem_alloc_internal"
-        rf"|Failed to allocate (aligned|resource)|{_number(4)}",
+        rf"|Failed to allocate (aligned|resource)|{_status_pattern(4)}",
         meaning="the device has too little memory for the program",
         retry=False,
         action="a smaller micro-batch, recomputation, or a larger degree of parallelism",
     ),
     NeuronFault(
         name="host memory",
-        pattern=rf"NRT_FAIL_HOST_MEM_ALLOC|Failed to allocate host memory|{_number(11)}",
+        pattern=rf"NRT_FAIL_HOST_MEM_ALLOC|Failed to allocate host memory|{_status_pattern(11)}",
         meaning="the host has too little memory for the program",
         retry=False,
         action="fewer processes or workers of data loaders, or a larger degree of parallelism",
     ),
     NeuronFault(
         name="compiled by another version",
-        pattern=rf"NRT_UNSUPPORTED_NEFF_VERSION|Unsupported NEFF version|{_number(10)}",
+        pattern=rf"NRT_UNSUPPORTED_NEFF_VERSION|Unsupported NEFF version|{_status_pattern(10)}",
         meaning="the runtime does not support the version of a compiled graph",
         retry=False,
         action="compile with the release of the image, without graphs of another one",
@@ -143,7 +143,7 @@ NEURON_FAULTS = (
         r"|EXEC_COMPLETED_WITH_NUM_ERR)\b|Invalid NEFF, instruction, or input"
         r"|Invalid input to exec\(\)|numerical errors \(NaN\)"
         r"|indirect memcopies and/or embedding updates are out of bound"
-        rf"|{_number(2, 3, 1002, 1003, 1006)}",
+        rf"|{_status_pattern(2, 3, 1002, 1003, 1006)}",
         meaning="a graph or its input is invalid, or has values that are not finite, on any host",
         retry=False,
         action="correct the program; the log has the runtime's message",
@@ -165,5 +165,5 @@ are not listed above; they are retried, as are unknown names of statuses
 
 
 def find_neuron_fault(text: str) -> NeuronFault | None:
-    """Return the kind of failure that an exception's text shows, if any."""
+    """Return the kind of failure that an exception's text matches, if any."""
     return next((fault for fault in NEURON_FAULTS if fault.is_in(text)), None)

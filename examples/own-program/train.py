@@ -1,4 +1,4 @@
-"""A minimal program of your own: it trains on all processes of all nodes, and resumes.
+"""A minimal program of your own: it trains in all processes on all nodes, and resumes.
 
 All it needs from its environment are torchrun's variables, and a folder to save in. On CPU:
 torchrun --nproc-per-node 2 train.py --epochs 20

@@ -61,7 +61,7 @@ def forbid_new_privileges() -> None:
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Return the state from proc(5), such as ``R`` or ``Z``; None if there is no process."""
+    """Return the state from proc(5), such as ``R`` or ``Z``; None if there is no such process."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
     except OSError:

@@ -17,10 +17,10 @@ ENV_SCRATCH = "TRAINIUM_SCRATCH"
 ENV_SNAPSHOTS = "TRAINIUM_SNAPSHOTS"
 """Marks the snapshot process instead of ``ENV_SCRATCH``, because it outlives the workers."""
 
-_BETWEEN_WRITES_S = 0.2
+_WRITE_INTERVAL_S = 0.2
 
 MAX_COMPILE_S = 4 * 3600
-"""Longer compilation counts as a hang; also the timeout of waits for a compiling rank."""
+"""Longer compilation counts as a hang; also the timeout when waiting for a compiling rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class WorkerProgress:
     def report(self, step: str) -> None:
         """Report progress; ``step`` names the current activity. Cheap enough to call every step."""
         now = time.monotonic()
-        if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
+        if step == self._step and now - self._written_s < _WRITE_INTERVAL_S:
             return
         self._step, self._written_s = step, now
         self._write(done=False)

@@ -47,9 +47,9 @@ _SPAWNED = "--multiprocessing-fork"
 """Argument of a process started by multiprocessing with ``spawn`` or ``forkserver``
 (``get_command_line`` of multiprocessing/spawn.py)."""
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_LONGEST_COMMAND = 60
+_MAX_COMMAND_CHARACTERS = 60
 _CACHE_POLL_INTERVAL_S = 5.0
-_SHARE = 0.01
+_MAX_SCAN_SHARE = 0.01
 """Maximum share of this process's time spent scanning the cache, regardless of its size."""
 _LOCK = ".lock"
 _POLL_INTERVAL_S = 0.25
@@ -94,7 +94,7 @@ def _display_text(command: str) -> str:
     if _SPAWNED in command:
         return "by multiprocessing's spawn, as in mp.spawn"
     first, _, rest = command.partition(" ")
-    return f"{first.rpartition('/')[2]} {rest}".strip()[:_LONGEST_COMMAND]
+    return f"{first.rpartition('/')[2]} {rest}".strip()[:_MAX_COMMAND_CHARACTERS]
 
 
 def _argv(pid: int, proc: Path) -> str:
@@ -152,15 +152,15 @@ class CompileCacheWatch:
         """Return whether anything has changed since the last poll."""
         if now_s < self._next_s:
             return False
-        began_s = time.monotonic()
+        scan_started_s = time.monotonic()
         entries = frozenset(_entries(self._folder))
         if self._has_locks:
             locked = any(path.endswith(_LOCK) for path, _, _ in entries)
             self.compiling = locked and (self._compiles() or not self._has_seen_compiler)
         else:
             self.compiling = self._compiles()
-        took_s = time.monotonic() - began_s
-        self._next_s = now_s + max(_CACHE_POLL_INTERVAL_S, took_s / _SHARE)
+        scan_s = time.monotonic() - scan_started_s
+        self._next_s = now_s + max(_CACHE_POLL_INTERVAL_S, scan_s / _MAX_SCAN_SHARE)
         changed, self._entries = entries != self._entries, entries
         return changed
 
@@ -186,7 +186,7 @@ def _entries(folder: Path) -> Iterator[_CachedFile]:
 
 
 class ProgramLiveness:
-    """Detects progress of this node's program; inspects its processes without any."""
+    """Detects progress of this node's program; inspects its processes if there is none."""
 
     def __init__(
         self, scratch: Path, cache: Path, device: DeviceKind, *, hang_limit_s: float
@@ -197,7 +197,7 @@ class ProgramLiveness:
         self._cache = CompileCacheWatch(cache, scratch, has_locks=has_locks)
         self._program_started_s: float | None = None
         self._stamps: tuple[object, ...] = ()
-        self._polled_s = self._moved_s = self._reported_s = self._collected_s = float("-inf")
+        self._polled_s = self._progress_s = self._reported_s = self._collected_s = float("-inf")
         self._reported_compiling = False
         self._evidence: Evidence | None = None
         self.takes_last_snapshot = False
@@ -209,10 +209,10 @@ class ProgramLiveness:
 
     def messages(self, now_s: float, doing: str) -> Iterator[Message]:
         """Yield messages for the main node; ``doing`` is a field of ``Movement``."""
-        has_moved = self._has_moved(now_s)
-        if has_moved:
-            self._moved_s = now_s
-        is_due = has_moved and now_s - self._reported_s >= _MESSAGE_INTERVAL_S
+        has_progressed = self._has_progressed(now_s)
+        if has_progressed:
+            self._progress_s = now_s
+        is_due = has_progressed and now_s - self._reported_s >= _MESSAGE_INTERVAL_S
         if is_due or self._cache.compiling != self._reported_compiling:
             self._reported_s, self._reported_compiling = now_s, self._cache.compiling
             movement = Movement(doing=doing, compiling=self._reported_compiling)
@@ -220,7 +220,7 @@ class ProgramLiveness:
         if (evidence := self._new_evidence(now_s)) is not None:
             yield {"type": "seen", **asdict(evidence)}
 
-    def _has_moved(self, now_s: float) -> bool:
+    def _has_progressed(self, now_s: float) -> bool:
         """Return whether there has been any progress since the last call."""
         if now_s - self._polled_s < _POLL_INTERVAL_S:
             return False
@@ -239,7 +239,7 @@ class ProgramLiveness:
         """Return whether this node has made no progress for half the hang limit."""
         if self._program_started_s is None:
             return False
-        return now_s - max(self._moved_s, self._program_started_s) >= self._hang_limit_s / 2
+        return now_s - max(self._progress_s, self._program_started_s) >= self._hang_limit_s / 2
 
     def _new_evidence(self, now_s: float) -> Evidence | None:
         """Return this node's evidence, if it has changed, after silence for half the hang limit.
@@ -247,8 +247,8 @@ class ProgramLiveness:
         So it reaches the main node before the verdict, and is never collected while the program
         makes progress.
         """
-        between_s = min(self._hang_limit_s / 8, _COLLECTION_INTERVAL_S)
-        if not self.is_silent(now_s) or now_s - self._collected_s < between_s:
+        interval_s = min(self._hang_limit_s / 8, _COLLECTION_INTERVAL_S)
+        if not self.is_silent(now_s) or now_s - self._collected_s < interval_s:
             return None
         self._collected_s = now_s
         output = OutputReport.read(self._scratch)

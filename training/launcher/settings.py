@@ -29,7 +29,7 @@ class System:
     interface: str | None
     """Name of the interface with the node's address."""
     has_cache: bool = False
-    """True if the workload may write the bucket's compile cache."""
+    """True if the workload may write to the bucket's compile cache."""
     dataset_kind: str = ""
     """Kind of the dataset that the workload trains on, as in the catalogue."""
     is_own_model: bool = True
@@ -86,7 +86,7 @@ def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
 
 
 def uses_efa(node: NodeContract) -> bool:
-    """Return whether collectives leave the node, on hardware with EFA."""
+    """Return whether collectives cross node boundaries, on hardware with EFA."""
     return node.num_nodes > 1 and node.has_hardware
 
 
@@ -229,9 +229,9 @@ SETTINGS: tuple[WorkerVariable, ...] = (
         name="NEURON_RT_EXEC_TIMEOUT",
         value=_neuron(str(MAX_COMPILE_S)),
         reason="seconds that a graph may run, including waits in a collective for ranks that are "
-        "still compiling; a hang ends earlier, by hang-limit-s. The default is 30 according to "
+        "still compiling; hang-limit-s ends a hang earlier. The default is 30 according to "
         "Neuron's runtime configuration guide, 600 according to the messages in its training "
-        "troubleshooting guide, which says to raise it; AWS's BERT scripts set 600. While graphs "
+        "troubleshooting guide, which advises raising it; AWS's BERT scripts set 600. While graphs "
         "are loaded, ranks wait for each other without limit (runtime troubleshooting guide)",
     ),
     WorkerVariable(

@@ -16,7 +16,7 @@ _GO_FILE = "go"
 _SPEC_FILE = "program"
 _POLL_INTERVAL_S = 0.01
 _SCRATCH = "TRAINIUM_SCRATCH"  # as in training.core.progress, which is not imported here
-_LONGEST = 300
+_MAX_ERROR_CHARACTERS = 300
 
 
 class _Rank:
@@ -61,7 +61,7 @@ class _Rank:
         os.replace(part, f"{self._scratch}/{name}")
 
 
-def _explained(error: BaseException, own: list[str]) -> tuple[int, str, bool]:
+def _classify(error: BaseException, own: list[str]) -> tuple[int, str, bool]:
     """Classify an exception with the launcher's own code, bypassing modules of the same names.
 
     Returns the code, the description, and whether the host is unfit.
@@ -74,7 +74,7 @@ def _explained(error: BaseException, own: list[str]) -> tuple[int, str, bool]:
 
         return int(classify(error)), describe(error), shows_unfit_host(error)
     except Exception:
-        return 1, f"{type(error).__name__}: {error}"[:_LONGEST], False
+        return 1, f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS], False
     finally:
         for name in [n for n in sys.modules if n.partition(".")[0] in _OUR_PACKAGES]:
             del sys.modules[name]
@@ -170,7 +170,7 @@ def main() -> None:
         finally:
             # Report before this rank's connections break, which its peers will report.
             if os.getpid() == rank.pid:
-                exit_code, text, unfit_host = _explained(error, own.split(os.pathsep))
+                exit_code, text, unfit_host = _classify(error, own.split(os.pathsep))
                 rank.fail(exit_code, text, unfit_host=unfit_host)
         sys.exit(1)
     if os.getpid() == rank.pid:
@@ -181,14 +181,14 @@ def _describe_exit(ending: SystemExit, refused: str | None) -> str:
     """Describe a program's exit, with the reason if known."""
     status, handled = ending.code, ending.__context__
     if not isinstance(status, int):
-        return f"sys.exit: {' '.join(str(status).split())}"[:_LONGEST]
+        return f"sys.exit: {' '.join(str(status).split())}"[:_MAX_ERROR_CHARACTERS]
     text = f"sys.exit({status})"
     if refused is not None:
         text += f", error: {' '.join(refused.split())}"
     elif isinstance(handled, Exception):
         message = " ".join(str(handled).split())
         text += f" while handling {type(handled).__name__}{message and ': '}{message}"
-    return text[:_LONGEST]
+    return text[:_MAX_ERROR_CHARACTERS]
 
 
 def _parser_error_message(ending: SystemExit) -> str | None:

@@ -74,7 +74,7 @@ def run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     where, group_name, group = _group(arguments)
     raw[where] = group.boxed() if where == _EAGER_GROUP else group_name
     COUNTS.collectives[name] += 1
-    COUNTS.operation(name, (op, group.size(), *((t.dtype, t.shape) for t in _flat(raw))))
+    COUNTS.operation(name, (op, group.size(), *((t.dtype, t.shape) for t in _flatten(raw))))
     _check(name, raw, group)
     factor = _factor(raw, group)
     if factor is not None:
@@ -94,7 +94,7 @@ def _group(arguments: dict[str, Any]) -> tuple[str, str, dist.ProcessGroup]:
     return where, *_ON_HOST[group._get_backend(torch.device(DEVICE))]
 
 
-def _flat(value: Any) -> list[torch.Tensor]:
+def _flatten(value: Any) -> list[torch.Tensor]:
     """List the tensors in nested arguments."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -102,12 +102,12 @@ def _flat(value: Any) -> list[torch.Tensor]:
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return []
-    return [tensor for inner in value for tensor in _flat(inner)]
+    return [tensor for inner in value for tensor in _flatten(inner)]
 
 
 def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
     """Refuse calls that the real backend does not support, and warn about slow ones."""
-    tensors = _flat(raw)
+    tensors = _flatten(raw)
     if name == "c10d::barrier":
         rules.check_barrier(group.size())
     elif "reduce_op" in raw:
@@ -118,7 +118,7 @@ def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
         rules.check_equal_splits(raw.get(what, ()), what)
     for what in ("output_tensors", "input_tensors"):
         if isinstance(raw.get(what), list):
-            sizes = [tensor.numel() for tensor in _flat(raw[what])]
+            sizes = [tensor.numel() for tensor in _flatten(raw[what])]
             rules.check_equal_splits(sizes, what)
 
 
@@ -137,14 +137,14 @@ def _sum_times(factor: float, op: Any, raw: dict[str, Any]) -> Any:
     """Sum, then multiply; "April" (see ``rules``) multiplies first, which may round differently."""
     if op.namespace == "_c10d_functional":
         summed = op(**{**raw, "reduce_op": "sum"})
-        for tensor in _flat(summed):
+        for tensor in _flatten(summed):
             torch.ops._c10d_functional.wait_tensor(tensor).mul_(factor)
         return summed
     result = op(**{**raw, "reduce_op": torch.classes.c10d.ReduceOp()})  # by default a sum
     work = result[-1] if isinstance(result, tuple) else result
     dist.Work.unbox(work).wait()
     for what in _OUTPUTS & raw.keys():
-        for tensor in _flat(raw[what]):
+        for tensor in _flatten(raw[what]):
             tensor.mul_(factor)
     # Gloo's own work object would write the sum again on a second wait.
     done: Future[None] = Future()

@@ -14,7 +14,7 @@ from trainium_emulators.neuron_device.counts import COUNTS
 
 
 def neuron(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Trace forward and backward pass into separate graphs, as TorchNeuron's backend does."""
+    """Trace forward and backward passes into separate graphs, as TorchNeuron's backend does."""
     rules.check_static(inputs)
     return aot_autograd(fw_compiler=_compile, bw_compiler=_compile)(graph, inputs)
 

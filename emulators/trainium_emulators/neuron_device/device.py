@@ -43,8 +43,8 @@ class Runtime:
     @property
     def device_count(self) -> int:
         """Number of devices on this node; each process uses one."""
-        # April, csrc/core/NeuronDevice.cpp: LOCAL_WORLD_SIZE once there is a group, until then the
-        # number of visible cores; a launcher starts a process for each.
+        # April, csrc/core/NeuronDevice.cpp: LOCAL_WORLD_SIZE once a process group exists;
+        # before, the number of visible cores: the same, as a launcher starts a process for each.
         return int(self.environment.get("LOCAL_WORLD_SIZE", 1))
 
     def start(self) -> None:
@@ -62,7 +62,7 @@ class Runtime:
         self.start()
 
     def after_fork(self) -> None:
-        """Mark a child of a process that uses the device."""
+        """Record whether the parent of this forked process used the device."""
         self.in_forked_process, self.is_initialized = self.is_initialized, False
 
 
@@ -156,7 +156,7 @@ class NeuronEvent:
 
 
 @contextlib.contextmanager
-def _unchanged(selected: object = None) -> Iterator[None]:
+def _no_op_guard(selected: object = None) -> Iterator[None]:
     """Select a device or a stream for a block; there is only one."""
     yield
 
@@ -182,7 +182,7 @@ def _torch_neuron() -> ModuleType:
         "device_count": lambda: RUNTIME.device_count,
         "current_device": lambda: 0,
         "set_device": _set_device,
-        "device": _unchanged,
+        "device": _no_op_guard,
         "get_device_name": lambda device=0: LABEL,
         "get_device_properties": lambda device=None: SimpleNamespace(
             name=LABEL, total_memory=_HBM_BYTES
@@ -190,7 +190,7 @@ def _torch_neuron() -> ModuleType:
         "synchronize": _synchronize,
         "Stream": NeuronStream,
         "Event": NeuronEvent,
-        "stream": _unchanged,
+        "stream": _no_op_guard,
         "current_stream": lambda device=None: NeuronStream(),
         "default_stream": lambda device=None: NeuronStream(),
         "set_stream": lambda stream: None,

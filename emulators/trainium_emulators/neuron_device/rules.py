@@ -76,11 +76,11 @@ def check_set_device(runtime: Runtime, index: int) -> None:
 
 
 def check_first_group(runtime: Runtime, environment: Mapping[str, str]) -> None:
-    """Refuse a process group created too late to bind this process to its core."""
+    """Refuse a default process group that cannot bind this process to a single core."""
     # Ours: April's _WORLD_SIZE keeps the value of the first default group.
     if runtime.has_had_group:
         raise AssertionError(
-            "a second Neuron runtime in one process: it stays bound to the first process group; "
+            "a second Neuron runtime in one process: the first stays bound to its process group; "
             "start another process"
         )
     # April, distributed/backend.py, _neuron_runtime_setup, with its message.
@@ -144,7 +144,7 @@ def only_factor(factors: Collection[float]) -> float:
 
 
 def check_equal_splits(sizes: Sequence[Any], what: str) -> None:
-    """Refuse parts of different sizes."""
+    """Refuse uneven split sizes."""
     # April, distributed/backend.py, alltoall_base; its tests list an uneven all_gather as a
     # failure.
     if len(set(sizes)) > 1:
@@ -164,7 +164,7 @@ def warn_of_objects(tensor: torch.Tensor) -> None:
             _OBJECT_COLLECTIVES.fullmatch(code.co_name)
         ):
             warnings.warn(
-                f"{code.co_name} on a neuron group compiles for every length of a pickle; use "
+                f"{code.co_name} on a neuron group compiles once per pickle length; use "
                 "init_process_group('cpu:gloo,neuron:neuron'), or a gloo group",
                 stacklevel=1,
             )

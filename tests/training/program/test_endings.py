@@ -263,7 +263,7 @@ def test_a_program_is_not_blamed_for_output_without_a_reader(lone_node: Cluster)
 
     assert lone_node.end(within_s=scaled(30)) == {0: 75}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
-    assert "node 0: the launcher's process for the program's output was killed by signal 9" in last
+    assert "node 0: the process that forwards the program's output was killed by signal 9" in last
 
 
 # The same for a trainer: tests/training/launcher/test_failure_model.py.

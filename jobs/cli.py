@@ -181,11 +181,11 @@ def _named_model(words: Sequence[str]) -> str:
 
 def _print_program(path: str) -> None:
     """Print the help of a user's program, with the parameters of its workload.toml, if any."""
-    from jobs.submit.program import named_program
+    from jobs.submit.program import find_program
     from jobs.submit.read import OWN_OPTIONS
 
     try:
-        program = named_program(path, None, None, reserved=OWN_OPTIONS)
+        program = find_program(path, None, None, reserved=OWN_OPTIONS)
     except (Refusal, OSError) as error:
         refusal = from_system(error) if isinstance(error, OSError) else error
         if refusal is None:

@@ -37,7 +37,7 @@ def sdk_of_image(uri: str) -> str | None:
     return named[1] if named else None
 
 
-def zones_that_offer(client: Ec2Client, instance_type: InstanceType) -> list[str]:
+def list_offering_zones(client: Ec2Client, instance_type: InstanceType) -> list[str]:
     """List the ids of the region's zones in which the instance type is offered."""
     offered = client.describe_instance_type_offerings(
         LocationType="availability-zone-id",

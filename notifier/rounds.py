@@ -108,7 +108,7 @@ class NotificationRound:
 
     def run(self, services: Iterable[JobService]) -> None:
         """Publish new notifications; raise at the end if something failed."""
-        if version := self.bucket.read_version(contract.NOTIFICATIONS_TOLD):
+        if version := self.bucket.read_version(contract.NOTIFICATIONS_SENT):
             self._published, self._etag = json.loads(version.data)["told"], version.etag
         for service, summary in self._runs_to_check(services):
             if self.remaining_s() < _RESERVE_S:
@@ -193,7 +193,7 @@ class NotificationRound:
 
     def _write(self) -> bool:
         latest = dict(list(self._published.items())[-_MAX_JOBS:])
-        etag = self.bucket.replace(contract.NOTIFICATIONS_TOLD, _encode(latest), etag=self._etag)
+        etag = self.bucket.replace(contract.NOTIFICATIONS_SENT, _encode(latest), etag=self._etag)
         self._etag = etag or self._etag
         return etag is not None
 

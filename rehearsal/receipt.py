@@ -351,7 +351,7 @@ class Receipt:
         path.write_text(json.dumps(self.to_document(), indent=2) + "\n", encoding="utf-8")
 
 
-def recorded_image(entries: list[Entry], *, built: bool) -> PushedImage | None:
+def read_image(entries: list[Entry], *, built: bool) -> PushedImage | None:
     """Read the pushed image and its build from the docker emulator's record."""
     builds = [entry for entry in entries if entry["command"] == "build"]
     pushes = [entry for entry in entries if entry["command"] == "push"]

@@ -38,7 +38,7 @@ from rehearsal.receipt import (
     PhaseRecord,
     Receipt,
     ReceiptStack,
-    recorded_image,
+    read_image,
 )
 from rehearsal.report.progress import ProgressDisplay
 from rehearsal.steps import batch, cluster, program
@@ -146,7 +146,7 @@ class Rehearsal:
                 ReceiptStack(name=name, resources=leftovers.count_resources(self._aws, name))
                 for name in (only or self._assembly.stacks)
             ]
-            self.receipt.image = recorded_image(
+            self.receipt.image = read_image(
                 docker_cli.read_record(self.folder.docker_record),
                 built=self.nodes is not None,
             )

@@ -81,7 +81,7 @@ def orchestrators(text: str) -> tuple[str, ...]:
 def record_trial(program: PublicProgram, folder: Path) -> None:
     """Run a program on two local launchers; record the results."""
     trial = try_program(program, folder)
-    recovery = "resumed" if trial.went_on else "started over"
+    recovery = "resumed" if trial.resumed else "started over"
     same = "the same" if program.agree(trial.undisturbed, trial.survived) else "NOT the same"
     print(
         f"{program.name} | {trial.undisturbed} | {trial.survived} | {same} | {recovery} | "

@@ -237,7 +237,7 @@ WITHDRAWN_BYTES: Final = 32
 """Size of the token that replaces the marker while a checkpoint is being saved."""
 
 NOTIFICATIONS_PREFIX: Final = "notifications/"
-NOTIFICATIONS_TOLD: Final = f"{NOTIFICATIONS_PREFIX}told.json"
+NOTIFICATIONS_SENT: Final = f"{NOTIFICATIONS_PREFIX}told.json"
 """Keys of published notifications, by job id."""
 CLUSTER_SNAPSHOT: Final = f"{NOTIFICATIONS_PREFIX}cluster.json.gz"
 """Cluster objects from which the notifier reads runs: a list for each collection."""

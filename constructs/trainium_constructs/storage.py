@@ -14,7 +14,7 @@ from trainium_catalogue.contract import (
     CLUSTER_SNAPSHOT,
     JOINING_FOLDER,
     NOTIFICATIONS_PREFIX,
-    NOTIFICATIONS_TOLD,
+    NOTIFICATIONS_SENT,
     RESULT_FOLDERS,
     RUN_SUBMISSION,
     RUNS_PREFIX,
@@ -144,8 +144,8 @@ class TrainingBucket(Construct):
         """Let the notifier read attempt and submission records, and record its notifications."""
         attempts = f"{RUNS_PREFIX}*/results/attempts/*"
         submissions = f"{RUNS_PREFIX}*/{RUN_SUBMISSION}"
-        read = [attempts, submissions, CLUSTER_SNAPSHOT, NOTIFICATIONS_TOLD]
-        self._allow(role, {_READ: read, ("s3:PutObject",): [NOTIFICATIONS_TOLD]})
+        read = [attempts, submissions, CLUSTER_SNAPSHOT, NOTIFICATIONS_SENT]
+        self._allow(role, {_READ: read, ("s3:PutObject",): [NOTIFICATIONS_SENT]})
         # Also without a prefix: the function looks up objects that may not exist yet.
         self._allow_listing(role, {"StringLikeIfExists": {"s3:prefix": attempts}})
         self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])

@@ -18,7 +18,7 @@ from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.output.console import print_document, printable
 from jobs.port.findings import SourceFolder, find
 from jobs.port.report import backend_of, document, lines
-from jobs.submit.program import named_program
+from jobs.submit.program import find_program
 from jobs.submit.read import OWN_OPTIONS
 from trainium_catalogue.releases import TorchBackend
 
@@ -74,7 +74,7 @@ def port(
       python -m jobs port ./train.py --torch-backend torchneuron
       python -m jobs port -m mypkg.train --json
     """
-    program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
+    program = find_program(what, module, workdir, reserved=OWN_OPTIONS)
     if program is None:
         raise Refusal(
             "no-program",

@@ -13,7 +13,7 @@ from jobs.errors import Refusal, as_refusal, error_code, is_denied
 from jobs.job import LAUNCHER_VERDICT, Job, NodeLog, RunSummary
 from jobs.orchestrators import JobService
 from jobs.output.console import duration
-from jobs.output.explain import is_news
+from jobs.output.explain import is_informative
 from trainium_catalogue.exit_codes import ExitCode
 
 _LOG_LINES = 100
@@ -152,7 +152,7 @@ def _cluster_refusal(error: Exception) -> Refusal | None:
 def of_summary(run: RunSummary) -> RunEvidence:
     """Return the evidence in a run's summary."""
     found = RunEvidence(exit_code=run.exit_code if run.ended else None)
-    if is_news(run.status_reason):
+    if is_informative(run.status_reason):
         found.facts.append(Fact(source=EvidenceSource.REASON, text=str(run.status_reason)))
     found.facts.append(Fact(source=EvidenceSource.STATE, text=run.status))
     return found
@@ -165,10 +165,12 @@ def of_job(job: Job) -> RunEvidence:
     present: list[str] = []
     number = _attempt_number(job)
     reasons = [job.status_reason, *(node.status_reason for node in job.nodes)]
-    present += [str(reason) for reason in reasons if is_news(reason)]
+    present += [str(reason) for reason in reasons if is_informative(reason)]
     nodes = [attempt for node in job.nodes for attempt in node.attempts]
     for attempt in (*job.attempts, *nodes):
-        texts = [str(text) for text in (attempt.reason, attempt.status_reason) if is_news(text)]
+        texts = [
+            str(text) for text in (attempt.reason, attempt.status_reason) if is_informative(text)
+        ]
         (past if attempt.number < number else present).extend(texts)
     found.facts += [
         Fact(source=EvidenceSource.REASON, text=text) for text in dict.fromkeys(present)

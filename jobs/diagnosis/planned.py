@@ -19,7 +19,12 @@ from jobs.eks.nodes import NodeGroup, count_nodes
 from jobs.eks.service import EksService
 from jobs.errors import error_code
 from jobs.job import JobRequest
-from jobs.prerequisites import interface_endpoints, is_in_registry, sdk_of_image, zones_that_offer
+from jobs.prerequisites import (
+    interface_endpoints,
+    is_in_registry,
+    list_offering_zones,
+    sdk_of_image,
+)
 from trainium_catalogue import contract
 from trainium_catalogue.contract import ENV_NEURON_RELEASE, TAG_DEPLOYMENT, Orchestrator
 from trainium_catalogue.kubernetes import SCALER
@@ -266,7 +271,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         if not subnets:
             return
         ec2, kind = self.aws.ec2(), self.target.instance_type
-        zones = zones_that_offer(ec2, kind)
+        zones = list_offering_zones(ec2, kind)
         for subnet in ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]:
             zone = subnet["AvailabilityZoneId"]
             where = ", ".join(zones) or "no zone of this region"

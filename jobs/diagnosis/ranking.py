@@ -78,8 +78,10 @@ def ranked(evidence: RunEvidence) -> list[tuple[Cause, list[Fact]]]:
     explained: list[Fact] = []
     for _, cause, facts in found:
         # Skip a symptom whose facts are already explained by a root cause.
-        is_news = cause.rank is not Rank.SYMPTOM or any(fact not in explained for fact in facts)
-        if is_news and (is_normal or cause.rank is not Rank.NORMAL):
+        is_informative = cause.rank is not Rank.SYMPTOM or any(
+            fact not in explained for fact in facts
+        )
+        if is_informative and (is_normal or cause.rank is not Rank.NORMAL):
             causes.append((cause, facts))
             explained += facts
     return causes

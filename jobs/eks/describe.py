@@ -101,7 +101,7 @@ def num_attempts_failed(job: Json) -> int:
     return _restarts(job) + (_status(job) == "FAILED")
 
 
-def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) -> Job:
+def describe(job: Json, pods: Sequence[Json], endings: AttemptReports | None = None) -> Job:
     """Describe a job with its pods; ``endings`` cover attempts whose pods were deleted."""
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
@@ -158,7 +158,7 @@ def _command(job: Json) -> tuple[str, ...]:
 
 
 def _attempts(
-    job: Json, nodes: Sequence[Node], endings: Endings, *, ended: bool
+    job: Json, nodes: Sequence[Node], endings: AttemptReports, *, ended: bool
 ) -> tuple[Attempt, ...]:
     """List the ended attempts, whose pods may have been deleted."""
     restarts = _restarts(job)
@@ -339,18 +339,18 @@ class LauncherReport:
     reason: str
 
 
-Endings = Mapping[int, LauncherReport]
+AttemptReports = Mapping[int, LauncherReport]
 """Reports by attempt number."""
 
 
 @dataclass(slots=True)
-class EndingReader:
+class ReportReader:
     """Cached reader of the launchers' reports."""
 
     bucket: Bucket
-    _found: dict[str, tuple[float, Endings]] = field(default_factory=dict)
+    _found: dict[str, tuple[float, AttemptReports]] = field(default_factory=dict)
 
-    def read(self, run: str, job_id: str, *, attempts: int) -> Endings:
+    def read(self, run: str, job_id: str, *, attempts: int) -> AttemptReports:
         """Read the existing reports on a job's attempts, unless all ``attempts`` are already known.
 
         Reports are used only in explanations, so an unavailable bucket is ignored.
@@ -360,14 +360,14 @@ class EndingReader:
         if len(known) >= attempts or now - read_at < _READ_AGAIN_S:
             return known
         try:
-            known = read_endings(self.bucket, run, job_id)
+            known = read_reports(self.bucket, run, job_id)
         except Exception:
             known = {}
         self._found[job_id] = now, known
         return known
 
 
-def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
+def read_reports(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
     """Read each attempt's report from the main node, or else from the lowest-numbered node."""
     prefix = attempts_prefix(run, job_id)
     first: dict[int, int] = {}

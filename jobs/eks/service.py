@@ -25,7 +25,7 @@ from jobs.eks.cluster import (
 )
 from jobs.eks.describe import (
     STOPPED_BY,
-    EndingReader,
+    ReportReader,
     describe,
     num_attempts_failed,
     phase_of,
@@ -57,7 +57,7 @@ class EksService:
     aws: Aws
     target: Deployment
     _cluster: Cluster | None = None
-    _reader: EndingReader | None = None
+    _reader: ReportReader | None = None
     _logs: LogStreamsClient | None = None
     _built: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
 
@@ -213,9 +213,9 @@ class EksService:
             describe=self.describe,
         )
 
-    def _report_reader(self) -> EndingReader:
+    def _report_reader(self) -> ReportReader:
         if self._reader is None:
-            self._reader = EndingReader(Bucket(client=self.aws.s3(), name=self.target.bucket))
+            self._reader = ReportReader(Bucket(client=self.aws.s3(), name=self.target.bucket))
         return self._reader
 
     def _dry_run(self, request: JobRequest) -> Any:

@@ -64,6 +64,6 @@ def describe_zone(position: ZonePosition) -> str:
     )
 
 
-def is_news(reason: str | None) -> bool:
+def is_informative(reason: str | None) -> bool:
     """Return whether a reason states more than that a container ended."""
     return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _UNINFORMATIVE)

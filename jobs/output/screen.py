@@ -15,7 +15,7 @@ from jobs.deployment import Deployment
 from jobs.job import LAUNCHER_VERDICT, Attempt, Explanation, Job, JobKind, Shape
 from jobs.orchestrators import JobService
 from jobs.output.console import duration, follow_command, timestamp
-from jobs.output.explain import explain, explain_exit, is_news
+from jobs.output.explain import explain, explain_exit, is_informative
 from jobs.output.follow import (
     AttemptEnded,
     AttemptStarted,
@@ -98,11 +98,11 @@ def describe_event(
     match event:
         case StatusChanged(status=status, reason=reason, explanation=waits):
             found = waits or explain(exit_code=None, reasons=(reason,))
-            why = f": {reason}" if is_news(reason) else ""
+            why = f": {reason}" if is_informative(reason) else ""
             return f"{status}{why}{f' - {found.meaning}; {found.remedy}' if found else ''}"
         case AttemptEnded(attempt=attempt, max_attempts=most, orchestrator=by):
             of = f" of {most}" if most else ""
-            ending = describe_ending(attempt)
+            ending = describe_outcome(attempt)
             return f"attempt {attempt.number}{of} ended, {ending}; {by.who} starts another attempt"
         case AttemptStarted(number=number):
             return f"attempt {number}"
@@ -114,11 +114,11 @@ def describe_event(
             return f"no response, retrying: {message}"
 
 
-def describe_ending(attempt: Attempt) -> str:
+def describe_outcome(attempt: Attempt) -> str:
     """Describe how an attempt ended."""
     parts = [] if attempt.exit_code is None else [f"exit code {attempt.exit_code}"]
     reasons = attempt.status_reason, attempt.reason
-    parts += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    parts += [str(reason) for reason in dict.fromkeys(reasons) if is_informative(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)
     if found:
         parts.append(found.meaning)
@@ -139,7 +139,7 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     code = ending.exit_code if ending else None
     reasons = job.status_reason, ending.reason if ending else None
     parts = [] if code is None else [f"exit code {code}"]
-    parts += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
+    parts += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_informative(reason)]
     found = explain(exit_code=code, reasons=reasons)
     if found and code in RETRIED and found == explain_exit(code):
         # The remedy for such a code is another attempt, but none are left.
@@ -169,7 +169,7 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     if job.nodes and job.nodes[0].name is not None:
         lines.append(f"rank 0 runs in pod {job.nodes[0].name}")
     found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
-    if not job.ended and is_news(job.status_reason):
+    if not job.ended and is_informative(job.status_reason):
         lines.append(str(job.status_reason))
     if not job.ended and found:
         lines.append(f"{found.meaning}; {found.remedy}")

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from jobs.job import Attempt, Job, Node, RunSummary
 from jobs.output.console import duration, timestamp
-from jobs.output.explain import explain, explain_exit, is_news
+from jobs.output.explain import explain, explain_exit, is_informative
 from trainium_catalogue.workloads import Hardware
 
 _STATUS_COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
@@ -107,7 +107,7 @@ def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[s
 
 def reason_of(run: RunSummary) -> str:
     """Return why a run waits or failed; empty if its summary does not show it."""
-    if is_news(run.status_reason):
+    if is_informative(run.status_reason):
         return str(run.status_reason)
     found = explain_exit(run.exit_code) if run.status == "FAILED" else None
     return "" if found is None else f"exit code {run.exit_code}: {found.meaning}"
@@ -143,7 +143,7 @@ def _outcome_cells(status: str, attempt: Attempt) -> tuple[Text, str, str]:
 def _attempt_reason(attempt: Attempt) -> str:
     """Return why an attempt ended, without its exit code."""
     reasons = attempt.status_reason, attempt.reason
-    parts = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    parts = [str(reason) for reason in dict.fromkeys(reasons) if is_informative(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)
     return "; ".join([*parts, *([found.meaning] if found else [])])
 

@@ -23,7 +23,7 @@ from jobs.port.values import (
     guess,
     on_device,
 )
-from jobs.port.walk import PASSED_ON, Walk
+from jobs.port.walk import ITERATION_WRAPPERS, Walk
 
 _HOST_METHODS = frozenset(
     {"size", "dim", "numel", "nelement", "stride", "element_size", "get_device", "is_contiguous",
@@ -223,7 +223,7 @@ class CallWalk(Walk):
             if None in named or node.args:
                 return self.collected(every)
             return Record(tuple(zip(map(str, named), every, strict=True)))
-        if last in PASSED_ON or last in ("zip", "enumerate"):
+        if last in ITERATION_WRAPPERS or last in ("zip", "enumerate"):
             return every[0] if every else Content.HOST
         return None
 

@@ -13,7 +13,7 @@ from jobs.port.rules import RULES, Hazard
 from jobs.port.tensors import Tensors
 from jobs.port.training import TrainingSteps
 from jobs.program.entry import Entry
-from jobs.program.grammar import imported_files, parsed_source, too_nested
+from jobs.program.grammar import imported_files, parse_source, too_nested
 
 MAX_BYTES = 2_000_000
 """Size limit of a source file; handwritten code is far smaller."""
@@ -99,7 +99,7 @@ def _parse(path: str, data: bytes) -> ast.Module:
     if len(data) > MAX_BYTES:
         raise _too_large(path)
     try:
-        return parsed_source(path, data)
+        return parse_source(path, data)
     except Refusal:
         raise
     except SyntaxError as error:

@@ -27,7 +27,7 @@ from jobs.port.values import (
 if TYPE_CHECKING:
     from jobs.port.tensors import Tensors
 
-PASSED_ON = frozenset(
+ITERATION_WRAPPERS = frozenset(
     {"tqdm", "iter", "list", "tuple", "reversed", "cycle", "islice", "trange", "track", "sorted",
      "set", "progress_bar", "log_every", "prefetcher"}
 )  # fmt: skip
@@ -444,7 +444,7 @@ class Walk:
             if last in ("range", "count", "trange"):
                 self.value(node)
                 return Content.HOST
-            if last in PASSED_ON and node.args:
+            if last in ITERATION_WRAPPERS and node.args:
                 return self.iterated(node.args[0])
             if last in ("items", "named_parameters", "named_buffers"):
                 held = self.value(node)

@@ -68,7 +68,7 @@ def check_grammar(
         waiting += imported_files(tree, path, root, contents)
 
 
-def parsed_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
+def parse_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
     """Parse a user's source; refuse code nested too deeply, and propagate Python's other errors."""
     try:
         with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def _parse(
     here = sys.version_info[:2]
     grammar = min(here, python or here)
     try:
-        return parsed_source(path, data, grammar)
+        return parse_source(path, data, grammar)
     except Refusal:
         raise
     except SyntaxError as error:

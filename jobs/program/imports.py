@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.program.entry import SOURCES, Entry
-from jobs.program.grammar import imported_files, parsed_source
+from jobs.program.grammar import imported_files, parse_source
 
 _IN_IMAGE = frozenset({"training", "trainium_catalogue"})
 _CLONE = Path(__file__).resolve().parents[2]
@@ -72,7 +72,7 @@ def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Im
             continue
         seen.add(path)
         try:
-            tree = parsed_source(path, contents[path])
+            tree = parse_source(path, contents[path])
         except (SyntaxError, ValueError):
             continue  # newer grammar, or already refused
         for statement in tree.body:

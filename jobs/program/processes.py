@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from jobs.program.grammar import parsed_source
+from jobs.program.grammar import parse_source
 
 _SPAWNERS = frozenset(
     {
@@ -72,7 +72,7 @@ def process_warnings(
     """
     for path in sorted(contents):
         try:
-            tree = parsed_source(path, contents[path])
+            tree = parse_source(path, contents[path])
         except (SyntaxError, ValueError):
             continue  # already refused, not imported, or for another Python version
         for line, remark in _File(tree).remarks(is_alone=on_node == 1):

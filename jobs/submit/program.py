@@ -108,7 +108,7 @@ class ProgramSpec:
         return {"code": self.bundle.sha256, **which, **settings, **given, **env}
 
 
-def named_program(
+def find_program(
     word: str | None, module: str | None, workdir: Path | None, *, reserved: Collection[str]
 ) -> Program | None:
     """Return the program named on a command line; None for a catalogue workload.

@@ -110,9 +110,9 @@ def read_spec(
         run = run_name(options.name, values.workload.name)
     else:
         # Imported here, because catalogue workloads do not need it.
-        from jobs.submit.program import named_program, packed
+        from jobs.submit.program import find_program, packed
 
-        named = named_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
+        named = find_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
         assert named is not None
         values = read_parameters(named.workload, argv, assignments)
         run = run_name(options.name, named.name)

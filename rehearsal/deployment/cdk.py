@@ -77,8 +77,8 @@ def shell_functions(settings: Settings) -> str:
     keys = " ".join(f"-c {quote(f'{key}={value}')}" for key, value in context(settings).items())
     deploy = "--all --app cdk.out --method=direct --require-approval never"
     return (
-        f'rehearsed_synth() {{ cdk synth --quiet {keys} "$@"; }}\n'
-        f'rehearsed_deploy() {{ cdk deploy {deploy} "$@"; }}\n'
+        f'rehearsal_synth() {{ cdk synth --quiet {keys} "$@"; }}\n'
+        f'rehearsal_deploy() {{ cdk deploy {deploy} "$@"; }}\n'
     )
 
 

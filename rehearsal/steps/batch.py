@@ -15,7 +15,7 @@ from rehearsal.deployment.state import RehearsalFolder, Settings
 from rehearsal.proofs import training as evidence
 from rehearsal.receipt import BatchTraining
 from rehearsal.report import curve
-from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
+from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, own_parameters, read_finished_run
 from rehearsal.steps.runner import Chain, Runner, flags, step
 
 WORKLOAD = "llama-tiny"
@@ -175,7 +175,7 @@ def run(
     )
     return BatchTraining(
         steps=runner.steps,
-        run=ended_run(runner, "train", run=RUN, fault=fault_kind(settings)),
+        run=read_finished_run(runner, "train", run=RUN, fault=fault_kind(settings)),
         killed_after=KILLED_AFTER,
         resumed_from=results.resumed_from,
         attempts=results.attempts,

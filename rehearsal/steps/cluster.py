@@ -15,7 +15,7 @@ from rehearsal.proofs import training as evidence
 from rehearsal.proofs.tensorboard import DRAWN
 from rehearsal.receipt import ClusterTraining, ReceiptCheck
 from rehearsal.report import curve
-from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
+from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, own_parameters, read_finished_run
 from rehearsal.steps.notifications import subscribed
 from rehearsal.steps.runner import Chain, Runner, Step, flags, step
 from trainium_catalogue import contract, kubernetes
@@ -431,7 +431,9 @@ def run(
         # A refused submission has no job.
         if (step := runner.step(name)) is not None and step.exit_code in (0, 1):
             fault = "kill-child" if name == BERT else None
-            result.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
+            result.runs.append(
+                read_finished_run(runner, name, run=name, fault=fault, on_cluster=True)
+            )
     if all((step := runner.step(name)) and step.exit_code == 0 for name in (MNIST, BERT)):
         _check(result, aws=aws, folder=folder, log=runner.log(BERT), values=parameters(settings))
         ids = {run.run: str(run.job_id) for run in result.runs}

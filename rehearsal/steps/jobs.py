@@ -126,7 +126,7 @@ def armed(
             ssm.delete_parameter(Name=name)
 
 
-def ended_run(
+def read_finished_run(
     runner: Runner, step: str, *, run: str, fault: str | None, on_cluster: bool = False
 ) -> RunRecord:
     """Read the outcome of a step's job from ``jobs status``."""

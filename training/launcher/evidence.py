@@ -27,7 +27,7 @@ from training.core.compilers import is_compiler
 from training.core.contract import DeviceKind
 from training.core.processes import descendants, find_marked, is_gone, parents
 from training.core.progress import ENV_SCRATCH, WorkerState, read_states
-from training.launcher.messages import Evidence, Message, Movement
+from training.launcher.messages import Evidence, Message, ProgressReport
 from training.program.reports import (
     OUTPUT_FILE,
     PREPARATION_FILE,
@@ -208,14 +208,14 @@ class ProgramLiveness:
         self._program_started_s = now_s
 
     def messages(self, now_s: float, doing: str) -> Iterator[Message]:
-        """Yield messages for the main node; ``doing`` is a field of ``Movement``."""
+        """Yield messages for the main node; ``doing`` is a field of ``ProgressReport``."""
         has_progressed = self._has_progressed(now_s)
         if has_progressed:
             self._progress_s = now_s
         is_due = has_progressed and now_s - self._reported_s >= _MESSAGE_INTERVAL_S
         if is_due or self._cache.compiling != self._reported_compiling:
             self._reported_s, self._reported_compiling = now_s, self._cache.compiling
-            movement = Movement(doing=doing, compiling=self._reported_compiling)
+            movement = ProgressReport(doing=doing, compiling=self._reported_compiling)
             yield {"type": "moved", **asdict(movement)}
         if (evidence := self._new_evidence(now_s)) is not None:
             yield {"type": "seen", **asdict(evidence)}

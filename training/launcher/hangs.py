@@ -11,7 +11,7 @@ from dataclasses import replace
 from training.core.compilers import COMPILER
 from training.core.contract import DeviceKind, NodeContract
 from training.core.progress import MAX_COMPILE_S
-from training.launcher.messages import Departure, Evidence, Message, Movement
+from training.launcher.messages import Departure, Evidence, Message, ProgressReport
 from training.launcher.node import JobObserver
 from training.launcher.verdict import Verdict, join_first
 from trainium_catalogue.contract import ENV_PROGRESS_FILE
@@ -57,7 +57,7 @@ class ProgramObserver(JobObserver):
             case "prepared":
                 self._prepared.add(node)
             case "moved":
-                movement = typed(message, Movement)
+                movement = typed(message, ProgressReport)
                 self._doing[node] = movement.doing
                 (self._compiling.add if movement.compiling else self._compiling.discard)(node)
             case "left":

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from trainium_catalogue.models.presets import LLAMA_PRESETS, model_named
+from trainium_catalogue.models.presets import LLAMA_PRESETS, find_model
 from trainium_catalogue.parameters.parameter import Parameter, Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import pretrain_parameters, training_parameters
@@ -73,7 +73,7 @@ def llama_values(num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
 
 def family_values(model: str, num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
     """Return the parameters of a decoder of ``models.MODELS``, with the Llama's sizes."""
-    values = {p.name: p.default for p in pretrain_parameters(model_named(model))}
+    values = {p.name: p.default for p in pretrain_parameters(find_model(model))}
     return _adjust({**values, "head-dim": HEAD_DIM}, num_ranks, tensor_parallel)
 
 

@@ -148,7 +148,7 @@ def application(
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
             groups = request.headers.getall("Impersonate-Group", [])
-            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
+            request[_CALLER] = rbac.resolve_impersonation(caller, request.headers, groups)
             # TorchX does a dry run of each creation.
             if "dryRun" in request.query and request.method != "POST":
                 raise errors.bad_request(

@@ -98,7 +98,9 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
     return (access(verb),)
 
 
-def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[str]) -> Caller:
+def resolve_impersonation(
+    caller: Caller, headers: Mapping[str, str], groups: Iterable[str]
+) -> Caller:
     """Return the user whom an administrator impersonates, as with ``kubectl --as``, or the caller.
 
     Any other caller who impersonates a user is refused.
@@ -129,7 +131,7 @@ class Authorizer:
             if not self._allows(caller, access):
                 raise _forbidden(caller, access)
 
-    def asked_by(self, name: str) -> frozenset[Access]:
+    def accesses_requested_by(self, name: str) -> frozenset[Access]:
         """Return every permission needed by a user's requests, granted or not."""
         with self._lock:
             return frozenset(access for caller, access in self._requested if caller == name)

@@ -220,7 +220,7 @@ class VolcanoController:
             return  # policies handle these pods' events first
         if admitted:
             counts = Counts.of(pods)
-            status = {**counts.status(), **volcano_objects.counted_by_task(pods)}
+            status = {**counts.status(), **volcano_objects.count_by_task(pods)}
             self._set(job, next_phase(job, counts), status)
         else:
             # Until the gang is admitted, the previous attempt's counts apply: a job whose nodes are
@@ -245,7 +245,7 @@ class VolcanoController:
         status: Json = {
             **Counts.of(left).status(),
             "terminating": len(pods) - len(left),
-            **volcano_objects.counted_by_task(left),
+            **volcano_objects.count_by_task(left),
             "version": job["status"].get("version", 0) + 1,
         }
         if phase == "Restarting":

@@ -46,7 +46,7 @@ def age(job: Json) -> tuple[str, str]:
     return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
-def counted_by_task(pods: list[Json]) -> Json:
+def count_by_task(pods: list[Json]) -> Json:
     """Return the part of a job's status that counts the pods of each task by phase."""
     tasks: dict[str, Json] = {}
     for pod in pods:

@@ -319,7 +319,7 @@ def test_job_moved_to_another_zone_is_not_failed(
         for zone, queue in (("a", described["jobQueue"]), ("b", "cpu-queue"))
     ]
     inbox.cli.parameter(contract.SSM_BATCH_ZONES, json.dumps({"zones": zones}))
-    inbox.cli.client("s3").delete_object(Bucket="bucket", Key=contract.NOTIFICATIONS_TOLD)
+    inbox.cli.client("s3").delete_object(Bucket="bucket", Key=contract.NOTIFICATIONS_SENT)
 
     assert inbox.call() == []
 

@@ -17,7 +17,7 @@ from training.core.contract import DeviceKind
 from training.core.progress import ENV_SCRATCH, MAX_COMPILE_S
 from training.launcher.evidence import CompileCacheWatch, ProgramLiveness
 from training.launcher.hangs import DEPARTURE_LIMIT_S, ProgramObserver
-from training.launcher.messages import IMMEDIATE_EXIT_S, Departure, Message, Movement
+from training.launcher.messages import IMMEDIATE_EXIT_S, Departure, Message, ProgressReport
 from training.launcher.verdict import Verdict
 from training.program.snapshots.graphs import unlock
 from trainium_catalogue.exit_codes import ExitCode
@@ -38,7 +38,7 @@ def watch(*left: tuple[int, Departure], prepared: int = 2) -> ProgramObserver:
 
 
 def moved(doing: str = "", *, compiling: bool = False) -> Message:
-    return {"type": "moved", **asdict(Movement(doing=doing, compiling=compiling))}
+    return {"type": "moved", **asdict(ProgressReport(doing=doing, compiling=compiling))}
 
 
 def test_any_node_keeps_the_job_alive() -> None:

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel, parallelize_module
 
 from training.models.initial import generator
-from training.models.llama.parallel import outputs_split
+from training.models.llama.parallel import output_sharding_style
 from trainium_catalogue.parameters.lora import ROW_PARALLEL, Lora
 
 DOWN, UP = "lora_A", "lora_B"
@@ -66,7 +66,7 @@ def attach(
             module.register_module(DOWN, nn.Linear(module.in_features, lora.rank, bias=False))
             module.register_module(UP, nn.Linear(lora.rank, module.out_features, bias=False))
         if mesh is not None:
-            style: Any = {UP: outputs_split(name, model.config, mesh)}
+            style: Any = {UP: output_sharding_style(name, model.config, mesh)}
             if name.endswith(ROW_PARALLEL):
                 style = {DOWN: RowwiseParallel()}
                 if sequence_parallel:

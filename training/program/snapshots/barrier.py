@@ -50,7 +50,7 @@ class NodeListing:
         document = [entries_document(self.entries), self.final, self.missing, self.since]
         return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:32]
 
-    def held_until(self, until: float) -> NodeListing:
+    def extend_until(self, until: float) -> NodeListing:
         """Return the same listing, with a later end."""
         return replace(self, until=until)
 

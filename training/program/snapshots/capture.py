@@ -239,7 +239,7 @@ class Capture:
             place: known for place, known in self._known.items() if known[1] not in digests
         }
 
-    def was_rewritten(self, path: str) -> None:
+    def mark_rewritten(self, path: str) -> None:
         """Record that the program modifies a file in place; from now on it is copied."""
         for root in Root:
             self._rewritten.add((root, path))

@@ -281,7 +281,7 @@ class Coordinator:
                 del listings[name]
             for name, until in self._until.get(node, {}).items():
                 if name in listings and until > listings[name].until:
-                    listings[name] = listings[name].held_until(until)
+                    listings[name] = listings[name].extend_until(until)
         self._listings = {node: listings for node, listings in self._listings.items() if listings}
 
     def _has_contents(self, snapshot: JobSnapshot) -> bool:

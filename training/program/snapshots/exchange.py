@@ -143,7 +143,7 @@ class Exchange:
         return clock_text(newest.at) if newest else "the beginning"
 
     @property
-    def newest_stays(self) -> str:
+    def remaining_text(self) -> str:
         """Description of the snapshot from which the next attempt will resume."""
         if not self._settings.is_main:
             return "the previous one remains"

@@ -258,13 +258,13 @@ class Uploader:
             self.error, self._captured = "", captured
             self._changed.notify_all()
 
-    def held_until(self, since: float, until: float) -> None:
+    def extend_until(self, since: float, until: float) -> None:
         """Extend the validity of the state from ``since``."""
         with self._changed:
             if self._captured is not None and self._captured.since == since:
                 self._captured = replace(self._captured, until=max(until, self._captured.until))
             self._history = tuple(
-                listing.held_until(until)
+                listing.extend_until(until)
                 if listing.since == since and until > listing.until
                 else listing
                 for listing in self._history
@@ -286,7 +286,7 @@ class Uploader:
                 self._upload(captured)
             except FileChanged as changed:
                 # The file is modified in place, so copy it from now on.
-                self._capture.was_rewritten(str(changed))
+                self._capture.mark_rewritten(str(changed))
                 error = f"{changed} was modified during the upload"
             except UploadCancelled:
                 error = "there was not enough time to upload everything"

@@ -126,7 +126,7 @@ class SnapshotWriter:
 
     def _turn(self) -> None:
         self._watch.scan(self._clock)
-        self._uploader.held_until(self._watch.since, self._watch.until)
+        self._uploader.extend_until(self._watch.since, self._watch.until)
         self._check_size_limit()
         self._broken = self._broken or self._has_lost_workers()
         if self._broken or self._problem is not None:
@@ -349,7 +349,7 @@ class SnapshotWriter:
         return all(state.done or state.rank in failed for state in states)
 
     def _incomplete(self, why: str, code: ExitCode = ExitCode.HOST) -> Problem:
-        reason = f"last snapshot incomplete{why}; {self._exchange.newest_stays}"
+        reason = f"last snapshot incomplete{why}; {self._exchange.remaining_text}"
         log.info("snapshots: %s", reason)
         return Problem(code=code, reason=reason)
 

@@ -55,7 +55,7 @@ class Wheel:
         return f"{self.package.name}=={self.package.version} --hash=sha256:{self.sha256}\n"
 
     @property
-    def in_marker(self) -> WheelFile:
+    def marker_entry(self) -> WheelFile:
         """The wheel's entry in the marker."""
         size = self.path.stat().st_size
         return WheelFile(name=self.path.name, bytes=size, sha256=self.sha256)
@@ -81,7 +81,7 @@ def run(job: Job) -> None:
         bucket.at(wheels_prefix(key)),
         key=key,
         text=text,
-        environment=builders_environment(job.variables),
+        environment=build_environment(job.variables),
         report=job.progress.report,
     )
 
@@ -120,7 +120,7 @@ def collect(
     )
 
 
-def builders_environment(variables: Mapping[str, str]) -> dict[str, str]:
+def build_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for pip.
 
     Code that packages run at build time must not get the job's credentials, nor import this
@@ -169,7 +169,7 @@ def _store(
             python=platform.python_version(), packages=packages.fixed_versions(installed)
         ),
         lock_sha256=hashlib.sha256(lock).hexdigest(),
-        wheels=tuple(wheel.in_marker for wheel in wheels),
+        wheels=tuple(wheel.marker_entry for wheel in wheels),
     )
     try:
         objects.put(WHEELS_MARKER, json.dumps(asdict(marker), indent=2).encode(), if_absent=True)

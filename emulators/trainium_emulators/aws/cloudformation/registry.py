@@ -71,7 +71,7 @@ UPDATE: Mapping[str, Update] = _merge("update")
 DELETE: Mapping[str, Delete] = _merge("delete")
 REPLACED_BY: Mapping[str, frozenset[str]] = _merge("replaced_by")
 
-UNDERSTOOD: Mapping[str, frozenset[str]] = {
+SUPPORTED_PROPERTIES: Mapping[str, frozenset[str]] = {
     name: frozenset(entry.get("honored", []) + entry.get("accepted", []))
     for name, entry in tomllib.loads(
         (files("trainium_emulators.aws.cloudformation") / "properties.toml").read_text()
@@ -94,12 +94,12 @@ _UPDATED_BY_MOTO = frozenset(
 
 def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
     """Return why a resource cannot be rehearsed; None if it can."""
-    if resource_type not in UNDERSTOOD:
+    if resource_type not in SUPPORTED_PROPERTIES:
         return (
             f"the rehearsal has no model of {resource_type}; "
             "add one to trainium_emulators/aws/cloudformation and its properties to properties.toml"
         )
-    unknown = sorted(set(properties) - UNDERSTOOD[resource_type])
+    unknown = sorted(set(properties) - SUPPORTED_PROPERTIES[resource_type])
     if unknown:
         return (
             f"the rehearsal does not support {', '.join(unknown)} of {resource_type}; honor it in "

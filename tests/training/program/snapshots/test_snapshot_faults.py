@@ -291,7 +291,7 @@ folder, staging = Path(sys.argv[1]) / "kept", Path(sys.argv[1]) / "staging"
 folder.mkdir()
 (folder / "model.bin").write_bytes(bytes(5_000_000))
 capture = Capture(staging)
-capture.was_rewritten("model.bin")
+capture.mark_rewritten("model.bin")
 for _ in range(2):
     (item,) = capture.hold(Root.CHECKPOINTS, folder, scan(folder), frozenset())
     item = capture.checksum(item)

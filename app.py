@@ -73,7 +73,7 @@ def build(app: cdk.App, config: AppConfig) -> None:
 
 
 def warn_about_dates(app: cdk.App, config: AppConfig, today: date) -> None:
-    """Warn about old versions and images; unlike these warnings, templates ignore the date."""
+    """Warn about old versions and images; these warnings depend on the date, templates do not."""
     network = app.node.find_child(config.stack_name("network"))
     for warning in config.dated_warnings(today):
         cdk.Annotations.of(network).add_warning_v2(warning.id, warning.message)

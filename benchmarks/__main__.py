@@ -50,7 +50,7 @@ RECEIPT = ROOT / "build" / "rehearsal" / "receipt.json"
 
 @dataclass(frozen=True, slots=True)
 class ComparisonGroup:
-    """Comparisons with a shared set-up, which happens when the first is measured."""
+    """Comparisons with a shared set-up, which runs before the first of them is measured."""
 
     names: tuple[str, ...]
     make: Callable[[], list[Comparison]]
@@ -61,7 +61,7 @@ def groups(
 ) -> list[ComparisonGroup]:
     """List all comparisons; ``stack`` closes shared resources.
 
-    ``small`` reduces the work where possible, because times do not matter.
+    ``small`` reduces the work where possible, for smoke tests, whose times do not matter.
     """
 
     @cache
@@ -168,7 +168,7 @@ def report(console: Console, result: BenchResult) -> None:
     RESULT.write_text(json.dumps(asdict(result), indent=2) + "\n")
     console.print(table(result.benchmarks))
     receipt = json.loads(RECEIPT.read_text()) if RECEIPT.exists() else {}
-    # `rehearsal up` has no first result.
+    # The receipt of `rehearsal up` contains no first result.
     if (first := receipt.get("first_result")) is not None:
         console.print(
             f"the last rehearsal printed its first result after {first['seconds']:.0f} s on this "
@@ -185,7 +185,7 @@ def main(
         list[str] | None, typer.Option(help="Comparison to run; repeatable. All by default.")
     ] = None,
     smoke: Annotated[
-        bool, typer.Option("--smoke", help="Run one pair each as a smoke test; write nothing.")
+        bool, typer.Option("--smoke", help="Smoke test: one pair per comparison; write nothing.")
     ] = False,
 ) -> None:
     """Compare this project with its alternatives, side by side.

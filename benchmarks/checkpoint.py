@@ -78,7 +78,7 @@ def ask(process: subprocess.Popen[str], request: str) -> float:
 
 
 def serve(folder: Path) -> None:
-    """For each line of standard input, save as it specifies and print the seconds of the stall."""
+    """For each line of standard input, save in the mode it names; print the stall in seconds."""
     import torch
 
     from training.checkpoint import Checkpoints

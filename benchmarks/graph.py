@@ -61,7 +61,7 @@ def comparisons(
 
     @cache
     def product() -> Parts:
-        return _lowered(environment, "llama2-7b", f"--num-layers={LAYERS}", note=note)
+        return _lower(environment, "llama2-7b", f"--num-layers={LAYERS}", note=note)
 
     @cache
     def baseline() -> Parts:
@@ -69,7 +69,7 @@ def comparisons(
         if not (example / "modeling_llama_nxd.py").is_file():
             raise MissingRequirement(f"{example} does not contain AWS's example")
         arguments = ("--aws", str(example), f"--num_hidden_layers={LAYERS}")
-        return _lowered(environment, *arguments, note=note)
+        return _lower(environment, *arguments, note=note)
 
     def comparison(figure: _Figure) -> Comparison:
         return Comparison(
@@ -103,7 +103,7 @@ def _python() -> str:
     raise MissingRequirement("torch_xla is not installed; make test-nxd sets up its environment")
 
 
-def _lowered(environment: Mapping[str, str], *arguments: str, note: Callable[[str], None]) -> Parts:
+def _lower(environment: Mapping[str, str], *arguments: str, note: Callable[[str], None]) -> Parts:
     """Lower the step's graphs in a separate process, and count their costs."""
     source = _source(environment)
     with tempfile.TemporaryDirectory() as name:
@@ -121,7 +121,7 @@ def _lowered(environment: Mapping[str, str], *arguments: str, note: Callable[[st
             text=True,
         )
         if done.returncode:
-            raise RuntimeError(f"{' '.join(arguments)} was not lowered:\n{done.stderr[-4000:]}")
+            raise RuntimeError(f"lowering {' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
         parts = {part: cost((folder / f"{part}.hlo").read_text()) for part in _PARTS}
         parts["micro-batch"].flops += flops_within(folder)
     for part, figures in parts.items():

@@ -21,7 +21,7 @@ NAMES = tuple(f"neuron-operations-tp{degree}" for degree in _DEGREES)
 
 
 def comparisons(environment: Mapping[str, str]) -> list[Comparison]:
-    """Compare each tensor-parallel degree, counting steps only once."""
+    """Compare each tensor-parallel degree, counting the operations of each only once."""
 
     @cache
     def counted(degree: int) -> dict[str, float]:
@@ -59,6 +59,6 @@ def _counted(environment: Mapping[str, str], degree: int) -> dict[str, float]:
         text=True,
     )
     if done.returncode:
-        raise RuntimeError(f"steps were not counted:\n{done.stdout}\n{done.stderr[-4000:]}")
+        raise RuntimeError(f"counting the operations failed:\n{done.stdout}\n{done.stderr[-4000:]}")
     operations: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
     return operations

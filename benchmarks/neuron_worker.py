@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 FEW, MANY = 2, 4
-"""Numbers of layers of the two models whose difference is the cost of a layer."""
-_STEADY = 2
+"""Layer counts of two models, which are compared to derive the cost of one layer."""
+_NUM_WARMUP_STEPS = 2
 """Number of warm-up steps, after which nothing is compiled."""
 _SHAPE = (
     *("--vocab-size=256", "--hidden-size=32", "--intermediate-size=64", "--seq-len=16"),
@@ -16,7 +16,7 @@ _SHAPE = (
 
 
 def main() -> None:
-    """Count the operations of our steps and, on one rank, of plain PyTorch's."""
+    """Count the operations of our steps and, with a single rank, those of plain PyTorch."""
     from trainium_emulators.neuron_device.device import register
 
     register(os.environ, report=False)
@@ -52,7 +52,7 @@ def ours(layers: int) -> list[int]:
         # Only the first step may wait for the device: our code then checks for operators that ran
         # on the CPU.
         forbidden = ["graph_breaks", *(["host_syncs"] if number > 1 else [])]
-        forbidden += ["graphs", "new_signatures"] if number > _STEADY else []
+        forbidden += ["graphs", "new_signatures"] if number > _NUM_WARMUP_STEPS else []
         assert not any(step[name] for name in forbidden), (number, step)
     return [step["operations"] for step in steps]
 
@@ -84,7 +84,7 @@ def plain(layers: int) -> list[int]:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
     ids = torch.zeros(2, 16, dtype=torch.int64, device="neuron")
     operations = []
-    for _ in range(_STEADY + 1):
+    for _ in range(_NUM_WARMUP_STEPS + 1):
         COUNTS.reset()
         model(input_ids=ids, labels=ids).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

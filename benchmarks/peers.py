@@ -24,10 +24,10 @@ NAMES = ("peers-dropped", "peers-silent")
 MANY = 1000
 _FEW = 10
 _HEARTBEAT_S = 1.0
-_JOINED_WITHIN_S = 60.0
-_STOPPED_WITHIN_S = 45.0
+_JOIN_TIMEOUT_S = 60.0
+_STOP_TIMEOUT_S = 45.0
 _MAX_MEMORY_MIB = 1000
-_ENDED_WITHIN_S = 120.0
+_EXIT_TIMEOUT_S = 120.0
 
 
 class PeerFault(StrEnum):
@@ -48,7 +48,7 @@ class PeerMeasurement:
     memory_mib: float
     """Peak memory of the launcher."""
     cpu_s: float
-    """CPU time of the launcher until then."""
+    """CPU time of the launcher until it stopped the peers."""
     exit_code: int
     output: str
 
@@ -132,10 +132,10 @@ class SimulatedJob:
                     all_joined.set()
 
         reading = asyncio.create_task(read())
-        peers = await self._connected(main, job_id, stopped)
+        peers = await self._connect_peers(main, job_id, stopped)
         silent: set[int] = set()
         heartbeats = asyncio.create_task(_send_heartbeats(peers, silent))
-        await _wait_for(all_joined, _JOINED_WITHIN_S, output)
+        await _wait_for(all_joined, _JOIN_TIMEOUT_S, output)
         joined_s = time.monotonic() - began_s
 
         lost = self.num_nodes // 2
@@ -146,10 +146,10 @@ class SimulatedJob:
             transport = peers[lost].transport
             assert transport is not None
             transport.abort()
-        await _wait_for(stopped, _STOPPED_WITHIN_S, output)
+        await _wait_for(stopped, _STOP_TIMEOUT_S, output)
         stopped_s = time.monotonic() - fault_s
         memory_mib, cpu_s = _memory_and_cpu_time(main.pid)
-        exit_code = await asyncio.wait_for(main.wait(), _ENDED_WITHIN_S)
+        exit_code = await asyncio.wait_for(main.wait(), _EXIT_TIMEOUT_S)
         await reading
         heartbeats.cancel()
         measurement = PeerMeasurement(
@@ -164,7 +164,7 @@ class SimulatedJob:
             raise RuntimeError(f"{memory_mib:.0f} MiB\n{measurement.output}")
         return measurement
 
-    async def _connected(
+    async def _connect_peers(
         self, main: asyncio.subprocess.Process, job_id: str, stopped: asyncio.Event
     ) -> dict[int, _Peer]:
         """Connect every peer as soon as the main node listens."""
@@ -229,7 +229,7 @@ def _memory_and_cpu_time(pid: int) -> tuple[float, float]:
 def comparisons(
     environment: Mapping[str, str], note: Callable[[str], None], *, small: bool
 ) -> list[Comparison]:
-    """Compare the time to detect a lost node among a thousand nodes and among ten.
+    """Compare the time to stop a job that lost a node, with a thousand nodes and with ten.
 
     ``small`` shortens the peer timeout.
     """

@@ -29,7 +29,7 @@ _REGION = "us-east-1"
 _MB = 1_000_000
 _STEPS, _SMALL_STEPS = 600, 40
 """Steps that take about 30 seconds, or 2, on one core."""
-_WRITTEN, _SMALL_WRITTEN = 350 * _MB, 20 * _MB
+_WRITTEN_BYTES, _SMALL_WRITTEN_BYTES = 350 * _MB, 20 * _MB
 _EVERY_S, _SMALL_EVERY_S = 10.0, 1.0
 _RESTORED = (600, 150, 100, 50, 50, 30, 10, *(1 for _ in range(10)))
 """Sizes of the snapshot's files in MB."""
@@ -209,7 +209,7 @@ def _train(with_snapshots: bool, small: bool) -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(768, 768) for _ in range(4)))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.rand(512, 768)
-    state = torch.rand((_SMALL_WRITTEN if small else _WRITTEN) // 4)
+    state = torch.rand((_SMALL_WRITTEN_BYTES if small else _WRITTEN_BYTES) // 4)
     steps = _SMALL_STEPS if small else _STEPS
     began_s = 0.0
     for step in range(-3, steps):

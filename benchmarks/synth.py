@@ -45,7 +45,7 @@ def _compare_with_empty_app(
     *,
     target: float,
 ) -> Comparison:
-    """Time one Python process per app, without the CLI, which costs both the same."""
+    """Time one Python process per app, without the CDK CLI, which costs both the same."""
 
     def run(*arguments: str) -> float:
         with tempfile.TemporaryDirectory() as folder:

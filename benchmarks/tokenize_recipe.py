@@ -1,7 +1,7 @@
 """The sample's tokenization, run in the baselines' environment.
 
-The argument is the folder of ``benchmarks.tokenize``. Each line on standard input makes it create a
-dataset and print the seconds.
+The argument is the folder of ``benchmarks.tokenize``. For each line on standard input, it creates a
+dataset and prints the elapsed seconds.
 """
 
 import json

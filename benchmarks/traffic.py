@@ -47,10 +47,10 @@ _FEW, *_MANY = 4, 64, 512
 NAMES = tuple(f"traffic-{num_nodes}" for num_nodes in _MANY)
 _BUCKET, _REGION = "traffic", "us-east-1"
 _SNAPSHOT_EVERY_S = 20.0
-# At least a snapshot: in 5 seconds a busy machine made no request, and no ratio.
+# Long enough for a snapshot: in 5 s a busy machine sent no request, which gives no ratio.
 _OBSERVED_S, _SMALL_OBSERVED_S = 30.0, _SNAPSHOT_EVERY_S
 _SMALL_NODES = 16
-_SNAPSHOT_WITHIN_S = 600.0
+_SNAPSHOT_TIMEOUT_S = 600.0
 _PEER_TIMEOUT_S = 300.0
 """A long timeout, because hundreds of nodes share few cores."""
 _TICK_S = 0.1
@@ -161,7 +161,7 @@ def _wait_for_snapshot(
     log: Path,
 ) -> None:
     """Wait for a snapshot with every node's files."""
-    deadline = time.monotonic() + _SNAPSHOT_WITHIN_S
+    deadline = time.monotonic() + _SNAPSHOT_TIMEOUT_S
     while time.monotonic() < deadline and main.poll() is None and others.poll() is None:
         for number in snapshot_numbers(snapshots):
             if len(JobSnapshot.decode(snapshots.get(snapshot_key(number))).files) == num_nodes:
@@ -258,7 +258,7 @@ def comparisons(
     *,
     small: bool,
 ) -> list[Comparison]:
-    """Compare the launchers' requests on many nodes and on 4; ``small`` reduces the many."""
+    """Compare the launchers' requests on many nodes and on 4; ``small`` reduces the former."""
     requests: Counter[str] = Counter()
     url = stack.enter_context(_counted_bucket(requests))
 

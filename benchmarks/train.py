@@ -1,8 +1,9 @@
-"""Training compared with Hugging Face's Trainer and litgpt, and the time to recover.
+"""Benchmarks of training and of recovery from a killed worker.
 
-All trainers have the same model (llama-tiny, 4 million parameters), batch, sequences, optimizer,
-schedule, clipping and dtype, log a record per step and save nothing. Each runs in a separate
-process, and waits while another is measured.
+Training is compared with Hugging Face's Trainer and litgpt. All trainers have the same model
+(llama-tiny, 4 million parameters), batch, sequences, optimizer, schedule, clipping and dtype, log a
+record per step and save nothing. Each runs in a separate process, and waits while another is
+measured.
 """
 
 import atexit

@@ -1,7 +1,8 @@
 """Worker of the training benchmarks: ``python -m benchmarks.train_worker WHAT``.
 
-For each line on standard input, ``loop``, ``trainer`` and ``litgpt`` run that many steps and print
-the seconds; ``dataset`` writes build/datasets/words in the working folder.
+For each number read from standard input, one per line, ``loop``, ``trainer`` and ``litgpt`` run
+that many steps and print the seconds; ``dataset`` writes build/datasets/words in the working
+folder.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from training.core.logs import set_up_logging
 
 _LEARNING_RATE = 3e-3
 _MANY_STEPS = 10**6
-"""Steps of the run and evaluation interval, more than are ever measured."""
+"""Maximum steps of a run, and the evaluation interval: more than any benchmark measures."""
 
 
 def main(what: str) -> None:

@@ -77,7 +77,7 @@ def check_quota(
         reason = error_code(error) or type(error).__name__
         note(
             f"quota {quota.code} ({quota.name}) was not checked ({reason} from "
-            f"servicequotas:GetServiceQuota): the job needs {vcpus} vCPUs of it"
+            f"servicequotas:GetServiceQuota): the job needs {vcpus} vCPUs"
         )
         return
     if value >= vcpus:
@@ -146,7 +146,7 @@ def check_window(target: Deployment, request: JobRequest) -> None:
     if window.is_block and request.orchestrator is Orchestrator.BATCH:
         remedy = f"on Batch, destroy the `batch` stack and {remedy}"
     if window.has_ended(now):
-        raise Refusal("block-ended", f"{window} has ended, in state {window.state}; {remedy}")
+        raise Refusal("block-ended", f"{window} has ended ({window.state}); {remedy}")
     if window.stop_at is not None and window.stop_at <= now:
         raise Refusal(
             "block-ending",

@@ -73,23 +73,23 @@ class JobsGroup(TyperGroup):
 
     def make_context(self, *args: Any, **settings: Any) -> Any:
         """Parse the options before the command, and print help."""
-        with _output_may_fail():
+        with _handle_output_errors():
             return super().make_context(*args, **settings)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep argv, because the parsed options are lost when a command refuses."""
         ctx.meta[_ARGV] = tuple(args)
-        with _usage_errors_shown(args):
+        with _show_usage_errors(args):
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
-        with _usage_errors_shown(ctx.meta[_ARGV]), _output_may_fail():
+        with _show_usage_errors(ctx.meta[_ARGV]), _handle_output_errors():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _usage_errors_shown(argv: Sequence[str]) -> Iterator[None]:
+def _show_usage_errors(argv: Sequence[str]) -> Iterator[None]:
     """Escape usage errors, which quote the command line; print them as JSON if requested."""
     try:
         yield
@@ -107,7 +107,7 @@ def _usage_errors_shown(argv: Sequence[str]) -> Iterator[None]:
 
 
 @contextmanager
-def _output_may_fail() -> Iterator[None]:
+def _handle_output_errors() -> Iterator[None]:
     """Exit if output cannot be written; silently if its reader has closed the pipe."""
     try:
         yield
@@ -181,11 +181,11 @@ def _named_model(words: Sequence[str]) -> str:
 
 def _print_program(path: str) -> None:
     """Print the help of a user's program, with the parameters of its workload.toml, if any."""
-    from jobs.submit.program import named_program
+    from jobs.submit.program import find_program
     from jobs.submit.read import OWN_OPTIONS
 
     try:
-        program = named_program(path, None, None, reserved=OWN_OPTIONS)
+        program = find_program(path, None, None, reserved=OWN_OPTIONS)
     except (Refusal, OSError) as error:
         refusal = from_system(error) if isinstance(error, OSError) else error
         if refusal is None:
@@ -263,7 +263,7 @@ def main(
     ] = None,
     processes_per_node: Annotated[
         int | None,
-        # A rehearsal runs fewer processes per node than the instance type would, and its plans must
+        # A rehearsal runs fewer processes per node than a real instance does, and its plans must
         # match.
         typer.Option("--processes-per-node", envvar=ENV_PROCESSES_PER_NODE, min=1, hidden=True),
     ] = None,

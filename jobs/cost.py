@@ -41,17 +41,17 @@ class BilledHours:
 
     attempts: Positive
     wait: Amount
-    """Before each attempt, while other instances of the job are missing or being replaced."""
+    """Wait before each attempt, while other instances of the job are missing or being replaced."""
     attempt: Amount
     """Time limit of an attempt, with its grace period."""
     idle: Amount
-    """After the last attempt."""
+    """Idle time after the last attempt."""
     moves: Natural = 0
     """Zones in which hosts may wait for others before the job moves to the next zone."""
 
     @property
     def total(self) -> float:
-        """Total of all attempts, each after its longest wait."""
+        """Total hours: attempts with their longest waits, moves, and the final idle time."""
         before_moves = self.moves * (self.wait + self.idle)
         return self.attempts * (self.wait + self.attempt) + self.idle + before_moves
 

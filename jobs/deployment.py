@@ -37,7 +37,7 @@ _NAMES = (
     contract.SSM_DEFAULT_SECURITY_GROUP,
     contract.SSM_SETTINGS,
 )
-_NAMES_OF_EKS = (
+_EKS_NAMES = (
     *contract.SSM_EKS_NAMES,
     contract.SSM_EKS_LUSTRE_CLAIM,
     contract.SSM_EKS_IDLE_MINUTES,
@@ -204,9 +204,9 @@ def read_deployment(
     parameters = list(_NAMES)
     if workload is not None:
         parameters.append(contract.ssm_job_definition(workload))
-    values = _published(ssm, name, parameters)
+    values = _read_parameters(ssm, name, parameters)
     if Orchestrator.EKS in values.get(contract.SSM_ORCHESTRATORS, ""):
-        values |= _published(ssm, name, _NAMES_OF_EKS)
+        values |= _read_parameters(ssm, name, _EKS_NAMES)
     where = f" in {region}" if region else ""
 
     version = values.get(contract.SSM_CONTRACT_VERSION)
@@ -222,7 +222,7 @@ def read_deployment(
     return _parse(name, values, region=region or "", where=where, workload=workload)
 
 
-def _published(ssm: SsmClient, name: str, parameters: Sequence[str]) -> dict[str, str]:
+def _read_parameters(ssm: SsmClient, name: str, parameters: Sequence[str]) -> dict[str, str]:
     """Read those of a deployment's parameters that exist, by their short names."""
     full = {contract.ssm_parameter(name, short): short for short in parameters}
     names = list(full)
@@ -259,10 +259,10 @@ def _parse(
                 f"({error}); use the checkout that deployed it, or deploy it again with {again}",
             ) from None
 
-    def listed(text: str) -> tuple[Orchestrator, ...]:
+    def parse_orchestrators(text: str) -> tuple[Orchestrator, ...]:
         return tuple(Orchestrator(word.strip()) for word in text.split(","))
 
-    orchestrators = value(contract.SSM_ORCHESTRATORS, listed)
+    orchestrators = value(contract.SSM_ORCHESTRATORS, parse_orchestrators)
     unusable: dict[Orchestrator, Refusal] = {}
 
     def part(orchestrator: Orchestrator, read: Callable[[], T]) -> T | None:

@@ -56,7 +56,7 @@ _OTHER = "specify another file"
 
 
 class Refusal(ValueError):
-    """Error for something that cannot be done: value, reason and remedy, with a stable code."""
+    """Error with a stable code, and a message that gives the value, the reason and the remedy."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -87,7 +87,7 @@ def is_throttled(error: BaseException) -> bool:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Return whether the caller may not make the call, on AWS or on the cluster."""
+    """Return whether the caller lacks permission for the call, on AWS or on the cluster."""
     return error_code(error) in _DENIED or _status(error) == 403
 
 

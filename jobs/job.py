@@ -53,7 +53,7 @@ NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"
 (AWS Batch User Guide, jobs stuck in RUNNABLE due to capacity)."""
 
 LARGE_JOB_PARTS = 17
-"""Number of parts from which only some logs of a job are followed and only some parts shown."""
+"""Minimum size of a large job, of which only some parts are shown and only some logs followed."""
 
 
 class JobKind(StrEnum):
@@ -68,7 +68,7 @@ class JobKind(StrEnum):
 
     @property
     def part(self) -> str:
-        """Name of one part."""
+        """Word for one part."""
         return "child" if self is JobKind.ARRAY else "node"
 
     def sized(self, count: int) -> str:
@@ -94,8 +94,8 @@ class Shape:
         """Return the job ids of the nodes or children; none if the job has no parts."""
         if self.kind is JobKind.CONTAINER:
             return []
-        mark = ":" if self.kind is JobKind.ARRAY else "#"
-        return [f"{job_id}{mark}{index}" for index in range(self.size)]
+        separator = ":" if self.kind is JobKind.ARRAY else "#"
+        return [f"{job_id}{separator}{index}" for index in range(self.size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class RunSummary:
     started_at_ms: int | None
     stopped_at_ms: int | None
     num_nodes: int | None
-    """Number of nodes; for an array job, of children; 1 for another CPU job; null if not listed."""
+    """Number of nodes; for an array job, of children; 1 for other CPU jobs; null if not listed."""
     hardware: Hardware
     orchestrator: Orchestrator = Orchestrator.BATCH
     exit_code: int | None = None
@@ -141,7 +141,7 @@ class Attempt:
     reason: str | None
     """Why the container ended, from ECS, Kubernetes or the last line of a pod's launcher."""
     status_reason: str | None
-    """Why the attempt ended, from Batch, or the pod, from Kubernetes."""
+    """Why the attempt ended, according to Batch, or why the pod did, according to Kubernetes."""
     log_stream: str | None
     """Log stream in the log group."""
     started_at_ms: int | None
@@ -183,7 +183,7 @@ class ZonePosition:
     next_zone: str | None
     """Zone that it moves to if it finds no capacity; None if it stays."""
     moves_after_ms: int | None
-    """Deadline for finding capacity; None before it could start."""
+    """Deadline for finding capacity; None if it stays, or does not wait for capacity yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,7 +359,7 @@ class JobRequest:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables of all nodes that differ between submissions."""
+        """Environment variables that differ between submissions, the same on all nodes."""
         stop_at = None if self.window is None else self.window.stop_at
         return {
             contract.ENV_RUN: self.run,

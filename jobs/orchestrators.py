@@ -54,7 +54,7 @@ class JobService(Protocol):
         ...
 
     def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
-        """Refuse a job that could not start, or whose nodes could not connect."""
+        """Refuse a job that could not start, or whose nodes could not reach each other."""
         ...
 
     def payload(self, request: JobRequest) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def services_of(
 ) -> Services:
     """Return Batch, which every deployment has for CPU jobs, and the cluster if there is one."""
     cluster = (Orchestrator.EKS,) if Orchestrator.EKS in target.orchestrators else ()
-    services = (service_for(aws, target, on) for on in (Orchestrator.BATCH, *cluster))
+    services = (service_for(aws, target, each) for each in (Orchestrator.BATCH, *cluster))
     return Services(tuple(services), note, needed)
 
 

@@ -16,7 +16,7 @@ _SDK = re.compile(r"-sdk(\d+(?:\.\d+)+)")
 
 
 def is_in_registry(ecr: Callable[[str], EcrClient], uri: str) -> bool | None:
-    """Return whether ECR has the image; None for an image outside private ECR repositories.
+    """Return whether the image exists in ECR; None for an image outside private ECR repositories.
 
     ``ecr`` returns the client for a region.
     """
@@ -37,8 +37,8 @@ def sdk_of_image(uri: str) -> str | None:
     return named[1] if named else None
 
 
-def zones_that_offer(client: Ec2Client, instance_type: InstanceType) -> list[str]:
-    """List the ids of the region's zones that offer the type."""
+def list_offering_zones(client: Ec2Client, instance_type: InstanceType) -> list[str]:
+    """List the ids of the region's zones in which the instance type is offered."""
     offered = client.describe_instance_type_offerings(
         LocationType="availability-zone-id",
         Filters=[{"Name": "instance-type", "Values": [instance_type.name]}],

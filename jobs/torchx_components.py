@@ -29,7 +29,7 @@ from jobs.program.parameters import PLATFORM_PARAMETERS
 from jobs.program.record import add_record
 from jobs.submit.check import check_backend, check_request
 from jobs.submit.choose import choose_orchestrator, request_for
-from jobs.submit.program import named_program, packed, program_request
+from jobs.submit.program import find_program, packed, program_request
 from jobs.submit.read import OWN_OPTIONS, read_parameters, resolve_workload, run_name
 from trainium_catalogue.contract import DEFAULT_DEPLOYMENT, Orchestrator
 from trainium_catalogue.parameters.command_line import ParameterValues
@@ -183,7 +183,7 @@ def program(
         max_retries: maximum number of restarts by TorchX, after any failure
     """
     given, what, module, arguments = _as_torchrun(words)
-    own = named_program(what, module, None, reserved=OWN_OPTIONS)
+    own = find_program(what, module, None, reserved=OWN_OPTIONS)
     if own is None:
         resolve_workload(what)
         raise Refusal(
@@ -230,14 +230,14 @@ def _app(
     deployment: str,
     max_retries: int,
 ) -> specs.AppDef:
-    """Build the application, with the refusals of `jobs submit` that do not need the bucket."""
+    """Build the application, after those checks of `jobs submit` that do not need the bucket."""
     resolved = resolve_workload(workload)
     run = _run_name(name, workload)
     _, target = _deployment(deployment)
     values = read_parameters(resolved, parameters)
     request = _request(target, values, run, nnodes)
     check_request(target, values.workload, request)
-    # An existing run of that name may have a degree other than the default.
+    # An existing run of that name may have a tensor parallel degree other than the default.
     check_backend(target, values.given if name else values.own)
     return app_def(launch_spec(request, target), max_retries=max_retries)
 

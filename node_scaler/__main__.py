@@ -73,7 +73,7 @@ def say(text: str) -> None:
 def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     """Run rounds until stopped."""
     given = options(argv)
-    clock = float(environment.get(ENV_IDLE_CLOCK, "1"))
+    speedup = float(environment.get(ENV_IDLE_CLOCK, "1"))
     config = Config(
         region_name=environment[ENV_REGION],
         connect_timeout=5,
@@ -86,7 +86,7 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         namespace=given.namespace,
         s3=boto3.client("s3", config=config),
         bucket=given.snapshot_bucket,
-        period=SNAPSHOT_PERIOD / clock,
+        period=SNAPSHOT_PERIOD / speedup,
         say=say,
     )
     groups = {zone: name for zone, _, name in (each.rpartition("=") for each in given.node_groups)}
@@ -105,13 +105,13 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
         },
         namespace=given.namespace,
         rules=Rules(
-            idle=timedelta(minutes=given.idle_minutes) / clock if given.idle_minutes else None,
-            hold=timedelta(minutes=given.hold_minutes) / clock,
-            unusable=timedelta(seconds=UNUSABLE_S) / clock,
-            join=timedelta(seconds=JOIN_S) / clock,
-            cordon_time=timedelta(seconds=CORDON_S) / clock,
+            idle=timedelta(minutes=given.idle_minutes) / speedup if given.idle_minutes else None,
+            hold=timedelta(minutes=given.hold_minutes) / speedup,
+            unusable=timedelta(seconds=UNUSABLE_S) / speedup,
+            join=timedelta(seconds=JOIN_S) / speedup,
+            cordon_time=timedelta(seconds=CORDON_S) / speedup,
             devices=device_resources(find_instance_type(given.instance_type)),
-            clock=clock,
+            speedup=speedup,
         ),
         say=say,
     )
@@ -122,7 +122,7 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     last_success_s = time.monotonic()
     while True:
         try:
-            failed = scaler.round(datetime.now(UTC))
+            failed = scaler.reconcile(datetime.now(UTC))
         except Exception as error:
             failed = 1
             say(f"round failed: {type(error).__name__}: {error}")
@@ -132,7 +132,7 @@ def main(argv: Sequence[str], environment: Mapping[str, str]) -> None:
             last_success_s = time.monotonic()
         elif time.monotonic() - last_success_s > GIVE_UP_S:
             sys.exit(f"no round has succeeded for {GIVE_UP_S:g} s")
-        time.sleep(max(_SHORTEST_PERIOD_S, PERIOD_S / clock))
+        time.sleep(max(_SHORTEST_PERIOD_S, PERIOD_S / speedup))
 
 
 if __name__ == "__main__":

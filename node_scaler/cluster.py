@@ -15,7 +15,7 @@ from typing import Any
 
 Json = dict[str, Any]
 
-_LIMIT_S = 30.0
+_TIMEOUT_S = 30.0
 _MERGE = "application/merge-patch+json"
 
 
@@ -42,7 +42,7 @@ class ClusterClient:
         self._opener = urllib.request.build_opener(*handlers)
 
     def items(self, path: str, **query: str) -> list[Json]:
-        """List current objects: without a resourceVersion, the API's answer is consistent."""
+        """List objects; without a resourceVersion, the API returns their most recent state."""
         suffix = f"?{urllib.parse.urlencode(query)}" if query else ""
         return list(self._call("GET", path + suffix)["items"])
 
@@ -80,7 +80,7 @@ class ClusterClient:
             headers={"Authorization": f"Bearer {token}", "Content-Type": content_type},
         )
         try:
-            with self._opener.open(request, timeout=_LIMIT_S) as response:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as response:
                 found: Json = json.load(response)
         except urllib.error.HTTPError as error:
             detail = error.read(2000).decode(errors="replace")

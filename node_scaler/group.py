@@ -26,7 +26,7 @@ class ManagedNodeGroup:
     autoscaling: Any
 
     def read(self) -> Group:
-        """Read the Auto Scaling group's name from EKS, and the rest from the group."""
+        """Read the Auto Scaling group's name and the status from EKS, the rest from the group."""
         found = self.eks.describe_nodegroup(clusterName=self.cluster, nodegroupName=self.name)
         described = found["nodegroup"]
         (asg,) = described["resources"]["autoScalingGroups"]

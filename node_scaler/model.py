@@ -1,4 +1,4 @@
-"""Data classes of a round: its observations, its rules, and its possible steps."""
+"""Data classes of a reconciliation: its observations, its rules, and its possible steps."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything that a round reads."""
+    """Everything that a reconciliation reads."""
 
     nodes: Sequence[Json]
     """All nodes of the cluster."""
@@ -98,7 +98,7 @@ class Rules:
     """Time between cordoning and removing a node, since a scheduler may act on stale state."""
     devices: Mapping[str, int]
     """Devices of a usable node."""
-    clock: float = 1.0
+    speedup: float = 1.0
     """Factor that shortens time limits set by jobs."""
 
 

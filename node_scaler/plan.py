@@ -1,4 +1,4 @@
-"""The decisions of a round, from its observations.
+"""The decisions of a reconciliation, from its observations.
 
 State is kept in annotations on nodes and jobs, so that a restarted process resumes, and users can
 read it. State without an object to annotate, such as an instance that has not joined, is kept in
@@ -53,8 +53,8 @@ from trainium_catalogue.node_use import (
     why_unusable,
 )
 
-_ENDS_WITHIN = timedelta(minutes=10)
-"""Time after which an instance that still exists is terminated again."""
+_TERMINATION_TIMEOUT = timedelta(minutes=10)
+"""Time after a termination request at which an instance that still exists is terminated again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ScalingPlan:
     steps: tuple[ScalingStep, ...]
     summary: str
     surplus: int
-    """Pending instances that no job or user needs."""
+    """Number of pending instances that no job or user needs."""
     nodes: NodesInService
     num_needed: int
     """Number of nodes reserved for waiting jobs, at the end of ``nodes.free``."""
@@ -76,7 +76,7 @@ class ScalingPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """A node or instance removed because it was unusable."""
+    """A new node or instance that did not become usable in time."""
 
     since: datetime
     what: str
@@ -94,11 +94,11 @@ class _Claim:
 
 
 def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
-    """Decide the steps of a round; this is a pure function."""
+    """Decide the steps of a reconciliation; this is a pure function."""
     group = seen.group
-    nodes = _in_service(seen, rules, now)
+    nodes = _classify_nodes(seen, rules, now)
     failures = [] if group.changing else list(_failures(seen, nodes, rules, now))
-    request, answers = _answered(seen.request, failures, rules, now)
+    request, answers = _update_request(seen.request, failures, rules, now)
     # Skip gangs larger than the group's maximum, and those whose reservation has not started.
     waits = [
         wait
@@ -108,7 +108,7 @@ def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
         and (wait.not_before is None or wait.not_before <= now)
     ]
     jobs_here = [job for job in seen.jobs if name_of(job) not in seen.elsewhere]
-    waits, notes = _noted(waits, jobs_here, failures, rules, now)
+    waits, notes = _update_waiting_jobs(waits, jobs_here, failures, rules, now)
     claims = _claims(waits, nodes, group.max_desired, request)
     notes += [note for wait in waits if (note := _hold_note(wait, nodes, group.max_desired, now))]
     held = sum(claim.held for claim in claims)
@@ -123,7 +123,7 @@ def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
     wanted = max(number, min(group.max_desired, request.nodes) if request else 0)
     steps: list[ScalingStep] = [
         *answers,
-        *_merged(notes),
+        *_merge_notes(notes),
         *_resize(seen, request, wanted, rules, now, jobs=jobs),
         *(
             step
@@ -155,7 +155,7 @@ def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
         surplus=max(0, group.desired - max(wanted, len(group.instances))),
         nodes=nodes,
         num_needed=len(needed),
-        short=frozenset(_short(claims, nodes, group)),
+        short=frozenset(_short_jobs(claims, nodes, group)),
         at_maximum=any(
             each.wait.scales and each.wait.dropped is None and not each.adds_nodes
             for each in claims
@@ -163,7 +163,7 @@ def plan(seen: Observation, rules: Rules, *, now: datetime) -> ScalingPlan:
     )
 
 
-def _short(claims: Iterable[_Claim], nodes: NodesInService, group: Group) -> Iterator[str]:
+def _short_jobs(claims: Iterable[_Claim], nodes: NodesInService, group: Group) -> Iterator[str]:
     """Yield the jobs whose instances EC2 has not launched."""
     present = sum(state.startswith(("Pending", IN_SERVICE)) for state in group.instances.values())
     if group.desired <= present:
@@ -192,12 +192,12 @@ def unregistered_instances(
     Args:
         nodes: Nodes of the cluster.
         group: The Auto Scaling group.
-        before: The last round's result.
+        before: Result of the previous reconciliation.
         discarded: Termination times of instances that may still be listed as in service.
         now: The current time.
     """
     known = {instance_of(node) for node in nodes}
-    known |= {instance for instance, at in discarded.items() if now - at < _ENDS_WITHIN}
+    known |= {instance for instance, at in discarded.items() if now - at < _TERMINATION_TIMEOUT}
     return {
         instance: before.get(instance, now)
         for instance, state in group.instances.items()
@@ -211,17 +211,17 @@ def _num_cordoned_for_long(cordoned: Sequence[Json], rules: Rules, now: datetime
 
 
 # --- nodes and instances -------------------------------------------------------------------------
-def _in_service(seen: Observation, rules: Rules, now: datetime) -> NodesInService:
-    by_name = {name_of(node): node for node in seen.nodes if _is_there(node, seen.group, now)}
+def _classify_nodes(seen: Observation, rules: Rules, now: datetime) -> NodesInService:
+    by_name = {name_of(node): node for node in seen.nodes if _is_in_service(node, seen.group, now)}
     pods = pods_of_nodes(seen.pods, now=now)
     unfit = unfit_nodes(by_name.values(), seen.pods)
     busy, free, cordoned, unusable = list[Json](), list[Json](), list[Json](), dict[str, str]()
     for name, node in by_name.items():
-        on_it = pods.get(name, PodsOfNode())
-        if on_it.users:
+        on_node = pods.get(name, PodsOfNode())
+        if on_node.users:
             busy.append(node)
-        elif on_it.stuck:
-            unusable[name] = f"cannot terminate pod {on_it.stuck[0]}"
+        elif on_node.stuck:
+            unusable[name] = f"cannot terminate pod {on_node.stuck[0]}"
         elif name in unfit:
             unusable[name] = UNFIT
         elif (why := why_unusable(node, rules.devices)) is not None:
@@ -236,14 +236,14 @@ def _in_service(seen: Observation, rules: Rules, now: datetime) -> NodesInServic
     )
 
 
-def _is_there(node: Json, group: Group, now: datetime) -> bool:
+def _is_in_service(node: Json, group: Group, now: datetime) -> bool:
     """Return whether a node's instance is in service; the Node object outlives it by minutes.
 
     An instance may still be listed as in service after its termination; terminating it twice would
     shrink the group twice, the second time by a node that the group chooses.
     """
     ends = marked_since(node, kubernetes.TERMINATING_SINCE)
-    if ends is not None and now - ends < _ENDS_WITHIN:
+    if ends is not None and now - ends < _TERMINATION_TIMEOUT:
         return False
     return group.instances.get(instance_of(node) or "") == IN_SERVICE
 
@@ -269,32 +269,32 @@ def _failures(
 
 
 # --- requests and waiting jobs -------------------------------------------------------------------
-def _answered(
+def _update_request(
     request: NodeRequest | None, failures: Sequence[_Failure], rules: Rules, now: datetime
 ) -> tuple[NodeRequest | None, list[Answer]]:
     """Return the request if it is still active, and its new status if that has changed."""
     if request is None:
         return None, []
     since = request.since or now
-    answered = replace(request, since=since)
+    updated = replace(request, since=since)
     # A request for 0 nodes, as in all zones except the first, adds none.
-    if answered.dropped is None and request.nodes:
-        times = _with_failure(answered.failed_nodes, since, failures, now)
+    if updated.dropped is None and request.nodes:
+        times = _with_failure(updated.failed_nodes, since, failures, now)
         dropped = _reason(failures) if len(times) >= MAX_FAILED_NODES else None
-        answered = replace(answered, failed_nodes=times, dropped=dropped)
+        updated = replace(updated, failed_nodes=times, dropped=dropped)
     over = rules.idle is not None and now - since >= rules.idle
-    in_force = None if over or answered.dropped else answered
-    return in_force, [] if answered == request else [Answer(request=answered)]
+    in_force = None if over or updated.dropped else updated
+    return in_force, [] if updated == request else [Answer(request=updated)]
 
 
-def _noted(
+def _update_waiting_jobs(
     waits: Sequence[WaitingJob],
     jobs: Iterable[Json],
     failures: Sequence[_Failure],
     rules: Rules,
     now: datetime,
 ) -> tuple[list[WaitingJob], list[Note]]:
-    """Drop jobs after too many failed nodes, and clear annotations of jobs no longer waiting."""
+    """Drop jobs after node failures or the hold timeout; clear annotations of non-waiting jobs."""
     found, notes = list[WaitingJob](), list[Note]()
     for wait in waits:
         times, dropped = wait.failed_nodes, wait.dropped
@@ -328,12 +328,12 @@ def _noted(
 
 def _with_failure(
     times: tuple[datetime, ...],
-    asked: datetime | None,
+    requested_at: datetime | None,
     failures: Sequence[_Failure],
     now: datetime,
 ) -> tuple[datetime, ...]:
     """Count a failure of nodes added after the request and after the previous failure."""
-    last = times[-1] if times else asked
+    last = times[-1] if times else requested_at
     if any(last is None or failure.since >= last for failure in failures):
         return (*times, now)
     return times
@@ -381,7 +381,7 @@ def _hold_note(wait: WaitingJob, nodes: NodesInService, limit: int, now: datetim
     return Note(job=wait.job, annotations={kubernetes.HELD_SINCE: since})
 
 
-def _merged(notes: Iterable[Note]) -> list[Note]:
+def _merge_notes(notes: Iterable[Note]) -> list[Note]:
     """Merge the notes about each job into one, so that they are applied atomically."""
     found: dict[str, dict[str, str | None]] = {}
     for note in notes:
@@ -416,14 +416,14 @@ def _summary(
     group, idle = seen.group, (*nodes.cordoned, *spare)
     times = [marked_since(node, kubernetes.IDLE_SINCE) for node in idle]
     first = min((moment for moment in times if moment is not None), default=None)
-    goes = ""
+    first_removal = ""
     if first is not None and rules.idle is not None:
-        goes = f", the first will be removed at {stamp(first + rules.idle)}"
+        first_removal = f", the first will be removed at {stamp(first + rules.idle)}"
     unusable = "".join(f"; node {name} {why}" for name, why in nodes.unusable.items())
     missing = f", {len(seen.unregistered)} not joined" if seen.unregistered else ""
     paused = "; paused while EKS updates the group" if group.changing else ""
     return (
         f"{group.desired} of at most {group.max_desired} nodes are desired: "
         f"{len(nodes.busy)} in use, {num_needed} held for waiting jobs, {len(idle)} idle"
-        f"{goes}{missing}{unusable}{paused}"
+        f"{first_removal}{missing}{unusable}{paused}"
     )

@@ -1,4 +1,4 @@
-"""A round: read, decide, act, and report in the log and in cluster events."""
+"""Reconcile node groups: read, decide, act, and report in the log and in cluster events."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ PODS = "/api/v1/pods"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 EVENTS = "/api/v1/namespaces/{namespace}/events"
 REQUEST = "/api/v1/namespaces/{namespace}/configmaps/" + kubernetes.NODE_REQUEST
-_OF_NODES = "default"
+_NODE_EVENT_NAMESPACE = "default"
 """Namespace for events about cluster-scoped objects (kubernetes/client-go, tools/events)."""
 
 
 @dataclass(slots=True)
 class _Zone:
-    """A zone's node group, and its state between rounds."""
+    """A zone's node group, and its state between reconciliations."""
 
     node_group: ManagedNodeGroup
     prefix: str
@@ -85,16 +85,16 @@ class Scaler:
             for zone, group in self.node_groups.items()
         }
 
-    def round(self, now: datetime) -> int:
-        """Run one round; return the number of failed steps."""
+    def reconcile(self, now: datetime) -> int:
+        """Reconcile once; return the number of failed steps."""
         # All nodes, because labels may be missing, and the group lists its own instances.
         nodes = self.cluster.items(NODES)
         # Jobs before pods, so that a pod created in between is seen and keeps its node.
         jobs = self.cluster.items(JOBS.format(namespace=self.namespace))
         pods = self.cluster.items(PODS)
         groups = {zone: each.node_group.read() for zone, each in self._zones.items()}
-        asked = self.cluster.find(REQUEST.format(namespace=self.namespace))
-        request = None if asked is None else NodeRequest.read(asked)
+        config_map = self.cluster.find(REQUEST.format(namespace=self.namespace))
+        request = None if config_map is None else NodeRequest.read(config_map)
         waits = waiting_jobs(jobs, pods, now=now)
         zone_of = {wait.job: wait.zones.current(groups) for wait in waits}
         # Instances launched for a gang may still join after it has moved to another zone.
@@ -143,7 +143,7 @@ class Scaler:
         return sum(not self._execute(step, seen, zone, now) for step, seen, zone in todo)
 
     def _execute(self, step: ScalingStep, seen: Observation, zone: _Zone, now: datetime) -> bool:
-        """Execute a step; a failed one does not block the others, and is retried next round."""
+        """Execute a step; a failed one does not block the others, and is retried next time."""
         try:
             match step:
                 case ScaleUp():
@@ -161,7 +161,7 @@ class Scaler:
                 case Assign():
                     labels = {kubernetes.LABEL_RUN: step.run}
                     self.cluster.patch(f"{NODES}/{step.node}", {"metadata": {"labels": labels}})
-                    self.say(f"node {step.node} is assigned to {step.run or 'any run'}")
+                    self.say(f"node {step.node} is assigned to {step.run or 'no run'}")
                 case Answer():
                     self._answer(step.request, zone)
                 case Mark():
@@ -240,7 +240,7 @@ class Scaler:
     def _write_event(self, about: Json, reason: str, message: str, now: datetime) -> None:
         """Write an event, best effort."""
         metadata = about["metadata"]
-        namespace = metadata.get("namespace") or _OF_NODES
+        namespace = metadata.get("namespace") or _NODE_EVENT_NAMESPACE
         moment = stamp(now)
         event = {
             "apiVersion": "v1",
@@ -268,7 +268,7 @@ class Scaler:
 
 
 def _node(name: str) -> Json:
-    # kubectl describe node shows events whose uid is the node's name, like the kubelet's.
+    # kubectl describe node finds events by this involvedObject.uid, as the kubelet sets it.
     return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "uid": name}}
 
 

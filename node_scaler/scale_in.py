@@ -43,9 +43,9 @@ def scale_in_steps(
     releases_idle: bool,
 ) -> Iterator[ScalingStep]:
     """Advance the removal of nodes that no job needs: annotate, cordon, remove."""
-    asked = None if request is None or not request.since else request.since + rules.cordon_time
+    cutoff = None if request is None or not request.since else request.since + rules.cordon_time
     since = None if request is None else request.since
-    asked_fewer = asked if request and len(nodes) > request.nodes else None
+    cutoff_if_fewer = cutoff if request and len(nodes) > request.nodes else None
     room = 0 if releases_idle else len(spare)
     if request is not None:
         room = max(0, request.nodes - len(nodes.busy) - num_needed)
@@ -57,15 +57,15 @@ def scale_in_steps(
 
     for name, why in nodes.unusable.items():
         node = nodes.by_name[name]
-        at_once = why == UNFIT or _is_before(node, asked_fewer, now)
+        at_once = why == UNFIT or _is_before(node, cutoff_if_fewer, now)
         yield from advance(node, kubernetes.UNUSABLE_SINCE, why, at_once=at_once)
     for node in nodes.cordoned:
         why = "cordoned and idle"
         yield from advance(
-            node, kubernetes.IDLE_SINCE, why, at_once=_is_before(node, asked_fewer, now)
+            node, kubernetes.IDLE_SINCE, why, at_once=_is_before(node, cutoff_if_fewer, now)
         )
     for node in surplus:
-        at_once = releases_idle or _is_before(node, asked, now)
+        at_once = releases_idle or _is_before(node, cutoff, now)
         yield from advance(node, kubernetes.IDLE_SINCE, "idle", at_once=at_once)
     for node in requested:
         mark, limit = kubernetes.IDLE_SINCE, rules.idle
@@ -113,11 +113,11 @@ def num_missing(
     return max(0, size - (group.desired - len(nodes.unusable) - len(nodes.cordoned)))
 
 
-def _is_before(node: Json, asked: datetime | None, now: datetime) -> bool:
-    """Return whether the node was already idle or unusable at the time ``asked``."""
+def _is_before(node: Json, cutoff: datetime | None, now: datetime) -> bool:
+    """Return whether the node was already idle or unusable at the time ``cutoff``."""
     marks = (kubernetes.IDLE_SINCE, kubernetes.UNUSABLE_SINCE)
     since = next((moment for mark in marks if (moment := marked_since(node, mark))), now)
-    return asked is not None and since <= asked
+    return cutoff is not None and since <= cutoff
 
 
 def _advance_removal(

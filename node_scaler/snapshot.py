@@ -25,7 +25,7 @@ _COLLECTIONS = (
 )
 """Jobs come first, because the pods of an ended job exist long enough to be read after it."""
 SNAPSHOT_PERIOD = timedelta(minutes=1)
-_RENEWED = timedelta(minutes=5)
+_REWRITE_PERIOD = timedelta(minutes=5)
 """Interval for rewriting an unchanged snapshot, so that it does not look stale."""
 
 
@@ -54,7 +54,7 @@ class ClusterSnapshots:
                 for path in _COLLECTIONS
             }
             data = gzip.compress(json.dumps(lists).encode(), mtime=0)
-            if data == self._data and self._written and now - self._written < _RENEWED:
+            if data == self._data and self._written and now - self._written < _REWRITE_PERIOD:
                 return
             self.s3.put_object(Bucket=self.bucket, Key=CLUSTER_SNAPSHOT, Body=data)
             self._data, self._written = data, now
@@ -66,9 +66,9 @@ class ClusterSnapshots:
 
 
 def _without_noise(entry: Json) -> Json:
-    """Leave out unused fields: managed fields, a node's images, and its heartbeats.
+    """Omit unused fields: managed fields, a node's images, its heartbeats, and resource versions.
 
-    The first two make up most of the size of many objects; heartbeats change a node's version every
+    The first two make up most of the size of many objects; heartbeats change a node every
     few minutes.
     """
     metadata = _without(entry["metadata"], "managedFields", "resourceVersion")

@@ -1,9 +1,9 @@
-"""Place each gang in a single zone, and move it to the next one if it lacks capacity.
+"""Place each gang in a single zone, and move it to the next one if that zone lacks capacity.
 
 The pods of a gang select nodes by the label of their run, which the scaler adds to nodes of one
 zone once there are enough for the whole gang. So Volcano cannot split a gang, and a move changes
-neither its job nor its pods: the scaler annotates the job with the zone, in a single patch, and
-everything else follows from the observations of a round. State stays consistent even if the scaler
+neither the job's spec nor its pods: the scaler annotates the job with the zone, in one patch, and
+everything else follows from what it observes. State stays consistent even if the scaler
 dies in between, or a job is stopped.
 
 Rejected alternatives, based on the source of Volcano 1.15.1:
@@ -60,31 +60,31 @@ def place(
     taken = {name for name, owner in owners.items() if owner in runs}
     for wait in waits:
         own = {name for name, owner in owners.items() if owner == wait.run}
-        found = _room(wait, plans, taken - own)
+        found = _find_zone(wait, plans, taken - own)
         if found is None:
-            # The next gang may use them.
+            # Release its nodes for the next gang.
             if not wait.placed:
                 yield from (Assign(node=name, run=None) for name in sorted(own))
-            yield from _without_room(wait, plans, rules, now)
+            yield from _track_shortage(wait, plans, rules, now)
             continue
         zone, names = found
         taken |= set(names)
         previous = wait.zones.current(plans)
         if zone != previous:
             why = f"enough nodes are free in {zone}"
-            yield Move(job=wait.job, annotations=_moved(previous, zone, now), why=why)
+            yield Move(job=wait.job, annotations=_move_annotations(previous, zone, now), why=why)
         elif wait.zones.short_since is not None:
             yield Note(job=wait.job, annotations={kubernetes.SHORT_SINCE: None})
         if not wait.run:
             continue
         if outside := own - set(plans[zone].nodes.by_name):
-            # Never assign nodes of two zones: assign the new ones in a later round.
+            # Never assign nodes of two zones: assign the new ones in a later reconciliation.
             yield from (Assign(node=name, run=None) for name in sorted(outside))
         else:
             yield from (Assign(node=name, run=wait.run) for name in names if name not in own)
 
 
-def _room(
+def _find_zone(
     wait: WaitingJob, plans: Mapping[str, ScalingPlan], taken: Collection[str]
 ) -> tuple[str, list[str]] | None:
     """Find a zone with enough nodes for all unplaced pods, the gang's own zone first."""
@@ -108,7 +108,7 @@ def _room(
     return None
 
 
-def _without_room(
+def _track_shortage(
     wait: WaitingJob, plans: Mapping[str, ScalingPlan], rules: Rules, now: datetime
 ) -> Iterator[Move | Note]:
     """Track how long a gang has been without capacity, and move it after its time limit."""
@@ -121,19 +121,19 @@ def _without_room(
         yield Note(job=wait.job, annotations={kubernetes.SHORT_SINCE: stamp(now)})
         return
     next_zone = noted.next(plans)
-    if next_zone is not None and now - noted.short_since >= noted.patience / rules.clock:
+    if next_zone is not None and now - noted.short_since >= noted.patience / rules.speedup:
         minutes = counted(noted.patience // timedelta(minutes=1), "minute")
         yield Move(
             job=wait.job,
             annotations={
-                **_moved(here, next_zone, now),
+                **_move_annotations(here, next_zone, now),
                 kubernetes.ZONES_TRIED: ",".join(dict.fromkeys((*noted.tried, here))),
             },
             why=f"no capacity in {here} for {minutes}; moving to {next_zone}",
         )
 
 
-def _moved(previous: str, zone: str, now: datetime) -> dict[str, str | None]:
+def _move_annotations(previous: str, zone: str, now: datetime) -> dict[str, str | None]:
     return {
         kubernetes.ZONE: zone,
         kubernetes.ZONE_LEFT: f"{previous}={stamp(now)}",

@@ -26,8 +26,8 @@ class LambdaContext(Protocol):
     def get_remaining_time_in_millis(self) -> int: ...
 
 
-class OneClientEach(Aws):
-    """Caches clients, because creating one is slow and a round uses the same few for every job."""
+class CachedClients(Aws):
+    """Caches clients: creating one is slow, and an invocation uses the same few for all jobs."""
 
     def __init__(self, region: str) -> None:
         super().__init__(region)
@@ -44,10 +44,10 @@ def handler(event: Mapping[str, object], context: LambdaContext) -> None:
     """Publish notifications about all runs; the event is ignored."""
     environment = os.environ
     region = environment[contract.ENV_REGION]
-    aws = OneClientEach(region)
+    aws = CachedClients(region)
     target = read_deployment(aws.ssm(), environment[contract.ENV_DEPLOYMENT], region=region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
-    # No retries, which could publish twice; a later round retries failed notifications.
+    # No retries, which could publish twice; a later invocation retries failed notifications.
     once = Config(
         region_name=region,
         connect_timeout=5,
@@ -71,10 +71,10 @@ def handler(event: Mapping[str, object], context: LambdaContext) -> None:
 
 
 def move_handler(event: Mapping[str, object], context: LambdaContext) -> None:
-    """Move jobs without capacity in their zone; the event is ignored."""
+    """Move jobs whose zone has no capacity to the next zone; the event is ignored."""
     environment = os.environ
     region, name = environment[contract.ENV_REGION], environment[contract.ENV_DEPLOYMENT]
-    aws = OneClientEach(region)
+    aws = CachedClients(region)
     target = read_deployment(aws.ssm(), name, region=region)
 
     def definition(workload: str) -> str | None:

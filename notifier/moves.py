@@ -32,7 +32,7 @@ from trainium_catalogue import contract
 from trainium_catalogue.workloads import Hardware
 
 _SETTLE_S = 10.0
-"""Time for Batch to fail the cancelled jobs."""
+"""Time for Batch to set the cancelled jobs to FAILED."""
 _RESERVE_S = 60.0
 """Remaining time below which no further job is checked; the next invocation continues."""
 
@@ -53,7 +53,7 @@ class ZoneMoves:
     _errors: list[str] = field(default_factory=list, init=False)
 
     def run(self) -> None:
-        """Move the jobs that are due; raise at the end if a move failed."""
+        """Move the jobs that are due; raise at the end if anything failed."""
         service = BatchService(self.aws, self.target)
         due: list[Job] = []
 
@@ -64,7 +64,7 @@ class ZoneMoves:
 
         # Jobs cancelled by an earlier invocation first: they are in no queue.
         self._move_ended(service)
-        self._each(self._newest(service, "RUNNABLE"), cancel)
+        self._for_each(self._newest(service, "RUNNABLE"), cancel)
         if due:
             self.sleep(_SETTLE_S)
             self._move_ended(service)
@@ -74,7 +74,7 @@ class ZoneMoves:
     def _move_ended(self, service: BatchService) -> None:
         # Dependencies first.
         ended = sorted(self._newest(service, "FAILED"), key=lambda job: len(job.depends_on))
-        self._each(ended, lambda job: self._move(service, job))
+        self._for_each(ended, lambda job: self._move(service, job))
 
     def _newest(self, service: BatchService, status: str) -> list[Job]:
         """Describe the newest job of each run that has this status and may move."""
@@ -90,8 +90,8 @@ class ZoneMoves:
         )
         return [job for job in found if job is not None and next_zone(self.target, job) is not None]
 
-    def _each(self, jobs: Iterable[Job], act: Callable[[Job], None]) -> None:
-        """Call ``act`` for each job until time runs out; an error does not skip the others."""
+    def _for_each(self, jobs: Iterable[Job], act: Callable[[Job], None]) -> None:
+        """Call ``act`` for each job until time runs out; an error does not affect the others."""
         for job in jobs:
             if self.remaining_s() < _RESERVE_S:
                 self._errors.append("the function ran out of time before checking every job")

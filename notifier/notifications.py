@@ -1,4 +1,4 @@
-"""Notifications about a run: waiting, failed attempts, no progress, cost, and its end.
+"""Notifications about a run: waiting, failed attempts, no progress, cost, and its outcome.
 
 They depend only on the run's state, so that lost or repeated events do not matter.
 """
@@ -16,14 +16,14 @@ from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.workloads import Hardware
 
 RECENT_S = 3600.0
-"""Maximum age of a job's or attempt's end to report it, so that the first round skips old runs."""
+"""Seconds after its end in which a job or attempt is reported, so that older ones are skipped."""
 COST_SHARE = 0.8
-"""Fraction of an attempt's time limit, and so of its cost, at which to notify."""
+"""Fraction of an attempt's time limit, and thus of its maximum cost, at which to notify."""
 _WAITING = ("SUBMITTED", "RUNNABLE", "STARTING")
 
 
 class NotificationKind(StrEnum):
-    """Kinds of notifications, in the attribute ``kind`` for filtering subscriptions."""
+    """Kinds of notifications; subscriptions can filter by them (message attribute ``kind``)."""
 
     WAITING = "waiting"
     ATTEMPT_FAILED = "attempt-failed"
@@ -57,7 +57,7 @@ class NotificationRules:
     now_ms: int
 
     def is_recent(self, time_ms: int | None) -> bool:
-        """Return whether an end time is recent, as is None, for pods deleted just now."""
+        """Return whether an end time is recent; None (pods deleted just now) counts as recent."""
         return time_ms is None or self.now_ms - time_ms < 1000 * RECENT_S
 
 
@@ -78,24 +78,24 @@ def notifications_of(
         ready_ms: Time when its last dependency ended, 0 if there are none; None until then.
         usd_per_node_hour: List price of a Trainium node.
     """
-    retried = _retried(job)
+    retried = _retried_attempts(job)
     for attempt in retried:
         if rules.is_recent(attempt.stopped_at_ms):
-            yield _failed(job, attempt)
+            yield _attempt_failure(job, attempt)
     number = len(retried) + 1
     if job.ended:
         kind = NotificationKind.SUCCEEDED if job.succeeded else NotificationKind.FAILED
         yield Notification(kind=kind, attempt=number, text=f"{kind} in attempt {number}")
     elif job.status == "RUNNING":
-        yield from _running(job, evidence, rules, number, usd_per_node_hour)
+        yield from _running_notifications(job, evidence, rules, number, usd_per_node_hour)
     elif job.status in _WAITING and ready_ms is not None:
-        waited_s = (rules.now_ms - _waits_since_ms(job, ready_ms)) / 1000
+        waited_s = (rules.now_ms - _waiting_since_ms(job, ready_ms)) / 1000
         if waited_s >= rules.wait_s:
             text = f"has been waiting for {duration(waited_s)} ({job.status})"
             yield Notification(kind=NotificationKind.WAITING, attempt=number, text=text)
 
 
-def _retried(job: Job) -> tuple[Attempt, ...]:
+def _retried_attempts(job: Job) -> tuple[Attempt, ...]:
     """Return the attempts that were retried."""
     if not job.ended or not job.attempts:
         return job.attempts
@@ -104,14 +104,14 @@ def _retried(job: Job) -> tuple[Attempt, ...]:
     return job.attempts if job.succeeded and is_last_unknown else job.attempts[:-1]
 
 
-def _failed(job: Job, attempt: Attempt) -> Notification:
+def _attempt_failure(job: Job, attempt: Attempt) -> Notification:
     code = "" if attempt.exit_code is None else f" with exit code {attempt.exit_code}"
     of = "" if job.max_attempts is None else f" of {job.max_attempts}"
     text = f"failed in attempt {attempt.number}{of}{code}, and is being retried"
     return Notification(kind=NotificationKind.ATTEMPT_FAILED, attempt=attempt.number, text=text)
 
 
-def _running(
+def _running_notifications(
     job: Job, evidence: RunEvidence, rules: NotificationRules, number: int, usd_per_node_hour: float
 ) -> Iterator[Notification]:
     for fact in evidence.facts:
@@ -130,10 +130,10 @@ def _running(
             yield Notification(kind=NotificationKind.COST, attempt=number, text=text)
 
 
-def _waits_since_ms(job: Job, ready_ms: int) -> int:
-    """Return when the last attempt ended, or the job could have started.
+def _waiting_since_ms(job: Job, ready_ms: int) -> int:
+    """Return when the wait began: when the last attempt ended, or when the job could start.
 
-    On the cluster, the start is the time of Volcano's Pending condition, which is updated when the
+    On the cluster, ``started_at_ms`` is the time of Volcano's Pending condition, updated when the
     job waits again.
     """
     ends = (attempt.stopped_at_ms for attempt in job.attempts)

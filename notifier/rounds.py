@@ -1,6 +1,6 @@
-"""A round: check all runs, and publish new notifications.
+"""One invocation of the function: check all runs, and publish new notifications.
 
-Notifications are published and recorded job by job, so that a round can be interrupted.
+Notifications are published and recorded job by job, so that the function can be interrupted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from trainium_catalogue import contract
 _MAX_SUBJECT = 100
 """Maximum length of a subject (SNS API reference, Publish)."""
 _MAX_JOBS = 1000
-"""Number of jobs to remember: those with the latest notifications."""
+"""Maximum number of jobs to remember: those with the latest notifications."""
 _RESERVE_S = 60.0
 """Remaining time below which no further job is checked, since AWS may respond that slowly."""
 PublishedKeys = dict[str, list[str]]
@@ -98,43 +98,43 @@ class NotificationRound:
     topic: Topic
     rules: NotificationRules
     remaining_s: Callable[[], float]
-    """Time until the round times out."""
+    """Time until the function times out."""
     _published: PublishedKeys = field(default_factory=dict, init=False)
     _etag: str | None = field(default=None, init=False)
     """Version of the published keys; None before the first."""
     _is_ours: bool = field(default=False, init=False)
-    """True once this round has written that version."""
+    """True once this invocation has written that version."""
     _errors: list[str] = field(default_factory=list, init=False)
 
     def run(self, services: Iterable[JobService]) -> None:
         """Publish new notifications; raise at the end if something failed."""
-        if version := self.bucket.read_version(contract.NOTIFICATIONS_TOLD):
+        if version := self.bucket.read_version(contract.NOTIFICATIONS_SENT):
             self._published, self._etag = json.loads(version.data)["told"], version.etag
-        for service, summary in self._in_order(services):
+        for service, summary in self._runs_to_check(services):
             if self.remaining_s() < _RESERVE_S:
-                self._errors.append("the round ran out of time before checking every run")
+                self._errors.append("the function ran out of time before checking every run")
                 break
             messages = self._messages(service, summary)
             if messages and not self._publish(summary.job_id, messages):
-                print("another round is publishing the same notifications")
+                print("another invocation is publishing the same notifications")
                 break
         if self._errors:
             raise RuntimeError("; ".join(self._errors))
 
-    def _in_order(self, services: Iterable[JobService]) -> list[tuple[JobService, RunSummary]]:
-        """List runs with possible news, ended ones first, because those are reported only once.
+    def _runs_to_check(self, services: Iterable[JobService]) -> list[tuple[JobService, RunSummary]]:
+        """List runs with possible news, ended ones first: they are reported for an hour only.
 
         The rest are shuffled, so that time does not always run out for the same run.
         """
         found = [
             (service, summary)
-            for service, summary in self._listed(services)
+            for service, summary in self._list_runs(services)
             if not (summary.ended and not self.rules.is_recent(summary.stopped_at_ms))
         ]
         random.shuffle(found)
         return sorted(found, key=lambda each: not each[1].ended)
 
-    def _listed(self, services: Iterable[JobService]) -> Iterator[tuple[JobService, RunSummary]]:
+    def _list_runs(self, services: Iterable[JobService]) -> Iterator[tuple[JobService, RunSummary]]:
         """Yield all runs, Batch's first, so that an unreadable cluster does not hide them."""
         try:
             for service in services:
@@ -156,7 +156,7 @@ class NotificationRound:
                 return []  # deleted, or about to be replaced by another job
             found = notifications_of(
                 job,
-                _signs(service, job, published),
+                _read_evidence(service, job, published),
                 self.rules,
                 ready_ms=ready_ms(service.describe, job),
                 usd_per_node_hour=self.target.instance_type.usd_per_hour_estimate,
@@ -175,16 +175,16 @@ class NotificationRound:
             return []
 
     def _publish(self, job_id: str, messages: Sequence[NotificationMessage]) -> bool:
-        """Publish messages, then record them; return False if another round does so.
+        """Publish messages, then record them; return False if another invocation does.
 
-        This order guarantees delivery at least once. Before its first message the round rewrites
-        the object unchanged: schedules invoke at least once, so only one of several concurrent
-        rounds may continue, and only if it can record its messages.
+        This order guarantees delivery at least once. Before the first message, this rewrites
+        the object with the same keys: schedules invoke at least once, so only one of the concurrent
+        invocations may continue, and only if it can record its messages.
         """
         if not self._is_ours and not self._write():
             return False
         self._is_ours = True
-        published = [each.notification.key for each in messages if self._is_published(each)]
+        published = [each.notification.key for each in messages if self._publish_one(each)]
         if not published:
             return True
         # Moved to the end, so that the oldest entries are dropped first.
@@ -193,12 +193,12 @@ class NotificationRound:
 
     def _write(self) -> bool:
         latest = dict(list(self._published.items())[-_MAX_JOBS:])
-        etag = self.bucket.replace(contract.NOTIFICATIONS_TOLD, _encoded(latest), etag=self._etag)
+        etag = self.bucket.replace(contract.NOTIFICATIONS_SENT, _encode(latest), etag=self._etag)
         self._etag = etag or self._etag
         return etag is not None
 
-    def _is_published(self, message: NotificationMessage) -> bool:
-        """Publish one message; the next round retries a failure."""
+    def _publish_one(self, message: NotificationMessage) -> bool:
+        """Publish one message; return False if it failed, for the next invocation to retry."""
         job, new = message.job, message.notification
         try:
             self.topic.publish(
@@ -215,7 +215,7 @@ class NotificationRound:
         return True
 
 
-def _signs(service: JobService, job: Job, published: Sequence[str]) -> RunEvidence:
+def _read_evidence(service: JobService, job: Job, published: Sequence[str]) -> RunEvidence:
     """Read the evidence that notifications depend on: the description, and a running job's log."""
     evidence = of_job(job)
     attempt = len(job.attempts) + 1
@@ -224,6 +224,6 @@ def _signs(service: JobService, job: Job, published: Sequence[str]) -> RunEviden
     return evidence
 
 
-def _encoded(published: PublishedKeys) -> bytes:
-    # The id makes each round's object unique, or a round could mistake another's for its own.
+def _encode(published: PublishedKeys) -> bytes:
+    # The id makes each object unique, so that no invocation mistakes another's ETag for its own.
     return json.dumps({"round": uuid.uuid4().hex, "told": published}, indent=1).encode()

@@ -17,12 +17,12 @@ from jobs.eks.service import EksService
 from jobs.orchestrators import JobService
 from trainium_catalogue import contract
 
-_OLD = timedelta(minutes=15)
-"""The node scaler writes at least every five minutes."""
+_MAX_AGE = timedelta(minutes=15)
+"""Maximum age of a usable snapshot; the node scaler writes one at least every five minutes."""
 
 
 class NotInSnapshot(LookupError):
-    """The snapshot does not have an object."""
+    """Raised if the snapshot does not contain an object."""
 
     status = 404
 
@@ -62,7 +62,7 @@ def services_in(aws: Aws, target: Deployment, bucket: Bucket) -> Iterator[JobSer
     if target.eks is None:
         return
     version = bucket.read_version(contract.CLUSTER_SNAPSHOT)
-    if version is None or version.age > _OLD:
+    if version is None or version.age > _MAX_AGE:
         print("the node scaler has written no recent snapshot: the cluster's runs are unknown")
         return
     lists: dict[str, Any] = json.loads(gzip.decompress(version.data))

@@ -22,11 +22,11 @@ ALWAYS_UNPROVEN = (
     "EFA, Neuron devices and drivers: the nodes run on CPU with gloo",
     "quotas, capacity and prices: the emulator has no limits",
     "that nodes and functions have enough permissions: only the submitter's policy is evaluated",
-    "the machine's boot script and AMI: no instance is started",
+    "the hosts' boot script and AMI: no instance is started",
     "that AWS accepts every value: the emulator checks fewer than AWS does",
 )
 NO_IMAGE_BUILT = (
-    "that the image builds and its nodes start in it: needs podman and --containers",
+    "that the image builds and nodes start from it: needs podman and --containers",
     "the real base image: the docker emulator recorded the build and pushed a small manifest",
 )
 ON_CLUSTER = (
@@ -71,7 +71,7 @@ class RunRecord:
     expected: str
     seen: str
     differences: list[str]
-    """Differences from the ending expected by the failure model; empty if there are none."""
+    """Differences from the outcome predicted by the failure model; empty if there are none."""
     job_id: str | None
     status: str
     status_reason: str | None
@@ -195,7 +195,7 @@ class ProgramRun:
     """None if no job was submitted."""
     checks: list[ReceiptCheck]
     unproven: list[str]
-    """What this program did not show, and the remedy."""
+    """What this program did not prove, and the remedy."""
 
     @property
     def problems(self) -> list[str]:
@@ -264,7 +264,7 @@ class ReceiptVerdict:
     version: Literal[5] = VERSION
     outcome: Outcome
     problems: list[str]
-    """Every reason why it did not pass."""
+    """Every reason why the rehearsal did not pass."""
     unproven: list[str]
     """What a rehearsal cannot prove about AWS."""
 
@@ -331,12 +331,12 @@ class Receipt:
     def unproven(self) -> list[str]:
         """List what this rehearsal cannot prove about AWS."""
         built = self.image is not None and self.image.built
-        has_looked = self.cluster is None or DRAWN in (c.name for c in self.cluster.checks)
+        has_browser_check = self.cluster is None or DRAWN in (c.name for c in self.cluster.checks)
         return [
             *(text for program in self.programs for text in program.unproven),
             *ALWAYS_UNPROVEN,
             *(ON_CLUSTER if "eks" in self.settings.orchestrators else ()),
-            *(() if has_looked else (NO_BROWSER,)),
+            *(() if has_browser_check else (NO_BROWSER,)),
             *((SUBSTITUTE_BASE,) if built else NO_IMAGE_BUILT),
         ]
 
@@ -351,7 +351,7 @@ class Receipt:
         path.write_text(json.dumps(self.to_document(), indent=2) + "\n", encoding="utf-8")
 
 
-def recorded_image(entries: list[Entry], *, built: bool) -> PushedImage | None:
+def read_image(entries: list[Entry], *, built: bool) -> PushedImage | None:
     """Read the pushed image and its build from the docker emulator's record."""
     builds = [entry for entry in entries if entry["command"] == "build"]
     pushes = [entry for entry in entries if entry["command"] == "push"]

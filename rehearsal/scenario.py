@@ -31,14 +31,14 @@ from rehearsal.deployment.binaries import kubectl
 from rehearsal.deployment.server import ServerProcess, server_command, start_server
 from rehearsal.deployment.state import EXAMPLE, RehearsalFolder, RehearsalState, Settings
 from rehearsal.proofs import leftovers
-from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_CLOCK
+from rehearsal.proofs.endings import NO_CAPACITY, RUNNABLE_SPEEDUP
 from rehearsal.receipt import (
     FirstResult,
     HelmRelease,
     PhaseRecord,
     Receipt,
     ReceiptStack,
-    recorded_image,
+    read_image,
 )
 from rehearsal.report.progress import ProgressDisplay
 from rehearsal.steps import batch, cluster, program
@@ -86,8 +86,8 @@ class Rehearsal:
         if ALL_REDUCE in workloads:
             # Deploy only some stacks, but with all settings, so that the next deployment only adds
             # stacks.
-            only = self._before_cluster() if rest else None
-            with self._destroyed(only):
+            only = self._stacks_without_cluster() if rest else None
+            with self._destroy_on_exit(only):
                 self.deploy(only)
                 self._all_reduce()
                 if stay is not None and not rest:
@@ -97,7 +97,7 @@ class Rehearsal:
             self._report_first(only)
             if not rest:
                 return
-        with self._destroyed(None):
+        with self._destroy_on_exit(None):
             self.deploy(None)
             self._both_halves(rest)
             if stay is not None:
@@ -108,7 +108,7 @@ class Rehearsal:
         executable = cdk.executable(self._bin)
         self._environment = self._client_environment(aws=None)
         if self.settings.containers:
-            with self._phase("image (the first one takes minutes)"):
+            with self._phase("image (the first build takes minutes)"):
                 # With the user's pip settings, because the build may need a mirror of PyPI.
                 self.nodes = containers.build(self.folder, self._environment, self.progress.detail)
         with self._phase("server and synth"):
@@ -146,7 +146,7 @@ class Rehearsal:
                 ReceiptStack(name=name, resources=leftovers.count_resources(self._aws, name))
                 for name in (only or self._assembly.stacks)
             ]
-            self.receipt.image = recorded_image(
+            self.receipt.image = read_image(
                 docker_cli.read_record(self.folder.docker_record),
                 built=self.nodes is not None,
             )
@@ -154,7 +154,7 @@ class Rehearsal:
         self._is_up = True
         self.write_environment()
 
-    def _before_cluster(self) -> tuple[str, ...]:
+    def _stacks_without_cluster(self) -> tuple[str, ...]:
         """Return all stacks except the cluster's, which takes longest."""
         assert self._assembly is not None
         return tuple(name for name in self._assembly.stacks if not name.endswith("-eks"))
@@ -272,7 +272,7 @@ class Rehearsal:
         )
 
     @contextmanager
-    def _destroyed(self, only: tuple[str, ...] | None) -> Iterator[None]:
+    def _destroy_on_exit(self, only: tuple[str, ...] | None) -> Iterator[None]:
         """Destroy the stacks when the block exits, even after a failed job."""
         try:
             yield
@@ -361,7 +361,7 @@ class Rehearsal:
             processes_per_node=self.settings.processes_per_node,
             processes_of=self.settings.processes_of,
             addresses=self.settings.addresses,
-            runnable_clock=RUNNABLE_CLOCK if NO_CAPACITY in self.settings.faults else 1.0,
+            runnable_clock=RUNNABLE_SPEEDUP if NO_CAPACITY in self.settings.faults else 1.0,
             containers=self.nodes,
         )
         return start_server(

@@ -91,7 +91,7 @@ class BatchStack(cdk.Stack):
             for workload in WORKLOADS.values()
             if workload.hardware is Hardware.TRAINIUM
         }
-        PublishedContract(self, "Contract", deployment=config.deployment, values=self._published())
+        PublishedContract(self, "Contract", deployment=config.deployment, values=self._parameters())
         if len(self.zones) > 1:
             self._add_zone_moves()
 
@@ -143,7 +143,7 @@ class BatchStack(cdk.Stack):
     def _pinned_ami(self) -> str:
         """Refer to the release's AMI by its SSM parameter, which CloudFormation resolves.
 
-        The parameter belongs to one AMI and never changes.
+        Each AMI has its own parameter, whose value never changes.
         """
         return ssm.StringParameter.value_for_typed_string_parameter_v2(
             self,
@@ -172,7 +172,7 @@ class BatchStack(cdk.Stack):
         grant_data_uris(job.job_role, workload, config.data_uris)
         return job
 
-    def _published(self) -> dict[str, str]:
+    def _parameters(self) -> dict[str, str]:
         zones = [
             {"zone": zone, "job_queue": queue.arn, "compute_environment": compute.arn}
             for zone, (compute, queue) in self.zones.items()

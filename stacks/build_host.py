@@ -23,7 +23,7 @@ _ARM = frozenset({"arm64", "aarch64"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildHost:
-    """Local facts about the machine that runs ``cdk deploy``."""
+    """Properties of the machine that runs ``cdk deploy``."""
 
     machine: str
     """Architecture, as ``uname -m`` prints it."""

@@ -105,7 +105,7 @@ class DataJobsStack(cdk.Stack):
             for workload in WORKLOADS.values()
             if workload.hardware is Hardware.CPU
         }
-        PublishedContract(self, "Contract", deployment=config.deployment, values=self._published())
+        PublishedContract(self, "Contract", deployment=config.deployment, values=self._parameters())
         if config.monthly_budget_usd is not None:
             # Imported here: only deployments with a budget need its CDK module.
             from trainium_constructs.budget import MonthlyBudget
@@ -124,8 +124,9 @@ class DataJobsStack(cdk.Stack):
                 self,
                 "MonthlyBudget",
                 value=(
-                    "it only sends alerts, stops nothing, and stays at 0 until the payer activates "
-                    f"the cost allocation tag {contract.TAG_DEPLOYMENT} in Billing (up to 24 hours)"
+                    "it only sends alerts, stops nothing, and stays at 0 until the management "
+                    "(payer) account activates the cost allocation tag "
+                    f"{contract.TAG_DEPLOYMENT} in Billing (up to 24 hours)"
                 ),
             )
         if config.notifies:
@@ -184,7 +185,7 @@ class DataJobsStack(cdk.Stack):
             return {}
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
-    def _published(self) -> dict[str, str]:
+    def _parameters(self) -> dict[str, str]:
         """Return the values that every deployment publishes; other stacks publish their own."""
         config = self._config
         cap = config.max_cost_per_job_usd

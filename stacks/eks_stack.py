@@ -76,7 +76,7 @@ class EksStack(cdk.Stack):
         self._add_nodes(network, construct_id)
         roles = self._roles()
         PublishedContract(
-            self, "Contract", deployment=config.deployment, values=self._published(data)
+            self, "Contract", deployment=config.deployment, values=self._parameters(data)
         )
         contents = ClusterContents(
             self,
@@ -177,7 +177,7 @@ class EksStack(cdk.Stack):
             account=account,
         )
 
-    def _published(self, data: DataJobsStack) -> dict[str, str]:
+    def _parameters(self, data: DataJobsStack) -> dict[str, str]:
         claim = {contract.SSM_EKS_LUSTRE_CLAIM: lustre_name(self._mount)} if self._mount else {}
         idle = {contract.SSM_EKS_IDLE_MINUTES: str(self._config.eks_idle_minutes)}
         return {

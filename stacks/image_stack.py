@@ -12,7 +12,7 @@ from trainium_constructs import ImageRepository
 
 
 class ImageStack(cdk.Stack):
-    """Our own ECR repository, deployed before the stack whose image it stores."""
+    """The deployment's own ECR repository, deployed before the stack whose image it stores."""
 
     def __init__(
         self, scope: Construct, construct_id: str, *, config: AppConfig, **kwargs: Any

@@ -4,7 +4,7 @@
 
 SOURCES is a folder with the scripts; the labels contain their repository, commit, path and SHA-256.
 A label counts as found if the same kind is reported on its line or an adjacent one. ``--dev``
-selects the scripts on which the rules were tuned, ``--show`` prints the differences.
+selects the scripts on which the rules were tuned; ``--show`` prints the differences.
 """
 
 from __future__ import annotations

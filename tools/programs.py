@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     options = parse_arguments(arguments)
     programs = public_programs()
     if unknown := [name for name in options.names if name not in programs]:
-        sys.exit(f"programs: there is no program {unknown[0]}; choose from {', '.join(programs)}")
+        sys.exit(f"programs: unknown program {unknown[0]}; choose from {', '.join(programs)}")
     # The emulated bucket's server would log every request.
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     failed = 0
@@ -81,7 +81,7 @@ def orchestrators(text: str) -> tuple[str, ...]:
 def record_trial(program: PublicProgram, folder: Path) -> None:
     """Run a program on two local launchers; record the results."""
     trial = try_program(program, folder)
-    recovery = "resumed" if trial.went_on else "started over"
+    recovery = "resumed" if trial.resumed else "started over"
     same = "the same" if program.agree(trial.undisturbed, trial.survived) else "NOT the same"
     print(
         f"{program.name} | {trial.undisturbed} | {trial.survived} | {same} | {recovery} | "
@@ -99,7 +99,7 @@ def record_rehearsal(program: PublicProgram, names: tuple[str, ...], folder: Pat
         problem = "; ".join(run.problems)
         if not problem and not (expected and program.agree(expected, run.result)):
             usual = expected or "no recorded result"
-            problem = f"it ended with {run.result}, but undisturbed with {usual}"
+            problem = f"the result is {run.result}; undisturbed: {usual}"
         failed += bool(problem)
         print(f"{program.name} | {name} | {problem or run.result}", flush=True)
         if not problem:

@@ -42,7 +42,7 @@ def reasons_table() -> str:
 
 
 def causes_table() -> str:
-    """Tabulate the causes of `explain`, and the evidence for each."""
+    """Tabulate the causes that `explain` reports, and the evidence for each."""
     names = {
         "redeploy": "cdk deploy --all",
         "jobs": "python -m jobs",

@@ -164,7 +164,7 @@ DOCUMENTS: Mapping[str, Document] = {
         "runs/<run>/results/attempts/<job id>/<attempt>-node-<index>.json", (AttemptEnding,)
     ),
     "attempt": Document(
-        "runs/<run>/results/attempts/<job id>/<attempt>.json, of an array's later children "
+        "runs/<run>/results/attempts/<job id>/<attempt>.json; for an array job's later children: "
         "<attempt>-child-<index>.json",
         (AttemptRecord,),
     ),
@@ -243,7 +243,7 @@ def schema_of(document: Document) -> dict[str, Any]:
 def rendered(value: Any, indent: int = 0, before: int = 0) -> str:
     """Render JSON compactly: on one line if it fits after ``before`` characters.
 
-    Otherwise each item takes a line, except that strings in a list fill lines.
+    Otherwise each item is on its own line, except that strings in a list share lines.
     """
     line = json.dumps(value, ensure_ascii=False)
     if indent + before + len(line) < _WIDTH or not isinstance(value, dict | list) or not value:

@@ -52,7 +52,7 @@ def python_of_the_suite() -> str:
     if find_spec("torch_xla") is not None:
         missing = [n for n in ("pytest", "pytest_timeout") if find_spec(n) is None]
         if missing:
-            sys.exit("test-nxd: this Python has torch_xla; add: pip install pytest pytest-timeout")
+            sys.exit("test-nxd: this Python has torch_xla; run: pip install pytest pytest-timeout")
         return sys.executable
     python = VENV / "bin" / "python"
     digest = hashlib.sha256(sys.version.encode() + REQUIREMENTS.read_bytes()).hexdigest()

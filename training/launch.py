@@ -87,7 +87,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         stop.count += 1
 
     if os.geteuid() != 0:
-        # On a CPU host, a worker that became root could obtain the host's own role.
+        # On a CPU host, a worker that became root could use the host's IAM role.
         forbid_new_privileges()
     signal.signal(signal.SIGTERM, count_request)
     signal.signal(signal.SIGINT, count_request)
@@ -178,18 +178,18 @@ def run_node(
         if not node.is_main:
             spoke = Spoke(node, timeout_s=timeout_s)
             decision = ChildRole(context).run(spoke, failed_preflight)
-            return own_verdict(node, failed_preflight, decision)
+            return own_verdict(node, failed_preflight or local.verdict, decision)
         hub = open_hub(node, timeout_s=timeout_s, heartbeat=guardian.heartbeat)
         if isinstance(hub, Verdict):
             return hub
         with reserve_port(RENDEZVOUS) as port:
             if port != RENDEZVOUS and not is_alone:
                 log.info(
-                    "launch: port %d is taken on this machine; rendezvous is on %d",
+                    "launch: port %d is in use on this machine; the rendezvous uses port %d",
                     *(RENDEZVOUS, port),
                 )
             decision = MainRole(context).run(hub, failed_preflight, port)
-            return own_verdict(node, failed_preflight, decision)
+            return own_verdict(node, failed_preflight or local.verdict, decision)
     finally:
         local.kill(guardian.heartbeat)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from training.backends.neff_cache import ENV_NEFF_CACHE, NeffCache
 from training.core.arguments import parse
 from training.core.contract import DeviceKind, NodeContract
-from training.core.failures import ExplainedError, classify, describe
+from training.core.failures import ExplainedError, classify, describe, shows_unfit_host
 from training.core.job import Job, StopRequested, StopSwitch
 from training.core.logs import set_up_logging
 from training.core.lone_process import LoneProcess
@@ -69,7 +69,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> None:
     except BaseException as error:
         # Report the error while every connection is still open: it is better evidence than the
         # broken connections that peers will report.
-        progress.fail(classify(error), describe(error))
+        progress.fail(classify(error), describe(error), unfit_host=shows_unfit_host(error))
         sys.stdout.flush()
         if isinstance(error, ExplainedError):
             log.info("rank %d: %s", rank, error)
@@ -128,7 +128,9 @@ def run(
             hang_limit_s=hang_limit_s,
             # Read after the imports, since torch_xla sets some of these variables on import.
             environment={
-                name: value for name, value in env.items() if name.startswith(("NEURON", "XLA"))
+                name: value
+                for name, value in env.items()
+                if name.startswith(("NEURON", "TORCH_NEURONX", "XLA"))
             },
             variables=env,
         )

@@ -66,8 +66,8 @@ IMPLEMENTATIONS: Mapping[str, Implementation] = MappingProxyType(
 def hide_sklearn() -> None:
     """Hide scikit-learn from this process, as if it were not installed.
 
-    transformers imports it, along with scipy and pandas, for features that are not used here. This
-    makes startup a fifth longer.
+    transformers imports it, along with scipy and pandas, for features that are not used here, which
+    lengthens startup by a fifth.
     """
     sys.modules["sklearn"] = None  # type: ignore[assignment]
 

@@ -41,7 +41,7 @@ _LIVE_NAT_GATEWAYS = "NatGateways[?State!='deleted']"
 _LIVE_ENDPOINTS = "VpcEndpoints[?State!='deleted']"
 _OWN_ROLES = "Roles[?!starts_with(Path, '/aws-service-role/')]"
 # Resources deleted with the cluster.
-_OF_CLUSTERS = ("cluster/", "nodegroup/", "addon/", "podidentityassociation/", "access-entry/")
+_CLUSTER_ARNS = ("cluster/", "nodegroup/", "addon/", "podidentityassociation/", "access-entry/")
 # The emulator lists thousands of parameters published by AWS as if the account owned them.
 _OWN_PARAMETERS = {
     "Key": "Name",
@@ -131,7 +131,7 @@ LISTINGS: Final = (
         "lambda", "function", "list_functions", "Functions", "FunctionName", arns=("function:",)
     ),
     Listing("lambda", "layer", "list_layers", "Layers", "LayerName"),
-    Listing("eks", "cluster", "list_clusters", "clusters", arns=_OF_CLUSTERS),
+    Listing("eks", "cluster", "list_clusters", "clusters", arns=_CLUSTER_ARNS),
     Listing("kms", "key", "list_keys", "Keys", "KeyId", arns=("key/",)),
     Listing("kms", "alias", "list_aliases", "Aliases[?TargetKeyId]", "AliasName"),
     Listing(

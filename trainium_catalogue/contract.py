@@ -139,7 +139,7 @@ ENV_AFTER_JOB: Final = "TRAINIUM_AFTER_JOB"
 ENV_TIME_LIMIT: Final = "TRAINIUM_TIME_LIMIT_S"
 """Seconds until the launcher ends the attempt, and thereby the job; Batch has its own timeout."""
 ENV_STOP_AT: Final = "TRAINIUM_STOP_AT"
-"""Time before the end of the Capacity Block at which the launcher lets the workers save and ends
+"""Time, before the Capacity Block ends, at which the launcher lets the workers save and ends
 the job, such as 2027-01-31T10:50:00Z. Unset without a block."""
 # The launcher sets these for a user's own program; docs/own-program.md describes them.
 ENV_CHECKPOINT_DIR: Final = "TRAINIUM_CHECKPOINT_DIR"
@@ -176,7 +176,7 @@ TAG_WORKLOAD: Final = "trainium:workload"
 TAG_ZONE_PATIENCE: Final = "trainium:zone-patience-minutes"
 """Minutes that a job may wait for capacity in a zone before it moves to the next."""
 TAG_REQUEST: Final = "trainium:request"
-"""SHA-256, and name in the bucket, of the request with which such a job is resubmitted."""
+"""SHA-256 of the request with which such a job is resubmitted; also its name in the bucket."""
 
 # --- the bucket --------------------------------------------------------------------------------
 TOKENIZERS_PREFIX: Final = "tokenizers/"
@@ -237,7 +237,7 @@ WITHDRAWN_BYTES: Final = 32
 """Size of the token that replaces the marker while a checkpoint is being saved."""
 
 NOTIFICATIONS_PREFIX: Final = "notifications/"
-NOTIFICATIONS_TOLD: Final = f"{NOTIFICATIONS_PREFIX}told.json"
+NOTIFICATIONS_SENT: Final = f"{NOTIFICATIONS_PREFIX}told.json"
 """Keys of published notifications, by job id."""
 CLUSTER_SNAPSHOT: Final = f"{NOTIFICATIONS_PREFIX}cluster.json.gz"
 """Cluster objects from which the notifier reads runs: a list for each collection."""
@@ -252,7 +252,7 @@ def neff_prefix(release: str) -> str:
 
 
 def run_prefix(run: str, folder: str) -> str:
-    """Return the key prefix of a run's ``folder``, one of ``RUN_FOLDERS``, with its slash."""
+    """Return the key prefix of a run's ``folder`` (of ``RUN_FOLDERS``), with a trailing slash."""
     assert folder in RUN_FOLDERS, folder
     return f"{RUNS_PREFIX}{run}/{folder}/"
 
@@ -278,7 +278,7 @@ def requirements_key(run: str, wheels_key: str) -> str:
 
 
 def wheels_prefix(wheels_key: str) -> str:
-    """Return the key prefix of a set of wheels, with its slash."""
+    """Return the key prefix of a set of wheels, with a trailing slash."""
     return f"{WHEELS_PREFIX}{wheels_key}/"
 
 

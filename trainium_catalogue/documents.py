@@ -60,7 +60,7 @@ def as_document(value: Any) -> Any:
 
 
 def picked(kind: type[T], source: object, **more: Any) -> T:
-    """Build a document from ``more`` and the fields of the same names in ``source``."""
+    """Build a document; fields not in ``more`` are copied from the attributes of ``source``."""
     fields: Any = kind
     names = (field.name for field in dataclasses.fields(fields) if field.name not in more)
     return kind(**{name: getattr(source, name) for name in names}, **more)

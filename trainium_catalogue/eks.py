@@ -63,7 +63,7 @@ ADD_ONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
 Versions: EKS User Guide as of 2026-09-26 (coredns, kube-proxy, vpc-cni), the agents' releases."""
 
 NEWER_KERNEL = frozenset({"1.36"})
-"""Versions whose AMIs run Linux 6.18, for which FSx lists no Lustre client that we found."""
+"""Versions whose AMIs run Linux 6.18, for which we found no Lustre client in FSx's list."""
 
 SYSTEM_INSTANCE_TYPES = frozenset(
     f"{family}.{size}"
@@ -97,7 +97,7 @@ def host_image_version(kubernetes_version: str, ami_date: str) -> str:
 
 
 def newest_image(kubernetes_version: str, variant: str = "neuron") -> str:
-    """Return the SSM parameter that has the release version of AWS's newest AMI."""
+    """Return the name of the SSM parameter that holds the release version of AWS's newest AMI."""
     return (
         f"/aws/service/eks/optimized-ami/{kubernetes_version}/amazon-linux-2023/x86_64/{variant}/"
         "recommended/release_version"

@@ -21,8 +21,8 @@ class ExitCode(IntEnum):
     PREFLIGHT = 70
     """``EX_SOFTWARE`` of sysexits.h."""
     UNFIT_HOST = 71
-    """``EX_OSERR`` of sysexits.h: the node's own host failed preflight while others passed; on
-    Batch also for a job's only host."""
+    """``EX_OSERR`` of sysexits.h: the node's own host failed preflight, or its hardware failed, but
+    not that of others; on Batch also for a job's only host."""
     HOST = 75
     """``EX_TEMPFAIL`` of sysexits.h."""
     TIME_LIMIT = 124
@@ -34,7 +34,7 @@ class ExitCode(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class ExitCodeInfo:
     """The meaning of an exit code, for users and for retries."""
 
     meaning: str
@@ -42,31 +42,31 @@ class Ending:
     retry: bool
 
 
-EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
+EXIT_CODES: Mapping[ExitCode, ExitCodeInfo] = MappingProxyType(
     {
-        ExitCode.OK: Ending(meaning="finished", remedy="nothing to do", retry=False),
-        ExitCode.WORKLOAD: Ending(
+        ExitCode.OK: ExitCodeInfo(meaning="finished", remedy="nothing to do", retry=False),
+        ExitCode.WORKLOAD: ExitCodeInfo(
             meaning="the workload raised an error",
             remedy="see the log of the named node; another attempt would fail again",
             retry=False,
         ),
-        ExitCode.CONFIGURATION: Ending(
+        ExitCode.CONFIGURATION: ExitCodeInfo(
             meaning="the launcher refused its configuration",
             remedy="correct the parameter named in the log and submit again",
             retry=False,
         ),
-        ExitCode.PREFLIGHT: Ending(
+        ExitCode.PREFLIGHT: ExitCodeInfo(
             meaning="a node failed preflight or did not join",
             remedy="another attempt follows; the log names the node, the finding and the remedy",
             retry=True,
         ),
-        ExitCode.UNFIT_HOST: Ending(
-            meaning="the node's own host failed preflight and is replaced",
+        ExitCode.UNFIT_HOST: ExitCodeInfo(
+            meaning="the node's own host failed preflight, or its hardware failed; it is replaced",
             remedy="another attempt follows, on other hosts; the log names the finding and the "
             "remedy",
             retry=True,
         ),
-        ExitCode.HOST: Ending(
+        ExitCode.HOST: ExitCodeInfo(
             meaning="a peer was lost, a node hung or a host failed",
             remedy=(
                 "another attempt follows; a run with checkpoints resumes from the newest complete "
@@ -74,7 +74,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
             ),
             retry=True,
         ),
-        ExitCode.TIME_LIMIT: Ending(
+        ExitCode.TIME_LIMIT: ExitCodeInfo(
             meaning="the submission's time limit was reached, or its Capacity Block will end soon",
             remedy=(
                 "submit again with a larger --time-limit, or in the next block; a run with "
@@ -82,7 +82,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
             ),
             retry=False,
         ),
-        ExitCode.KILLED: Ending(
+        ExitCode.KILLED: ExitCodeInfo(
             meaning="the node was killed or frozen, or ran out of memory",
             remedy=(
                 "another attempt follows; if every attempt ends this way, reduce the memory use "
@@ -90,7 +90,7 @@ EXIT_CODES: Mapping[ExitCode, Ending] = MappingProxyType(
             ),
             retry=True,
         ),
-        ExitCode.STOPPED: Ending(
+        ExitCode.STOPPED: ExitCodeInfo(
             meaning="stopped on request",
             remedy="submit the run again to resume it",
             retry=False,

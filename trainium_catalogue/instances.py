@@ -4,7 +4,9 @@ Sizes, cards and zones: ``aws ec2 describe-instance-types`` and
 ``describe-instance-type-offerings --location-type availability-zone-id`` (as recorded in
 moto's dump of those APIs). Memory of Trainium2 chips: the Neuron documentation's trn2 page.
 Peaks: 190 TFLOP/s per Trainium chip of two cores (AWS's MFU for its Llama-2 figures, 3,040 per
-node), 667 per Trainium2 chip of eight (the Neuron documentation's architecture pages).
+node), 667 per Trainium2 chip of eight (the Neuron documentation's architecture pages), 167 per rank
+of two cores; TorchTitan on Trainium takes 157 (github.com/parmoham-aws/test-repo-parmoham,
+docs/torchtitan/qwen3/TorchTitan.diff).
 Prices are estimates from public price lists; see ``usd_per_hour_estimate``. On-demand list prices:
 github.com/aws/karpenter-provider-aws, pkg/providers/pricing/zz_generated.pricing_aws.go (us-east-1,
 2026-07-20), and github.com/skypilot-org/skypilot-catalog, catalogs/v6/aws/vms.csv (every region),
@@ -97,7 +99,7 @@ class InstanceType:
 
     @property
     def peak_flops_per_process(self) -> float:
-        """Dense bf16 peak per second of one worker's logical core."""
+        """Dense bf16 peak of one worker's logical core, in FLOP/s."""
         cores = self.num_neuron_cores / self.num_logical_cores
         return self.peak_bf16_tflops_per_core * cores * 1e12
 

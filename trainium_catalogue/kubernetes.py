@@ -65,7 +65,7 @@ NODE_GROUP_LABEL: Final = "eks.amazonaws.com/nodegroup"
 IDLE_SINCE: Final = "trainium/idle-since"
 """Annotation of an unused node: time from which it has been idle, UTC in Kubernetes' format."""
 UNFIT_SINCE: Final = "trainium/unfit-since"
-"""Annotation of a node whose host failed a job's preflight; it is replaced."""
+"""Annotation of a node whose host a job found unfit; it is replaced."""
 UNUSABLE_SINCE: Final = "trainium/unusable-since"
 """Annotation of a node that cannot run a job's pod, for example because it is not ready."""
 CORDONED_SINCE: Final = "trainium/cordoned-since"
@@ -140,7 +140,7 @@ def max_pods(instance_type: InstanceType) -> int:
 
 
 def kubelet_memory_mib(instance_type: InstanceType) -> int:
-    """Return the memory that EKS's image reserves for the kubelet, containerd and housekeeping.
+    """Return the memory that EKS's image withholds from pods: kube-reserved and eviction threshold.
 
     It depends on the number of pods, not the size of the node, so small types lose a larger share
     (amazon-eks-ami, nodeadm/internal/kubelet/config.go, getMemoryMebibytesToReserve).
@@ -149,7 +149,7 @@ def kubelet_memory_mib(instance_type: InstanceType) -> int:
 
 
 def device_resources(instance_type: InstanceType) -> Mapping[str, int]:
-    """Return the devices of a usable node, as counted by the device plugins."""
+    """Return the number of each device on a usable node, as advertised by the device plugins."""
     devices = {
         NEURON_RESOURCE: instance_type.num_neuron_devices,
         EFA_RESOURCE: instance_type.num_efa_interfaces,

@@ -21,23 +21,23 @@ Json = Mapping[str, Any]
 JOIN_S = 1200.0
 """Seconds after which EKS reports that instances failed to join."""
 UNUSABLE_S = 600.0
-"""Longer than a reboot, or the registration of a new node's device plugins."""
+"""Timeout of an unusable node; longer than a reboot or a new node's plugin registration."""
 CORDON_S = 20.0
-"""Longer than a round of the node scaler, which rechecks a cordoned node before removing it."""
+"""Seconds from cordon to removal; enough for the node scaler to recheck the node."""
 MAX_FAILED_NODES = 2
-"""Number of rounds of failed nodes after which a request for nodes is dropped."""
+"""Failures, each of one or more added nodes, after which a request for nodes is dropped."""
 KILL_S = 60.0
 """Seconds after the grace period in which the kubelet, which sends SIGKILL only then (Kubernetes,
 Pod Lifecycle), can end the processes and unmount the volumes; the number is this project's choice.
 """
-UNFIT = "has failed a job's preflight"
+UNFIT = "has a host that a job found unfit"
 """Why a node with an unfit host is unusable."""
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 # Annotation of a pod created by the kubelet (Kubernetes, static pods).
 _MIRROR = "kubernetes.io/config.mirror"
 _JOB_NAME = "volcano.sh/job-name"
 _MINUTES = re.compile(r"[0-9]{1,6}")
-_AGENTS_CONDITIONS = frozenset(
+_AGENT_CONDITIONS = frozenset(
     {
         "AcceleratedHardwareReady",
         "ContainerRuntimeReady",
@@ -47,7 +47,7 @@ _AGENTS_CONDITIONS = frozenset(
     }
 )
 # Phases in which a job needs no more nodes: volcano.sh/apis, batch/v1alpha1/job.go.
-_NEEDS_NONE = frozenset(
+_ENDED_PHASES = frozenset(
     {"Completed", "Completing", "Terminated", "Terminating", "Aborted", "Aborting", "Failed"}
 )
 
@@ -70,7 +70,7 @@ def is_unfit(node: Json) -> bool:
 
 
 def unfit_nodes(nodes: Iterable[Json], pods: Iterable[Json]) -> set[str]:
-    """Return the nodes whose host failed a job's preflight, by the exit codes of their pods."""
+    """Return the nodes whose host a job found unfit, by the exit codes of their pods."""
     known = {node["metadata"]["name"]: created_at(node) for node in nodes}
     found = set()
     for pod in pods:
@@ -95,8 +95,8 @@ def reported_fault(node: Json) -> str | None:
     automatic node repair).
     """
     for condition in (node.get("status") or {}).get("conditions") or ():
-        if condition["type"] in _AGENTS_CONDITIONS and condition["status"] == "False":
-            return f"has {condition['type']} False ({condition.get('reason', 'no reason')})"
+        if condition["type"] in _AGENT_CONDITIONS and condition["status"] == "False":
+            return f"has {condition['type']}=False ({condition.get('reason', 'no reason')})"
     return None
 
 
@@ -258,7 +258,7 @@ def waiting_jobs(jobs: Iterable[Json], pods: Iterable[Json], *, now: datetime) -
     after = {name: _annotations(job).get(kubernetes.AFTER) for name, job in alive.items()}
     followed = {other for other in after.values() if other in alive}
     found = []
-    for name, job in sorted(alive.items(), key=lambda item: _age(item[1])):
+    for name, job in sorted(alive.items(), key=lambda item: _creation_key(item[1])):
         if name in followed:
             continue
         chain = [name, *([other] if (other := after[name]) in alive else [])]
@@ -272,7 +272,7 @@ def waiting_jobs(jobs: Iterable[Json], pods: Iterable[Json], *, now: datetime) -
 
 def has_ended(job: Json) -> bool:
     """Return whether a job needs no more nodes."""
-    return _phase(job) in _NEEDS_NONE
+    return _phase(job) in _ENDED_PHASES
 
 
 def recently_left_zone(job: Json, *, since: datetime) -> str | None:
@@ -318,7 +318,7 @@ def _waiting_job(job: Json, *, placed: tuple[str, ...], size: int, run: str) -> 
 
 
 def _has_place(pod: Json, *, now: datetime) -> bool:
-    """Return whether a pod has a node, or needs none because it finished before its peers."""
+    """Return whether a pod has a node and neither failed nor is stuck; a finished pod counts."""
     if not pod["spec"].get("nodeName") or is_stuck(pod, now=now):
         return False
     return (pod.get("status") or {}).get("phase") != "Failed"
@@ -336,7 +336,7 @@ def _annotations(entry: Json) -> Mapping[str, str]:
     return entry["metadata"].get("annotations") or {}
 
 
-def _age(job: Json) -> tuple[str, str]:
+def _creation_key(job: Json) -> tuple[str, str]:
     return str(job["metadata"].get("creationTimestamp")), job["metadata"]["name"]
 
 

@@ -22,7 +22,7 @@ _ALL = frozenset({"trn1", "trn1n", "trn2", "trn2u"})
 _TRN2 = frozenset({"trn2", "trn2u"})
 
 # Built with driver 2.28 (inferred from the build date: 2.28 was the newest then), the last driver
-# that supports the runtimes of published PyTorch training images.
+# that supports the runtimes of the PyTorch/XLA training images.
 _AMI_DRIVER_2_28 = "al2023-ami-ecs-neuron-hvm-2023.0.20260615-kernel-6.1-x86_64"
 _AMI_NEWEST = "al2023-ami-ecs-neuron-hvm-2023.0.20261113-kernel-6.1-x86_64"
 

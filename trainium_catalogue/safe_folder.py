@@ -25,8 +25,8 @@ _MAX_NAME_BYTES = 255
 """Maximum length of a path component on Linux file systems (NAME_MAX)."""
 _MAX_PATH_BYTES = 4000
 """Maximum length of a name; the kernel's limit of 4,096 (PATH_MAX) includes the folder."""
-_SHOWN = 80
-_IN_THE_WAY = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
+_MAX_SHOWN = 80
+_OBSTACLE_ERRNOS = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EISDIR})
 """Errors for a link, file or folder where another kind is needed."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -40,7 +40,7 @@ def path_parts(name: str) -> tuple[str, ...]:
 
     Canonical names guarantee that different names are different files.
     """
-    shown = repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+    shown = repr(name if len(name) <= _MAX_SHOWN else f"{name[:_MAX_SHOWN]}...")
     if not name:
         raise UnsafeName("an empty name is not a path below a folder")
     if name.startswith("/"):
@@ -51,7 +51,7 @@ def path_parts(name: str) -> tuple[str, ...]:
     if ".." in parts:
         raise UnsafeName(f"{shown} leads out of its folder")
     if "" in parts or "." in parts:
-        raise UnsafeName(f"{shown} has an empty component or a single dot")
+        raise UnsafeName(f"{shown} has an empty component or one that is a single dot")
     try:
         sizes = [len(os.fsencode(part)) for part in parts]
     except UnicodeEncodeError:
@@ -68,11 +68,11 @@ def check_link_target(target: str) -> None:
     except UnicodeEncodeError:
         size = 0
     if not 0 < size <= _MAX_PATH_BYTES or "\0" in target:
-        raise UnsafeName(f"{target[:_SHOWN]!r} is not a valid target of a symbolic link")
+        raise UnsafeName(f"{target[:_MAX_SHOWN]!r} is not a valid target of a symbolic link")
 
 
 def user_mode(mode: int) -> int:
-    """Keep only the owner's permissions: no setuid, setgid or sticky bit, group or others."""
+    """Keep only the owner's permissions; clear setuid, setgid, sticky, group and other bits."""
     return mode & stat.S_IRWXU
 
 
@@ -95,7 +95,7 @@ class SafeFolder:
         for part in path_parts(name):
             path = path / part
             if path.is_symlink():
-                raise _in_the_way(path)
+                raise _obstacle_error(path)
         return path
 
     def prepared(self, name: str) -> Path:
@@ -113,7 +113,7 @@ class SafeFolder:
 
         If the block raises, nothing is left behind.
         """
-        with self._refusing(name), self._parent(path_parts(name)) as (parent, leaf):
+        with self._refuse_obstacles(name), self._parent(path_parts(name)) as (parent, leaf):
             part = f"{PART_PREFIX}{secrets.token_hex(8)}"
             try:
                 with os.fdopen(_new_file(parent, part), "w+b") as file:
@@ -129,7 +129,7 @@ class SafeFolder:
 
     def update(self, name: str) -> BinaryIO:
         """Open a file for writing in place, without truncating it; create it if missing."""
-        with self._refusing(name), self._parent(path_parts(name)) as (parent, leaf):
+        with self._refuse_obstacles(name), self._parent(path_parts(name)) as (parent, leaf):
             self._make_room(parent, leaf, name)
             flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             return os.fdopen(os.open(leaf, flags, 0o644, dir_fd=parent), "wb")
@@ -174,14 +174,14 @@ class SafeFolder:
             os.symlink(target, leaf, dir_fd=parent)
 
     @contextmanager
-    def _refusing(self, name: str) -> Iterator[None]:
+    def _refuse_obstacles(self, name: str) -> Iterator[None]:
         """Refuse obstacles created since the check, for example by another thread."""
         try:
             yield
         except OSError as error:
-            if error.errno not in _IN_THE_WAY:
+            if error.errno not in _OBSTACLE_ERRNOS:
                 raise
-            raise _in_the_way(self.root / name) from error
+            raise _obstacle_error(self.root / name) from error
 
     @contextmanager
     def _parent(self, parts: tuple[str, ...]) -> Iterator[tuple[int, str]]:
@@ -199,7 +199,7 @@ class SafeFolder:
                 kind = _kind(handle, part)
                 if kind and not stat.S_ISDIR(kind):
                     if not self._replace:
-                        raise _in_the_way(self.root.joinpath(*parts[:number]))
+                        raise _obstacle_error(self.root.joinpath(*parts[:number]))
                     os.unlink(part, dir_fd=handle)
                 with suppress(FileExistsError):
                     os.mkdir(part, dir_fd=handle)
@@ -216,7 +216,7 @@ class SafeFolder:
         if kind == 0 or (stat.S_ISREG(kind) and over_file):
             return
         if not self._replace:
-            raise _in_the_way(self.root / name)
+            raise _obstacle_error(self.root / name)
         if stat.S_ISDIR(kind):
             shutil.rmtree(leaf, dir_fd=parent)
         else:
@@ -236,6 +236,6 @@ def _kind(parent: int, name: str) -> int:
         return 0
 
 
-def _in_the_way(path: Path) -> UnsafeName:
+def _obstacle_error(path: Path) -> UnsafeName:
     problem = "is a symbolic link" if path.is_symlink() else "already exists"
     return UnsafeName(f"{path} {problem}: nothing is written through or over it; remove it")

@@ -21,7 +21,9 @@ _SIDE = 4
 def check_mesh(instance: InstanceType, tensor_parallel: int) -> None:
     """Raise ``ValueError`` for a tensor-parallel degree whose groups the instance cannot route.
 
-    The mesh is (data, tensor) in row-major order; larger jobs repeat it on every node.
+    The mesh is (data, tensor) in row-major order. On several nodes a data group has the same ranks
+    of each; AWS's comments, and so this check, are about one node (docs/claims.toml,
+    ``torchneuron-torus``).
     """
     ranks = instance.processes_per_node
     if instance.num_neuron_devices != _SIDE**2 or ranks % tensor_parallel:

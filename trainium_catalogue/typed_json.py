@@ -20,7 +20,7 @@ Read = Callable[[Any, str], Any]
 """Function from a value and its path to the typed value; raises ``ValueError``."""
 
 _INT64 = range(-(2**63), 2**63)
-_SHOWN = 80
+_MAX_SHOWN = 80
 
 
 def read_object(data: bytes | str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def read_object(data: bytes | str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"it is {_shown(found)}, not a JSON object")
+        raise ValueError(f"it is {_abbreviate(found)}, not a JSON object")
     return found
 
 
@@ -53,13 +53,13 @@ def typed(value: object, kind: type[T]) -> T:
     return found
 
 
-def _shown(value: object) -> str:
+def _abbreviate(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _wrong(value: object, at: str, wanted: str) -> ValueError:
-    return ValueError(f"{at or 'it'} is {_shown(value)}, not {wanted}")
+    return ValueError(f"{at or 'it'} is {_abbreviate(value)}, not {wanted}")
 
 
 @cache

@@ -10,7 +10,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from trainium_catalogue import contract
-from trainium_catalogue.models.presets import LLAMA_PRESETS, PRESETS, PRETRAIN, Preset, model_named
+from trainium_catalogue.models.presets import LLAMA_PRESETS, PRESETS, PRETRAIN, Preset, find_model
 from trainium_catalogue.parameters.allreduce import ALL_REDUCE_PARAMETERS
 from trainium_catalogue.parameters.data import (
     EXPORT_PARAMETERS,
@@ -95,7 +95,7 @@ class Workload:
         name = str(values.get("model", ""))
         if self.name != PRETRAIN or not name:
             return self
-        preset = model_named(name)
+        preset = find_model(name)
         return replace(
             self,
             default_nodes=preset.default_nodes,

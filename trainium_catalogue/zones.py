@@ -22,7 +22,7 @@ in its list determines its address ranges in existing VPCs: only append.
 """
 
 REGIONS_WITHOUT_BUDGETS = frozenset({"ap-south-2", "ap-southeast-4"})
-"""Regions of ``ZONES`` in which CloudFormation has no AWS::Budgets::Budget.
+"""Regions of ``ZONES`` in which CloudFormation does not support AWS::Budgets::Budget.
 
 github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/2177
 """
@@ -39,7 +39,7 @@ USD_PER_GB_ACROSS_ZONES = 0.01
 
 
 def subnet_zones(region: str, name: str | None = None) -> tuple[str, ...]:
-    """Return the zones with a subnet, by id; by name if ``name`` is the nodes' zone."""
+    """Return the zones with a subnet: ids, or names if ``name`` specifies the nodes' zone."""
     if name is None:
         return ZONES[region]
     # Suitable zones are known only by id; EKS requires one in addition to the nodes'.

@@ -22,7 +22,7 @@ class PublishedContract(Construct):
             ssm.StringParameter(
                 self,
                 name.replace("/", "-"),
-                # A fixed name, from which other programs find everything else.
+                # A fixed name: other programs find all other resources through these parameters.
                 parameter_name=ssm_parameter(deployment, name),
                 string_value=value,
             )

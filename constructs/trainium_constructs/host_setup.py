@@ -118,6 +118,6 @@ Content-Disposition: attachment; filename="{filename}"
 """
     if (size := len(text.encode("ascii"))) > MAX_USER_DATA_BYTES:
         raise ValueError(
-            f"user data has {size:,} bytes, but EC2 accepts at most {MAX_USER_DATA_BYTES:,}"
+            f"user data is {size:,} bytes long, but EC2 accepts at most {MAX_USER_DATA_BYTES:,}"
         )
     return text

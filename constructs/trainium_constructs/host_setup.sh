@@ -5,7 +5,7 @@
 #
 #   trainium-host setup   once, from user data: install missing parts, configure, verify
 #   trainium-host check   before every start of the ECS agent: refuse a host that is not ready
-#   trainium-host watch   while jobs run: shut down a host on which a job's preflight failed
+#   trainium-host watch   while jobs run: shut down a host that a job found unfit
 #
 # Every step is idempotent. Tests run this script with other paths and timeouts.
 
@@ -272,7 +272,7 @@ watch() {
   # Not a pipeline, which would block until docker writes another event.
   grep --quiet --line-regexp "${UNFIT_HOST_CODE}" < <(docker events \
     --filter type=container --filter event=die --format '{{.Actor.Attributes.exitCode}}')
-  say "HOST NOT READY, the preflight of a job failed here: the host ends"
+  say "HOST NOT READY, a job found it unfit: the host ends"
   sleep "${REPORT_S}" # for the ECS agent's report and Docker's last log lines
   systemctl poweroff
 }

@@ -70,7 +70,7 @@ class ImageRepository(Construct):
             assumed_by=iam.AccountRootPrincipal(),
         )
         self.repository.grant_pull_push(self.publishing_role)
-        # Calls of the CLI before and after a push, as in the bootstrap's own publishing role.
+        # The CLI makes these calls before and after a push; the bootstrap's role allows them too.
         self.repository.grant(
             self.publishing_role, "ecr:DescribeRepositories", "ecr:DescribeImages"
         )
@@ -82,7 +82,7 @@ class ImageRepository(Construct):
 
 
 class TrainingImage(Construct):
-    """The image of the nodes: an AWS Neuron image plus this repository's training code."""
+    """The container image of nodes: a Neuron base image plus this repository's training code."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class TrainingImage(Construct):
         Args:
             context: Build context; its ``.dockerignore`` is an allow-list.
             base: The Neuron Deep Learning Container that the release pins, or the packages to
-                build one from.
+                build a base image from.
         """
         super().__init__(scope, construct_id)
         asset = assets.DockerImageAsset(
@@ -152,7 +152,7 @@ class OwnRepositorySynthesizer(cdk.DefaultStackSynthesizer):
 
         ``cdk deploy`` builds all assets before it deploys the first stack, and a build looks for
         the repository, which does not exist on a first deployment ("No ECR repository named
-        ..."). The CLI builds an asset manifest after the stacks that it depends on
+        ..."). The CLI builds a manifest's assets after deploying the stacks that it depends on
         (app-staging-synthesizer-alpha relies on this too), but only the manifest builder can add
         a dependency, and the default synthesizer keeps its builder private. So this
         method replaces the manifest's entry with one that has the dependency.

@@ -1,4 +1,4 @@
-"""The launch template of the nodes: one interface per EFA card, on types with EFA."""
+"""The launch template of the nodes: on types with EFA, one interface per network card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from constructs import Construct
 
 from trainium_catalogue.instances import EfaLayout, InstanceType
 
-# The root volume of Amazon Linux 2023.
+# Root device name of Amazon Linux 2023.
 ROOT_DEVICE = "/dev/xvda"
 
 
@@ -54,8 +54,8 @@ class EfaLaunchTemplate(Construct):
             user_data: MIME message that the host runs at boot. Default: none.
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             reservation: Capacity to use. Default: On-Demand Instances.
-            set_instance_type: Set the instance type in the template. Default: the service does.
-            placement_group_name: Placement group to start in. Default: set by the service.
+            set_instance_type: Set the instance type in the template. Default: set by the service.
+            placement_group_name: Placement group to launch in. Default: set by the service.
             terminate_on_shutdown: Terminate a node that powers itself off. Default: the service
                 decides, as EKS requires (EKS User Guide, launch templates).
             instance_tags: Tags of instances and volumes, if the service does not set them.
@@ -141,7 +141,7 @@ class EfaLaunchTemplate(Construct):
 
     @property
     def version(self) -> str:
-        """The latest version, as a number, so that changing the template updates its users."""
+        """The latest version, as a number, so that a change updates the resources that use it."""
         return self.template.attr_latest_version_number
 
 

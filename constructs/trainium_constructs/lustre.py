@@ -127,7 +127,7 @@ class LustreAccess(Construct):
         Args:
             servers: Id of the file system's security group. It already allows its own members,
                 which FSx requires, and EC2 refuses duplicate rules. It gets no egress rule, because
-                the first one that CloudFormation adds can remove "everything to everywhere"
+                the first one that CloudFormation adds can remove EC2's allow-all rule
                 (github.com/aws/aws-cdk/issues/15297).
             network: Network whose security group for nodes this app manages.
         """

@@ -37,17 +37,17 @@ def acknowledge_wildcards(construct: IConstruct, resources: Iterable[str], reaso
 def spelling_of(arn: str, *, owner: IConstruct, reader: IConstruct) -> str:
     """Format ``arn`` of ``owner`` as cdk-nag does in a policy of ``reader``.
 
-    In another stack, the policy refers to an export, which this function creates first.
+    If the stacks differ, the policy refers to an export, which this function creates first.
     """
     reader_stack, owner_stack = cdk.Stack.of(reader), cdk.Stack.of(owner)
     if reader_stack is owner_stack or not cdk.Token.is_unresolved(arn):
         value = reader_stack.resolve(arn)
     else:
         value = owner_stack.resolve(owner_stack.export_value(arn))
-    return _flat(value)
+    return _format(value)
 
 
-def _flat(value: object) -> str:
+def _format(value: object) -> str:
     """Format a resolved value as cdk-nag does in the id of a finding."""
     match value:
         case str():
@@ -59,5 +59,5 @@ def _flat(value: object) -> str:
         case {"Fn::GetAtt": [str(name), str(attribute)]}:
             return f"<{name}.{attribute}>"
         case {"Fn::Join": [str(separator), list(parts)]}:
-            return separator.join(_flat(part) for part in parts)
+            return separator.join(_format(part) for part in parts)
     raise TypeError(f"cdk-nag's format of {value!r} is unknown")

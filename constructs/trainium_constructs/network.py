@@ -25,7 +25,7 @@ class EfaNetwork:
 
     vpc: ec2.IVpc
     subnet: ec2.ISubnet
-    """Private subnet with a NAT route: instances with several cards get no public address."""
+    """Private subnet with a NAT route: instances with several network cards get no public IP."""
     security_group: ec2.ISecurityGroup
     """The group of the hosts' interfaces, whose members may reach each other."""
     zone: str
@@ -217,13 +217,13 @@ def _add_default_group_rules(scope: Construct, group_id: str) -> None:
 
     They allow traffic among tasks, and outbound HTTPS.
 
-    EC2 creates the group with "everything from itself" in and "everything to everywhere" out
-    (docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html).
+    EC2 creates the group with rules that allow all inbound traffic from itself and all outbound
+    traffic (docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html).
 
-    * In: a duplicate rule fails with InvalidPermission.Duplicate, which CloudFormation does not
+    * Inbound: a duplicate fails with InvalidPermission.Duplicate, which CloudFormation does not
       tolerate (github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/612).
-      So only TCP is added; a rendezvous is TCP, and EFA belongs to the hosts.
-    * Out: any explicit rule removes EC2's "everything to everywhere", in any order
+      So the rule covers only TCP: a rendezvous uses TCP, and EFA uses the hosts' interfaces.
+    * Outbound: any explicit rule removes EC2's allow-all rule, in any order
       (github.com/aws/aws-cdk/issues/987, 14657). So the rules cover everything that tasks send:
       with or without EC2's rule, tasks reach each other, the endpoints and S3.
     """
@@ -300,7 +300,7 @@ def usable_addresses(subnet: IPv4Network) -> int:
 
 
 def plan_subnets(vpc_cidr: str) -> SubnetPlan:
-    """Divide ``vpc_cidr``; raise ``ValueError`` if a VPC cannot have this range."""
+    """Divide ``vpc_cidr``; raise ``ValueError`` if it is invalid, too large or too small."""
     vpc = IPv4Network(vpc_cidr)
     if not _LARGEST_VPC_PREFIX <= vpc.prefixlen <= SMALLEST_VPC_PREFIX:
         raise ValueError(

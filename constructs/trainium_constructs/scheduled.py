@@ -81,7 +81,7 @@ class ScheduledFunction(Construct):
             log_group=self._log,
             memory_size=512,
             timeout=cdk.Duration.minutes(PERIOD_MINUTES),
-            # The next call rechecks everything, but by default Lambda retries a failed one twice:
+            # Each invocation checks everything, but by default Lambda retries a failed one twice:
             # docs.aws.amazon.com/lambda/latest/dg/invocation-async-error-handling.html
             retry_attempts=0,
             environment={ENV_DEPLOYMENT: self._deployment, **environment},
@@ -90,7 +90,7 @@ class ScheduledFunction(Construct):
             self,
             "Schedule",
             schedule=events.Schedule.rate(cdk.Duration.minutes(PERIOD_MINUTES)),
-            # Retries of the delivery to Lambda, not of a failed call.
+            # Retries of the delivery to Lambda, not of a failed invocation.
             targets=[targets.LambdaFunction(function, retry_attempts=0)],
         )
 

@@ -1,4 +1,4 @@
-"""AWS Systems Manager sessions on a host: without open ports or keys, and audited."""
+"""Session Manager (AWS Systems Manager) access to hosts: audited, no open ports or SSH keys."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ _POLICY = "AmazonSSMManagedInstanceCore"
 
 
 def allow_sessions(role: iam.Role) -> None:
-    """Let hosts with this role accept sessions from users who may start them."""
+    """Allow Session Manager sessions on hosts with this role, for users who may start them."""
     role.add_managed_policy(iam.ManagedPolicy.from_aws_managed_policy_name(_POLICY))
     acknowledge_managed_policy(role, _POLICY, "AWS maintains this policy for the SSM agent")

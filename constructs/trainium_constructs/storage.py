@@ -14,7 +14,7 @@ from trainium_catalogue.contract import (
     CLUSTER_SNAPSHOT,
     JOINING_FOLDER,
     NOTIFICATIONS_PREFIX,
-    NOTIFICATIONS_TOLD,
+    NOTIFICATIONS_SENT,
     RESULT_FOLDERS,
     RUN_SUBMISSION,
     RUNS_PREFIX,
@@ -61,9 +61,9 @@ class TrainingBucket(Construct):
 
         Args:
             bucket_name: An existing bucket, which is left unchanged. Default: a new one.
-            kms_key_arn: KMS key of an existing bucket. Default: S3's own, which needs no grant.
+            kms_key_arn: KMS key of an existing bucket. Default: SSE-S3, which needs no grant.
             retain_data: Keep a new bucket, with its contents, when the stack is destroyed.
-            notifies: Expire the cluster snapshots written for notifications.
+            notifies: Expire old versions of the cluster snapshots written for notifications.
         """
         super().__init__(scope, construct_id)
         self._kms_key_arn = kms_key_arn
@@ -75,7 +75,7 @@ class TrainingBucket(Construct):
         self._arn = self.bucket.bucket_arn
 
     def _new_bucket(self, retain_data: bool, notifies: bool) -> s3.Bucket:
-        of_notifications = s3.LifecycleRule(
+        notifications_rule = s3.LifecycleRule(
             id="ExpireOldVersionsOfNotifications",
             prefix=NOTIFICATIONS_PREFIX,
             noncurrent_version_expiration=NOTIFICATIONS_NONCURRENT_EXPIRY,
@@ -105,7 +105,7 @@ class TrainingBucket(Construct):
                 s3.LifecycleRule(
                     id="ExpireCompileCache", prefix=CACHE_PREFIX, expiration=CACHE_EXPIRY
                 ),
-                *([of_notifications] if notifies else []),
+                *([notifications_rule] if notifies else []),
             ],
             removal_policy=cdk.RemovalPolicy.RETAIN if retain_data else cdk.RemovalPolicy.DESTROY,
             # CloudFormation cannot delete a bucket with objects, and no native property empties it.
@@ -133,21 +133,21 @@ class TrainingBucket(Construct):
             # which it checks without a prefix (HeadObject, API reference, permissions). Neuron's
             # compile cache looks up objects that may not exist and needs the 404.
             condition = "StringLikeIfExists" if _runs_neuron(workload) else "StringLike"
-            self._list(role, {condition: {"s3:prefix": reads}})
+            self._allow_listing(role, {condition: {"s3:prefix": reads}})
 
         if _runs_neuron(workload) and RUNS_PREFIX not in (*workload.reads, *workload.writes):
             # Nodes that cannot reach each other look for records of their peers.
             records = f"{RUNS_PREFIX}*/results/{JOINING_FOLDER}/*"
-            self._list(role, {"StringLike": {"s3:prefix": records}})
+            self._allow_listing(role, {"StringLike": {"s3:prefix": records}})
 
     def grant_notifying(self, role: iam.Role) -> None:
         """Let the notifier read attempt and submission records, and record its notifications."""
         attempts = f"{RUNS_PREFIX}*/results/attempts/*"
         submissions = f"{RUNS_PREFIX}*/{RUN_SUBMISSION}"
-        read = [attempts, submissions, CLUSTER_SNAPSHOT, NOTIFICATIONS_TOLD]
-        self._allow(role, {_READ: read, ("s3:PutObject",): [NOTIFICATIONS_TOLD]})
+        read = [attempts, submissions, CLUSTER_SNAPSHOT, NOTIFICATIONS_SENT]
+        self._allow(role, {_READ: read, ("s3:PutObject",): [NOTIFICATIONS_SENT]})
         # Also without a prefix: the function looks up objects that may not exist yet.
-        self._list(role, {"StringLikeIfExists": {"s3:prefix": attempts}})
+        self._allow_listing(role, {"StringLikeIfExists": {"s3:prefix": attempts}})
         self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
 
     def grant_submitting(self, role: iam.Role) -> None:
@@ -157,7 +157,7 @@ class TrainingBucket(Construct):
         requests = request_key("*", "*")
         self._allow(role, {_READ: [submissions, requests], ("s3:PutObject",): [submissions]})
         # Also without a prefix: the function looks up objects that may not exist yet.
-        self._list(role, {"StringLikeIfExists": {"s3:prefix": submissions}})
+        self._allow_listing(role, {"StringLikeIfExists": {"s3:prefix": submissions}})
         self._allow_key(role, ["kms:Decrypt", "kms:GenerateDataKey"])
 
     def grant_snapshot(self, role: iam.Role) -> None:
@@ -179,7 +179,7 @@ class TrainingBucket(Construct):
             )
         )
 
-    def _list(self, role: iam.Role, conditions: Mapping[str, object]) -> None:
+    def _allow_listing(self, role: iam.Role, conditions: Mapping[str, object]) -> None:
         role.add_to_policy(
             iam.PolicyStatement(
                 actions=["s3:ListBucket"],

@@ -1,7 +1,7 @@
 """Emulates docker for the CDK CLI: records requested builds, and pushes a small image.
 
-It implements the calls of cdk-assets (``aws-cdk/lib/index.js``, class Docker) and refuses all
-others.
+It implements the commands that cdk-assets runs (``aws-cdk/lib/index.js``, class Docker) and refuses
+all others.
 """
 
 from __future__ import annotations
@@ -97,15 +97,15 @@ def build(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 def inspect(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Report whether an image is known."""
-    (tag,) = _exactly(argv, 1, "inspect")
-    _known(tag, known)
+    (tag,) = _require_names(argv, 1, "inspect")
+    _find_image(tag, known)
     return {"command": "inspect", "tag": tag}
 
 
 def tag(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Give a built image another name."""
-    source, target = _exactly(argv, 2, "tag")
-    _known(source, known)
+    source, target = _require_names(argv, 2, "tag")
+    _find_image(source, known)
     return {"command": "tag", "source": source, "target": target}
 
 
@@ -123,8 +123,8 @@ def login(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
 
 def push(argv: Sequence[str], known: dict[str, Entry]) -> Entry:
     """Push an image, so that the repository is not empty when it is destroyed."""
-    (name,) = _exactly(argv, 1, "push")
-    source = _known(name, known)
+    (name,) = _require_names(argv, 1, "push")
+    source = _find_image(name, known)
     if (parts := IMAGE.fullmatch(name)) is None:
         raise UnsupportedRequest(f"push: {name} is not in an ECR repository")
     pushed = boto3.client("ecr", region_name=parts["region"]).put_image(
@@ -152,15 +152,15 @@ def manifest(source: Entry) -> Entry:
     }
 
 
-def _exactly(argv: Sequence[str], number: int, command: str) -> Sequence[str]:
+def _require_names(argv: Sequence[str], number: int, command: str) -> Sequence[str]:
     if len(argv) != number or any(word.startswith("-") for word in argv):
         raise UnsupportedRequest(
-            f"{command} is supported with {number} name(s) only, not: {list(argv)}"
+            f"{command} supports exactly {number} name(s), but was given: {list(argv)}"
         )
     return argv
 
 
-def _known(image: str, known: dict[str, Entry]) -> Entry:
+def _find_image(image: str, known: dict[str, Entry]) -> Entry:
     if image not in known:
         raise UnsupportedRequest(f"no such image: {image}", UNKNOWN_IMAGE)
     return known[image]

@@ -1,4 +1,4 @@
-"""A minimal program of your own: it trains on all processes of all nodes, and resumes.
+"""A minimal program of your own: it trains in all processes on all nodes, and resumes.
 
 All it needs from its environment are torchrun's variables, and a folder to save in. On CPU:
 torchrun --nproc-per-node 2 train.py --epochs 20
@@ -26,11 +26,20 @@ if importlib.util.find_spec("torch_xla"):
 
     dist.init_process_group("xla")
     device = xm.xla_device()
+elif importlib.util.find_spec("torch_neuronx"):  # images with torch_xla contain this name too
+    import torch_neuronx  # noqa: F401, registers the device
+
+    xm = None
+    # Before any tensor is on the device: the group binds this process to its core.
+    dist.init_process_group("cpu:gloo,neuron:neuron")
+    device = torch.device("neuron")
 else:
     xm = None
     dist.init_process_group("gloo")
     device = torch.device("cpu")
 rank, ranks = dist.get_rank(), dist.get_world_size()
+if rank == 0:
+    print(f"trains on {device.type}", flush=True)
 
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 1).to(device)

@@ -39,7 +39,7 @@ def describe_job(batch: BatchClient, job_id: str, *, shape: Shape | None = None)
     detail = details[job_id]
     job = _job(detail, [details.get(part) for part in part_ids], shape)
     has_parts = shape.kind is JobKind.ARRAY or job.status in ENDED | ON_HOSTS
-    return _with_listed(job, batch, detail["status"]) if is_listed and has_parts else job
+    return _add_listed_parts(job, batch, detail["status"]) if is_listed and has_parts else job
 
 
 def find_logs(batch: BatchClient, job: Job, nodes: Iterable[int] | None) -> list[NodeLog]:
@@ -70,7 +70,7 @@ def _details(batch: BatchClient, ids: Sequence[str]) -> dict[str, Mapping[str, A
     return details
 
 
-def _with_listed(job: Job, batch: BatchClient, parent_status: str) -> Job:
+def _add_listed_parts(job: Job, batch: BatchClient, parent_status: str) -> Job:
     """Add the parts that are missing from the description, from the list of parts.
 
     Also update the status of an array job from all of its children.
@@ -212,10 +212,10 @@ def _number(item: Mapping[str, Any], known: int, job_attempts: Sequence[Attempt]
     started = item.get("startedAt")
     if started is None:
         return known + 1
-    over = sum(
+    num_stopped = sum(
         1 for attempt in job_attempts if attempt.stopped_at_ms and attempt.stopped_at_ms <= started
     )
-    return max(known, over) + 1
+    return max(known, num_stopped) + 1
 
 
 def _attempt(item: Mapping[str, Any], number: int) -> Attempt:

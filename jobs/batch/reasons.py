@@ -31,7 +31,7 @@ REASONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         pattern="*MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT*",
-        meaning="no instance of the compute environment has the job's vCPUs and memory",
+        meaning="no instance in the compute environment has enough vCPUs and memory for the job",
         remedy=(
             "deploy again, so that job definition and instance type match; ECS registers less "
             "memory than the instance has"
@@ -85,7 +85,7 @@ REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="OutOfMemoryError*",
         meaning="the container used more memory than its limit and was killed",
-        remedy="reduce the memory use of the workload, for example fewer data loader workers",
+        remedy="reduce the memory use of the workload, for example with fewer data loader workers",
     ),
     Explanation(
         pattern="*CannotPullContainerError*",
@@ -118,7 +118,7 @@ REASONS: tuple[Explanation, ...] = (
     Explanation(
         pattern="*DockerTimeoutError*",
         meaning="the instance's container engine did not respond in time",
-        remedy="submit again; if it repeats, check the instance's disk",
+        remedy="submit again; if the error recurs, check the instance's disk",
     ),
     Explanation(
         pattern="*ResourceInitializationError*",

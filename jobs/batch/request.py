@@ -1,9 +1,9 @@
 """SubmitJob arguments, and checks for requests that Batch would reject or never run.
 
 Tasks of multi-node jobs use the VPC's default security group: with EFA interfaces, Batch accepts no
-other (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html). Security benchmarks remove that
-group's rules (Security Hub EC2.2, AWS Config vpc-default-security-group-closed), so nodes would
-start, cost money, and never connect.
+other (docs.aws.amazon.com/batch/latest/userguide/mnp-ce.html). Security benchmarks require that
+group to have no rules (Security Hub EC2.2, AWS Config vpc-default-security-group-closed). Then
+nodes would start, cost money, and never connect.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def submit_arguments(request: JobRequest) -> dict[str, Any]:
         "jobQueue": request.job_queue,
         "jobDefinition": request.job_definition,
         **_overrides(request),
-        **_depending(request.depends_on),
+        **_dependencies(request.depends_on),
         "timeout": {"attemptDurationSeconds": request.time_limit_seconds},
         "tags": {
             contract.TAG_DEPLOYMENT: request.deployment,
@@ -79,10 +79,10 @@ def resubmit_arguments(
     arguments.pop("dependsOn", None)
     arguments["tags"][contract.TAG_REQUEST] = digest
     place = {"jobQueue": job_queue, "jobDefinition": job_definition}
-    return {**arguments, **place, **_depending(depends_on)}
+    return {**arguments, **place, **_dependencies(depends_on)}
 
 
-def _depending(job_ids: Sequence[str]) -> dict[str, Any]:
+def _dependencies(job_ids: Sequence[str]) -> dict[str, Any]:
     return {"dependsOn": [{"jobId": job_id} for job_id in job_ids]} if job_ids else {}
 
 
@@ -199,11 +199,11 @@ def check_group(target: Deployment, group: Rule, note: Callable[[str], None]) ->
     """Refuse a default security group that is not the configured one, or that blocks traffic
     among its members.
     """
-    _check_name(target, str(group["GroupId"]))
+    _check_group_id(target, str(group["GroupId"]))
     _check_rules(target, group, note)
 
 
-def _check_name(target: Deployment, group_id: str) -> None:
+def _check_group_id(target: Deployment, group_id: str) -> None:
     named = target.default_security_group
     if named is not None and named != group_id:
         change = target.redeploy(default_security_group_id=group_id)

@@ -120,7 +120,7 @@ class BatchService:
     def prevent_move(self, run: str) -> RunSummary:
         """Prevent the newest job of a run from being moved to another zone, and return it.
 
-        While the name is locked, no job can be added; a move locks it for seconds.
+        While the name is locked, no job can be added; a move locks it for a few seconds.
         """
         for pause_s in (*MOVE_WAITS_S, None):
             jobs = self.runs(run)

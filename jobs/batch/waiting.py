@@ -18,7 +18,7 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
     environment_names: list[str] = []
     for queue in queues:
         if queue.get("state") != "ENABLED" or queue.get("status") == "INVALID":
-            return _broken("job queue", queue)
+            return _explain_unusable("job queue", queue)
         environment_names += [
             item["computeEnvironment"] for item in queue.get("computeEnvironmentOrder", ())
         ]
@@ -27,18 +27,18 @@ def why_waiting(batch: BatchClient, deployment: Deployment, job: Job) -> Explana
     ]
     for environment in environments:
         if environment.get("state") != "ENABLED" or environment.get("status") == "INVALID":
-            return _broken("compute environment", environment)
+            return _explain_unusable("compute environment", environment)
     if on_cpu:
         return Explanation(
             pattern="",
-            meaning="queue and compute environment are healthy; an instance takes some minutes",
+            meaning="queue and compute environment are healthy; an instance takes minutes to start",
             remedy=(
                 "if this persists, there may be no Spot capacity for the deployment's "
                 "cpu_instance_types (deploy with more of them, or without Spot), or the account's "
                 "quota of standard instances is exhausted"
             ),
         )
-    return _for_nodes(deployment, job, environments)
+    return _explain_multi_node(deployment, job, environments)
 
 
 def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
@@ -55,7 +55,7 @@ def waits_for(batch: BatchClient, job: Job) -> Explanation | None:
     )
 
 
-def _for_nodes(
+def _explain_multi_node(
     deployment: Deployment, job: Job, environments: Sequence[Mapping[str, Any]]
 ) -> Explanation:
     vcpus = deployment.instance_type.vcpus_for(job.num_nodes)
@@ -64,7 +64,7 @@ def _for_nodes(
         if most is not None and most < vcpus:
             return Explanation(
                 pattern="",
-                meaning=f"the job needs {vcpus} vCPUs, and the compute environment has only {most}",
+                meaning=f"the job needs {vcpus} vCPUs; the compute environment allows only {most}",
                 remedy=f"deploy again: {deployment.redeploy(max_nodes=job.num_nodes)}",
             )
     return Explanation(
@@ -72,7 +72,7 @@ def _for_nodes(
         meaning="queue and compute environment are healthy; hosts take 5 to 10 minutes to start",
         remedy=(
             f"if this persists, check that the account's vCPU quota for {TRAINIUM.name} "
-            f"({TRAINIUM.code}) covers {vcpus}, that no earlier jobs in the queue are ahead, and "
+            f"({TRAINIUM.code}) covers {vcpus}, that no other jobs are ahead in the queue, and "
             "the activity of the Auto Scaling group that Batch created; a host that does not "
             "become ready shuts down after five minutes and is replaced, and its console output "
             "shows why (`aws ec2 get-console-output --latest --instance-id ...`); such hosts are "
@@ -81,7 +81,7 @@ def _for_nodes(
     )
 
 
-def _broken(what: str, item: Mapping[str, Any]) -> Explanation:
+def _explain_unusable(what: str, item: Mapping[str, Any]) -> Explanation:
     reason = item.get("statusReason") or "no reason given"
     remedy = "enable it or deploy again with `cdk deploy --all`"
     if "none of the instances joined" in reason:  # user guide, INVALID compute environment

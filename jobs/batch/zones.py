@@ -14,7 +14,7 @@ from jobs.job import ENDED, Job, RunSummary, ZonePosition, ready_ms
 MOVED_WITHIN_MS = 20 * 60_000
 """How long after its end a job can still be moved: the Lambda function runs every five minutes; an
 invocation that dies at its five-minute timeout leaves the run's name locked for five more. A job
-that ended earlier has failed: it cannot be moved, or had no next zone when it ended.
+that ended longer ago counts as failed: it can no longer be moved, or had no next zone to move to.
 """
 _LONGEST_WAIT_MS = 24 * 3_600_000
 """Maximum time at the head of a queue before Batch cancels a job (``maxTimeSeconds``)."""

@@ -76,7 +76,7 @@ class NameHolder:
 
     @staticmethod
     def parse(data: bytes) -> NameHolder | None:
-        """Parse the object; None for anything else, which holds no lock."""
+        """Parse the object; None if it is invalid, and so holds no lock."""
         try:
             return read_json(data, NameHolder)
         except ValueError:

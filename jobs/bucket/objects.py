@@ -13,7 +13,7 @@ from jobs.errors import error_code
 from trainium_catalogue.typed_json import read_object
 
 _MISSING = frozenset({"NoSuchKey", "404", "NotFound"})
-_OVERTAKEN = frozenset(
+_CONFLICTS = frozenset(
     {"PreconditionFailed", "ConditionalRequestConflict", "NoSuchKey", "412", "409"}
 )
 """Errors of a conditional put that lost a race (S3 user guide, conditional writes)."""
@@ -93,7 +93,7 @@ class Bucket:
         try:
             response = self.client.put_object(Bucket=self.name, Key=key, Body=data, **condition)
         except Exception as error:
-            if error_code(error) not in _OVERTAKEN:
+            if error_code(error) not in _CONFLICTS:
                 raise
             # boto3 retries a request whose response was lost: the first may have succeeded.
             found = self.read_version(key)

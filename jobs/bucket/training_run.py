@@ -32,7 +32,7 @@ class CheckpointListing:
 
     @property
     def newest(self) -> int | None:
-        """Step of the newest one."""
+        """Step of the newest checkpoint; None if there is none."""
         return self.steps[-1] if self.steps else None
 
 

@@ -48,9 +48,9 @@ class InstanceItem:
     local_nvme_gb: Natural
     usage_classes: tuple[str, ...]
     zone_ids: dict[str, tuple[str, ...]]
-    """Availability zone ids by region."""
+    """Availability Zone IDs by region."""
     usd_per_hour_estimate: float
-    """List price, for orientation only."""
+    """List price, for reference only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class WorkloadItem:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelItem:
-    """A model, for --model of its workload."""
+    """A model that its workload accepts as --model."""
 
     name: str
     summary: str

@@ -167,7 +167,7 @@ def _changes(stack: str, update: "Update") -> "Iterator[DeployChange]":
 
 
 def _finding(finding: "DeployFinding", now_s: float) -> "FindingItem":
-    from jobs.deploy_check.findings import FindingItem, TouchedJob
+    from jobs.deploy_check.findings import AffectedJob, FindingItem
 
     change = finding.change
     return FindingItem(
@@ -178,7 +178,7 @@ def _finding(finding: "DeployFinding", now_s: float) -> "FindingItem":
         message=finding.message,
         remedy=finding.remedy,
         jobs=tuple(
-            TouchedJob(
+            AffectedJob(
                 run=job.summary.run,
                 job_id=job.summary.job_id,
                 status=job.summary.status,

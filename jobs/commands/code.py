@@ -86,7 +86,7 @@ def code(
     submissions = read_record(bucket, run)
     if not submissions:
         raise _no_program(bucket, run)
-    chosen = _chosen(submissions, number, run)
+    chosen = _choose_submission(submissions, number, run)
     listing = _listing(bucket, run, chosen.code)
     differences: tuple[str, ...] | None = None
     if diff is not None:
@@ -117,7 +117,7 @@ def _no_program(bucket: Bucket, run: str) -> Refusal:
     return Refusal("unknown-run", f"there is no run {run!r}{hint}")
 
 
-def _chosen(submissions: Sequence[Submitted], number: int | None, run: str) -> Submitted:
+def _choose_submission(submissions: Sequence[Submitted], number: int | None, run: str) -> Submitted:
     if number is None:
         return submissions[-1]
     if not 1 <= number <= len(submissions):
@@ -149,7 +149,7 @@ def _listing(bucket: Bucket, run: str, digest: str) -> tuple[BundledFile, ...]:
     try:
         return typed(document, _Listing).files
     except ValueError as error:
-        raise _differs(f"{listing_key(run, digest)} is not a list of files ({error})") from None
+        raise _mismatch(f"{listing_key(run, digest)} is not a list of files ({error})") from None
 
 
 def _compare(bucket: Bucket, run: str, chosen: Submitted, folder: Path) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _fetch(bucket: Bucket, run: str, digest: str, listing: Sequence[BundledFile]
         for file in listing:
             path, data = folder.path(file.path), contents.get(file.path)
             if data is None or hashlib.sha256(data).hexdigest() != file.sha256:
-                raise _differs(f"{file.path} is missing from the bundle or differs from the list")
+                raise _mismatch(f"{file.path} is missing from the bundle or differs from the list")
             if not path.exists():
                 missing[file.path] = data
             elif not path.is_file() or path.read_bytes() != data:
@@ -196,12 +196,12 @@ def _check_names(listing: Sequence[BundledFile]) -> None:
         try:
             parts = path_parts(file.path)
         except UnsafeName as error:
-            raise _differs(f"the list of files has an invalid name: {error}") from None
+            raise _mismatch(f"the list of files has an invalid name: {error}") from None
         if {part.lower() for part in parts} & set(NEVER):
-            raise _differs(f"{file.path!r} is in a folder that submit excludes")
+            raise _mismatch(f"{file.path!r} is in a folder that submit excludes")
 
 
-def _differs(what: str) -> Refusal:
+def _mismatch(what: str) -> Refusal:
     return Refusal(
         "bundle-differs",
         f"{what}; `submit` never writes such a list, so it does not describe the code that ran",

@@ -86,7 +86,7 @@ def doctor(
         typer.Option(
             "--max-usd",
             metavar="USD",
-            help="Report a problem if the run can cost more than this, with retries and paid "
+            help="Report a problem if the run can cost more than this, with retries and billed "
             "waiting time.",
             show_default="the deployment's max_cost_per_job_usd",
         ),
@@ -102,7 +102,7 @@ def doctor(
     quotas, zones, IP addresses, queue, compute environment, cluster, nodes, reservation, images,
     bucket, KMS key, endpoints and your permissions. Reports the same causes as `explain`.
 
-    Exit codes: 0 no blocking problem, 1 at least one, 2 the command line was refused. A check that
+    Exit codes: 0 no blocking problem, 1 at least one, 2 invalid arguments. A check that
     could not run is listed, and does not change the exit code.
 
     \b
@@ -122,7 +122,7 @@ def doctor(
                 "--name, --nodes and the other options of a run require a workload or a program; "
                 "specify one, as in `doctor llama2-7b --nodes 4`",
             )
-        document = _of_deployment(options)
+        document = _examine_deployment(options)
     else:
         spec = read_spec(
             what,
@@ -140,7 +140,7 @@ def doctor(
             ),
             own=ProgramOptions(workdir=workdir, arguments=context.meta.get(PROGRAM_ARGV)),
         )
-        document = _of_run(options, spec, what)
+        document = _examine_run(options, spec, what)
     if as_json:
         print_document(document)
     else:
@@ -149,19 +149,19 @@ def doctor(
     return EXIT_JOB_FAILED if document.stops else EXIT_OK
 
 
-def _of_deployment(options: Globals) -> DoctorDocument:
+def _examine_deployment(options: Globals) -> DoctorDocument:
     aws = Aws(options.region)
     target = read_deployment(aws.ssm(), options.deployment, region=aws.region, workload=_ON_NODES)
     window = find_window(aws, target, Hardware.TRAINIUM, _drop_note)
     refusals, data = list(target.unusable.values()), target
-    with _collected(refusals, aws):
+    with _collect_refusal(refusals, aws):
         data = read_deployment(aws.ssm(), options.deployment, region=aws.region, workload=_ON_CPU)
     requests = [
         *(_request(target, _ON_NODES, target.max_nodes, on, window) for on in target.usable),
         _request(data, _ON_CPU, 1, Orchestrator.BATCH, None),
     ]
     for request in requests:
-        with _collected(refusals, aws):
+        with _collect_refusal(refusals, aws):
             _check_start(aws, target, request)
     return examine(aws, target, requests, refusals=refusals)
 
@@ -186,18 +186,18 @@ def _request(
     )
 
 
-def _of_run(options: Globals, spec: SubmitSpec, what: str) -> DoctorDocument:
+def _examine_run(options: Globals, spec: SubmitSpec, what: str) -> DoctorDocument:
     """Check the run as `submit` does, and then its prerequisites."""
     aws = Aws(options.region)
     submission = choose(
         spec, aws, options.deployment, processes_per_node=options.processes_per_node
     )
     refusals: list[Refusal] = []
-    with _collected(refusals, aws):
+    with _collect_refusal(refusals, aws):
         submission = planned(check(submission))
-    with _collected(refusals, aws):
+    with _collect_refusal(refusals, aws):
         check_cap(submission)
-    with _collected(refusals, aws):
+    with _collect_refusal(refusals, aws):
         _check_start(aws, submission.target, submission.request)
     requests: Sequence[JobRequest] = [submission.request]
     wheels = submission.wheels
@@ -207,7 +207,7 @@ def _of_run(options: Globals, spec: SubmitSpec, what: str) -> DoctorDocument:
 
 
 @contextmanager
-def _collected(refusals: list[Refusal], aws: Aws) -> Iterator[None]:
+def _collect_refusal(refusals: list[Refusal], aws: Aws) -> Iterator[None]:
     """Collect a refusal, so that the remaining checks run too."""
     try:
         yield
@@ -249,5 +249,5 @@ def _lines(document: DoctorDocument, *, verbose: bool) -> Iterator[str]:
     )
     yield (
         f"{', '.join(counts)}; {counted(len(document.passed), 'check')} passed, "
-        f"{len(document.unread)} not made"
+        f"{len(document.unread)} not run"
     )

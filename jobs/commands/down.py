@@ -1,4 +1,4 @@
-"""`jobs down`: destroy a deployment, and list its leftovers."""
+"""`jobs down`: destroy a deployment, and list the resources that remain."""
 
 from pathlib import Path
 from typing import Annotated
@@ -59,7 +59,7 @@ def down(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Destroy the deployment safely, and list its leftovers.
+    """Destroy the deployment safely, and list the resources that remain.
 
     Lists unfinished jobs with their unsaved work, and asks for confirmation. Then disables the job
     queues, stops the jobs, waits until they have saved and ended, scales the cluster to 0 nodes,
@@ -71,7 +71,8 @@ def down(
 
     Idempotent: if it is interrupted, run it again. If interrupted before anything is deleted, it
     re-enables the job queues, or prints the command that does. Arguments after -- are passed to
-    `cdk synth`, in addition to the settings that the stacks were deployed with, which it reads.
+    `cdk synth`, in addition to the settings of the deployed stacks, which this command reads
+    from them.
 
     Exit codes: 0 nothing is left except what you chose to keep; 1 something is left, or a
     permission to search for it is missing; 2 refused; 130 interrupted.

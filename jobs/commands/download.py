@@ -211,7 +211,7 @@ def plan_download(bucket: Bucket, run: str, to: Path, number: str | None = None)
     ``number`` selects a snapshot; by default, it is the newest.
     """
     if number is not None:
-        return _of_snapshot(run, find_snapshot(bucket, run, number, "--snapshot"), to)
+        return _plan_snapshot(run, find_snapshot(bucket, run, number, "--snapshot"), to)
     prefix = f"{contract.EXPORT_PREFIX}{run}/"
     objects = list(bucket.objects(prefix))
     receipt = bucket.document(prefix + RECEIPT)
@@ -219,7 +219,7 @@ def plan_download(bucket: Bucket, run: str, to: Path, number: str | None = None)
         snapshot = newest_snapshot(bucket, run)
         if snapshot is None or not snapshot.checkpoints:  # it may contain only compiled graphs
             raise _nothing_to_download(bucket, run)
-        return _of_snapshot(run, snapshot, to)
+        return _plan_snapshot(run, snapshot, to)
     if receipt is None:
         raise Refusal(
             "export-incomplete",
@@ -237,7 +237,7 @@ def plan_download(bucket: Bucket, run: str, to: Path, number: str | None = None)
     _check_complete(objects, prefix, exported.files, run)
     items = tuple(
         TransferItem(
-            path=_inside(to, entry.key.removeprefix(prefix), origin=entry.key),
+            path=_path_in(to, entry.key.removeprefix(prefix), origin=entry.key),
             key=entry.key,
             size=entry.size,
         )
@@ -247,7 +247,7 @@ def plan_download(bucket: Bucket, run: str, to: Path, number: str | None = None)
     return Download(run=run, step=exported.step, prefix=prefix, items=items)
 
 
-def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
+def _plan_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
     """Plan the download of a snapshot; files that differ between nodes get a folder per node."""
     counts = Counter(file.path for file in snapshot.checkpoints)
     items = []
@@ -255,7 +255,7 @@ def _of_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
         name = file.path if counts[file.path] == 1 else f"node-{file.node}/{file.path}"
         key = object_key(run, file.sha256)
         origin = manifest_key(run, snapshot.number)
-        items.append(TransferItem(path=_inside(to, name, origin=origin), key=key, size=file.bytes))
+        items.append(TransferItem(path=_path_in(to, name, origin=origin), key=key, size=file.bytes))
     prefix = object_key(run, "")
     return Download(run=run, step=None, prefix=prefix, items=tuple(items), snapshot=snapshot.number)
 
@@ -306,10 +306,10 @@ def find_overwrites(
             and folder.path(item.path.relative_to(to).as_posix()).is_file()
         ]
     except UnsafeName as error:
-        raise _link(error) from None
+        raise _link_refusal(error) from None
 
 
-def _link(error: UnsafeName) -> Refusal:
+def _link_refusal(error: UnsafeName) -> Refusal:
     return Refusal("key", f"{error}, or specify another folder with --to")
 
 
@@ -320,7 +320,7 @@ def prepare_target(to: Path, download: Download) -> None:
         for item in download.items:
             folder.prepared(item.path.relative_to(to).as_posix())
     except UnsafeName as error:
-        raise _link(error) from None
+        raise _link_refusal(error) from None
     except OSError as error:
         raise Refusal(
             "target",
@@ -391,7 +391,7 @@ def _nothing_to_download(bucket: Bucket, run: str) -> Refusal:
     )
 
 
-def _inside(folder: Path, name: str, *, origin: str) -> Path:
+def _path_in(folder: Path, name: str, *, origin: str) -> Path:
     try:
         return folder.joinpath(*path_parts(name))
     except UnsafeName as error:

@@ -47,11 +47,11 @@ def explain(
         return EXIT_OK
     from jobs.output.terminal import Terminal
 
-    Terminal().print(_described(document), soft_wrap=True)
+    Terminal().print(_describe(document), soft_wrap=True)
     return EXIT_OK
 
 
-def _described(document: ExplainDocument) -> Any:
+def _describe(document: ExplainDocument) -> Any:
     from rich.text import Text
 
     lines = [f"run {document.run}: {document.status}, {document.cause}"]

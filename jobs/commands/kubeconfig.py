@@ -35,7 +35,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 def parse_path_list(text: str) -> Path:
-    """Parse a list of files like KUBECONFIG; return the first."""
+    """Parse a colon-separated list of files, as in KUBECONFIG; return the first."""
     return parse_path(next(filter(None, str(text).split(":")), ""))
 
 

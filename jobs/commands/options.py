@@ -35,8 +35,8 @@ MaxUsdOption = Annotated[
     typer.Option(
         "--max-usd",
         metavar="USD",
-        help="Refuse a submission that can cost more than this, including retries and paid waiting "
-        "time.",
+        help="Refuse a submission that can cost more than this, including retries and billed "
+        "waiting time.",
         show_default="the deployment's max_cost_per_job_usd",
     ),
 ]
@@ -171,7 +171,7 @@ def refuse(refusal: errors.Refusal, *, as_json: bool) -> int:
 def eks_deployment(
     given: Globals, what: str, *, instead: str = ""
 ) -> tuple[Aws, Deployment, EksTarget]:
-    """Read the deployment; refuse one without a cluster, with ``instead`` as an alternative."""
+    """Read the deployment; refuse one without a cluster, appending ``instead`` to the message."""
     aws, target = _open(given)
     if Orchestrator.EKS in target.unusable:
         raise target.unusable[Orchestrator.EKS]

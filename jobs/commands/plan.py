@@ -116,7 +116,7 @@ def plan(
             "--max-usd",
             metavar="USD",
             help="Count a plan as not feasible if it can cost more than this, including retries "
-            "and paid waiting time.",
+            "and billed waiting time.",
             show_default="no cap",
         ),
     ] = None,
@@ -130,7 +130,7 @@ def plan(
     computed from the model's FLOPs and an assumed utilization. For your own program, and for
     workloads without a model in the catalogue, only the time limit bounds the cost.
 
-    Exit codes: 0 at least one plan is feasible, 2 none is, or the command line was refused.
+    Exit codes: 0 at least one plan is feasible, 2 none is, or the arguments are invalid.
 
     \b
     Examples:
@@ -257,7 +257,7 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
     if plan.spans_nodes:
         yield (
             f"the {plan.tensor_parallel} ranks that share a layer span several nodes, which is "
-            "slower than this estimate; lower --tensor-parallel"
+            "slower than estimated here; lower --tensor-parallel"
         )
     if (memory := plan.memory) is not None:
         activations = "activations not estimated"
@@ -281,7 +281,7 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
     if plan.training_hours is not None:
         yield (
             f"training: {_duration(plan.training_hours)} at {document.utilization:.0%} of peak "
-            f"FLOPs ({'assumed' if document.utilization == ASSUMED_UTILIZATION else 'given'}), "
+            f"FLOPS ({'assumed' if document.utilization == ASSUMED_UTILIZATION else 'given'}), "
             f"about ${plan.training_usd:,.2f}, without compilation and waits"
         )
         if plan.training_hours > document.time_limit_hours:
@@ -297,11 +297,12 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
     yield (
         f"one submission costs at most ${plan.usd_at_most:,.2f}: {plan.billed_hours.text()}; not "
         f"included: {not_included(plan.orchestrator, {}, num_nodes=plan.nodes)}"
-        + ("" if unsure is None else f"; no upper bound, since {unsure}")
+        + ("" if unsure is None else f"; the actual cost can be higher, because {unsure}")
     )
     if plan.obstacle is None:
         eks = plan.orchestrator is Orchestrator.EKS
-        yield f"deploy with{' your account, role and address' if eks else ''}: {plan.deploy}"
+        own = " your account ID, IAM role and IP address" if eks else ""
+        yield f"deploy with{own}: {plan.deploy}"
 
 
 def _duration(hours: float) -> str:
@@ -346,7 +347,7 @@ def _print_table(document: PlanDocument) -> None:
         )
     table.caption = "\n".join(
         [
-            f"GiB: memory per rank; time: training at {document.utilization:.0%} of peak FLOPs; at "
+            f"GiB: memory per rank; time: training at {document.utilization:.0%} of peak FLOPS; at "
             f"most: USD for the nodes with {document.max_attempts} attempts and all bounded waits, "
             f"not an upper bound if no list price is known; {_PRICES}",
             *notes,

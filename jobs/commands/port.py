@@ -18,7 +18,7 @@ from jobs.errors import EXIT_JOB_FAILED, EXIT_OK, Refusal
 from jobs.output.console import print_document, printable
 from jobs.port.findings import SourceFolder, find
 from jobs.port.report import backend_of, document, lines
-from jobs.submit.program import named_program
+from jobs.submit.program import find_program
 from jobs.submit.read import OWN_OPTIONS
 from trainium_catalogue.releases import TorchBackend
 
@@ -66,7 +66,7 @@ def port(
     Reads the program and the modules it imports from its own folder; executes nothing and changes
     nothing, and needs no AWS account unless --deployment is given.
 
-    Exit codes: 0 no findings, 1 findings, 2 refused.
+    Exit codes: 0 no findings, 1 findings, 2 invalid arguments.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def port(
       python -m jobs port ./train.py --torch-backend torchneuron
       python -m jobs port -m mypkg.train --json
     """
-    program = named_program(what, module, workdir, reserved=OWN_OPTIONS)
+    program = find_program(what, module, workdir, reserved=OWN_OPTIONS)
     if program is None:
         raise Refusal(
             "no-program",

@@ -35,7 +35,7 @@ def shell(
     On EKS, it runs in the node's pod, like `kubectl exec`; on Batch, on the node's host, in an AWS
     Systems Manager session, which the deployment must allow (trainium:node_shell=true).
 
-    Exit codes: the command's, 2 refused.
+    Exit codes: that of the command; 2 if the request was refused.
 
     \b
     Examples:
@@ -48,8 +48,8 @@ def shell(
     from jobs.eks.service import EksService  # not needed by commands for Batch
 
     if isinstance(service, EksService):
-        return _in_pod(service, job, node, words or ["bash"])
-    return _on_host(aws, target, job, node, words or [])
+        return _run_in_pod(service, job, node, words or ["bash"])
+    return _run_on_host(aws, target, job, node, words or [])
 
 
 def running_pod(job: Job, node: int) -> str:
@@ -64,7 +64,7 @@ def running_pod(job: Job, node: int) -> str:
     return pod.name
 
 
-def _in_pod(service: "EksService", job: Job, node: int, words: list[str]) -> int:
+def _run_in_pod(service: "EksService", job: Job, node: int, words: list[str]) -> int:
     from jobs.eks.cluster import refusing
     from jobs.eks.pod_streams import interact
 
@@ -72,7 +72,7 @@ def _in_pod(service: "EksService", job: Job, node: int, words: list[str]) -> int
         return interact(service.cluster(), running_pod(job, node), words)
 
 
-def _on_host(aws: Aws, target: Deployment, job: Job, node: int, words: list[str]) -> int:
+def _run_on_host(aws: Aws, target: Deployment, job: Job, node: int, words: list[str]) -> int:
     from jobs.batch.shell import (
         PROGRAMS,
         check_session,

@@ -95,7 +95,7 @@ def status(
         note(f"run {run} no longer has a job; its status in the bucket:")
     if training is not None:
         now = datetime.now(UTC)
-        console.print(_described(training, job, now), soft_wrap=True)
+        console.print(_describe(training, job, now), soft_wrap=True)
     shown = job.run if job else str(run)
     if plot:
         kinds = ((training or {}).get("kind"), job.workload if job else None)
@@ -184,7 +184,7 @@ def _plot(console: Any, bucket: Bucket, run: str, *, of_program: bool) -> None:
         note(f"run {run} has logged fewer than two steps, so there is no curve to draw")
 
 
-def _described(status: Mapping[str, Any], job: Job | None, now: datetime) -> str:
+def _describe(status: Mapping[str, Any], job: Job | None, now: datetime) -> str:
     if status.get("kind") == PROGRAM_STATUS:
         at = job.created_at_ms if job else None
         return describe_program(status, submitted_at_ms=at, now=now)
@@ -196,14 +196,14 @@ def describe_training(status: Mapping[str, Any], *, job_id: str | None, now: dat
     step, max_steps = int(status.get("step") or 0), int(status.get("max_steps") or 0)
     part = f" ({step / max_steps:.1%})" if max_steps else ""
     first = [f"{status.get('state')}: step {step:,} of {max_steps:,}{part}"]
-    first += _known(
+    first += _format_known(
         status,
         ("loss", lambda v: f"loss {v:.4f}"),
         ("lr", lambda v: f"lr {v:.3g}"),
         ("grad_norm", lambda v: f"gradient norm {v:.3g}"),
         ("val_loss", lambda v: f"validation loss {v:.4f} after step {status.get('val_step')}"),
     )
-    speed = _known(
+    speed = _format_known(
         status,
         ("tokens_per_second", lambda v: f"{v:,.0f} tokens/s"),
         ("mfu", lambda v: f"MFU {v:.1%}"),
@@ -264,7 +264,7 @@ def losses_of(metrics: bytes, *, event: str = "step", field: str = "loss") -> di
     return dict(sorted(losses.items()))
 
 
-def _known(status: Mapping[str, Any], *shown: tuple[str, Any]) -> list[str]:
+def _format_known(status: Mapping[str, Any], *shown: tuple[str, Any]) -> list[str]:
     return [show(status[name]) for name, show in shown if status.get(name) is not None]
 
 

@@ -74,13 +74,15 @@ def _announcement(summary: RunSummary) -> str:
     if summary.ended:
         return f"run {run}, job {job_id}, will not be moved to another zone"
     if summary.status not in ON_HOSTS:
-        return f"run {run}, job {job_id}, is {summary.status}: cancelled before it started"
+        return (
+            f"run {run}, job {job_id}, is {summary.status} and will be cancelled before it starts"
+        )
     killer = "ECS" if summary.orchestrator is Orchestrator.BATCH else "the kubelet"
     (grace,) = (p.default for p in LAUNCH_PARAMETERS if p.name == "stop-grace-s")
     return (
         f"stopping run {run}, job {job_id}: its nodes get SIGTERM, workers have {grace:g} s to "
-        "exit (parameter stop-grace-s; for a program, a third of it, at most 30 s, is reserved "
-        f"for the last snapshot), then {killer} kills the remaining processes"
+        "exit (the default of parameter stop-grace-s; for a program, a third of it, at most 30 s, "
+        f"is reserved for the last snapshot), then {killer} kills the remaining processes"
     )
 
 

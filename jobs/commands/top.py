@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jobs.eks.service import EksService
     from jobs.eks.usage import Usage
 
-_OF_BATCH = "for a run on Batch, see `python -m jobs status {0}` and `python -m jobs logs {0}`"
+_BATCH_HINT = "for a run on Batch, see `python -m jobs status {0}` and `python -m jobs logs {0}`"
 
 
 @command
@@ -57,7 +57,7 @@ def top(
     service = eks_service(
         global_options(context, deployment, region),
         "top",
-        instead=f"; {_OF_BATCH.format(run or '')}",
+        instead=f"; {_BATCH_HINT.format(run or '')}",
     )
     from jobs.eks.node_users import try_idle_remark
 
@@ -86,7 +86,7 @@ def _find(service: "EksService", run: str | None) -> Job:
         if refusal.code == "unknown-run" and batch.runs(run):
             raise Refusal(
                 "not-on-eks",
-                f"run {run} is on Batch, but top needs a run on EKS; {_OF_BATCH.format(run)}",
+                f"run {run} is on Batch, but top needs a run on EKS; {_BATCH_HINT.format(run)}",
             ) from None
         raise
     return job

@@ -56,7 +56,7 @@ def upload(
         str | None,
         typer.Option("--name", help="Name in the bucket.", show_default="the file's or folder's"),
     ] = None,
-    takes_all: Annotated[
+    include_all: Annotated[
         bool,
         typer.Option(
             "--all",
@@ -74,9 +74,9 @@ def upload(
 
     *.model and tokenizer*.json go to tokenizers/; a folder or file of text, JSONL or Parquet to
     corpora/<name>/; a Hugging Face model folder (config.json and *.safetensors) to models/<name>/.
-    Any other file, or folder without text, goes to corpora/<name>/ unchanged: with --input, your
-    program finds it in TRAINIUM_INPUT_DIR. Files already uploaded, with the same size and checksum,
-    are skipped, so an interrupted upload resumes.
+    Any other file, or folder without text, goes to corpora/<name>/ unchanged: submit with --input
+    NAME, and your program finds it in TRAINIUM_INPUT_DIR. Files already uploaded, with the same
+    size and checksum, are skipped, so an interrupted upload resumes.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def upload(
       python -m jobs upload ./Llama-2-7b-hf/
       python -m jobs upload ./images/ --all --name my-images
     """
-    planned = plan_upload(path, name, takes_all=takes_all)
+    planned = plan_upload(path, name, include_all=include_all)
     aws, target = open_deployment(context, deployment, region)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     where = f"s3://{target.bucket}/{planned.prefix}"
@@ -185,7 +185,8 @@ class UploadDocument(DeploymentFields):
     name: str
     """Name for ``tokenize`` or ``--init-from``; for files, the last part of their prefix."""
     left_out: tuple[str, ...]
-    """Files in the folder that are neither text nor part of a model."""
+    """Skipped entries of the folder: files that are neither text nor part of a model, and entries
+    that are not regular files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +200,8 @@ class Upload:
     """Prefix of its objects in the bucket."""
     items: tuple[TransferItem, ...]
     left_out: tuple[str, ...] = ()
-    """Names in the folder that are neither text nor part of a model, or not files."""
+    """Skipped entries of the folder: files that are neither text nor part of a model, and entries
+    that are not regular files."""
 
     @property
     def content(self) -> str:
@@ -212,27 +214,27 @@ class Upload:
         return sum(item.size for item in self.items)
 
 
-def plan_upload(path: Path, name: str | None, *, takes_all: bool = False) -> Upload:
-    """Plan the upload; refuse a file that does not match its name."""
+def plan_upload(path: Path, name: str | None, *, include_all: bool = False) -> Upload:
+    """Plan the upload; refuse a file whose contents do not match its name."""
     if not path.exists():
         raise Refusal("no-such-path", f"there is no {path}; specify an existing file or folder")
     if name == "":
         _checked_name(name)  # an empty name must not fall back to the default
-    if path.is_dir() and not takes_all and is_model_folder(path):
-        return planned_model(path, name or path.resolve().name)
+    if path.is_dir() and not include_all and is_model_folder(path):
+        return plan_model_upload(path, name or path.resolve().name)
     if path.is_dir():
-        return _folder(path, _corpus_name(name or path.resolve().name), takes_all=takes_all)
+        return _folder(path, _corpus_name(name or path.resolve().name), include_all=include_all)
     if not path.is_file():
         raise Refusal(
             "no-such-path", f"{path} is neither a file nor a folder; specify a file or folder"
         )
-    if is_tokenizer_name(path.name) and not takes_all:
+    if is_tokenizer_name(path.name) and not include_all:
         return _tokenizer(path, _checked_name(name or path.name))
     corpus = _corpus_name(name or _stem(path.name))
     _check_size(path)
     prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
     item = TransferItem(path=path, key=prefix + path.name, size=path.stat().st_size)
-    is_text = is_text_name(path.name) and not takes_all
+    is_text = is_text_name(path.name) and not include_all
     return Upload(kind="corpus" if is_text else FILES, name=corpus, prefix=prefix, items=(item,))
 
 
@@ -244,7 +246,7 @@ def is_model_folder(path: Path) -> bool:
         return False
 
 
-def planned_model(path: Path, name: str) -> Upload:
+def plan_model_upload(path: Path, name: str) -> Upload:
     """Plan the upload of a model; refuse one whose weights are missing."""
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -297,23 +299,23 @@ def check_tokenizer(path: Path) -> None:
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if head.startswith(_LFS_POINTER):
-        raise _no_tokenizer(
+        raise _not_a_tokenizer(
             path, "it is a Git LFS pointer; download the file itself (git lfs pull)"
         )
     if path.name.endswith(".json"):
         try:
             document = json.loads(path.read_bytes())
         except ValueError:
-            raise _no_tokenizer(path, "it is not JSON; upload the original file") from None
+            raise _not_a_tokenizer(path, "it is not JSON; upload the original file") from None
         model = document.get("model") if isinstance(document, Mapping) else None
         if not isinstance(model, Mapping) or "type" not in model:
-            raise _no_tokenizer(
+            raise _not_a_tokenizer(
                 path,
                 "it has no 'model' field; upload tokenizer.json (not tokenizer_config.json) or "
                 "tokenizer.model",
             )
     elif not _starts_like_sentencepiece(head):
-        raise _no_tokenizer(
+        raise _not_a_tokenizer(
             path,
             "it is not a SentencePiece model; upload the model's original tokenizer.model",
         )
@@ -333,9 +335,9 @@ def _tokenizer(path: Path, name: str) -> Upload:
     return Upload(kind="tokenizer", name=name, prefix=contract.TOKENIZERS_PREFIX, items=(item,))
 
 
-def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
+def _folder(path: Path, name: str, *, include_all: bool) -> Upload:
     prefix = f"{contract.CORPORA_PREFIX}{name}/"
-    paths, non_files = _listed(path, hidden=takes_all)
+    paths, non_files = _list_files(path, hidden=include_all)
     texts = [
         file
         for file in paths
@@ -345,9 +347,9 @@ def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
         and not any(part.startswith("_") for part in file.relative_to(path).parts)
     ]
     others = [file for file in paths if file not in texts]
-    if not texts and not takes_all:
+    if not texts and not include_all:
         _refuse_model_or_tokenizer(path, others)
-    is_text = bool(texts) and not takes_all
+    is_text = bool(texts) and not include_all
     taken, left = (texts, others) if is_text else (paths, [])
     items = tuple(
         TransferItem(
@@ -372,7 +374,7 @@ def _folder(path: Path, name: str, *, takes_all: bool) -> Upload:
     )
 
 
-def _listed(folder: Path, *, hidden: bool) -> tuple[list[Path], list[str]]:
+def _list_files(folder: Path, *, hidden: bool) -> tuple[list[Path], list[str]]:
     """List the files below a folder, and describe entries that are neither files nor folders.
 
     Hidden files and folders are listed only if ``hidden``.
@@ -458,5 +460,5 @@ def _starts_like_sentencepiece(head: bytes) -> bool:
     return head[position + 1 : position + 2] == b"\x0a"
 
 
-def _no_tokenizer(path: Path, why: str) -> Refusal:
+def _not_a_tokenizer(path: Path, why: str) -> Refusal:
     return Refusal("not-a-tokenizer", f"{path} is not a tokenizer: {why}")

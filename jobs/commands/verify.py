@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _NEWEST = 20
-"""Number of newest runs among which one with a record is searched."""
+"""Number of newest runs to search for one with a record."""
 _COLORS = {State.GREEN: "green", State.RED: "red", State.CRASHED: "bold red"}
 _FIRST = (State.CRASHED, State.RED, State.GREEN)
 EMULATED = (
@@ -65,7 +65,7 @@ def verify(
         typer.Option(
             "--read",
             metavar="RECORD",
-            help="Show a record without checking: a file, an S3 URI or key, or a run.",
+            help="Show a record without running probes: a file, an S3 URI or key, or a run.",
         ),
     ] = None,
     shows_all: Annotated[
@@ -78,7 +78,7 @@ def verify(
     deployment: DeploymentOption = None,
     region: RegionOption = None,
 ) -> int:
-    """Run the probes of this project's open claims about AWS and Neuron, and record the results.
+    """Test this project's unverified assumptions about AWS and Neuron, and record the results.
 
     Combines the results of a `submit verify` run with read-only checks from this machine, and
     writes the record to the run's results. Some probes need a running job: run this command again
@@ -96,7 +96,7 @@ def verify(
     if read is not None:
         if run is not None:
             raise Refusal("usage", f"--read {read} shows that record; omit the run {run}")
-        record, earlier = _stored(options, read), None
+        record, earlier = _read_stored(options, read), None
     else:
         record, earlier = _probe(options, run)
     rows = rows_of(record)
@@ -109,7 +109,7 @@ def verify(
     return EXIT_OK if is_good(rows) else EXIT_JOB_FAILED
 
 
-def _stored(options: Globals, place: str) -> Record:
+def _read_stored(options: Globals, place: str) -> Record:
     if Path(place).is_file():
         return read_record(place, None)
     aws = Aws(options.region)
@@ -224,7 +224,7 @@ def title(record: Record) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Count the rows by their states."""
+    """Summarize the number of rows in each state."""
     return ", ".join(f"{number} {state}" for state, number in counts(rows).items())
 
 
@@ -254,7 +254,7 @@ def table(rows: Sequence[Row]) -> "Table":
 
 
 def markdown(record: Record, rows: Sequence[Row]) -> str:
-    """Build a block to paste into an issue: checked claims in full, the rest folded."""
+    """Build a block to paste into an issue: checked claims in full, the rest collapsed."""
     checked = [row for row in ordered(rows) if row.state in _COLORS]
     others = [row for row in rows if row.state not in _COLORS]
     lines = [f"### Verification: {title(record)}", "", f"{summary(rows)}."]

@@ -15,7 +15,7 @@ from trainium_catalogue.workloads import Hardware
 
 # REVIEW_IN_PROGRESS: the stack's first change set was never executed. In the ROLLBACK states, its
 # creation failed, and `cdk deploy` deletes and recreates it.
-_NOT_THERE = ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
+_NOT_DEPLOYED = ("DELETE_COMPLETE", "REVIEW_IN_PROGRESS", "ROLLBACK_COMPLETE", "ROLLBACK_FAILED")
 _PER_CALL = 100  # maximum number of ids in a DescribeJobs request (Batch API reference)
 
 
@@ -57,7 +57,7 @@ class ActiveJob:
         return self.summary.status in ON_HOSTS
 
     def seconds_left(self, now_s: float) -> float | None:
-        """Return the seconds until the job's own time limit, all of it before the job starts.
+        """Return the seconds left of the job's own time limit; before the start, all of it.
 
         None if it has none.
         """
@@ -75,7 +75,7 @@ def read_stacks(cloudformation: CloudFormationClient, deployment: str) -> dict[s
         stack["StackName"]: stack["StackStatus"]
         for page in pages
         for stack in page["Stacks"]
-        if pattern.fullmatch(stack["StackName"]) and stack["StackStatus"] not in _NOT_THERE
+        if pattern.fullmatch(stack["StackName"]) and stack["StackStatus"] not in _NOT_DEPLOYED
     }
     return {
         name: read_stack(cloudformation, name, name, status) for name, status in statuses.items()

@@ -25,10 +25,10 @@ class SynthesizedStacks:
 
     folder: Path
     templates: Mapping[str, Template]
-    before: Mapping[str, frozenset[str]]
+    dependencies: Mapping[str, frozenset[str]]
     """Dependencies of each stack, which `cdk deploy` updates first."""
     newer: str | None
-    """A source changed since the synthesis; None if the assembly is up to date."""
+    """A source file that changed after the assembly was synthesized; None if there is none."""
 
     @property
     def synth_command(self) -> str:
@@ -77,14 +77,14 @@ def read_assembly(
         ) from None
     _check_deployment(folder, templates, deployment)
     _check_region(folder, regions - {"unknown-region"}, region)
-    before = {
+    dependencies = {
         stack: frozenset(stacks[other] for other in _dependencies(artifacts, name) & set(stacks))
         for name, stack in stacks.items()
     }
     return SynthesizedStacks(
         folder=folder,
         templates=templates,
-        before=before,
+        dependencies=dependencies,
         newer=newer_source(manifest, repository=repository),
     )
 

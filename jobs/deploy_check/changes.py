@@ -123,15 +123,15 @@ def compare(deployed: Mapping[str, Template], assembly: Mapping[str, Template]) 
     after = {name: assembly[name] for name in assembly if name in deployed}
     while True:
         changes = tuple(_changes({name: (deployed[name], after[name]) for name in after}))
-        marked = {name: _marked(after[name], name, changes) for name in after}
+        marked = {name: _mark_references(after[name], name, changes) for name in after}
         if marked == after:
             return Update(changes=changes, after=after)
-        # `cdk diff` follows references to replaced resources only to further replacements, and
-        # not to new versions of launch templates.
+        # `cdk diff` follows references to replaced resources only to find further replacements,
+        # and does not follow references to new launch template versions.
         after = marked
 
 
-def _marked(template: Template, stack: str, changes: tuple[Change, ...]) -> Template:
+def _mark_references(template: Template, stack: str, changes: tuple[Change, ...]) -> Template:
     """Return the template with placeholders for references whose values change."""
     mine = [change for change in changes if change.stack == stack]
     replaced = {change.logical_id for change in mine if change.fate is Fate.REPLACED}
@@ -213,7 +213,7 @@ def _is_intrinsic(value: Mapping[str, Any]) -> bool:
 
 
 def _differ(old: Any, new: Any) -> bool:
-    """Compare like CloudFormation, which treats "true" as true and "5" as 5."""
+    """Return whether values differ for CloudFormation, which treats "true" as true and "5" as 5."""
     old, new = (json.dumps(value, sort_keys=True).replace('"', "") for value in (old, new))
     return bool(old != new)
 

@@ -14,7 +14,7 @@ QUEUE = "AWS::Batch::JobQueue"
 NODE_GROUP = "AWS::EKS::Nodegroup"
 CLUSTER = "AWS::EKS::Cluster"
 
-ENDS_WITH_IT: Mapping[str, str] = {
+REMOVAL_EFFECTS: Mapping[str, str] = {
     ENVIRONMENT: "its instances are terminated with it",
     QUEUE: "its jobs are terminated with it",  # Batch API reference, DeleteJobQueue
     NODE_GROUP: "its nodes are terminated with it",
@@ -109,12 +109,12 @@ class Effect:
 def effect_of(change: Change) -> Effect | None:
     """Describe how a change ends the jobs on a resource; None if it does not."""
     kind = change.resource_type
-    if kind not in ENDS_WITH_IT:
+    if kind not in REMOVAL_EFFECTS:
         return None
     if kind == NODE_GROUP and not has_trainium_nodes(change.old or change.new):
         return None
     if change.gone:
-        what = f"{ENDS_WITH_IT[kind]}: it is {change.fate}"
+        what = f"{REMOVAL_EFFECTS[kind]}: it is {change.fate}"
         return Effect(what, 0, waiting_too=kind in (QUEUE, CLUSTER))
     changed = change.changed if kind == ENVIRONMENT else change.changed_properties
     replacing = sorted(changed & REPLACES_INSTANCES.get(kind, frozenset()))

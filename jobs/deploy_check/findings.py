@@ -66,7 +66,7 @@ class DeployFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TouchedJob:
+class AffectedJob:
     """A job on a changed resource."""
 
     run: str
@@ -86,11 +86,11 @@ class FindingItem:
     kind: FindingKind
     stack: str
     resource: str | None
-    """Logical id; null for a finding about the stack."""
+    """Logical ID; null for a finding about the stack."""
     resource_type: str | None
     message: str
     remedy: str
-    jobs: tuple[TouchedJob, ...]
+    jobs: tuple[AffectedJob, ...]
 
 
 StackAction = Literal["create", "update", "unchanged", "left-behind"]
@@ -101,7 +101,7 @@ class DeployChange:
     """A changed resource."""
 
     resource: str
-    """Logical id."""
+    """Logical ID."""
     type: str
     fate: Fate
     because: tuple[str, ...]
@@ -202,7 +202,7 @@ def _locked_exports(
                 continue
             # Stacks not in the assembly do not change.
             still_importing = importers & _importers({**deployed, **update.after}, name)
-            if not still_importing and assembly.before[stack] >= importers:
+            if not still_importing and assembly.dependencies[stack] >= importers:
                 continue  # its importers are updated first, and no longer import it
             users = ", ".join(sorted(importers))
             change = "would change" if name in kept else "would be removed"
@@ -211,7 +211,7 @@ def _locked_exports(
             elif not still_importing:
                 remedy = (
                     f"first run `cdk deploy --exclusively {users.replace(',', '')}`, because the "
-                    "new templates no longer import it, then deploy all"
+                    "new templates of these stacks no longer import it; then run `cdk deploy --all`"
                 )
             else:
                 remedy = (
@@ -399,7 +399,9 @@ def _left_behind(
     for name in sorted(set(stacks) - set(assembly)):
         types = [entry["Type"] for entry in stacks[name].template.get("Resources", {}).values()]
         costly = [kind for kind in COSTLY if kind in types]
-        cost = f"is still billed for its {', '.join(costly)}" if costly else "may still cost money"
+        cost = "may still cost money"
+        if costly:
+            cost = f"you are still billed for its {', '.join(costly)}"
         message = f"the assembly no longer has this stack: it is not deleted, and {cost}"
         yield DeployFinding(
             kind=FindingKind.STAYS,
@@ -438,12 +440,12 @@ _KEEP = "pass the -c settings it was deployed with (orchestrators, for example) 
 
 
 def _destroy(stack: str) -> str:
-    # `cdk destroy` only covers the app's stacks, and this one is no longer among them.
+    # `cdk destroy` only covers the app's stacks, and a stack left behind is no longer among them.
     return f"aws cloudformation delete-stack --stack-name {stack}"
 
 
 def _why(change: Change) -> str:
-    return ", ".join(change.reasons) or "another type"
+    return ", ".join(change.reasons) or "its type changes"
 
 
 def _of_change(kind: FindingKind, change: Change, message: str, remedy: str) -> DeployFinding:

@@ -21,13 +21,14 @@ from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 from trainium_catalogue.instances import JOB_VCPUS
+from trainium_catalogue.neuron_faults import NEURON_FAULTS
 from trainium_catalogue.workloads import WORKLOADS, Hardware, Workload
 from trainium_catalogue.zones import ZONES
 
 _TABLE = Path(__file__).with_name("causes.toml")
 _UNKNOWN_SETTINGS = "-c trainium:SETTINGS=IT-WAS-DEPLOYED-WITH"
 """Placeholder for unknown settings: a key that the app refuses."""
-_OF_ONE_ZONE = ("subnet_id", "capacity_block_id", "capacity_reservation_id", "placement_group")
+_SINGLE_ZONE = ("subnet_id", "capacity_block_id", "capacity_reservation_id", "placement_group")
 """Keys of single-zone resources, which the app refuses in combination with several zones."""
 NO_CAPACITY_CAUSE = "no-capacity"
 """The cause that makes a job move to another zone."""
@@ -98,16 +99,22 @@ class Cause:
                 yield place, fact
 
 
+_FAULT_PATTERNS = {fault.name: fault.pattern for fault in NEURON_FAULTS}
+
+
 def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
     """Parse an entry; several expressions for one source are alternatives."""
-    texts = {where: entry[where] for where in SOURCES if where in entry}
+    texts = {
+        where: [text] if isinstance(text := entry[where], str) else text
+        for where in SOURCES
+        if where in entry
+    }
+    if faults := entry.get("faults"):
+        texts["words"] = [*texts.get("words", ()), *(_FAULT_PATTERNS[fault] for fault in faults)]
     return Cause(
         name=name,
         says=entry["says"],
-        texts={
-            where: "|".join([text] if isinstance(text, str) else text)
-            for where, text in texts.items()
-        },
+        texts={where: "|".join(alternatives) for where, alternatives in texts.items()},
         problems=tuple(source for where in entry.get("problems", ()) for source in SOURCES[where]),
         rank=Rank[entry.get("rank", "origin").upper()],
         severity=Severity[entry.get("severity", "stops").upper()],
@@ -117,15 +124,15 @@ def _cause(name: str, entry: Mapping[str, Any]) -> Cause:
     )
 
 
-def _of_code(code: ExitCode) -> Cause:
+def _exit_code_cause(code: ExitCode) -> Cause:
     """Build the cause for an exit code without further evidence."""
-    ending = EXIT_CODES[code]
+    details = EXIT_CODES[code]
     entry = {
-        "says": ending.meaning,
+        "says": details.meaning,
         "state": "^FAILED",
         "rank": "exit_code",
         "codes": [code.value],
-        "remedy": "{again}" if ending.retry else "{jobs} logs {run} --node 0",
+        "remedy": "{again}" if details.retry else "{jobs} logs {run} --node 0",
         "source": "trainium_catalogue/exit_codes.py",
     }
     return _cause(f"exit-code-{code.value}", entry)
@@ -133,7 +140,7 @@ def _of_code(code: ExitCode) -> Cause:
 
 CAUSES: tuple[Cause, ...] = (
     *(_cause(name, entry) for name, entry in tomllib.loads(_TABLE.read_text("utf-8")).items()),
-    *(_of_code(code) for code in EXIT_CODES if code is not ExitCode.OK),
+    *(_exit_code_cause(code) for code in EXIT_CODES if code is not ExitCode.OK),
 )
 
 
@@ -177,7 +184,7 @@ def fields(target: Deployment, job: Job | JobRequest, evidence: RunEvidence) -> 
         "run": job.run,
         "again": again,
         "less_memory": again if known is None else _less_memory(known, job, again) or logs,
-        "smaller_rate": again if known is None else _changed(known, again, "lr", "SMALLER") or logs,
+        "smaller_rate": again if known is None else _adjust(known, again, "lr", "SMALLER") or logs,
         "with_module": (f"{again} --requirements requirements.txt" if known is None else redeploy),
         "hours": f"{target.cap_hours(job.orchestrator):g}",
         "quota": _increase(evidence, *(quota or ((ON_DEMAND, JOB_VCPUS) if on_cpu else trainium))),
@@ -224,7 +231,7 @@ def _more_zones(target: Deployment) -> str | None:
     others = [zone for zone in offered if zone not in zones]
     if len(zones) > 1 and not others:
         return None
-    if zones[0] not in offered or not others or any(key in settings for key in _OF_ONE_ZONE):
+    if zones[0] not in offered or not others or any(key in settings for key in _SINGLE_ZONE):
         return "availability_zone_id=ANOTHER"
     return f"zone_ids={','.join([*zones, *others])}"
 
@@ -239,10 +246,10 @@ def _increase(evidence: RunEvidence, quota: Quota, vcpus: int) -> str:
     return f"--quota-code {quota.code} --desired-value {desired}"
 
 
-def _changed(known: Workload, again: str, name: str, value: str) -> str | None:
+def _adjust(known: Workload, again: str, name: str, value: str) -> str | None:
     """Return the submission with a changed value; None if the workload has no such parameter."""
-    has = any(item.name == name for item in known.parameters)
-    return f"{again} --{name} {value}" if has else None
+    exists = any(item.name == name for item in known.parameters)
+    return f"{again} --{name} {value}" if exists else None
 
 
 def _less_memory(known: Workload, job: Job | JobRequest, again: str) -> str | None:
@@ -254,5 +261,5 @@ def _less_memory(known: Workload, job: Job | JobRequest, again: str) -> str | No
     command = job.command if isinstance(job, Job) else job.command()
     given = {**defaults, **dict(pairwise(command))}
     if given.get("--micro-batch") == "1":
-        return _changed(known, again, "tensor-parallel", "LARGER")
-    return _changed(known, again, "micro-batch", "SMALLER")
+        return _adjust(known, again, "tensor-parallel", "LARGER")
+    return _adjust(known, again, "micro-batch", "SMALLER")

@@ -1,4 +1,4 @@
-"""Problems that would stop a deployment or a planned run: the causes of `explain`, in advance."""
+"""Problems that would block a planned run or a deployment's runs, with the causes of `explain`."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class DoctorDocument(DeploymentFields):
     passed: tuple[FactItem, ...]
     """Checks that passed."""
     unread: tuple[str, ...]
-    """Checks that could not be made, with the missing permission or the reason."""
+    """Checks that could not be run, with the missing permission or the reason."""
 
     @property
     def stops(self) -> bool:
-        """True if a run cannot start before something changes."""
+        """True if a run cannot start until a problem is fixed."""
         return any(each.severity is Severity.STOPS for each in self.obstacles)
 
 
@@ -81,7 +81,7 @@ def examine(
         service = service_for(aws, target, request.orchestrator)
         reader = PlannedJobReader(aws, target, service, request, evidence)
         if number == 0:
-            evidence.facts += [_refused(refusal, evidence) for refusal in refusals]
+            evidence.facts += [_refusal_fact(refusal, evidence) for refusal in refusals]
             reader.read_account(requests)
         if request.hardware not in seen:
             reader.read_capacity()
@@ -125,11 +125,11 @@ def examine(
     )
 
 
-def _refused(refusal: Refusal, evidence: RunEvidence) -> Fact:
+def _refusal_fact(refusal: Refusal, evidence: RunEvidence) -> Fact:
     """Turn a refusal into a fact, with its command in backticks as the remedy."""
     if (command := _COMMAND.search(refusal.message)) is not None:
         evidence.names.setdefault("fix", command[1])  # the first of several, as in `submit`
-    # Duplicates the fact from the environment or the node group.
+    # Repeats the limit of the compute environment or node group, so it has the same source.
     is_limit = refusal.code == "too-many-nodes"
     source = EvidenceSource.LIMIT if is_limit else EvidenceSource.REQUEST
     return Fact(source=source, text=refusal.message, is_problem=True)

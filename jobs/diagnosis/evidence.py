@@ -13,12 +13,12 @@ from jobs.errors import Refusal, as_refusal, error_code, is_denied
 from jobs.job import LAUNCHER_VERDICT, Job, NodeLog, RunSummary
 from jobs.orchestrators import JobService
 from jobs.output.console import duration
-from jobs.output.explain import is_news
+from jobs.output.explain import is_informative
 from trainium_catalogue.exit_codes import ExitCode
 
 _LOG_LINES = 100
 _LOG_STREAMS = 4
-"""Maximum number of streams to read: the main node's, and those with a different exit code."""
+"""Maximum number of streams to read: the main node's, then nodes with other exit codes."""
 SILENCE_S = 1800.0
 """The launcher's default hang limit for programs (hang-limit-s)."""
 
@@ -130,9 +130,9 @@ class RunEvidence:
             # Atomically, so that a partial list is not taken for a complete one.
             self.facts += list(facts())
         except Exception as error:
-            refusal = as_refusal(error, region=None) or _of_cluster(error)
+            refusal = as_refusal(error, region=None) or _cluster_refusal(error)
             if is_denied(error):
-                self.unread.append(f"{what}: needs {permission}")
+                self.unread.append(f"{what}: missing permission: {permission}")
             elif refusal is not None or hasattr(error, "status"):
                 reason = refusal.message if refusal else f"{error_code(error) or error}"
                 self.unread.append(f"{what}: {reason}")
@@ -140,7 +140,7 @@ class RunEvidence:
                 raise
 
 
-def _of_cluster(error: Exception) -> Refusal | None:
+def _cluster_refusal(error: Exception) -> Refusal | None:
     """Turn an error from the cluster into a refusal; None for any other."""
     if "kubernetes" not in sys.modules:
         return None
@@ -152,7 +152,7 @@ def _of_cluster(error: Exception) -> Refusal | None:
 def of_summary(run: RunSummary) -> RunEvidence:
     """Return the evidence in a run's summary."""
     found = RunEvidence(exit_code=run.exit_code if run.ended else None)
-    if is_news(run.status_reason):
+    if is_informative(run.status_reason):
         found.facts.append(Fact(source=EvidenceSource.REASON, text=str(run.status_reason)))
     found.facts.append(Fact(source=EvidenceSource.STATE, text=run.status))
     return found
@@ -163,12 +163,14 @@ def of_job(job: Job) -> RunEvidence:
     found = RunEvidence(exit_code=_exit_code(job))
     past: list[str] = []
     present: list[str] = []
-    number = _number_of(job)
+    number = _attempt_number(job)
     reasons = [job.status_reason, *(node.status_reason for node in job.nodes)]
-    present += [str(reason) for reason in reasons if is_news(reason)]
+    present += [str(reason) for reason in reasons if is_informative(reason)]
     nodes = [attempt for node in job.nodes for attempt in node.attempts]
     for attempt in (*job.attempts, *nodes):
-        texts = [str(text) for text in (attempt.reason, attempt.status_reason) if is_news(text)]
+        texts = [
+            str(text) for text in (attempt.reason, attempt.status_reason) if is_informative(text)
+        ]
         (past if attempt.number < number else present).extend(texts)
     found.facts += [
         Fact(source=EvidenceSource.REASON, text=text) for text in dict.fromkeys(present)
@@ -184,7 +186,7 @@ def of_job(job: Job) -> RunEvidence:
     return found
 
 
-def _number_of(job: Job) -> int:
+def _attempt_number(job: Job) -> int:
     """Return the number of the attempt that the job's status describes."""
     if not job.ended:
         return len(job.attempts) + 1
@@ -207,7 +209,7 @@ def read_logs(evidence: RunEvidence, service: JobService, job: Job) -> None:
     newest: list[int] = []
 
     def log_facts() -> Iterator[Fact]:
-        number = _number_of(job)
+        number = _attempt_number(job)
         streams = _streams(service, job, number if job.status == "RUNNING" else None)
         events: list[tuple[int, str, bool]] = []
         for stream in streams:

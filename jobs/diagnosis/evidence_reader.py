@@ -40,10 +40,10 @@ _CONSOLES = 2
 """Number of newest hosts whose console output is read."""
 _RECENT_MINUTES = 30
 """Maximum age of a failed launch to report."""
-_WORKING_GROUP = ("ACTIVE", "CREATING", "UPDATING")
+_USABLE_NODE_GROUP_STATUSES = ("ACTIVE", "CREATING", "UPDATING")
 """States of a node group that can have nodes (Amazon EKS API reference, Nodegroup)."""
 _UNSEEN_S = 60.0
-"""Age of a job from which a missing phase is a problem: Volcano sets it within seconds."""
+"""Age after which a job without a phase indicates a problem: Volcano sets it within seconds."""
 _HOST_LINE = re.compile(r"trainium: HOST NOT READY[^\n]*")
 _LOST_HOST = re.compile(r"Host EC2 \(instance (i-[0-9a-f]+)\)")
 _PROBLEM_EVENTS = ("Warning", "Unschedulable", "Failed")
@@ -170,7 +170,7 @@ class EvidenceReader(Generic[Subject]):
             return
         found = self.aws.ec2().describe_subnets(SubnetIds=ids)["Subnets"]
         free = sum(int(each["AvailableIpAddressCount"]) for each in found)
-        text = f"{', '.join(ids)}: {free} free; the job's nodes need {needed}"
+        text = f"{', '.join(ids)}: {free} free; the job's missing nodes need {needed}"
         yield Fact(source=EvidenceSource.ADDRESSES, text=text, is_problem=free < needed)
 
     def read_environments(self) -> list[Mapping[str, Any]]:
@@ -236,7 +236,7 @@ class EvidenceReader(Generic[Subject]):
         group = find_group(self.aws.ec2(), self.target.vpc)
         if group is None:
             self.evidence.unread.append(
-                f"default group of {self.target.vpc}: no such group is visible"
+                f"default security group of {self.target.vpc}: no such group is visible"
             )
             return
         self.evidence.names["group"] = group["GroupId"]
@@ -277,9 +277,9 @@ class EvidenceReader(Generic[Subject]):
             for issue in group.health_issues:
                 yield Fact(source=EvidenceSource.NODE_GROUP, text=issue, is_problem=True)
             text = f"the node group{zone} is {group.status}"
-            is_problem = group.status not in _WORKING_GROUP
+            is_problem = group.status not in _USABLE_NODE_GROUP_STATUSES
             yield Fact(source=EvidenceSource.NODE_GROUP, text=text, is_problem=is_problem)
-            text = f"the maximum of the node group{zone} is {group.max_size}; the job needs "
+            text = f"the maximum size of the node group{zone} is {group.max_size}; the job needs "
             text += str(self.job.num_nodes)
             is_problem = group.max_size < self.job.num_nodes
             yield Fact(source=EvidenceSource.LIMIT, text=text, is_problem=is_problem)
@@ -399,7 +399,7 @@ class _JobEvidenceReader(EvidenceReader[Job]):
             yield Fact(source=EvidenceSource.SCALER, text="has a request for the missing nodes")
         age_s = datetime.now(UTC).timestamp() - (self.job.created_at_ms or 0) / 1000
         if self.job.status == "SUBMITTED" and age_s > _UNSEEN_S:
-            text = f"Volcano has not processed the job for {age_s:.0f} s"
+            text = f"Volcano has not processed the job within {age_s:.0f} s of its creation"
             yield Fact(source=EvidenceSource.STATE, text=text, is_problem=True)
 
 
@@ -447,5 +447,7 @@ def gather(aws: Aws, target: Deployment, service: JobService, job: Job) -> RunEv
     elif job.ended:
         evidence.read("hosts", "ec2:DescribeInstances", reader.lost_hosts)
         if evidence.exit_code == ExitCode.PREFLIGHT:
-            evidence.read("default group", "ec2:DescribeSecurityGroups", reader.default_group)
+            evidence.read(
+                "default security group", "ec2:DescribeSecurityGroups", reader.default_group
+            )
     return evidence

@@ -19,7 +19,12 @@ from jobs.eks.nodes import NodeGroup, count_nodes
 from jobs.eks.service import EksService
 from jobs.errors import error_code
 from jobs.job import JobRequest
-from jobs.prerequisites import interface_endpoints, is_in_registry, sdk_of_image, zones_that_offer
+from jobs.prerequisites import (
+    interface_endpoints,
+    is_in_registry,
+    list_offering_zones,
+    sdk_of_image,
+)
 from trainium_catalogue import contract
 from trainium_catalogue.contract import ENV_NEURON_RELEASE, TAG_DEPLOYMENT, Orchestrator
 from trainium_catalogue.kubernetes import SCALER
@@ -33,7 +38,7 @@ _TO_SUBMIT = {
     Orchestrator.EKS: ("FindInTheBucket", "UseTheBucket"),
 }
 """Statements of the policy that submitting requires."""
-_DEPLOYMENT = f"/apis/apps/v1/namespaces/{SCALER}/deployments/{SCALER}"
+_SCALER_DEPLOYMENT = f"/apis/apps/v1/namespaces/{SCALER}/deployments/{SCALER}"
 
 
 class PlannedJobReader(EvidenceReader[JobRequest]):
@@ -63,16 +68,16 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
     def read_orchestrator(self) -> None:
         """Read the orchestrator's prerequisites."""
         if isinstance(self.service, EksService):
-            self._on_cluster(self.service)
+            self._read_cluster(self.service)
         else:
-            self._on_batch()
+            self._read_batch()
 
-    def _on_batch(self) -> None:
+    def _read_batch(self) -> None:
         environments = self.read_environments()
         read = self.evidence.read
         resources = [each.get("computeResources") or {} for each in environments]
         subnets = [subnet for each in resources for subnet in each.get("subnets") or ()]
-        self._launches(lambda: self._groups(environments))
+        self._read_launches(lambda: self._groups(environments))
         read(
             "addresses",
             "ec2:DescribeSubnets and ec2:DescribeInstances",
@@ -80,39 +85,39 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         )
         if self.job.hardware is Hardware.CPU:
             return
-        self._zones(subnets)
+        self._read_zones(subnets)
         images = [
             str(each["imageIdOverride"])
             for resource in resources
             for each in resource.get("ec2Configuration") or ()
             if "imageIdOverride" in each
         ]
-        read("machine image", "ec2:DescribeImages", lambda: self.host_images(images))
+        read("AMI", "ec2:DescribeImages", lambda: self.host_images(images))
         if self.job.num_nodes > 1:
-            read("default group", "ec2:DescribeSecurityGroups", self.default_group)
+            read("default security group", "ec2:DescribeSecurityGroups", self.default_group)
 
-    def _on_cluster(self, service: EksService) -> None:
+    def _read_cluster(self, service: EksService) -> None:
         groups: list[NodeGroup] = []
         read = self.evidence.read
         read("cluster", "eks:DescribeCluster", self.cluster)
         read("node group", "eks:DescribeNodegroup", lambda: self.node_group(groups))
-        self._launches(lambda: [each.scaling_group for each in groups if each.scaling_group])
+        self._read_launches(lambda: [each.scaling_group for each in groups if each.scaling_group])
         read("nodes", "list nodes in the cluster", lambda: self.nodes(service))
         if self.job.scales:
             permission = f"get deployments in namespace {SCALER} of the cluster"
             read("node scaler", permission, lambda: self.node_scaler(service))
         read("addresses", "ec2:DescribeSubnets", lambda: self._free_addresses(service, groups))
-        self._zones([subnet for each in groups for subnet in each.subnets])
+        self._read_zones([subnet for each in groups for subnet in each.subnets])
 
-    def _launches(self, groups: Callable[[], Iterable[str]]) -> None:
-        def failed() -> Iterator[Fact]:
+    def _read_launches(self, groups: Callable[[], Iterable[str]]) -> None:
+        def failures() -> Iterator[Fact]:
             found = list(self.activities(groups()))
             none = Fact(source=EvidenceSource.ACTIVITY, text="no recent failures")
             yield from found or [none]
 
-        self.evidence.read("launches", "autoscaling:DescribeScalingActivities", failed)
+        self.evidence.read("launches", "autoscaling:DescribeScalingActivities", failures)
 
-    def _zones(self, subnets: Sequence[str]) -> None:
+    def _read_zones(self, subnets: Sequence[str]) -> None:
         self.evidence.read(
             "zones",
             "ec2:DescribeInstanceTypeOfferings and ec2:DescribeSubnets",
@@ -121,7 +126,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
 
     # --- the account -----------------------------------------------------------------------------
     def permissions(self, requests: Sequence[JobRequest]) -> Iterator[Fact]:
-        """Yield actions of the submitter policy that the caller may not perform."""
+        """Check which actions of the submitter policy the caller is not allowed to perform."""
         iam, caller = self.aws.client("iam"), self.aws.client("sts").get_caller_identity()
         principal = str(caller["Arn"])
         if principal.endswith(":root"):
@@ -136,11 +141,11 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         unknown: list[str] = []
         region = {"ContextKeyName": "aws:RequestedRegion", "ContextKeyType": "string"}
         for statement in self._statements(str(caller["Account"])):
-            actions = _listed(statement["Action"])
+            actions = _as_list(statement["Action"])
             pages = iam.get_paginator("simulate_principal_policy").paginate(
                 PolicySourceArn=principal,
                 ActionNames=actions,
-                ResourceArns=self._resources(_listed(statement["Resource"]), definitions),
+                ResourceArns=self._resources(_as_list(statement["Resource"]), definitions),
                 ContextEntries=[{**region, "ContextKeyValues": [self.target.region]}],
             )
             results = [result for page in pages for result in page["EvaluationResults"]]
@@ -150,10 +155,10 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
                 for result in results
                 if result["EvalDecision"] == "allowed"
             }
-            unsure = {each["EvalActionName"] for each in results if _is_unsure(each)} - allowed
+            unclear = {each["EvalActionName"] for each in results if _is_unclear(each)} - allowed
             is_needed = statement["Sid"] in needed
-            denied[is_needed] += [each for each in actions if each not in allowed | unsure]
-            unknown += [action for action in actions if action in unsure]
+            denied[is_needed] += [each for each in actions if each not in allowed | unclear]
+            unknown += [action for action in actions if action in unclear]
         self.evidence.names |= {
             "principal": principal,
             "denied": " ".join(denied[True] or denied[False]) or "ACTION",
@@ -166,7 +171,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
                 yield Fact(source=EvidenceSource.PERMISSION, text=text, is_problem=is_needed)
         if unknown:
             names = ", ".join(dict.fromkeys(unknown))
-            why = "IAM's simulation depends on an organization's policies or on conditions"
+            why = "IAM's simulation is inconclusive because of organization policies or conditions"
             self.evidence.unread.append(f"permissions: {names}: {why}")
         elif not (denied[True] or denied[False]):
             text = f"{principal} has all permissions in docs/{POLICY.name}"
@@ -212,7 +217,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             if error_code(error) != "NoSuchBucket":
                 raise
             is_problem = True
-        text = f"there is no bucket {name}" if is_problem else f"{name} exists"
+        text = f"bucket {name} does not exist" if is_problem else f"{name} exists"
         yield Fact(source=EvidenceSource.BUCKET, text=text, is_problem=is_problem)
 
     @property
@@ -266,7 +271,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         if not subnets:
             return
         ec2, kind = self.aws.ec2(), self.target.instance_type
-        zones = zones_that_offer(ec2, kind)
+        zones = list_offering_zones(ec2, kind)
         for subnet in ec2.describe_subnets(SubnetIds=list(subnets))["Subnets"]:
             zone = subnet["AvailabilityZoneId"]
             where = ", ".join(zones) or "no zone of this region"
@@ -275,7 +280,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
 
     def _num_running(self) -> int:
         """Count the nodes that already have addresses."""
-        pages = self.aws.ec2().describe_instances(
+        reservations = self.aws.ec2().describe_instances(
             Filters=[
                 {"Name": f"tag:{TAG_DEPLOYMENT}", "Values": [self.target.name]},
                 {"Name": "instance-type", "Values": [self.target.instance_type.name]},
@@ -283,7 +288,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             ]
         )["Reservations"]
         on_nodes = self.job.hardware is Hardware.TRAINIUM
-        return sum(len(page["Instances"]) for page in pages) if on_nodes else 0
+        return sum(len(each["Instances"]) for each in reservations) if on_nodes else 0
 
     # --- images ----------------------------------------------------------------------------------
     def image(self) -> Iterator[Fact]:
@@ -302,7 +307,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             variables = {each["name"]: each["value"] for each in container.get("environment", ())}
             uri, image_release = str(container["image"]), variables.get(ENV_NEURON_RELEASE)
         if (image_release := sdk_of_image(uri) or image_release) not in (None, release):
-            text = f"{uri} is for Neuron {image_release}, the deployment has {release}"
+            text = f"{uri} is for Neuron {image_release}, but the deployment uses {release}"
             yield Fact(source=source, text=text)
         try:
             found = is_in_registry(self.aws.ecr, uri)
@@ -346,10 +351,10 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             yield Fact(source=EvidenceSource.HOST_IMAGE, text=text, is_problem=is_problem)
             is_ours = "ami_id" not in (self.target.settings or {})
             if image is not None and is_ours and (release := self._release()) is not None:
-                yield from self._of_release(str(image.get("Name")), release.ecs_ami_name)
+                yield from self._check_release(str(image.get("Name")), release.ecs_ami_name)
 
     def _release(self) -> NeuronRelease | None:
-        """Return the deployment's Neuron release; None if only a newer checkout has it."""
+        """Return the deployment's Neuron release; None if this checkout does not support it."""
         name = self.target.neuron_release
         if name not in NEURON_RELEASES:
             self.evidence.unread.append(
@@ -357,9 +362,9 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             )
         return NEURON_RELEASES.get(name)
 
-    def _of_release(self, name: str, expected: str) -> Iterator[Fact]:
+    def _check_release(self, name: str, expected: str) -> Iterator[Fact]:
         if not name.endswith(expected):
-            text = f"the host image is {name}, but the release has {expected}"
+            text = f"the AMI is {name}, but the release has {expected}"
             yield Fact(source=EvidenceSource.HOST_IMAGE, text=text)
 
     # --- the cluster -----------------------------------------------------------------------------
@@ -383,14 +388,14 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         except Exception as error:
             if error_code(error) != "ResourceNotFoundException":
                 raise
-            text = "there is no such node group"
+            text = "the node group does not exist"
             yield Fact(source=EvidenceSource.NODE_GROUP, text=text, is_problem=True)
         if "eks_node_image" in (self.target.settings or {}):
             return
         release = self._release()
         for group in groups:
             if release is not None and release.eks_ami_date and group.host_image:
-                yield from self._of_release(group.host_image, release.eks_ami_date)
+                yield from self._check_release(group.host_image, release.eks_ami_date)
 
     def node_scaler(self, service: EksService) -> Iterator[Fact]:
         """Check whether the node scaler is running, if nodes must be added."""
@@ -398,7 +403,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
             return
         text = "the node scaler is not in the cluster"
         try:
-            status = service.cluster().get(_DEPLOYMENT).get("status", {})
+            status = service.cluster().get(_SCALER_DEPLOYMENT).get("status", {})
         except Exception as error:
             if not is_missing(error):
                 raise
@@ -408,7 +413,7 @@ class PlannedJobReader(EvidenceReader[JobRequest]):
         yield Fact(source=EvidenceSource.SCALER, text=text)
 
 
-def _is_unsure(result: Mapping[str, Any]) -> bool:
+def _is_unclear(result: Mapping[str, Any]) -> bool:
     """Return whether a denial may be an artifact of the simulation.
 
     The simulation lacks organizations' policies and the context of conditions:
@@ -420,5 +425,5 @@ def _is_unsure(result: Mapping[str, Any]) -> bool:
     )
 
 
-def _listed(value: str | list[str]) -> list[str]:
+def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value

@@ -78,8 +78,10 @@ def ranked(evidence: RunEvidence) -> list[tuple[Cause, list[Fact]]]:
     explained: list[Fact] = []
     for _, cause, facts in found:
         # Skip a symptom whose facts are already explained by a root cause.
-        is_news = cause.rank is not Rank.SYMPTOM or any(fact not in explained for fact in facts)
-        if is_news and (is_normal or cause.rank is not Rank.NORMAL):
+        is_informative = cause.rank is not Rank.SYMPTOM or any(
+            fact not in explained for fact in facts
+        )
+        if is_informative and (is_normal or cause.rank is not Rank.NORMAL):
             causes.append((cause, facts))
             explained += facts
     return causes
@@ -103,7 +105,7 @@ def explanation(
         status=job.status,
         orchestrator=job.orchestrator,
         cause=causes[0][0].line,
-        causes=tuple(_shown(cause, facts, known) for cause, facts in causes),
+        causes=tuple(_ranked_cause(cause, facts, known) for cause, facts in causes),
         zone=zone,
         last_lines=tuple(lines[-_FACTS_SHOWN:]),
         unread=tuple(evidence.unread),
@@ -115,7 +117,7 @@ def shown(facts: Sequence[Fact]) -> tuple[FactItem, ...]:
     return tuple(FactItem(source=fact.source, text=fact.text) for fact in facts[:_FACTS_SHOWN])
 
 
-def _shown(cause: Cause, facts: Sequence[Fact], known: Mapping[str, object]) -> RankedCause:
+def _ranked_cause(cause: Cause, facts: Sequence[Fact], known: Mapping[str, object]) -> RankedCause:
     return RankedCause(
         cause=cause.name,
         says=cause.says,

@@ -20,7 +20,7 @@ from trainium_catalogue import kubernetes
 
 Json = dict[str, Any]
 _TOKEN_AGE_S = 600.0
-"""Age at which a token is renewed: it is valid for 15 minutes, but following can take longer."""
+"""Age at which a token, valid for 15 minutes, is renewed: following logs can take longer."""
 _TIMEOUT_S = (5, 30)
 MERGE_PATCH = "application/merge-patch+json"
 JOBS = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
@@ -41,16 +41,16 @@ _PREFIX = "k8s-aws-v1."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """URL and certificate of the API server."""
+    """URL and CA certificate of the API server."""
 
     name: str
     url: str
     certificate: str
-    """Certificate of the authority, base64-encoded PEM as returned by EKS."""
+    """CA certificate, as base64-encoded PEM, as returned by EKS."""
 
 
 def read_endpoint(aws: Aws, cluster: str) -> Endpoint:
-    """Read the cluster's endpoint from EKS; refuse a cluster that does not exist."""
+    """Read the cluster's endpoint from EKS; refuse a cluster that is missing or has none yet."""
     try:
         description = aws.eks().describe_cluster(name=cluster)["cluster"]
     except Exception as error:

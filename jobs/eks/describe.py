@@ -32,7 +32,7 @@ from trainium_catalogue.workloads import Hardware
 
 Json = Mapping[str, Any]
 STOPPED_BY = "trainium/stopped-by"
-"""Annotation: the reason of a stopped job, with the user."""
+"""Annotation: why a job was stopped, and by which user."""
 
 # Phases: volcano.sh/apis, batch/v1alpha1/job.go.
 _STATUSES = {
@@ -59,7 +59,7 @@ _POD_STATUSES = {
 }
 _NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
 _READ_AGAIN_S = 15.0
-"""Interval for re-reading: after the main node is killed, others report only after the restart."""
+"""Minimum interval between reads: if the main node is killed, others report after the restart."""
 
 
 def summarize(job: Json, zones: Sequence[str] = ()) -> RunSummary:
@@ -71,8 +71,8 @@ def summarize(job: Json, zones: Sequence[str] = ()) -> RunSummary:
         status=status,
         status_reason=_reason(job, status),
         created_at_ms=milliseconds(job["metadata"].get("creationTimestamp")) or 0,
-        started_at_ms=_started(job),
-        stopped_at_ms=_stopped(job, status),
+        started_at_ms=_started_at_ms(job),
+        stopped_at_ms=_stopped_at_ms(job, status),
         num_nodes=_num_nodes(job),
         hardware=Hardware.TRAINIUM,
         orchestrator=Orchestrator.EKS,
@@ -101,7 +101,7 @@ def num_attempts_failed(job: Json) -> int:
     return _restarts(job) + (_status(job) == "FAILED")
 
 
-def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) -> Job:
+def describe(job: Json, pods: Sequence[Json], endings: AttemptReports | None = None) -> Job:
     """Describe a job with its pods; ``endings`` cover attempts whose pods were deleted."""
     status = _status(job)
     by_index = {int(match[1]): pod for pod in pods if (match := _NODE.search(_name(pod)))}
@@ -110,7 +110,7 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
     current = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
     if status == "RUNNABLE" and any(pod["spec"].get("nodeName") for pod in current):
         status = "STARTING"
-    # Deleted pods of a job that was stopped or has no attempts left have the job's status.
+    # In an ended job, a node whose pod was deleted has the job's status.
     without_pod = status if ended else "RUNNABLE"
     nodes = tuple(
         node_of(index, by_index.get(index), without_pod) for index in range(_num_nodes(job))
@@ -123,8 +123,8 @@ def describe(job: Json, pods: Sequence[Json], endings: Endings | None = None) ->
         status=status,
         status_reason=_reason(job, status) or (trouble(pods) if not ended else None),
         created_at_ms=milliseconds(job["metadata"].get("creationTimestamp")),
-        started_at_ms=_started(job),
-        stopped_at_ms=_stopped(job, status),
+        started_at_ms=_started_at_ms(job),
+        stopped_at_ms=_stopped_at_ms(job, status),
         shape=Shape(kind=JobKind.NODES, size=_num_nodes(job)),
         job_queue=job["spec"].get("queue"),
         depends_on=() if after is None else (after,),
@@ -158,26 +158,26 @@ def _command(job: Json) -> tuple[str, ...]:
 
 
 def _attempts(
-    job: Json, nodes: Sequence[Node], endings: Endings, *, ended: bool
+    job: Json, nodes: Sequence[Node], endings: AttemptReports, *, ended: bool
 ) -> tuple[Attempt, ...]:
     """List the ended attempts, whose pods may have been deleted."""
     restarts = _restarts(job)
-    past = [_without_pods(number, endings.get(number)) for number in range(1, restarts + 1)]
-    last = _deciding(nodes) if ended else None
+    past = [_attempt_without_pods(number, endings.get(number)) for number in range(1, restarts + 1)]
+    last = _deciding_attempt(nodes) if ended else None
     if last is not None and last.number > restarts:
         past.append(last)
     elif ended and restarts + 1 in endings:
-        past.append(_without_pods(restarts + 1, endings[restarts + 1]))
+        past.append(_attempt_without_pods(restarts + 1, endings[restarts + 1]))
     return tuple(past)
 
 
-def _without_pods(number: int, ending: LauncherReport | None) -> Attempt:
+def _attempt_without_pods(number: int, launcher_report: LauncherReport | None) -> Attempt:
     """Describe an attempt without pods."""
     return Attempt(
         number=number,
-        exit_code=ending.exit_code if ending else None,
-        reason=(ending.reason or None) if ending else None,
-        status_reason=None if ending else "a pod failed or was lost",
+        exit_code=launcher_report.exit_code if launcher_report else None,
+        reason=(launcher_report.reason or None) if launcher_report else None,
+        status_reason=None if launcher_report else "a pod failed or was lost",
         log_stream=None,
         started_at_ms=None,
         stopped_at_ms=None,
@@ -188,7 +188,7 @@ def _restarts(job: Json) -> int:
     return int((job.get("status") or {}).get("retryCount") or 0)
 
 
-def _deciding(nodes: Sequence[Node]) -> Attempt | None:
+def _deciding_attempt(nodes: Sequence[Node]) -> Attempt | None:
     """Return the attempt of the pod that failed first, which ended all others."""
     ended = [node.last for node in nodes if node.last and node.last.stopped_at_ms is not None]
     failed = [attempt for attempt in ended if attempt.exit_code]
@@ -227,22 +227,22 @@ def _num_nodes(job: Json) -> int:
     return sum(int(task.get("replicas", 1)) for task in job["spec"]["tasks"])
 
 
-def _started(job: Json) -> int | None:
+def _started_at_ms(job: Json) -> int | None:
     """Return when the gang of the last attempt was placed on its nodes.
 
     Volcano updates the time of the current phase's condition whenever a pod count changes (1.15.1,
     syncJob): for Running, it becomes the end of the first pod; for Pending, it does not change.
     """
-    return None if _condition(job, "Running") is None else _condition(job, "Pending")
+    return None if _condition_ms(job, "Running") is None else _condition_ms(job, "Pending")
 
 
-def _stopped(job: Json, status: str) -> int | None:
+def _stopped_at_ms(job: Json, status: str) -> int | None:
     if status not in ENDED:
         return None
     return milliseconds(job["status"]["state"].get("lastTransitionTime"))
 
 
-def _condition(job: Json, phase: str) -> int | None:
+def _condition_ms(job: Json, phase: str) -> int | None:
     """Return the time of a phase's newest condition.
 
     Volcano 1.15.1 keeps one per phase; older versions append, so the first one would belong to an
@@ -304,7 +304,7 @@ def _pod_reason(pod: Json) -> str | None:
 
 
 def trouble(pods: Sequence[Json]) -> str | None:
-    """Return why a pod does not run, according to its scheduler or the kubelet."""
+    """Return why a pod does not run, according to the scheduler or the kubelet."""
     for pod in pods:
         status = pod.get("status", {})
         for container in status.get("containerStatuses") or ():
@@ -339,35 +339,35 @@ class LauncherReport:
     reason: str
 
 
-Endings = Mapping[int, LauncherReport]
+AttemptReports = Mapping[int, LauncherReport]
 """Reports by attempt number."""
 
 
 @dataclass(slots=True)
-class EndingReader:
+class ReportReader:
     """Cached reader of the launchers' reports."""
 
     bucket: Bucket
-    _found: dict[str, tuple[float, Endings]] = field(default_factory=dict)
+    _found: dict[str, tuple[float, AttemptReports]] = field(default_factory=dict)
 
-    def read(self, run: str, job_id: str, *, attempts: int) -> Endings:
+    def read(self, run: str, job_id: str, *, attempts: int) -> AttemptReports:
         """Read the existing reports on a job's attempts, unless all ``attempts`` are already known.
 
-        Reports only serve explanations, so an unavailable bucket is ignored.
+        Reports are used only in explanations, so an unavailable bucket is ignored.
         """
         read_at, known = self._found.get(job_id, (float("-inf"), {}))
         now = time.monotonic()
         if len(known) >= attempts or now - read_at < _READ_AGAIN_S:
             return known
         try:
-            known = read_endings(self.bucket, run, job_id)
+            known = read_reports(self.bucket, run, job_id)
         except Exception:
             known = {}
         self._found[job_id] = now, known
         return known
 
 
-def read_endings(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
+def read_reports(bucket: Bucket, run: str, job_id: str) -> dict[int, LauncherReport]:
     """Read each attempt's report from the main node, or else from the lowest-numbered node."""
     prefix = attempts_prefix(run, job_id)
     first: dict[int, int] = {}

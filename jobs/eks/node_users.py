@@ -1,4 +1,4 @@
-"""Users of the cluster's nodes, jobs waiting for nodes, and the removal of idle ones."""
+"""Users of the cluster's nodes, jobs waiting for nodes, and the removal of idle nodes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Use:
     """The node groups' instances and their users."""
 
     nodes: Mapping[str, str]
-    """Node names by instance; an instance that has not joined has none."""
+    """Node names by instance; an instance that has not joined the cluster has none."""
     runs: Mapping[str, tuple[str, ...]]
-    """Runs, or other pods, by instance, without idle instances."""
+    """Runs, or other pods, by instance; idle instances are not included."""
 
 
 def nodes_of_group(cluster: Cluster, deployment: Deployment) -> list[Json]:
@@ -67,7 +67,7 @@ def read_use(cluster: Cluster, deployment: Deployment) -> Use:
 
 
 def pods_of_all(cluster: Cluster) -> list[Json]:
-    """List the pods in all namespaces, or only jobs' pods if the caller may not list the rest."""
+    """List the pods in all namespaces, or else only in the jobs' namespace, if access is denied."""
     try:
         return cluster.items(ALL_PODS)
     except Exception as error:
@@ -91,7 +91,7 @@ def check_fewer(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
         users = list(dict.fromkeys(run for runs in use.runs.values() for run in runs))
         namespace, _, pod = users[0].rpartition("/")
         command = f"python -m jobs stop {users[0]}"
-        if namespace:  # a pod of no run
+        if namespace:  # the pod is not part of a run
             command = f"kubectl -n {namespace} delete pod {pod}"
         raise Refusal(
             "nodes-in-use",
@@ -107,10 +107,10 @@ def check_fewer(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
         if wait.scales and not wait.dropped and len(use.runs) + wait.missing > num_nodes
     ]
     if waiting:
-        noun, pronoun = ("run", "it") if len(waiting) == 1 else ("runs", "them")
+        noun, pronoun = ("a waiting run", "it") if len(waiting) == 1 else ("waiting runs", "them")
         raise Refusal(
             "nodes-asked-for",
-            f"--nodes {num_nodes}: nodes would be added again for waiting {noun} submitted with "
+            f"--nodes {num_nodes}: nodes would be added again for {noun} submitted with "
             f"--scale: {', '.join(waiting)}; stop {pronoun} first (`python -m jobs stop "
             f"{waiting[0]}`)",
         )
@@ -156,7 +156,7 @@ def describe_idle(nodes: Sequence[Json], deployment: Deployment, *, now: datetim
         return None
     what, them = "1 idle node", "it"
     if len(times) > 1:
-        what, them = f"{len(times)} idle nodes, the first of which", "all of them"
+        what, them = f"the first of {len(times)} idle nodes", "all of them"
     return (
         f"{what} will be removed {_when(min(times), now)} unless a job uses it; to remove {them} "
         f"immediately: {scale_command(deployment, len(nodes) - len(times))}"

@@ -1,4 +1,4 @@
-"""The cluster's Trainium nodes: count them, and request a number from the node scaler."""
+"""The cluster's Trainium nodes: count them, and request more or fewer from the node scaler."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class NodeGroup:
     desired: int
     max_size: int
     health_issues: tuple[str, ...]
-    """Health issues that keep it from its desired size."""
+    """Health issues that keep it from reaching its desired size."""
     zone: str = ""
-    """Id of its zone, with groups in several zones."""
+    """Id of its zone, if the deployment has several zones; otherwise empty."""
     scaling_group: str = ""
     instances: tuple[str, ...] = ()
     """Running and starting instances."""
@@ -108,7 +108,7 @@ def _read_node_group(aws: Aws, cluster: str, name: str, zone: str) -> NodeGroup:
 
 
 def request_nodes(cluster: Cluster, num_nodes: int) -> str:
-    """Request a number of nodes from the node scaler; return the id of the request.
+    """Request ``num_nodes`` nodes from the node scaler; return the id of the request.
 
     The request is a ConfigMap, because users may not change nodes or Auto Scaling groups.
     """
@@ -150,7 +150,7 @@ class Nodes:
 
 
 def count_nodes(cluster: Cluster, deployment: Deployment) -> Nodes:
-    """Count the usable nodes, which are Ready and offer their devices."""
+    """Count the usable nodes: Ready, not cordoned, and with all their devices allocatable."""
     selector = f"{kubernetes.NODE_LABEL}={deployment.instance_type.name}"
     devices = kubernetes.device_resources(deployment.instance_type)
     nodes = cluster.items(NODES, labelSelector=selector)
@@ -182,11 +182,11 @@ def check_ready(cluster: Cluster, deployment: Deployment, num_nodes: int) -> Non
         return
     assert deployment.eks is not None
     where = " in one zone" if deployment.eks.has_zones else ""
-    but = f" ({'; '.join(nodes.remarks)})" if nodes.remarks else ""
+    reasons = f" ({'; '.join(nodes.remarks)})" if nodes.remarks else ""
     raise Refusal(
         "nodes-missing",
         f"--nodes {num_nodes}: the cluster has {counted(nodes.in_one_zone, 'ready node')} of "
-        f"{deployment.instance_type.name}{where}{but}; add them with "
+        f"{deployment.instance_type.name}{where}{reasons}; add them with "
         f"`{scale_command(deployment, num_nodes)}`, or submit with --scale",
     )
 
@@ -298,7 +298,7 @@ def wait_for_nodes(
         if now() >= deadline:
             raise Refusal(
                 "nodes-late",
-                f"after {limit_s:g} s {progress.text(num_nodes)}; "
+                f"after {limit_s:g} s: {progress.text(num_nodes)}; "
                 + (
                     "the request remains active: check again with the same command, or withdraw it "
                     "with --nodes 0"

@@ -140,13 +140,13 @@ def _terminal(socket: Any) -> Iterator[None]:
         message = {"Width": size.columns, "Height": size.lines}
         socket.write_channel(_RESIZE, json.dumps(message).encode())
 
-    number = sys.stdin.fileno()
-    before = termios.tcgetattr(number)
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
     handler = signal.signal(signal.SIGWINCH, send_size)
     try:
-        tty.setraw(number)
+        tty.setraw(descriptor)
         send_size()
         yield
     finally:
-        termios.tcsetattr(number, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
         signal.signal(signal.SIGWINCH, handler)

@@ -15,7 +15,7 @@ CLUSTER_REASONS: tuple[Explanation, ...] = (
     ),
     Explanation(
         pattern="DeadlineExceeded*",
-        meaning="the launcher did not enforce its time limit, so the kubelet ended the pod",
+        meaning="the launcher did not enforce its time limit, so the kubelet terminated the pod",
         remedy="none if an attempt is left, which resumes from the newest checkpoint; otherwise "
         "submit the run again",
     ),

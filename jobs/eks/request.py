@@ -33,7 +33,7 @@ from trainium_catalogue.workloads import LAUNCH_PARAMETERS
 (_STOP_GRACE,) = (item for item in LAUNCH_PARAMETERS if item.name == "stop-grace-s")
 MAX_RUN_CHARACTERS = 63
 """Maximum length of a label value (Kubernetes documentation, Labels and Selectors)."""
-_CLOSING_S = 30
+_GRACE_MARGIN_S = 30
 _SPARE_S = 3600
 """Time for pulling an image, rendezvous and a clean exit."""
 _MAX_NAME_CHARACTERS = 36
@@ -46,7 +46,7 @@ _RESERVED = ",".join(str(port) for port in RESERVED_PORTS)
 _SHM = "dshm"
 """TorchX's name for the volume at /dev/shm."""
 Json = dict[str, Any]
-KEPT_S = 7 * 24 * 3600
+TTL_AFTER_FINISHED_S = 7 * 24 * 3600
 """TTL of an ended job, the same as on Batch."""
 
 
@@ -84,7 +84,10 @@ class LaunchSpec:
 
     @property
     def name(self) -> str:
-        """Run name as a Kubernetes name: the job's Service must begin with a letter (RFC 1035)."""
+        """Run name as a Kubernetes name.
+
+        The name of the job's Service must begin with a letter (RFC 1035).
+        """
         plain = re.sub(r"[^a-z0-9]+", "-", self.run.lower()).strip("-")
         name = plain if plain[:1].isalpha() else f"run-{plain}"
         return name[:_MAX_NAME_CHARACTERS].rstrip("-")
@@ -131,7 +134,7 @@ class LaunchSpec:
 
 def grace_s(stop_grace_s: float) -> int:
     """Return the pod's grace period in seconds, longer than the launcher's."""
-    return math.ceil(stop_grace_s) + _CLOSING_S
+    return math.ceil(stop_grace_s) + _GRACE_MARGIN_S
 
 
 def deadline_s(time_limit_s: int, *, waits: bool) -> int:
@@ -185,8 +188,8 @@ def check_run_label(run: str) -> None:
 def app_def(spec: LaunchSpec, *, max_retries: int = 0) -> Any:
     """Build the torchx.specs.AppDef.
 
-    ``max_retries`` is TorchX's own and also retries bugs in a script. `jobs submit` omits it and
-    sets policies for the launcher's exit codes instead.
+    ``max_retries`` is TorchX's own and also retries failures caused by bugs in a script. `jobs
+    submit` omits it and sets policies for the launcher's exit codes instead.
     """
     from torchx.specs import AppDef, Resource, Role, VolumeMount, macros
     from torchx.specs.overlays import set_overlay
@@ -297,11 +300,11 @@ def dry_run(spec: LaunchSpec, target: EksTarget) -> Any:
     # The API server validates the job on submission; validating here would need the cluster.
     options = Opts(queue=target.queue, namespace=target.namespace, validate_spec=False)
     info = scheduler.submit_dryrun(app_def(spec), options)
-    info.request.resource = complete(_plain(info.request.resource), spec, target)
+    info.request.resource = add_gang_settings(_plain(info.request.resource), spec, target)
     return info
 
 
-def complete(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
+def add_gang_settings(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
     """Add the gang's settings to a job."""
     metadata = {
         **job["metadata"],
@@ -313,7 +316,7 @@ def complete(job: Json, spec: LaunchSpec, target: EksTarget) -> Json:
         "minAvailable": spec.num_nodes,
         "policies": [dict(policy) for policy in kubernetes.JOB_POLICIES],
         "maxRetry": kubernetes.MAX_RETRY,
-        "ttlSecondsAfterFinished": KEPT_S,
+        "ttlSecondsAfterFinished": TTL_AFTER_FINISHED_S,
     }
     return {**job, "metadata": metadata, "spec": {**job["spec"], **gang}}
 

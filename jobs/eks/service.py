@@ -25,7 +25,7 @@ from jobs.eks.cluster import (
 )
 from jobs.eks.describe import (
     STOPPED_BY,
-    EndingReader,
+    ReportReader,
     describe,
     num_attempts_failed,
     phase_of,
@@ -43,7 +43,7 @@ from trainium_catalogue.contract import Orchestrator
 
 WAITS_S = (1.0, 2.0, 4.0, 8.0)
 """Pauses between attempts to create a job."""
-_YOUNGER_S = 2.0
+_DEPENDENCY_PAUSE_S = 2.0
 """Pause after submitting a dependency: Volcano's scheduler prefers the older of two jobs, and
 compares ages in seconds (pkg/scheduler/framework, JobOrderFn)."""
 _POLLS = 20
@@ -57,7 +57,7 @@ class EksService:
     aws: Aws
     target: Deployment
     _cluster: Cluster | None = None
-    _reader: EndingReader | None = None
+    _reader: ReportReader | None = None
     _logs: LogStreamsClient | None = None
     _built: dict[tuple[str, tuple[str, ...]], Any] = field(default_factory=dict)
 
@@ -102,11 +102,11 @@ class EksService:
                 return None
             raise
         failed = num_attempts_failed(job)
-        endings = self._endings().read(run_of(job), job_id, attempts=failed) if failed else {}
+        endings = self._report_reader().read(run_of(job), job_id, attempts=failed) if failed else {}
         return describe(job, self.cluster().pods_of(job_id), endings)
 
     def logs(self) -> LogStreamsClient:
-        """Create a client for CloudWatch Logs, where every node sends its pods' logs."""
+        """Return the client for CloudWatch Logs, to which every node sends its pods' logs."""
         if self._logs is None:
             self._logs = self.aws.logs()
         return self._logs
@@ -144,7 +144,7 @@ class EksService:
         check_run_label(request.run)
 
     def check_place(self, request: JobRequest, note: Callable[[str], None]) -> None:
-        """Refuse a job whose reserved capacity ends, or that lacks ready nodes or quota."""
+        """Refuse a job that lacks ready nodes or quota, or whose reservation is over or ending."""
         check_window(self.target, request)
         if request.scales:
             check_quota(self.aws, self.target, request, note)
@@ -167,7 +167,7 @@ class EksService:
         job = self.payload(request)
         name = str(job["metadata"]["name"])
         if request.depends_on:
-            sleep(_YOUNGER_S)
+            sleep(_DEPENDENCY_PAUSE_S)
         with refusing():
             for wait_s in (*WAITS_S, None):
                 try:
@@ -213,9 +213,9 @@ class EksService:
             describe=self.describe,
         )
 
-    def _endings(self) -> EndingReader:
+    def _report_reader(self) -> ReportReader:
         if self._reader is None:
-            self._reader = EndingReader(Bucket(client=self.aws.s3(), name=self.target.bucket))
+            self._reader = ReportReader(Bucket(client=self.aws.s3(), name=self.target.bucket))
         return self._reader
 
     def _dry_run(self, request: JobRequest) -> Any:

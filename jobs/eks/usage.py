@@ -23,7 +23,7 @@ class Usage:
     """Current usage of one node."""
 
     measured_by: Literal["neuron-monitor", "processes"]
-    """processes: the pod has no neuron-monitor, so its own processes are measured."""
+    """processes: neuron-monitor is missing or fails, so the pod's own processes are measured."""
     cores_in_use: int | None = None
     core_percent: float | None = None
     """Mean over the NeuronCores in use."""
@@ -84,7 +84,7 @@ def parse_neuron_monitor(line: str) -> Usage:
         cores_in_use=len(percents),
         core_percent=sum(percents.values()) / len(percents) if percents else 0.0,
         device_bytes=device_bytes or 0,
-        cpu_percent=_busy(_group(system, "vcpu_usage", errors)),
+        cpu_percent=_cpu_percent(_group(system, "vcpu_usage", errors)),
         memory_bytes=None if memory is None else int(memory),
         errors=tuple(dict.fromkeys(errors)),
     )
@@ -111,7 +111,7 @@ def _note(errors: list[str], part: Mapping[str, Any]) -> None:
         errors.append(str(part["error"]))
 
 
-def _busy(usage: Mapping[str, Any]) -> float | None:
+def _cpu_percent(usage: Mapping[str, Any]) -> float | None:
     average = usage.get("average_usage")
     if not average:
         return None

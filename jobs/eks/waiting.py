@@ -42,18 +42,18 @@ class ClusterView:
 
 
 def why_waiting(view: ClusterView, job: Job) -> Explanation | None:
-    """Explain the first problem found, or else name the most common one."""
+    """Explain the first problem found, or else suggest what to check."""
     if job.status == "STARTING":
-        return _not_started(view, job)
+        return _explain_unstarted_pods(view, job)
     return (
         waits_for(view, job)
         or explain_terminating_pods(view, job)
-        or _no_room(view, job)
-        or _held(view, job)
+        or _explain_node_shortage(view, job)
+        or _explain_held_gang(view, job)
     )
 
 
-def _no_room(view: ClusterView, job: Job) -> Explanation | None:
+def _explain_node_shortage(view: ClusterView, job: Job) -> Explanation | None:
     """Explain that nodes are missing, or used by another run."""
     target = view.target
     nodes = count_nodes(view.cluster, target)
@@ -101,12 +101,12 @@ def _no_room(view: ClusterView, job: Job) -> Explanation | None:
     return None
 
 
-def _held(view: ClusterView, job: Job) -> Explanation:
+def _explain_held_gang(view: ClusterView, job: Job) -> Explanation:
     """Quote Volcano's reason why a gang is not placed or has no pods."""
     gang = gang_of(view.cluster, job.job_id)
     reason = None if gang is None else unschedulable(gang)
     if reason is not None:
-        return _quoted(
+        return _quote(
             f"nodes are ready, but Volcano cannot place the gang: {reason}",
             f"check with: kubectl describe nodes; kubectl describe queue {job.job_queue}",
         )
@@ -115,7 +115,7 @@ def _held(view: ClusterView, job: Job) -> Explanation:
     if reason is not None:
         first = None
         if gang is not None and _phase(gang) == "Pending":
-            first = _admitted(view)
+            first = _find_admitted_run(view)
         if first is not None:
             return _explanation(
                 f"Volcano does not admit the job: {reason}; run {first} was admitted first, and "
@@ -123,7 +123,7 @@ def _held(view: ClusterView, job: Job) -> Explanation:
                 f"wait until run {first} has nodes, or moves to another zone, or stop it with "
                 f"`python -m jobs stop {first}`",
             )
-        return _quoted(
+        return _quote(
             f"Volcano does not admit the job: {reason}",
             f"check with: kubectl describe queue {job.job_queue}; kubectl describe resourcequota",
         )
@@ -134,7 +134,7 @@ def _held(view: ClusterView, job: Job) -> Explanation:
     )
 
 
-def _admitted(view: ClusterView) -> str | None:
+def _find_admitted_run(view: ClusterView) -> str | None:
     """Return a run that Volcano has admitted but not placed.
 
     Its requests count as in use (1.15.1, pkg/scheduler/plugins/overcommit and proportion,
@@ -151,19 +151,19 @@ def _phase(gang: Json) -> str | None:
     return (gang.get("status") or {}).get("phase")
 
 
-def _not_started(view: ClusterView, job: Job) -> Explanation | None:
+def _explain_unstarted_pods(view: ClusterView, job: Job) -> Explanation | None:
     """Explain why pods assigned to a node do not start, from the kubelet's events."""
     waiting = [node.name for node in job.nodes if node.name and node.status == "STARTING"]
     reason = why_not_started(view.cluster, *waiting[:1])
     if reason is not None:
-        return _quoted(
+        return _quote(
             f"pod {waiting[0]} does not start: {reason}",
             f"if this persists: kubectl describe pod {waiting[0]}",
         )
     if job.status_reason:
         return None
     return _explanation(
-        "its pods have nodes; pulling the image takes some minutes on a new node",
+        "its pods are assigned to nodes; pulling the image takes a few minutes on a new node",
         f"if this persists: kubectl describe pods -l volcano.sh/job-name={job.job_id}",
     )
 
@@ -219,7 +219,7 @@ def gang_of(cluster: Cluster, job_id: str) -> Json | None:
         raise
 
 
-def _quoted(meaning: str, remedy: str) -> Explanation:
+def _quote(meaning: str, remedy: str) -> Explanation:
     """Explain with the cluster's own message, and its known remedy if there is one."""
     known = find_explanation(CLUSTER_REASONS, meaning)
     return _explanation(meaning, remedy if known is None else f"{known.meaning}: {known.remedy}")

@@ -45,7 +45,7 @@ def _instance_types() -> Table:
 
 def _offers() -> Table:
     table = _table(
-        "Availability zones (zone ids) that offer each type", ["type", "zones", "purchase options"]
+        "Availability zones (zone IDs) that offer each type", ["type", "zones", "purchase options"]
     )
     for item in INSTANCE_TYPES.values():
         table.add_row(item.name, item.offers(), ", ".join(sorted(item.usage_classes)))

@@ -84,15 +84,15 @@ class Output(io.TextIOWrapper):
         )
 
     def write(self, text: str, /) -> int:
-        with self._named():
+        with self._add_filename():
             return super().write(text)
 
     def flush(self) -> None:
-        with self._named():
+        with self._add_filename():
             super().flush()
 
     @contextmanager
-    def _named(self) -> Iterator[None]:
+    def _add_filename(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -79,7 +79,7 @@ class Outcome:
     attempts: tuple[ExplainedAttempt, ...]
     """Ended attempts, with the main node's outcome."""
     nodes: tuple[NodeState, ...]
-    """Nodes that have started."""
+    """Nodes known to the orchestrator, whether or not they have started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ class StopDocument(RunFields):
     """Reason recorded with the job; null if it had already ended."""
     ended: bool
     outcome: Outcome | None
-    """With --wait: the state of the job after that time."""
+    """With --wait: the state of the job after the wait."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from jobs.output.console import timestamp
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
 
 KNOWN_REASONS = (*REASONS, *CLUSTER_REASONS)
-# Written by Batch when a container ended normally: the exit code has the details.
-_NO_NEWS = ("Essential container in task exited*", "Task stopped by user*")
+# Batch sets these whenever a container exits or is stopped; the exit code has the details.
+_UNINFORMATIVE = ("Essential container in task exited*", "Task stopped by user*")
 
 
 def explain_reason(reason: str | None) -> Explanation | None:
@@ -26,7 +26,7 @@ def explain_exit(exit_code: int | None) -> Explanation | None:
     if exit_code is None:
         return None
     try:
-        ending = EXIT_CODES[ExitCode(exit_code)]
+        entry = EXIT_CODES[ExitCode(exit_code)]
     except ValueError:
         if exit_code > 128:
             return Explanation(
@@ -39,11 +39,11 @@ def explain_exit(exit_code: int | None) -> Explanation | None:
             meaning="not an exit code of the launcher",
             remedy="read the last lines of the node's log",
         )
-    return Explanation(pattern=str(exit_code), meaning=ending.meaning, remedy=ending.remedy)
+    return Explanation(pattern=str(exit_code), meaning=entry.meaning, remedy=entry.remedy)
 
 
 def explain(*, exit_code: int | None, reasons: Iterable[str | None]) -> Explanation | None:
-    """Explain how a job ended or why it waits: first by its reasons, then by the exit code."""
+    """Explain how a job ended or why it waits, from its reasons or else from its exit code."""
     for reason in reasons:
         found = explain_reason(reason)
         if found is not None:
@@ -64,6 +64,6 @@ def describe_zone(position: ZonePosition) -> str:
     )
 
 
-def is_news(reason: str | None) -> bool:
+def is_informative(reason: str | None) -> bool:
     """Return whether a reason states more than that a container ended."""
-    return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _NO_NEWS)
+    return bool(reason) and not any(fnmatchcase(str(reason), quiet) for quiet in _UNINFORMATIVE)

@@ -91,12 +91,12 @@ class Pace:
     """Polling intervals and time limits."""
 
     running_s: float = 1.0
-    """Pause between rounds while nodes print."""
+    """Pause between polling rounds while the nodes start and run."""
     waiting_max_s: float = 8.0
-    """Maximum pause between rounds before the job runs."""
+    """Maximum pause between polling rounds before the nodes start, or while requests fail."""
     calls_per_second: float = 5.0
-    """Rate limit, enough for a job of four nodes and independent of the number of nodes:
-    GetLogEvents allows 25 per second for the account and region (CloudWatch Logs quotas)."""
+    """Maximum rate of API calls for any number of nodes; four can be polled every second.
+    GetLogEvents allows 25 requests per second per account and region (CloudWatch Logs quotas)."""
     quiet_s: float = 3.0
     """Wait after the end for the last lines of nodes without a launcher's last line, such as a
     killed node."""
@@ -152,15 +152,15 @@ class Follower:
                 self.streams.note(job, failures)
             num_responses = self.streams.read(failures) + (job is not None)
             for line in self.streams.merger.end_round():
-                yield from self._printed(line)
+                yield from self._line_events(line)
             if self.startup is not None:
                 yield from self.startup.slow(self.clock.now())
             # Reads from a deleted job's streams still succeed, but do not count.
             yield from self._check_responses(failures, 0 if self._is_gone else num_responses)
             if job is not None and self._is_quiet(job):
                 for line in self.streams.merger.flush():
-                    yield from self._printed(line)
-                yield from self._released()
+                    yield from self._line_events(line)
+                yield from self._release_startup()
                 yield JobEnd(job=job)
                 return
             self.clock.sleep(self._pause_s(job, bool(failures)))
@@ -197,7 +197,7 @@ class Follower:
             if attempt.number == len(job.attempts) and (job.ended or _is_final(attempt, job)):
                 break  # reported by JobEnd; Batch lists it shortly before the job ends
             self._attempts_ended += 1
-            yield from self._released(attempt.number)
+            yield from self._release_startup(attempt.number)
             yield AttemptEnded(
                 attempt=attempt,
                 max_attempts=job.max_attempts,
@@ -210,7 +210,7 @@ class Follower:
             self._remarks = 0
             self._interval_s = self.pace.running_s
             is_held = job.status == "PENDING" and bool(job.depends_on)
-            found = self._ask(self.waits_for, job) if is_held else None
+            found = self._try_explain(self.waits_for, job) if is_held else None
             yield StatusChanged(status=job.status, reason=job.status_reason, explanation=found)
         elif job.waits_unexplained:
             first_s, later_s = self.pace.still_waiting_s
@@ -221,18 +221,18 @@ class Follower:
                     status=job.status,
                     seconds=waited_s,
                     reason=job.status_reason,
-                    explanation=self._ask(self.why_waiting, job),
+                    explanation=self._try_explain(self.why_waiting, job),
                     orchestrator=job.orchestrator,
                 )
 
     @staticmethod
-    def _ask(why: Callable[[Job], Explanation | None], job: Job) -> Explanation | None:
+    def _try_explain(why: Callable[[Job], Explanation | None], job: Job) -> Explanation | None:
         try:
             return why(job)
         except Exception:  # best effort: a failing remark must not stop the follower
             return None
 
-    def _printed(self, line: LogLine) -> Iterator[Event]:
+    def _line_events(self, line: LogLine) -> Iterator[Event]:
         is_array = self._shape is not None and self._shape.kind is JobKind.ARRAY
         # An array's children are retried individually, as their line labels show.
         if line.attempt > self._attempt_printed and not is_array:
@@ -243,13 +243,13 @@ class Follower:
         else:
             yield from self.startup.add(line, self.clock.now())
 
-    def _released(self, last_attempt: int | None = None) -> Iterator[LogLine]:
+    def _release_startup(self, last_attempt: int | None = None) -> Iterator[LogLine]:
         return iter(()) if self.startup is None else self.startup.release(last_attempt)
 
     def _check_responses(
         self, failures: list[BaseException], num_responses: int
     ) -> Iterator[Event]:
-        """Report a second round without any response; raise its error after ``give_up_s``."""
+        """Report the second consecutive round without a response; raise after ``give_up_s``."""
         if num_responses:
             self._failing_since = None
             self._failed_rounds = 0
@@ -258,7 +258,7 @@ class Follower:
         if self._failing_since is None:
             self._failing_since = now
         self._failed_rounds += 1
-        # A single failed call is normal, and a throttled one only needs to back off.
+        # A single failed round is normal, and throttling only requires backing off.
         if self._failed_rounds == 2 and not all(errors.is_throttled(e) for e in failures):
             yield NoResponse(message=" ".join(str(failures[0]).split()))
         if now - self._failing_since >= self.pace.give_up_s:

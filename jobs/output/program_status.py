@@ -29,7 +29,7 @@ def describe_program(
     """Describe the last line of output, progress and snapshots."""
     lines = [_progress(status)]
     if status.get("last_line"):
-        at = _ago(status.get("last_line_at"), now)
+        at = _age_text(status.get("last_line_at"), now)
         lines.append(f"last line{'' if at is None else f', {at} ago'}: {status['last_line']}")
     else:
         lines.append("no output yet")
@@ -38,7 +38,7 @@ def describe_program(
     lines.append(_snapshots(snapshots, now) if snapshots or not is_over else NOTHING_KEPT)
     if status.get("unkept"):
         lines.append(f"not saved: the program {status['unkept']}")
-    if remark := _age(status, submitted_at_ms, now):
+    if remark := _staleness(status, submitted_at_ms, now):
         lines.append(remark)
     return "\n".join(lines)
 
@@ -62,7 +62,7 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     if not snapshots:
         return "no snapshot yet"
     newest, *older = sorted(snapshots, key=lambda item: -int(item.get("number") or 0))
-    age = _ago(newest.get("at"), now)
+    age = _age_text(newest.get("at"), now)
     text = f"newest snapshot: {newest.get('number')}"
     if (chosen := newest.get("chosen")) is not None:
         text += f" (a copy of {chosen})" if chosen else " (empty, to start over)"
@@ -71,14 +71,14 @@ def _snapshots(snapshots: list[Mapping[str, Any]], now: datetime) -> str:
     text += f", {human(int(newest.get('bytes') or 0))}"
     shown = []
     for item in older[:_MAX_SHOWN]:
-        age = _ago(item.get("at"), now)
+        age = _age_text(item.get("at"), now)
         shown.append(f"{item.get('number')}" + ("" if age is None else f" ({age} ago)"))
     more = len(older) - len(shown)
     text += f"; older: {', '.join(shown)}" if shown else ""
     return text + (f" and {more} more" if more else "")
 
 
-def _age(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) -> str | None:
+def _staleness(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) -> str | None:
     """Describe a status that is old or from an earlier job; None for a current one."""
     at = _time(status.get("updated_at"))
     if at is None:
@@ -91,7 +91,7 @@ def _age(status: Mapping[str, Any], submitted_at_ms: int | None, now: datetime) 
     return None
 
 
-def _ago(text: object, now: datetime) -> str | None:
+def _age_text(text: object, now: datetime) -> str | None:
     then = _time(text)
     return None if then is None else duration(max(0.0, (now - then).total_seconds()))
 

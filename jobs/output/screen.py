@@ -15,7 +15,7 @@ from jobs.deployment import Deployment
 from jobs.job import LAUNCHER_VERDICT, Attempt, Explanation, Job, JobKind, Shape
 from jobs.orchestrators import JobService
 from jobs.output.console import duration, follow_command, timestamp
-from jobs.output.explain import explain, explain_exit, is_news
+from jobs.output.explain import explain, explain_exit, is_informative
 from jobs.output.follow import (
     AttemptEnded,
     AttemptStarted,
@@ -98,11 +98,11 @@ def describe_event(
     match event:
         case StatusChanged(status=status, reason=reason, explanation=waits):
             found = waits or explain(exit_code=None, reasons=(reason,))
-            why = f": {reason}" if is_news(reason) else ""
+            why = f": {reason}" if is_informative(reason) else ""
             return f"{status}{why}{f' - {found.meaning}; {found.remedy}' if found else ''}"
         case AttemptEnded(attempt=attempt, max_attempts=most, orchestrator=by):
             of = f" of {most}" if most else ""
-            ending = describe_ending(attempt)
+            ending = describe_outcome(attempt)
             return f"attempt {attempt.number}{of} ended, {ending}; {by.who} starts another attempt"
         case AttemptStarted(number=number):
             return f"attempt {number}"
@@ -114,11 +114,11 @@ def describe_event(
             return f"no response, retrying: {message}"
 
 
-def describe_ending(attempt: Attempt) -> str:
+def describe_outcome(attempt: Attempt) -> str:
     """Describe how an attempt ended."""
     parts = [] if attempt.exit_code is None else [f"exit code {attempt.exit_code}"]
     reasons = attempt.status_reason, attempt.reason
-    parts += [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    parts += [str(reason) for reason in dict.fromkeys(reasons) if is_informative(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)
     if found:
         parts.append(found.meaning)
@@ -128,7 +128,7 @@ def describe_ending(attempt: Attempt) -> str:
 def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     """Build the final sentence about a run; ``cause`` is its launcher's reason, if known."""
     if job.succeeded:
-        success = f"run {job.run} succeeded{_took(job, ' after')}"
+        success = f"run {job.run} succeeded{_run_time(job, ' after')}"
         if job.shape.kind is not JobKind.NODES:
             # Data and export jobs write no results; their log lists the output.
             return success
@@ -139,7 +139,7 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
     code = ending.exit_code if ending else None
     reasons = job.status_reason, ending.reason if ending else None
     parts = [] if code is None else [f"exit code {code}"]
-    parts += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_news(reason)]
+    parts += [str(reason) for reason in dict.fromkeys((*reasons, cause)) if is_informative(reason)]
     found = explain(exit_code=code, reasons=reasons)
     if found and code in RETRIED and found == explain_exit(code):
         # The remedy for such a code is another attempt, but none are left.
@@ -149,8 +149,8 @@ def verdict(job: Job, *, bucket: str, cause: str | None = None) -> str:
         parts += [found.meaning, found.remedy]
     if job.was_stopped:
         # The nodes' exit codes do not matter, because the stop was requested.
-        return f"run {job.run} was {job.status_reason}{_took(job, ', after')}; {_RESUME}"
-    failed = f"run {job.run} failed{_took(job, ' after')}"
+        return f"run {job.run} was {job.status_reason}{_run_time(job, ', after')}; {_RESUME}"
+    failed = f"run {job.run} failed{_run_time(job, ' after')}"
     return f"{failed}: {'; '.join(parts) or _NO_REASON.format(job.orchestrator.who)}"
 
 
@@ -163,28 +163,28 @@ def describe_status(job: Job, waiting: Explanation | None) -> str:
     size = job.shape.kind.sized(job.num_nodes)
     lines = [f"run {job.run}: {job.status}, {size}{attempt}, job {job.job_id}"]
     lines.append(
-        f"submitted {timestamp(job.created_at_ms)}{_took(job, ', took')}{_took_in_all(job)}"
+        f"submitted {timestamp(job.created_at_ms)}{_run_time(job, ', took')}{_total_time(job)}"
     )
     # Volcano's pod index is the node rank, so there is no need to search logs for it.
     if job.nodes and job.nodes[0].name is not None:
         lines.append(f"rank 0 runs in pod {job.nodes[0].name}")
     found = waiting or explain(exit_code=None, reasons=(job.status_reason,))
-    if not job.ended and is_news(job.status_reason):
+    if not job.ended and is_informative(job.status_reason):
         lines.append(str(job.status_reason))
     if not job.ended and found:
         lines.append(f"{found.meaning}; {found.remedy}")
     return "\n".join(lines)
 
 
-def _took(job: Job, introduction: str) -> str:
+def _run_time(job: Job, prefix: str) -> str:
     """Describe how long the job, or its last attempt, ran; empty if unknown."""
     if job.started_at_ms is None or job.stopped_at_ms is None:
         return ""
     last = f" in attempt {len(job.attempts)}" if len(job.attempts) > 1 else ""
-    return f"{introduction} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
+    return f"{prefix} {duration((job.stopped_at_ms - job.started_at_ms) / 1000)}{last}"
 
 
-def _took_in_all(job: Job) -> str:
+def _total_time(job: Job) -> str:
     """Describe the total duration of several attempts, or else the time from submission to end."""
     if len(job.attempts) < 2 or not job.ended or job.stopped_at_ms is None:
         return ""
@@ -212,7 +212,7 @@ def watch(
 ) -> tuple[Job, list[LogLine]]:
     """Follow a run until it ends, even if it moves to another zone.
 
-    With ``keep_lines``, standard output is reserved for a document, which gets every line; with
+    With ``keep_lines``, standard output is reserved for a document, which contains every line; with
     ``folds``, each launcher's startup lines are folded into one.
     """
     gc.enable()  # off for a quick start; see jobs/__main__.py
@@ -235,7 +235,7 @@ def watch(
 
 
 def _wait_for_move(service: JobService, job: Job) -> str | None:
-    """Wait until a moving job has been resubmitted in the next zone; None if it is not moving."""
+    """Wait for a moving job's resubmission and return its new id; None if it is not moving."""
     while service.is_moving(job):
         newest = service.runs(job.run)[0]
         if newest.job_id != job.job_id:
@@ -284,7 +284,7 @@ def _watch_job(
                 screen.table(node_table(event.job))
                 ending = event.job.ending
                 cause = causes.get((0, ending.number)) if ending else None
-                # For an array, the failed child decides.
+                # For an array, the failed child determines the outcome, not child 0.
                 cause = None if shape.kind is JobKind.ARRAY else cause
                 screen.remark(verdict(event.job, bucket=deployment.bucket, cause=cause))
                 return event.job, kept, None

@@ -12,7 +12,7 @@ from jobs.output.streams import LogLine
 SLOW_S = 60.0
 """Time after which the lines of a node that is still starting are shown."""
 _PREFIX = "launch: "
-_NEWS = re.compile(
+_NOTABLE = re.compile(
     r"program: |launch: (?:preflight (?!passed|skipped)|snapshot |program: resumes"
     r"|waiting for job|job \S+ has|a connection is refused|\w+=.* is (?:kept|removed)[;:])"
 )
@@ -56,12 +56,12 @@ class StartupFilter:
         if startup.is_over:
             yield line
             return
-        if _NEWS.match(line.message):
+        if _NOTABLE.match(line.message):
             yield line
             return
         if not line.message.startswith(_PREFIX):
             # A traceback of the launcher, for example.
-            yield from _shown(startup)
+            yield from _release(startup)
             yield line
             return
         startup.lines.append(line)
@@ -78,15 +78,15 @@ class StartupFilter:
         """Yield the lines of nodes that start slowly."""
         for startup in self._startups.values():
             if not startup.is_over and now_s - startup.since_s > SLOW_S:
-                yield from _shown(startup)
+                yield from _release(startup)
 
     def release(self, last_attempt: int | None = None) -> Iterator[LogLine]:
         """Yield buffered lines of attempts up to ``last_attempt``, or of all attempts."""
         for (attempt, _), startup in sorted(self._startups.items()):
             if last_attempt is None or attempt <= last_attempt:
-                yield from _shown(startup)
+                yield from _release(startup)
 
 
-def _shown(startup: _Startup) -> Iterator[LogLine]:
+def _release(startup: _Startup) -> Iterator[LogLine]:
     held, startup.lines, startup.is_over = startup.lines, [], True
     yield from held

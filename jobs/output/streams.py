@@ -1,4 +1,4 @@
-"""Read log streams exactly once, and merge several by time."""
+"""Read each line of the log streams exactly once, and merge the streams by time."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from jobs.job import Attempt, Job, Node, RunSummary
 from jobs.output.console import duration, timestamp
-from jobs.output.explain import explain, explain_exit, is_news
+from jobs.output.explain import explain, explain_exit, is_informative
 from trainium_catalogue.workloads import Hardware
 
 _STATUS_COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
@@ -27,11 +27,11 @@ def node_table(job: Job) -> Table:
     seen = {attempt.number for node in job.nodes for attempt in node.attempts}
     for attempt in job.attempts:
         if attempt.number not in seen:
-            table.add_row("all", str(attempt.number), *_ending("FAILED", attempt))
-    silent = {(node.status, node.status_reason) for node in job.nodes if not node.attempts}
-    if job.ended and len(silent) == 1 and not any(node.attempts for node in job.nodes):
+            table.add_row("all", str(attempt.number), *_outcome_cells("FAILED", attempt))
+    no_attempts = {(node.status, node.status_reason) for node in job.nodes if not node.attempts}
+    if job.ended and len(no_attempts) == 1 and not any(node.attempts for node in job.nodes):
         # Pods may have been deleted, as after a stop: then one row covers all nodes.
-        ((status, reason),) = silent
+        ((status, reason),) = no_attempts
         if reason or not job.attempts:
             table.add_row("all", "", _status(status), "", reason or job.status_reason or "")
         return table
@@ -54,7 +54,7 @@ def _node_cells(node: Node) -> Iterator[tuple[str | Text, ...]]:
     """Yield a row for each attempt of a node, without its index."""
     for attempt in node.attempts:
         status = node.status if attempt is node.last else "FAILED"
-        yield str(attempt.number), *_ending(status, attempt)
+        yield str(attempt.number), *_outcome_cells(status, attempt)
     if not node.attempts:
         yield "", _status(node.status), "", node.status_reason or ""
 
@@ -81,7 +81,7 @@ def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[s
         "status": [_status(run.status) for run in runs],
         "nodes": [_size(run) for run in runs],
         "submitted": [timestamp(run.created_at_ms) for run in runs],
-        "last attempt": [_took(run) for run in runs],
+        "last attempt": [_run_time(run) for run in runs],
         "reason": [reason_of(run) for run in runs],
     }
     if not any(columns["reason"]):
@@ -106,8 +106,8 @@ def runs_table(runs: Sequence[RunSummary], *, width: int) -> tuple[Table, list[s
 
 
 def reason_of(run: RunSummary) -> str:
-    """Return why a run waits or failed, as far as the list shows it."""
-    if is_news(run.status_reason):
+    """Return why a run waits or failed; empty if its summary does not show it."""
+    if is_informative(run.status_reason):
         return str(run.status_reason)
     found = explain_exit(run.exit_code) if run.status == "FAILED" else None
     return "" if found is None else f"exit code {run.exit_code}: {found.meaning}"
@@ -123,7 +123,7 @@ def _width(columns: dict[str, list[str | Text]]) -> int:
     return sum(cells) + _BORDERS * len(columns) + 1
 
 
-def _took(run: RunSummary) -> str:
+def _run_time(run: RunSummary) -> str:
     if not run.started_at_ms or not run.stopped_at_ms:
         return ""
     return duration((run.stopped_at_ms - run.started_at_ms) / 1000)
@@ -135,15 +135,15 @@ def _size(run: RunSummary) -> str:
     return str(run.num_nodes or "")
 
 
-def _ending(status: str, attempt: Attempt) -> tuple[Text, str, str]:
+def _outcome_cells(status: str, attempt: Attempt) -> tuple[Text, str, str]:
     code = "" if attempt.exit_code is None else str(attempt.exit_code)
-    return _status(status), code, _why(attempt)
+    return _status(status), code, _attempt_reason(attempt)
 
 
-def _why(attempt: Attempt) -> str:
+def _attempt_reason(attempt: Attempt) -> str:
     """Return why an attempt ended, without its exit code."""
     reasons = attempt.status_reason, attempt.reason
-    parts = [str(reason) for reason in dict.fromkeys(reasons) if is_news(reason)]
+    parts = [str(reason) for reason in dict.fromkeys(reasons) if is_informative(reason)]
     found = explain(exit_code=attempt.exit_code, reasons=reasons)
     return "; ".join([*parts, *([found.meaning] if found else [])])
 

@@ -23,25 +23,25 @@ from jobs.port.values import (
     guess,
     on_device,
 )
-from jobs.port.walk import PASSED_ON, Walk
+from jobs.port.walk import ITERATION_WRAPPERS, Walk
 
 _HOST_METHODS = frozenset(
     {"size", "dim", "numel", "nelement", "stride", "element_size", "get_device", "is_contiguous",
      "ndimension", "is_floating_point", "data_ptr", "keys", "storage_offset", "type"}
 )  # fmt: skip
 _DYNAMIC = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive"})
-_CERTAINLY_TENSORS = frozenset({"nonzero", "masked_select", "unique_consecutive"})
+_TENSOR_ONLY_METHODS = frozenset({"nonzero", "masked_select", "unique_consecutive"})
 _BOOLEAN = frozenset(
     {"isnan", "isinf", "isfinite", "eq", "ne", "lt", "gt", "le", "ge", "bool", "logical_and",
      "logical_or", "logical_not", "logical_xor", "any", "all", "equal", "allclose", "isclose",
      "isin", "isneginf", "isposinf", "greater", "less", "not_equal"}
 )  # fmt: skip
-_CREATED = frozenset(
+_CREATION_FUNCTIONS = frozenset(
     {"tensor", "zeros", "ones", "rand", "randn", "randint", "randperm", "full", "arange", "empty",
      "eye", "linspace", "as_tensor", "from_numpy", "normal", "Tensor", "FloatTensor", "LongTensor",
      "multinomial", "tril", "triu"}
 )  # fmt: skip
-_LOGS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception"})
+_LOG_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception"})
 _HOST_NAMES = re.compile(
     r"numpy|item|scalar|batch_decode|to_?list|2np|_score$|^compute_metric|^str|tensor2im|to_cpu|tolist|np$"
 )
@@ -58,7 +58,7 @@ _LIBRARIES_ON_HOST = re.compile(
 
 
 class CallWalk(Walk):
-    """Interpreter with the calls of PyTorch, Python and the program itself."""
+    """Interpreter that also evaluates calls to PyTorch, Python and the program's own functions."""
 
     def called(self, node: ast.Call) -> Value:
         """Evaluate a call, and report findings in it."""
@@ -100,7 +100,7 @@ class CallWalk(Walk):
     def own(
         self, node: ast.Call, values: Sequence[Value], given: Mapping[str | None, Value]
     ) -> Value | None:
-        """Interpret a call of the program's own function, method or class; None for any other."""
+        """Interpret a call to the program's own function, method or class; None for any other."""
         func, whole = node.func, self.whole
         if isinstance(func, ast.Name) and func.id in self.local:
             function = self.local[func.id]
@@ -111,9 +111,9 @@ class CallWalk(Walk):
             return self.walk(*found, values, given)
         is_variable = isinstance(func, ast.Name) and func.id in self.env
         if not is_variable and (class_name := whole.index.class_named(self.source, func)):
-            made = whole.index.method(class_name, "__init__")
-            if made is not None:
-                source, function, _ = made
+            constructor = whole.index.method(class_name, "__init__")
+            if constructor is not None:
+                source, function, _ = constructor
                 self.walk(source, function, values, given, class_name=class_name, is_method=True)
             return ProgramObject(class_name)
         if isinstance(func, ast.Name):
@@ -149,7 +149,7 @@ class CallWalk(Walk):
     def forward(
         self, held: Value, values: Sequence[Value], given: Mapping[str | None, Value]
     ) -> Value | None:
-        """Call an object of the program; for a model, call its ``forward``."""
+        """Interpret a call to an object of the program: its ``forward`` or else ``__call__``."""
         assert isinstance(held, ProgramObject)
         for name in ("forward", "__call__"):
             if (found := self.whole.index.method(held.class_name, name)) is not None:
@@ -172,7 +172,7 @@ class CallWalk(Walk):
         is_method: bool = False,
         around: Env | None = None,
     ) -> Value:
-        """Interpret a call of one of the program's functions with these arguments."""
+        """Interpret a call to one of the program's functions with these arguments."""
         names = [name for name, _ in parameters(function, is_method=is_method)]
         arguments: dict[str, Value] = dict(zip(names, values, strict=False))
         arguments |= {name: value for name, value in given.items() if name in names and name}
@@ -180,7 +180,7 @@ class CallWalk(Walk):
             rest = [value for name, value in given.items() if name not in names]
             arguments[function.args.kwarg.arg] = self.collected(rest)
         if is_method and function.name == "forward":
-            # Optional arguments default to None.
+            # Assume that missing arguments are optional and default to None.
             missing = [name for name in names if name not in arguments]
             arguments |= {name: Content.HOST for name in missing}
         arguments = {
@@ -223,7 +223,7 @@ class CallWalk(Walk):
             if None in named or node.args:
                 return self.collected(every)
             return Record(tuple(zip(map(str, named), every, strict=True)))
-        if last in PASSED_ON or last in ("zip", "enumerate"):
+        if last in ITERATION_WRAPPERS or last in ("zip", "enumerate"):
             return every[0] if every else Content.HOST
         return None
 
@@ -253,7 +253,7 @@ class CallWalk(Walk):
             return Content.DEVICE
         if any(on_device(value) for value in every):
             return Content.MASK if last in _BOOLEAN else Content.DEVICE
-        if last in _CREATED:
+        if last in _CREATION_FUNCTIONS:
             return Content.DEVICE if self.whole.creates_on_device else Content.CPU
         for held in (Content.INPUT, Content.CPU):
             if held in every:
@@ -269,7 +269,7 @@ class CallWalk(Walk):
             for argument in (*node.args, *[item.value for item in node.keywords]):
                 self.formatted(argument)
             return Content.HOST
-        if attr in _LOGS or "print" in attr:
+        if attr in _LOG_METHODS or "print" in attr:
             for argument in node.args:
                 self.formatted(argument)
             return Content.HOST
@@ -315,7 +315,7 @@ class CallWalk(Walk):
             return self.of_tensor(node, attr, base, every)
         if attr in ("state_dict", "parameters", "named_parameters"):
             return Content.TENSORS
-        if base is Content.UNKNOWN and attr in _CERTAINLY_TENSORS:
+        if base is Content.UNKNOWN and attr in _TENSOR_ONLY_METHODS:
             self.find("data-dependent", node, line)
             return Content.DEVICE
         if base is Content.CPU:

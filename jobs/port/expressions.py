@@ -91,7 +91,7 @@ def _check_string(source: SourceFile, node: ast.Constant, text: str) -> Iterator
     )
     if text == "CUDA_VISIBLE_DEVICES" and not source.is_text(node):
         yield node, node.lineno, "visible-devices"
-    elif _NCCL_VARIABLE.fullmatch(text) and _is_set(source, node):
+    elif _NCCL_VARIABLE.fullmatch(text) and _is_assigned(source, node):
         yield node, node.lineno, "nccl-variable"
     elif (is_key and ":" not in text) or source.is_text(node):
         return
@@ -118,7 +118,7 @@ def _in_comparison(source: SourceFile, node: ast.AST) -> bool:
 
 
 def _enclosing_call(source: SourceFile, node: ast.AST) -> ast.Call | None:
-    """Return the call that has a string as an argument, possibly within a conditional."""
+    """Return the call to which a node is passed, possibly within a conditional expression."""
     for parent in source.above(node):
         if isinstance(parent, ast.Call):
             return parent
@@ -127,7 +127,7 @@ def _enclosing_call(source: SourceFile, node: ast.AST) -> ast.Call | None:
     return None
 
 
-def _is_set(source: SourceFile, node: ast.AST) -> bool:
+def _is_assigned(source: SourceFile, node: ast.AST) -> bool:
     """Return whether a string names an environment variable that the program sets."""
     parent = source.parents.get(node)
     if isinstance(parent, ast.Subscript):
@@ -299,7 +299,7 @@ def _pairs(node: ast.AST) -> dict[str, ast.expr]:
 
 
 def _is_training_loader(source: SourceFile, node: ast.Call, arguments: dict[str, ast.expr]) -> bool:
-    """Return whether a loader is for training, judging by its names, data and function."""
+    """Return whether a loader is for training, judging by its variable, dataset and function."""
     data = arguments.get("dataset", node.args[0] if node.args else None)
     targets, function = list[ast.expr](), ""
     for parent in source.above(node):
@@ -357,7 +357,7 @@ def _check_padding(source: SourceFile, node: ast.Call, last: str, line: int) -> 
 
 
 def _is_single_text(source: SourceFile, node: ast.Call) -> bool:
-    """Return whether a tokenizer gets one text at a time, which needs no padding."""
+    """Return whether a tokenizer receives one text at a time, which needs no padding."""
     if not node.args or not isinstance(node.args[0], ast.Name):
         return False
     targets: list[ast.expr] = []
@@ -371,7 +371,7 @@ def _check_forks(source: SourceFile, node: ast.Call, last: str, line: int) -> It
     first = node.args[0] if node.args else None
     if last in ("set_start_method", "get_context") and is_constant(first, "fork"):
         yield node, line, "forked"
-    elif last in ("Process", "Pool") and not _spawns(source):
+    elif last in ("Process", "Pool") and not _uses_spawn(source):
         target = keyword(node, "target", "initializer")
         function = target and source.functions.get(last_name(target.value))
         if function and any(_device_uses(source, function, "forked")):
@@ -383,7 +383,7 @@ def _check_forks(source: SourceFile, node: ast.Call, last: str, line: int) -> It
             yield from _device_uses(source, function, "worker-device")
 
 
-def _spawns(source: SourceFile) -> bool:
+def _uses_spawn(source: SourceFile) -> bool:
     return any(
         isinstance(node, ast.Call)
         and last_name(node.func) in ("set_start_method", "get_context")

@@ -13,7 +13,7 @@ from jobs.port.rules import RULES, Hazard
 from jobs.port.tensors import Tensors
 from jobs.port.training import TrainingSteps
 from jobs.program.entry import Entry
-from jobs.program.grammar import imported_files, parsed_source, too_nested
+from jobs.program.grammar import imported_files, parse_source, too_nested
 
 MAX_BYTES = 2_000_000
 """Size limit of a source file; handwritten code is far smaller."""
@@ -61,7 +61,7 @@ def find(entry: Entry, contents: Mapping[str, bytes]) -> tuple[Hazard, ...]:
     while pending:
         path = pending.pop()
         if path not in sources:
-            tree = _parsed(path, contents[path])
+            tree = _parse(path, contents[path])
             sources[path] = SourceFile(path, tree)
             pending += imported_files(tree, path, root, contents)
     return findings(tuple(sources.values()))
@@ -73,7 +73,7 @@ def findings(sources: Sequence[SourceFile]) -> tuple[Hazard, ...]:
 
     def add(source: SourceFile, node: ast.AST, line: int, rule: str) -> None:
         key = (source.path, line, RULES[rule].kind)
-        item = Hazard(file=source.path, line=line, rule=rule, text=_shown(node))
+        item = Hazard(file=source.path, line=line, rule=rule, text=_excerpt(node))
         if key not in found or item < found[key]:
             found[key] = item
 
@@ -91,15 +91,15 @@ def findings(sources: Sequence[SourceFile]) -> tuple[Hazard, ...]:
 
 
 def source_of(path: str, data: bytes) -> SourceFile:
-    """Read one file."""
-    return SourceFile(path, _parsed(path, data))
+    """Parse one file."""
+    return SourceFile(path, _parse(path, data))
 
 
-def _parsed(path: str, data: bytes) -> ast.Module:
+def _parse(path: str, data: bytes) -> ast.Module:
     if len(data) > MAX_BYTES:
         raise _too_large(path)
     try:
-        return parsed_source(path, data)
+        return parse_source(path, data)
     except Refusal:
         raise
     except SyntaxError as error:
@@ -119,7 +119,7 @@ def _too_large(path: str) -> Refusal:
     )
 
 
-def _shown(node: ast.AST) -> str:
+def _excerpt(node: ast.AST) -> str:
     """Return an expression on one line, shortened."""
     if isinstance(node, ast.keyword):
         text = f"{node.arg}={ast.unparse(node.value)}"

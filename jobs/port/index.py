@@ -95,11 +95,11 @@ class Index:
 
 def parameters(function: Function, *, is_method: bool = True) -> list[tuple[str, ast.expr | None]]:
     """Return the names of a function's parameters with their defaults, without ``self``."""
-    named = function.args.posonlyargs + function.args.args
-    defaults: list[ast.expr | None] = [None] * (len(named) - len(function.args.defaults))
+    positional = function.args.posonlyargs + function.args.args
+    defaults: list[ast.expr | None] = [None] * (len(positional) - len(function.args.defaults))
     defaults += function.args.defaults
-    pairs = [(item.arg, default) for item, default in zip(named, defaults, strict=True)]
+    pairs = [(item.arg, default) for item, default in zip(positional, defaults, strict=True)]
     if is_method and pairs and pairs[0][0] in ("self", "cls", "ctx"):
         pairs = pairs[1:]
-    kept = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-    return pairs + [(item.arg, default) for item, default in kept]
+    keyword_only = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return pairs + [(item.arg, default) for item, default in keyword_only]

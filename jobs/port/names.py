@@ -98,7 +98,7 @@ def last_name(node: ast.AST | None) -> str:
 
 
 def keyword(call: ast.Call, *names: str) -> ast.keyword | None:
-    """Return the first keyword argument of one of these names."""
+    """Return the first keyword argument with one of these names."""
     return next((item for item in call.keywords if item.arg in names), None)
 
 
@@ -111,6 +111,6 @@ def is_constant(node: ast.AST | None, *values: object) -> bool:
 
 
 def end_line(node: ast.AST) -> int:
-    """Return the last line of an expression, with the last name of a chain."""
+    """Return the line number of the end of an expression, such as of a chain's last name."""
     line: int = getattr(node, "end_lineno", 0)
     return line

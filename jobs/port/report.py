@@ -43,7 +43,7 @@ def lines(found: Sequence[Hazard], backend: TorchBackend | None) -> Iterator[str
 
 
 def summary(found: Sequence[Hazard]) -> str:
-    """Return the number of findings by kind."""
+    """Return a sentence with the number of findings of each kind."""
     if not found:
         return "no code was found that needs a change for Trainium"
     counts = Counter(item.kind for item in found)
@@ -59,7 +59,7 @@ def remark(found: Sequence[Hazard], command: str) -> str | None:
     parts = [summary(found)]
     for name in _NAMED_IN_REMARK:
         places = [item for item in found if item.rule == name]
-        # Prefer an unambiguous call to a device name, which may be one of two alternatives.
+        # Prefer an unambiguous call over a device name, which may be one of two alternatives.
         first = next((item for item in places if ".cuda(" in item.text), next(iter(places), None))
         if first is not None:
             parts.append(f"{first.file}, line {first.line}: {first.text}: {RULES[name].why}")

@@ -58,10 +58,10 @@ class Tensors:
                     self._enter(source, node, "")
 
     def _enter(self, source: SourceFile, function: Function, class_name: str) -> None:
-        """Interpret a step method as if a framework called it; another function if not visited."""
+        """Interpret a step method as if a framework called it; others only if not visited yet."""
         is_step_method = bool(class_name) and function.name in STEP_METHODS
         if is_step_method and (
-            function.name != "forward" or self._is_trained(function, class_name)
+            function.name != "forward" or self._is_used_in_training(function, class_name)
         ):
             held = Content.INPUT if function.name == "forward" else Content.UNKNOWN
             is_lightning = function.name == "training_step"
@@ -77,7 +77,7 @@ class Tensors:
             is_step = self.training.is_step(function) and function.name != "main"
             self.call(source, function, {}, is_step=is_step, class_name=class_name, depth=0)
 
-    def _is_trained(self, forward: Function, class_name: str) -> bool:
+    def _is_used_in_training(self, forward: Function, class_name: str) -> bool:
         """Return whether a model's ``forward`` is apparently used in training."""
         decorators = (
             item.func if isinstance(item, ast.Call) else item for item in forward.decorator_list
@@ -127,7 +127,7 @@ class Tensors:
 
 
 def _default(held: Content, default: ast.expr | None) -> Content:
-    """Return the value of a parameter without a visible argument."""
+    """Return the assumed contents of a parameter whose argument is unknown."""
     if default is None:
         return held
     return Content.UNKNOWN if is_constant(default, None) else Content.HOST

@@ -1,4 +1,4 @@
-"""Detect training loops: loops with an optimizer step or backward pass, directly or by call."""
+"""Detect training loops: loops with an optimizer step or backward pass, directly or in a callee."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TrainingSteps:
         for source in sources:
             for node in source.nodes:
                 if isinstance(node, Loop) and (
-                    self._has_step_call(node.body) or self._collects(node)
+                    self._has_step_call(node.body) or self._collects_data(node)
                 ):
                     self.loops.add(node)
         self.is_training = bool(self.loops or self._step_functions)
@@ -51,9 +51,9 @@ class TrainingSteps:
         return function.name in self._step_functions
 
     def _has_step_call(self, body: Sequence[ast.stmt]) -> bool:
-        return any(self._is_step_call(node) for node in _directly(body))
+        return any(self._is_step_call(node) for node in _own_nodes(body))
 
-    def _collects(self, node: Loop) -> bool:
+    def _collects_data(self, node: Loop) -> bool:
         """Return whether a loop collects data for inner training loops (reinforcement learning)."""
         inner = [
             item
@@ -95,7 +95,7 @@ def _is_environment_step(node: ast.Call) -> bool:
     )
 
 
-def _directly(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+def _own_nodes(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
     """Yield the nodes of a block, without its inner loops and functions."""
     pending = list(body)
     while pending:

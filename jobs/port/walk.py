@@ -27,7 +27,7 @@ from jobs.port.values import (
 if TYPE_CHECKING:
     from jobs.port.tensors import Tensors
 
-PASSED_ON = frozenset(
+ITERATION_WRAPPERS = frozenset(
     {"tqdm", "iter", "list", "tuple", "reversed", "cycle", "islice", "trange", "track", "sorted",
      "set", "progress_bar", "log_every", "prefetcher"}
 )  # fmt: skip
@@ -124,13 +124,13 @@ class Walk:
                 pass  # executed at most once
 
     def loop(self, node: Loop) -> None:
-        outside = self.is_step
+        was_step = self.is_step
         if node in self.whole.training.loops:
             self.is_step = True
         elif isinstance(node, ast.For) and is_evaluation(ast.unparse(node.iter)):
             self.is_step = False
         self.num_loops += 1
-        # Interpret twice, so that values flow into the next iteration; once in nested loops.
+        # Interpret twice, so that values flow into the next iteration; once if deeply nested.
         for _ in range(2 if self.num_loops <= 4 else 1):
             self.values.clear()
             if isinstance(node, ast.While):
@@ -139,7 +139,7 @@ class Walk:
                 self.bind(node.target, self.iterated(node.iter), node.iter)
             self.block(node.body)
         self.num_loops -= 1
-        self.is_step = outside
+        self.is_step = was_step
         self.block(node.orelse)
 
     def branch(self, node: ast.If) -> None:
@@ -218,7 +218,7 @@ class Walk:
             self.whole.found.add((self.source, line, rule, node))
 
     def condition(self, node: ast.expr) -> None:
-        """Evaluate a condition, which forces its truth value."""
+        """Evaluate a condition, whose truth value Python needs on the host."""
         if isinstance(node, ast.BoolOp):
             for item in node.values:
                 self.condition(item)
@@ -228,7 +228,7 @@ class Walk:
             self.find("branch", node, node.lineno)
 
     def formatted(self, node: ast.expr) -> None:
-        """Evaluate an expression that is formatted."""
+        """Evaluate an expression that is formatted as a string."""
         if isinstance(node, ast.Tuple):
             for item in node.elts:
                 self.formatted(item)
@@ -444,7 +444,7 @@ class Walk:
             if last in ("range", "count", "trange"):
                 self.value(node)
                 return Content.HOST
-            if last in PASSED_ON and node.args:
+            if last in ITERATION_WRAPPERS and node.args:
                 return self.iterated(node.args[0])
             if last in ("items", "named_parameters", "named_buffers"):
                 held = self.value(node)
@@ -481,7 +481,7 @@ class Walk:
         is_method: bool = False,
         around: Env | None = None,
     ) -> Value:
-        """Interpret a call of a program's function with these arguments."""
+        """Interpret a call to one of the program's functions with these arguments."""
         raise NotImplementedError
 
 

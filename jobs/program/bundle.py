@@ -27,7 +27,7 @@ from trainium_catalogue.documents import Keywords, Natural, Positive, Sha256
 
 FORMAT: Literal[1] = 1
 MAX_PACKED_BYTES = 100_000_000
-"""Size limit of the archive: in each attempt every node downloads and unpacks it while idle."""
+"""Size limit of the archive: in each attempt the nodes idle while downloading and unpacking it."""
 MAX_BYTES = 1_000_000_000
 """Size limit of the unpacked files, for the same reason."""
 _LARGE_BYTES = 5_000_000
@@ -155,7 +155,7 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
     for path, source in sources.items():
         _check_unchanged(selection.folder, path, source, before[path])
     for path, what in find_secrets(to_scan).items():
-        raise _secret(path, what)
+        raise _secret_refusal(path, what)
     content = packed.getvalue()
     return Bundle(
         sha256=hashlib.sha256(content).hexdigest(),
@@ -254,7 +254,7 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
     """Yield every path of the archive with its source file, following links."""
     root = selection.folder.resolve()
     for path in selection.paths:
-        _check_text(path)
+        _check_encoding(path)
         file = selection.folder / path
         if not file.is_symlink():
             # Files that have disappeared are detected when packing.
@@ -263,7 +263,7 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
         try:
             target = file.resolve(strict=False)
         except (OSError, RuntimeError):  # Python 3.13 raises the former
-            raise _loop(path, file) from None
+            raise _loop_refusal(path, file) from None
         if not target.is_relative_to(root):
             raise Refusal(
                 "link-outside",
@@ -275,7 +275,7 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
             yield path, target
         elif target.is_dir():
             if file.parent.resolve().is_relative_to(target):
-                raise _loop(path, file)
+                raise _loop_refusal(path, file)
             below = target.relative_to(root).as_posix() + "/"
             for other in selection.paths:
                 if not other.startswith(below):
@@ -288,7 +288,7 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
                     )
                 yield f"{path}/{other.removeprefix(below)}", selection.folder / other
         elif target.is_symlink():  # where resolve() gives up, since Python 3.13
-            raise _loop(path, file)
+            raise _loop_refusal(path, file)
         else:
             raise Refusal(
                 "link-outside",
@@ -297,7 +297,7 @@ def _sources(selection: Selection) -> Iterator[tuple[str, Path]]:
             )
 
 
-def _loop(path: str, link: Path) -> Refusal:
+def _loop_refusal(path: str, link: Path) -> Refusal:
     return Refusal(
         "link-loop",
         f"{path} is a link to {link.readlink()}, which leads back to the link itself; exclude it "
@@ -305,7 +305,7 @@ def _loop(path: str, link: Path) -> Refusal:
     )
 
 
-def _check_text(path: str) -> None:
+def _check_encoding(path: str) -> None:
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -321,13 +321,13 @@ def _check_names(folder: Path, sources: Mapping[str, Path], include: Sequence[st
     root = folder.resolve()
     for path, source in sources.items():
         real = source.resolve()
-        own = real.relative_to(root).as_posix() if real.is_relative_to(root) else path
-        what = secret_name(path) or secret_name(own)
+        target_path = real.relative_to(root).as_posix() if real.is_relative_to(root) else path
+        what = secret_name(path) or secret_name(target_path)
         if what is not None and match_any(path, include) is None:
-            raise _secret(path, what)
+            raise _secret_refusal(path, what)
 
 
-def _secret(path: str, what: str) -> Refusal:
+def _secret_refusal(path: str, what: str) -> Refusal:
     return Refusal(
         "secret",
         f"{path}: {what}, and everyone with access to the bucket can read the bundle; exclude it "
@@ -339,14 +339,14 @@ def _state(folder: Path, path: str, source: Path) -> os.stat_result:
     try:
         return source.stat()
     except OSError:
-        raise _changed(folder, path) from None
+        raise _changed_refusal(folder, path) from None
 
 
 def _read(folder: Path, path: str, source: Path) -> bytes:
     try:
         return source.read_bytes()
     except FileNotFoundError:
-        raise _changed(folder, path) from None
+        raise _changed_refusal(folder, path) from None
     except OSError as error:
         raise Refusal(
             "file",
@@ -358,10 +358,10 @@ def _read(folder: Path, path: str, source: Path) -> bytes:
 def _check_unchanged(folder: Path, path: str, source: Path, before: os.stat_result) -> None:
     now = _state(folder, path, source)
     if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-        raise _changed(folder, path)
+        raise _changed_refusal(folder, path)
 
 
-def _changed(folder: Path, path: str) -> Refusal:
+def _changed_refusal(folder: Path, path: str) -> Refusal:
     return Refusal(
         "bundle-changed",
         f"{folder / path} changed while the program was being packed; submit again, or exclude it "

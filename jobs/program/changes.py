@@ -35,7 +35,7 @@ def changes(
     if last.code != new.code:
         yield from file_changes(bucket, run, last.code, bundle)
     if last.argv != new.argv:
-        yield f"arguments: {_words(new.argv)}; were {_words(last.argv)}"
+        yield f"arguments: {_arguments_text(new.argv)}; were {_arguments_text(last.argv)}"
     for name in sorted({*last.parameters, *new.parameters} - as_arguments):
         was, now = last.parameters.get(name), new.parameters.get(name)
         if was != now:
@@ -53,30 +53,30 @@ def file_changes(bucket: Bucket, run: str, code: str, bundle: Bundle) -> Iterato
         return
     was = {str(file["path"]): str(file["sha256"]) for file in listing["files"]}
     now = {file.path: file.sha256 for file in bundle.files}
-    differ = sorted(path for path in was.keys() & now.keys() if was[path] != now[path])
+    modified = sorted(path for path in was.keys() & now.keys() if was[path] != now[path])
     added, removed = sorted(now.keys() - was.keys()), sorted(was.keys() - now.keys())
     modes = {str(file["path"]): int(file["mode"]) for file in listing["files"]}
-    switched = [
+    mode_changes = [
         f"{file.path} {'is' if file.mode & 0o100 else 'is no longer'} executable"
         for file in bundle.files
         if file.path in modes and (file.mode ^ modes[file.path]) & 0o100
     ]
-    if not (differ or added or removed or switched):
+    if not (modified or added or removed or mode_changes):
         return  # the same files, packed by another version of zlib
-    old = _earlier(bucket, run, code) if differ or removed else {}
-    new = bundle.contents() if differ or added else {}
+    old = _fetch_earlier(bucket, run, code) if modified or removed else {}
+    new = bundle.contents() if modified or added else {}
     words = [
-        *(f"{path} changed{_difference_text(old.get(path), new[path])}" for path in differ),
+        *(f"{path} changed{_difference_text(old.get(path), new[path])}" for path in modified),
         *(f"{path} added{_size_text(new[path])}" for path in added),
         *(f"{path} removed{_size_text(old.get(path))}" for path in removed),
-        *switched,
+        *mode_changes,
     ]
     more = len(words) - _MAX_SHOWN
     shown = ", ".join(words[:_MAX_SHOWN])
     yield f"files: {shown}" + (f", and {more} more" if more > 0 else "")
 
 
-def _earlier(bucket: Bucket, run: str, code: str) -> Mapping[str, bytes]:
+def _fetch_earlier(bucket: Bucket, run: str, code: str) -> Mapping[str, bytes]:
     """Read the files of an earlier bundle; empty if it no longer exists."""
     try:
         return fetch(bucket, run, code)
@@ -131,7 +131,7 @@ def _lines_of(requirements: Mapping[str, object] | None) -> set[str]:
     return {line.strip() for line in text.splitlines() if line.strip()}
 
 
-def _words(argv: tuple[str, ...]) -> str:
+def _arguments_text(argv: tuple[str, ...]) -> str:
     return shlex.join(argv) if argv else "none"
 
 

@@ -91,8 +91,8 @@ def script_entry(word: str, workdir: Path | None) -> Entry:
     path = Path(word)
     if not path.exists():
         if path.is_symlink():
-            raise Refusal("no-such-file", f"{word} {_broken(path)}; specify a Python file")
-        raise Refusal("no-such-file", f"there is no file {word}; {_near(path)}")
+            raise Refusal("no-such-file", f"{word} {_link_error(path)}; specify a Python file")
+        raise Refusal("no-such-file", f"there is no file {word}; {_suggest_file(path)}")
     if not path.is_file():
         raise Refusal("not-a-file", f"{word} is neither a file nor a folder; specify a Python file")
     _check_python(path)
@@ -193,7 +193,7 @@ def _check_python(path: Path) -> None:
     )
 
 
-def _broken(link: Path) -> str:
+def _link_error(link: Path) -> str:
     """Explain why a link is broken."""
     try:
         link.stat()
@@ -203,7 +203,7 @@ def _broken(link: Path) -> str:
     return f"is a link to {link.readlink()}, which does not exist"
 
 
-def _near(path: Path) -> str:
+def _suggest_file(path: Path) -> str:
     """Suggest a file that was probably meant."""
     folder = path.parent
     if not folder.is_dir():

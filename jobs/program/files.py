@@ -33,7 +33,7 @@ _SPECIAL = {
 }
 """Kinds of entries that cannot be packed."""
 _MAX_NAMED = 3
-"""Number of git-ignored names to show."""
+"""Maximum number of git-ignored names to show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Selection:
     paths: tuple[str, ...]
     """Relative paths with slashes, sorted."""
     left_out: tuple[str, ...]
-    """Names left out, for display."""
+    """Excluded paths and patterns, for display."""
     git: Git | None
     remark: str | None = None
     """Note about the selection."""
@@ -69,13 +69,13 @@ def select(
 
     ``ignores`` are further patterns to exclude, such as the checkpoint folder.
     """
-    tracked, git, remark = _by_git(folder, (*exclude, *ignores))
+    tracked, git, remark = _read_git(folder, (*exclude, *ignores))
     everything = sorted(_walk(folder)) if tracked is None or include else ()
     candidates = everything if tracked is None else sorted({*tracked, *everything})
     listed = None if tracked is None else set(tracked)
     taken: list[str] = []
     left_out: dict[str, None] = {}
-    for path in () if listed is None else _unlisted(folder, listed):
+    for path in () if listed is None else _unlisted_entries(folder, listed):
         if match_any(path, (*exclude, *ignores, *LEFT_OUT)) is None:
             left_out[f"{path} ({kind_of(folder / path)})"] = None
     ignored: list[str] = []
@@ -102,7 +102,7 @@ def select(
         taken.append(path)
         _check_count(folder, taken)
     if tracked is not None:
-        remark = _ignored_by_git(folder, (*include, *exclude, *ignores)) or remark
+        remark = _ignored_remark(folder, (*include, *exclude, *ignores)) or remark
     for pattern in include:
         if not any(match_any(path, (pattern,)) for path in taken):
             raise Refusal(
@@ -133,7 +133,7 @@ def kind_of(path: Path) -> str:
     return next((name for is_one, name in _SPECIAL.items() if is_one(mode)), "a file")
 
 
-def _unlisted(folder: Path, listed: Collection[str]) -> Iterator[str]:
+def _unlisted_entries(folder: Path, listed: Collection[str]) -> Iterator[str]:
     """Yield entries that git never lists, next to listed files: pipes and unreadable folders."""
     for parent in sorted({path.rpartition("/")[0] for path in listed} | {""}):
         for entry in sorted((folder / parent).iterdir()):
@@ -142,7 +142,7 @@ def _unlisted(folder: Path, listed: Collection[str]) -> Iterator[str]:
                 yield path
 
 
-def _ignored_by_git(folder: Path, patterns: Sequence[str]) -> str | None:
+def _ignored_remark(folder: Path, patterns: Sequence[str]) -> str | None:
     """Describe the files that only git excludes, naming each fully ignored folder once."""
     listed = _git(
         folder, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory"
@@ -183,15 +183,15 @@ def _check_count(folder: Path, taken: Sequence[str]) -> None:
     shown = ", ".join(f"{top} ({counts[top]:,} or more)" for top in most)
     raise Refusal(
         "bundle-too-large",
-        f"{folder} has more than {MAX_FILES:,} files, the limit of a bundle; most are in {shown}; "
+        f"{folder} has more than {MAX_FILES:,} files, the limit for a bundle; most are in {shown}; "
         "exclude folders with --exclude, or move the program to a separate folder",
     )
 
 
 def _walk(folder: Path) -> Iterator[str]:
-    """Yield every file below a folder, and links to folders without following them.
+    """Yield the files below a folder, and links to folders without following them.
 
-    Also yield unreadable folders, with a final slash.
+    Skip ``NEVER`` and virtual environments; yield unreadable folders with a trailing slash.
     """
     seen = 0
     unreadable: list[str] = []
@@ -227,17 +227,17 @@ def _environments(folder: Path, *, without_git: bool) -> Iterator[str]:
         )
 
 
-def _by_git(
+def _read_git(
     folder: Path, exclude: Sequence[str]
 ) -> tuple[list[str] | None, Git | None, str | None]:
-    """List the files that git tracks or does not ignore, with its state and a remark.
+    """List the files that git tracks or does not ignore, with the repository's state and a remark.
 
     The list and the state are None without a repository, or if git cannot list the folder.
     """
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None, None, None
     try:
-        names = list(_listed_by_git(folder, "", exclude))
+        names = list(_list_files(folder, "", exclude))
         git = _state(folder)
     except (OSError, subprocess.CalledProcessError) as error:
         reason = str(getattr(error, "stderr", "") or error).strip().partition("\n")[0]
@@ -247,7 +247,7 @@ def _by_git(
     return names, git, None
 
 
-def _listed_by_git(folder: Path, prefix: str, exclude: Sequence[str]) -> Iterator[str]:
+def _list_files(folder: Path, prefix: str, exclude: Sequence[str]) -> Iterator[str]:
     listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     for name in dict.fromkeys(listed.split("\0")):
         path = folder / name
@@ -260,7 +260,7 @@ def _listed_by_git(folder: Path, prefix: str, exclude: Sequence[str]) -> Iterato
                 if not match_any(f"{shown}/.git", exclude):
                     _refuse_if_submodule(folder, shown, name)
                 continue
-            yield from _listed_by_git(path, f"{shown}/", exclude)
+            yield from _list_files(path, f"{shown}/", exclude)
         else:
             yield prefix + name
 
@@ -297,6 +297,6 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def largest(sizes: Iterable[tuple[str, int]], count: int = 5) -> str:
-    """Name the largest files."""
+    """Describe the largest files, with their sizes."""
     most = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:count]
     return ", ".join(f"{path} ({human(size)})" for path, size in most)

@@ -16,8 +16,8 @@ def matches(path: str, pattern: str) -> bool:
     parts = path.split("/")
     if "/" not in plain:
         return any(fnmatchcase(part, plain) for part in parts)
-    wholes = ("/".join(parts[: end + 1]) for end in range(len(parts)))
-    return any(fnmatchcase(whole, plain) for whole in wholes)
+    prefixes = ("/".join(parts[: end + 1]) for end in range(len(parts)))
+    return any(fnmatchcase(prefix, plain) for prefix in prefixes)
 
 
 def match_any(path: str, patterns: Iterable[str]) -> str | None:

@@ -2,7 +2,7 @@
 
 The nodes' Python version applies, which may differ from the local one. A newer local Python parses
 with the nodes' grammar, as far as ``ast.parse`` supports it. An older one may reject valid code, so
-an error that looks like newer grammar is only a warning.
+an error that may be due to newer syntax is only a warning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trainium_catalogue.releases import NEURON_RELEASES
 Version = tuple[int, int]
 _NEWEST: Version = (3, 99)
 _IN_IMAGE = re.compile(r"-py(\d)(\d+)-")
-"""Python's version in the name of an image."""
+"""The Python version in an image name."""
 _NEWER_GRAMMAR: tuple[tuple[Version, re.Pattern[str]], ...] = (
     # PEP 701 (f-strings), PEP 695 (type parameters and aliases)
     (
@@ -33,7 +33,7 @@ _NEWER_GRAMMAR: tuple[tuple[Version, re.Pattern[str]], ...] = (
 
 
 def python_of(release: str) -> Version | None:
-    """Return the Python of a release's published image; None if the release has none."""
+    """Return the Python version of a release's published image; None if unknown."""
     known = NEURON_RELEASES.get(release)
     match = _IN_IMAGE.search((known and known.base_image) or "")
     return None if match is None else (int(match[1]), int(match[2]))
@@ -58,7 +58,7 @@ def check_grammar(
         if path in seen:
             continue
         seen.add(path)
-        tree = _parsed(path, contents[path], python, note)
+        tree = _parse(path, contents[path], python, note)
         if tree is None:
             continue
         if path == file and not tree.body:
@@ -68,8 +68,8 @@ def check_grammar(
         waiting += imported_files(tree, path, root, contents)
 
 
-def parsed_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
-    """Parse a user's source; refuse code nested too deeply, and raise Python's other errors."""
+def parse_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
+    """Parse a user's source; refuse code nested too deeply, and propagate Python's other errors."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as invalid escapes in strings
@@ -87,13 +87,13 @@ def too_nested(path: str) -> Refusal:
     )
 
 
-def _parsed(
+def _parse(
     path: str, data: bytes, python: Version | None, note: Callable[[str], None]
 ) -> ast.Module | None:
     here = sys.version_info[:2]
     grammar = min(here, python or here)
     try:
-        return parsed_source(path, data, grammar)
+        return parse_source(path, data, grammar)
     except Refusal:
         raise
     except SyntaxError as error:

@@ -1,6 +1,6 @@
 """Check requirements against the packages in the image, before they are collected.
 
-Transitive requirements are only known to the job that collects them, which checks them too.
+Transitive dependencies are known only to the job that collects them, which checks them too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def check_image_packages(
 
 
 def _is_published(target: Deployment) -> bool:
-    """Return whether the deployment's image is known to be based on the release's own."""
+    """Return whether the deployment's image is known to be based on the release's published one."""
     settings = target.settings
     return settings is not None and not {"base_image", "image_uri"} & settings.keys()
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.program.entry import SOURCES, Entry
-from jobs.program.grammar import imported_files, parsed_source
+from jobs.program.grammar import imported_files, parse_source
 
 _IN_IMAGE = frozenset({"training", "trainium_catalogue"})
 _CLONE = Path(__file__).resolve().parents[2]
@@ -35,16 +35,14 @@ class Import:
 def missing_imports(entry: Entry, contents: Mapping[str, bytes], required: str) -> Iterator[str]:
     """Warn about imports that work only on this machine, given the text of the requirements."""
     root = "" if entry.module else entry.file.rpartition("/")[0]
-    names = {
-        _normalized(match[0]) for line in required.splitlines() if (match := _NAME.match(line))
-    }
+    names = {_normalize(match[0]) for line in required.splitlines() if (match := _NAME.match(line))}
     sets_path = any(b"sys.path" in data for data in contents.values())
     seen: set[str] = set()
     for item in _imports(entry.file, contents, root):
         if item.name in seen or item.name in sys.stdlib_module_names or item.name in _IN_IMAGE:
             continue
         seen.add(item.name)
-        if _normalized(item.name) in names or _is_in(contents, root, item.name):
+        if _normalize(item.name) in names or _is_in(contents, root, item.name):
             continue
         where = f"{item.file}, line {item.line}: {item.name}"
         if root and _is_in(contents, "", item.name):
@@ -53,7 +51,7 @@ def missing_imports(entry: Entry, contents: Mapping[str, bytes], required: str) 
                 f"{where} is in the bundle, but Python looks for modules next to the script, in "
                 f"{root}/; submit -m {module} --workdir {entry.folder} to search the whole bundle"
             )
-        elif (place := _place_of(contents, item.name)) is not None and not sets_path:
+        elif (place := _src_folder(contents, item.name)) is not None and not sets_path:
             yield (
                 f"{where} is in {place}/ of the bundle, but Python looks for modules next to the "
                 f"script; begin {entry.file} with `import sys; sys.path.insert(0, {place!r})`"
@@ -74,7 +72,7 @@ def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Im
             continue
         seen.add(path)
         try:
-            tree = parsed_source(path, contents[path])
+            tree = parse_source(path, contents[path])
         except (SyntaxError, ValueError):
             continue  # newer grammar, or already refused
         for statement in tree.body:
@@ -93,7 +91,7 @@ def _is_in(contents: Mapping[str, bytes], root: str, name: str) -> bool:
     return f"{base}.py" in contents or any(path.startswith(f"{base}/") for path in contents)
 
 
-def _place_of(contents: Mapping[str, bytes], name: str) -> str | None:
+def _src_folder(contents: Mapping[str, bytes], name: str) -> str | None:
     """Find the src-layout folder that contains a module."""
     ends = (f"{SOURCES}/{name}.py", f"{SOURCES}/{name}/__init__.py")
     places = (
@@ -112,7 +110,7 @@ def _local_folder(folder: Path, name: str) -> Path | None:
         here = place.resolve()
         if _CLONE in (here, *here.parents) or real in (here, *here.parents):
             continue
-        # Without __init__.py it may be a clone, or files left by a package such as wandb.
+        # Without __init__.py, it may be a Git clone, or the output of a package such as wandb.
         if (here / f"{name}.py").is_file() or (here / name / "__init__.py").is_file():
             return here
     try:
@@ -130,5 +128,5 @@ def _local_folder(folder: Path, name: str) -> Path | None:
     return source.parent
 
 
-def _normalized(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -25,7 +25,7 @@ SETTABLE = (
     *(item for item in PLATFORM_PARAMETERS if item.name != ENV),
     *(item for item in LAUNCH_PARAMETERS if item.name in ("hang-limit-s", "stop-grace-s")),
 )
-"""Parameters of job and launcher that a workload.toml may set."""
+"""Job and launcher parameters that a workload.toml may set."""
 STYLES = {
     "value": "--name value; a boolean: --name when true",
     "equals": "--name=value, also for booleans",
@@ -42,7 +42,7 @@ class ProgramParameter:
     """A parameter of the program, and its spelling on the program's command line."""
 
     parameter: Parameter
-    """Its option of `submit`."""
+    """The option of `submit` that sets it."""
     flag: str
     """The program's own flag."""
     style: str
@@ -69,7 +69,7 @@ def read_parameter(parent: Table, name: str, value: Any, style: str) -> ProgramP
         raise parent.invalid(
             name,
             None,
-            "an option has letters, digits, hyphens and underscores, starting with a letter",
+            "an option name must consist of letters, digits, '-' and '_', and start with a letter",
             "rename it, and set flag to the program's own spelling",
         )
     table = Table(parent.path, f"parameters.{name}.", value)
@@ -98,13 +98,13 @@ def read_parameter(parent: Table, name: str, value: Any, style: str) -> ProgramP
         try:
             option = replace(option, default=option.parse(flag_value(default)))
         except ValueError as error:
-            raise table.invalid("default", default, str(error), "use a valid one") from None
+            raise table.invalid("default", default, str(error), "use a valid default") from None
     flag = table.text("flag") or (name if style == "assignment" else f"--{name}")
     return ProgramParameter(parameter=option, flag=flag, style=style, is_passed=default is not None)
 
 
 def read_setting(table: Table, item: Parameter) -> Value:
-    """Parse one of ``SETTABLE``."""
+    """Parse the value of one of ``SETTABLE``."""
     key, value = snake(item.name), table.values[snake(item.name)]
     fits = type(value) is type(item.default) or (
         isinstance(item.default, float) and is_number(value)
@@ -119,7 +119,7 @@ def read_setting(table: Table, item: Parameter) -> Value:
 
 
 def snake(name: str) -> str:
-    """Convert an option's name to a key."""
+    """Convert an option's name to its key in a workload.toml."""
     return name.replace("-", "_")
 
 

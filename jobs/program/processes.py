@@ -13,7 +13,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from jobs.program.grammar import parsed_source
+from jobs.program.grammar import parse_source
 
 _SPAWNERS = frozenset(
     {
@@ -45,10 +45,10 @@ _PROCESS_CALLS = re.compile(
     r"run|call|check_call|check_output|getoutput|Popen|system|popen|exec[lv]p?e?|posix_spawnp?"
     r"|create_subprocess_(?:exec|shell)"
 )
-_OF_TORCHRUN = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
-_ASKING = frozenset({"getenv", "is_torchelastic_launched"})
+_TORCHRUN_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE"})
+_TORCHRUN_CHECKS = frozenset({"getenv", "is_torchelastic_launched"})
 _RANK_WORDS = re.compile(r"(?:^|_)rank(?:$|_)|world", re.IGNORECASE)
-_SHARES = re.compile(
+_DISTRIBUTED = re.compile(
     rb"rank|world_?size|process_?group|process_index|process_count|distribut|accelerat|trainer"
     rb"|lightning|fabric|deepspeed|torch_xla|neuronx|optimum|composer|ignite|horovod|megatron"
     rb"|colossalai|torchtune|torchtitan|litgpt|axolotl|nanotron|fairseq|mmengine|detectron2"
@@ -68,16 +68,16 @@ def process_warnings(
     """Warn about code that conflicts with the processes started by the launcher.
 
     ``contents`` are the program's Python files, ``file`` is the file that runs, and ``on_node`` is
-    the requested number of processes; 0 means one per NeuronCore.
+    the requested number of processes per node; 0 means one per NeuronCore.
     """
     for path in sorted(contents):
         try:
-            tree = parsed_source(path, contents[path])
+            tree = parse_source(path, contents[path])
         except (SyntaxError, ValueError):
             continue  # already refused, not imported, or for another Python version
         for line, remark in _File(tree).remarks(is_alone=on_node == 1):
             yield f"{path}, line {line}: {remark}"
-    if on_node != 1 and not any(map(_SHARES.search, contents.values())):
+    if on_node != 1 and not any(map(_DISTRIBUTED.search, contents.values())):
         processes = f"{on_node} processes" if on_node else "one process per NeuronCore"
         yield (
             f"{file}: nothing reads a rank or joins a process group, so {processes} would do the "
@@ -99,9 +99,9 @@ class _File:
         """Yield line numbers and warnings; the only process of a node may start its own ranks."""
         for node, is_guarded in self._nodes:
             match node:
-                case ast.Call(lineno=line) if (what := self._spawns(node)) is not None:
+                case ast.Call(lineno=line) if (what := self._describe_spawn(node)) is not None:
                     yield line, f"{what}; {_SET}, so call the training function directly"
-                case ast.Call(lineno=line) if (what := self._launches(node)) is not None:
+                case ast.Call(lineno=line) if (what := self._find_launcher(node)) is not None:
                     starts_ranks = what in ("torchrun", "torch.distributed.run")
                     if is_alone and starts_ranks:
                         continue
@@ -118,7 +118,7 @@ class _File:
                         f"connects to {url}, where no process listens; {_SET}, so omit init_method",
                     )
                 case ast.stmt(lineno=line) | ast.Call(lineno=line) if not is_guarded:
-                    for name in _assigned(node):
+                    for name in _assigned_variables(node):
                         yield line, f"assigns {name}; {_SET}, so do not change {name}"
 
     def _visit(self, tree: ast.Module) -> None:
@@ -135,13 +135,13 @@ class _File:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     self._texts[name] = [*self._texts.get(name, []), *_texts(value)]
                 case ast.If(test=test) | ast.IfExp(test=test):
-                    is_guarded = is_guarded or _asks_environment(test)
+                    is_guarded = is_guarded or _checks_environment(test)
                 case ast.ExceptHandler(type=ast.Name(id="KeyError")):
                     is_guarded = True
             children = reversed(list(ast.iter_child_nodes(node)))  # the first is visited next
             waiting += [(child, is_guarded) for child in children]
 
-    def _dotted(self, node: ast.AST) -> str:
+    def _dotted_name(self, node: ast.AST) -> str:
         """Return the full dotted name of a node, resolved through imports."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
@@ -150,8 +150,8 @@ class _File:
         first = self._names.get(node.id, node.id) if isinstance(node, ast.Name) else ""
         return ".".join([first, *reversed(attributes)])
 
-    def _spawns(self, call: ast.Call) -> str | None:
-        name = self._dotted(call.func)
+    def _describe_spawn(self, call: ast.Call) -> str | None:
+        name = self._dotted_name(call.func)
         short = name.rpartition(".")[2]
         if name in _SPAWNERS or (
             short == "spawn" and any(keyword.arg == "nprocs" for keyword in call.keywords)
@@ -163,8 +163,8 @@ class _File:
                 return "Process() starts more ranks"
         return None
 
-    def _launches(self, call: ast.Call) -> str | None:
-        if not _PROCESS_CALLS.fullmatch(self._dotted(call.func).rpartition(".")[2]):
+    def _find_launcher(self, call: ast.Call) -> str | None:
+        if not _PROCESS_CALLS.fullmatch(self._dotted_name(call.func).rpartition(".")[2]):
             return None
         words = list(_texts(*call.args))
         for argument in call.args:
@@ -174,13 +174,13 @@ class _File:
         return None if match is None else " ".join(match[1].split())
 
     def _address(self, call: ast.Call) -> str | None:
-        if not self._dotted(call.func).endswith("init_process_group"):
+        if not self._dotted_name(call.func).endswith("init_process_group"):
             return None
         given = [keyword.value for keyword in call.keywords if keyword.arg == "init_method"]
         for value in (*given, *call.args[1:2]):
             texts = list(_texts(value))
             # An address built from torchrun's variables is the address of torchrun's own store.
-            if texts and texts[0].startswith("tcp://") and not _OF_TORCHRUN & set(texts):
+            if texts and texts[0].startswith("tcp://") and not _TORCHRUN_VARIABLES & set(texts):
                 return texts[0] if isinstance(value, ast.Constant) else "a tcp:// address"
         return None
 
@@ -199,12 +199,12 @@ def _is_environment(node: ast.AST) -> bool:
     return False
 
 
-def _asks_environment(test: ast.AST) -> bool:
+def _checks_environment(test: ast.AST) -> bool:
     """Return whether a condition checks if torchrun started the program."""
     return any(
         _is_environment(x)
-        or (isinstance(x, ast.Attribute | ast.Name) and _name(x) in _ASKING)
-        or (isinstance(x, ast.Constant) and x.value in _OF_TORCHRUN)
+        or (isinstance(x, ast.Attribute | ast.Name) and _name(x) in _TORCHRUN_CHECKS)
+        or (isinstance(x, ast.Constant) and x.value in _TORCHRUN_VARIABLES)
         for x in ast.walk(test)
     )
 
@@ -213,7 +213,7 @@ def _name(node: ast.Attribute | ast.Name) -> str:
     return node.id if isinstance(node, ast.Name) else node.attr
 
 
-def _assigned(node: ast.AST) -> list[str]:
+def _assigned_variables(node: ast.AST) -> list[str]:
     """List torchrun's variables that a statement or call overwrites."""
     names: list[object] = []
     value: ast.AST | None = None
@@ -232,6 +232,6 @@ def _assigned(node: ast.AST) -> list[str]:
                 names += [key.value for key in keys if isinstance(key, ast.Constant)]
         case ast.Call(func=ast.Attribute(attr="putenv"), args=[ast.Constant(value=name), *_]):
             names = [name]
-    if value is not None and _asks_environment(value):
+    if value is not None and _checks_environment(value):
         return []  # os.environ["RANK"] = os.environ.get("RANK", "0")
-    return [name for name in names if isinstance(name, str) and name in _OF_TORCHRUN]
+    return [name for name in names if isinstance(name, str) and name in _TORCHRUN_VARIABLES]

@@ -41,7 +41,7 @@ class SubmittedProgram:
     argv: tuple[str, ...]
     """Arguments of the program, for every worker."""
     parameters: Mapping[str, Value] = field(default_factory=dict)
-    """Given parameters, of `submit` and of the workload.toml."""
+    """Specified parameters, including those that the workload.toml defines."""
     num_nodes: Positive
     workload: str | None = None
     """Name in its workload.toml."""
@@ -76,10 +76,10 @@ class ProgramRecord:
 def read_record(bucket: Bucket, run: str) -> tuple[Submitted, ...]:
     """Read the submissions of a run, newest last; empty for a new run."""
     data = bucket.read(contract.run_key(run, contract.RUN_PROGRAM))
-    return () if data is None else _parsed(bucket, run, data)
+    return () if data is None else _parse_record(bucket, run, data)
 
 
-def _parsed(bucket: Bucket, run: str, data: bytes) -> tuple[Submitted, ...]:
+def _parse_record(bucket: Bucket, run: str, data: bytes) -> tuple[Submitted, ...]:
     key = contract.run_key(run, contract.RUN_PROGRAM)
     try:
         document = read_object(data)
@@ -87,7 +87,7 @@ def _parsed(bucket: Bucket, run: str, data: bytes) -> tuple[Submitted, ...]:
             raise ValueError(
                 f"it has format {document['format']!r}, but this checkout reads {FORMAT}"
             )
-        return tuple(_submitted(item) for item in document["submissions"])
+        return tuple(_parse_submission(item) for item in document["submissions"])
     except (KeyError, TypeError, ValueError) as error:
         reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise Refusal(
@@ -105,7 +105,7 @@ def add_record(bucket: Bucket, run: str, new: Submitted) -> None:
     key = contract.run_key(run, contract.RUN_PROGRAM)
     for _ in range(_ATTEMPTS):
         stored = bucket.read_version(key)
-        earlier = () if stored is None else _parsed(bucket, run, stored.data)
+        earlier = () if stored is None else _parse_record(bucket, run, stored.data)
         record = ProgramRecord(format=FORMAT, submissions=(*earlier, new))
         etag = None if stored is None else stored.etag
         data = json.dumps(as_document(record), indent=1).encode()
@@ -123,7 +123,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _submitted(item: Mapping[str, Any]) -> Submitted:
+def _parse_submission(item: Mapping[str, Any]) -> Submitted:
     return Submitted(
         submitted_at=str(item["submitted_at"]),
         code=str(item["code"]),

@@ -1,4 +1,4 @@
-"""A program's requirements: parsed like pip, inlined into one text, and checked for the nodes.
+"""A program's requirements: parsed as by pip, inlined into one text, and checked for the nodes.
 
 The text is stored with the run, and the job that collects the wheels passes it to pip. So it
 includes the lines of referenced files, but neither local paths nor passwords.
@@ -24,13 +24,13 @@ KEY_LENGTH = 32
 _KEY_FORMAT = "1"
 """Version, increased when wheels of the same requirements must be collected again."""
 
-# pip's own expressions (pip/_internal/req/req_file.py).
+# pip's own regular expressions (pip/_internal/req/req_file.py).
 _COMMENT = re.compile(r"(^|\s+)#.*$")
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 
-_WITH_ADDRESS = ("--index-url", "--extra-index-url", "--find-links")
+_URL_OPTIONS = ("--index-url", "--extra-index-url", "--find-links")
 _OPTIONS = (
-    *_WITH_ADDRESS,
+    *_URL_OPTIONS,
     *("--no-index", "--pre", "--prefer-binary", "--only-binary", "--no-binary"),
     *("--require-hashes", "--trusted-host"),
 )
@@ -50,11 +50,11 @@ _PACKAGE = re.compile(
     rf"{_NAME}{_EXTRAS}\s*\(?\s*(?:{_CLAUSE}(?:\s*,\s*{_CLAUSE})*\s*,?)?\s*\)?"
     r"\s*(?:;.*?)?(?:\s+--.*)?"
 )
-_ADDRESS = re.compile(rf"(?:{_NAME}{_EXTRAS}\s*@\s*)?(?P<url>[A-Za-z][A-Za-z0-9+.-]*:\S+)(?:\s.*)?")
-_FROM_REPOSITORY = re.compile(r"(?P<kind>git|hg|svn|bzr)\+")
+_URL = re.compile(rf"(?:{_NAME}{_EXTRAS}\s*@\s*)?(?P<url>[A-Za-z][A-Za-z0-9+.-]*:\S+)(?:\s.*)?")
+_REPOSITORY_URL = re.compile(r"(?P<kind>git|hg|svn|bzr)\+")
 _COMMIT = re.compile(r"[^@]+@[0-9a-f]{40}(?:#.*)?")
 _PATH = re.compile(r"[./~\\]|[A-Za-z]:\\|.*\.(whl|zip|tar\.gz|tar\.bz2)(\s|$)|.*@\s*[./~]")
-_ONE_EQUALS = re.compile(rf"({_NAME}{_EXTRAS})\s*=\s*([^=\s]+)$")
+_SINGLE_EQUALS = re.compile(rf"({_NAME}{_EXTRAS})\s*=\s*([^=\s]+)$")
 _MAX_BYTES = 512 * 1024
 
 
@@ -106,11 +106,11 @@ def _file_lines(
     here = (*chain, path.resolve())
     if path.resolve() in chain:
         raise Refusal("requirements-file", f"{path} includes itself; remove that line")
-    for number, line in _logical_lines(_text_of(path, chain)):
-        yield from _checked(line, f"{path}, line {number}", path, here, constrains)
+    for number, line in _logical_lines(_read_text(path, chain)):
+        yield from _check_line(line, f"{path}, line {number}", path, here, constrains)
 
 
-def _text_of(path: Path, chain: tuple[Path, ...]) -> str:
+def _read_text(path: Path, chain: tuple[Path, ...]) -> str:
     where = f"{chain[-1]} includes {path}" if chain else f"--requirements {path}"
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -126,7 +126,7 @@ def _text_of(path: Path, chain: tuple[Path, ...]) -> str:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield lines without comments, joined at trailing backslashes like in pip."""
+    """Yield lines without comments, joined at trailing backslashes as in pip."""
     parts: list[str] = []
     start = 1
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -142,7 +142,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
             yield start, joined
 
 
-def _checked(
+def _check_line(
     line: str, where: str, path: Path, chain: tuple[Path, ...], constrains: bool
 ) -> Iterator[tuple[str, str]]:
     """Check one line; yield it, or the lines of the file that it includes."""
@@ -171,15 +171,15 @@ def _checked(
             yield from _file_lines(path.parent / value, chain=chain, constrains=limits)
             return
         if name == "--editable":
-            raise refuse("requirements-path", f"{line} is local code; {_instead(path, value)}")
+            raise refuse("requirements-path", f"{line} is local code; {_remedy(path, value)}")
         if name not in _OPTIONS:
             known = ", ".join(_OPTIONS)
             raise refuse("requirements-option", f"{name} is not supported here; use one of {known}")
-        if name in _WITH_ADDRESS and urlsplit(value).scheme not in ("http", "https"):
+        if name in _URL_OPTIONS and urlsplit(value).scheme not in ("http", "https"):
             raise refuse(
                 "requirements-path",
-                f"{value or 'nothing'} is not a URL, and wheels are not collected on this machine; "
-                "use an https URL",
+                f"{value or 'an empty value'} is not a URL, and wheels are not collected on this "
+                "machine; use an https URL",
             )
         # pip ignores options in constraints files.
         if not constrains:
@@ -206,7 +206,7 @@ def _refuse_secrets(line: str, where: str) -> None:
         )
 
 
-def _instead(path: Path, value: str) -> str:
+def _remedy(path: Path, value: str) -> str:
     """Return the remedy for ``value``, a local path in the requirements file ``path``."""
     name = re.split(r"[\[;\s]", value, maxsplit=1)[0]
     package = next((p for p in (path.parent / name, Path(name)) if name and p.is_dir()), None)
@@ -230,24 +230,24 @@ def _instead(path: Path, value: str) -> str:
 
 
 def _check_requirement(line: str, where: str, path: Path) -> None:
-    if (address := _ADDRESS.fullmatch(line)) is not None and ":" in line:
-        _check_address(address["url"], line, where)
+    if (address := _URL.fullmatch(line)) is not None and ":" in line:
+        _check_url(address["url"], line, where)
         return
     if _PATH.match(line):
         raise Refusal(
             "requirements-path",
-            f"{where}: {line} is a local path; {_instead(path, line.rpartition('@')[2].strip())}",
+            f"{where}: {line} is a local path; {_remedy(path, line.rpartition('@')[2].strip())}",
         )
     if _PACKAGE.fullmatch(line):
         return
-    meant = _ONE_EQUALS.match(line)
+    meant = _SINGLE_EQUALS.match(line)
     hint = f"write {meant[1]}=={meant[2]}" if meant else "write it like einops>=0.7"
     raise Refusal("requirements-line", f"{where}: {line!r} is not a requirement; {hint}")
 
 
-def _check_address(url: str, line: str, where: str) -> None:
+def _check_url(url: str, line: str, where: str) -> None:
     scheme = urlsplit(url).scheme
-    repository = _FROM_REPOSITORY.match(url)
+    repository = _REPOSITORY_URL.match(url)
     if scheme == "file":
         raise Refusal(
             "requirements-path",
@@ -263,8 +263,8 @@ def _check_address(url: str, line: str, where: str) -> None:
     if scheme != "git+https":
         raise Refusal(
             "requirements-repository",
-            f"{where}: {line}: the job that collects wheels has no SSH keys for {scheme}; write "
-            "git+https://HOST/REPOSITORY@COMMIT",
+            f"{where}: {line}: the job that collects wheels supports only git+https, not {scheme}; "
+            "write git+https://HOST/REPOSITORY@COMMIT",
         )
     if not _COMMIT.fullmatch(url):
         raise Refusal(

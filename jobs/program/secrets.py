@@ -21,12 +21,12 @@ NAMES = (
     *("kaggle.json", "secrets.yaml", "secrets.yml", "secrets.toml", "secrets.json"),
     *(".kube/config", "*/.kube/config", ".huggingface/token", "*/.huggingface/token"),
 )
-"""Names of files that contain credentials."""
+"""Names of files that usually contain credentials."""
 EXAMPLES = ("*.example", "*.sample", "*.template", "*.dist")
 """Names of example files."""
 
 MAX_SCANNED_BYTES = 1_000_000
-"""Larger files are treated as data: the detector scans about a megabyte per second."""
+"""Larger files are not scanned: the detector scans about a megabyte per second."""
 _ENVIRONMENT = (
     r"""environ(?:\.setdefault\(|\[)\s*\\?["']\w*(?:KEY|TOKEN|SECRET|PASSWORD)\\?["']"""
     r"""(?:\]\s*=|\s*,)\s*\\?["']([^"'\s\\]{16,})"""

@@ -198,7 +198,7 @@ def _listed(bucket: Bucket, run: str) -> str:
         if item is not None
     ]
     if not shown:
-        return f"it has none; omit the option, or submit with --from-snapshot {NONE}"
+        return "it has none; omit the option"
     more = f" and {len(numbers) - len(shown)} older" if len(numbers) > len(shown) else ""
     return f"it has {', '.join(shown)}{more}; choose one of them"
 

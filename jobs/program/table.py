@@ -12,7 +12,7 @@ from jobs.errors import Refusal
 from trainium_catalogue.suggest import did_you_mean
 
 CODE = "workload-file"
-"""Code of all refusals of such a file."""
+"""Code of all refusals of a workload.toml."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the file, whose values are read with their type, or refused."""
+    """A table of the file; a value that does not have the expected type is refused."""
 
     path: Path
     prefix: str
@@ -84,7 +84,7 @@ class Table:
         )
 
     def one_of(self, key: str, known: Mapping[str, str], default: str) -> str:
-        """Read one of several strings."""
+        """Read a string that must be one of ``known``."""
         value = self.values.get(key, default)
         if isinstance(value, str) and value in known:
             return value

@@ -1,6 +1,6 @@
 """`workload.toml`: the description of a program's folder as a workload.
 
-Once read, it is handled like the built-in ones: its table of parameters is used to parse options,
+Once read, it is handled like a built-in workload: its parameters are used to parse options,
 print help and suggest names for mistyped options.
 """
 
@@ -45,7 +45,7 @@ class WorkloadFile:
     script: str | None
     module: str | None
     requirements: str | None
-    """Requirements file, relative to this one."""
+    """Path of the requirements file, relative to this file's folder."""
     include: tuple[str, ...]
     exclude: tuple[str, ...]
     parameters: tuple[ProgramParameter, ...]
@@ -75,7 +75,7 @@ def plain_workload() -> Workload:
 
 
 def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile:
-    """Parse and validate a workload.toml; refuse the first mistake.
+    """Parse and validate a workload.toml; raise ``Refusal`` for the first error.
 
     ``reserved`` are the options of `submit` itself.
     """

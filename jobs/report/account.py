@@ -14,7 +14,7 @@ from jobs.report.attempts import (
     reported_attempts,
     submitted_s,
 )
-from jobs.report.curves import StepSample, epoch, stamp
+from jobs.report.curves import StepSample, parse_timestamp, stamp
 from jobs.report.document import (
     ReportDocument,
     ReportedAttempt,
@@ -29,7 +29,7 @@ from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 
 _MAX_POINTS = 1000
-_OF_IMAGES = frozenset(item.name for item in WORKLOADS.values() if item.dataset_kind == "images")
+_NO_TOKENS = frozenset(item.name for item in WORKLOADS.values() if item.dataset_kind == "images")
 """Workloads whose samples have no tokens."""
 
 
@@ -39,15 +39,15 @@ def report_document(sources: RunSources, *, now_s: float) -> ReportDocument:
     unknown = [*sources.silent]
     reported = reported_attempts(sources, known, now_s)
     seconds = sum(item.node_seconds for item in reported)
-    endless = sum(1 for item in reported if not item.is_running and item.ended_at is None)
-    startless = sum(1 for item in known if item.record is None and not item.is_timed_by_service)
-    unknown += _unknown_times(endless, startless, untimed)
+    without_end = sum(1 for item in reported if not item.is_running and item.ended_at is None)
+    without_start = sum(1 for item in known if item.record is None and not item.is_timed_by_service)
+    unknown += _unknown_times(without_end, without_start, untimed)
     workload = _workload(sources)
     kind = WORKLOADS.get(workload or "")
     hardware = kind.hardware if kind is not None else Hardware.TRAINIUM
     usd = _usd(sources, reported, hardware, unknown)
     samples = [sample for span in sources.spans for sample in span.samples]
-    tokens = samples[-1].tokens or None if samples and workload not in _OF_IMAGES else None
+    tokens = samples[-1].tokens or None if samples and workload not in _NO_TOKENS else None
     busy_s, num_steps = sum(s.seconds for s in samples), sum(s.count for s in samples)
     spent = _spent(known, reported)
     productive = next((part.node_seconds for part in spent if part.on == "steps"), None)
@@ -64,12 +64,12 @@ def report_document(sources: RunSources, *, now_s: float) -> ReportDocument:
         k.record and k.record.device == "cpu" for k in known if hardware is Hardware.TRAINIUM
     ):
         unknown.append(
-            "it ran on CPUs, as in a rehearsal: the cost is what the deployment's instance type "
+            "the run used CPUs, as in a rehearsal: the cost is what the deployment's instance type "
             "would have cost for the same time"
         )
     jobs = _jobs(sources)
-    begins = [at for at in (epoch(job.submitted_at) for job in jobs) if at is not None]
-    begins += [at for item in reported if (at := epoch(item.started_at)) is not None]
+    begins = [at for at in (parse_timestamp(job.submitted_at) for job in jobs) if at is not None]
+    begins += [at for item in reported if (at := parse_timestamp(item.started_at)) is not None]
     state = _state(sources, known, jobs)
     ends = [item.ended_at or item.last_seen_at for item in reported]
     per_million = None if usd is None or not tokens else usd / tokens * 1e6
@@ -97,7 +97,7 @@ def report_document(sources: RunSources, *, now_s: float) -> ReportDocument:
         steps_per_second=num_steps / busy_s if busy_s > 0 else None,
         mfu=sum(value * seconds for value, seconds in mfu) / weight if weight > 0 else None,
         node_seconds=seconds,
-        is_time_least=bool(endless or startless or untimed),
+        is_time_least=bool(without_end or without_start or untimed),
         spent=spent,
         goodput=None if productive is None or seconds <= 0 else min(1.0, productive / seconds),
         usd=usd,
@@ -110,22 +110,22 @@ def report_document(sources: RunSources, *, now_s: float) -> ReportDocument:
     )
 
 
-def _unknown_times(endless: int, startless: int, untimed: int) -> list[str]:
-    """Describe missing times, by the numbers of attempts without end, start or any time."""
+def _unknown_times(without_end: int, without_start: int, untimed: int) -> list[str]:
+    """Describe missing times, given the number of attempts without an end, a start or any time."""
     remarks = []
     if untimed:
         remarks.append(
-            f"{counted(untimed, 'attempt')} not shown: neither a record nor a service has a time"
+            f"{counted(untimed, 'attempt')} not shown: neither a record nor a service gives a time"
         )
-    if endless:
+    if without_end:
         remarks.append(
-            f"{counted(endless, 'attempt')} without a recorded end, as when the main node is "
-            "killed: time is counted up to when it was last seen, so time and cost are lower bounds"
+            f"{counted(without_end, 'attempt')} without a recorded end, as when the main node is "
+            "killed: time is counted to when each was last seen, so time and cost are lower bounds"
         )
-    if startless:
+    if without_start:
         remarks.append(
-            f"{counted(startless, 'attempt')} without a recorded start, because of an earlier "
-            "release or an early end: time is counted from when it was first seen"
+            f"{counted(without_start, 'attempt')} without a recorded start, because of an earlier "
+            "release or an early end: time is counted from when each was first seen"
         )
     return remarks
 
@@ -139,7 +139,7 @@ def _unknown_steps(
             "speed and goodput are unknown"
         ]
     if sources.is_program and not any(sample.seconds for sample in samples):
-        return ["the times of the program's lines are unknown, and so is its goodput"]
+        return ["it is unknown when the program printed its losses, and so is its goodput"]
     if trains and not samples:
         return ["the run's metrics in the bucket have no steps"]
     dropped = sum(s.dropped for s in sources.spans if s.reached is None and not sources.is_program)
@@ -234,7 +234,7 @@ def _checkpoints(sources: RunSources) -> tuple[ReportedCheckpoint, ...]:
         ReportedCheckpoint(
             step=None,
             number=_whole(item.get("number")),
-            at=stamp(epoch(item.get("at"))),
+            at=stamp(parse_timestamp(item.get("at"))),
             bytes=_whole(item.get("bytes")),
             paused_s=None,
             failure=None,
@@ -268,8 +268,10 @@ def _job(sources: RunSources, job_id: str, job: Job | None) -> ReportedJob:
 
 def _first_seen_s(sources: RunSources, job: ReportedJob) -> float:
     recorded = sources.recorded.get(job.job_id)
-    starts = [epoch(item.started_at) for item in recorded.attempts] if recorded else []
-    return min((at for at in (epoch(job.submitted_at), *starts) if at is not None), default=0.0)
+    starts = [parse_timestamp(item.started_at) for item in recorded.attempts] if recorded else []
+    return min(
+        (at for at in (parse_timestamp(job.submitted_at), *starts) if at is not None), default=0.0
+    )
 
 
 def _state(

@@ -11,7 +11,7 @@ from jobs.bucket.attempts import RecordedJob
 from jobs.deployment import Deployment
 from jobs.job import Attempt, Job, JobKind
 from jobs.output.explain import explain_exit
-from jobs.report.curves import TrainingSpan, epoch, stamp
+from jobs.report.curves import TrainingSpan, parse_timestamp, stamp
 from jobs.report.document import ReportedAttempt
 from trainium_catalogue.attempts import AttemptRecord
 from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode
@@ -25,7 +25,7 @@ class RunSources:
     run: str
     recorded: Mapping[str, RecordedJob]
     jobs: tuple[Job, ...]
-    """Jobs that a service still has."""
+    """Jobs that a service still returns."""
     spans: tuple[TrainingSpan, ...]
     is_program: bool
     status: Mapping[str, Any]
@@ -38,7 +38,7 @@ class RunSources:
 
 @dataclass(slots=True, kw_only=True)
 class AttemptEvidence:
-    """Evidence of one attempt."""
+    """All that is known about one attempt: its record, its service's data and its progress."""
 
     job_id: str | None
     attempt: int
@@ -51,8 +51,8 @@ class AttemptEvidence:
 
     @property
     def started_s(self) -> float | None:
-        """Time of the earliest evidence."""
-        if self.record is not None and (at := epoch(self.record.started_at)) is not None:
+        """Start time: from the record, else from the service, else from the metrics."""
+        if self.record is not None and (at := parse_timestamp(self.record.started_at)) is not None:
             return at
         if self.seen is not None and self.seen.started_at_ms:
             return self.seen.started_at_ms / 1000
@@ -61,7 +61,7 @@ class AttemptEvidence:
     @property
     def ended_s(self) -> float | None:
         """Time of its end; None if it is running, or its end was not recorded."""
-        if self.record is not None and (at := epoch(self.record.ended_at)) is not None:
+        if self.record is not None and (at := parse_timestamp(self.record.ended_at)) is not None:
             return at
         return self.seen.stopped_at_ms / 1000 if self.seen and self.seen.stopped_at_ms else None
 
@@ -75,7 +75,10 @@ class AttemptEvidence:
         """Time of the latest evidence."""
         seen = [self.started_s or 0.0]
         if self.record is not None:
-            seen += [epoch(at) or 0.0 for at in (self.record.joined_at, *_losses(self.record))]
+            seen += [
+                parse_timestamp(at) or 0.0
+                for at in (self.record.joined_at, *_loss_times(self.record))
+            ]
         if self.span is not None:
             seen.append(self.span.last_at)
         return max(seen)
@@ -104,7 +107,7 @@ class AttemptEvidence:
         return self.span.instance_type if self.span is not None else None
 
 
-def _losses(record: AttemptRecord) -> list[str]:
+def _loss_times(record: AttemptRecord) -> list[str]:
     return [loss.at for loss in record.lost]
 
 
@@ -123,7 +126,7 @@ def find_attempts(sources: RunSources) -> tuple[list[AttemptEvidence], int]:
         for record in recorded.attempts:
             evidence_of(job_id, record.attempt, record.child).record = record
     for job in sources.jobs:
-        for child, seen in _seen(job):
+        for child, seen in _service_attempts(job):
             evidence_of(job.job_id, seen.number, child).seen = seen
     for span in sources.spans:
         _owner(span, found, evidence_of).span = span
@@ -135,7 +138,7 @@ def find_attempts(sources: RunSources) -> tuple[list[AttemptEvidence], int]:
     return started, len(found) - len(started)
 
 
-def _seen(job: Job) -> Iterator[tuple[int, Attempt]]:
+def _service_attempts(job: Job) -> Iterator[tuple[int, Attempt]]:
     """Yield a job's attempts as reported by its service, each with its array index."""
     if job.shape.kind is JobKind.ARRAY:
         for node in job.nodes:
@@ -185,7 +188,7 @@ def reported_attempts(
     """Build the documents of attempts, in the same order."""
     reported: list[ReportedAttempt] = []
     ended: dict[tuple[str | None, int], float] = {}
-    twice = _repeated_steps(sources, known)
+    repeated = _repeated_steps(sources, known)
     for item in known:
         started_s = item.started_s
         assert started_s is not None
@@ -220,7 +223,7 @@ def reported_attempts(
                 lost=record.lost if record is not None else (),
                 from_step=span.from_step if span is not None else None,
                 reached_step=max((step for step in reached if step is not None), default=None),
-                repeated_steps=twice.get(id(item)),
+                repeated_steps=repeated.get(id(item)),
                 node_seconds=item.num_nodes * max(0.0, until_s - started_s),
             )
         )
@@ -244,7 +247,7 @@ def submitted_s(sources: RunSources, job_id: str | None) -> float | None:
     """Return the time at which a job was submitted; None if unknown."""
     recorded = sources.recorded.get(job_id or "")
     if recorded is not None and recorded.submission is not None:
-        return epoch(recorded.submission.submitted_at)
+        return parse_timestamp(recorded.submission.submitted_at)
     created = next((job.created_at_ms for job in sources.jobs if job.job_id == job_id), None)
     return created / 1000 if created else None
 
@@ -252,7 +255,7 @@ def submitted_s(sources: RunSources, job_id: str | None) -> float | None:
 def _repeated_steps(sources: RunSources, known: Sequence[AttemptEvidence]) -> dict[int, int]:
     """Count, for each attempt that trained, the steps that the next one repeated."""
     owners = {id(item.span): item for item in known if item.span is not None}
-    twice: dict[int, int] = {}
+    repeated: dict[int, int] = {}
     for span, following in pairwise(sources.spans):
         if (item := owners.get(id(span))) is None:
             continue  # a duplicate start line, which no run writes
@@ -265,8 +268,8 @@ def _repeated_steps(sources: RunSources, known: Sequence[AttemptEvidence]) -> di
         steps = [step for step in reached if step is not None]
         # Lines of earlier releases do not record the last step of the previous attempt.
         if steps and not (span.dropped and reached[:2] == [None, None]):
-            twice[id(item)] = max(0, max(steps) - resumed_from)
-    return twice
+            repeated[id(item)] = max(0, max(steps) - resumed_from)
+    return repeated
 
 
 def is_repeated_lower_bound(

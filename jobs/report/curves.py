@@ -20,7 +20,7 @@ _LOSSES = re.compile(r"(?P<began>\d{8}T\d{6}Z)-attempt-(?P<attempt>\d{1,9})\.jso
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSample:
-    """Steps that count, from the previous sample up to this one."""
+    """Steps from the previous sample up to this one that no later attempt recomputed."""
 
     step: int
     at: float | None
@@ -68,11 +68,11 @@ class TrainingSpan:
 
     @property
     def busy_s(self) -> float:
-        """Seconds of the steps that count."""
+        """Total seconds of the steps that no later attempt recomputed."""
         return sum(sample.seconds for sample in self.samples)
 
 
-def epoch(text: object) -> float | None:
+def parse_timestamp(text: object) -> float | None:
     """Parse a time; None for anything else."""
     try:
         then = datetime.fromisoformat(str(text))
@@ -102,7 +102,8 @@ def read_training(bucket: Bucket, run: str) -> list[TrainingSpan]:
                     reached = line.get("reached")
                     spans[-1].reached = None if reached is None else int(reached)
                     spans[-1].dropped = int(line["dropped"])
-                    spans[-1].last_at = max(spans[-1].last_at, epoch(line.get("reached_at")) or 0.0)
+                    reached_at = parse_timestamp(line.get("reached_at")) or 0.0
+                    spans[-1].last_at = max(spans[-1].last_at, reached_at)
                 spans.append(_new_span(at, line))
             elif spans:
                 _add(spans[-1], at, line)
@@ -135,7 +136,7 @@ def _lines(data: bytes) -> Iterator[tuple[float, dict[str, Any]]]:
             line = read_object(text)
         except ValueError:
             continue  # a partial line
-        if (at := epoch(line.get("time"))) is not None:
+        if (at := parse_timestamp(line.get("time"))) is not None:
             yield at, line
 
 
@@ -228,7 +229,8 @@ def _printed(data: bytes) -> Iterator[StepSample]:
     for text in data.decode(errors="replace").splitlines():
         try:
             line = read_object(text)
-            step, loss, at = int(line["step"]), _number(line["loss"]), epoch(line.get("time"))
+            step, loss = int(line["step"]), _number(line["loss"])
+            at = parse_timestamp(line.get("time"))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue  # not a line of the launcher
         count, seconds = 0, 0.0

@@ -1,4 +1,4 @@
-"""The document of `report --json`, which text and page are rendered from."""
+"""The document of `report --json`, from which text and page are rendered."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ReportedCheckpoint:
     """Time of completion; null if it is not known to be complete."""
     bytes: int | None
     paused_s: float | None
-    """Seconds of training paused for it."""
+    """Seconds for which it paused training."""
     failure: str | None
     """Reason for a failed save."""
 
@@ -108,7 +108,7 @@ class SpentTime:
         str,
         Keywords(enum=["steps", "repeated", "checkpoints", "validation", "starting", "other"]),
     ]
-    """steps: steps that count, with an attempt's first at the mean of its others; repeated:
+    """steps: steps that count, with an attempt's first step at the mean of the others; repeated:
     repeated steps at the attempt's mean seconds per step; starting: an attempt's time until
     training begins, plus the excess of its first step over the others, or all of an attempt that
     never trained."""

@@ -1,4 +1,4 @@
-"""A report's figures as text, for terminal and page."""
+"""A report's figures as text, for the terminal and the HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jobs.output.console import duration, human, timestamp
-from jobs.report.curves import epoch
+from jobs.report.curves import parse_timestamp
 from jobs.report.document import ReportDocument, ReportedAttempt, ReportedCheckpoint
 from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import WORKLOADS, Hardware
@@ -110,7 +110,7 @@ def reason(attempt: ReportedAttempt) -> str:
 
 def seconds_between(first: str | None, last: str | None) -> float | None:
     """Return the seconds between two times; None unless both are known."""
-    begin, end = epoch(first), epoch(last)
+    begin, end = parse_timestamp(first), parse_timestamp(last)
     return None if begin is None or end is None else max(0.0, end - begin)
 
 
@@ -149,7 +149,7 @@ def attempt_name(document: ReportDocument, attempt: ReportedAttempt) -> str:
 
 
 def attempt_seconds(attempt: ReportedAttempt) -> float:
-    """Return the seconds from an attempt's start to its end or last sign of life."""
+    """Return the seconds from an attempt's start to its end, or to when it was last seen."""
     return attempt.node_seconds / attempt.num_nodes
 
 
@@ -236,5 +236,5 @@ def checkpoints_table(checkpoints: Sequence[ReportedCheckpoint]) -> TextTable:
 
 def time(text: str | None) -> str:
     """Format a document's time, or "unknown" if the text is not a time."""
-    seconds = epoch(text)
+    seconds = parse_timestamp(text)
     return timestamp(round(seconds * 1000)) if seconds is not None else "unknown"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from jobs.bucket.attempts import RecordedJob, read_jobs
 from jobs.bucket.objects import Bucket
 from jobs.deployment import Deployment
-from jobs.eks.describe import read_endings
+from jobs.eks.describe import read_reports
 from jobs.job import Job
 from jobs.orchestrators import Services, unknown_run
 from jobs.report.attempts import RunSources
@@ -58,7 +58,7 @@ def _children_reasons(
         on_cluster = any(record.orchestrator is Orchestrator.EKS for record in job.attempts)
         if not without_end or not on_cluster:
             continue
-        for attempt, ending in read_endings(bucket, run, job_id).items():
+        for attempt, ending in read_reports(bucket, run, job_id).items():
             if attempt in without_end:
                 found[job_id, attempt] = ending.reason
     return found

@@ -1,7 +1,7 @@
 """A report as one self-contained HTML page, without external scripts, fonts, styles or images.
 
 Names, reasons and log lines come from programs and from the bucket: everything is escaped, and the
-page's content security policy blocks all loading and scripts.
+page's content security policy blocks scripts and all external resources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from string import Template
 from jobs.job import JobKind
 from jobs.output.console import timestamp
 from jobs.report import figures
-from jobs.report.curves import epoch
+from jobs.report.curves import parse_timestamp
 from jobs.report.document import ReportDocument, ReportedAttempt
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.wording import counted
@@ -106,7 +106,9 @@ class _TimeScale:
 
     def __init__(self, attempts: Sequence[ReportedAttempt]) -> None:
         spans = sorted(_span(attempt) for attempt in attempts)
-        first = min(epoch(attempt.waited_since) or _span(attempt)[0] for attempt in attempts)
+        first = min(
+            parse_timestamp(attempt.waited_since) or _span(attempt)[0] for attempt in attempts
+        )
         busy: list[tuple[float, float]] = []
         for start, end in spans:
             if busy and start <= busy[-1][1]:
@@ -134,7 +136,7 @@ class _TimeScale:
 
 
 def _span(attempt: ReportedAttempt) -> tuple[float, float]:
-    start = epoch(attempt.started_at) or 0.0
+    start = parse_timestamp(attempt.started_at) or 0.0
     return start, start + figures.attempt_seconds(attempt)
 
 
@@ -166,8 +168,8 @@ def _timeline(document: ReportDocument) -> str:
 def _timeline_row(document: ReportDocument, attempt: ReportedAttempt, scale: _TimeScale) -> str:
     start, end = _span(attempt)
     began = attempt.joined_at if document.steps is None else attempt.trained_at
-    working = min(max(start, epoch(began) or end), end)
-    waited = epoch(attempt.waited_since)
+    working = min(max(start, parse_timestamp(began) or end), end)
+    waited = parse_timestamp(attempt.waited_since)
     bars = [] if waited is None else [("wait", waited, start)]
     bars += [("starting", start, working), ("steps", working, end)]
     drawn = "".join(
@@ -176,9 +178,9 @@ def _timeline_row(document: ReportDocument, attempt: ReportedAttempt, scale: _Ti
         for kind, begin, until in bars
         if until > begin
     )
-    saved = [epoch(item.at) for item in document.checkpoints]
+    saved = [parse_timestamp(item.at) for item in document.checkpoints]
     marks = [("saved", at) for at in saved if at is not None and start <= at <= end]
-    marks += [("lost", at) for loss in attempt.lost if (at := epoch(loss.at)) is not None]
+    marks += [("lost", at) for loss in attempt.lost if (at := parse_timestamp(loss.at)) is not None]
     drawn += "".join(
         f'<span class="mark {kind}" style="left:{scale.at(at):.2f}%"></span>' for kind, at in marks
     )
@@ -318,7 +320,7 @@ def _checkpoints(document: ReportDocument) -> str:
     if not document.checkpoints:
         return ""
     hidden = len(document.checkpoints) - _MAX_ROWS
-    caption = "Seconds that training paused for each; the rest of a save overlaps with training."
+    caption = "Time that training paused for each one; the rest of a save overlaps with training."
     if document.checkpoints[0].number is not None:
         caption = "Retained snapshots; they are taken while the program runs."
     if hidden > 0:
@@ -373,4 +375,4 @@ def _legend(colors: Sequence[tuple[str, str]]) -> str:
 
 
 def _seconds(text: str) -> float:
-    return epoch(text) or 0.0
+    return parse_timestamp(text) or 0.0

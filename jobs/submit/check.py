@@ -30,7 +30,7 @@ from trainium_catalogue.workloads import Hardware, Value, Workload, find_workloa
 MIN_TIME_LIMIT_HOURS = 60 / 3600
 """Batch's minimum ``attemptDurationSeconds`` is 60 (API reference, JobTimeout)."""
 PREPARE = "prepare"
-"""Workload whose runs usually have generated names, so that two could prepare one dataset."""
+"""Workload whose runs usually have generated names, so two runs could prepare one dataset."""
 
 
 def check(submission: Submission) -> Submission:
@@ -54,7 +54,7 @@ def check(submission: Submission) -> Submission:
         submission = replace(submission, earlier=earlier, listed_at=listed_at)
     running = submission.running
     if running is None:
-        _check_alone(submission.service, request)
+        _check_prepare(submission.service, request)
         return submission
     job = submission.services.of(running.orchestrator).describe(running.job_id)
     if spec.program is not None:
@@ -93,7 +93,7 @@ def _check_options(options: SubmitOptions, request: JobRequest, neuron_release: 
 
 
 def check_request(deployment: Deployment, workload: Workload, request: JobRequest) -> None:
-    """Refuse more nodes or hours than the deployment allows."""
+    """Refuse nodes, hours or processes per node that the deployment does not allow."""
     if workload.hardware is not Hardware.CPU:
         _check_nodes(deployment, request.num_nodes)
     _check_hours(deployment, workload, request)
@@ -101,7 +101,7 @@ def check_request(deployment: Deployment, workload: Workload, request: JobReques
 
 
 def check_backend(deployment: Deployment, values: Mapping[str, Value]) -> None:
-    """Refuse parameters that the backend does not support, or a degree that does not fit the nodes.
+    """Refuse parameters that the backend does not support, or an invalid tensor parallel degree.
 
     A resumed run keeps its values, unless new ones are given.
     """
@@ -202,7 +202,7 @@ def _check_same_program(running: RunSummary, job: Job | None, submission: Submis
             f"its program is unknown: the bucket has no {contract.RUN_PROGRAM} for it",
         )
     if submission.changes:
-        why = f"this is another submission ({'; '.join(submission.changes)})"
+        why = f"this submission differs ({'; '.join(submission.changes)})"
         if program.earlier[-1].code != program.bundle.sha256:
             folder = shlex.quote(str(program.entry.folder))
             why += f"; `python -m jobs code {request.run} --diff {folder}` compares the files"
@@ -217,7 +217,7 @@ def _already_running(job: Job | RunSummary, run: str, why: str) -> Refusal:
     )
 
 
-def _check_alone(service: JobService, request: JobRequest) -> None:
+def _check_prepare(service: JobService, request: JobRequest) -> None:
     """Refuse to prepare a dataset that another run is preparing, at double the cost."""
     if request.workload != PREPARE:
         return

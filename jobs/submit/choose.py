@@ -98,7 +98,7 @@ class Submission:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the job, with a rehearsal's number of processes per node."""
+        """Number of ranks of the job; a rehearsal may set the number of processes per node."""
         on_node = self.processes_per_node or self.target.instance_type.processes_per_node
         return self.request.num_nodes * on_node
 
@@ -227,7 +227,7 @@ def _image_of(batch: BatchClient, target: Deployment) -> str:
     if not definitions:
         raise Refusal(
             "no-job-definition",
-            f"Batch no longer has {definition}; deploy again with {target.redeploy()}",
+            f"job definition {definition} no longer exists; deploy again with {target.redeploy()}",
         )
     image = str(definitions[0]["containerProperties"]["image"])
     if target.eks is not None and target.eks.image != image:

@@ -299,7 +299,7 @@ def _check_fit(name: str, manifest: Mapping[str, Any], values: Mapping[str, Valu
         if fact not in manifest and manifest.get("kind", PACKED) == PACKED:
             continue
         if parameter in values and (has := _fact(name, manifest, fact)) != values[parameter]:
-            what = "sequences of" if fact == "seq_len" else "a masked-word limit of"
+            what = "a sequence length of" if fact == "seq_len" else "a masked-word limit of"
             raise Refusal(
                 "dataset-sequences",
                 f"dataset {name} has {what} {has}, but the run has --{parameter} "

@@ -98,7 +98,7 @@ def show_plan(submission: Submission) -> None:
             + (
                 f"them after {counted(target.eks.idle_minutes, 'minute')} without a job"
                 if target.eks.idle_minutes
-                else f"none of them automatically: {scale_command(target, 0)}"
+                else f"none of them automatically; remove them with: {scale_command(target, 0)}"
             )
         )
     if request.window is not None:
@@ -202,7 +202,7 @@ def ask(submission: Submission) -> None:
 def _check_values(
     rule: Callable[[Mapping[str, Value], int], object], values: Mapping[str, Value], num_ranks: int
 ) -> None:
-    """Refuse contradictory parameters, or a degree that does not fit the ranks."""
+    """Refuse contradictory parameters, or ones that do not fit the number of ranks."""
     try:
         rule(values, num_ranks)
     except ValueError as error:
@@ -242,7 +242,7 @@ def _training_plan(submission: Submission, inputs: Inputs) -> SubmissionPlan:
     model = f"{values['model']}, " if "model" in values else ""
     adapters = ""
     if plan.lora is not None:
-        adapters = f", plus {plan.num_trained_parameters:,} trained parameters of adapters"
+        adapters = f", plus {plan.num_trained_parameters:,} trainable parameters of adapters"
     lines = (
         f"model: {model}{plan.shape.num_parameters:,} parameters{adapters}, checkpoints of "
         f"{plan.checkpoint_bytes / 1e9:.3g} GB",
@@ -267,7 +267,7 @@ def _extras(values: Mapping[str, Value]) -> Iterator[str]:
     if values.get("document-masks"):
         yield "document masks: tokens attend only to their own document"
     if every := values.get("eval-every"):
-        sequences = f"{values['eval-sequences']} sequences" if "eval-sequences" in values else "it"
+        sequences = f"{values['eval-sequences']} sequences" if "eval-sequences" in values else "all"
         yield f"evaluation: every {every} steps, on {sequences} of the validation split"
 
 
@@ -297,7 +297,7 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
         # Pass all of them to override values stored by an earlier compile job of the same name.
         **{
             name: inputs.values[name]
-            for name in ("dataset", *GRAPH_PARAMETERS, *_for_adapters(inputs.values))
+            for name in ("dataset", *GRAPH_PARAMETERS, *_adapter_parameters(inputs.values))
             if name in inputs.values
         },
         **{name: value for name, value in request.parameters.items() if name in launch},
@@ -313,7 +313,7 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
     )
 
 
-def _for_adapters(values: Mapping[str, Value]) -> tuple[str, ...]:
+def _adapter_parameters(values: Mapping[str, Value]) -> tuple[str, ...]:
     """Return further parameters of adapter training, which requires pretrained weights."""
     return ("init-from",) if values.get("lora-rank") else ()
 
@@ -335,7 +335,7 @@ def _size(submission: Submission) -> str:
 
 
 def _breakdown(submission: Submission) -> str:
-    """Return the breakdown of the bound."""
+    """Describe the hours in the upper bound of the cost, and the jobs submitted first."""
     earlier = " and ".join(f"run {item.run}" for item in submission.requests[:-1])
     hours = _hours(submission, submission.request).text()
     return f"{hours}; plus {earlier}" if earlier else hours
@@ -355,7 +355,7 @@ def _bound_line(submission: Submission) -> str:
     return (
         f"at most ${usd_at_most(submission):,.2f}: {_breakdown(submission)}; not included: "
         f"{excluded}"
-        + ("" if unsure is None else f"; no upper bound, since {unsure}")
+        + ("" if unsure is None else f"; the actual cost can be higher, because {unsure}")
         + ("" if cap is None else f"; {cap.source} is ${cap.usd:,.2f}{wait}")
         + "; a later submission that resumes the run has its own maximum"
     )

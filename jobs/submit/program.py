@@ -108,7 +108,7 @@ class ProgramSpec:
         return {"code": self.bundle.sha256, **which, **settings, **given, **env}
 
 
-def named_program(
+def find_program(
     word: str | None, module: str | None, workdir: Path | None, *, reserved: Collection[str]
 ) -> Program | None:
     """Return the program named on a command line; None for a catalogue workload.
@@ -128,11 +128,11 @@ def named_program(
         return Program(entry=module_entry(module, folder), workload=plain_workload())
     assert word is not None
     if Path(word).is_dir():
-        return _described(word, folder, reserved)
+        return _folder_program(word, folder, reserved)
     return Program(entry=script_entry(word, folder), workload=plain_workload())
 
 
-def _described(word: str, workdir: Path | None, reserved: Collection[str]) -> Program:
+def _folder_program(word: str, workdir: Path | None, reserved: Collection[str]) -> Program:
     """Read the workload.toml of a folder."""
     folder = Path(word)
     path = folder / WORKLOAD_FILE

@@ -33,11 +33,11 @@ from trainium_catalogue.variables import split_variables
 from trainium_catalogue.wording import counted
 from trainium_catalogue.workloads import Value
 
-_MEANT_FOR_SUBMIT = frozenset(
+_SUBMIT_OPTIONS = frozenset(
     f"--{name}"
     for name in ("nodes", "name", "follow", "time-limit", "dry-run", "yes", "checkpoint-dir", "on")
 )
-"""Options of submit that deserve a warning among a program's arguments."""
+"""Options of ``submit`` that cause a warning if they are passed after ``--``."""
 _MAX_NAMED = 10
 """Number of a bundle's files that the plan lists."""
 
@@ -77,7 +77,7 @@ def program_plan(submission: Submission) -> SubmissionPlan:
         *(f"changed: {line}" for line in submission.changes),
         f"run {request.run}: {_resume_text(program.earlier, snapshot, choice)}",
     )
-    if own := _own_options(program.arguments or (), program.earlier):
+    if own := _misplaced_options(program.arguments or (), program.earlier):
         note(
             f"{', '.join(own)} after -- will be passed to the program; put options of submit "
             "before --"
@@ -137,10 +137,10 @@ def remarks(
         yield from missing_imports(entry, sources, required)
         on_node = int(parameters.get(PROCESSES) or 0)
         yield from process_warnings(sources, entry.file, on_node=on_node)
-        yield from _to_port(spec, sources)
+        yield from _port_warnings(spec, sources)
 
 
-def _to_port(spec: ProgramSpec, sources: Mapping[str, bytes]) -> Iterator[str]:
+def _port_warnings(spec: ProgramSpec, sources: Mapping[str, bytes]) -> Iterator[str]:
     """Warn about GPU code to change for Trainium, as listed by ``jobs port``."""
     entry, file = spec.entry, spec.program.file
     if file is not None:
@@ -158,11 +158,11 @@ def _to_port(spec: ProgramSpec, sources: Mapping[str, bytes]) -> Iterator[str]:
         yield text
 
 
-def _own_options(arguments: Sequence[str], earlier: Sequence[Submitted]) -> tuple[str, ...]:
+def _misplaced_options(arguments: Sequence[str], earlier: Sequence[Submitted]) -> tuple[str, ...]:
     """Return options of submit among the program's new arguments."""
     known = set() if not earlier else set(earlier[-1].argv)
     words = (word.partition("=")[0] for word in arguments if word not in known)
-    return tuple(dict.fromkeys(word for word in words if word in _MEANT_FOR_SUBMIT))
+    return tuple(dict.fromkeys(word for word in words if word in _SUBMIT_OPTIONS))
 
 
 def _bundle_lines(bundle: Bundle) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _bundle_lines(bundle: Bundle) -> Iterator[str]:
 
 
 def _kept_lines(spec: ProgramSpec, parameters: Mapping[str, Value]) -> Iterator[str]:
-    """Describe the files saved while the program runs, unless its code names the folder."""
+    """Describe the saved files: --checkpoint-dir, or a hint if the code may need that option."""
     if (folder := checkpoint_folder(parameters)) is not None:
         yield f"saved: {folder}/"
     elif not spec.bundle.mentions(contract.ENV_CHECKPOINT_DIR):

@@ -33,10 +33,10 @@ OWN_OPTIONS = (
     *("deployment", "region", "help"),
 )
 """Options of ``submit`` itself, reserved as parameter names."""
-_NOT_BY_NAME = (contract.PROGRAM, contract.WHEELS)
+_INTERNAL_WORKLOADS = (contract.PROGRAM, contract.WHEELS)
 """Internal workloads, selected by a program's path and its requirements."""
 MAX_ARRAY_SIZE = 10_000
-"""Children of an array job (Batch user guide, array jobs)."""
+"""Maximum number of children of an array job (Batch user guide, array jobs)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +110,9 @@ def read_spec(
         run = run_name(options.name, values.workload.name)
     else:
         # Imported here, because catalogue workloads do not need it.
-        from jobs.submit.program import named_program, packed
+        from jobs.submit.program import find_program, packed
 
-        named = named_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
+        named = find_program(what, own.module, own.workdir, reserved=OWN_OPTIONS)
         assert named is not None
         values = read_parameters(named.workload, argv, assignments)
         run = run_name(options.name, named.name)
@@ -150,7 +150,7 @@ def resolve_workload(name: str | None) -> Workload:
             f"{name} comes before the workload; specify the workload or program first, as in "
             f"`submit llama2-7b {name}`",
         )
-    if name in _NOT_BY_NAME:
+    if name in _INTERNAL_WORKLOADS:
         raise Refusal(
             "unknown-workload",
             f"{name} cannot be submitted by that name; specify the file of your program: submit "
@@ -158,7 +158,7 @@ def resolve_workload(name: str | None) -> Workload:
         )
     if name in WORKLOADS:
         return WORKLOADS[name]
-    names = [known for known in WORKLOADS if known not in _NOT_BY_NAME]
+    names = [known for known in WORKLOADS if known not in _INTERNAL_WORKLOADS]
     submitted = {known: known for known in names}
     submitted |= {model: f"{PRETRAIN} --model {model}" for model in MODELS}
     near = nearest(name, submitted)

@@ -1,4 +1,4 @@
-"""The final steps of `submit`: the compile job, the job itself, following, the JSON document."""
+"""The final steps of `submit`: submit the jobs, follow them, and print the JSON document."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ it records the job of a concurrent submission for 5 minutes (``jobs.bucket.name_
 
 
 def show(submission: Submission) -> int:
-    """Print the payload to be sent; if there are several, print them as a list in order."""
+    """Print the JSON document if requested, or else the payload; several as a list, in order."""
     if submission.plan.compile_request is not None:
-        submission = _depending(submission, _COMPILE_JOB_IN_A_DRY_RUN)
-    if _collects(submission) and not _waits_here(submission):
-        submission = _depending(submission, _WHEELS_JOB_IN_A_DRY_RUN)
+        submission = _with_dependency(submission, _COMPILE_JOB_IN_A_DRY_RUN)
+    if _must_collect_wheels(submission) and not _must_wait(submission):
+        submission = _with_dependency(submission, _WHEELS_JOB_IN_A_DRY_RUN)
     if submission.spec.options.as_json:
         print_document(_document(submission, action="dry-run"))
     else:
@@ -50,7 +50,7 @@ def show(submission: Submission) -> int:
 
 
 def join(submission: Submission, running: RunSummary) -> int:
-    """Follow the run's unfinished job instead of submitting."""
+    """Follow the run's unfinished job, if requested, instead of submitting a new one."""
     note(
         f"run {running.run} is already {running.status}, job {running.job_id}: nothing was "
         "submitted"
@@ -69,19 +69,19 @@ def send(submission: Submission) -> int:
     if wheels is not None:
         # Read by the job that collects the wheels.
         bucket.write(contract.requirements_key(run, wheels.key), wheels.requirements.text.encode())
-    collected = wheels if _collects(submission) else None
-    if collected is not None and _waits_here(submission):
+    collected = wheels if _must_collect_wheels(submission) else None
+    if collected is not None and _must_wait(submission):
         wheels_id = _send_first(bucket, collected.service, collected.request)
-        job = _collect(submission, collected, wheels_id)
+        job = _wait_for_wheels(submission, collected, wheels_id)
         if not job.succeeded:
             return _give_up(submission, wheels_id, job)
-    with _held(submission) as (hold, earlier):
+    with _hold_run_name(submission) as (hold, earlier):
         if collected is not None and wheels_id is None:
             wheels_id = _send_first(bucket, collected.service, collected.request)
-            submission = _depending(submission, wheels_id)
+            submission = _with_dependency(submission, wheels_id)
         if first is not None:
             compile_id = _send_first(bucket, service, first)
-            submission = _depending(submission, compile_id)
+            submission = _with_dependency(submission, compile_id)
         if submission.spec.program is not None:
             _send_program(submission, hold)
         if hold is not None and (len(submission.requests) > 1 or submission.record is not None):
@@ -95,11 +95,11 @@ def send(submission: Submission) -> int:
 
 
 @contextmanager
-def _held(submission: Submission) -> Iterator[tuple[NameHold | None, set[str]]]:
+def _hold_run_name(submission: Submission) -> Iterator[tuple[NameHold | None, set[str]]]:
     """Lock the run's name; yield the lock and the ids of the run's previous jobs.
 
-    Jobs are listed again if confirmation or dependencies took long. A generated name is unique and
-    not locked.
+    Jobs are listed again if confirmation or dependencies took over a minute. A generated name is
+    unique and not locked.
     """
     run = submission.request.run
     known = {summary.job_id for summary in submission.earlier}
@@ -134,17 +134,17 @@ def _send_program(submission: Submission, hold: NameHold | None) -> None:
     add_record(bucket, run, replace(record, submitted_at=now()))
 
 
-def _collects(submission: Submission) -> bool:
+def _must_collect_wheels(submission: Submission) -> bool:
     """Return whether wheels must be collected first."""
     return submission.wheels is not None and not submission.wheels.are_collected
 
 
-def _waits_here(submission: Submission) -> bool:
+def _must_wait(submission: Submission) -> bool:
     """Return whether this command must wait for the wheels, because the job cannot."""
     return submission.request.orchestrator is Orchestrator.EKS
 
 
-def _collect(submission: Submission, wheels: Wheels, job_id: str) -> Job:
+def _wait_for_wheels(submission: Submission, wheels: Wheels, job_id: str) -> Job:
     """Wait until the wheels are collected."""
     run = submission.request.run
     note(f"waiting to submit run {run} until its dependencies are collected")
@@ -170,7 +170,7 @@ def _payloads(submission: Submission) -> list[dict[str, Any]]:
     return [submission.service_of(item).payload(item) for item in submission.requests]
 
 
-def _depending(submission: Submission, job_id: str) -> Submission:
+def _with_dependency(submission: Submission, job_id: str) -> Submission:
     return replace(submission, request=replace(submission.request, depends_on=(job_id,)))
 
 
@@ -203,7 +203,7 @@ def _send(bucket: Bucket, service: JobService, request: JobRequest, *, earlier: 
             note(f"its {what} keeps running; stop it with: python -m jobs stop {first}")
         raise
     note(f"submitted run {request.run}, job {job_id}")
-    # Best effort: without it, `report` asks the service, which keeps the job for 7 days.
+    # Best effort: without it, `report` queries the service, which keeps the job for 7 days.
     with suppress(Exception):
         note_submission(bucket, request, job_id)
     return job_id
@@ -218,7 +218,7 @@ def _finish(
     wheels_id: str | None = None,
     status_before: str | None = None,
 ) -> int:
-    """Follow and print the document if requested; return the exit code.
+    """Follow the jobs and print the JSON document, if requested; return the exit code.
 
     ``status_before`` is the status of a job that already existed.
     """
@@ -227,7 +227,7 @@ def _finish(
     job: Job | None = None
     try:
         if options.follows:
-            if wheels is not None and wheels_id is not None and not _waits_here(submission):
+            if wheels is not None and wheels_id is not None and not _must_wait(submission):
                 _watch(submission, wheels.service, wheels.request, wheels_id)
             if first is not None and compile_id is not None:
                 _watch(submission, service, first, compile_id)

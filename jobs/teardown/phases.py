@@ -185,7 +185,7 @@ class Teardown:
         if (unusable := target.unusable.get(Orchestrator.EKS)) is not None:
             _check_clusters(history, unusable)
         elif Orchestrator.EKS not in target.orchestrators:
-            # Removed from the settings while its stack still exists.
+            # EKS was removed from the settings while its stack still exists.
             reason = f"deployment {self.deployment!r} has only {', '.join(target.orchestrators)}"
             _check_clusters(history, Refusal("not-deployed", reason))
         return target
@@ -205,12 +205,12 @@ class Teardown:
                 job_id=run.job_id,
                 orchestrator=run.orchestrator,
                 status=run.status,
-                unsaved=self._unsaved(target, run.run),
+                unsaved=self._describe_unsaved(target, run.run),
             )
             for run in self._work.unfinished()
         )
 
-    def _unsaved(self, target: Deployment | None, run: str) -> str | None:
+    def _describe_unsaved(self, target: Deployment | None, run: str) -> str | None:
         if target is None:
             return None
         try:
@@ -232,11 +232,11 @@ class Teardown:
         for bucket in history.buckets_to_empty:
             size = bucket_bytes(self.aws, bucket)
             note(f"  bucket {bucket}: empty and delete ({_size(size)})")
-        for item in self._retained(history):
+        for item in self._list_retained_buckets(history):
             usd = "?" if item.usd_per_month is None else f"${item.usd_per_month:,.2f}"
             note(f"  {item.kind} {item.id}: retain, at about {usd} per month")
 
-    def _retained(self, history: stacks.StackHistory) -> list[RemainingResource]:
+    def _list_retained_buckets(self, history: stacks.StackHistory) -> list[RemainingResource]:
         """List the buckets that will be retained."""
         sizes = {id: bucket_bytes(self.aws, id) for id in history.kept_buckets}
         return [
@@ -282,7 +282,7 @@ class Teardown:
         remains = self._find_remains() if outcome is None else Remains(found=(), unchecked=())
         kept, left, going = receipt.split(remains.found, history.kept if history else ())
         if planned and history is not None:
-            kept = tuple(self._retained(history))
+            kept = tuple(self._list_retained_buckets(history))
         if outcome is None:
             outcome = "left" if left else "unproven" if remains.unchecked else "empty"
         return DownDocument(

@@ -116,7 +116,7 @@ def check_path(path: Path) -> None:
     if path.suffix.lower() == ".txt":
         raise Refusal(
             "not-a-receipt",
-            f"receipt {path}: a file with the suffix .txt is written for its table; specify "
+            f"receipt {path}: the suffix .txt is reserved for its table; specify "
             f"another name, such as {path.with_suffix('.json')}",
         )
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +181,7 @@ def show(document: DownDocument, console: Terminal) -> None:
     ]
     if rows:
         table = Table()
-        for heading in ("what", "service", "kind", "id", "state", "why", "USD/month"):
+        for heading in ("result", "service", "kind", "id", "state", "reason", "USD/month"):
             is_price = heading == "USD/month"
             table.add_column(heading, overflow="fold", justify="right" if is_price else "left")
         for what, item in rows:

@@ -19,7 +19,7 @@ _STATES = ("StackStatus", "State", "Status", "status", "Lifecycle")
 _BEING_DELETED = frozenset({"shutting-down", "deleting", "PendingDeletion", "DELETING"})
 _TAGGING = "resourcegroupstaggingapi"
 _MAX_PAGES = 100
-"""Maximum number of pages, of 1,000 versions, to read for a bucket's size."""
+"""Maximum number of pages, of 1,000 versions each, to read for a bucket's size."""
 Item = Mapping[str, Any]
 
 
@@ -35,7 +35,7 @@ class RemainingResource:
     """Why it belongs to the deployment, or is retained."""
     state: str | None
     usd_per_month: Amount | None
-    """Estimate from list prices; null if its size is unknown."""
+    """Estimate from list prices; null if the cost cannot be estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +89,8 @@ class Remains:
 def find_remains(aws: Aws, owner: Ownership) -> Remains:
     """List the existing resources of a deployment, by its tag and service by service.
 
-    The tagging API lists deleted resources for a while, and lacks some kinds: if the service can be
-    queried, its response takes precedence.
+    The tagging API lists deleted resources for a while, and does not cover some kinds: if the
+    service can be queried, its response takes precedence.
     """
     unchecked: list[UncheckedKind] = []
     try:
@@ -102,14 +102,14 @@ def find_remains(aws: Aws, owner: Ownership) -> Remains:
     for listing in LISTINGS:
         own = [arn for arn in arns if _rest(arn, listing) is not None]
         try:
-            items = list(_listed(aws, listing))
-            found += _found(aws, owner, listing, items, own)
+            items = list(_list_items(aws, listing))
+            found += _owned_resources(aws, owner, listing, items, own)
         except Exception as error:
             action = _iam_action(aws, listing)
             unchecked.append(_unchecked(listing.service, listing.kind, action, error, aws))
-            found += [_by_tag(arn, listing.kind) for arn in own]
+            found += [_tagged_resource(arn, listing.kind) for arn in own]
     known = {arn for arn in arns for listing in LISTINGS if _rest(arn, listing) is not None}
-    found += [_by_tag(arn, _kind_of(arn)) for arn in arns if arn not in known]
+    found += [_tagged_resource(arn, _kind_of(arn)) for arn in arns if arn not in known]
     return Remains(found=tuple(found), unchecked=tuple(unchecked))
 
 
@@ -123,7 +123,7 @@ def _tagged(aws: Aws, deployment: str) -> list[str]:
     ]
 
 
-def _listed(aws: Aws, listing: Listing) -> Iterator[tuple[str, Item]]:
+def _list_items(aws: Aws, listing: Listing) -> Iterator[tuple[str, Item]]:
     import jmespath  # type: ignore[import-untyped]  # boto3 needs it too
 
     client, arguments = aws.client(listing.service), listing.arguments_of(aws.client("sts"))
@@ -136,12 +136,12 @@ def _listed(aws: Aws, listing: Listing) -> Iterator[tuple[str, Item]]:
             yield (str(item[listing.id]), item) if listing.id else (str(item), {})
 
 
-def _found(
+def _owned_resources(
     aws: Aws, owner: Ownership, listing: Listing, items: list[tuple[str, Item]], arns: list[str]
 ) -> Iterator[RemainingResource]:
     """Yield the listed resources that belong to the deployment."""
     for id, item in items:
-        tagged = any(_is_of(arn, listing, id) for arn in arns)
+        tagged = any(_matches_arn(arn, listing, id) for arn in arns)
         reason = owner.reason(id, item)
         if reason is None and not tagged:
             continue
@@ -162,7 +162,7 @@ def is_being_deleted(state: str | None) -> bool:
     return state in _BEING_DELETED
 
 
-def _by_tag(arn: str, kind: str) -> RemainingResource:
+def _tagged_resource(arn: str, kind: str) -> RemainingResource:
     return RemainingResource(
         service=arn.split(":")[2],
         kind=kind,
@@ -185,7 +185,7 @@ def _rest(arn: str, listing: Listing) -> str | None:
     return None
 
 
-def _is_of(arn: str, listing: Listing, id: str) -> bool:
+def _matches_arn(arn: str, listing: Listing, id: str) -> bool:
     rest = _rest(arn, listing)
     # arn:aws:eks:...:nodegroup/<cluster>/..., arn:aws:logs:...:log-group:<name>:*
     return id == arn or rest == id or (rest or "").startswith((f"{id}/", f"{id}:"))
@@ -281,7 +281,7 @@ def version_pages(s3: Any, bucket: str) -> Iterator[Item]:
 
 
 _OTHER_ACTIONS = {"ListBuckets": "ListAllMyBuckets", "DescribeBudgets": "ViewBudget"}
-"""IAM actions that differ from their operation (Service Authorization Reference)."""
+"""IAM actions whose names differ from those of the operations (Service Authorization Reference)."""
 
 
 def _iam_action(aws: Aws, listing: Listing) -> str:

@@ -21,7 +21,7 @@ from trainium_catalogue import contract
 
 BUCKET = "AWS::S3::Bucket"
 _DELETED = "DELETE_COMPLETE"
-_OF_DEPLOYMENT = re.compile(r"trainium-(.+)-[a-z]+")
+_STACK_NAME = re.compile(r"trainium-(.+)-[a-z]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ def read_history(cloudformation: CloudFormationClient, deployment: str) -> Stack
             deleted.append((item.get("DeletionTime") or item["CreationTime"], stack))
         else:
             live[name] = stack
-    others = (_OF_DEPLOYMENT.fullmatch(item["StackName"]) for item in found)
+    others = (_STACK_NAME.fullmatch(item["StackName"]) for item in found)
     return StackHistory(
         live=live,
         deleted=tuple(stack for _, stack in sorted(deleted, key=lambda pair: pair[0])[::-1]),
@@ -209,7 +209,7 @@ def run_cdk(words: Sequence[str], on_line: Callable[[str], None]) -> int:
 
 
 def delete_stacks(client: Any, names: Iterable[str], note: Callable[[str], None]) -> None:
-    """Delete stacks that the app no longer has, one by one."""
+    """Delete stacks that are no longer part of the app, one by one."""
     from botocore.exceptions import WaiterError
 
     for name in names:
@@ -226,7 +226,7 @@ def delete_stacks(client: Any, names: Iterable[str], note: Callable[[str], None]
 def empty_bucket(s3: Any, bucket: str, counts: dict[str, int]) -> None:
     """Delete all object versions in a bucket, and count them.
 
-    The count is updated before each request, so that it is an upper bound if interrupted.
+    The count is updated before each request, so that it is an upper bound after an interruption.
     """
     counts.setdefault(bucket, 0)
     for page in version_pages(s3, bucket):

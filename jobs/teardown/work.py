@@ -29,7 +29,7 @@ _WITHOUT_JOBS = ("no-cluster", "no-volcano")
 
 @dataclass(slots=True, kw_only=True)
 class UnfinishedJobs:
-    """The unfinished and moving jobs on a deployment's queues and cluster."""
+    """A deployment's unfinished jobs, including those being moved to another zone."""
 
     aws: Aws
     target: Deployment | None
@@ -54,8 +54,8 @@ class UnfinishedJobs:
     def reopen_queues(self, *, sleep: Callable[[float], None]) -> None:
         """Reopen the queues, including those closed by an earlier command.
 
-        Nothing has been destroyed at this point. For queues that cannot be reopened, print the
-        command.
+        Nothing has been destroyed at this point. For a queue that cannot be reopened, print the
+        command that reopens it.
         """
         left = list(self.queues)
         opened: list[str] = []
@@ -96,7 +96,7 @@ class UnfinishedJobs:
                 self.note(f"reopen it with: vcctl queue operate --action open --name {name}")
 
     def _settle(self, sleep: Callable[[float], None]) -> Sequence[Mapping[str, Any]]:
-        """Wait until Batch has updated the queues, within limits; return them."""
+        """Wait for Batch to update the queues, up to a limit; return them."""
         for _ in range(_SETTLING_POLLS):
             found = self._existing_queues()
             if all(queue["status"] != "UPDATING" for queue in found):
@@ -211,7 +211,7 @@ class UnfinishedJobs:
                     self.note(progress.text(0))
         except Exception as error:
             refusal = self._refusal(error)
-            self.note(f"deleting the cluster's stack will remove the nodes: {refusal}")
+            self.note(f"the nodes remain until the cluster's stack is deleted: {refusal}")
 
     def _cluster(self) -> JobService | None:
         if self.target is None or Orchestrator.EKS not in self.target.usable:

@@ -27,7 +27,7 @@ from trainium_catalogue.typed_json import read_object
 
 Record = Mapping[str, Any]
 NO_PROBE = "no probe"
-_OF_NODES = ("run", "job_id", "num_nodes", "num_ranks", "device")
+_NODE_FIELDS = ("run", "job_id", "num_nodes", "num_ranks", "device")
 _WORST_FIRST = (State.CRASHED, State.RED, State.GREEN, State.NOT_RUN)
 
 
@@ -127,7 +127,7 @@ def joined(
         for finding in client
     ]
     of_nodes = [Finding.read(document) for document in nodes["findings"]] if nodes else []
-    about = {name: nodes[name] for name in _OF_NODES} if nodes else dict.fromkeys(_OF_NODES)
+    about = {name: nodes[name] for name in _NODE_FIELDS} if nodes else dict.fromkeys(_NODE_FIELDS)
     return ProbeRecord(
         contract_version=CONTRACT_VERSION,
         time=datetime.now(UTC).isoformat(timespec="milliseconds"),

@@ -107,7 +107,7 @@ def run(
     folder: FolderPath = FOLDER,
     addresses: Addresses = "127.0.0",
 ) -> None:
-    """Deploy, run jobs and train on Batch and on EKS, destroy, and prove that nothing is left.
+    """On emulated Batch and EKS, deploy, run jobs, train, destroy, and verify that nothing is left.
 
     A short first part gives a result within a minute; the full rehearsal follows.
 
@@ -159,9 +159,9 @@ def up(
     folder: FolderPath = FOLDER,
     addresses: Addresses = "127.0.0",
 ) -> None:
-    """Deploy and stay up, so that you can submit jobs and inject faults from another terminal.
+    """Deploy, and keep the deployment up, to submit jobs and inject faults from another terminal.
 
-    Prints each node's process id. Ctrl-C, or `down` in another terminal, destroys the deployment
+    Prints each node's process ID. Ctrl-C, or `down` in another terminal, destroys the deployment
     and proves that nothing is left.
     """
     settings = _settings(
@@ -192,7 +192,9 @@ def down(folder: FolderPath = FOLDER) -> None:
         raise typer.Exit(EXIT_FAILED)
     document = json.loads(place.receipt.read_text(encoding="utf-8"))
     is_checked = document["proven_empty"] or document["leftovers"]
-    left = f"{len(document['leftovers'])} left over" if is_checked else "leftovers were not checked"
+    left = "leftovers were not searched for"
+    if is_checked:
+        left = f"{len(document['leftovers'])} left over"
     typer.echo(f"{document['outcome']}, {left}; {place.receipt}")
     raise typer.Exit(0 if document["outcome"] == "passed" else EXIT_FAILED)
 
@@ -268,7 +270,7 @@ def _stay(rehearsal: Rehearsal) -> None:
         f"{environment}{cluster if 'eks' in settings.orchestrators else ''}\n  python -m jobs "
         f"submit {ALL_REDUCE} --nodes {settings.nodes} --yes --follow \\\n    --set "
         "max-bytes=16777216 --set iterations=100000 --set seconds-per-size=60 \\\n    --set "
-        "peer-timeout-s=5\n  kill -KILL PID, or kill -STOP PID, with a process id shown here\n"
+        "peer-timeout-s=5\n  kill -KILL PID, or kill -STOP PID, with a process ID shown here\n"
         f"stop with Ctrl-C, or: python -m rehearsal down{_folder_option(folder)}\n"
     )
     try:

@@ -17,7 +17,7 @@ from rehearsal.deployment.state import (
     RehearsedProgram,
     Settings,
 )
-from rehearsal.proofs.endings import OF_NODES, find_faults
+from rehearsal.proofs.endings import NODE_FAULTS, find_faults
 from rehearsal.steps import batch, cluster
 from rehearsal.steps import program as own_program
 from rehearsal.steps.jobs import ALL_REDUCE, own_parameters
@@ -64,7 +64,7 @@ Processes = Annotated[
         "--processes-per-node",
         min=1,
         help="Number of worker processes per node.",
-        show_default="1, and 2 for training",
+        show_default="1; 2 for training",
     ),
 ]
 InstanceType = Annotated[str, typer.Option("--instance-type", help="Instance type to deploy for.")]
@@ -131,7 +131,11 @@ Workdir = Annotated[
 ]
 Include = Annotated[
     list[str] | None,
-    typer.Option("--include", metavar="GLOB", help="Files to pack; repeatable."),
+    typer.Option(
+        "--include",
+        metavar="GLOB",
+        help="Files to pack even if git ignores them or they look like credentials; repeatable.",
+    ),
 ]
 Exclude = Annotated[
     list[str] | None,
@@ -146,7 +150,7 @@ FaultAfter = Annotated[
         "default any file.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the receipt as JSON and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")]
 Keep = Annotated[
     bool,
     typer.Option("--keep", help="Keep the deployment up after the jobs, until Ctrl-C or `down`."),
@@ -288,7 +292,8 @@ def program_of(
     for option, is_set in own_options.items():
         if is_set:
             raise OptionsError(
-                f"{option} requires a program of your own; specify it with --program FILE"
+                f"{option} requires a program of your own; specify one with --program FILE "
+                "or --module NAME"
             )
     return None
 
@@ -299,10 +304,10 @@ def _check_program(program: RehearsedProgram, faults: Sequence[str], *, alone: b
             "--program cannot be combined with --quick or --workload; omit them, or omit --program"
         )
     for name in find_faults(faults):
-        if name not in OF_NODES:
+        if name not in NODE_FAULTS:
             raise OptionsError(
                 f"--fault {name} does not apply to programs; with --program, choose one of "
-                f"{', '.join(OF_NODES)}"
+                f"{', '.join(NODE_FAULTS)}"
             )
     for path in (program.file, program.requirements):
         if path and not Path(path).exists():

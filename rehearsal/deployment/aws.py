@@ -18,10 +18,10 @@ from trainium_catalogue import contract
 ACCOUNT = "123456789012"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "rehearsal", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
 SUBMITTER = "submitter"
-"""IAM user who runs the jobs, with the published policy for submitters."""
+"""IAM user who submits the jobs, with the published policy for submitters."""
 POLICY = ROOT / "docs" / "submitter-policy.json"
 # The user's settings of these tools must neither reach a real account nor affect the result.
-_FOREIGN = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
+_EXCLUDED = ("AWS_", "CDK_", "TRAINIUM_", "JSII_DEBUG")
 
 
 class EmulatedAccount:
@@ -96,7 +96,7 @@ def create_submitter(aws: EmulatedAccount) -> dict[str, str]:
 
 
 def allow_submitter(aws: EmulatedAccount) -> None:
-    """Attach the published policy, with the deployment's names filled in."""
+    """Embed the published policy in the user, with the deployment's names filled in."""
     text = POLICY.read_text(encoding="utf-8")
     for placeholder, name in (
         ("REGION", aws.region),
@@ -112,7 +112,7 @@ def client_environment(
     base: Mapping[str, str], *, aws: EmulatedAccount | None, docker: Path, bin_folder: Path
 ) -> dict[str, str]:
     """Return the CLIs' environment: the user's, without access to any AWS account."""
-    environment = {name: value for name, value in base.items() if not name.startswith(_FOREIGN)}
+    environment = {name: value for name, value in base.items() if not name.startswith(_EXCLUDED)}
     environment |= CREDENTIALS
     environment |= {
         "PATH": f"{bin_folder}:{base.get('PATH', '/usr/bin:/bin')}",

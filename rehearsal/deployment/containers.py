@@ -53,10 +53,10 @@ def missing_tools(path: str) -> list[str]:
 
 
 def refuse_without_tools(path: str) -> None:
-    """Raise ``OptionsError`` that lists the packages to install if a tool is missing."""
+    """Raise an ``OptionsError`` that lists missing tools, if any, and how to install them."""
     if missing := missing_tools(path):
         raise OptionsError(
-            f"--containers needs {', '.join(missing)}, not found here; install them (Debian: "
+            f"--containers needs {', '.join(missing)}, not found on PATH; install them (Debian: "
             "apt-get install podman buildah runc debootstrap) or omit --containers"
         )
 
@@ -118,7 +118,7 @@ def _build_base(place: Path, base: str, *, torch: str, run: Callable[..., int]) 
 
 
 def _engine(place: Path, path: str) -> Path:
-    """Return podman, with runc if available: crun fails on hybrid cgroups."""
+    """Write a script that runs podman, with runc if available: crun fails on hybrid cgroups."""
     runtime = shutil.which("runc", path=path)
     option = f" --runtime '{runtime}'" if runtime else ""
     engine = place / "podman"

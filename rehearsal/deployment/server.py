@@ -67,7 +67,7 @@ class ServerProcess:
         try:
             return self._ended.get(timeout=JOBS_LIMIT_S)
         except queue.Empty:
-            return [f"nodes that did not end within {JOBS_LIMIT_S:.0f} s"]
+            return [f"nodes that did not exit within {JOBS_LIMIT_S:.0f} s"]
 
     def stop(self) -> None:
         """Stop the server and its nodes."""

@@ -177,7 +177,7 @@ def refuse_second(folder: RehearsalFolder) -> None:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return a process's start time in kernel ticks; without /proc, only check that it exists."""
+    """Return a process's start time in clock ticks; without /proc, only check that it exists."""
     try:
         # Fields after the command name, which may contain spaces: proc(5), fields 3 and 22.
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -21,7 +21,7 @@ _CHROMIUM = LOOK.parent / "node_modules" / ".chromium"
 
 
 def is_installed() -> bool:
-    """Return whether a browser is installed; only the tests' set-up installs one."""
+    """Return whether a browser is installed; only `make setup-tests` installs one."""
     return _CHROMIUM.is_dir()
 
 
@@ -62,7 +62,7 @@ class ScalarCurve:
         if not self.has_curve:
             return "no curve"
         direction = "that falls" if self.falls else "that does not fall"
-        return f"a curve of {self.columns} pixels {direction}, at {self.value} in step {self.step}"
+        return f"a curve of {self.columns} pixels {direction}, {self.value} at step {self.step}"
 
 
 def look(

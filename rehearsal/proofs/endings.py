@@ -1,4 +1,4 @@
-"""The injectable faults, and the ending that the failure model expects of each."""
+"""The injectable faults, and the outcome that the failure model predicts for each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ALL = "all"
 NO_CAPACITY = "no-capacity"
 
 # Divisor of the queue's RUNNABLE time limit: an hour becomes three seconds.
-RUNNABLE_CLOCK = 1200.0
+RUNNABLE_SPEEDUP = 1200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedEnding:
-    """The expected ending of a run."""
+class ExpectedOutcome:
+    """The expected outcome of a run."""
 
     exit_codes: tuple[int | None, ...]
     """Exit codes of the main node by attempt; None for any or unknown."""
@@ -33,8 +33,8 @@ class ExpectedEnding:
     """Part of the job's status reason."""
 
     @property
-    def on_cluster(self) -> ExpectedEnding:
-        """The ending on a cluster, where the main node may not report its attempt's end, because
+    def on_cluster(self) -> ExpectedOutcome:
+        """The outcome on a cluster, where the main node may not report its attempt's end, because
         Volcano ends an attempt's pods as soon as one fails."""
         return replace(self, exit_codes=(*(None for _ in self.exit_codes[1:]), self.exit_codes[-1]))
 
@@ -45,63 +45,63 @@ class Fault:
 
     kind: str
     summary: str
-    ending: ExpectedEnding
+    outcome: ExpectedOutcome
     parameters: tuple[str, ...] = ()
     """Passed to ``jobs submit --set``."""
     armed: bool = True
     """True if the emulator injects it; otherwise the parameters cause it."""
 
 
-SUCCESS = ExpectedEnding(exit_codes=(ExitCode.OK,), status="SUCCEEDED", jobs_exit_code=0)
+SUCCESS = ExpectedOutcome(exit_codes=(ExitCode.OK,), status="SUCCEEDED", jobs_exit_code=0)
 
 
-def _retried(code: ExitCode) -> ExpectedEnding:
-    return ExpectedEnding(exit_codes=(code, ExitCode.OK), status="SUCCEEDED", jobs_exit_code=0)
+def _retried(code: ExitCode) -> ExpectedOutcome:
+    return ExpectedOutcome(exit_codes=(code, ExitCode.OK), status="SUCCEEDED", jobs_exit_code=0)
 
 
 _FAULTS = (
     Fault(
         kind="kill-child",
         summary="node 1 is killed",
-        ending=_retried(ExitCode.HOST),
+        outcome=_retried(ExitCode.HOST),
     ),
     Fault(
         kind="kill-main",
         summary="the main node is killed",
-        ending=_retried(ExitCode.KILLED),
+        outcome=_retried(ExitCode.KILLED),
     ),
     Fault(
         kind="hang-child",
         summary="node 1 is frozen",
-        ending=_retried(ExitCode.HOST),
+        outcome=_retried(ExitCode.HOST),
     ),
     Fault(
         kind="reclaim-child",
         summary="node 1's host is reclaimed",
-        ending=_retried(ExitCode.HOST),
+        outcome=_retried(ExitCode.HOST),
     ),
     Fault(
         kind="reclaim-main",
         summary="the main node's host is reclaimed",
         # The job is retried because its reason names the host, not because of the exit code.
-        ending=_retried(ExitCode.STOPPED),
+        outcome=_retried(ExitCode.STOPPED),
     ),
     Fault(
         kind="error-in-workload",
         summary="rank 1 raises a Python error",
-        ending=ExpectedEnding(exit_codes=(ExitCode.WORKLOAD,), status="FAILED", jobs_exit_code=1),
+        outcome=ExpectedOutcome(exit_codes=(ExitCode.WORKLOAD,), status="FAILED", jobs_exit_code=1),
         parameters=("inject-error-rank=1",),
         armed=False,
     ),
     Fault(
         kind="preflight-failure",
         summary="node 1's open-file limit is too low",
-        ending=_retried(ExitCode.PREFLIGHT),
+        outcome=_retried(ExitCode.PREFLIGHT),
     ),
     Fault(
         kind=NO_CAPACITY,
         summary="no instance is available",
-        ending=ExpectedEnding(
+        outcome=ExpectedOutcome(
             exit_codes=(),
             status="FAILED",
             jobs_exit_code=1,
@@ -109,7 +109,7 @@ _FAULTS = (
         ),
     ),
 )
-OF_NODES = (
+NODE_FAULTS = (
     "kill-child", "kill-main", "hang-child", "reclaim-child", "reclaim-main",
 )  # fmt: skip
 """Faults of a working node, independent of the workload."""
@@ -130,36 +130,36 @@ def find_faults(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def differences(
-    ending: ExpectedEnding,
+    outcome: ExpectedOutcome,
     *,
     exit_codes: Sequence[int | None],
     status: str,
     jobs_exit_code: int,
     reasons: Iterable[str | None],
 ) -> list[str]:
-    """List the differences from the expected ending."""
+    """List the differences from the expected outcome."""
     deviations = []
-    expected = ending.exit_codes
+    expected = outcome.exit_codes
     if len(exit_codes) != len(expected) or any(
         code not in (None, actual) for code, actual in zip(expected, exit_codes, strict=True)
     ):
         deviations.append(
-            f"the main node exited with {_codes(exit_codes)} instead of {_codes(ending.exit_codes)}"
+            f"the main node exited with {_codes(exit_codes)} instead of {_codes(expected)}"
         )
-    if status != ending.status:
-        deviations.append(f"the job is {status} instead of {ending.status}")
-    if jobs_exit_code != ending.jobs_exit_code:
+    if status != outcome.status:
+        deviations.append(f"the job is {status} instead of {outcome.status}")
+    if jobs_exit_code != outcome.jobs_exit_code:
         deviations.append(
-            f"jobs submit exited with {jobs_exit_code} instead of {ending.jobs_exit_code}"
+            f"jobs submit exited with {jobs_exit_code} instead of {outcome.jobs_exit_code}"
         )
-    if ending.reason is not None and not any(ending.reason in (text or "") for text in reasons):
-        deviations.append(f"no status reason names {ending.reason}")
+    if outcome.reason is not None and not any(outcome.reason in (text or "") for text in reasons):
+        deviations.append(f"no status reason names {outcome.reason}")
     return deviations
 
 
-def describe(ending: ExpectedEnding) -> str:
-    """Format an ending for a table: exit codes, then the job's status."""
-    return f"{_codes(ending.exit_codes)} {ending.status}"
+def describe(outcome: ExpectedOutcome) -> str:
+    """Format an outcome for a table: exit codes, then the job's status."""
+    return f"{_codes(outcome.exit_codes)} {outcome.status}"
 
 
 def _codes(codes: Sequence[int | None]) -> str:

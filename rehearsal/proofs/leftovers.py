@@ -64,7 +64,7 @@ def take_inventory(aws: EmulatedAccount) -> frozenset[AccountResource]:
                 for image in _images(aws, name)
             ),
             *(AccountResource("ecs", "cluster", arn) for arn in _clusters(aws)),
-            *(AccountResource("tag", TAG_DEPLOYMENT, arn) for arn in _tagged(aws)),
+            *(AccountResource("tag", TAG_DEPLOYMENT, arn) for arn in _tagged_arns(aws)),
         }
     )
 
@@ -151,7 +151,7 @@ def _clusters(aws: EmulatedAccount) -> Iterable[str]:
     return [cluster["clusterArn"] for cluster in clusters if cluster["status"] != "INACTIVE"]
 
 
-def _tagged(aws: EmulatedAccount) -> Iterable[str]:
+def _tagged_arns(aws: EmulatedAccount) -> Iterable[str]:
     pages = aws.client("resourcegroupstaggingapi").get_paginator("get_resources")
     for page in pages.paginate(TagFilters=[{"Key": TAG_DEPLOYMENT}]):
         for resource in page["ResourceTagMappingList"]:

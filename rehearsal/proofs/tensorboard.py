@@ -17,7 +17,7 @@ from rehearsal.deployment.state import ROOT
 from rehearsal.proofs import browser
 from trainium_catalogue.contract import LOSS_SCALAR
 
-DRAWN = "a headless browser finds the loss curve on its page"
+DRAWN = "a headless browser finds the loss curve on TensorBoard's page"
 """Name of the check that needs a browser."""
 LIMIT_S = 90.0
 """Timeout for TensorBoard to start and read a run."""
@@ -50,7 +50,7 @@ def check_page(
         finally:
             process.kill()
     with log.open("a", encoding="utf-8") as record:
-        record.write(result or f"TensorBoard has no scalars of {run}\n")
+        record.write(result or f"TensorBoard has no scalars for {run}\n")
     return code
 
 

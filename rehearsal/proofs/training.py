@@ -126,7 +126,7 @@ def attempts(events: Sequence[Json]) -> list[TrainingAttempt]:
 def judge_steps(
     events: Sequence[Json], plan: ExpectedTraining, *, resumed_from: int | None
 ) -> list[ReceiptCheck]:
-    """Check that each step counts once, the run resumed at the right step, and the loss fell."""
+    """Check that each step occurs once, the run resumed at the right step, and the loss fell."""
     steps = [event for event in events if event["event"] == "step"]
     numbers = [event["step"] for event in steps]
     losses = [event["loss"] for event in sorted(steps, key=lambda event: event["step"])]
@@ -203,8 +203,8 @@ def judge_report(log: Path, *, of: Path) -> ReceiptCheck:
     return ReceiptCheck(
         name="the report counts completed and repeated steps as the log does",
         ok=reported == (len(steps), twice) and 0 < goodput < 1,
-        detail=f"{reported[0]} steps and {reported[1]} twice, of {len(steps)} and {twice}; goodput "
-        f"{goodput:.1%}, about {document.get('usd') or 0.0:.2f} USD",
+        detail=f"report: {reported[0]} steps, {reported[1]} repeated; log: {len(steps)}, {twice}; "
+        f"goodput {goodput:.1%}, about {document.get('usd') or 0.0:.2f} USD",
     )
 
 

@@ -85,7 +85,7 @@ class ProgressDisplay:
                     f"process {event['pid']} on {event['address']}"
                 )
             case "node-started":
-                self._all_started(event)
+                self._record_start(event)
             case "node-ended" if self._show_nodes:
                 reason = f" ({event['reason']})" if event.get("reason") else ""
                 self._print(f"node {event['node']} exited with {event['exit_code']}{reason}")
@@ -95,7 +95,7 @@ class ProgressDisplay:
             case "fault-injected":
                 self._print(f"injected {event['kind']}: {event['detail']}")
 
-    def _all_started(self, event: dict[str, Any]) -> None:
+    def _record_start(self, event: dict[str, Any]) -> None:
         attempt = (event["job_id"], event["attempt"])
         nodes = self._started.setdefault(attempt, {})
         nodes[event["node"]] = event["pid"]

@@ -58,7 +58,7 @@ def write(receipt: Receipt, path: Path) -> None:
 def show_all(receipt: Receipt, console: Console) -> None:
     """Print every table of a finished rehearsal."""
     tables = (
-        _deployed(receipt),
+        _deployment(receipt),
         _runs(receipt),
         *(_node_exits(run) for run in receipt.runs if run.nodes),
         *(_sizes(run) for run in receipt.runs if run.fault is None and run.sizes),
@@ -89,7 +89,7 @@ def _table(title: str, *columns: str, numbers: tuple[str, ...] = ()) -> Table:
     return table
 
 
-def _deployed(receipt: Receipt) -> Table:
+def _deployment(receipt: Receipt) -> Table:
     settings = receipt.settings
     table = _table(
         f"Deployed for {settings.nodes} x {settings.instance_type} to {receipt.region}",
@@ -220,7 +220,7 @@ def _phases(receipt: Receipt) -> Table:
 
 
 def _leftovers(receipt: Receipt) -> Table:
-    table = _table("In the account after destroy", "what", "id")
+    table = _table("In the account after destroy", "resource", "id")
     for why in dict.fromkeys(expected.why for expected in receipt.expected_left):
         table.add_row(Text("expected", "dim"), Text(why, "dim"))
         for expected in receipt.expected_left:

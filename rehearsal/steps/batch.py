@@ -15,7 +15,7 @@ from rehearsal.deployment.state import RehearsalFolder, Settings
 from rehearsal.proofs import training as evidence
 from rehearsal.receipt import BatchTraining
 from rehearsal.report import curve
-from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
+from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, own_parameters, read_finished_run
 from rehearsal.steps.runner import Chain, Runner, flags, step
 
 WORKLOAD = "llama-tiny"
@@ -37,7 +37,7 @@ KILLED_AFTER = 11
 """Logged step at which the node is killed: well after a save, well before the next."""
 DOCUMENTS = 400
 HELD_OUT = "0.05"
-"""Fraction of the documents; by default, only two would be held out."""
+"""Fraction of documents to hold out; the default would hold out only two."""
 PARAMETERS = {
     "max-steps": str(MAX_STEPS),
     "save-every": str(SAVE_EVERY),
@@ -59,7 +59,7 @@ def chains(
     page: Path,
     program_ended: threading.Event,
 ) -> tuple[Chain, ...]:
-    """Return all commands as a user types them."""
+    """Return all commands as a user would type them."""
     nodes, training = num_nodes(settings), flags(parameters(settings))
     checks = flags(own_parameters(settings.parameters, VERIFY))
     prepare = f"jobs submit prepare --dataset {CORPUS} --max-documents {DOCUMENTS}"
@@ -175,7 +175,7 @@ def run(
     )
     return BatchTraining(
         steps=runner.steps,
-        run=ended_run(runner, "train", run=RUN, fault=fault_kind(settings)),
+        run=read_finished_run(runner, "train", run=RUN, fault=fault_kind(settings)),
         killed_after=KILLED_AFTER,
         resumed_from=results.resumed_from,
         attempts=results.attempts,

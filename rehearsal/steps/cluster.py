@@ -15,7 +15,7 @@ from rehearsal.proofs import training as evidence
 from rehearsal.proofs.tensorboard import DRAWN
 from rehearsal.receipt import ClusterTraining, ReceiptCheck
 from rehearsal.report import curve
-from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, ended_run, own_parameters
+from rehearsal.steps.jobs import LAUNCH_DEFAULTS, armed, own_parameters, read_finished_run
 from rehearsal.steps.notifications import subscribed
 from rehearsal.steps.runner import Chain, Runner, Step, flags, step
 from trainium_catalogue import contract, kubernetes
@@ -44,7 +44,7 @@ TOO_MANY = 4
 """Nodes of a waiting gang: more than there are, but within the deployment's maximum."""
 _SNAPSHOT_LIMIT_S = 60.0
 """Longer than the node scaler's interval between cluster snapshots."""
-_WAITS = "import time\n\ntime.sleep(600)\n"
+_WAITING_PROGRAM = "import time\n\ntime.sleep(600)\n"
 """Program of the inspected run, which uses no CPU time."""
 MAX_STEPS = 24
 SAVE_EVERY = 6
@@ -143,7 +143,7 @@ def drawing(*, with_browser: bool) -> Step:
         f"jobs tensorboard {MNIST} --no-browser",
         until_seen=MNIST,
         expects={
-            "TensorBoard has the run's loss": rf"(?s){MNIST}\S* has .*loss",
+            "TensorBoard shows the run's loss": rf"(?s){MNIST}\S* has .*loss",
             **drawn,
         },
     )
@@ -191,7 +191,7 @@ def inspections(job_ids: Mapping[str, str]) -> tuple[Step, ...]:
             "list",
             "jobs list",
             expects={
-                "list has the jobs of Batch and of the cluster": (
+                "list shows the jobs of Batch and of the cluster": (
                     rf"(?s)(?=.*{BERT})(?=.*{MNIST})(?=.*prepare)"
                 )
             },
@@ -277,7 +277,7 @@ def waiting_program(folder: RehearsalFolder) -> Path:
     """Write the waiting program to a separate folder, because submit packs the whole folder."""
     path = folder.path / BUSY / "wait.py"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(_WAITS, encoding="utf-8")
+    path.write_text(_WAITING_PROGRAM, encoding="utf-8")
     return path
 
 
@@ -330,7 +330,7 @@ def inspected(program: Path) -> tuple[Step, ...]:
         step(
             "stop",
             f"jobs stop {BUSY} --wait 60",
-            expects={"a stopped run ends, and names the user who stopped it": r"stopped by"},
+            expects={"stop ends the run, and names the user who stopped it": r"stopped by"},
         ),
     )
 
@@ -363,7 +363,7 @@ def too_big() -> tuple[Step, ...]:
         step(
             "stop what waits",
             f"jobs stop {BIG} --wait 20",
-            expects={"a gang that waits can be stopped": r"cancelled before it started"},
+            expects={"a gang that waits can be stopped": r"cancelled before it starts"},
         ),
     )
 
@@ -431,7 +431,9 @@ def run(
         # A refused submission has no job.
         if (step := runner.step(name)) is not None and step.exit_code in (0, 1):
             fault = "kill-child" if name == BERT else None
-            result.runs.append(ended_run(runner, name, run=name, fault=fault, on_cluster=True))
+            result.runs.append(
+                read_finished_run(runner, name, run=name, fault=fault, on_cluster=True)
+            )
     if all((step := runner.step(name)) and step.exit_code == 0 for name in (MNIST, BERT)):
         _check(result, aws=aws, folder=folder, log=runner.log(BERT), values=parameters(settings))
         ids = {run.run: str(run.job_id) for run in result.runs}

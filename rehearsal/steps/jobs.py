@@ -19,7 +19,7 @@ from rehearsal.proofs.endings import (
     FAULTS,
     PARAMETER,
     SUCCESS,
-    ExpectedEnding,
+    ExpectedOutcome,
     describe,
     differences,
 )
@@ -65,12 +65,12 @@ def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
 
 def submission(settings: Settings, *, run: str, fault: str | None) -> Step:
     """Return the command as a user would type it."""
-    ending = SUCCESS if fault is None else FAULTS[fault].ending
+    outcome = SUCCESS if fault is None else FAULTS[fault].outcome
     pairs = join(word for pair in parameters(settings, fault) for word in ("--set", pair))
     return step(
         run,
         f"jobs submit {ALL_REDUCE} --nodes {settings.nodes} --name {run} --yes --follow {pairs}",
-        exit_code=ending.jobs_exit_code,
+        exit_code=outcome.jobs_exit_code,
     )
 
 
@@ -106,8 +106,8 @@ def armed(
 ) -> Iterator[None]:
     """Arm a fault for a run's first attempt.
 
-    It is injected once the nodes work, after a training step, or once the bucket has an object with
-    a key that matches ``after_key`` and a listed file that matches ``after_path``.
+    It is injected after the first all-reduce, after a training step, or once the bucket has an
+    object with a key that matches ``after_key`` and a listed file that matches ``after_path``.
     """
     fault = {"kind": kind, "run": run}
     if after is not None:
@@ -126,7 +126,7 @@ def armed(
             ssm.delete_parameter(Name=name)
 
 
-def ended_run(
+def read_finished_run(
     runner: Runner, step: str, *, run: str, fault: str | None, on_cluster: bool = False
 ) -> RunRecord:
     """Read the outcome of a step's job from ``jobs status``."""
@@ -155,16 +155,16 @@ def judge(
     seconds: float,
     on_cluster: bool = False,
 ) -> RunRecord:
-    """Compare the output of ``jobs status --json`` with the expected ending.
+    """Compare the output of ``jobs status --json`` with the expected outcome.
 
     ``sizes`` is None for a workload without a sweep.
     """
-    ending: ExpectedEnding = SUCCESS if fault is None else FAULTS[fault].ending
+    outcome: ExpectedOutcome = SUCCESS if fault is None else FAULTS[fault].outcome
     if on_cluster:
-        ending = ending.on_cluster
+        outcome = outcome.on_cluster
     exit_codes = [attempt["exit_code"] for attempt in status["attempts"]]
     problems = differences(
-        ending,
+        outcome,
         exit_codes=exit_codes,
         status=status["status"],
         jobs_exit_code=jobs_exit_code,
@@ -174,7 +174,7 @@ def judge(
     known = 1 if on_cluster else len(exit_codes)
     # Volcano deletes an attempt's pods, and thereby their exit codes, once one has failed.
     is_cut = on_cluster and status["status"] == "FAILED"
-    if ending.exit_codes and not is_cut and len(nodes) != known * status["num_nodes"]:
+    if outcome.exit_codes and not is_cut and len(nodes) != known * status["num_nodes"]:
         problems.append(
             f"{counted(len(nodes), 'node exit')} recorded instead of {counted(known, 'attempt')} x "
             f"{counted(status['num_nodes'], 'node')}"
@@ -183,14 +183,14 @@ def judge(
         problems.append("the job succeeded without a result in the bucket")
     if any(not size.correct for size in sizes or ()):
         problems.append("the result has a wrong sum")
-    actual = ExpectedEnding(
+    actual = ExpectedOutcome(
         exit_codes=tuple(exit_codes), status=status["status"], jobs_exit_code=jobs_exit_code
     )
     return RunRecord(
         run=run,
         fault=fault,
         summary="no fault" if fault is None else FAULTS[fault].summary,
-        expected=describe(ending),
+        expected=describe(outcome),
         seen=describe(actual),
         differences=problems,
         job_id=status["job_id"],

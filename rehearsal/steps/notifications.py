@@ -26,7 +26,7 @@ class NotificationQueue:
     _kinds: dict[str, list[str]] = field(default_factory=dict)
 
     def check(self, record: RunRecord, *, limit_s: float = 0.0) -> None:
-        """Invoke the function, and record missing notifications about a finished run."""
+        """Invoke the function; record missing or unexpected notifications of a finished run."""
         ended = "succeeded" if record.status == "SUCCEEDED" else "failed"
         expected = ["attempt-failed"] * (len(record.attempts) - 1) + [ended]
         deadline = time.monotonic() + limit_s
@@ -50,8 +50,8 @@ class NotificationQueue:
         ):
             for message in page:
                 attributes = json.loads(message["Body"])["MessageAttributes"]
-                subject = attributes["run"]["Value"]
-                self._kinds.setdefault(subject, []).append(attributes["kind"]["Value"])
+                run_name = attributes["run"]["Value"]
+                self._kinds.setdefault(run_name, []).append(attributes["kind"]["Value"])
                 sqs.delete_message(QueueUrl=self.url, ReceiptHandle=message["ReceiptHandle"])
         return self._kinds.get(run, [])
 

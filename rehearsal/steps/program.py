@@ -53,12 +53,12 @@ def num_nodes(settings: Settings) -> int:
 
 def fault_kinds(settings: Settings) -> tuple[str, ...]:
     """Return the faults, one per job: the chosen ones, or the loss of a node."""
-    usual = "kill-child" if num_nodes(settings) > 1 else "kill-main"
-    return settings.faults if settings.program != EXAMPLE and settings.faults else (usual,)
+    default = "kill-child" if num_nodes(settings) > 1 else "kill-main"
+    return settings.faults if settings.program != EXAMPLE and settings.faults else (default,)
 
 
 def submission(
-    settings: Settings, orchestrator: str, fault: str, *, ending: str = "--yes --follow"
+    settings: Settings, orchestrator: str, fault: str, *, final_options: str = "--yes --follow"
 ) -> Step:
     """Return the command as a user types it."""
     program = settings.program
@@ -79,7 +79,7 @@ def submission(
     repeated = {"--include": program.include, "--exclude": program.exclude, "--env": program.env}
     for option, values in repeated.items():
         line += "".join(f" {option} {quote(value)}" for value in values)
-    line += f" {ending}"
+    line += f" {final_options}"
     if program.argv:
         line += f" {contract.ARGV_MARK} {join(program.argv)}"
     return step(f"{WORKLOAD} {fault}", line)
@@ -92,7 +92,7 @@ def refused(settings: Settings, note: Callable[[str], None] | None = None) -> st
     would not.
     """
     (fault, *_), (orchestrator, *_) = fault_kinds(settings), settings.orchestrators
-    check = submission(settings, orchestrator, fault, ending="--check-only")
+    check = submission(settings, orchestrator, fault, final_options="--check-only")
     done = subprocess.run(check.command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode != 0:
         return _refusal(done.stderr) or done.stderr.strip()
@@ -114,15 +114,15 @@ def run(
     submitted = submission(settings, orchestrator, fault)
     result = ProgramRun(orchestrator=orchestrator, steps=[], run=None, checks=[], unproven=[])
     # The phase includes the checks, because a job may succeed and prove nothing.
-    with suppress(_NotAsExpected), runner.phase(f"{orchestrator}: {submitted.name}"):
+    with suppress(_PhaseFailed), runner.phase(f"{orchestrator}: {submitted.name}"):
         _run(settings, fault, submitted, result, aws=aws, runner=runner)
         if result.problems:
-            raise _NotAsExpected
+            raise _PhaseFailed
     return result
 
 
-class _NotAsExpected(Exception):
-    """Raised to mark a phase as failed; the result has the reasons."""
+class _PhaseFailed(Exception):
+    """Raised to mark a phase as failed; the result contains the reasons."""
 
 
 def _run(
@@ -134,17 +134,17 @@ def _run(
     aws: EmulatedAccount,
     runner: Runner,
 ) -> None:
-    """Submit, wait for the job's end, and fill in the result."""
+    """Submit, wait for the job to end, and fill in the result."""
     name = run_name(result.orchestrator, fault)
     snapshots = f"{contract.run_prefix(name, 'snapshots')}[0-9]*.json"
-    within = settings.program.fault_after
-    with armed(aws, run=name, kind=fault, after_key=snapshots, after_path=within):
+    pattern = settings.program.fault_after
+    with armed(aws, run=name, kind=fault, after_key=snapshots, after_path=pattern):
         record = runner.run_one(submitted)
     result.steps.append(record)
     output = runner.log(submitted.name).read_text(encoding="utf-8")
     if record.exit_code not in (0, 1):  # refused: there is no job
         if (why := _refusal(output)) is not None:
-            result.checks.append(ReceiptCheck(name="submit accepts it", ok=False, detail=why))
+            result.checks.append(ReceiptCheck(name="accepted by submit", ok=False, detail=why))
         return
     status = job_status(name, runner.environment)
     was_hit = len(status["attempts"]) > 1
@@ -179,7 +179,7 @@ def _not_hit(settings: Settings, run: RunRecord, *, kept: Sequence[str]) -> Rece
         )
     elif kept:
         why = (
-            f"it finished before a snapshot had a file: it took {took_s:.0f} s, with a snapshot "
+            f"it finished before the fault was injected: it took {took_s:.0f} s, with a snapshot "
             f"every {every_s} s; make it run longer, or take snapshots more often with --set "
             "snapshot-every-s=..."
         )
@@ -187,8 +187,8 @@ def _not_hit(settings: Settings, run: RunRecord, *, kept: Sequence[str]) -> Rece
         folder = settings.program.checkpoint_dir
         where = "its checkpoint folder" if folder is None else f"its checkpoint folder {folder}"
         why = (
-            f"it ran for {took_s:.0f} s and wrote nothing to {where}: specify the folder that it "
-            "saves to with --checkpoint-dir, or save in TRAINIUM_CHECKPOINT_DIR"
+            f"it ran for {took_s:.0f} s and wrote nothing to {where}: set --checkpoint-dir to "
+            "the folder that it saves to, or save to TRAINIUM_CHECKPOINT_DIR"
         )
     return ReceiptCheck(name="the program lost a node and resumed", ok=False, detail=why)
 
@@ -210,7 +210,7 @@ def _checks(
         ok=run.status == "SUCCEEDED",
         detail=f"{run.status}; exit codes of the main node: {codes}",
     )
-    yield _unchanged(settings, run.run, bucket)
+    yield _check_code(settings, run.run, bucket)
     if was_hit:
         restored = _RESTORED.findall(output)
         yield ReceiptCheck(
@@ -219,7 +219,7 @@ def _checks(
             detail=restored[-1][0] if restored else "no snapshot was restored",
         )
         if restored:
-            yield _used(output, parameters(settings).get("progress-pattern", ""))
+            yield _check_use(output, parameters(settings).get("progress-pattern", ""))
     status = bucket.document(contract.run_key(run.run, contract.RUN_STATUS))
     if status.get("loss") is not None:
         yield ReceiptCheck(
@@ -229,13 +229,13 @@ def _checks(
         )
 
 
-def _used(output: str, pattern: str) -> ReceiptCheck:
+def _check_use(output: str, pattern: str) -> ReceiptCheck:
     """Check that the program used the restored files; one that starts over also exits with 0.
 
     The evidence is its steps if ``pattern`` is set, otherwise the files that it reads.
     """
     if pattern:
-        shown, why = _continued(output, pattern)
+        shown, why = _compare_steps(output, pattern)
     elif reads := _READS.findall(output):
         shown, why = f"it read {reads[-1].strip()}", ""
     elif remarks := _READS_NOTHING.findall(output):
@@ -250,15 +250,15 @@ def _used(output: str, pattern: str) -> ReceiptCheck:
     return ReceiptCheck(name=name, ok=bool(shown), detail=shown or f"not shown: {why}")
 
 
-def _continued(output: str, pattern: str) -> tuple[str, str]:
-    """Compare the attempts' first steps; return evidence that it resumed, or why there is none."""
+def _compare_steps(output: str, pattern: str) -> tuple[str, str]:
+    """Compare the attempts' first steps; return evidence of resumption, or why there is none."""
     first: dict[int, int] = {}
     for attempt, line in _OUTPUT.findall(output):
         if (match := re.search(pattern, line)) and (step := match.groupdict().get("step")):
             first.setdefault(int(attempt or 1), int(step))
     last = max(first, default=1)
     if last == 1:
-        return "", f"no line of the second attempt has a step for --progress-pattern {pattern}"
+        return "", f"no line of the second attempt matches --progress-pattern {pattern}"
     steps = f"step {first[last]}, and the first attempt at step {first.get(1, '?')}"
     if first[last] > first.get(1, first[last]):
         return f"it started at {steps}", ""
@@ -268,7 +268,7 @@ def _continued(output: str, pattern: str) -> tuple[str, str]:
     )
 
 
-def _unchanged(settings: Settings, run: str, bucket: DeploymentBucket) -> ReceiptCheck:
+def _check_code(settings: Settings, run: str, bucket: DeploymentBucket) -> ReceiptCheck:
     """Check that the nodes unpacked the program's file, unchanged."""
     file = Path(settings.program.file)
     record = bucket.document(contract.run_key(run, contract.RUN_PROGRAM))

@@ -23,7 +23,7 @@ from rehearsal.proofs import tensorboard
 from rehearsal.receipt import CommandRecord, ReceiptCheck
 from trainium_catalogue import contract
 
-_AT_A_TIME = 4
+_MAX_CONCURRENT_COMMANDS = 4
 """Maximum number of concurrent commands in one half; a command with --follow mostly waits."""
 
 
@@ -69,7 +69,7 @@ class Chain:
     name: str
     steps: tuple[Step, ...]
     after: tuple[str, ...] = ()
-    """Chains of the same table that must succeed first."""
+    """Chains passed to the same ``run`` call that must succeed first."""
     wait: Callable[[], object] = lambda: None
     """Called after those chains; returns once this chain may start."""
     ended: Callable[[], None] = lambda: None
@@ -108,17 +108,17 @@ class Runner:
         self._on_line = on_line
         self.phase = phase
         self._note = note
-        self._room = threading.Semaphore(_AT_A_TIME)
+        self._room = threading.Semaphore(_MAX_CONCURRENT_COMMANDS)
         self._processes: list[subprocess.Popen[str]] = []
         self._stopped = False
         self.steps: list[CommandRecord] = []
-        """Executed steps in the order of the tables."""
+        """Executed steps, in the order of the chains that were passed to ``run``."""
         self.checks: list[ReceiptCheck] = []
 
     def run(self, chains: Sequence[Chain]) -> bool:
-        """Run a table of chains; return True if every step ended as expected.
+        """Run chains, in parallel where possible; return True if every step ended as expected.
 
-        Raises ``RehearsalInterrupted``.
+        Raises ``RehearsalInterrupted`` if ``stop`` was called.
         """
         running: dict[str, Future[_ChainResult]] = {}
         with ThreadPoolExecutor(max_workers=len(chains)) as pool:

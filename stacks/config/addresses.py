@@ -36,7 +36,7 @@ def num_available_addresses(*, subnet_cidr: str | None, vpc_cidr: str | None) ->
 
 
 def narrowest_prefix_for(addresses: int, *, new_vpc: bool) -> int | None:
-    """Return the prefix of the smallest range for ``addresses``; None if AWS allows none.
+    """Return the longest prefix length with room for ``addresses``; None if AWS allows none.
 
     The range belongs to an existing subnet, or to a new VPC with a subnet in each quarter.
     """

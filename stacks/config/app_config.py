@@ -32,7 +32,7 @@ class AppConfig(ConfigValues):
 
     @classmethod
     def from_context(cls, node: Node) -> Self:
-        """Read the app's context, in the only place that does; raise ``ConfigError``."""
+        """Read the app's context, which only this method does; raise ``ConfigError``."""
         context = node.get_all_context()
         return cls(**read_all(keys_of(cls), context), settings=explicit_settings(context))
 
@@ -43,9 +43,9 @@ class AppConfig(ConfigValues):
 
     @property
     def warnings(self) -> tuple[ConfigWarning, ...]:
-        """Warnings about settings that could not be checked or cost money while idle."""
+        """Warnings about settings that cannot be checked or cost money while idle."""
         return warnings_of(self)
 
     def dated_warnings(self, today: date) -> tuple[ConfigWarning, ...]:
-        """Return warnings about a version near its end of support and an old AMI."""
+        """Return warnings about a Kubernetes version near its end of support or an old AMI."""
         return dated_warnings_of(self, today)

@@ -95,7 +95,7 @@ class ContextKeys:
     instance_type: str = key(
         kinds.name_in(INSTANCE_TYPES, noun="instance type"),
         default="trn1.32xlarge",
-        help="instance type of every node; `python -m jobs catalogue` lists them",
+        help="instance type of every node; `python -m jobs catalogue` lists the types",
     )
     region: str = key(
         region_name(),
@@ -114,13 +114,13 @@ class ContextKeys:
     min_nodes: int = key(
         kinds.whole_number(0, 1000),
         default=0,
-        help="nodes that keep running, and are billed, while no job runs",
+        help="number of nodes that keep running, and are billed, while no job runs",
     )
     max_vcpus: int = key(
         kinds.whole_number(1, 1_000_000),
         default=DerivedDefault(text="`max_nodes` x the vCPUs of the type", compute=_max_vcpus),
-        help="maximum vCPUs of the compute environment in each zone; more than one job of "
-        "`max_nodes` needs lets jobs run concurrently; keep it within the account's vCPU quota",
+        help="maximum vCPUs of the compute environment in each zone; to run jobs concurrently, "
+        "set more than one job of `max_nodes` nodes needs; keep it within the account's vCPU quota",
     )
     efa_layout: EfaLayout = key(  # noqa: RUF009 - it declares a field
         kinds.one_of(EfaLayout),
@@ -157,16 +157,16 @@ class ContextKeys:
         "it must allow TCP between its members, in and out; `submit` checks but never changes it",
     )
     zone_ids: tuple[str, ...] = key(
-        kinds.possibly_empty_list(zone_id, noun="list of zone ids"),
+        kinds.possibly_empty_list(zone_id, noun="list of zone IDs"),
         default=DerivedDefault(text="`availability_zone_id` alone", compute=lambda _: ()),
-        help="zone ids in the order in which a job tries them, such as `usw2-az4,usw2-az1`: a job "
+        help="zone IDs in the order in which a job tries them, such as `usw2-az4,usw2-az1`: a job "
         "that finds no capacity in the first [moves to the next](operating.md#several-zones), "
         "with all its nodes",
     )
     availability_zone_id: str | None = key(
         kinds.optional(zone()),
         default=DerivedDefault(
-            text="the first of `zone_ids`, or the zone that offers the type and the most others; "
+            text="the first of `zone_ids`, or the zone offering the type and the most other types; "
             "none with `subnet_id`",
             compute=_nodes_zone,
         ),
@@ -190,7 +190,7 @@ class ContextKeys:
             compute=lambda earlier: 0 if earlier["vpc_id"] else contract.NAT_GATEWAYS,
         ),
         help="NAT gateways of a new VPC, billed by the hour; nodes need one to install the EFA "
-        "software unless the image of `ami_id` has it",
+        "software unless the AMI in `ami_id` contains it",
     )
     interface_endpoints: bool = key(
         kinds.boolean(),
@@ -199,7 +199,7 @@ class ContextKeys:
             compute=lambda earlier: contract.HAS_INTERFACE_ENDPOINTS and not earlier["vpc_id"],
         ),
         help="create interface endpoints in a new VPC for the services that nodes call (ECR, ECS, "
-        "logs and others), billed by the hour; false routes those calls through the NAT "
+        "CloudWatch Logs and others), billed by the hour; false routes those calls through the NAT "
         "gateway",
     )
     neuron_release: str = key(
@@ -243,7 +243,7 @@ class ContextKeys:
         kinds.optional(placement_group_name()),
         default=None,
         help="existing cluster placement group in which to launch the nodes, such as that of "
-        "`capacity_reservation_id`; if unset, one is created, but none for reserved capacity",
+        "`capacity_reservation_id`; if unset, one is created, except for reserved capacity",
     )
     scale_down_delay_minutes: int | None = key(
         kinds.optional(kinds.whole_number(20, 10_080)),
@@ -277,12 +277,12 @@ class ContextKeys:
         kinds.optional(kinds.whole_number(1, _MAX_USD)),
         default=None,
         help="monthly budget in USD: AWS Budgets notifies `notify_email` or `notify_topic_arn` at "
-        "80% and 100%; it stops nothing, and the payer must [activate a tag](costs.md#caps)",
+        "80% and 100%; it stops nothing; the payer account must [activate a tag](costs.md#caps)",
     )
     log_retention_days: int = key(
         kinds.one_number_of(LOG_RETENTION_DAYS, noun="retention periods of CloudWatch Logs"),
         default=30,
-        help="days that CloudWatch keeps the logs of the nodes",
+        help="days that CloudWatch Logs keeps the deployment's logs",
     )
     cpu_instance_types: tuple[str, ...] = key(
         kinds.comma_separated(cpu_instance_type, noun="list"),
@@ -298,7 +298,7 @@ class ContextKeys:
     cpu_max_vcpus: int = key(
         kinds.whole_number(1, 100_000),
         default=64,
-        help="maximum vCPUs of the CPU environment; each job uses 16",
+        help="maximum vCPUs of the compute environment for data and export jobs; each job uses 16",
     )
     lustre_dns_name: str | None = key(
         kinds.optional(lustre_dns_name()),
@@ -314,7 +314,7 @@ class ContextKeys:
     lustre_security_group_id: str | None = key(
         kinds.optional(kinds.resource_id("sg")),
         default=None,
-        help="security group of `lustre_dns_name`: the deployment adds rules that allow the nodes "
+        help="security group of `lustre_dns_name`: the deployment adds rules for node traffic "
         "on Lustre's ports; its egress is not changed; with `security_group_id` you manage "
         "the rules of both groups",
     )
@@ -338,7 +338,7 @@ class ContextKeys:
     lustre_mbps_per_tib: int = key(
         kinds.one_number_of({125, 250, 500, 1000}, noun="throughputs of PERSISTENT_2"),
         default=contract.LUSTRE_MBPS_PER_TIB,
-        help="throughput of that file system in MB/s for each TiB",
+        help="throughput of that file system in MB/s per TiB",
     )
     data_uris: tuple[str, ...] = key(
         kinds.possibly_empty_list(data_uri, noun="list"),
@@ -364,8 +364,8 @@ class ContextKeys:
     notify_email: str | None = key(
         kinds.optional(email_address()),
         default=None,
-        help="email address for [notifications](operating.md#notifications), which must confirm "
-        "the subscription, and for alerts of `monthly_budget_usd`",
+        help="email address for [notifications](operating.md#notifications), whose owner "
+        "must confirm the subscription, and for alerts of `monthly_budget_usd`",
     )
     notify_topic_arn: str | None = key(
         kinds.optional(topic_arn()),
@@ -382,6 +382,6 @@ class ContextKeys:
     cdk_preflight: bool = key(
         kinds.boolean(),
         default=True,
-        help="fail synthesis on findings of cdk-preflight, which checks for what AWS refuses; "
+        help="fail synthesis on findings of cdk-preflight, which checks for what AWS would reject; "
         "false saves a few seconds if the output is not deployed",
     )

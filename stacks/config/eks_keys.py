@@ -29,7 +29,7 @@ class EksKeys(ContextKeys):
     """All keys; those declared here need ``eks`` in ``orchestrators``, except ``node_shell``."""
 
     kubernetes_version: str = key(
-        kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version"),
+        kinds.name_in(KUBERNETES_VERSIONS, noun="Kubernetes version", lists_all=True),
         default=DEFAULT_KUBERNETES_VERSION,
         help="Kubernetes version of the EKS cluster",
     )
@@ -58,7 +58,7 @@ class EksKeys(ContextKeys):
     eks_nodes: int = key(
         kinds.whole_number(0, 1000),
         default=0,
-        help="Trainium nodes that the cluster starts with, billed while they are up; "
+        help="number of Trainium nodes that the cluster starts with, billed while they run; "
         "`python -m jobs scale` and `eks_idle_minutes` change their number later, until a "
         "deployment changes this or `max_nodes`",
     )
@@ -72,12 +72,12 @@ class EksKeys(ContextKeys):
         kinds.possibly_empty_list(kinds.resource_id("subnet").read, noun="list"),
         default=(),
         help="existing private subnets of `vpc_id` in zones other than that of `subnet_id`, with a "
-        "route to the internet: EKS puts its control plane's interfaces into two zones",
+        "route to the internet: EKS places its control plane's network interfaces in two zones",
     )
     eks_system_instance_types: tuple[str, ...] = key(
         kinds.comma_separated(system_instance_type, noun="list"),
         default=DEFAULT_SYSTEM_INSTANCE_TYPES,
-        help="instance types of the two On-Demand nodes of the cluster's add-ons",
+        help="instance types of the two On-Demand nodes that run the cluster's add-ons",
     )
     eks_node_image: str | None = key(
         kinds.optional(host_image_release()),
@@ -88,7 +88,7 @@ class EksKeys(ContextKeys):
     eks_system_image: str | None = key(
         kinds.optional(host_image_release()),
         default=None,
-        help="release version of the AMI of the add-ons' nodes, instead of the pinned one",
+        help="release version of the AMI of the nodes that run add-ons, instead of the pinned one",
     )
     eks_add_on_versions: tuple[str, ...] = key(
         kinds.possibly_empty_list(add_on_version, noun="list"),
@@ -100,7 +100,7 @@ class EksKeys(ContextKeys):
         kinds.optional(image_registry()),
         default=None,
         help="registry of Volcano's images instead of Docker Hub, which limits anonymous pulls "
-        "per address: a mirror, or a pull-through cache such as "
+        "per IP address: a mirror, or a pull-through cache such as "
         "`111122223333.dkr.ecr.us-west-2.amazonaws.com/docker-hub`",
     )
     eks_chart_versions: tuple[str, ...] = key(

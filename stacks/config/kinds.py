@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from stacks.config.refusal import InvalidValue, format_value
 from trainium_catalogue.suggest import did_you_mean
+from trainium_catalogue.wording import either
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -133,14 +134,25 @@ def one_of(choices: type[E]) -> ValueKind[E]:
 
 
 def name_in(
-    catalogue: Mapping[str, object], *, noun: str, suggested: Collection[str] | None = None
+    catalogue: Mapping[str, object],
+    *,
+    noun: str,
+    suggested: Collection[str] | None = None,
+    lists_all: bool = False,
 ) -> ValueKind[str]:
-    """Accept a name in a catalogue; a refusal suggests only ``suggested``, if set."""
+    """Accept a name in a catalogue.
+
+    A refusal suggests the nearest name, only of ``suggested`` if set; with ``lists_all``, it lists
+    all names, because an unknown version, for example, is not a misspelling of another one.
+    """
 
     def read(value: object) -> str:
         name = text(value)
         if name not in catalogue:
-            raise InvalidValue(f"is not a known {noun}", did_you_mean(name, suggested or catalogue))
+            hint = did_you_mean(name, suggested or catalogue)
+            if lists_all:
+                hint = f"use {either(catalogue)}"
+            raise InvalidValue(f"is not a known {noun}", hint)
         return name
 
     return ValueKind(noun=noun, read=read)
@@ -172,7 +184,7 @@ def cidr(widest: int, narrowest: int) -> ValueKind[str]:
 
 
 def comma_separated(read_each: Callable[[str], str], *, noun: str) -> ValueKind[tuple[str, ...]]:
-    """Accept a JSON list (typed or as text), or comma-separated text."""
+    """Accept a list, as JSON text or already parsed, or comma-separated text."""
 
     def read(value: object) -> tuple[str, ...]:
         written = [text(item) for item in _items(value)]
@@ -216,7 +228,7 @@ def _items(value: object) -> Iterable[object]:
     if not written.startswith("["):
         return [part.strip() for part in written.split(",")]
     try:
-        # A long run of brackets raises RecursionError.
+        # Deeply nested brackets raise RecursionError.
         parsed = json.loads(written)
     except (ValueError, RecursionError):
         raise InvalidValue("is not a JSON list", 'write ["a", "b"], or a,b') from None

@@ -95,7 +95,7 @@ def zone() -> ValueKind[str]:
     return matching(
         r"[a-z]+[0-9]-az[0-9]+|[a-z]{2}(?:-[a-z]+)+-[0-9][a-z]",
         noun="zone id",
-        reason="is neither a zone id nor a zone name",
+        reason="is neither a zone ID nor a zone name",
         remedy="specify a zone id such as usw2-az4",
     )
 
@@ -105,7 +105,7 @@ def zone_id(name: str) -> str:
     if is_zone_name(zone().read(name)):
         raise InvalidValue(
             f"names {name}, but a zone name can map to a different zone in each account",
-            "specify zone ids such as usw2-az4,usw2-az1",
+            "specify zone IDs such as usw2-az4,usw2-az1",
         )
     return name
 
@@ -149,7 +149,7 @@ def cpu_instance_type(name: str) -> str:
 
 
 def data_uri(uri: str) -> str:
-    """Accept a prefix in a bucket."""
+    """Accept the S3 URI of a bucket or of a prefix in it."""
     if not re.fullmatch(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9!_.'()/-]*)?", uri):
         raise InvalidValue(
             f"names {uri!r}, which is not a valid S3 URI", "write s3://bucket/prefix"
@@ -223,7 +223,7 @@ def bucket_name() -> ValueKind[str]:
     return matching(
         r"(?!.*\.\.)(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]",
         noun="bucket name",
-        reason="is not a bucket name",
+        reason="is not a valid bucket name",
         remedy="use 3 to 63 lowercase letters, digits, hyphens and dots, without s3:// or a path",
     )
 

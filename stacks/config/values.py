@@ -113,12 +113,13 @@ class ConfigValues(EksKeys):
 
     @property
     def public_endpoint_cidrs(self) -> tuple[str, ...]:
-        """Addresses that may call the cluster's API from the internet."""
+        """CIDR blocks that may access the cluster's API server from the internet."""
         return () if self.eks_private else self.eks_endpoint_cidrs
 
     @property
     def private_endpoint_cidrs(self) -> tuple[str, ...]:
-        """Addresses that may call the cluster's API within the VPC, in addition to the nodes."""
+        """CIDR blocks that may access the cluster's API server within the VPC, in addition to the
+        nodes."""
         if not self.eks_private:
             return ()
         own = self.subnet_cidr or self.vpc_cidr

@@ -38,14 +38,14 @@ def warnings_of(config: ConfigValues) -> tuple[ConfigWarning, ...]:
 
 
 def dated_warnings_of(config: ConfigValues, today: date) -> tuple[ConfigWarning, ...]:
-    """Return warnings that depend on the date, unlike templates."""
+    """Return warnings that depend on the date; the templates do not."""
     if not config.runs_on_eks:
         return ()
-    dated = [*_support_ends(config, today), *_system_image_is_old(config, today)]
+    dated = [*_support_end(config, today), *_system_image_age(config, today)]
     return tuple(ConfigWarning(id=f"trainium:{id}", message=text) for id, text in dated)
 
 
-def _support_ends(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
+def _support_end(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
     ends = STANDARD_SUPPORT_ENDS[config.kubernetes_version]
     if today < ends - timedelta(days=SUPPORT_WARNING_DAYS):
         return
@@ -57,7 +57,7 @@ def _support_ends(config: ConfigValues, today: date) -> Iterator[tuple[str, str]
     )
 
 
-def _system_image_is_old(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
+def _system_image_age(config: ConfigValues, today: date) -> Iterator[tuple[str, str]]:
     image = config.system_image
     built = datetime.strptime(image.rpartition("-")[2], "%Y%m%d").date()
     if (age := (today - built).days) < OLD_IMAGE_DAYS:
@@ -125,7 +125,7 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
         yield (
             "lustre",
             f"{setting('lustre_gib', config.lustre_gib)} creates a file system that is billed by "
-            "the hour while it exists; destroy deletes it with all data that was not exported to "
+            "the hour while it exists; cdk destroy deletes it with all data not exported to "
             "the bucket",
         )
     zones = config.zone_ids or (config.availability_zone_id,)
@@ -174,8 +174,8 @@ def _warnings(config: ConfigValues) -> Iterator[tuple[str, str]]:
         yield (
             "chartVersions",
             f"{setting('eks_chart_versions', ','.join(config.eks_chart_versions))} cannot be "
-            "checked: the charts' values are those of the pinned versions, and the commands parse "
-            f"the output of Volcano {VOLCANO_VERSION}",
+            "checked: the charts' values are those of the pinned versions, and `python -m jobs` "
+            f"parses the output of Volcano {VOLCANO_VERSION}",
         )
     if config.eks_nodes:
         usd = config.eks_nodes * config.instance.usd_per_hour_estimate

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.emulators.volcano_jobs import job
 from trainium_emulators.kubernetes.pod_environment import (
-    UnresolvedReference,
+    CreateContainerConfigError,
     container_command,
     container_environment,
     expanded,
 )
 from trainium_emulators.kubernetes.quantities import quantity
-from trainium_emulators.kubernetes.requests import merged, strategic
+from trainium_emulators.kubernetes.requests import merged, strategic_merged
 from trainium_emulators.kubernetes.store import Store, matches
 from trainium_emulators.kubernetes.volcano_rules import action_for
 from trainium_emulators.kubernetes.volcano_scheduler import placed
@@ -67,7 +67,7 @@ def test_strategic_patch_merges_lists_by_their_key() -> None:
         ],
     }
 
-    assert strategic(base, patch) == {
+    assert strategic_merged(base, patch) == {
         "containers": [
             {"name": "a", "image": "1", "env": [{"name": "Y", "value": "2"}]},
             {"name": "b", "args": ["replaced", "whole"]},
@@ -114,7 +114,7 @@ def test_downward_api_resolves_only_pod_fields(tmp_path: Path) -> None:
 
     found = [environment(path)["X"] for path in ("spec.nodeName", "metadata.annotations['a/b']")]
     assert found == ["node-1", "c"]
-    with pytest.raises(UnresolvedReference, match=r"no spec\.hostname"):
+    with pytest.raises(CreateContainerConfigError, match=r"no spec\.hostname"):
         environment("spec.hostname")
 
 

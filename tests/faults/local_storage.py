@@ -39,7 +39,7 @@ def is_hit(plan: Path, key: str, node: str, number: int) -> str | None:
 def install() -> None:
     """Apply the plan to ``LocalObjects`` of this process and its forks."""
     new_file: Any = LocalObjects._new_file
-    found: Any = LocalObjects._reporting_missing
+    found: Any = LocalObjects._convert_missing
     count = iter(range(1 << 62))
 
     def meet(key: str) -> None:
@@ -60,4 +60,4 @@ def install() -> None:
             yield
 
     LocalObjects._new_file = faulty_file  # type: ignore[method-assign]
-    LocalObjects._reporting_missing = faulty_find  # type: ignore[method-assign]
+    LocalObjects._convert_missing = faulty_find  # type: ignore[method-assign]

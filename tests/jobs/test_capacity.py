@@ -208,7 +208,7 @@ class TestBlock:
         with pytest.raises(Refusal, match="destroy the `batch` stack and deploy again") as refused:
             self.check(window)
         with pytest.raises(
-            Refusal, match=f"has ended, in state {state}; deploy again with the next one"
+            Refusal, match=rf"has ended \({state}\); deploy again with the next one"
         ):
             self.check(window, Orchestrator.EKS)
 

@@ -352,7 +352,7 @@ def test_stop_ends_job_with_reason(cli: Cli) -> None:
 def test_stop_of_waiting_run_reports_cancellation(cli: Cli) -> None:
     cli.submitted("nightly", status="RUNNABLE")
 
-    assert "cancelled before it started" in cli.run("stop", "nightly").stderr
+    assert "will be cancelled before it starts" in cli.run("stop", "nightly").stderr
 
 
 def test_stop_of_ended_run_is_a_no_op(succeeded: Cli) -> None:

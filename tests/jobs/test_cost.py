@@ -121,7 +121,7 @@ def test_cap_does_not_limit_wait_of_ready_hosts_on_batch(known: Cli) -> None:
     shown = " ".join(known.run(*words, "--dry-run").stderr.split())
 
     assert "ready hosts that wait for others indefinitely" in shown
-    assert "no upper bound, since ready hosts wait until `jobs stop`" in shown
+    assert "the actual cost can be higher, because ready hosts wait until `jobs stop`" in shown
     assert "--max-usd is $2,000.00, and does not limit that wait" in shown
     assert "ready hosts wait until `jobs stop`" in estimate(known, *words)["usd_at_most_unsure"]
     assert estimate(known, *words, "--nodes", "1")["usd_at_most_unsure"] is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.output.explain import explain, explain_exit, explain_reason, is_news
+from jobs.output.explain import explain, explain_exit, explain_reason, is_informative
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_reason_takes_precedence_over_exit_code() -> None:
 
 
 def test_container_exit_is_not_news() -> None:
-    assert not is_news("Essential container in task exited")
+    assert not is_informative("Essential container in task exited")

@@ -231,7 +231,7 @@ def test_responses_option_must_match_dataset(ready: Cli) -> None:
     assert_refused(ready.run(*chats), "dataset chats has prompts and responses; submit with --resp")
     assert_refused(
         ready.run(*chats, "--responses", "--seq-len", "2048"),
-        "dataset chats has sequences of 4096, but the run has --seq-len 2048",
+        "dataset chats has a sequence length of 4096, but the run has --seq-len 2048",
     )
     assert ready.run(*chats, "--responses").exit_code == 0
 

@@ -48,7 +48,7 @@ def test_boolean_without_value_is_true() -> None:
         (["--learning-rate", "1"], (), "no parameter 'learning-rate'; known:"),
         (["--save-evry", "1"], (), "no parameter 'save-evry'; did you mean 'save-every'?"),
         (["--node", "4"], (), "no parameter 'node'; did you mean 'nodes'?"),
-        (["--lr"], (), "--lr has no value; it takes peak learning rate"),
+        (["--lr"], (), "--lr needs a value: peak learning rate"),
         (["--lr", "--seed", "1"], (), "--lr has no value"),
         (["--lr", "fast"], (), "--lr=fast is not a number; the default is 0.0003"),
         (["--lr", "nan"], (), "--lr=nan is not finite"),

@@ -122,7 +122,7 @@ def test_plan_shows_single_process_of_job(cli: Cli, program: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (5, "so some chips would be used only partly; use 1, 2, 4, 8, 16 or 32"),
+        (5, "and the number of processes must divide that number evenly; use 1, 2, 4, 8, 16 or 32"),
         (64, "and each process needs a separate one; use 1, 2, 4, 8, 16 or 32"),
     ],
 )

@@ -65,7 +65,7 @@ def test_bert_plan_has_no_tensor_parallelism(ready: Cli) -> None:
         (("llama-tiny", "--dataset", "mnist"), "mnist is of kind images, but llama-tiny trains"),
         (
             ("bert", "--dataset", "long"),
-            "sequences of 512, but the run has --seq-len 128; submit with",
+            "a sequence length of 512, but the run has --seq-len 128; submit with",
         ),
         (
             ("mnist", "--dataset", "digits"),

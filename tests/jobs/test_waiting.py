@@ -82,7 +82,7 @@ def test_too_small_compute_environment_is_named_with_figures() -> None:
 
     found = why_waiting(batch, DEPLOYMENT, JOB)
 
-    assert found.meaning == "the job needs 512 vCPUs, and the compute environment has only 256"
+    assert found.meaning == "the job needs 512 vCPUs; the compute environment allows only 256"
     assert "trainium:max_nodes=4" in found.remedy
 
 

@@ -71,6 +71,7 @@ def test_torchtitan_is_refused_until_its_commit_is_filled_in() -> None:
     assert argv(file, "--config", "mine") == [
         "--module", "torchtitan_neuron.models.qwen3", "--config", "mine",
         "--hf_assets_path", "tokenizer", "--checkpoint.enable",
+        "--comm.init_timeout_seconds", "14400", "--comm.train_timeout_seconds", "3600",
     ]  # fmt: skip
     with pytest.raises(
         Refusal, match=r"torchtitan-neuron@COMMIT is not pinned to a commit.* 40-character"
@@ -166,7 +167,7 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
         ),
         (
             '[parameters.o]\ndefault = "a"\nchoices = ["b", "c"]',
-            'o.default = "a": o=a is not valid; it must be one of b, c; use a valid one',
+            'o.default = "a": o=a is not valid; it must be one of b, c; use a valid default',
         ),
         ("[parameters.o]\ndefault = true\nchoices = [true]", "o.choices = [True]: a boolean is"),
         (
@@ -177,7 +178,10 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
             "[parameters.o]\ndefault = 1\nrequired = 1",
             "o.required = 1: it must be a boolean; write",
         ),
-        ('[parameters."a b"]\ndefault = 1', "parameters.a b: an option has letters, digits"),
+        (
+            '[parameters."a b"]\ndefault = 1',
+            "parameters.a b: an option name must consist of letters, digits",
+        ),
         (
             "[parameters.dataset]\ndefault = 1",
             "parameters.dataset: option --dataset already exists; rename the table, and set "

@@ -183,7 +183,7 @@ class Disturbed:
             self._evict()
             self._measure()
             if self._random.random() < 0.9:
-                self._scaler.round(datetime.now(UTC))
+                self._scaler.reconcile(datetime.now(UTC))
             time.sleep(_TICK_S)
         self._check_end()
         self.cluster.stop()
@@ -401,11 +401,11 @@ def test_retry_avoids_node_with_unfit_host(tmp_path: Path) -> None:
         for pod in store.list(POD, NAMESPACE):
             if instance := there.get(pod["spec"].get("nodeName", "")):
                 placed.setdefault(pod["metadata"]["name"], set()).add(instance)
-        world._scaler.round(datetime.now(UTC))
+        world._scaler.reconcile(datetime.now(UTC))
         time.sleep(_TICK_S)
 
     assert store.get(VOLCANO_JOB, NAMESPACE, "gang")["status"]["retryCount"] == 1
-    assert any("has failed a job's preflight" in line for line in world.log)
+    assert any("has a host that a job found unfit" in line for line in world.log)
     assert world.group.desired == 2
     assert len(set.union(*placed.values())) == 3, "the unfit host, the other one, and a new one"
     world.cluster.stop()

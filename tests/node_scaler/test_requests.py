@@ -174,12 +174,12 @@ def test_round_marks_idle_nodes_and_adds_nodes_for_job(
         task["template"]["spec"]["containers"][0]["resources"] = resources
     said: list[str] = []
     scaler = scaler_of(cluster, node_group, said)
-    assert scaler.round(NOW) == 0, said
+    assert scaler.reconcile(NOW) == 0, said
     idle = [marks(emulator, each["metadata"]["name"]) for each in emulator.store.list(NODE)]
     assert [each[kubernetes.IDLE_SINCE] for each in idle] == [stamp(NOW)] * 2
 
     emulator.apply(gang)
-    assert scaler.round(NOW) == 0, said
+    assert scaler.reconcile(NOW) == 0, said
     told = [each["message"] for each in emulator.store.list(EVENT, kubernetes.NAMESPACE)]
     assert "2 -> 3 nodes for asks" in told
 
@@ -192,7 +192,7 @@ def test_node_cordoned_by_user_stays_cordoned(
     cluster.patch(f"/api/v1/nodes/{name}", {**idle, "spec": {"unschedulable": True}})
     spec = {"nodeName": name, "containers": [{"name": "x", "command": ["true"]}]}
     emulator.store.create(POD, "default", {"metadata": {"name": "late"}, "spec": spec})
-    scaler_of(cluster, node_group, []).round(NOW)
+    scaler_of(cluster, node_group, []).reconcile(NOW)
     emulator.store.delete(POD, "default", "late", grace_s=0)
 
     assert kubernetes.IDLE_SINCE not in marks(emulator, name)
@@ -230,7 +230,7 @@ def test_program_parses_times_and_names(
         def __init__(self, **given: Any) -> None:
             made.update(given)
 
-        def round(self, now: datetime) -> int:
+        def reconcile(self, now: datetime) -> int:
             return 0
 
     def pause(seconds: float) -> None:

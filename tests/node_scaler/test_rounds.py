@@ -107,7 +107,7 @@ class Run:
     said: list[str] = field(default_factory=list)
 
     def round(self, now: datetime = NOW) -> int:
-        return self.scaler.round(now)
+        return self.scaler.reconcile(now)
 
     def __post_init__(self) -> None:
         self.scaler = Scaler(
@@ -159,7 +159,7 @@ def test_unfit_host_is_replaced_with_logged_reason() -> None:
     run.round()
 
     assert run.group.done == [("i-n", "replaced")]
-    assert f"node n: replaced i-n: has failed a job's preflight since {since}" in run.said
+    assert f"node n: replaced i-n: has a host that a job found unfit since {since}" in run.said
 
 
 def test_instance_with_unmarkable_node_is_not_terminated() -> None:

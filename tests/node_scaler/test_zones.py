@@ -131,7 +131,7 @@ class World:
         self.round()
 
     def round(self) -> None:
-        assert self.scaler.round(datetime.now(UTC) + self.skipped) == 0, self.log
+        assert self.scaler.reconcile(datetime.now(UTC) + self.skipped) == 0, self.log
         for pod in self.emulator.store.list(POD, kubernetes.NAMESPACE):
             if name := pod["spec"].get("nodeName"):
                 gang = pod["metadata"]["annotations"]["volcano.sh/job-name"]

@@ -37,7 +37,7 @@ LANGUAGES = ("bash", "python", "text", "toml")
 KEY = re.compile(r"trainium:([a-z_]+)")
 # Third-party programs; only arguments that are paths in this repository are checked.
 FOREIGN = {"aws", "cd", "cp", "docker", "git", "kill", "kubectl", "ls", "source"}
-REHEARSED = {"rehearsed_synth", "rehearsed_deploy"}
+REHEARSED = {"rehearsal_synth", "rehearsal_deploy"}
 TO_FILL_IN = MappingProxyType(
     {
         "zone_ids=FIRST,NEXT": "zone_ids=usw2-az4,usw2-az1",

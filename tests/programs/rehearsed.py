@@ -58,7 +58,7 @@ def rehearse(
             failed += tuple(receipt["problems"]) or ("it did not run",)
         elif not later and not failed:
             failed = ("nothing was left to do when the node was killed",)
-        elif program.checkpoint_dir and not failed and not went_on(folder / "rehearsal", name):
+        elif program.checkpoint_dir and not failed and not resumed(folder / "rehearsal", name):
             failed = ("the node was killed before a checkpoint was in a snapshot; it began again",)
         result = (later or first or [""])[-1]
         found[name] = Rehearsed(orchestrator=name, problems=failed, result=result, after=len(later))
@@ -107,7 +107,7 @@ def _paths() -> list[str]:
     return [str(ROOT), str(ROOT / "constructs"), str(ROOT / "emulators")]
 
 
-def went_on(folder: Path, name: str) -> bool:
+def resumed(folder: Path, name: str) -> bool:
     """Return whether files of a snapshot were restored in a later attempt of the main node."""
     lines = _output(folder, name)
     return any(_LATER.match(line) and _RESTORED.search(line) for line in lines)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.programs import page
 from tests.programs.catalogue import PublicProgram, public_programs
-from tests.programs.rehearsed import command, pinned, rehearse, results_in, went_on
+from tests.programs.rehearsed import command, pinned, rehearse, results_in, resumed
 from tests.programs.trial import try_program
 
 PROGRAMS = public_programs()
@@ -31,7 +31,7 @@ def test_a_killed_node_does_not_change_the_result(program: PublicProgram, tmp_pa
     trial = try_program(program, tmp_path)
 
     assert program.agree(trial.undisturbed, trial.survived), trial
-    assert trial.went_on == bool(program.checkpoint_dir), trial
+    assert trial.resumed == bool(program.checkpoint_dir), trial
 
 
 # Its packages are collected from the index, like a user's.
@@ -104,4 +104,4 @@ def test_an_empty_snapshot_cannot_be_resumed_from(
     line = f"node 0, attempt 2 | launch: snapshot 1 of 20:14:05, {files}, restored in 0.2 s"
     (tmp_path / "batch-program-kill-child.log").write_text(line)
 
-    assert went_on(tmp_path, "batch") is expected
+    assert resumed(tmp_path, "batch") is expected

@@ -57,7 +57,7 @@ class Trial:
     """Length of the undisturbed run."""
 
     @property
-    def went_on(self) -> bool:
+    def resumed(self) -> bool:
         """Return whether the second attempt skipped the first one's work."""
         return self.after < self.whole if self.said is None else self.said
 

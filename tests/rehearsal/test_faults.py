@@ -63,7 +63,7 @@ def test_misspelt_fault_is_refused_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in FAULTS if kind != "reclaim-main"])
 def test_fault_leads_to_attempt_iff_batch_retries(kind: str) -> None:
-    codes = FAULTS[kind].ending.exit_codes
+    codes = FAULTS[kind].outcome.exit_codes
 
     for number, code in enumerate(codes):
         assert code is not None
@@ -79,11 +79,11 @@ def test_fault_without_effect_is_difference() -> None:
 
 
 def test_cluster_checks_only_last_exit_code() -> None:
-    ending = FAULTS["kill-child"].ending.on_cluster
+    outcome = FAULTS["kill-child"].outcome.on_cluster
 
     def found(*codes: int | None) -> list[str]:
         return differences(
-            ending, exit_codes=codes, status="SUCCEEDED", jobs_exit_code=0, reasons=[]
+            outcome, exit_codes=codes, status="SUCCEEDED", jobs_exit_code=0, reasons=[]
         )
 
     assert found(None, 0) == found(75, 0) == found(143, 0) == []
@@ -119,10 +119,10 @@ def test_wrong_submit_exit_code_is_difference() -> None:
 
 
 def test_no_capacity_must_be_named_by_the_status_reason() -> None:
-    ending = FAULTS["no-capacity"].ending
+    outcome = FAULTS["no-capacity"].outcome
 
     assert differences(
-        ending, exit_codes=[], status="FAILED", jobs_exit_code=1, reasons=["cancelled", None]
+        outcome, exit_codes=[], status="FAILED", jobs_exit_code=1, reasons=["cancelled", None]
     ) == ["no status reason names CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY"]
 
 

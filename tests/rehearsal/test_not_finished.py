@@ -55,7 +55,7 @@ def test_down_interrupts_run_and_reports_no_proof(tmp_path: Path) -> None:
     )
 
     assert (down.returncode, process.wait(timeout=scaled(60))) == (1, 130)
-    assert down.stdout.startswith("interrupted, leftovers were not checked; ")
+    assert down.stdout.startswith("interrupted, leftovers were not searched for; ")
 
 
 def test_unknown_fault_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_program_ending_too_soon_fails_with_remedy() -> None:
 
     assert not check.ok
     assert (
-        "finished before a snapshot had a file: it took 3 s, with a snapshot every 2 s"
+        "finished before the fault was injected: it took 3 s, with a snapshot every 2 s"
         in check.detail
     )
     assert "--set snapshot-every-s" in check.detail
@@ -240,7 +240,7 @@ def test_files_run_by_nodes_are_compared(
             return {} if files is None else {"files": files}
 
     bucket: Any = Bucket()
-    assert program._unchanged(settings(program=given), "mine", bucket).ok is ok
+    assert program._check_code(settings(program=given), "mine", bucket).ok is ok
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_files_run_by_nodes_are_compared(
     ],
 )
 def test_program_must_use_restored_files(line: str, ok: bool, detail: str) -> None:
-    check = program._used(f"node 0, attempt 2 | launch: program: {line}\n", "")
+    check = program._check_use(f"node 0, attempt 2 | launch: program: {line}\n", "")
 
     assert check.ok is ok
     assert check.detail.startswith(detail)
@@ -271,7 +271,7 @@ def test_program_must_use_restored_files(line: str, ok: bool, detail: str) -> No
     [
         ("epoch 3 of 9", True, "it started at step 3, and the first attempt at step 1"),
         ("epoch 1 of 9", False, "not shown: it started over, at step 1, and the first attempt"),
-        ("launch: epoch 3", False, "not shown: no line of the second attempt has a step for --pro"),
+        ("launch: epoch 3", False, "not shown: no line of the second attempt matches --progress-p"),
     ],
 )
 def test_program_with_known_steps_is_judged_by_steps(second: str, ok: bool, detail: str) -> None:
@@ -283,7 +283,7 @@ def test_program_with_known_steps_is_judged_by_steps(second: str, ok: bool, deta
         "node 0, attempt 2 | epoch 5" if ok else "node 0, attempt 2 | bye",
     ]
 
-    check = program._used("\n".join(said), r"epoch (?P<step>\d+)")
+    check = program._check_use("\n".join(said), r"epoch (?P<step>\d+)")
 
     assert check.ok is ok
     assert check.detail.startswith(detail)

@@ -93,8 +93,8 @@ def trainium_nodes(found: dict[str, Any]) -> dict[str, str]:
 def deploy(folder: RehearsalFolder, *keys: str) -> None:
     """The command of docs/upgrading.md, with the context of the deployment."""
     pairs = " ".join(f"-c trainium:{key}" for key in keys)
-    deploying = f"CDK_DOCKER={folder.docker} rehearsed_deploy"
-    code, output = run_script(folder, f"{{ rehearsed_synth {pairs} && {deploying}; }} 2>&1")
+    deploying = f"CDK_DOCKER={folder.docker} rehearsal_deploy"
+    code, output = run_script(folder, f"{{ rehearsal_synth {pairs} && {deploying}; }} 2>&1")
     assert code == 0, output
 
 
@@ -135,7 +135,7 @@ def test_gang_completes_after_two_upgrades(up: RehearsalFolder) -> None:
 
 def test_skipping_version_is_refused_without_change(up: RehearsalFolder) -> None:
     code, output = run_script(
-        up, "{ rehearsed_synth -c trainium:kubernetes_version=1.34 && rehearsed_deploy; } 2>&1"
+        up, "{ rehearsal_synth -c trainium:kubernetes_version=1.34 && rehearsal_deploy; } 2>&1"
     )
 
     assert code != 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.stacks.synthesis import Deployment, deployment
-from trainium_catalogue.exit_codes import EXIT_CODES, Ending, ExitCode
+from trainium_catalogue.exit_codes import EXIT_CODES, ExitCode, ExitCodeInfo
 from trainium_catalogue.workloads import WORKLOADS, Hardware
 from trainium_emulators.aws.batch.gang import AttemptEnd, retries
 
@@ -123,7 +123,7 @@ class TestJobDefinition:
 
     @pytest.mark.parametrize(("code", "end"), EXIT_CODES.items(), ids=str)
     def test_what_is_retried_follows_from_the_table_of_exit_codes(
-        self, made: Deployment, code: ExitCode, end: Ending
+        self, made: Deployment, code: ExitCode, end: ExitCodeInfo
     ) -> None:
         assert is_retried(made, exit_code=int(code)) is end.retry
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import aws_cdk as cdk
 import pytest
+import torch
 
 from tests.stacks.synthesis import ROOT
 from trainium_constructs import TrainingImage
@@ -114,6 +115,14 @@ def test_build_context_has_exactly_copied_files(staged: Path) -> None:
     assert "training" in folders
 
 
+def test_build_context_has_every_path_that_the_dockerfile_copies(staged: Path) -> None:
+    lines = (ROOT / "docker/neuron/Dockerfile").read_text().splitlines()
+    copied = [name for line in lines if line.startswith("COPY ") for name in line.split()[1:-1]]
+
+    assert copied
+    assert [name for name in copied if not (staged / name).exists()] == []
+
+
 def test_build_context_has_every_tracked_training_file(staged: Path) -> None:
     tracked = subprocess.run(
         ["git", "ls-files", "training"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -129,3 +138,26 @@ def test_dockerfile_passes_hadolint() -> None:
     )
 
     assert done.stdout == ""
+
+
+def libraries_check(package: Path) -> subprocess.CompletedProcess[str]:
+    check = ROOT / "docker/neuron/check-libraries.sh"
+    return subprocess.run(["bash", check, package], capture_output=True, text=True, check=False)
+
+
+def test_build_refuses_a_package_whose_library_lacks_another(tmp_path: Path) -> None:
+    assert libraries_check(Path(torch.__file__).parent).returncode == 0
+
+    package = tmp_path / "torch_neuronx"
+    package.mkdir()
+    library = Path(torch._C.__file__).read_bytes()
+    (package / "_C.so").write_bytes(library.replace(b"libtorch_python.so", b"libtorch_absent.so"))
+
+    refused = libraries_check(package)
+    assert (refused.returncode, refused.stdout.split()[-4:]) == (
+        1,
+        ["libtorch_absent.so", "=>", "not", "found"],
+    )
+    # In another package.
+    (tmp_path / "libtorch_absent.so").write_bytes(library)
+    assert libraries_check(package).returncode == 0

@@ -370,7 +370,7 @@ def test_host_found_unfit_by_launcher_terminates_itself(
     (asked, first, *_) = host.log
     assert asked.startswith("docker events --filter type=container --filter event=die")
     assert first == ("systemctl poweroff" if ends else "docker ends")
-    assert ("HOST NOT READY, the preflight of a job failed here" in host.console) is ends
+    assert ("HOST NOT READY, a job found it unfit" in host.console) is ends
     assert (done.returncode == 0) is ends  # otherwise systemd starts it again
 
 

@@ -11,7 +11,7 @@ import pytest
 from aws_cdk.assertions import Template
 
 from notifier.function import handler
-from trainium_catalogue.contract import CLUSTER_SNAPSHOT, NOTIFICATIONS_TOLD
+from trainium_catalogue.contract import CLUSTER_SNAPSHOT, NOTIFICATIONS_SENT
 from trainium_constructs import ExpiringLogGroup, TrainingBucket
 from trainium_constructs.notifications import RunNotifications
 from trainium_constructs.scheduled import PACKAGES, copy_packages
@@ -122,11 +122,11 @@ def test_function_may_write_only_one_object_and_its_log(with_email: dict[str, An
     assert set(changing) == {
         "logs:CreateLogStream", "logs:PutLogEvents", "s3:PutObject", "sns:Publish"
     }  # fmt: skip
-    assert str(changing["s3:PutObject"]["Resource"]).endswith(f"/{NOTIFICATIONS_TOLD}']]}}")
+    assert str(changing["s3:PutObject"]["Resource"]).endswith(f"/{NOTIFICATIONS_SENT}']]}}")
     (reading,) = [each for action, each in statements(with_email) if action == "s3:GetObject"]
     objects = {each["Fn::Join"][1][-1] for each in reading["Resource"]}
     assert objects == {
-        f"/{CLUSTER_SNAPSHOT}", f"/{NOTIFICATIONS_TOLD}", "/runs/*/results/attempts/*",
+        f"/{CLUSTER_SNAPSHOT}", f"/{NOTIFICATIONS_SENT}", "/runs/*/results/attempts/*",
         "/runs/*/submission.json",
     }  # fmt: skip
 

@@ -23,7 +23,7 @@ def open_model_parallel(
 ) -> ModelParallel:
     """Open the backend of a model that ranks share; the process group must already exist.
 
-    ``peak_flops`` is per rank. ``report`` is called during anything slow, such as compiling.
+    ``peak_flops`` is per rank. ``report`` is called during slow work, such as compilation.
     """
     if device.kind is DeviceKind.XLA:
         from training.backends.nxd import NxdBackend

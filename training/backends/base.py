@@ -120,9 +120,9 @@ class NxdNetwork(Protocol):
 
     @property
     def sequence_parallel(self) -> bool:
-        """True under sequence parallelism, where norms receive parts of the sequences.
+        """True under sequence parallelism, where norm layers receive parts of the sequences.
 
-        The gradients of the norms' weights, which are marked for NxD, must then be summed over
+        The gradients of the norm weights, which are marked for NxD, must then be summed over
         tensor-parallel ranks; logits and labels are ``[sequence, batch]`` instead of
         ``[batch, sequence]``.
         """
@@ -211,7 +211,7 @@ class DataParallel(Backend, Protocol):
     """A backend on which every rank computes with the whole model."""
 
     def seed(self, number: int) -> None:
-        """Seed the randomness of the next micro-batch with ``number``."""
+        """Seed the random number generator for the next micro-batch with ``number``."""
 
     def evaluate(self, batch: Any, score: Score) -> float:
         """Sum ``score`` over data-parallel ranks and fetch to the host; the same on every rank.

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from training.core.heartbeat import heartbeat
 from training.core.progress import MAX_COMPILE_S
 
-_LOADS_AT_MOST_S = 3600.0
+_MAX_LOAD_S = 3600.0
 _UNTIL_STEADY = 2
 """Steps after which every graph of a job is compiled; until then ranks may wait for others."""
 
@@ -40,7 +40,7 @@ class DeviceHeartbeat:
 
     def loading(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Report while the checkpoint ``name`` is loaded."""
-        return heartbeat(self._report, f"loading {name}", at_most_s=_LOADS_AT_MOST_S)
+        return heartbeat(self._report, f"loading {name}", at_most_s=_MAX_LOAD_S)
 
 
 def xla_is_compiling() -> bool:

@@ -29,6 +29,7 @@ from training.backends.base import (
 )
 from training.backends.heartbeat import DeviceHeartbeat
 from training.backends.optimizers import checkpoint_state, clip, eager_optimizer
+from training.core.compilers import node_is_compiling
 from training.core.contract import DeviceKind
 from training.core.failures import ExplainedError
 
@@ -63,8 +64,8 @@ class NativeBackend:
     ) -> None:
         self._config, self._network = config, network
         self._device = torch.device("cpu" if device.kind is DeviceKind.CPU else "neuron")
-        # TorchNeuron compiles in the first steps but does not expose when.
-        self._heartbeat = DeviceHeartbeat(report, is_compiling=lambda: False)
+        # Ranks share compiled graphs, so this one may wait for another one's compiler.
+        self._heartbeat = DeviceHeartbeat(report, is_compiling=node_is_compiling)
         self._has_evaluated = False
         self._checks_fallback = self._device.type == "neuron"
         # bf16 arithmetic on CPUs without AMX is 75 times slower than fp32.

@@ -6,7 +6,7 @@ does not support S3 (PersistentCacheBackend.cpp in the public copy of April 2026
 github.com/parmoham-aws/test-repo-parmoham). The key does not include the compiler's version, so
 every Neuron release has its own folder.
 
-Before its ranks join, one worker per node downloads other nodes' graphs, newest first, for at most
+Before the ranks join, one worker per node downloads other nodes' graphs, newest first, for at most
 a minute; during training it uploads the node's own. An unreachable cache costs compile time but
 never fails the run.
 """
@@ -27,12 +27,12 @@ from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 ENV_NEFF_CACHE = "TORCH_NEURONX_NEFF_CACHE_DIR"
 _SUFFIX = ".neff"
-_BETWEEN_UPLOADS_S = 60.0
+_UPLOAD_INTERVAL_S = 60.0
 _RETRIES = RetryPolicy(total_s=30.0)
 _CONCURRENT_DOWNLOADS = 8
-_DOWNLOAD_S = 60.0
+_DOWNLOAD_TIMEOUT_S = 60.0
 """Bounded because the bucket also holds graphs of other models and runs."""
-_FINAL_UPLOAD_S = 60.0
+_FINAL_UPLOAD_TIMEOUT_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class NeffCache:
 
     def download(self, report: Callable[[str], None]) -> None:
         """Download graphs that this node lacks, newest first."""
-        until_s = time.monotonic() + _DOWNLOAD_S
+        until_s = time.monotonic() + _DOWNLOAD_TIMEOUT_S
         target = SafeFolder(self._folder)
 
         def fetch(key: str) -> bool:
@@ -78,7 +78,7 @@ class NeffCache:
             with ThreadPoolExecutor(_CONCURRENT_DOWNLOADS) as pool:
                 fetched = sum(pool.map(fetch, missing))
         except (StorageError, UnsafeName, OSError) as error:
-            log.info("compiled graphs could not be downloaded and will be compiled here: %s", error)
+            log.info("compiled graphs could not be downloaded; this node compiles them: %s", error)
         else:
             if missing:
                 log.info("compiled graphs: %d of %d downloaded", fetched, len(missing))
@@ -89,16 +89,16 @@ class NeffCache:
         self._thread.start()
 
     def _upload_repeatedly(self) -> None:
-        while not self._ended.wait(_BETWEEN_UPLOADS_S):
+        while not self._ended.wait(_UPLOAD_INTERVAL_S):
             self._upload()
 
     def close(self) -> None:
-        """Upload the remaining graphs, for at most a minute."""
+        """Finish the current upload, then upload the remaining graphs; at most a minute each."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join(_FINAL_UPLOAD_S)
+            self._thread.join(_FINAL_UPLOAD_TIMEOUT_S)
         if self._thread is None or not self._thread.is_alive():
-            self._upload(until_s=time.monotonic() + _FINAL_UPLOAD_S)
+            self._upload(until_s=time.monotonic() + _FINAL_UPLOAD_TIMEOUT_S)
 
     def _upload(self, *, until_s: float = float("inf")) -> None:
         try:

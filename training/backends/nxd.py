@@ -1,4 +1,4 @@
-"""torch_xla with neuronx_distributed, the only way to train on trn1 and trn1n.
+"""torch_xla with neuronx_distributed, the only way to shard a model on trn1 and trn1n.
 
 Signatures: NxD 0.17 (SDK 2.28), typings/neuronx_distributed. The model is Hugging Face's, with the
 modules of the tensor-parallel plan replaced by NxD's.
@@ -213,7 +213,7 @@ class NxdBackend:
             return float(scalar.cpu().item())
 
     def drop_step(self) -> None:
-        """Do nothing: gradients are not saved, and zeroing them would be another graph."""
+        """Do nothing: gradients are not saved, and zeroing them would need another graph."""
 
     def barrier(self) -> None:
         """Wait for every rank."""

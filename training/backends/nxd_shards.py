@@ -30,7 +30,7 @@ class Chunk(torch.Tensor):
 
     It shares the memory of ``part``, which may be empty and starts at ``offsets`` in a tensor of
     size ``whole``. A rectangle held by several ranks is saved once. torch's planner requires the
-    three methods below of custom tensor classes (torch/distributed/_checkpointable.py, 2.9 to
+    three dunder methods of custom tensor classes (torch/distributed/_checkpointable.py, 2.9 to
     2.13). DTensor has them too, but needs a device mesh with its process groups.
     """
 
@@ -161,7 +161,7 @@ class Shards:
 
     @torch.no_grad()
     def restore(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Restore a state from ``empty`` that has been filled, as of ``step`` updates."""
+        """Restore a filled state from ``empty``, saved after ``step`` optimizer steps."""
         for shard in self._shards:
             _fill(shard, shard.master, state["model"])
             for moment in MOMENTS:

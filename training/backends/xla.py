@@ -80,7 +80,7 @@ class XlaBackend:
         self._loss = self._zero()
         with self._heartbeat.waiting():
             xm.mark_step()
-        self._publish_alone()
+        self._publish_in_separate_graph()
 
     def _zero(self) -> torch.Tensor:
         return torch.zeros((), dtype=torch.float32, device=self._device)
@@ -91,7 +91,7 @@ class XlaBackend:
         for name, weight in self._weights.items():
             weight.copy_(self._masters[name])
 
-    def _publish_alone(self) -> None:
+    def _publish_in_separate_graph(self) -> None:
         """Publish in a separate graph, for new and resumed runs alike.
 
         If it were left pending, the copy would become part of the first micro-batch's graph, but
@@ -104,7 +104,7 @@ class XlaBackend:
             xm.mark_step()
 
     def seed(self, number: int) -> None:
-        """Seed the randomness of the next micro-batch with ``number``."""
+        """Seed the random number generator for the next micro-batch with ``number``."""
         import torch_xla.core.xla_model as xm
 
         # Device data, not a constant of the graph (torch_xla, csrc/xla_graph_executor.cpp).
@@ -152,7 +152,7 @@ class XlaBackend:
         return norm
 
     def drop_step(self) -> None:
-        """Do nothing: gradients are not saved, and zeroing them would be another graph."""
+        """Do nothing: gradients are not saved, and zeroing them would need another graph."""
 
     @torch.no_grad()
     def evaluate(self, batch: Batch, score: Score) -> float:
@@ -201,7 +201,7 @@ class XlaBackend:
         with self._heartbeat.loading(info.name):
             loaded = checkpoints.load(state, info)
         self._restore(checkpoint_state(dict(self._masters), self._optimizer), state)
-        self._publish_alone()
+        self._publish_in_separate_graph()
         self._optimizer.restore_step(loaded.step)
         return loaded
 
@@ -221,10 +221,10 @@ def _map(
 ) -> dict[str, Any]:
     """Apply ``change`` to each tensor of the checkpoint state of ``weights``."""
 
-    def changed(value: Any) -> Any:
+    def apply(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return change(value)
-        return {name: changed(inner) for name, inner in value.items()}
+        return {name: apply(inner) for name, inner in value.items()}
 
-    result: dict[str, Any] = changed(checkpoint_state(dict(weights), optimizer))
+    result: dict[str, Any] = apply(checkpoint_state(dict(weights), optimizer))
     return result

@@ -28,7 +28,7 @@ from trainium_catalogue.contract import CHECKPOINT_MARKER, checkpoint_name
 _HEARTBEAT_S = 0.5
 
 
-def _quiet(text: str) -> None:
+def _discard(text: str) -> None:
     """Discard the message."""
 
 
@@ -56,15 +56,15 @@ class Checkpoints:
         *,
         keep_last: int,
         keep_every: int,
-        say: Callable[[str], None] = _quiet,
-        report: Callable[[str], None] = _quiet,
+        say: Callable[[str], None] = _discard,
+        report: Callable[[str], None] = _discard,
         guard: Callable[[], None] = lambda: None,
         attached: Callable[[], Mapping[str, bytes]] = dict,
         on_saved: Callable[[CheckpointInfo], None] = lambda info: None,
         on_failed: Callable[[int, str], None] = lambda step, reason: None,
     ) -> None:
         self._objects, self._ranks, self._report = objects, ranks, report
-        self._say = say if self._ranks.is_leader else _quiet
+        self._say = say if self._ranks.is_leader else _discard
         self._folders = CheckpointFolders(
             objects, keep_last=keep_last, keep_every=keep_every, say=self._say
         )
@@ -94,7 +94,7 @@ class Checkpoints:
             reason = self._load(state_dict, candidate)
             if reason is None:
                 return candidate
-            self._say(f"checkpoint {candidate.name} is refused: {reason}")
+            self._say(f"skipping checkpoint {candidate.name}: {reason}")
             self._folders.ignore(candidate.step)
             refused.append(candidate.name)
             candidate = self.latest(at_most=candidate.step)
@@ -158,7 +158,7 @@ class Checkpoints:
         """
         self.wait()
         if asynchronous and not copied:
-            state_dict = self._staged(state_dict)
+            state_dict = self._stage(state_dict)
         # Always a thread, so that the waiting caller can keep reporting.
         thread = threading.Thread(
             target=self._save, args=(state_dict, step, meta), name=f"save-{step}", daemon=True
@@ -178,7 +178,7 @@ class Checkpoints:
             self._report(f"waiting for {name} to be saved")
             thread.join(_HEARTBEAT_S)
 
-    def _staged(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+    def _stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copy to the host, reusing the previous copy's memory, which is faster than allocating.
 
         The stager's own cache would use pinned memory, which is unavailable on CPUs.
@@ -213,7 +213,7 @@ class Checkpoints:
             return folders.withdraw(step, files)
 
         def discard() -> None:
-            # Best effort: leftovers only cost space. A job that lost the run must not delete.
+            # Best effort: leftovers only cost space. A job that lost the lock must not delete.
             with suppress(Exception):
                 self._guard()
                 folders.remove(step)
@@ -265,7 +265,7 @@ class Checkpoints:
 
 
 def _damage(info: CheckpointInfo, error: CheckpointException) -> str:
-    """Describe the damage; without any, raise the error of disk or storage, or
+    """Describe the damage; if there is none, raise the disk or storage error, or
     ``CheckpointUnusable``.
     """
     causes = [failure[0] for _, failure in sorted(error.failures.items())]

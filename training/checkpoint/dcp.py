@@ -94,7 +94,7 @@ class SummingStream(io.RawIOBase):
 
 
 class VerifiedStream(io.RawIOBase):
-    """A stream that reads an object in whole chunks, and returns none with a wrong checksum."""
+    """A stream that reads an object in whole chunks, and rejects any with a wrong checksum."""
 
     def __init__(
         self,

@@ -49,7 +49,7 @@ class CheckpointFolders:
         return files
 
     def newest(self, *, at_most: int | None = None) -> CheckpointInfo | None:
-        """Return the newest complete checkpoint that is not ignored; report refused ones.
+        """Return the newest complete checkpoint that is not ignored; report skipped ones.
 
         Raises ``CheckpointUnusable`` if all complete ones are damaged: returning None would make
         the caller start over from the first step.
@@ -63,7 +63,7 @@ class CheckpointFolders:
             try:
                 return self._examine(name, listed[step])
             except CheckpointDamaged as error:
-                self._say(f"checkpoint {name} is refused: {error}")
+                self._say(f"skipping checkpoint {name}: {error}")
                 if CHECKPOINT_MARKER in listed[step]:
                     damaged.append(f"{name} ({error})")
         if damaged:

@@ -19,8 +19,8 @@ CHUNK_BYTES = 8 * 1024 * 1024
 _SCHEMA = 1
 _FORMAT = "dcp"
 """The only format, torch.distributed.checkpoint; part of the published schema."""
-_OWN = ("schema", "format", "step", "time", "files")
-"""JSON fields that are not the trainer's."""
+_RESERVED = ("schema", "format", "step", "time", "files")
+"""JSON fields that the trainer does not set."""
 
 
 class CheckpointDamaged(Exception):
@@ -123,7 +123,7 @@ class CheckpointInfo:
     ) -> None:
         """Raise ``CheckpointUnusable`` unless model and tokenizer (if known) match.
 
-        ``assumed`` has defaults for model fields that earlier releases did not write.
+        ``assumed`` provides defaults for model fields that earlier releases did not write.
         """
         mine = self.meta.get("model")
         mine = None if mine is None else {**assumed, **mine}
@@ -189,7 +189,7 @@ class CheckpointInfo:
                     )
                     for name, file in marker.files.items()
                 },
-                meta={name: value for name, value in document.items() if name not in _OWN},
+                meta={name: value for name, value in document.items() if name not in _RESERVED},
             )
         except ValueError as error:
             raise CheckpointDamaged(f"{CHECKPOINT_MARKER} cannot be read: {error}") from None

@@ -2,7 +2,7 @@
 
 Unpickling can call arbitrary functions, and anyone with write access to ``runs/`` can write
 checkpoints with valid checksums. So this module interprets only the opcodes that torch's pickles
-use: a name must be that of one of a dozen classes and functions, and "calling" it records the
+use: only a dozen class and function names are allowed, and "calling" one only records the
 arguments. torch's objects are created from the records after validation.
 """
 
@@ -47,7 +47,7 @@ _CLASSES = frozenset(
 """The classes and functions that torch 2.9 and 2.13 write for tensors. ``BytesStorageMetadata`` is
 excluded: no state here has such entries, and torch reads them with
 ``torch.load(weights_only=False)``."""
-_REASON_CHARACTERS = 300
+_MAX_REASON_CHARACTERS = 300
 
 
 class _Class:
@@ -56,7 +56,7 @@ class _Class:
     def __init__(self, module: str, name: str) -> None:
         self.module, self.name = module, name
 
-    def names(self, full_name: tuple[str, str]) -> bool:
+    def is_named(self, full_name: tuple[str, str]) -> bool:
         return (self.module, self.name) == full_name
 
 
@@ -75,12 +75,12 @@ def read_metadata(data: bytes, files: Mapping[str, FileSum]) -> Metadata:
     except Exception as error:  # a pickle can be invalid in almost any way
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CheckpointDamaged(
-            f".metadata cannot be read: {reason[:_REASON_CHARACTERS]}"
+            f".metadata cannot be read: {reason[:_MAX_REASON_CHARACTERS]}"
         ) from None
 
 
 def _parse(data: bytes) -> Any:
-    """Interpret a pickle of protocol 4 or 5, Python's default since 3.8; raise ``ValueError``.
+    """Interpret a pickle of protocol 4 or 5, Python's defaults since 3.8; raise if it is invalid.
 
     Opcodes come from the standard library's table (pickletools.opcodes). Only strings and
     records are hashed, and memory use is bounded by the length of the pickle.
@@ -104,7 +104,7 @@ def _parse(data: bytes) -> Any:
                 count = int(opcode.name[-1])
                 stack[-count:] = [tuple(stack[-count:])]
             case "TUPLE":
-                stack.append(tuple(_since(stack, marks.pop())))
+                stack.append(tuple(_pop_from(stack, marks.pop())))
             case "EMPTY_DICT":
                 stack.append({})
             case "EMPTY_LIST":
@@ -117,23 +117,23 @@ def _parse(data: bytes) -> Any:
                 item = stack.pop()
                 _list(stack[-1]).append(item)
             case "APPENDS":
-                items = _since(stack, marks.pop())
+                items = _pop_from(stack, marks.pop())
                 _list(stack[-1]).extend(items)
             case "SETITEM":
                 value, key = stack.pop(), stack.pop()
                 _set_items(stack[-1], [key, value])
             case "SETITEMS":
-                items = _since(stack, marks.pop())
+                items = _pop_from(stack, marks.pop())
                 _set_items(stack[-1], items)
             case "STACK_GLOBAL":
                 name, module = stack.pop(), stack.pop()
-                stack.append(_named(module, name))
+                stack.append(_resolve_global(module, name))
             case "REDUCE" | "NEWOBJ":
                 arguments, kind = stack.pop(), stack.pop()
                 if type(kind) is not _Class or type(arguments) is not tuple:
                     raise ValueError("it calls something that is not a class")
-                if kind.names(_GETATTR) and not _is_encoding(arguments):
-                    raise ValueError("it takes an attribute of something other than an encoding")
+                if kind.is_named(_GETATTR) and not _is_encoding(arguments):
+                    raise ValueError("it reads an attribute of something other than an encoding")
                 stack.append(_Record(kind, arguments))
             case "BUILD":
                 state = stack.pop()
@@ -146,17 +146,17 @@ def _parse(data: bytes) -> Any:
                 (result,) = stack
                 return result
             case other:
-                raise ValueError(f"it has the operation {other}, which torch does not write")
+                raise ValueError(f"it contains the opcode {other}, which torch does not write")
     raise ValueError("it is truncated")
 
 
 def _is_encoding(arguments: tuple[Any, ...]) -> bool:
     """Return whether these arguments of getattr name a memory format."""
     holder = arguments[0] if arguments else None
-    return type(holder) is _Class and holder.names(_ENCODING)
+    return type(holder) is _Class and holder.is_named(_ENCODING)
 
 
-def _since(stack: list[Any], mark: int) -> list[Any]:
+def _pop_from(stack: list[Any], mark: int) -> list[Any]:
     items = stack[mark:]
     del stack[mark:]
     return items
@@ -178,9 +178,9 @@ def _set_items(target: Any, items: list[Any]) -> None:
         target[key] = value
 
 
-def _named(module: Any, name: Any) -> Any:
+def _resolve_global(module: Any, name: Any) -> Any:
     if type(module) is not str or type(name) is not str:
-        raise ValueError("it names something by a value that is not a string")
+        raise ValueError("it refers to a class by a value that is not a string")
     if (module, name) in _CLASSES:
         return _Class(module, name)
     # Not getattr, which imports some modules of torch.
@@ -253,7 +253,7 @@ class _Validator:
         name = _text(state["relative_path"])
         offset, length = _natural(state["offset"]), _natural(state["length"])
         if state.get("transform_descriptors"):
-            raise ValueError(f"{name!r} is compressed, and this version writes no compressed files")
+            raise ValueError(f"{name!r} is compressed, which this version does not support")
         if name not in self._files:
             raise ValueError(f"{name!r} is not listed in the marker")
         if offset + length > self._files[name].num_bytes:
@@ -261,16 +261,16 @@ class _Validator:
         return _StorageInfo(relative_path=name, offset=offset, length=length)
 
     def _size(self, record: Any) -> torch.Size:
-        (numbers,) = self._checked(record, "torch", "Size").arguments
+        (numbers,) = self._check_record(record, "torch", "Size").arguments
         return torch.Size([_natural(number) for number in numbers])
 
     def _state(self, record: Any, name: str, module: str = _METADATA) -> Mapping[str, Any]:
         return _mapping(self._raw_state(record, name, module))
 
     def _raw_state(self, record: Any, name: str, module: str = _METADATA) -> Any:
-        return self._checked(record, module, name).state
+        return self._check_record(record, module, name).state
 
-    def _checked(self, record: Any, module: str, name: str) -> _Record:
+    def _check_record(self, record: Any, module: str, name: str) -> _Record:
         if type(record) is not _Record:
             raise ValueError(f"it has a value of type {type(record).__name__} in place of a {name}")
         if (record.kind.module, record.kind.name) != (module, name):

@@ -208,7 +208,7 @@ class PretrainedWeights:
     def _bytes(self, tensor: _Tensor, start: int, length: int) -> bytes:
         data = self._objects.get_range(tensor.file, start, length)
         if len(data) != length:
-            raise _cut_short(self._objects, tensor.file)
+            raise _truncated_error(self._objects, tensor.file)
         self.bytes_read += length
         self._on_bytes(length)
         return data
@@ -233,13 +233,13 @@ def _header(objects: Objects, file: str, size: int) -> dict[str, _Tensor]:
     except ObjectMissing:
         head = b""
     if len(head) < _LENGTH_BYTES:
-        raise _cut_short(objects, file)
+        raise _truncated_error(objects, file)
     (length,) = struct.unpack("<Q", head[:_LENGTH_BYTES])
     if length > _MAX_HEADER_BYTES:
-        raise _no_safetensors(objects, file)
+        raise _not_safetensors_error(objects, file)
     start = _LENGTH_BYTES + length
     if start > size:
-        raise _cut_short(objects, file)
+        raise _truncated_error(objects, file)
     if start > len(head):
         head += objects.get_range(file, len(head), start - len(head))
     try:
@@ -256,13 +256,13 @@ def _header(objects: Objects, file: str, size: int) -> dict[str, _Tensor]:
             for name, entry in ((name, typed(item, _Entry)) for name, item in document.items())
         }
     except ValueError:
-        raise _no_safetensors(objects, file) from None
+        raise _not_safetensors_error(objects, file) from None
     for tensor in tensors.values():
         kind = _DTYPES.get(tensor.dtype)
         expected = tensor.num_bytes if kind is None else kind.itemsize * math.prod(tensor.shape)
         # Otherwise another tensor's values could be read; the library also refuses both cases.
         if tensor.begin < start or tensor.num_bytes != expected:
-            raise _no_safetensors(objects, file)
+            raise _not_safetensors_error(objects, file)
     end = max((tensor.begin + tensor.num_bytes for tensor in tensors.values()), default=start)
     if size < end:
         raise PretrainedWeightsError(
@@ -271,14 +271,14 @@ def _header(objects: Objects, file: str, size: int) -> dict[str, _Tensor]:
     return tensors
 
 
-def _cut_short(objects: Objects, file: str) -> PretrainedWeightsError:
+def _truncated_error(objects: Objects, file: str) -> PretrainedWeightsError:
     return PretrainedWeightsError(f"{objects.uri}/{file} is truncated; upload it again")
 
 
-def _no_safetensors(objects: Objects, file: str) -> PretrainedWeightsError:
+def _not_safetensors_error(objects: Objects, file: str) -> PretrainedWeightsError:
     return PretrainedWeightsError(
         f"{objects.uri}/{file} is not a safetensors file; save the model with transformers' "
-        "save_pretrained, and upload that folder (if it is a Git LFS pointer: git lfs pull first)"
+        "save_pretrained and upload that folder (for a Git LFS pointer, run git lfs pull first)"
     )
 
 

@@ -25,7 +25,7 @@ class Weights:
     """The weights of the checkpoint in ``objects``; raises ``CheckpointUnusable`` on a mismatch.
 
     Also raises ``CheckpointDamaged`` if the metadata is invalid. ``shapes`` covers the whole model.
-    Reads slices of every rank's file, in which the weights precede the moments.
+    Reads slices of every rank's file, in which the weights precede the optimizer state.
     """
 
     def __init__(

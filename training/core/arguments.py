@@ -104,8 +104,8 @@ def help_text(argv: Sequence[str] = ()) -> str:
         "",
         "Runs on every node of a job: reads the environment of AWS Batch or Volcano, checks the",
         "host, waits for the other nodes, starts the workers with torchrun (a data job is one",
-        "process without it) and watches them and the other nodes. Without such an environment,",
-        "the machine runs a job of one node:",
+        "process without it) and monitors them and the other nodes. Without such an environment,",
+        "this machine runs a single-node job:",
         "",
         f"  TRAINIUM_DEVICE=cpu TRAINIUM_PROCESSES_PER_NODE=2 {PROGRAM} all-reduce \\",
         "      --max-bytes 1048576",
@@ -118,7 +118,7 @@ def help_text(argv: Sequence[str] = ()) -> str:
         f"Workloads ({PROGRAM} <workload> --help shows its parameters):",
         *(f"  {workload.name:<12}  {workload.summary}" for workload in WORKLOADS.values()),
         "",
-        "Environment: AWS_BATCH_* as Batch sets it, or the variables of a Volcano job;",
+        "Environment: AWS_BATCH_* as set by Batch, or the variables of a Volcano job;",
         "TRAINIUM_DEPLOYMENT, TRAINIUM_INSTANCE_TYPE, TRAINIUM_NEURON_RELEASE and TRAINIUM_BUCKET",
         "from the job definition or the pod, TRAINIUM_RUN from the CLI; TRAINIUM_DEVICE=cpu,",
         "TRAINIUM_PROCESSES_PER_NODE and TRAINIUM_NODE_ADDRESS on laptops and in rehearsals.",
@@ -126,9 +126,9 @@ def help_text(argv: Sequence[str] = ()) -> str:
         "",
         "Exit codes:",
     ]
-    for code, ending in EXIT_CODES.items():
-        retried = "; another attempt follows" if ending.retry else ""
-        lines.append(f"  {code.value:>3}  {ending.meaning}{retried}")
+    for code, outcome in EXIT_CODES.items():
+        retried = "; another attempt follows" if outcome.retry else ""
+        lines.append(f"  {code.value:>3}  {outcome.meaning}{retried}")
     return "\n".join(lines)
 
 

@@ -226,7 +226,7 @@ def _hardware(
 def _processes(
     env: Mapping[str, str], device: DeviceKind, instance_type: InstanceType | None
 ) -> int:
-    """Return the number of workers per node: as set, else one on a CPU or one per logical core."""
+    """Return the workers per node: as set, else one on a CPU or one per logical NeuronCore."""
     if device is DeviceKind.CPU or instance_type is None:
         return whole(env, ENV_PROCESSES_PER_NODE, default=1, least=1)
     default = instance_type.processes_per_node

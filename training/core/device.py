@@ -20,7 +20,7 @@ _MAX_COMPILE = timedelta(seconds=MAX_COMPILE_S)
 
 
 class Device(Protocol):
-    """One worker's device and its group of all ranks."""
+    """One worker's device and the process group of all ranks."""
 
     kind: DeviceKind
     rank: int
@@ -39,7 +39,7 @@ class Device(Protocol):
         """Copy a device tensor to the host."""
 
     def close(self) -> None:
-        """Finish with the group before the worker exits."""
+        """Clean up the process group before the worker exits."""
 
 
 class EagerDevice:
@@ -70,7 +70,7 @@ class EagerDevice:
         return tensor.cpu()
 
     def close(self) -> None:
-        """Leave the group; on TorchNeuron, wait for the other ranks instead."""
+        """Destroy the process group; on TorchNeuron, wait for the other ranks instead."""
         if self.kind is DeviceKind.TORCH_NEURON:
             # The group's destructor crashed in a beta of TorchNeuron, so the worker exits without
             # calling it (worker.py).
@@ -123,8 +123,8 @@ def open_device(kind: DeviceKind, *, timeout_s: float) -> Device:
         # default, not their parent group's timeout (torch 2.13, distributed_c10d.py,
         # _new_group_with_tag).
         distributed_c10d.default_pg_timeout = _MAX_COMPILE
-        # The device's own backend supports no objects, host tensors or subgroup barriers, so gloo
-        # is used for these.
+        # The device's own backend does not support object collectives, host tensors or
+        # subgroup barriers, so gloo is used for these.
         dist.init_process_group("cpu:gloo,neuron:neuron", timeout=_MAX_COMPILE)
         return EagerDevice(kind, torch.device("neuron"))
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from trainium_catalogue.exit_codes import ExitCode
-from trainium_catalogue.neuron_faults import UNSPECIFIC_FAULT, find_neuron_fault
+from trainium_catalogue.neuron_faults import UNSPECIFIC_FAULT, NeuronFault, find_neuron_fault
 
 _HOST_ERRNOS = frozenset(
     {
@@ -63,6 +63,12 @@ def classify(error: BaseException) -> ExitCode:
     return ExitCode.WORKLOAD
 
 
+def shows_unfit_host(error: BaseException) -> bool:
+    """Return whether a worker's error shows that its host is broken and must be replaced."""
+    faults = [_neuron_fault(link) for link in _causes(error)]
+    return any(fault.unfit_host for fault in faults if fault is not None)
+
+
 def describe(error: BaseException) -> str:
     """Format the type and message on one line."""
     text = " ".join(str(error).split())
@@ -85,11 +91,21 @@ def _is_host_failure(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError) and error.errno in _HOST_ERRNOS:
         return True
-    is_host_type = bool({kind.__name__ for kind in type(error).__mro__} & _HOST_TYPES)
-    if not is_host_type and type(error).__name__ not in _UNSPECIFIC_TYPES:
+    if not _is_unspecific(error):
         return False
-    text = str(error)
-    fault = find_neuron_fault(text)
+    fault = _neuron_fault(error)
     if fault is not None:
         return fault.retry
-    return is_host_type or _HOST_TEXT.search(text) is not None
+    return _is_host_type(error) or _HOST_TEXT.search(str(error)) is not None
+
+
+def _neuron_fault(error: BaseException) -> NeuronFault | None:
+    return find_neuron_fault(str(error)) if _is_unspecific(error) else None
+
+
+def _is_unspecific(error: BaseException) -> bool:
+    return _is_host_type(error) or type(error).__name__ in _UNSPECIFIC_TYPES
+
+
+def _is_host_type(error: BaseException) -> bool:
+    return bool({kind.__name__ for kind in type(error).__mro__} & _HOST_TYPES)

@@ -50,7 +50,7 @@ class Job:
     stop: StopSwitch = field(default_factory=StopSwitch)
     """A workload may defer it to finish its current step first."""
     hang_limit_s: float = float("inf")
-    """Time without progress after which the launcher ends the node."""
+    """Time without progress after which the launcher stops the node's workers."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """The worker's environment variables for Neuron and torch_xla."""
     variables: Mapping[str, str] = field(default_factory=dict)

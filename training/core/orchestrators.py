@@ -63,7 +63,7 @@ class NodePosition:
 def read_position(env: Mapping[str, str], find_host: Callable[[str], str]) -> NodePosition:
     """Read the position from the orchestrator's variables; without them the job has one node.
 
-    ``find_host`` resolves host names; only children of a Volcano job call it.
+    ``find_host`` resolves host names; it is called only on child nodes of a Volcano job.
     """
     if not is_volcano(env):
         return _read_batch(env)
@@ -76,7 +76,7 @@ def read_position(env: Mapping[str, str], find_host: Callable[[str], str]) -> No
 
 
 def is_volcano(env: Mapping[str, str]) -> bool:
-    """Return whether a Volcano job set the environment; refuse one that it set only in part."""
+    """Return whether a Volcano job set the environment; refuse one that is incomplete."""
     return _all_or_none(env, _VOLCANO, "a Volcano job of this deployment")
 
 

@@ -61,7 +61,7 @@ def forbid_new_privileges() -> None:
 
 
 def process_state(pid: int, proc: Path = Path("/proc")) -> str | None:
-    """Return the state from proc(5), such as ``R`` or ``Z``; None if there is no process."""
+    """Return the state from proc(5), such as ``R`` or ``Z``; None if there is no such process."""
     try:
         stat = (proc / str(pid) / "stat").read_bytes()
     except OSError:
@@ -82,6 +82,14 @@ def parents(proc: Path = Path("/proc")) -> dict[int, int]:
             continue  # it has ended
         parent_of[int(entry.name)] = int(stat[stat.rindex(b")") + 2 :].split()[1])
     return parent_of
+
+
+def descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
+    """Return the IDs of all descendants of a process, given every process's parent."""
+    processes = [pid]
+    for process in processes:  # grows during iteration
+        processes += [child for child, parent in parent_of.items() if parent == process]
+    return processes[1:]
 
 
 def is_gone(pid: int) -> bool:

@@ -17,10 +17,10 @@ ENV_SCRATCH = "TRAINIUM_SCRATCH"
 ENV_SNAPSHOTS = "TRAINIUM_SNAPSHOTS"
 """Marks the snapshot process instead of ``ENV_SCRATCH``, because it outlives the workers."""
 
-_BETWEEN_WRITES_S = 0.2
+_WRITE_INTERVAL_S = 0.2
 
 MAX_COMPILE_S = 4 * 3600
-"""Longer compilation counts as a hang; also the timeout of waits for a compiling rank."""
+"""Longer compilation counts as a hang; also the timeout when waiting for a compiling rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,8 @@ class Failure:
     error: str
     weak: bool = False
     """True if only an exit code is known, which losing a peer may also cause."""
+    unfit_host: bool = False
+    """True if the error shows that this node's host is broken."""
 
     @property
     def whose(self) -> str:
@@ -69,7 +71,7 @@ class WorkerProgress:
     def report(self, step: str) -> None:
         """Report progress; ``step`` names the current activity. Cheap enough to call every step."""
         now = time.monotonic()
-        if step == self._step and now - self._written_s < _BETWEEN_WRITES_S:
+        if step == self._step and now - self._written_s < _WRITE_INTERVAL_S:
             return
         self._step, self._written_s = step, now
         self._write(done=False)
@@ -87,10 +89,10 @@ class WorkerProgress:
         """Report that all work is done; from now on silence is not a hang."""
         self._write(done=True)
 
-    def fail(self, code: ExitCode, error: str) -> None:
+    def fail(self, code: ExitCode, error: str, *, unfit_host: bool = False) -> None:
         """Record the reason, before the process exits and its peers' connections break."""
-        document = {"rank": self._rank, "code": int(code), "error": error}
-        _write_whole(self._scratch / f"failure-{self._rank}.json", document)
+        failure = Failure(rank=self._rank, code=code, error=error, unfit_host=unfit_host)
+        _write_whole(self._scratch / f"failure-{self._rank}.json", asdict(failure))
 
     def _write(self, *, done: bool) -> None:
         state = WorkerState(
@@ -121,6 +123,7 @@ def read_failures(scratch: Path) -> list[Failure]:
             code=ExitCode(d["code"]),
             error=d["error"],
             weak=bool(d.get("weak", False)),
+            unfit_host=bool(d.get("unfit_host", False)),
         )
         for d in documents
     ]

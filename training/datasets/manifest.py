@@ -24,7 +24,7 @@ PACKED_SCHEMA = 2
 _EXAMPLES_SCHEMA = 3
 """Schema of datasets of prompts and responses."""
 COUNTED = 1 << 31
-"""In datasets of prompts and responses, the bit of an id whose token counts in the loss."""
+"""In datasets of prompts and responses, the bit set in ids of tokens that count in the loss."""
 _UNSPLIT_SCHEMA = 1
 """Schema of datasets without a validation split, as in earlier releases."""
 TOKENIZER_FILE = "tokenizer.json"
@@ -76,7 +76,7 @@ class Validation:
 class PackedManifest:
     """A packed dataset: one stream of ids, cut into shards, each document followed by ``eos_id``.
 
-    Tokens, documents and shards are the training split; ``validation`` has the held-out one.
+    Tokens, documents and shards are of the training split; ``validation`` is the held-out one.
     """
 
     dtype: str
@@ -94,7 +94,7 @@ class PackedManifest:
     num_tokens: int
     documents: int
     empty_documents: int
-    """Skipped empty documents."""
+    """Number of empty documents that were skipped."""
     source: Source
     shards: tuple[Shard, ...]
     validation: Validation | None = None
@@ -111,7 +111,7 @@ class PackedManifest:
             if shard.bytes != shard.tokens * _BYTES[self.dtype]:
                 raise ValueError(
                     f"{shard.name} has {shard.bytes:,} bytes, but {shard.tokens:,} tokens of "
-                    f"{self.dtype} take {shard.tokens * _BYTES[self.dtype]:,}"
+                    f"{self.dtype} take {shard.tokens * _BYTES[self.dtype]:,} bytes"
                 )
         if min(self.vocab_size, self.eos_id, self.seq_len) < 0:
             raise ValueError("vocab_size, eos_id and seq_len cannot be negative")
@@ -246,7 +246,7 @@ class DatasetManifest:
             return typed(self.facts[name], kind)
         except ValueError as error:
             raise DatasetError(
-                f"{name} in the dataset's {DATASET_MANIFEST} is wrong: {error}; submit prepare "
+                f"{name} in the dataset's {DATASET_MANIFEST} is invalid: {error}; submit prepare "
                 "again"
             ) from None
 

@@ -84,14 +84,14 @@ def failed_imports(names: Iterable[str], load: Import = importlib.import_module)
 
 
 def version_of(name: str) -> str:
-    """Return the version of a module's distribution, or "not installed"."""
+    """Return name and version of a module's distributions, or "<module> not installed"."""
     top = name.partition(".")[0] if not name.startswith("google.") else "google"
     distributions = importlib.metadata.packages_distributions().get(top, ())
     versions = [f"{found} {importlib.metadata.version(found)}" for found in set(distributions)]
     return ", ".join(sorted(versions)) or f"{name} not installed"
 
 
-def _present(names: Iterable[str]) -> list[str]:
+def _find_installed(names: Iterable[str]) -> list[str]:
     return [name for name in names if importlib.util.find_spec(name) is not None]
 
 
@@ -99,15 +99,15 @@ def main() -> int:
     """Print versions and problems; return 0 if there are no problems."""
     set_up_logging()
     hide_sklearn()
-    neuron = _present(NEURON_MODULES)
+    neuron = _find_installed(NEURON_MODULES)
     on_device = _DEVICE.exists()
     problems = failed_imports([*MODULES, *own_modules()])
     problems += failed_imports(neuron) if on_device else []
     problems += failed_imports(IMPLEMENTATIONS, lambda name: IMPLEMENTATIONS[name].load())
     problems += [f"{path} is missing" for path in DATA if not path.is_file()]
     log.info("health: Python %s, %s", platform.python_version(), platform.machine())
-    tops = dict.fromkeys(version_of(name) for name in (*MODULES, *neuron))
-    for text in tops:
+    unique_versions = dict.fromkeys(version_of(name) for name in (*MODULES, *neuron))
+    for text in unique_versions:
         log.info("health: %s", text)
     for problem in problems:
         log.error("health: %s", problem)

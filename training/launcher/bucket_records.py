@@ -54,9 +54,9 @@ _HEARTBEAT_TIMEOUT_S = 600.0
 _TICK_S = 0.2
 REQUEST_S = 2.0
 """Shorter than the guardian's timeout for a frozen launcher."""
-_QUIET_S = 5.0
-"""Initial delay, so that a job whose nodes connect promptly neither writes nor reads records."""
-_PAUSE_S = 5.0
+_INITIAL_DELAY_S = 5.0
+"""Long enough that a job whose nodes connect promptly neither writes nor reads records."""
+_RETRY_INTERVAL_S = 5.0
 _STARTED_NAME = re.compile(r"(?P<attempt>\d+)-node-(?P<node>\d+)\.json")
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class _RetriedAction(ABC):
 
     def __init__(self, node: NodeContract) -> None:
         self._node = node
-        self._due_s = time.monotonic() + _QUIET_S
+        self._due_s = time.monotonic() + _INITIAL_DELAY_S
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -114,7 +114,7 @@ class _RetriedAction(ABC):
             with contextlib.suppress(Exception):
                 if self._act(folder):
                     return
-            self._ended.wait(_PAUSE_S)
+            self._ended.wait(_RETRY_INTERVAL_S)
 
     @abstractmethod
     def _act(self, folder: Objects) -> bool:

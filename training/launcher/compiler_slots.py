@@ -13,9 +13,9 @@ import shlex
 import shutil
 from pathlib import Path
 
+from training.core.compilers import COMPILER
 from training.core.contract import DeviceKind, NodeContract
 
-COMPILER = "neuronx-cc"
 _MIB_PER_SLOT = 32 * 1024
 """Host memory per compiler; large graphs take tens of GB (not measured by this project)."""
 _MAX_SLOTS = 8

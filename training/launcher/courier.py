@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Courier:
-    """The launcher's end of document transfers."""
+    """The launcher's side of document transfers."""
 
     def __init__(self, scratch: Path, *, is_main: bool) -> None:
         self._is_main = is_main

@@ -18,14 +18,16 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from training.core.processes import find_marked, is_gone, parents
+from training.core.compilers import is_compiler
+from training.core.contract import DeviceKind
+from training.core.processes import descendants, find_marked, is_gone, parents
 from training.core.progress import ENV_SCRATCH, WorkerState, read_states
-from training.launcher.messages import Evidence, Message, Movement
+from training.launcher.messages import Evidence, Message, ProgressReport
 from training.program.reports import (
     OUTPUT_FILE,
     PREPARATION_FILE,
@@ -45,14 +47,11 @@ _SPAWNED = "--multiprocessing-fork"
 """Argument of a process started by multiprocessing with ``spawn`` or ``forkserver``
 (``get_command_line`` of multiprocessing/spawn.py)."""
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
-_LONGEST_COMMAND = 60
+_MAX_COMMAND_CHARACTERS = 60
 _CACHE_POLL_INTERVAL_S = 5.0
-_SHARE = 0.01
+_MAX_SCAN_SHARE = 0.01
 """Maximum share of this process's time spent scanning the cache, regardless of its size."""
 _LOCK = ".lock"
-_COMPILER = b"neuronx-cc"
-"""The command that libneuronxla runs ("Call compiler with cmd: neuronx-cc compile ...", in the log
-of aws-neuron-sdk issue 872)."""
 _POLL_INTERVAL_S = 0.25
 _MESSAGE_INTERVAL_S = 1.0
 """Minimum interval between messages about progress."""
@@ -75,7 +74,7 @@ def collect(
     )
     parent_of = parents(proc)
     for rank, pid in sorted(ranks.items()):
-        commands = [_argv(child, proc) for child in _descendants(pid, parent_of)]
+        commands = [_argv(child, proc) for child in descendants(pid, parent_of)]
         commands = [c for c in commands if c and not any(helper in c for helper in _HELPERS)]
         if commands:
             launchers = [c for c in commands if _LAUNCHERS.match(c) or _SPAWNED in c]
@@ -95,14 +94,7 @@ def _display_text(command: str) -> str:
     if _SPAWNED in command:
         return "by multiprocessing's spawn, as in mp.spawn"
     first, _, rest = command.partition(" ")
-    return f"{first.rpartition('/')[2]} {rest}".strip()[:_LONGEST_COMMAND]
-
-
-def _descendants(pid: int, parent_of: Mapping[int, int]) -> list[int]:
-    processes = [pid]
-    for process in processes:  # grows during iteration
-        processes += [child for child, parent in parent_of.items() if parent == process]
-    return processes[1:]
+    return f"{first.rpartition('/')[2]} {rest}".strip()[:_MAX_COMMAND_CHARACTERS]
 
 
 def _argv(pid: int, proc: Path) -> str:
@@ -144,46 +136,42 @@ _CachedFile = tuple[str, int, int]
 class CompileCacheWatch:
     """Polls a folder of compiled graphs for changes."""
 
-    def __init__(self, folder: Path, scratch: Path) -> None:
-        """``scratch`` marks the processes of the launch, including its compilers."""
-        self._folder, self._scratch = folder, scratch
+    def __init__(self, folder: Path, scratch: Path, *, has_locks: bool = True) -> None:
+        """``scratch`` marks the processes of the launch, including its compilers.
+
+        ``has_locks`` is False if the folder contains no locks even during a compilation.
+        """
+        self._folder, self._scratch, self._has_locks = folder, scratch, has_locks
         self._has_seen_compiler = False
         self._entries: frozenset[_CachedFile] = frozenset()
         self._next_s = float("-inf")
         self.compiling = False
-        """True while a lock exists and a compiler that may hold it is running."""
+        """True while a compiler is running that may hold a lock of the folder, if it has locks."""
 
     def moved(self, now_s: float) -> bool:
         """Return whether anything has changed since the last poll."""
         if now_s < self._next_s:
             return False
-        began_s = time.monotonic()
+        scan_started_s = time.monotonic()
         entries = frozenset(_entries(self._folder))
-        locked = any(path.endswith(_LOCK) for path, _, _ in entries)
-        self.compiling = locked and self._may_compile()
-        took_s = time.monotonic() - began_s
-        self._next_s = now_s + max(_CACHE_POLL_INTERVAL_S, took_s / _SHARE)
+        if self._has_locks:
+            locked = any(path.endswith(_LOCK) for path, _, _ in entries)
+            self.compiling = locked and (self._compiles() or not self._has_seen_compiler)
+        else:
+            self.compiling = self._compiles()
+        scan_s = time.monotonic() - scan_started_s
+        self._next_s = now_s + max(_CACHE_POLL_INTERVAL_S, scan_s / _MAX_SCAN_SHARE)
         changed, self._entries = entries != self._entries, entries
         return changed
 
-    def _may_compile(self) -> bool:
-        """Return whether a compiler is running or, if none was ever seen, might be.
+    def _compiles(self) -> bool:
+        """Return whether a compiler of this launch is running.
 
         Short-lived compilers, and those of libraries other than libneuronxla, may go unseen.
         """
-        if any(_is_compiler(pid) for pid in find_marked(ENV_SCRATCH, str(self._scratch))):
-            self._has_seen_compiler = True
-            return True
-        return not self._has_seen_compiler
-
-
-def _is_compiler(pid: int) -> bool:
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False  # it has ended
-    # A script's name follows its interpreter and perhaps an option.
-    return any(argument.rpartition(b"/")[2] == _COMPILER for argument in arguments[:3])
+        compiles = any(is_compiler(pid) for pid in find_marked(ENV_SCRATCH, str(self._scratch)))
+        self._has_seen_compiler |= compiles
+        return compiles
 
 
 def _entries(folder: Path) -> Iterator[_CachedFile]:
@@ -198,15 +186,18 @@ def _entries(folder: Path) -> Iterator[_CachedFile]:
 
 
 class ProgramLiveness:
-    """Detects progress of this node's program; inspects its processes without any."""
+    """Detects progress of this node's program; inspects its processes if there is none."""
 
-    def __init__(self, scratch: Path, cache: Path, *, hang_limit_s: float) -> None:
+    def __init__(
+        self, scratch: Path, cache: Path, device: DeviceKind, *, hang_limit_s: float
+    ) -> None:
         """``cache`` is the folder of compiled graphs."""
         self._scratch, self._hang_limit_s = scratch, hang_limit_s
-        self._cache = CompileCacheWatch(cache, scratch)
+        has_locks = device is not DeviceKind.TORCH_NEURON
+        self._cache = CompileCacheWatch(cache, scratch, has_locks=has_locks)
         self._program_started_s: float | None = None
         self._stamps: tuple[object, ...] = ()
-        self._polled_s = self._moved_s = self._reported_s = self._collected_s = float("-inf")
+        self._polled_s = self._progress_s = self._reported_s = self._collected_s = float("-inf")
         self._reported_compiling = False
         self._evidence: Evidence | None = None
         self.takes_last_snapshot = False
@@ -217,19 +208,19 @@ class ProgramLiveness:
         self._program_started_s = now_s
 
     def messages(self, now_s: float, doing: str) -> Iterator[Message]:
-        """Yield messages for the main node; ``doing`` is a field of ``Movement``."""
-        has_moved = self._has_moved(now_s)
-        if has_moved:
-            self._moved_s = now_s
-        is_due = has_moved and now_s - self._reported_s >= _MESSAGE_INTERVAL_S
+        """Yield messages for the main node; ``doing`` is a field of ``ProgressReport``."""
+        has_progressed = self._has_progressed(now_s)
+        if has_progressed:
+            self._progress_s = now_s
+        is_due = has_progressed and now_s - self._reported_s >= _MESSAGE_INTERVAL_S
         if is_due or self._cache.compiling != self._reported_compiling:
             self._reported_s, self._reported_compiling = now_s, self._cache.compiling
-            movement = Movement(doing=doing, compiling=self._reported_compiling)
+            movement = ProgressReport(doing=doing, compiling=self._reported_compiling)
             yield {"type": "moved", **asdict(movement)}
         if (evidence := self._new_evidence(now_s)) is not None:
             yield {"type": "seen", **asdict(evidence)}
 
-    def _has_moved(self, now_s: float) -> bool:
+    def _has_progressed(self, now_s: float) -> bool:
         """Return whether there has been any progress since the last call."""
         if now_s - self._polled_s < _POLL_INTERVAL_S:
             return False
@@ -248,7 +239,7 @@ class ProgramLiveness:
         """Return whether this node has made no progress for half the hang limit."""
         if self._program_started_s is None:
             return False
-        return now_s - max(self._moved_s, self._program_started_s) >= self._hang_limit_s / 2
+        return now_s - max(self._progress_s, self._program_started_s) >= self._hang_limit_s / 2
 
     def _new_evidence(self, now_s: float) -> Evidence | None:
         """Return this node's evidence, if it has changed, after silence for half the hang limit.
@@ -256,8 +247,8 @@ class ProgramLiveness:
         So it reaches the main node before the verdict, and is never collected while the program
         makes progress.
         """
-        between_s = min(self._hang_limit_s / 8, _COLLECTION_INTERVAL_S)
-        if not self.is_silent(now_s) or now_s - self._collected_s < between_s:
+        interval_s = min(self._hang_limit_s / 8, _COLLECTION_INTERVAL_S)
+        if not self.is_silent(now_s) or now_s - self._collected_s < interval_s:
             return None
         self._collected_s = now_s
         output = OutputReport.read(self._scratch)

@@ -37,7 +37,7 @@ def acquire_home(
     """
     new_home = scratch / "home-to-be"
     new_home.mkdir(mode=0o700)
-    owner = {"pid": os.getpid(), "started": _started(os.getpid()), "scratch": str(scratch)}
+    owner = {"pid": os.getpid(), "started": _start_ticks(os.getpid()), "scratch": str(scratch)}
     (new_home / _OWNER).write_text(json.dumps(owner))
     for home in _candidates(node, shares_machine):
         _clear(home, scratch, heartbeat)
@@ -51,7 +51,7 @@ def acquire_home(
 
 
 def home_of(scratch: Path) -> Path | None:
-    """Return the home folder, if one was taken."""
+    """Return the home folder, if one was acquired."""
     link = scratch / HOME_LINK
     return link.readlink() if link.is_symlink() else None
 
@@ -72,7 +72,7 @@ def _clear(home: Path, scratch: Path, heartbeat: Callable[[], None]) -> None:
         pid, started, former_scratch = int(owner["pid"]), owner["started"], str(owner["scratch"])
     except (OSError, ValueError, KeyError, TypeError):
         return  # it does not exist or belongs to no launch
-    if not is_gone(pid) and _started(pid) == started:
+    if not is_gone(pid) and _start_ticks(pid) == started:
         return
     deadline = time.monotonic() + _WAIT_S
     while any(not is_gone(process) for process in _processes_of(former_scratch)):
@@ -88,7 +88,7 @@ def _processes_of(scratch: str) -> list[int]:
     return [*find_marked(ENV_SCRATCH, scratch), *find_marked(ENV_SNAPSHOTS, scratch)]
 
 
-def _started(pid: int) -> str | None:
+def _start_ticks(pid: int) -> str | None:
     """Return a process's start time in ticks since boot (proc(5)), to detect a reused PID."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

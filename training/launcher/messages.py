@@ -52,7 +52,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Movement:
+class ProgressReport:
     """A node's report that its program has made progress."""
 
     doing: str
@@ -141,7 +141,7 @@ _CONTENTS: Mapping[str, type] = {
     "start": Start,
     "verdict": Verdict,
     "stop": Verdict,
-    "moved": Movement,
+    "moved": ProgressReport,
     "left": Departure,
     "seen": Evidence,
     "mail": Mail,

@@ -106,6 +106,9 @@ class LocalNode(ABC):
     workloads need, so their workers start immediately and report their own progress.
     """
 
+    verdict: Verdict | None = None
+    """The latest result of ``poll``."""
+
     def prepare(self) -> None:  # noqa: B027 - optional
         """Start fetching the workers' files and data."""
 
@@ -205,10 +208,9 @@ class WorkerNode(LocalNode):
         self._agent: subprocess.Popen[bytes] | None = None
         self._polled_s = float("-inf")
         self._stamps: dict[Path, int] = {}
-        self._moved_s: dict[Path, float] = {}
+        self._progress_s: dict[Path, float] = {}
         self._started_s = 0.0
         self._succeeded = False
-        self.verdict: Verdict | None = None
 
     def start(self, rendezvous_port: int) -> None:
         """Start the workers once all nodes have joined."""
@@ -242,13 +244,19 @@ class WorkerNode(LocalNode):
             dataset_kind=workload.dataset_kind,
             is_own_model=not workload.runs_program,
             neff_cache="" if workload.runs_program else str(self._scratch / "neff"),
+            neff_local_cache=str(self._scratch / "neff-local"),
             needs_torch=IMPLEMENTATIONS[workload.name].needs_torch,
         )
         env, remarks = settings.worker_environment(self._env, self._node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
+        env = self._adapted(env)
         if path := env.get("PATH"):
             env["PATH"] = path_with_slots(path, self._node, self._scratch)
+        return env
+
+    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+        """Adapt the environment of this project's workers to other ones."""
         return env
 
     def _start_agent(
@@ -284,19 +292,19 @@ class WorkerNode(LocalNode):
         states = read_states(self._scratch)
         failures = read_failures(self._scratch)
         if failures:
-            return self._failed(failures)
+            return self._failure_verdict(failures)
         if status == 0:
-            return self._finished()
+            return self._success_verdict()
         if silent := [states[path] for path in gone if not states[path].done]:
             noun = "rank" if len(silent) == 1 else "ranks"
             ranks = ", ".join(str(state.rank) for state in silent)
-            return self._host(
+            return self._host_verdict(
                 f"{noun} {ranks} exited without reporting an error (killed, crashed or out of "
                 "memory)"
             )
         if status is not None:
-            return self._agent_failed(status)
-        return self._hang(states, now_s)
+            return self._agent_verdict(status)
+        return self._hang_verdict(states, now_s)
 
     @property
     def steps_completed(self) -> int | None:
@@ -304,35 +312,39 @@ class WorkerNode(LocalNode):
         states = read_states(self._scratch).values()
         return max((state.steps_completed for state in states), default=0) or None
 
-    def _failed(self, failures: Iterable[Failure]) -> Verdict:
+    def _failure_verdict(self, failures: Iterable[Failure]) -> Verdict:
         """Judge reported failures by the best evidence."""
-        first = min(failures, key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak))
+        first = min(
+            failures,
+            key=lambda f: (Verdict(code=f.code, reason="").precedence, f.weak, not f.unfit_host),
+        )
         return Verdict(
             code=first.code,
             reason=f"{self._label}: {first.whose}{first.error}",
-            symptom=first.code is ExitCode.HOST,
+            unfit_host=first.unfit_host,
+            symptom=first.code is ExitCode.HOST and not first.unfit_host,
             weak=first.weak,
         )
 
-    def _agent_failed(self, status: int) -> Verdict:
+    def _agent_verdict(self, status: int) -> Verdict:
         """Judge a failed agent whose workers reported nothing."""
         if self.verdict is None:
             log.info("%s", self._agent_log())
         how = f"exited with {status}" if status > 0 else f"was killed by signal {-status}"
-        return self._host(f"{self.agent_name} {how} and no worker reported an error")
+        return self._host_verdict(f"{self.agent_name} {how} and no worker reported an error")
 
     def _agent_log(self) -> str:
         return (self._scratch / AGENT_LOG).read_text(errors="replace")
 
-    def _finished(self) -> Verdict:
+    def _success_verdict(self) -> Verdict:
         return Verdict(code=ExitCode.OK, reason=f"{self._label}: all workers finished")
 
-    def _hang(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
+    def _hang_verdict(self, states: Mapping[Path, WorkerState], now_s: float) -> Verdict | None:
         for path in states:
             # Compare modification times for changes, not age: the wall clock may be adjusted.
             stamp = path.stat().st_mtime_ns
             if self._stamps.get(path) != stamp:
-                self._stamps[path], self._moved_s[path] = stamp, now_s
+                self._stamps[path], self._progress_s[path] = stamp, now_s
         limit_s, limit_name = self._hang_limit_s, "hang-limit-s"
         if len(states) < self._num_workers or not all(s.ready for s in states.values()):
             # Every node waits for the slowest one's imports in the rendezvous.
@@ -344,21 +356,21 @@ class WorkerNode(LocalNode):
                 "not start"
             )
         elif waiting := [path for path, state in states.items() if not is_gone(state.pid)]:
-            path = min(waiting, key=lambda p: self._moved_s[p])
-            silent_s = now_s - self._moved_s[path]
+            path = min(waiting, key=lambda p: self._progress_s[p])
+            silent_s = now_s - self._progress_s[path]
             state = states[path]
             step = "the end of its process" if state.done else state.step
             what = f"rank {state.rank} made no progress at: {step}"
-        elif now_s - max(self._moved_s.values()) > AGENT_GRACE_S:
+        elif now_s - max(self._progress_s.values()) > AGENT_GRACE_S:
             # torchrun waits for other nodes' agents or is stuck, but the work is done.
-            return self._finished()
+            return self._success_verdict()
         else:
             return None
         if silent_s <= limit_s:
             return None
-        return self._host(f"{what}, for {limit_s:g} s ({limit_name})")
+        return self._host_verdict(f"{what}, for {limit_s:g} s ({limit_name})")
 
-    def _host(self, reason: str) -> Verdict:
+    def _host_verdict(self, reason: str) -> Verdict:
         return Verdict(code=ExitCode.HOST, reason=f"{self._label}: {reason}")
 
     def end(self, decision: Verdict, shutdown: Shutdown) -> None:

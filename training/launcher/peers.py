@@ -189,7 +189,7 @@ class Hub:
             link.last_received_s = float("-inf")
 
     def dismiss(self, index: int) -> None:
-        """Forget a node that has ended."""
+        """Remove a node that has ended or was lost, and close its connection."""
         self._drop(self.members.pop(index))
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class Hub:
         self._newcomers.remove(link)
         why = refusal(self._node, messages[0], set(self.members))
         if why is not None:
-            log.info("launch: a connection was refused: %s", why)
+            log.info("launch: a connection was rejected: %s", why)
             self._drop(link)
             return []
         index = int(messages[0]["node"])

@@ -260,8 +260,8 @@ def problem(node: NodeContract, outcomes: list[Outcome]) -> Verdict | None:
 def report_lines(outcomes: list[Outcome]) -> list[str]:
     """Format the outcomes for the log.
 
-    One line lists the checks that passed, one per reason those that were skipped, and each failed
-    check has its own.
+    One line lists the passed checks, one line per reason the skipped ones, and each failed check
+    has its own line.
     """
     lines = []
     if passed := [outcome.what for outcome in outcomes if isinstance(outcome, Passed)]:

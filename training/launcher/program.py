@@ -53,9 +53,9 @@ _LAST_LINE_DELAY_S = 0.75
 """Time until the last line of output has been processed."""
 _DRAIN_S = 5.0
 _RELEASE_S = 2.0
-_SNAPSHOTS_AFTER_S = 3.0
-_SNAPSHOTS_LATE_S = 1.0
-_SNAPSHOT_AT_MOST_S = 30.0
+_SNAPSHOT_START_DELAY_S = 3.0
+_SNAPSHOT_EXIT_GRACE_S = 1.0
+_MAX_SNAPSHOT_S = 30.0
 """Part of the grace period reserved for the last snapshot of a program's files."""
 _FINAL_UPLOAD_S = 5.0
 """Time for a failed job to update the run's status and upload its output."""
@@ -78,7 +78,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgramNode(WorkerNode):
-    """The processes of one node of a program's job."""
+    """The processes of one node of a job that runs a user's program."""
 
     def __init__(
         self,
@@ -101,11 +101,13 @@ class ProgramNode(WorkerNode):
         self._courier = Courier(scratch, is_main=node.is_main)
         self._output: subprocess.Popen[bytes] | None = None
         self._results: subprocess.Popen[bytes] | None = None
-        self._life = ProgramLiveness(scratch, self._folders.cache, hang_limit_s=self._hang_limit_s)
+        self._life = ProgramLiveness(
+            scratch, self._folders.cache, node.device, hang_limit_s=self._hang_limit_s
+        )
         self._remarks: FileRemarks | None = None
         self._unsent: list[Message] = []
         self._is_prepared = self._has_requested_final = False
-        self._killed_workers = self._has_left = False
+        self._killed_workers = self._has_left = self._has_crashed_at_exit = False
         self._program_started_s: float | None = None
         self._first_failure_s: float | None = None
         self._all_exited_s: float | None = None
@@ -139,10 +141,8 @@ class ProgramNode(WorkerNode):
     def _worker(self) -> list[str]:
         return [_WORKER]  # a file: ``-m`` would add to Python's path
 
-    def _environment(self) -> dict[str, str]:
-        env = program_environment(
-            super()._environment(), self._settings, self._folders, self._node.device
-        )
+    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+        env = program_environment(env, self._settings, self._folders, self._node.device)
         # Again, because the program's own variables take precedence.
         for remark in remove_shared_presets(env, self._node):
             log.info("launch: %s", remark)
@@ -202,7 +202,7 @@ class ProgramNode(WorkerNode):
         """
         if self._snapshots is not None or self._program_started_s is None:
             return self._snapshots
-        if immediately or now_s - self._program_started_s > _SNAPSHOTS_AFTER_S:
+        if immediately or now_s - self._program_started_s > _SNAPSHOT_START_DELAY_S:
             snapshot_settings = SnapshotSettings.of(self._node, self._settings, self._folders)
             self._snapshots = SnapshotProcess(snapshot_settings, self._env)
         return self._snapshots
@@ -223,7 +223,7 @@ class ProgramNode(WorkerNode):
         return super().poll(now_s)
 
     def _judge_preparation(self) -> Verdict | None:
-        """Judge the preparation process, which holds the run's lock on the main node."""
+        """Judge the preparation process; on the main node it also holds the run's lock."""
         if self._preparation is None:
             return None
         status = self._preparation.poll()
@@ -238,7 +238,7 @@ class ProgramNode(WorkerNode):
         if report is not None and report.code is not None:
             return Verdict(code=ExitCode(report.code), reason=f"{self._label}: {report.reason}")
         step = report.step if report is not None else "starting"
-        return self._host(
+        return self._host_verdict(
             f"the preparation exited without reporting an error; its last step: {step}"
         )
 
@@ -256,10 +256,10 @@ class ProgramNode(WorkerNode):
         if failures:
             self._first_failure_s = self._first_failure_s or now_s
             failed = {failure.rank for failure in failures}
-            ending = any(state.rank in failed for state in alive)
-            if ending and now_s - self._first_failure_s < _EXIT_GRACE_S:
+            is_exiting = any(state.rank in failed for state in alive)
+            if is_exiting and now_s - self._first_failure_s < _EXIT_GRACE_S:
                 return None
-            verdict = self._failed(failures)
+            verdict = self._failure_verdict(failures)
             if verdict.weak and now_s - self._first_failure_s < _LAST_LINE_DELAY_S:
                 return None
             return replace(verdict, reason=f"{verdict.reason}{self._last_error(verdict)}")
@@ -270,12 +270,19 @@ class ProgramNode(WorkerNode):
         if self._remarks is not None:
             self._remarks.check(now_s)
         if status == 0:
-            return self._ended(now_s)
+            return self._judge_end(now_s)
         agent_log = self._agent_log()
         if (match := _EXIT.search(agent_log)) is not None:
-            return self._crashed(int(match[1]), int(match[2]))
+            exit_status, local_rank = int(match[1]), int(match[2])
+            have_ended = len(states) == self._num_workers and all(s.done for s in states.values())
+            if exit_status > 0 or not have_ended:
+                return self._exit_verdict(exit_status, local_rank)
+            if alive:
+                return None  # torchrun is stopping them
+            self._note_crash_at_exit(exit_status, local_rank)
+            return self._judge_end(now_s)
         if status is not None:
-            return self._agent_failed(status)
+            return self._agent_verdict(status)
         if len(states) < self._num_workers or alive:
             self._all_exited_s = None
             return None
@@ -285,8 +292,8 @@ class ProgramNode(WorkerNode):
         if all(state.done for state in states.values()) or (
             now_s - self._all_exited_s > _AGENT_REPORT_S and _CLOSING not in agent_log
         ):
-            self._note_end(now_s)
-        return self._ended(now_s) if now_s - self._all_exited_s > AGENT_GRACE_S else None
+            self._report_departure(now_s)
+        return self._judge_end(now_s) if now_s - self._all_exited_s > AGENT_GRACE_S else None
 
     def _last_error(self, verdict: Verdict) -> str:
         """Quote the line in which a program explained its exit, as click's parsers do."""
@@ -295,15 +302,15 @@ class ProgramNode(WorkerNode):
 
     def _judge_output_process(self) -> Verdict | None:
         """Judge the output process; without it, writes to stdout fail with a broken pipe."""
-        ended = self._output.poll() if self._output is not None else None
-        if not ended:
+        status = self._output.poll() if self._output is not None else None
+        if not status:
             return None  # it exits with 0 once the last writer has closed the pipe
-        how = f"exited with {ended}" if ended >= 0 else f"was killed by signal {-ended}"
-        return self._host(f"the launcher's process for the program's output {how}")
+        how = f"exited with {status}" if status >= 0 else f"was killed by signal {-status}"
+        return self._host_verdict(f"the process that forwards the program's output {how}")
 
-    def _ended(self, now_s: float) -> Verdict | None:
+    def _judge_end(self, now_s: float) -> Verdict | None:
         """Judge a node whose ranks all exited with 0, once its last snapshot is complete."""
-        self._note_end(now_s)
+        self._report_departure(now_s)
         if (snapshots := self._snapshot_process(now_s, immediately=True)) is not None:
             assert self._remarks is not None
             if not self._has_requested_final:
@@ -318,8 +325,8 @@ class ProgramNode(WorkerNode):
                 self._remarks.report_nothing_persisted()
         self._start_results()
         if self._results is not None and (status := self._results.poll()) != 0:
-            return None if status is None else self._host(self._results_failure())
-        return self._finished()
+            return None if status is None else self._host_verdict(self._results_failure())
+        return self._success_verdict()
 
     def _results_failure(self) -> str:
         try:
@@ -327,7 +334,7 @@ class ProgramNode(WorkerNode):
         except FileNotFoundError:
             return "the process that uploads the program's output exited without reporting an error"
 
-    def _note_end(self, now_s: float) -> None:
+    def _report_departure(self, now_s: float) -> None:
         if self._has_left:
             return
         self._has_left = True
@@ -335,7 +342,7 @@ class ProgramNode(WorkerNode):
         departure = Departure(after_s=now_s - (self._program_started_s or now_s), lines=lines)
         self._unsent.append({"type": "left", **asdict(departure)})
 
-    def _crashed(self, status: int, local_rank: int) -> Verdict:
+    def _exit_verdict(self, status: int, local_rank: int) -> Verdict:
         """Judge a rank by its exit status alone.
 
         A non-zero status is the program's own choice and would recur, unless a node was lost: then
@@ -345,7 +352,7 @@ class ProgramNode(WorkerNode):
         memory. Attempts are bounded, so retrying a bug costs only a few of them, whereas not
         retrying would lose a run through another node's fault.
         """
-        rank = f"rank {self._node.node_rank * self._num_workers + local_rank}"
+        rank = self._rank(local_rank)
         if status > 0:
             return Verdict(
                 code=ExitCode.WORKLOAD,
@@ -353,16 +360,29 @@ class ProgramNode(WorkerNode):
                 weak=True,
             )
         number = -status
-        try:
-            name = signal.Signals(number).name
-        except ValueError:
-            name = f"signal {number}"
+        hint = _HINTS.get(number, "")
         return Verdict(
             code=ExitCode.HOST,
-            reason=f"{self._label}: {rank} was killed by {name}{_HINTS.get(number, '')}",
+            reason=f"{self._label}: {rank} was killed by {_signal_name(number)}{hint}",
             # An abort may be due to a lost peer and is no evidence against this node.
             symptom=number == signal.SIGABRT,
         )
+
+    def _note_crash_at_exit(self, status: int, local_rank: int) -> None:
+        """Log once that a rank crashed after the program had ended on all ranks of the node.
+
+        Native libraries may crash while Python exits, when the program's work is done.
+        """
+        if not self._has_crashed_at_exit:
+            self._has_crashed_at_exit = True
+            log.info(
+                "launch: program: %s was killed by %s while it exited; the program had ended on "
+                "every rank of node %d, so this is ignored",
+                *(self._rank(local_rank), _signal_name(-status), self._node.node_index),
+            )
+
+    def _rank(self, local_rank: int) -> str:
+        return f"rank {self._node.node_rank * self._num_workers + local_rank}"
 
     # --- the end ---------------------------------------------------------------------------------
 
@@ -380,7 +400,7 @@ class ProgramNode(WorkerNode):
         def ends_s() -> float:
             # Reserve time for the last snapshot, which follows within the same grace period.
             grace = shutdown.grace()
-            return grace.ends_s - min(_SNAPSHOT_AT_MOST_S, grace.length_s / 3)
+            return grace.ends_s - min(_MAX_SNAPSHOT_S, grace.length_s / 3)
 
         or_alone = replace(shutdown, is_urgent=lambda: shutdown.is_urgent() or shutdown.is_alone())
         began_s = time.monotonic()
@@ -397,7 +417,7 @@ class ProgramNode(WorkerNode):
         """Save the files of a stopped or failed job.
 
         A stopped program gets a last snapshot, unless a node, and with it its files, is lost. A
-        failed one may leave torn files, so its last complete snapshot remains the newest; its
+        failed one may leave incomplete files, so its last complete snapshot remains the newest; its
         output is uploaded for inspection unless another attempt follows.
         """
         saves = decision.graceful and not shutdown.is_alone()
@@ -419,7 +439,7 @@ class ProgramNode(WorkerNode):
             )
         else:
             snapshots.kill()
-        while self._is_closing and time.monotonic() < deadline_s + _SNAPSHOTS_LATE_S:
+        while self._is_closing and time.monotonic() < deadline_s + _SNAPSHOT_EXIT_GRACE_S:
             shutdown.turn()
             if saves:
                 deadline_s = shutdown.grace().ends_s
@@ -435,7 +455,7 @@ class ProgramNode(WorkerNode):
             return
         first = min(alive, key=lambda state: state.rank)
         log.info(
-            "launch: program: where rank %d was (faulthandler's traceback on SIGABRT):",
+            "launch: program: stack of rank %d (faulthandler's traceback on SIGABRT):",
             first.rank,
         )
         with suppress(OSError, ValueError):
@@ -496,3 +516,10 @@ class ProgramNode(WorkerNode):
                 time.sleep(0.01)
             self._output.kill()
             reap(self._output)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

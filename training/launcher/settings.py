@@ -29,13 +29,15 @@ class System:
     interface: str | None
     """Name of the interface with the node's address."""
     has_cache: bool = False
-    """True if the workload may write the bucket's compile cache."""
+    """True if the workload may write to the bucket's compile cache."""
     dataset_kind: str = ""
     """Kind of the dataset that the workload trains on, as in the catalogue."""
     is_own_model: bool = True
     """False for a user's program, whose settings may differ from this project's models."""
     neff_cache: str = ""
     """Folder for TorchNeuron's compiled graphs; if empty, the program's own."""
+    neff_local_cache: str = ""
+    """Folder on this node for TorchNeuron's locks."""
     needs_torch: bool = True
     """False for data jobs, which compute nothing."""
 
@@ -52,6 +54,12 @@ class WorkerVariable:
 def _model(value: str) -> Callable[[NodeContract, System], str | None]:
     return lambda node, system: (
         value if node.device is DeviceKind.XLA and system.is_own_model else None
+    )
+
+
+def _own_model_on_neuron(value: str) -> Callable[[NodeContract, System], str | None]:
+    return lambda node, system: (
+        value if node.device is not DeviceKind.CPU and system.is_own_model else None
     )
 
 
@@ -78,7 +86,7 @@ def _efa(value: str) -> Callable[[NodeContract, System], str | None]:
 
 
 def uses_efa(node: NodeContract) -> bool:
-    """Return whether collectives leave the node, on hardware with EFA."""
+    """Return whether collectives cross node boundaries, on hardware with EFA."""
     return node.num_nodes > 1 and node.has_hardware
 
 
@@ -96,6 +104,13 @@ def _cache(node: NodeContract, system: System) -> str | None:
     if node.device is not DeviceKind.XLA or node.bucket is None or not system.has_cache:
         return None
     return f"s3://{node.bucket}/{GRAPHS_PREFIX}"
+
+
+def _threads(node: NodeContract, system: System) -> str:
+    instance = node.instance
+    if node.device is not DeviceKind.TORCH_NEURON or instance is None or not node.has_hardware:
+        return "1"
+    return str(max(1, instance.container_vcpus // node.processes_per_node))
 
 
 def _compiler_flags(node: NodeContract, system: System) -> str | None:
@@ -147,6 +162,15 @@ SETTINGS: tuple[WorkerVariable, ...] = (
         "(backends/neff_cache.py)",
     ),
     WorkerVariable(
+        name="TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR",
+        value=lambda node, system: (
+            system.neff_local_cache or None if node.device is DeviceKind.TORCH_NEURON else None
+        ),
+        reason="locks, which need a local disk; by default they would be in /tmp/local_cache, stay "
+        "there and be shared by all launches on a machine (CompilationCache.cpp in TorchNeuron's "
+        "public copy)",
+    ),
+    WorkerVariable(
         name="TORCH_NEURONX_NEFF_CACHE_LOCK_TIMEOUT",
         value=_torch_neuron(str(MAX_COMPILE_S)),
         reason="after 1,200 s a rank would treat the lock of one that is still compiling, or "
@@ -191,7 +215,7 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="NEURON_RT_STOCHASTIC_ROUNDING_EN",
-        value=_model("0"),
+        value=_own_model_on_neuron("0"),
         reason="updates go to fp32 master weights, which need no stochastic rounding "
         "(tp_zero1_llama_hf_pretrain.py, use_gpu_compatible_precision)",
     ),
@@ -205,9 +229,9 @@ SETTINGS: tuple[WorkerVariable, ...] = (
         name="NEURON_RT_EXEC_TIMEOUT",
         value=_neuron(str(MAX_COMPILE_S)),
         reason="seconds that a graph may run, including waits in a collective for ranks that are "
-        "still compiling; a hang ends earlier, by hang-limit-s. The default is 30 according to "
+        "still compiling; hang-limit-s ends a hang earlier. The default is 30 according to "
         "Neuron's runtime configuration guide, 600 according to the messages in its training "
-        "troubleshooting guide, which says to raise it; AWS's BERT scripts set 600. While graphs "
+        "troubleshooting guide, which advises raising it; AWS's BERT scripts set 600. While graphs "
         "are loaded, ranks wait for each other without limit (runtime troubleshooting guide)",
     ),
     WorkerVariable(
@@ -216,6 +240,13 @@ SETTINGS: tuple[WorkerVariable, ...] = (
         reason="an operator that fails on the device must fail, not run on the CPU without "
         "reporting an error (CPUFallbackExecutor.cpp of TorchNeuron's public copy of April "
         "2026)",
+    ),
+    WorkerVariable(
+        name="TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION",
+        value=_torch_neuron("1"),
+        reason="an error of the device must end the worker, not run the operator on the CPU; the "
+        "default is 0 in TorchNeuron's public copy and 1 in SDK 2.33 (TorchNeuron environment "
+        "variables)",
     ),
     WorkerVariable(
         name="NEURON_LAUNCH_BLOCKING",
@@ -248,8 +279,10 @@ SETTINGS: tuple[WorkerVariable, ...] = (
     ),
     WorkerVariable(
         name="OMP_NUM_THREADS",
-        value=lambda node, system: "1",
-        reason="the workers of a node share its cores; more threads would only contend",
+        value=_threads,
+        reason="the workers of a node share its cores; more threads would only contend. On "
+        "TorchNeuron the host dispatches every operator, so its processes share all vCPUs of the "
+        "container",
     ),
     WorkerVariable(
         name="USE_TORCH",

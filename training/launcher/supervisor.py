@@ -141,7 +141,7 @@ class _JoinTimeouts:
         self._straggler_s = float("inf")
 
     def no_child_joined(self, evidence: str | None, now_s: float) -> None:
-        """Shorten the wait for the first child given ``evidence`` that it cannot join."""
+        """Shorten the wait for the first child while there is ``evidence`` that it cannot join."""
         if evidence is None:
             self._first_child_s = float("inf")
         else:
@@ -178,7 +178,7 @@ class MainRole(_Role):
         )
         joined = {self._node.node_index}
         limit_s = self._node.time_limit_s
-        last_s = float("inf") if limit_s is None else time.monotonic() + limit_s
+        time_limit_ends_s = float("inf") if limit_s is None else time.monotonic() + limit_s
         if problem is not None:
             board.report(self._node.node_index, problem, time.monotonic())
         timeouts = _JoinTimeouts(self._context.parameters, time.monotonic())
@@ -197,7 +197,7 @@ class MainRole(_Role):
             own = self._own_verdict()
             if own is not None:
                 board.report(self._node.node_index, own, now)
-            if limit_s is not None and now > last_s:
+            if limit_s is not None and now > time_limit_ends_s:
                 board.report(self._node.node_index, out_of_time(self._node, limit_s), now)
             if self._node.stop_at_s is not None and time.time() >= self._node.stop_at_s:
                 board.report(self._node.node_index, block_ends(self._node), now)
@@ -209,7 +209,7 @@ class MainRole(_Role):
                 join_diagnostics.turn(now)
                 timeouts.no_child_joined(join_diagnostics.evidence, now)
             if not board.all_joined and (limit := timeouts.exhausted(now)):
-                board.report(self._node.node_index, self._absent(joined, limit), now)
+                board.report(self._node.node_index, self._absence_verdict(joined, limit), now)
             for message in local.news(now):
                 observer.note(self._node.node_index, message, now)
             for message in local.mail():
@@ -262,13 +262,13 @@ class MainRole(_Role):
             if answer is not None:
                 hub.send(event.node, answer)
 
-    def _absent(self, joined: set[int], limit: str) -> Verdict:
+    def _absence_verdict(self, joined: set[int], limit: str) -> Verdict:
         absent = sorted(set(range(self._node.num_nodes)) - joined)
         noun = "node" if len(absent) == 1 else "nodes"
         logs = (
-            "its log, if there is one, has"
+            "see its log, if there is one, for"
             if len(absent) == 1
-            else "their logs, if there are any, have"
+            else "see their logs, if there are any, for"
         )
         nodes = f"{noun} {join_first([str(index) for index in absent], ', ')}"
         return Verdict(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from training.core.arguments import ArgumentError
@@ -48,7 +48,8 @@ class Verdict:
     grace_s: float | None = None
     """The workers' grace period; None for the parameter stop-grace-s."""
     unfit_host: bool = False
-    """True if preflight failed because of the host (in a job's verdict: some hosts, not all)."""
+    """True if preflight failed because of the host, or a worker because of its host's hardware (in
+    a job's verdict: some hosts, not all)."""
     symptom: bool = False
     """True for a broken connection, which is probably caused by another node."""
     weak: bool = False
@@ -121,7 +122,8 @@ def block_ends(node: NodeContract) -> Verdict:
 def own_verdict(node: NodeContract, own: Verdict | None, decision: Verdict) -> Verdict:
     """Return a node's own verdict: the job's decision, or ``UNFIT_HOST``.
 
-    A defect shared by all hosts of a multi-node job is not any host's fault (``VerdictCollector``).
+    ``own`` is the verdict on its preflight or its workers. A defect shared by all hosts of a
+    multi-node job is not any host's fault (``VerdictCollector``).
     A single host cannot be compared, so on Batch any defect makes it unfit.
 
     On ``UNFIT_HOST`` the host is retired: by itself on Batch (``watch`` in host_setup.sh), by the
@@ -130,7 +132,7 @@ def own_verdict(node: NodeContract, own: Verdict | None, decision: Verdict) -> V
     the decision.
     """
     single_on_batch = node.num_nodes == 1 and not node.on_cluster
-    if own is None or not own.unfit_host or decision.code is not ExitCode.PREFLIGHT:
+    if own is None or not own.unfit_host or decision.code is not own.code:
         return decision
     if not decision.unfit_host and not single_on_batch:
         return decision
@@ -139,9 +141,13 @@ def own_verdict(node: NodeContract, own: Verdict | None, decision: Verdict) -> V
 
 def better(first: Verdict | None, second: Verdict) -> Verdict:
     """Return the better evidence; the first verdict if they are equal."""
-    if first is None or (second.precedence, second.weak) < (first.precedence, first.weak):
+    if first is None or _strength(second) < _strength(first):
         return second
     return first
+
+
+def _strength(verdict: Verdict) -> tuple[int, bool, bool]:
+    return verdict.precedence, verdict.weak, not verdict.unfit_host
 
 
 def join_first(parts: Sequence[str], separator: str) -> str:
@@ -188,7 +194,10 @@ class VerdictCollector:
             return Verdict(code=ExitCode.OK, reason="every node finished") if done else None
         # Causes before symptoms. If a node is asked to stop while another is already lost, a grace
         # period is pointless.
-        best = min(failures.values(), key=lambda v: (v.precedence, v.weak, v.symptom, v.graceful))
+        best = min(
+            failures.values(),
+            key=lambda v: (v.precedence, v.weak, v.symptom, not v.unfit_host, v.graceful),
+        )
         assert self.first_failure_s is not None
         if best.weak and self.lost:
             best = next(iter(self.lost.values()))
@@ -200,16 +209,13 @@ class VerdictCollector:
         )
         if not final:
             return None
+        same = [v for _, v in sorted(failures.items()) if v.code is best.code]
+        # A defect shared by every host would recur on their replacements.
+        is_unfit = 0 < sum(v.unfit_host for v in same) < self.num_nodes
         if best.code is ExitCode.PREFLIGHT:
-            preflights = [v for _, v in sorted(failures.items()) if v.code is best.code]
-            # A defect shared by every host would recur on their replacements.
-            num_unfit = sum(v.unfit_host for v in preflights)
-            return Verdict(
-                code=best.code,
-                reason=join_first([v.reason for v in preflights], "; "),
-                unfit_host=0 < num_unfit < self.num_nodes,
-            )
-        return best
+            reason = join_first([v.reason for v in same], "; ")
+            return Verdict(code=best.code, reason=reason, unfit_host=is_unfit)
+        return replace(best, unfit_host=is_unfit)
 
     def _deadline_s(self, best: Verdict, oldest_contact_s: float) -> float:
         """Return the deadline for better evidence than ``best``."""

@@ -21,5 +21,5 @@ def generator(name: str, *, seed: int) -> torch.Generator:
 
 def normal_weight(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     """Create the initial value of a whole matrix, fp32 on the host."""
-    numbers = generator(name, seed=seed)
-    return torch.empty(size).normal_(0.0, INITIAL_STD, generator=numbers)
+    rng = generator(name, seed=seed)
+    return torch.empty(size).normal_(0.0, INITIAL_STD, generator=rng)

@@ -21,7 +21,7 @@ from trainium_catalogue.safe_folder import SafeFolder, UnsafeName, path_parts
 
 _UNREADABLE = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, UnsafeName)
 """Errors of a damaged archive; ``BadGzipFile`` is an ``OSError``, as for a full disk."""
-_AGAIN = "submit the program again, which uploads its files again"
+_REMEDY = "submit the program again, which uploads its files again"
 _AT_ONCE = 8
 """Number of concurrent downloads; each large file itself uses several threads."""
 _MIB = 1024 * 1024
@@ -40,29 +40,29 @@ def unpack_bundle(workspace: Workspace) -> None:
         with SafeFolder(folders.scratch).create(archive.name) as file:
             workspace.bucket.get_file(key, file)
     except ObjectMissing:
-        raise _refused(f"the program's files are missing: there is no {shown}; {_AGAIN}") from None
+        raise _refusal(f"the program's files are missing: there is no {shown}; {_REMEDY}") from None
     except OSError as error:
         if is_full(error):
             raise no_space(folders.scratch, f"the bundle {key}") from None
         raise
     digest = sha256_of(archive)
     if digest != settings.code:
-        raise _refused(
+        raise _refusal(
             f"the program's files differ from those that were submitted: {shown} has the SHA-256 "
-            f"{digest}; {_AGAIN}"
+            f"{digest}; {_REMEDY}"
         )
     workspace.report("unpacking the program's files")
     try:
         _extract(archive, folders.code)
     except _UNREADABLE as error:
-        raise _refused(f"{shown} cannot be unpacked: {error}; {_AGAIN}") from None
+        raise _refusal(f"{shown} cannot be unpacked: {error}; {_REMEDY}") from None
     except OSError as error:
         if is_full(error):
             raise no_space(folders.code, "the program's folder") from None
         raise
     archive.unlink()
     if settings.script and not (folders.code / settings.script).is_file():
-        raise _refused(
+        raise _refusal(
             f"--script {settings.script}: the bundle has no such file; submit the program again "
             "with the path of a file that is not excluded from the bundle"
         )
@@ -84,7 +84,7 @@ def _extract(archive: Path, target: Path) -> None:
                 shutil.copyfileobj(content, file)
 
 
-def _refused(reason: str) -> NotPrepared:
+def _refusal(reason: str) -> NotPrepared:
     return NotPrepared(ExitCode.CONFIGURATION, reason)
 
 

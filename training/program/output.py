@@ -3,7 +3,7 @@
     <program> | python -m training.program.output <scratch> [<progress-pattern>]
 
 Everything is forwarded unchanged, except progress bars, which rewrite their line with carriage
-returns many times a second. In the log each gets a line every 10 s.
+returns many times a second. In the log, each produces one line every 10 s.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _READ_BYTES = 64 * 1024
 _BAR_EVERY_S = 10.0
 _REPORT_EVERY_S = 0.5
 _CURVE_EVERY_S = 5.0
-_LONGEST_SEARCHED = 2000
-"""Characters searched for progress, from the beginning of each line."""
-_LONGEST_SHOWN = 500
-_RATE_OVER_S = 120.0
+_MAX_SEARCHED_CHARACTERS = 2000
+"""Maximum number of characters searched for progress at the beginning of each line."""
+_MAX_SHOWN_CHARACTERS = 500
+_RATE_WINDOW_S = 120.0
 _MAX_POINTS = 1000
 """Maximum number of points before thinning; a terminal has about 100 columns."""
 
@@ -56,7 +56,7 @@ class LossPoint:
     """A loss printed by an attempt. Long curves are thinned evenly to about a thousand points."""
 
     step: int
-    """Step, or ordinal of the loss if lines have no step. Restarted steps continue the count."""
+    """Step, or ordinal of the loss if lines have no step. If steps restart, counting continues."""
     loss: float
     time: Timestamp
     """Time (UTC) at which the line was printed."""
@@ -118,7 +118,7 @@ class OutputProgress:
     def extract(self, line: str, now_s: float) -> None:
         """Extract progress from a line."""
         for pattern in self._patterns:
-            if (match := pattern.search(line, 0, _LONGEST_SEARCHED)) is not None:
+            if (match := pattern.search(line, 0, _MAX_SEARCHED_CHARACTERS)) is not None:
                 groups = match.groupdict()
                 with contextlib.suppress(TypeError, ValueError):
                     if groups.get("step"):
@@ -136,7 +136,7 @@ class OutputProgress:
         if self._steps and step == self._steps[-1][1]:
             return
         self._steps.append((now_s, step))
-        while now_s - self._steps[0][0] > _RATE_OVER_S and len(self._steps) > 2:
+        while now_s - self._steps[0][0] > _RATE_WINDOW_S and len(self._steps) > 2:
             del self._steps[0]
         (first_s, first), (last_s, last) = self._steps[0], self._steps[-1]
         if last_s > first_s:
@@ -216,7 +216,7 @@ class Recorder:
         if not shown:
             return
         self.report.lines += 1
-        self.report.last_line = shown[:_LONGEST_SHOWN]
+        self.report.last_line = shown[:_MAX_SHOWN_CHARACTERS]
         self.report.last_line_at = time.time()
         self._changed = True
         self._progress.extract(shown, now_s)

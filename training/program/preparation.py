@@ -37,8 +37,8 @@ from training.storage import StorageRefused, StorageUnavailable
 from training.storage.run_lock import RunLock
 from trainium_catalogue.exit_codes import ExitCode
 
-_BETWEEN_REPORTS_S = 0.5
-_BETWEEN_CHECKS_S = 1.0
+_REPORT_INTERVAL_S = 0.5
+_CHECK_INTERVAL_S = 1.0
 _NUMBER = re.compile(r"(\d+)")
 
 log = logging.getLogger("training.program.preparation")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
         Preparation(step=READY, done=True).write(scratch)
         if lock is not None:
             while True:
-                time.sleep(_BETWEEN_CHECKS_S)
+                time.sleep(_CHECK_INTERVAL_S)
                 lock.check()
     except Exception as error:
         failure = judged(error, scratch)
@@ -90,7 +90,7 @@ class Reporter:
         """Report the current step."""
         self.step = step
         now = time.monotonic()
-        if now - self._written_s >= _BETWEEN_REPORTS_S:
+        if now - self._written_s >= _REPORT_INTERVAL_S:
             self._written_s = now
             Preparation(step=step).write(self._scratch)
 
@@ -98,7 +98,7 @@ class Reporter:
 def run_lock(workspace: Workspace) -> RunLock | None:
     """Create the lock on the run's name, which the main node holds for the job.
 
-    It is stored with the snapshots that it guards, where a program's role may write.
+    It is stored with the snapshots that it guards, where a program's role has write access.
     """
     node = workspace.node
     if not node.is_main:
@@ -115,7 +115,7 @@ def run_lock(workspace: Workspace) -> RunLock | None:
 
 
 def prepare(workspace: Workspace, env: Mapping[str, str]) -> None:
-    """Run all steps in order; raises ``NotPrepared`` and storage errors."""
+    """Run all steps in order; raise ``NotPrepared`` or a storage error if one fails."""
     node, settings, folders = workspace.node, workspace.settings, workspace.folders
     scratch = folders.scratch
     downloads.unpack_bundle(workspace)
@@ -158,7 +158,7 @@ def resume_arguments(
         matches = [str(match.relative_to(working_folder)) for match in working_folder.glob(path)]
         if not matches:
             return ()
-        result.append(f"{name}{separator}{max(matches, key=_in_order)}")
+        result.append(f"{name}{separator}{max(matches, key=_natural_key)}")
     return tuple(result)
 
 
@@ -170,7 +170,7 @@ def _is_checkpoint_path(path: str, working_folder: Path, checkpoints: Path) -> b
     return below or any(character in path for character in "*?[")
 
 
-def _in_order(path: str) -> list[tuple[int, str]]:
+def _natural_key(path: str) -> list[tuple[int, str]]:
     """Return a sort key that orders the numbers in a path by value."""
     parts = _NUMBER.split(path)
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]

@@ -70,7 +70,7 @@ class FileRemarks:
     ) -> None:
         """``home`` is the user's home folder, if any."""
         self._node, self._scratch = node, folders.scratch
-        self._kept_name = settings.checkpoint_dir
+        self._checkpoint_dir = settings.checkpoint_dir
         self._unpersisted_at_s, self._unread_at_s = _UNPERSISTED_AFTER_S, _UNREAD_AFTER_S
         """Seconds since the program's start."""
         lustre = [Path(node.lustre)] if node.lustre else []
@@ -116,7 +116,7 @@ class FileRemarks:
     def report_nothing_persisted(self) -> None:
         """Warn at the end of a job without any snapshot; called on the main node."""
         if self._node.is_main and not SnapshotReport.read(self._scratch).snapshots:
-            folder = self._kept_name or ENV_CHECKPOINT_DIR
+            folder = self._checkpoint_dir or ENV_CHECKPOINT_DIR
             log.info("launch: program: nothing was saved: no file was written to %s", folder)
 
     def _check_restored(self) -> None:
@@ -159,7 +159,7 @@ class _NewFiles(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A folder or file outside the program's own folder to which it may write."""
+    """A folder or file outside the program's own folder that the program may write to."""
 
     path: Path
     is_whole: bool
@@ -171,8 +171,8 @@ def places(
 ) -> list[Place]:
     """List the places to scan outside the program's folder.
 
-    These are paths in its arguments and variables and, unless other nodes on the same machine also
-    write there, the temporary folders and the home folder.
+    These are paths in its arguments and environment variables and, unless other nodes on the same
+    machine also write there, the temporary folders and the home folder.
     """
     words = [text for word in (*argv, *env.values()) for text in (word, word.partition("=")[2])]
     named = {Path(os.path.normpath(word)) for word in words if word.startswith("/")}
@@ -349,14 +349,14 @@ class RestoredReads:
         if not files:
             return
         libc = ctypes.CDLL(None, use_errno=True)
-        self._queue = _checked(libc.inotify_init1(_FLAGS))
+        self._queue = _check_result(libc.inotify_init1(_FLAGS))
         for _, path in sorted(files, reverse=True)[:_MAX_WATCHED]:
             name = os.fsencode(folders.checkpoints / path)
-            watch = _checked(libc.inotify_add_watch(self._queue, name, _MODIFY | _READ))
+            watch = _check_result(libc.inotify_add_watch(self._queue, name, _MODIFY | _READ))
             self._unread[watch] = path
 
     def first(self) -> str | None:
-        """Return the first file that was read as restored, if any.
+        """Return the path of the first file that was read before it was changed, if any.
 
         Raises ``OSError`` if the kernel has dropped events.
         """
@@ -385,7 +385,7 @@ class RestoredReads:
         self._unread.clear()
 
 
-def _checked(result: int) -> int:
+def _check_result(result: int) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

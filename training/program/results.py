@@ -54,12 +54,12 @@ def main(argv: Sequence[str], env: Mapping[str, str]) -> int:
     return ExitCode.OK
 
 
-def upload(folder: Path, target: Objects, moved: Callable[[], None]) -> int:
-    """Upload every file; return their number."""
+def upload(folder: Path, target: Objects, on_progress: Callable[[], None]) -> int:
+    """Upload every file; return the number of files."""
 
     def put(path: Path) -> None:
         key = path.relative_to(folder).as_posix()
-        target.put_file(key, path, on_bytes=lambda _: moved())
+        target.put_file(key, path, on_bytes=lambda _: on_progress())
 
     return sum(1 for _ in in_threads(put, files_below(folder), at_once=_AT_ONCE, name="results"))
 

@@ -88,7 +88,7 @@ def check(values: Mapping[str, Value], num_ranks: int) -> None:
     """Raise ``ValueError`` for inconsistent parameters."""
     script, module = str(values["script"]), str(values["module"])
     if bool(script) == bool(module):
-        given = f"--script {script} and --module {module}" if script else "neither of the two"
+        given = f"--script {script} and --module {module}" if script else "neither is set"
         raise ValueError(f"{given}: a program is either --script FILE or --module NAME; use one")
     split_words(str(values["resume-arguments"]))
     split_variables(str(values["env"]))
@@ -200,29 +200,29 @@ def is_full(error: OSError) -> bool:
 
 
 def no_space(folder: Path, what: str, needed: int | None = None) -> NotPrepared:
-    """Explain that ``what`` does not fit on the disk of ``folder``.
+    """Create the error to raise if ``what`` does not fit on the disk of ``folder``.
 
     Data larger than the whole disk will not fit on another node either, whereas a disk that is
     merely full may have room in the next attempt.
     """
-    usage = shutil.disk_usage(_existing(folder))
+    usage = shutil.disk_usage(_nearest_existing(folder))
     needs = f"needs {needed / _GIB:.1f} GiB" if needed is not None else "needs more"
-    hopeless = needed is not None and needed > usage.total
+    exceeds_disk = needed is not None and needed > usage.total
     return NotPrepared(
-        ExitCode.CONFIGURATION if hopeless else ExitCode.PREFLIGHT,
+        ExitCode.CONFIGURATION if exceeds_disk else ExitCode.PREFLIGHT,
         f"no space left on the node: {what} {needs}, but only {usage.free / _GIB:.1f} of "
         f"{usage.total / _GIB:.1f} GiB at {folder} is free; give the nodes a larger volume "
-        "(context key root_volume_gib), or put less on each node",
+        "(context key root_volume_gib), or store less data on each node",
     )
 
 
 def refuse_if_full(folder: Path, what: str, needed: int) -> None:
     """Raise ``NotPrepared`` if a download will not fit."""
-    if needed > shutil.disk_usage(_existing(folder)).free:
+    if needed > shutil.disk_usage(_nearest_existing(folder)).free:
         raise no_space(folder, what, needed)
 
 
-def _existing(folder: Path) -> Path:
+def _nearest_existing(folder: Path) -> Path:
     while not folder.is_dir():
         folder = folder.parent
     return folder

@@ -16,7 +16,7 @@ _GO_FILE = "go"
 _SPEC_FILE = "program"
 _POLL_INTERVAL_S = 0.01
 _SCRATCH = "TRAINIUM_SCRATCH"  # as in training.core.progress, which is not imported here
-_LONGEST = 300
+_MAX_ERROR_CHARACTERS = 300
 
 
 class _Rank:
@@ -46,11 +46,12 @@ class _Rank:
         with open(f"{self._scratch}/{_SPEC_FILE}", "rb") as file:
             return [os.fsdecode(word) for word in file.read().split(b"\0")]
 
-    def fail(self, code: int, error: str, *, weak: bool = False) -> None:
+    def fail(self, code: int, error: str, *, weak: bool = False, unfit_host: bool = False) -> None:
         """Write a failure in the format of ``training.core.progress.Failure``."""
         import json
 
         document = {"rank": int(self._rank), "code": code, "error": error, "weak": weak}
+        document["unfit_host"] = unfit_host
         self._write(f"failure-{self._rank}.json", json.dumps(document))
 
     def _write(self, name: str, text: str) -> None:
@@ -60,17 +61,20 @@ class _Rank:
         os.replace(part, f"{self._scratch}/{name}")
 
 
-def _explained(error: BaseException, own: list[str]) -> tuple[int, str]:
-    """Classify an exception with the launcher's own code, bypassing modules of the same names."""
+def _classify(error: BaseException, own: list[str]) -> tuple[int, str, bool]:
+    """Classify an exception with the launcher's own code, bypassing modules of the same names.
+
+    Returns the code, the description, and whether the host is unfit.
+    """
     names = [name for name in sys.modules if name.partition(".")[0] in _OUR_PACKAGES]
     hidden = {name: sys.modules.pop(name) for name in names}
     sys.path[:0] = own
     try:
-        from training.core.failures import classify, describe
+        from training.core.failures import classify, describe, shows_unfit_host
 
-        return int(classify(error)), describe(error)
+        return int(classify(error)), describe(error), shows_unfit_host(error)
     except Exception:
-        return 1, f"{type(error).__name__}: {error}"[:_LONGEST]
+        return 1, f"{type(error).__name__}: {error}"[:_MAX_ERROR_CHARACTERS], False
     finally:
         for name in [n for n in sys.modules if n.partition(".")[0] in _OUR_PACKAGES]:
             del sys.modules[name]
@@ -109,7 +113,7 @@ def _run_module(name: str) -> None:
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
 
 
-def _find_packages_in(site: str) -> None:
+def _add_packages_folder(site: str) -> None:
     """Add a folder of packages after PYTHONPATH, for this process and its children.
 
     Not via torchrun's PYTHONPATH, because torchrun starts while the folder is still being filled.
@@ -139,7 +143,7 @@ def main() -> None:
     if not sys.flags.safe_path:
         sys.path[0] = code if kind == "module" else os.path.dirname(os.path.realpath(path))
     if site:
-        _find_packages_in(site)
+        _add_packages_folder(site)
     rank.report("running", ready=True)
     try:
         if kind == "script":
@@ -153,8 +157,8 @@ def main() -> None:
             if status is None or (isinstance(status, int) and status & 0xFF == 0):
                 rank.report("ended", ready=True, done=True)
             else:
-                refused = _refused_arguments(ending)
-                rank.fail(1, _ended_by_itself(ending, refused), weak=refused is None)
+                refused = _parser_error_message(ending)
+                rank.fail(1, _describe_exit(ending, refused), weak=refused is None)
         raise
     except BaseException as error:
         trace = error.__traceback__
@@ -166,27 +170,28 @@ def main() -> None:
         finally:
             # Report before this rank's connections break, which its peers will report.
             if os.getpid() == rank.pid:
-                rank.fail(*_explained(error, own.split(os.pathsep)))
+                exit_code, text, unfit_host = _classify(error, own.split(os.pathsep))
+                rank.fail(exit_code, text, unfit_host=unfit_host)
         sys.exit(1)
     if os.getpid() == rank.pid:
         rank.report("ended", ready=True, done=True)
 
 
-def _ended_by_itself(ending: SystemExit, refused: str | None) -> str:
+def _describe_exit(ending: SystemExit, refused: str | None) -> str:
     """Describe a program's exit, with the reason if known."""
     status, handled = ending.code, ending.__context__
     if not isinstance(status, int):
-        return f"sys.exit: {' '.join(str(status).split())}"[:_LONGEST]
+        return f"sys.exit: {' '.join(str(status).split())}"[:_MAX_ERROR_CHARACTERS]
     text = f"sys.exit({status})"
     if refused is not None:
         text += f", error: {' '.join(refused.split())}"
     elif isinstance(handled, Exception):
         message = " ".join(str(handled).split())
         text += f" while handling {type(handled).__name__}{message and ': '}{message}"
-    return text[:_LONGEST]
+    return text[:_MAX_ERROR_CHARACTERS]
 
 
-def _refused_arguments(ending: SystemExit) -> str | None:
+def _parser_error_message(ending: SystemExit) -> str | None:
     """Return an argument parser's `error:` message; None unless a parser caused the exit.
 
     Looks for ``ArgumentParser.error(message)`` (docs.python.org, argparse), which prints the usage

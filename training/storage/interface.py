@@ -84,7 +84,8 @@ class Objects(Protocol):
 
         The conditions are as for ``put``, evaluated when the block ends.
 
-        Beyond 150 GB, S3 needs larger parts, so ``size`` is the approximate number of bytes.
+        Beyond 150 GB, S3 needs larger parts, so pass the approximate number of bytes as ``size``
+        (0: below 150 GB).
 
         An exception in the block leaves nothing behind. Parts are uploaded as they are written, so
         at most five are in memory, of 16 MiB each for objects below 150 GB, and none on disk.

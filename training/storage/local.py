@@ -55,11 +55,11 @@ class LocalObjects:
         return self.get_with_etag(key)[0]
 
     def get_with_etag(self, key: str) -> tuple[bytes, str]:
-        with self._reporting_missing(key), self._path(key).open("rb") as file:
+        with self._convert_missing(key), self._path(key).open("rb") as file:
             return file.read(), _etag(os.fstat(file.fileno()))
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        with self._reporting_missing(key), self._path(key).open("rb") as file:
+        with self._convert_missing(key), self._path(key).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
@@ -86,7 +86,7 @@ class LocalObjects:
 
     def get_file(self, key: str, file: BinaryIO, *, on_bytes: OnBytes | None = None) -> None:
         """Copy an object to a new, empty file; raise ``ObjectMissing`` if there is none."""
-        with self._reporting_missing(key), self._path(key).open("rb") as source:
+        with self._convert_missing(key), self._path(key).open("rb") as source:
             _copy(source, file, on_bytes)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
@@ -133,7 +133,7 @@ class LocalObjects:
             raise StorageRefused(f"no object in {self._root} can have this key: {error}") from None
 
     @contextmanager
-    def _reporting_missing(self, key: str) -> Iterator[None]:
+    def _convert_missing(self, key: str) -> Iterator[None]:
         try:
             yield
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
@@ -165,7 +165,7 @@ def _etag(status: os.stat_result) -> str:
 
 def _replace(part: Path, target: Path, *, if_absent: bool, if_match: str | None) -> str:
     """Move a new file into place if the conditions hold; return its ETag."""
-    with _locked(target.parent):
+    with _lock_folder(target.parent):
         current = _etag(target.stat()) if target.exists() else None
         if if_absent and current is not None:
             raise PreconditionFailed(f"{target} already exists")
@@ -177,7 +177,7 @@ def _replace(part: Path, target: Path, *, if_absent: bool, if_match: str | None)
 
 
 @contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """Hold an advisory lock (flock(2)) to compare and write atomically."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -190,7 +190,7 @@ def _locked(folder: Path) -> Iterator[None]:
                 if time.monotonic() > deadline:
                     raise StorageUnavailable(
                         f"{folder} has been locked for {_LOCK_S:g} s by a frozen process; "
-                        "end it (lslocks lists it)"
+                        "kill it (lslocks shows its PID)"
                     ) from None
             time.sleep(0.01)
         yield

@@ -32,11 +32,11 @@ class ObjectFile(io.RawIOBase):
         self._ahead: tuple[int, Future[bytes]] | None = None
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

@@ -16,14 +16,14 @@ from training.storage import ObjectMissing, Objects, PreconditionFailed, RetryPo
 from trainium_catalogue.contract import run_prefix
 from trainium_catalogue.documents import Positive, Timestamp
 
-_BETWEEN_UPLOADS_S = 10.0
+_UPLOAD_INTERVAL_S = 10.0
 
 log = logging.getLogger(__name__)
 
 UPLOAD_RETRIES = RetryPolicy(total_s=60.0)
 """Shorter than the hang limit."""
-_BETWEEN_WARNINGS_S = 60.0
-_AFTER_FAILURE_S = 0.5
+_WARNING_INTERVAL_S = 60.0
+_FAILURE_DELAY_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class ResultFiles:
     bucket: Objects | None
     """Root of the bucket for copies; None to keep files only in the local folder."""
     _uploaded_s: list[float] = field(default_factory=list, repr=False)
-    """Times at which metrics were uploaded."""
+    """Times of uploads, from ``time.monotonic()``."""
 
     @property
     def result_key(self) -> str:
@@ -79,7 +79,7 @@ class ResultFiles:
         with self._local(self.metrics_key).open("a") as file:
             file.write(line)
         # Upload periodically, so that measurements survive a failure of the job.
-        if time.monotonic() - self._uploaded_s[-1] > _BETWEEN_UPLOADS_S:
+        if time.monotonic() - self._uploaded_s[-1] > _UPLOAD_INTERVAL_S:
             self._upload((self.metrics_key,))
 
     def put(self, name: str, document: Mapping[str, Any]) -> str:
@@ -178,7 +178,7 @@ class Uploads:
             self._changed.notify_all()
 
     def close(self, *, within_s: float) -> bool:
-        """Upload pending content; return whether that was done in time."""
+        """Upload pending content; return whether all of it was uploaded in time."""
         deadline = time.monotonic() + within_s
         with self._changed:
             self._closing = True
@@ -215,7 +215,7 @@ class Uploads:
                     self._due.setdefault(key, (time.monotonic() + self._every_s, content))
                 self._changed.notify_all()
             if not is_sent:
-                time.sleep(_AFTER_FAILURE_S)
+                time.sleep(_FAILURE_DELAY_S)
 
     def _next(self) -> str | None:
         now = time.monotonic()
@@ -235,7 +235,7 @@ class Uploads:
             self._put(key, content if isinstance(content, bytes) else content())
         except Exception as error:
             now = time.monotonic()
-            if now - self._warned_s > _BETWEEN_WARNINGS_S:
+            if now - self._warned_s > _WARNING_INTERVAL_S:
                 self._warned_s = now
                 log.warning("%s could not be uploaded; training continues: %s", key, error)
             return False

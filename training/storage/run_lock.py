@@ -50,7 +50,7 @@ class Holder:
 
     def __post_init__(self) -> None:
         if not 0 < self.heartbeat_s <= _MAX_HEARTBEAT_S:
-            raise ValueError(f"heartbeat_s is {self.heartbeat_s}")
+            raise ValueError(f"heartbeat_s is {self.heartbeat_s}, not in (0, {_MAX_HEARTBEAT_S:g}]")
 
     def dump(self) -> bytes:
         """Encode as JSON."""
@@ -258,7 +258,7 @@ class RunLock:
     def _refusal(self, holder: Holder) -> str:
         where = f" on {holder.node}" if holder.node else ""
         return (
-            f"run {self._run} is being trained by job {holder.job_id} (attempt {holder.attempt})"
+            f"run {self._run} has been in use by job {holder.job_id} (attempt {holder.attempt})"
             f"{where} since {holder.since}; wait for it to end, stop it (python -m jobs stop "
             f"{self._run}), or submit under another --name"
         )

@@ -36,7 +36,7 @@ _MAX_PARTS = 9_000
 """Below S3's 10,000 (docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html): files may grow."""
 _THREADS = 4
 """Threads per transfer; few suffice, since a node's 32 ranks transfer concurrently."""
-_AT_ONCE = 1000  # the limit of ListObjectsV2 and DeleteObjects
+_MAX_KEYS = 1000  # the limit of ListObjectsV2 and DeleteObjects
 
 
 class SharedClient:
@@ -111,7 +111,7 @@ class S3Objects:
             except Exception as error:
                 if conditions and code_of(error) in REFUSED_CONDITION:
                     # An earlier attempt may have succeeded although its response was lost.
-                    if attempt and (found := self._written(key, data)) is not None:
+                    if attempt and (found := self._find_etag(key, data)) is not None:
                         return found
                     raise PreconditionFailed(
                         f"{self._name(key)} was changed by another writer"
@@ -136,7 +136,7 @@ class S3Objects:
         # The key itself sorts before all longer keys with that prefix.
         return all(entry["Key"] != name for entry in response.get("Contents", []))
 
-    def _written(self, key: str, data: bytes) -> str | None:
+    def _find_etag(self, key: str, data: bytes) -> str | None:
         """Return the object's ETag if it contains ``data``."""
         try:
             found, etag = self.get_with_etag(key)
@@ -238,7 +238,7 @@ class S3Objects:
 
             def receive(attempt: int, more: dict[str, str] = more) -> Any:
                 return self._client.list_objects_v2(
-                    Bucket=self._bucket, Prefix=f"{root}{prefix}", MaxKeys=_AT_ONCE, **more
+                    Bucket=self._bucket, Prefix=f"{root}{prefix}", MaxKeys=_MAX_KEYS, **more
                 )
 
             page = self._do("list", prefix, receive)
@@ -256,7 +256,7 @@ class S3Objects:
     def delete(self, keys: Iterable[str]) -> None:
         rest = list(keys)
         while rest:
-            batch, rest = rest[:_AT_ONCE], rest[_AT_ONCE:]
+            batch, rest = rest[:_MAX_KEYS], rest[_MAX_KEYS:]
             names = [{"Key": join(self._prefix, key)} for key in batch]
 
             def send(attempt: int, names: list[dict[str, str]] = names) -> None:
@@ -264,7 +264,7 @@ class S3Objects:
                     Bucket=self._bucket, Delete={"Objects": names, "Quiet": True}
                 )
                 if errors := response.get("Errors"):
-                    raise _partial(errors[0])
+                    raise _client_error(errors[0])
 
             self._do("delete", batch[0], send)
 
@@ -304,8 +304,8 @@ def _conditions(*, if_absent: bool, if_match: str | None) -> dict[str, str]:
     return absent if if_match is None else {**absent, "IfMatch": if_match}
 
 
-def _partial(entry: dict[str, str]) -> Exception:
-    """Convert an error entry in a DeleteObjects response to the error of a request."""
+def _client_error(entry: dict[str, str]) -> Exception:
+    """Convert an error entry in a DeleteObjects response to the exception of a failed request."""
     from botocore.exceptions import ClientError
 
     kind: Callable[..., Exception] = ClientError

@@ -91,7 +91,7 @@ class MultipartUpload(io.RawIOBase):
         self._size = 0
 
     def writable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:

@@ -32,7 +32,7 @@ FAILED_SAVES = 3
 
 
 class Diverged(ValueError):
-    """The loss is not finite, so further steps are useless."""
+    """The loss or gradient norm is not finite, so further steps are useless."""
 
 
 class LoopEnd(StrEnum):
@@ -90,7 +90,7 @@ class Loop:
     def run(self, done: int) -> LoopEnd:
         """Continue after ``done`` steps; return once the last save is complete on every rank."""
         config, last = self.config, self.config.last_step(done)
-        ending = LoopEnd.FINISHED if last == config.max_steps else LoopEnd.PAUSED
+        end = LoopEnd.FINISHED if last == config.max_steps else LoopEnd.PAUSED
         saved = done
         unlogged: _Step | None = None
         if self.has_pending_evaluation:
@@ -100,7 +100,7 @@ class Loop:
             clock = Stopwatch()
             step = self._step(number, last)
             if step is None:
-                ending = LoopEnd.STOPPED
+                end = LoopEnd.STOPPED
                 saved = self._save_last_complete_step(number - 1, saved, unlogged)
                 break
             is_last = number == last
@@ -122,7 +122,7 @@ class Loop:
                 self._save(number, asynchronous=config.async_save and not is_last)
                 saved = number
         self._complete(saved)
-        return LoopEnd.STOPPED if self.has_pending_evaluation else ending
+        return LoopEnd.STOPPED if self.has_pending_evaluation else end
 
     def _step(self, number: int, last: int) -> _Step | None:
         """Run one optimizer step; return None if the ranks stop before it is complete."""
@@ -131,7 +131,7 @@ class Loop:
         loss: torch.Tensor | None = None
         count = config.plan.accumulation_steps
         for micro in range(count):
-            if self._stops():
+            if self._should_stop():
                 self.say(
                     f"stop requested: discarding {micro} of {count} micro-batches of step {number}"
                 )
@@ -148,7 +148,7 @@ class Loop:
         return _Step(number=number, loss=loss, grad_norm=grad_norm, data_s=data_s)
 
     def _fetch(self, step: _Step) -> tuple[float, float]:
-        """Fetch mean loss and norm; called on every rank."""
+        """Fetch the mean loss and the gradient norm; must be called on every rank."""
         return self.backend.mean_over_data(step.loss), self.backend.fetch(step.grad_norm)
 
     def _log(self, number: int, loss: float, grad_norm: float) -> None:
@@ -169,7 +169,7 @@ class Loop:
             self.held_out,
             config=self.config,
             backend=cast("ModelParallel", self.backend),
-            stops=self._stops,
+            should_stop=self._should_stop,
             report=lambda text: self.report(f"evaluating after step {number}: {text}"),
         )
         self.has_pending_evaluation = loss is None
@@ -199,7 +199,7 @@ class Loop:
         self.backend.save(self.checkpoints, number, meta, asynchronous=asynchronous)
         self.metrics.save_began(number, stall_s=clock.seconds)
 
-    def _stops(self) -> bool:
+    def _should_stop(self) -> bool:
         """Return whether the ranks stop before the next micro-batch.
 
         Checking once per step would be too late: a step may take minutes, the grace period is a
@@ -251,7 +251,7 @@ def validation_loss(
     *,
     config: TrainConfig,
     backend: ModelParallel,
-    stops: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
     report: Callable[[str], None] = lambda text: None,
 ) -> float | None:
     """Return the mean loss over the held-out sequences on every rank; None if the ranks stop.
@@ -260,17 +260,17 @@ def validation_loss(
     are computed but not counted.
     """
     plan, num_sequences = config.plan, held_out.num_sequences
-    rounds = -(-num_sequences // (plan.data_parallel * plan.micro_batch))
+    num_batches = -(-num_sequences // (plan.data_parallel * plan.micro_batch))
 
     def first(number: int) -> int:
-        """Return this data-parallel rank's first position in a round."""
+        """Return the first position of this data-parallel rank's micro-batch ``number``."""
         return (number * plan.data_parallel + backend.data_rank) * plan.micro_batch
 
     losses: list[torch.Tensor] = []
-    for number in range(rounds):
-        if stops():
+    for number in range(num_batches):
+        if should_stop():
             return None
-        report(f"{number + 1} of {rounds}")
+        report(f"{number + 1} of {num_batches}")
         tokens = held_out.batch(range(first(number), first(number) + plan.micro_batch))
         losses.append(backend.losses_of(tokens))
     total = 0.0

@@ -42,10 +42,10 @@ class _Sums:
 
 
 class Window:
-    """The reference's moving-window throughput: sequences per second over the last steps.
+    """Moving-window throughput as in AWS's example.
 
-    The window is ``ceil(10 / log_every)`` samples (aws-neuron/neuronx-distributed,
-    examples/training/llama, class Throughput).
+    Sequences per second over the most recent steps. The window is ``ceil(10 / log_every)`` samples
+    (aws-neuron/neuronx-distributed, examples/training/llama, class Throughput).
     """
 
     def __init__(self, log_every: int) -> None:
@@ -68,11 +68,11 @@ class MetricsRecorder:
         *,
         sequences_per_epoch: int,
         peak_flops: float | None,
-        made: Callable[[int], None] = lambda step: None,
+        on_step: Callable[[int], None] = lambda step: None,
     ) -> None:
-        """``made`` is called for every completed step."""
+        """``on_step`` is called for every completed step."""
         self._config, self._files, self._peak_flops = config, files, peak_flops
-        self._made = made
+        self._on_step = on_step
         self._sequences_per_epoch = sequences_per_epoch
         self._window = Window(config.log_every)
         self._sums = _Sums()
@@ -85,7 +85,7 @@ class MetricsRecorder:
 
     def count(self, step: int, *, step_s: float, data_s: float) -> None:
         """Count one completed step; the next record includes its times."""
-        self._made(step)
+        self._on_step(step)
         self._sums.steps += 1
         self._sums.step_s += step_s
         self._sums.data_s += data_s

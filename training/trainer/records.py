@@ -85,7 +85,7 @@ class StepRecord:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields for JSON, with null for values that are not finite."""
-        return {name: _finite(value) for name, value in asdict(self).items()}
+        return {name: _finite_or_none(value) for name, value in asdict(self).items()}
 
     def line(self) -> str:
         """Format the record for the log, starting with ``training: step``."""
@@ -121,7 +121,7 @@ class EvaluationRecord:
     def fields(self) -> dict[str, Any]:
         """Return the fields for JSON, with null for values that are not finite."""
         fields = {**asdict(self), "perplexity": self.perplexity}
-        return {name: _finite(value) for name, value in fields.items()}
+        return {name: _finite_or_none(value) for name, value in fields.items()}
 
     def line(self) -> str:
         """Format the record for the log."""
@@ -140,7 +140,7 @@ class BeginLine(MetricsLine):
     step: Natural
     """Optimizer steps completed before this job."""
     dropped: Natural
-    """Number of lines of later steps that were dropped, because the steps will be repeated."""
+    """Number of dropped lines: damaged ones, and those of later steps, which will be repeated."""
     reached: Natural
     """Last step in the earlier lines, including dropped ones."""
     reached_at: Timestamp | None
@@ -215,7 +215,7 @@ class TrainingEndLine(MetricsLine):
     status: Annotated[str, Keywords(enum=["finished", "paused", "stopped"])]
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -241,7 +241,7 @@ def results_document(
 ) -> dict[str, Any]:
     """Build results.json: the metrics of ``earlier``, if any, followed by this job's.
 
-    ``evaluation`` is the last one, which the reference does not have; ``more`` has further metrics,
+    ``evaluation`` is the last one, which the reference lacks; ``more`` lists further metrics,
     each with name, value and unit.
     """
     metrics = _earlier_metrics(earlier)
@@ -294,7 +294,7 @@ def embedded_metrics(
     ``checkpoint_s`` is the pause for the latest checkpoint since the previous line, if any.
     """
     fields = {**record.fields(), "checkpoint_s": checkpoint_s}
-    return _embedded(
+    return _embedded_line(
         _METRICS,
         fields,
         {"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
@@ -306,7 +306,7 @@ def embedded_validation(
     record: EvaluationRecord, *, deployment: str, run: str, workload: str, time_ms: int
 ) -> str:
     """Build the CloudWatch log line for an evaluation of the validation split."""
-    return _embedded(
+    return _embedded_line(
         _VALIDATION_METRICS,
         record.fields(),
         {"Deployment": deployment, "Run": run, "Workload": workload, "Step": record.step},
@@ -314,7 +314,7 @@ def embedded_validation(
     )
 
 
-def _embedded(
+def _embedded_line(
     metrics: tuple[tuple[str, str, str], ...],
     fields: Mapping[str, Any],
     origin: Mapping[str, Any],

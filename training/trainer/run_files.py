@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 RESULTS = "results/results.json"
 TENSORBOARD = "logs/tensorboard"
 _BETWEEN_UPLOADS_S = 5.0
-_BETWEEN_EMBEDDED_S = 60.0
-"""Custom metrics have one value per minute, so more lines would only cost more."""
-_CLOSING_S = 60.0
+_METRICS_INTERVAL_S = 60.0
+"""Custom metrics have a resolution of one minute, so more frequent lines would only cost more."""
+_CLOSE_TIMEOUT_S = 60.0
 _EVALUATION = "evaluation"
-_REPEATED = ("step", _EVALUATION)
+_STEP_EVENTS = ("step", _EVALUATION)
 """Events of a step; if a later attempt repeats the step, its lines replace the earlier ones."""
 
 
@@ -69,7 +69,7 @@ class RunStatus:
     tokens_per_second: float | None = None
     sequences_per_second: float | None = None
     mfu: float | None = None
-    """Model FLOPs utilization, 0 to 1; null on CPUs."""
+    """Model FLOPs utilization, 0 to 1; null if the device's peak is unknown."""
     step_seconds: float | None = None
     eta_seconds: float | None = None
     """Time until max_steps; null when not training."""
@@ -97,14 +97,14 @@ class Pacer:
     def due(self) -> bool:
         """Return whether a line may be written now; if so, the next is due in a minute."""
         now = self._clock()
-        if now - self._last_s < _BETWEEN_EMBEDDED_S:
+        if now - self._last_s < _METRICS_INTERVAL_S:
             return False
         self._last_s = now
         return True
 
 
 class RunFiles:
-    """The files that rank 0 writes to a run's storage, TensorBoard's via a local folder.
+    """The files that rank 0 writes to a run's storage, TensorBoard's via a local or Lustre folder.
 
     Only the start, which continues the files of earlier attempts, and the end wait for storage.
     """
@@ -146,7 +146,7 @@ class RunFiles:
         lustre: Path | None = None,
         holds: Callable[[], bool] = lambda: True,
     ) -> RunFiles:
-        """Open the files and start their uploads; TensorBoard's files go below ``folder``.
+        """Open the files and start their uploads; TensorBoard's go below ``lustre`` or ``folder``.
 
         ``holds`` returns whether this job still holds the run's lock.
         """
@@ -181,7 +181,7 @@ class RunFiles:
     ) -> None:
         """Continue the run's metrics after ``step`` steps; drop later ones, which will be repeated.
 
-        ``history`` contains the checkpoint's lines, if any.
+        ``history`` contains the lines attached to the checkpoint, if any.
         """
         stored = self._uploads.claim(TRAIN_METRICS)
         kept, dropped = _lines_until(history, stored, step)
@@ -308,7 +308,7 @@ class RunFiles:
         self._uploads.offer(RESULTS, json.dumps(document, indent=2).encode() + b"\n", now=True)
         self.close()
 
-    def close(self, *, within_s: float = _CLOSING_S) -> None:
+    def close(self, *, within_s: float = _CLOSE_TIMEOUT_S) -> None:
         """Upload the rest within ``within_s`` seconds, or raise ``StorageUnavailable``."""
         if self._writer is not None:
             self._writer.close()
@@ -341,7 +341,7 @@ def _lines_until(history: bytes | None, stored: bytes | None, step: int) -> tupl
     if history is not None:
         known = set(kept)
         others, dropped = _split(stored, step)
-        kept += [line for line in others if line not in known and not _is_repeated(line)]
+        kept += [line for line in others if line not in known and not _is_step_event(line)]
     return kept, dropped
 
 
@@ -351,10 +351,10 @@ def _split(data: bytes | None, step: int) -> tuple[list[str], int]:
     kept = []
     for line in lines:
         try:
-            if not _is_repeated(line) or read_object(line)["step"] <= step:
+            if not _is_step_event(line) or read_object(line)["step"] <= step:
                 kept.append(line)
         except (KeyError, TypeError, ValueError):
-            continue  # a partial line, or one of another format
+            continue  # a partial line, or one in another format
     return kept, len(lines) - len(kept)
 
 
@@ -366,12 +366,12 @@ def _last_step(stored: bytes | None) -> tuple[int, str | None]:
             if document["event"] == "step":
                 return int(document["step"]), str(document["time"])
         except (KeyError, TypeError, ValueError, OverflowError):
-            continue  # a partial line, or one of another format
+            continue  # a partial line, or one in another format
     return 0, None
 
 
-def _is_repeated(line: str) -> bool:
-    return read_object(line)["event"] in _REPEATED
+def _is_step_event(line: str) -> bool:
+    return read_object(line)["event"] in _STEP_EVENTS
 
 
 def _last_validation(lines: list[str]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ INIT_SHA256 = "init_sha256"
 
 
 class RunConfigError(ValueError):
-    """The submission is incompatible with the existing run of this name."""
+    """The submission is incompatible with the existing run of this name, or run.json is invalid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class RunConfig:
     def with_facts(self, *, run: str, facts: Mapping[str, Any]) -> RunConfig:
         """Add ``facts``; raise ``RunConfigError`` if any has changed."""
         changed = [
-            f"{name}={_shown(value)} (the run has {_shown(self.facts[name])})"
+            f"{name}={_abbreviate(value)} (the run has {_abbreviate(self.facts[name])})"
             for name, value in facts.items()
             if name in self.facts and self.facts[name] != value
         ]
@@ -167,6 +167,6 @@ def checkpoint_root(
     return storage.open(uri).at(run)
 
 
-def _shown(value: Any) -> str:
+def _abbreviate(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 16 else f"{text[:12]}..."

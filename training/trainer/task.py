@@ -91,7 +91,10 @@ class Task(ABC):
     def begin_from(
         self, values: Mapping[str, Value], storage: StorageAccess, ranks: Ranks, *, report: Report
     ) -> Mapping[str, Any]:
-        """Open the pretrained weights of a new run or of adapters, if any; return their facts."""
+        """Open the pretrained weights that a new run starts from or that adapters modify, if any.
+
+        Returns their facts.
+        """
         return {}
 
     @abstractmethod

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 _HEARTBEAT_S = 1.0
 _HISTORY = "train.jsonl"
 """Name of the run's metrics in a checkpoint."""
-_FAILING_S = 5.0
+_FAILURE_UPLOAD_TIMEOUT_S = 5.0
 """Time limit for a failing job to upload its last metrics."""
 
 
@@ -86,12 +86,12 @@ class Trainer:
     def run(self) -> None:
         """Train while holding the run's lock, and report the outcome."""
         self.ranks = Ranks.open()
-        with self._run_lock(), self._failure_in_status():
+        with self._run_lock(), self._record_failure():
             self.open()
             done = self.resume()
-            ending = self.train(done)
-            self.finish(ending)
-        if ending is LoopEnd.STOPPED:
+            outcome = self.train(done)
+            self.finish(outcome)
+        if outcome is LoopEnd.STOPPED:
             raise StopRequested
 
     def open(self) -> None:
@@ -121,7 +121,7 @@ class Trainer:
             self.files,
             sequences_per_epoch=self.dataset.samples,
             peak_flops=peak_flops,
-            made=job.progress.made,
+            on_step=job.progress.made,
         )
         self.checkpoints = Checkpoints(
             checkpoint_root(self.storage, self.bucket, self.context.run, self.run_config),
@@ -132,7 +132,7 @@ class Trainer:
             report=self.report,
             # A job that has lost the run's lock must not complete a checkpoint.
             guard=self._confirm_lock,
-            attached=self._attached,
+            attached=self._attachments,
             on_saved=self.metrics.saved,
             on_failed=self.metrics.save_failed,
         )
@@ -200,16 +200,16 @@ class Trainer:
         self.job.stop.defer()
         return loop.run(done)
 
-    def finish(self, ending: LoopEnd) -> None:
+    def finish(self, outcome: LoopEnd) -> None:
         """Finish the task and complete the run's files."""
         final = FinalReport()
-        if ending is LoopEnd.FINISHED:
+        if outcome is LoopEnd.FINISHED:
             final = self.task.finish(
                 self.config, self.dataset, self.backend, self.metrics.last, self.run_config.values
             )
         if self.files is not None:
-            self.files.event(TrainingEndLine, {"status": ending.value})
-            state = "finished" if ending is LoopEnd.FINISHED else "stopped"
+            self.files.event(TrainingEndLine, {"status": outcome.value})
+            state = "finished" if outcome is LoopEnd.FINISHED else "stopped"
             if final.problem is not None:
                 state = "failed"
             self.files.status(now=True, state=state, eta_seconds=None, error=final.problem)
@@ -227,7 +227,7 @@ class Trainer:
             # The files are complete.
             self.files = None
             _print(final.lines)
-            _say(f"{ending.value}; results are in {self.root.uri}")
+            _say(f"{outcome.value}; results are in {self.root.uri}")
         if final.problem is not None:
             raise WrongOutcome(final.problem)
 
@@ -273,12 +273,12 @@ class Trainer:
             return False
         return True
 
-    def _attached(self) -> Mapping[str, bytes]:
+    def _attachments(self) -> Mapping[str, bytes]:
         """Return the files to attach to every checkpoint."""
         return {} if self.files is None else {_HISTORY: self.files.history()}
 
     @contextlib.contextmanager
-    def _failure_in_status(self) -> Iterator[None]:
+    def _record_failure(self) -> Iterator[None]:
         """Record the failure in the run's files, unless they now belong to another job."""
         try:
             yield
@@ -290,7 +290,7 @@ class Trainer:
             if self.files is not None:
                 self.files.status(now=True, state="failed", error=str(error))
                 with contextlib.suppress(StorageUnavailable):
-                    self.files.close(within_s=_FAILING_S)
+                    self.files.close(within_s=_FAILURE_UPLOAD_TIMEOUT_S)
             raise
 
     def _resolve(self) -> RunConfig:
@@ -396,7 +396,7 @@ def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:
 
 
 def _peak_flops(job: Job) -> float | None:
-    """Return the peak FLOPS of one rank; None on CPUs."""
+    """Return the peak FLOPS of one rank; None on CPUs or if the instance type is unknown."""
     if job.context.device == "cpu" or job.context.instance_type is None:
         return None
     return find_instance_type(job.context.instance_type).peak_flops_per_process

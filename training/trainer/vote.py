@@ -33,7 +33,7 @@ class Vote:
 
     All ranks vote at the same points of their program, so all receive the same outcome at the same
     point, one micro-batch late; an outcome other than ``CONTINUE`` is final. No rank waits for
-    ranks less than a micro-batch behind, nor for the device, which hosts run ahead of. With four
+    ranks less than a micro-batch behind, nor for its device, as the host runs ahead. With four
     gloo ranks on one machine and 2 ms of work between votes, a vote took 0.2 ms; waiting for the
     outcome would take 0.8 to 1.4 ms, and gathering objects 5 ms.
 

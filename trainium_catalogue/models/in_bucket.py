@@ -20,7 +20,7 @@ WEIGHTS_INDEX = f"{WEIGHTS}.index.json"
 
 
 def model_prefix(value: str) -> str | None:
-    """Return the key prefix of ``--init-from`` in the bucket, with its slash; None if elsewhere."""
+    """Return the key prefix of ``--init-from``, with a trailing slash; None if it is elsewhere."""
     if value.startswith(("s3://", "/")):
         return None
     return f"{value}/" if value.startswith(EXPORT_PREFIX) else f"{MODELS_PREFIX}{value}/"

@@ -52,7 +52,7 @@ __all__ = [
     "Preset",
     "RopeScaling",
     "Shape",
-    "model_named",
+    "find_model",
 ]
 
 _LLAMA_3_1 = RopeScaling(
@@ -392,7 +392,7 @@ DECODERS = (*LLAMA_PRESETS, PRETRAIN)
 """Workloads that train a decoder."""
 
 
-def model_named(name: str) -> Preset:
+def find_model(name: str) -> Preset:
     """Look up a model of ``pretrain``; ``ValueError`` lists the known ones."""
     try:
         return MODELS[name]

@@ -89,14 +89,14 @@ class ModelShape:
     @property
     def num_norm_parameters(self) -> int:
         """Parameters of all norms, which tensor parallelism does not split."""
-        of_heads = 2 * self.head_size if self.family is Family.QWEN3 else 0
-        return self.num_hidden_layers * (2 * self.hidden_size + of_heads) + self.hidden_size
+        head_norms = 2 * self.head_size if self.family is Family.QWEN3 else 0
+        return self.num_hidden_layers * (2 * self.hidden_size + head_norms) + self.hidden_size
 
     @property
     def num_multiplied_parameters(self) -> int:
         """Parameters that multiply every token, for counting FLOPs."""
-        looked_up = 0 if self.tie_word_embeddings else self.num_embedding_parameters
-        return self.num_parameters - looked_up
+        lookup_only = 0 if self.tie_word_embeddings else self.num_embedding_parameters
+        return self.num_parameters - lookup_only
 
     @property
     def num_parameters(self) -> int:
@@ -105,9 +105,9 @@ class ModelShape:
         keys_and_values = 2 * self.hidden_size * self.head_size * self.num_key_value_heads
         feed_forward = 3 * self.hidden_size * self.intermediate_size
         layer = queries_and_output + keys_and_values + feed_forward
-        ends = 1 if self.tie_word_embeddings else 2
+        num_embeddings = 1 if self.tie_word_embeddings else 2
         return (
-            ends * self.num_embedding_parameters
+            num_embeddings * self.num_embedding_parameters
             + self.num_hidden_layers * layer
             + self.num_norm_parameters
         )

@@ -40,11 +40,11 @@ def obstacle_to_flash(
         return f"the head size of {shape.head_size} exceeds the kernel's maximum of {_HEAD}"
     # The same on every instance type, so that graphs do not depend on its cores. A degree that
     # does not divide the heads is refused elsewhere.
-    heads, rest = divmod(shape.num_attention_heads, degree)
-    if heads % _CORES and not rest:
+    heads, remainder = divmod(shape.num_attention_heads, degree)
+    if heads % _CORES and not remainder:
         return (
             f"a rank has {heads} of {shape.num_attention_heads} heads, which the kernel cannot "
-            "divide between the two cores of a logical core (trn2)"
+            "split evenly between the two physical cores of a logical NeuronCore (trn2)"
         )
     return None
 

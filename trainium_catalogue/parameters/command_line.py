@@ -79,8 +79,8 @@ def parse_values(
         try:
             values[name] = known[name].parse(text)
         except ValueError as error:
-            meant = _meant(known[name], text)
-            raise ParameterError("parameter-value", f"{shown}{error}{meant}") from None
+            hint = _suggest_choice(known[name], text)
+            raise ParameterError("parameter-value", f"{shown}{error}{hint}") from None
     missing = [item for item in workload.parameters if item.required and item.name not in values]
     if missing:
         needed = " and ".join(f"--{item.name} ({item.help})" for item in missing)
@@ -116,7 +116,7 @@ def _flags(
             alone = not rest or rest[0].startswith("--")
             if alone and not isinstance(known[name].default, bool):
                 raise ParameterError(
-                    "parameter-syntax", f"--{name} has no value; it takes {known[name].help}"
+                    "parameter-syntax", f"--{name} needs a value: {known[name].help}"
                 )
             text = "true" if alone else rest.pop(0)
         yield "--", name, text
@@ -134,7 +134,7 @@ def _settings(workload: Workload, assignments: Sequence[str]) -> Iterator[tuple[
         yield "--set ", kebab(name.strip().removeprefix("--")), text
 
 
-def _meant(parameter: Parameter, text: str) -> str:
+def _suggest_choice(parameter: Parameter, text: str) -> str:
     """Suggest the closest of a parameter's choices, if it has a fixed set."""
     choices = (parameter.pattern or "").split("|")
     if not all(_CHOICE.fullmatch(choice) for choice in choices):

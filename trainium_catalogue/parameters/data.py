@@ -104,7 +104,7 @@ TOKENIZE_PARAMETERS = (
         default=0,
         minimum=0,
         maximum=1024,
-        help="worker processes (0: one per core)",
+        help="worker processes (0: one per vCPU)",
     ),
     Parameter(
         name="accelerate",

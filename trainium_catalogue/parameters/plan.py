@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trainium_catalogue.models.presets import BertShape, ModelShape, Shape, model_named
+from trainium_catalogue.models.presets import BertShape, ModelShape, Shape, find_model
 from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.lora import Lora
 from trainium_catalogue.parameters.parameter import Value
@@ -25,7 +25,7 @@ BYTES_OF_STATE = 12
 def shape_of(values: Mapping[str, Value]) -> Shape:
     """Return the model shape of a training workload's parameters; ``ValueError`` if invalid."""
     if "model" in values:
-        shape = model_named(str(values["model"])).shape
+        shape = find_model(str(values["model"])).shape
         assert isinstance(shape, ModelShape), shape
         return replace(shape, **_sizes(values, DECODER_FIELDS))
     if set(SHAPE_FIELDS) <= set(values):

@@ -92,9 +92,9 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="progress-pattern",
         default="",
-        help="regular expression of a line that reports progress, with a group (?P<step>...) and "
-        "optionally (?P<loss>...); by default the formats of Hugging Face, Lightning and "
-        "nanoGPT",
+        help="regular expression that matches a line that reports progress, with a group "
+        "(?P<step>...) and optionally (?P<loss>...); by default the formats of Hugging Face, "
+        "Lightning and nanoGPT",
     ),
     Parameter(
         name="dataset",
@@ -118,7 +118,7 @@ PROGRAM_PARAMETERS: tuple[Parameter, ...] = (
     Parameter(
         name="aws-credentials",
         default=False,
-        help="let the program use the job's AWS role, to stream data itself",
+        help="let the program use the job's IAM role, to stream data itself",
     ),
 )
 
@@ -130,7 +130,7 @@ def check_processes(number: int, cores: int) -> None:
         why = (
             "and each process needs a separate one"
             if number > cores
-            else "so some chips would be used only partly"
+            else "and the number of processes must divide that number evenly"
         )
         raise ValueError(
             f"--processes-per-node {number}: a node has {cores} NeuronCores, {why}; "

@@ -63,7 +63,7 @@ _CHECKPOINT_URI = r"|s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s]*)?|/[^\s]*"
 _CPU_FALLBACK = Parameter(
     name="cpu-fallback",
     default=False,
-    help="with TorchNeuron: run operators that the device lacks on the CPU; by default the job "
+    help="with TorchNeuron: fall back to the CPU for unsupported operators; by default the job "
     "fails after the first step and names them",
 )
 
@@ -206,7 +206,7 @@ def _bert(preset: Preset) -> tuple[Parameter, ...]:
             name="max-predictions",
             default=20,
             minimum=1,
-            help="maximum number of masked words per sequence, as in the dataset",
+            help="maximum number of masked tokens per sequence, as in the dataset",
         ),
         Parameter(
             name="dropout",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from trainium_catalogue.models.presets import LLAMA_PRESETS, model_named
+from trainium_catalogue.models.presets import LLAMA_PRESETS, find_model
 from trainium_catalogue.parameters.parameter import Parameter, Value
 from trainium_catalogue.parameters.plan import TrainingPlan
 from trainium_catalogue.parameters.training import pretrain_parameters, training_parameters
@@ -23,7 +23,7 @@ SHAPE: dict[str, Value] = {
     "num-heads": 16,
     "num-kv-heads": 8,
     "seq-len": 32,
-    # Shared by 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 96 data-parallel ranks.
+    # Divides evenly among 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48 or 96 data-parallel ranks.
     "global-batch": 96,
     "max-steps": 20,
     "warmup-steps": 4,
@@ -38,7 +38,7 @@ SHAPE: dict[str, Value] = {
 }
 """A smaller and faster llama-tiny."""
 HEAD_DIM = 16
-"""Head size of the models of ``FAMILIES``: twice the hidden size over the heads."""
+"""Head size of the models of ``FAMILIES``: twice hidden-size / num-heads."""
 
 
 VERIFY_PARAMETERS = (
@@ -53,8 +53,8 @@ VERIFY_PARAMETERS = (
         name="tensor-parallel",
         default=0,
         minimum=0,
-        help="tensor-parallel degree of the tiny decoders (0: llama2-7b's, or the largest "
-        "that the job's ranks allow)",
+        help="tensor-parallel degree of the tiny decoders (0: llama2-7b's, on TorchNeuron 4, or "
+        "the largest that the job's ranks allow)",
     ),
 )
 
@@ -68,16 +68,16 @@ def llama_values(num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
     """Return the Llama's parameters on ``num_ranks``; ``tensor_parallel`` 0: the default."""
     preset = LLAMA_PRESETS["llama-tiny"]
     values = {p.name: p.default for p in training_parameters(preset)}
-    return _shared(values, num_ranks, tensor_parallel)
+    return _adjust(values, num_ranks, tensor_parallel)
 
 
 def family_values(model: str, num_ranks: int, tensor_parallel: int = 0) -> dict[str, Value]:
     """Return the parameters of a decoder of ``models.MODELS``, with the Llama's sizes."""
-    values = {p.name: p.default for p in pretrain_parameters(model_named(model))}
-    return _shared({**values, "head-dim": HEAD_DIM}, num_ranks, tensor_parallel)
+    values = {p.name: p.default for p in pretrain_parameters(find_model(model))}
+    return _adjust({**values, "head-dim": HEAD_DIM}, num_ranks, tensor_parallel)
 
 
-def _shared(values: dict[str, Value], num_ranks: int, tensor_parallel: int) -> dict[str, Value]:
+def _adjust(values: dict[str, Value], num_ranks: int, tensor_parallel: int) -> dict[str, Value]:
     values |= SHAPE
     degree = tensor_parallel or default_degree(num_ranks)
     values["tensor-parallel"] = degree

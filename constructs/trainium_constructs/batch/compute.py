@@ -33,7 +33,10 @@ BLOCKED_REASONS = (
 def instance_profile(
     scope: Construct, *, shell: bool = False
 ) -> tuple[iam.Role, iam.CfnInstanceProfile]:
-    """Create a host's role, with the ECS agent's permissions; ``shell`` allows sessions."""
+    """Create the hosts' instance profile and its role, with the ECS agent's permissions.
+
+    ``shell`` also allows Session Manager sessions.
+    """
     role = iam.Role(
         scope,
         "InstanceRole",
@@ -51,7 +54,10 @@ def instance_profile(
 
 
 class TrainiumComputeEnvironment(Construct):
-    """Nodes that Batch starts close together for jobs, and terminates afterwards."""
+    """A managed compute environment.
+
+    Batch launches its nodes close together for jobs, and terminates them afterwards.
+    """
 
     def __init__(
         self,
@@ -74,18 +80,18 @@ class TrainiumComputeEnvironment(Construct):
 
         Args:
             instance_type: The one type of all nodes.
-            network: Subnet of the nodes. Tasks use its group if the launch template lists no
-                interfaces, otherwise the VPC's default security group.
+            network: Subnet of the nodes. Tasks use the network's security group if the launch
+                template lists no interfaces, otherwise the VPC's default security group.
             launch_template: Launch template of the nodes.
             image_id: AMI of the nodes: ECS-optimized, with the Neuron driver.
             max_vcpus: Limit across all concurrent jobs.
             min_vcpus: vCPUs that always run and are always billed.
             scale_down_delay_minutes: Idle timeout of a node. Default: Batch's own, several
                 minutes.
-            placement_group: Existing cluster placement group to start nodes in. Default: a new one,
-                but none for reserved capacity.
-            reserved: Start nodes in reserved capacity, whose placement is already fixed: a new
-                group would conflict with it.
+            placement_group: Existing cluster placement group to launch nodes in. Default: a new
+                one, but none for reserved capacity.
+            reserved: Launch nodes in reserved capacity, whose placement is already fixed: a new
+                placement group would conflict with it.
             shell: Let hosts accept AWS Systems Manager sessions.
             instance_tags: Tags of the instances.
         """

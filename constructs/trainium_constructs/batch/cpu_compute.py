@@ -18,7 +18,7 @@ ROOT_VOLUME_GIB = 200
 
 
 class CpuComputeEnvironment(Construct):
-    """Instances that Batch starts for CPU jobs, in any zone, and terminates afterwards."""
+    """Instances that Batch launches for CPU jobs, in any zone, and terminates afterwards."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class CpuComputeEnvironment(Construct):
         Args:
             vpc: VPC of the instances.
             subnets: Private subnets with a route to ECR, S3 and the internet; more zones give Spot
-                more choice.
+                more capacity pools.
             instance_types: Instance types that Batch may choose from.
             max_vcpus: Limit across all concurrent jobs.
             spot: Use Spot Instances; a job whose instance EC2 reclaims is retried.

@@ -1,4 +1,4 @@
-"""The EKS cluster: control plane, access to it, and AWS's own add-ons."""
+"""The EKS cluster: control plane, access to it, and EKS add-ons."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ApiCallers(Construct):
     def __init__(
         self, scope: Construct, construct_id: str, *, vpc: ec2.IVpc, ranges: Sequence[str]
     ) -> None:
-        """Create the groups; addresses in ``ranges`` may also call the API."""
+        """Create the groups; CIDR blocks in ``ranges`` may also access the API server."""
         super().__init__(scope, construct_id)
         # Not the group that EKS creates, which the CDK uses by default: the functions' interfaces
         # are deleted late, so EKS would delete the cluster but leave the group, and therefore the
@@ -86,17 +86,17 @@ class TrainingCluster(Construct):
             network: Subnets of the control plane, in at least two zones. All are set from the
                 start, because a cluster accepts no subnet in another zone later
                 (github.com/aws/containers-roadmap/issues/2330).
-            endpoint_cidrs: Addresses that may call the API from outside the VPC.
-            inside_cidrs: Addresses other than the nodes' that may call it through the VPC.
+            endpoint_cidrs: CIDR blocks that may access the API server from outside the VPC.
+            inside_cidrs: CIDR blocks that may access it within the VPC, in addition to the nodes.
             admin_arns: Roles and users with full access to the cluster.
             submitter_arns: Roles and users with the permissions of ``manifests.submitters``.
             log_retention_days: Retention of the control plane's logs.
-            add_on_versions: Versions of EKS's add-ons that override the pinned ones, by name.
+            add_on_versions: Versions of EKS add-ons that override the pinned ones, by name.
         """
         super().__init__(scope, construct_id)
         self.kubernetes_version = kubernetes_version
         self._add_on_versions = add_on_versions or {}
-        cluster_name = _unique(cluster_name, cdk.Stack.of(self))
+        cluster_name = _unique_name(cluster_name, cdk.Stack.of(self))
         logs = ExpiringLogGroup(
             self, "Logs", retention_days=log_retention_days, name=f"/aws/eks/{cluster_name}/cluster"
         )
@@ -207,7 +207,7 @@ class TrainingCluster(Construct):
         values: Mapping[str, Any] | None = None,
         after: Sequence[IDependable] = (),
     ) -> eks.CfnAddon:
-        """Install one of EKS's own add-ons, in the version pinned for the Kubernetes version."""
+        """Install an EKS add-on, by default in the version pinned for the Kubernetes version."""
         pinned = ADD_ONS[name][self.kubernetes_version]
         # L1: its deletion also removes the add-on's objects, and the L2 adds nothing.
         add_on = eks.CfnAddon(
@@ -223,7 +223,7 @@ class TrainingCluster(Construct):
         return add_on
 
 
-def _unique(name: str, stack: cdk.Stack) -> str:
+def _unique_name(name: str, stack: cdk.Stack) -> str:
     """Add a suffix to ``name`` that is unique even among successive stacks of the same name.
 
     A late record from a deleted control plane recreates its log group, whatever its role allows
@@ -261,7 +261,7 @@ def _acknowledge_functions(provider: IConstruct) -> None:
             acknowledge_managed_policy(function, f"service-role/{policy}", _MAINTAINED_BY_AWS)
     acknowledge_managed_policy(handler, "AmazonEC2ContainerRegistryReadOnly", _MAINTAINED_BY_AWS)
     acknowledge(
-        handler, f"AwsSolutions-IAM4[Policy::{_public_registry(handler)}]", _MAINTAINED_BY_AWS
+        handler, f"AwsSolutions-IAM4[Policy::{_public_registry_arn(handler)}]", _MAINTAINED_BY_AWS
     )
     acknowledge(handler, "AwsSolutions-L1", "the CDK pins the runtime of its own code")
     resource = handler.node.default_child
@@ -270,7 +270,7 @@ def _acknowledge_functions(provider: IConstruct) -> None:
     acknowledge_wildcard(framework, f"{arn}:*", "any version of the one function behind it")
 
 
-def _public_registry(handler: IConstruct) -> str:
+def _public_registry_arn(handler: IConstruct) -> str:
     """Format the ARN of the policy that exists only in partition ``aws``, as cdk-nag does."""
     condition = handler.node.find_child("HasEcrPublic")
     assert isinstance(condition, cdk.CfnCondition)

@@ -37,7 +37,7 @@ class ClusterSettings:
     """Group to which the nodes send the logs of pods."""
     lustre: LustreMount | None = None
     chart_versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions that override the pinned ones, by our chart names."""
+    """Chart versions that override the pinned ones, by name in ``CHARTS``."""
     image_registry: str | None = None
     """Registry of Volcano's images. Default: Docker Hub, as in its chart."""
 
@@ -46,7 +46,7 @@ class ClusterContents(Construct):
     """DNS, charts, the jobs' namespace with its queue, and monitoring.
 
     CloudFormation deletes in reverse order of creation: first the namespace with all jobs and
-    pods, while Volcano still runs to end them; then the charts; then the nodes.
+    pods, while Volcano still runs to terminate them; then the charts; then the nodes.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class ClusterContents(Construct):
     def _node_logs(self) -> list[Manifest]:
         settings = self._settings
         return [
-            self._privileged(node_logs.AGENT),
+            self._privileged_namespace(node_logs.AGENT),
             *node_logs.node_logs(
                 instance_type=settings.instance_type.name,
                 log_group=settings.log_group.log_group_name,
@@ -139,7 +139,7 @@ class ClusterContents(Construct):
             kubernetes_version=self._settings.kubernetes_version,
         )
 
-    def _privileged(self, name: str) -> Manifest:
+    def _privileged_namespace(self, name: str) -> Manifest:
         """Build a namespace for pods that read the host's devices or files."""
         return manifests.namespace(
             name,
@@ -165,7 +165,7 @@ class ClusterContents(Construct):
     def _monitoring(self) -> list[Manifest]:
         settings = self._settings
         return [
-            self._privileged(monitoring.MONITOR),
+            self._privileged_namespace(monitoring.MONITOR),
             *monitoring.neuron_monitor(instance_type=settings.instance_type.name),
         ]
 

@@ -26,7 +26,7 @@ _SPARE_MEMORY_MIB = 65_536
 
 
 def namespace(name: str, *, deployment: str, enforce: str, kubernetes_version: str) -> Manifest:
-    """Build a namespace with Pod Security labels; violations that it allows are still reported."""
+    """Build a namespace with Pod Security labels, which audit and warn at level restricted."""
     version = f"v{kubernetes_version}"
     levels = {"enforce": enforce, "audit": "restricted", "warn": "restricted"}
     return {
@@ -55,7 +55,7 @@ def total_resources(instance_type: InstanceType, nodes: int) -> dict[str, str]:
 
 
 def resource_quota(instance_type: InstanceType, max_nodes: int) -> Manifest:
-    """Limit the namespace to the capacity of all nodes plus a reserve; forbid exposed services."""
+    """Limit the namespace to all nodes plus headroom; forbid LoadBalancer and NodePort Services."""
     total = total_resources(instance_type, max_nodes)
     cpu = int(total.pop("cpu")) + _SPARE_CPUS
     memory = int(total.pop("memory").removesuffix("Mi")) + _SPARE_MEMORY_MIB
@@ -162,7 +162,7 @@ _CONNECT = ["get", "create"]
 
 
 def submitters() -> list[Manifest]:
-    """Build a role in the jobs' namespace and a cluster role, both bound to the group.
+    """Build a role in the jobs' namespace and a cluster role, both bound to the submitters' group.
 
     A user who may create jobs can run any image as any service account of the namespace, and a
     user who may exec into pods can use their credentials: for the bucket, not for the cluster.

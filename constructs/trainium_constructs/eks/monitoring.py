@@ -11,10 +11,11 @@ MONITOR = "neuron-monitor"
 
 
 def neuron_monitor(*, instance_type: str) -> list[Manifest]:
-    """Build a DaemonSet for Trainium nodes, which Prometheus finds by its annotations.
+    """Build a DaemonSet for Trainium nodes, and a headless Service.
 
-    Modeled on AWS's own DaemonSet (aws-neuron-sdk, src/k8/k8s-neuron-monitor-daemonset.yml), which
-    tolerates no taint and omits Trainium2.
+    Prometheus finds the DaemonSet's pods by their annotations. Modeled on AWS's own DaemonSet
+    (aws-neuron-sdk, src/k8/k8s-neuron-monitor-daemonset.yml), which tolerates no taint and omits
+    Trainium2.
     """
     labels = {"app.kubernetes.io/name": MONITOR}
     return [

@@ -75,10 +75,10 @@ class TrainiumNodeGroup(Construct):
             root_volume_gib: Size of the encrypted root volume, which holds the images.
             nodes: Initial number of nodes, which the node scaler changes later.
             max_nodes: Maximum number of nodes.
-            reservation: Capacity to use. Default: On-Demand Instances.
+            reservation: Reserved capacity to launch nodes in. Default: On-Demand Instances.
             placement_group: Existing cluster placement group to launch nodes in. Default: a new
                 one, but none for reserved capacity.
-            shell: Let hosts accept AWS Systems Manager sessions.
+            shell: Allow Session Manager sessions on the nodes.
             instance_tags: Tags of the instances, which a managed node group does not set.
         """
         super().__init__(scope, construct_id)
@@ -124,7 +124,7 @@ class TrainiumNodeGroup(Construct):
             ami_type=eks.NodegroupAmiType.AL2023_X86_64_NEURON,
             release_version=host_image_version,
             capacity_type=eks.CapacityType.CAPACITY_BLOCK if is_block else None,
-            # Losing one node ends a gang, so replacing all together causes only one restart.
+            # Losing one node stops its gang, so replacing all at once causes only one restart.
             max_unavailable_percentage=100,
             min_size=0,
             desired_size=nodes,
@@ -134,7 +134,7 @@ class TrainiumNodeGroup(Construct):
             taints=[eks.TaintSpec(key=TAINT, value="present", effect=eks.TaintEffect.NO_SCHEDULE)],
             labels={"trainium/nodes": "trainium"},
         )
-        _follow_cluster(self.nodes, cluster.kubernetes_version)
+        _set_kubernetes_version(self.nodes, cluster.kubernetes_version)
         # Terminate old nodes before launching new ones: reserved capacity, or a full placement
         # group, has room for only one of the two (EKS API reference, NodegroupUpdateConfig).
         _resource_of(self.nodes).add_property_override("UpdateConfig.UpdateStrategy", "MINIMAL")
@@ -164,7 +164,7 @@ class SystemNodeGroup(Construct):
             network: Subnets with a route to the internet, and the group that may mount the file
                 system, for a user's debugging pods.
             host_image_version: Pinned release of the EKS-optimized AMI.
-            shell: Let hosts accept AWS Systems Manager sessions.
+            shell: Allow Session Manager sessions on the nodes.
             instance_tags: Tags of the instances.
         """
         super().__init__(scope, construct_id)
@@ -189,7 +189,7 @@ class SystemNodeGroup(Construct):
             node_role=_node_role(self, shell=shell),
             labels=SYSTEM_LABEL,
         )
-        _follow_cluster(self.nodes, cluster.kubernetes_version)
+        _set_kubernetes_version(self.nodes, cluster.kubernetes_version)
         self.nodes.node.add_dependency(*cluster.before_nodes)
 
 
@@ -227,7 +227,7 @@ def _system_template(
 
 
 def _node_role(scope: Construct, *, shell: bool) -> iam.Role:
-    """Create a node group's role; ``shell`` lets its nodes accept sessions."""
+    """Create a node group's role; ``shell`` also allows Session Manager sessions."""
     role = iam.Role(
         scope,
         "NodeRole",
@@ -252,8 +252,8 @@ def _user_data() -> str:
     return mime_message(_SCRIPT, filename="trainium-node.sh", boundary="==TRAINIUM-NODE==")
 
 
-def _follow_cluster(group: eks.Nodegroup, kubernetes_version: str) -> None:
-    """Set the version of ``group``, such as ``1.36``, so that it changes with the AMI.
+def _set_kubernetes_version(group: eks.Nodegroup, kubernetes_version: str) -> None:
+    """Set the Kubernetes version of ``group``, such as ``1.36``, so that it changes with the AMI.
 
     With the AMI's release alone, CloudFormation keeps the version and refuses the release
     (eksctl-io/eksctl issue 7976).

@@ -27,7 +27,7 @@ _ENV_GROUP = "LOG_GROUP"
 
 CONFIG: Mapping[str, Any] = {
     "service": {
-        # In seconds: the output that can be lost with a node.
+        # In seconds: output of up to this duration is lost with a node.
         "flush": 1,
         # Maximum back-off between retries; by default 2000 s.
         "scheduler.cap": 30,

@@ -55,7 +55,7 @@ class NodeScaler(Construct):
             image: The training image, which contains the scaler's code.
             instance_type: Type of the groups' instances.
             idle_minutes: Idle timeout of a node; 0: nodes are removed only on a user's request.
-            hold_minutes: Minutes to hold idle nodes for a job that waits for more.
+            hold_minutes: Minutes to hold idle nodes for a job that waits for more nodes.
             snapshots: Bucket for cluster snapshots, which notifications need; None: no snapshots.
             after: Resources that must exist first: the jobs' namespace.
         """
@@ -90,7 +90,7 @@ class NodeScaler(Construct):
                 ),
                 manifests.service_account(name, namespace=name),
                 manifests.node_request(),
-                *_cluster_roles(reads_runs=snapshots is not None),
+                *_cluster_roles(with_snapshots=snapshots is not None),
                 _deployment(image=image, command=command, region=region),
             ],
         )
@@ -142,7 +142,7 @@ def _allow_scaling(
     )
 
 
-def _cluster_roles(*, reads_runs: bool) -> list[Manifest]:
+def _cluster_roles(*, with_snapshots: bool) -> list[Manifest]:
     """Build the scaler's least-privilege roles in the cluster."""
     name = kubernetes.SCALER
     events = {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}
@@ -151,7 +151,7 @@ def _cluster_roles(*, reads_runs: bool) -> list[Manifest]:
         # In all namespaces: a node with a pod of any namespace is not removed.
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["list"]},
     ]
-    of_jobs = [
+    job_rules = [
         {"apiGroups": ["batch.volcano.sh"], "resources": ["jobs"], "verbs": ["list", "patch"]},
         {
             "apiGroups": [""],
@@ -161,8 +161,8 @@ def _cluster_roles(*, reads_runs: bool) -> list[Manifest]:
         },
         events,
     ]
-    if reads_runs:
-        of_jobs += [
+    if with_snapshots:
+        job_rules += [
             {"apiGroups": [""], "resources": ["events"], "verbs": ["list"]},
             {
                 "apiGroups": ["scheduling.volcano.sh"],
@@ -187,7 +187,7 @@ def _cluster_roles(*, reads_runs: bool) -> list[Manifest]:
         },
     ]
     # Events about nodes, which have no namespace, are created in "default".
-    for namespace, rules in ((kubernetes.NAMESPACE, of_jobs), ("default", [events])):
+    for namespace, rules in ((kubernetes.NAMESPACE, job_rules), ("default", [events])):
         metadata = {"name": name, "namespace": namespace}
         objects += [
             {

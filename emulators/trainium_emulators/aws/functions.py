@@ -1,4 +1,4 @@
-"""Runs Python Lambda functions, each call in a separate process.
+"""Runs Python Lambda functions, each invocation in a separate process.
 
 moto runs them only in containers of AWS's image.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from moto.awslambda_simple.models import LambdaSimpleBackend
 
-_CALL = """
+_SCRIPT = """
 import importlib, json, sys, time
 end = time.monotonic() + float(sys.argv[3])
 class Context:
@@ -34,16 +34,16 @@ def install(endpoint: Callable[[], str]) -> None:
         self: Any, function_name: str, qualifier: Any, body: Any, _: Any, headers: Any
     ) -> bytes:
         function = self.get_function(function_name, qualifier)
-        return _call(function, body or "{}", endpoint(), headers)
+        return _invoke(function, body or "{}", endpoint(), headers)
 
     LambdaSimpleBackend.invoke = invoke
 
 
-def _call(function: Any, event: str, endpoint: str, headers: Any) -> bytes:
+def _invoke(function: Any, event: str, endpoint: str, headers: Any) -> bytes:
     with tempfile.TemporaryDirectory(prefix="function-") as folder:
         zipfile.ZipFile(io.BytesIO(function.code_bytes)).extractall(folder)
         done = subprocess.run(
-            [sys.executable, "-c", _CALL, function.handler, event, str(function.timeout)],
+            [sys.executable, "-c", _SCRIPT, function.handler, event, str(function.timeout)],
             cwd=folder,
             env={
                 **function.environment_vars,
@@ -57,8 +57,8 @@ def _call(function: Any, event: str, endpoint: str, headers: Any) -> bytes:
             timeout=function.timeout,
         )
         if done.returncode:
-            # As on AWS, the response reports an error that the code raises (Lambda API reference,
-            # Invoke).
+            # As on AWS, the response reports an error that the function raises (Lambda API
+            # reference, Invoke).
             headers["x-amz-function-error"] = "Unhandled"
             return json.dumps({"errorMessage": done.stderr[-2000:]}).encode()
         return Path(folder, "result.json").read_bytes()

@@ -40,7 +40,7 @@ Arn = Callable[[str, str], str]
 def allows(policies: Iterable[Mapping[str, Any]], action: str, resource: str) -> bool:
     """Return whether identity policies allow ``action`` on ``resource``.
 
-    Raises ``NotImplementedError`` for a policy with conditions, Deny or other such elements.
+    Raises ``NotImplementedError`` for a policy with a condition, a Deny or any other such element.
     """
     return any(
         _covers(statement, action, resource)
@@ -54,15 +54,15 @@ def _covers(statement: Mapping[str, Any], action: str, resource: str) -> bool:
     if unknown or statement["Effect"] != "Allow":
         raise NotImplementedError(f"{statement} has elements that are not evaluated here")
     return any(
-        _like(each.lower(), action.lower()) for each in _listed(statement["Action"])
-    ) and any(_like(each, resource) for each in _listed(statement["Resource"]))
+        _matches(each.lower(), action.lower()) for each in _as_list(statement["Action"])
+    ) and any(_matches(each, resource) for each in _as_list(statement["Resource"]))
 
 
-def _listed(value: str | list[str]) -> list[str]:
+def _as_list(value: str | list[str]) -> list[str]:
     return [value] if isinstance(value, str) else value
 
 
-def _like(pattern: str, text: str) -> bool:
+def _matches(pattern: str, text: str) -> bool:
     """Match IAM's wildcards: ``*`` is any text, ``?`` any one character."""
     as_regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(as_regex, text, re.DOTALL) is not None
@@ -81,15 +81,15 @@ def needed(action: str, params: Params, arn: Arn) -> Iterator[tuple[str, str]]:
         yield "batch:TagResource", arn("batch", "job/new")
 
 
-def _named(kind: str, name: str, arn: Arn) -> str:
+def _batch_arn(kind: str, name: str, arn: Arn) -> str:
     """Return the ARN of a Batch resource, from its name or ARN."""
     return name if name.startswith("arn:") else arn("batch", f"{kind}/{name}")
 
 
 _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
     "batch:SubmitJob": lambda params, arn: [
-        _named("job-definition", params["jobDefinition"], arn),
-        _named("job-queue", params["jobQueue"], arn),
+        _batch_arn("job-definition", params["jobDefinition"], arn),
+        _batch_arn("job-queue", params["jobQueue"], arn),
     ],
     "batch:TerminateJob": lambda params, arn: [arn("batch", f"job/{params['jobId']}")],
     "ecr:BatchGetImage": lambda params, arn: [arn("ecr", f"repository/{params['repositoryName']}")],
@@ -119,14 +119,14 @@ _RESOURCES: Mapping[str, Callable[[Params, Arn], list[str]]] = {
         arn("ssm", f"parameter/{params['Path'].strip('/')}")
     ],
 }
-"""Resources by action; other actions need "*". S3's come from moto."""
+"""Resources by action; other actions need "*". moto supplies those of S3."""
 
 
 # --- moto ----------------------------------------------------------------------------------------
 
 
 def user_of(account_id: str, access_key: str) -> IAMUserAccessKey | None:
-    """Return the IAM user with an access key."""
+    """Return the IAM user who owns an access key; None if there is none."""
     try:
         user = create_access_key(account_id, "aws", access_key, {})
     except CreateAccessKeyFailure:
@@ -138,16 +138,16 @@ def user_of(account_id: str, access_key: str) -> IAMUserAccessKey | None:
 def _authorize(response: Any, _: type, resource: str = "*") -> None:
     """Refuse a request that no policy of its user allows."""
     user = user_of(response.current_account, response.access_key)
-    # Always allowed (IAM API reference, GetCallerIdentity).
+    # AWS always allows GetCallerIdentity (AWS STS API reference).
     if user is None or response.service_name == "sts":
         return
     policies = [_document(policy) for policy in user.collect_policies()]
-    for action, arn in _needed(response, resource):
+    for action, arn in _required_permissions(response, resource):
         if not allows(policies, action, arn):
             _deny(response, user.arn, action, arn)
 
 
-def _needed(response: Any, resource: str) -> Iterable[tuple[str, str]]:
+def _required_permissions(response: Any, resource: str) -> Iterable[tuple[str, str]]:
     service = response.boto3_service_name
     if service == "s3":
         return [(f"s3:{response._get_action()}", resource)]
@@ -187,7 +187,7 @@ def _document(policy: Any) -> dict[str, Any]:
 
 
 def _simulate(response: Any) -> ActionResult:
-    """SimulatePrincipalPolicy, of a user about itself; any other caller may do everything."""
+    """Simulate the calling user's own policies; any other caller is allowed everything."""
     user = user_of(response.current_account, response.access_key)
     policies = None if user is None else [_document(each) for each in user.collect_policies()]
     results = [
@@ -205,12 +205,12 @@ def _simulate(response: Any) -> ActionResult:
 
 
 def install_simulation() -> None:
-    """Answer SimulatePrincipalPolicy, which moto lacks."""
+    """Add SimulatePrincipalPolicy to moto, which lacks it."""
     IamResponse.simulate_principal_policy = _simulate
 
 
 def _deny(response: Any, who: str, action: str, resource: str) -> NoReturn:
-    """Raise the error of the service's protocol."""
+    """Raise the access-denied error in the format of the service's protocol."""
     if response.boto3_service_name == "s3":
         raise S3AccessDeniedError
     if get_service_model(response.boto3_service_name).protocol in ("json", "rest-json"):
@@ -221,18 +221,18 @@ def _deny(response: Any, who: str, action: str, resource: str) -> NoReturn:
     raise AccessDeniedError(user_arn=who, action=f"{action} on resource: {resource}")
 
 
-_SIGNED = "k8s-aws-v1."
+_TOKEN_PREFIX = "k8s-aws-v1."
 
 
 def caller_of(token: str) -> Caller | None:
-    """Identify the sender of a cluster's token, a signed GetCallerIdentity, by its access entry.
+    """Return the caller behind a cluster's token, a presigned GetCallerIdentity request.
 
-    docs.aws.amazon.com/eks/latest/userguide/access-entries.html. A caller who is not an IAM user in
-    moto is an administrator, like the user who deploys.
+    docs.aws.amazon.com/eks/latest/userguide/access-entries.html. None if the user has no access
+    entry. A caller who is not an IAM user in moto is an administrator, like the user who deploys.
     """
-    if not token.startswith(_SIGNED):
+    if not token.startswith(_TOKEN_PREFIX):
         return ADMIN
-    url = base64.urlsafe_b64decode(token.removeprefix(_SIGNED) + "==").decode()
+    url = base64.urlsafe_b64decode(token.removeprefix(_TOKEN_PREFIX) + "==").decode()
     (scope,) = parse_qs(urlsplit(url).query)["X-Amz-Credential"]
     user = user_of(DEFAULT_ACCOUNT_ID, scope.partition("/")[0])
     if user is None:

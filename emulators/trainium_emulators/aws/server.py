@@ -162,7 +162,7 @@ def main(argv: Sequence[str]) -> None:
     gc.freeze()
     # moto creates a session for many requests, and each would reread botocore's large files.
     botocore.session.create_loader = cache(botocore.session.create_loader)
-    # No container engine: we run nodes and functions, and model the CDK's own functions.
+    # No container engine: we run nodes and functions ourselves, and model the CDK's own functions.
     default_user_config["lambda"] = {"use_docker": False}
     registry.install()
     quotas.install()
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> None:
     settings: list[NodeSettings] = []
     files = tempfile.TemporaryDirectory(prefix="rehearsal-files-")
     claims = Path(files.name)
-    # Leftovers of killed nodes are deleted with the server, like the /tmp of a container.
+    # Files left behind by killed nodes are deleted with the server, like the /tmp of a container.
     temporary = claims / "tmp"
     temporary.mkdir()
     tempfile.tempdir = str(temporary)

@@ -83,7 +83,7 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
     wanted = usage(kind, entry)
     for quota in store.list(QUOTA, metadata["namespace"]):
         name = quota["metadata"]["name"]
-        hard = {key: quantity(most) for key, most in quota["spec"]["hard"].items()}
+        hard = {key: quantity(limit) for key, limit in quota["spec"]["hard"].items()}
         if kind == POD:
             _require_requests(name, hard, wanted, entry)
         used = total(
@@ -93,8 +93,8 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
         )
         over = [
             key
-            for key, most in hard.items()
-            if wanted.get(key) and wanted[key] + used.get(key, 0) > most
+            for key, limit in hard.items()
+            if wanted.get(key) and wanted[key] + used.get(key, 0) > limit
         ]
         if over:
             amounts_by_verb = {
@@ -103,7 +103,7 @@ def check_quotas(store: Store, kind: ApiResource, entry: Json) -> None:
                 "limited": {key: hard[key] for key in over},
             }
             detail = ", ".join(
-                f"{verb}: {_listed(amounts)}" for verb, amounts in amounts_by_verb.items()
+                f"{verb}: {_format_amounts(amounts)}" for verb, amounts in amounts_by_verb.items()
             )
             raise errors.forbidden(kind, metadata["name"], f"exceeded quota: {name}, {detail}")
 
@@ -137,7 +137,7 @@ def _require_requests(quota: str, hard: Mapping[str, Fraction], wanted: Amounts,
         raise errors.forbidden(POD, pod["metadata"]["name"], why)
 
 
-def _listed(amounts: Mapping[str, Fraction]) -> str:
+def _format_amounts(amounts: Mapping[str, Fraction]) -> str:
     return ",".join(f"{key}={_text(key, amounts[key])}" for key in sorted(amounts))
 
 
@@ -150,10 +150,10 @@ def _text(key: str, amount: Fraction) -> str:
 def violations(namespace: Json, spec: Json) -> list[str]:
     """List the fields of a pod that its namespace forbids."""
     level = (namespace["metadata"].get("labels") or {}).get(LABEL, "privileged")
-    return [] if level == "privileged" else [*_of_pod(spec), *_of_containers(spec)]
+    return [] if level == "privileged" else [*_pod_violations(spec), *_container_violations(spec)]
 
 
-def _of_pod(spec: Json) -> Iterator[str]:
+def _pod_violations(spec: Json) -> Iterator[str]:
     for name in ("hostNetwork", "hostPID", "hostIPC"):
         if spec.get(name):
             yield f"host namespaces ({name}=true)"
@@ -168,7 +168,7 @@ def _of_pod(spec: Json) -> Iterator[str]:
         yield "seccompProfile (Unconfined)"
 
 
-def _of_containers(spec: Json) -> Iterator[str]:
+def _container_violations(spec: Json) -> Iterator[str]:
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
         name, context = container["name"], container.get("securityContext") or {}
         if context.get("privileged"):
@@ -253,19 +253,19 @@ def _job(store: Store, entry: Json) -> Json:
     return entry
 
 
-def _counted(kind: ApiResource) -> Admission:
-    """Count an object for quotas without changing it."""
+def _check_only_quotas(kind: ApiResource) -> Admission:
+    """Check the quotas for an object without changing it."""
 
-    def count(store: Store, entry: Json) -> Json:
+    def check(store: Store, entry: Json) -> Json:
         check_quotas(store, kind, entry)
         return entry
 
-    return count
+    return check
 
 
 ADMISSIONS: dict[ApiResource, Admission] = {
     CLAIM: _claim,
-    CONFIG_MAP: _counted(CONFIG_MAP),
+    CONFIG_MAP: _check_only_quotas(CONFIG_MAP),
     EVENT: _event,
     NAMESPACE: _with_status("Active"),
     POD: _pod,

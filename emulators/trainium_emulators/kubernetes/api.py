@@ -15,7 +15,7 @@ from trainium_emulators.kubernetes.connections import Runs, run_in_pod
 from trainium_emulators.kubernetes.requests import (
     APPLY_PATCH,
     Target,
-    check_place,
+    check_name_and_namespace,
     find_target,
     patched,
     read_body,
@@ -28,7 +28,7 @@ _ALL = (POD, SERVICE, DEPLOYMENT)
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Identify = Callable[[str], rbac.Caller | None]
-"""Identifies the sender of a bearer token (empty if missing); None for an unknown one."""
+"""Returns the caller of a bearer token (empty if missing); None if the token is unknown."""
 _CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
@@ -101,7 +101,7 @@ def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None
 
 def openapi_index(kinds: Sequence[ApiResource]) -> Json:
     """Return ``/openapi/v3``."""
-    places = dict.fromkeys(_place(kind) for kind in kinds)
+    places = dict.fromkeys(_openapi_path(kind) for kind in kinds)
     return {"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places}}
 
 
@@ -112,7 +112,7 @@ def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
     """
     paths = {}
     for kind in kinds:
-        if _place(kind) != place:
+        if _openapi_path(kind) != place:
             continue
         known = {"group": kind.group, "kind": kind.kind, "version": kind.version}
         paths[f"/{place}/{kind.plural}/{{name}}"] = {
@@ -126,7 +126,7 @@ def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
     return {"openapi": "3.0.0", "info": info, "paths": paths}
 
 
-def _place(kind: ApiResource) -> str:
+def _openapi_path(kind: ApiResource) -> str:
     return f"apis/{kind.api_version}" if kind.group else f"api/{kind.version}"
 
 
@@ -148,7 +148,7 @@ def application(
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
             groups = request.headers.getall("Impersonate-Group", [])
-            request[_CALLER] = rbac.impersonated(caller, request.headers, groups)
+            request[_CALLER] = rbac.resolve_impersonation(caller, request.headers, groups)
             # TorchX does a dry run of each creation.
             if "dryRun" in request.query and request.method != "POST":
                 raise errors.bad_request(
@@ -205,16 +205,16 @@ class Api:
         return await _json(resources)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        """Answer any request for objects."""
+        """Handle any request for objects."""
         target = find_target(request.path, self._store.kinds)
         watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)
         self._authorizer.check(request[_CALLER], accesses)
-        if target.kind == POD and target.part == "log":
+        if target.kind == POD and target.subresource == "log":
             return await responses.log(request, self._pod(target), self._runs)
-        if target.kind == POD and target.part == "exec":
+        if target.kind == POD and target.subresource == "exec":
             return await run_in_pod(request, self._pod(target), self._runs)
-        if target.part not in (None, "status"):
+        if target.subresource not in (None, "status"):
             raise errors.no_such_path()
         verb = {
             "GET": self._get if target.name else self._list,
@@ -242,7 +242,7 @@ class Api:
         if responses.wants_watch(request):
             return await responses.watch(request, self._store, target)
         version = self._store.version
-        entries = self._selected(request, target)
+        entries = self._select(request, target)
         if responses.wants_table(request):
             return await _json(responses.table(target.kind, entries, version=version))
         return await _json(
@@ -254,7 +254,7 @@ class Api:
             }
         )
 
-    def _selected(self, request: web.Request, target: Target) -> list[Json]:
+    def _select(self, request: web.Request, target: Target) -> list[Json]:
         return self._store.list(
             target.kind,
             target.namespace,
@@ -266,7 +266,7 @@ class Api:
         if target.namespace is None or target.name is not None:
             raise errors.not_allowed()
         body = await read_body(request, target.kind)
-        check_place(target, body)
+        check_name_and_namespace(target, body)
         schemas.check(target.kind, body)
         entry = self._store.create(
             target.kind, target.namespace, body, dry_run=request.query.get("dryRun") == "All"
@@ -275,7 +275,7 @@ class Api:
 
     async def _replace(self, request: web.Request, target: Target) -> web.StreamResponse:
         body = await read_body(request, target.kind)
-        check_place(target, body)
+        check_name_and_namespace(target, body)
         return self._change(target, lambda old: body)
 
     async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
@@ -295,7 +295,7 @@ class Api:
 
         def change(old: Json) -> Json:
             new = make(old)
-            if target.part == "status":
+            if target.subresource == "status":
                 version = new.get("metadata", {}).get("resourceVersion")
                 metadata = {**old["metadata"], "resourceVersion": version}
                 return {**old, "metadata": metadata, "status": new.get("status", {})}

@@ -119,7 +119,7 @@ class ClusterEmulator:
         self._folder.cleanup()
 
     def _delete(self, annotation: str | None = None) -> None:
-        """Delete all Volcano jobs, and all pods or those with an annotation."""
+        """Delete all Volcano jobs, and all pods, or only those with the annotation."""
         for job in self.store.list(VOLCANO_JOB):
             metadata = job["metadata"]
             self.store.delete(VOLCANO_JOB, metadata["namespace"], metadata["name"])
@@ -127,7 +127,7 @@ class ClusterEmulator:
             self.store.delete(POD, metadata["namespace"], metadata["name"], grace_s=1)
 
     def _pods(self, annotation: str | None) -> list[Json]:
-        """Return the metadata of all pods, or of those with an annotation."""
+        """Return the metadata of all pods, or only of those with the annotation."""
         pods = [pod["metadata"] for pod in self.store.list(POD)]
         return [
             each

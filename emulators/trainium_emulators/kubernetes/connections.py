@@ -83,7 +83,7 @@ async def _forward(
 async def _forward_input(
     socket: web.WebSocketResponse, process: asyncio.subprocess.Process
 ) -> None:
-    """Forward the client's input; end the command when the client disconnects."""
+    """Forward the client's input; kill the command when the client disconnects."""
     assert process.stdin is not None
     async for message in socket:
         if message.type != WSMsgType.BINARY or not message.data:

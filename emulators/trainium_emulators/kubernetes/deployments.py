@@ -57,7 +57,7 @@ class Deployments:
             if pod["metadata"]["name"] not in wanted and not volcano_objects.is_terminating(pod):
                 self._store.delete(POD, namespace, pod["metadata"]["name"])
         present = {pod["metadata"]["name"] for pod in pods}
-        # Old pods are removed first, as with the strategy Recreate.
+        # Old pods are removed first, as with the Recreate strategy.
         if present <= set(wanted):
             for name in wanted:
                 if name not in present:

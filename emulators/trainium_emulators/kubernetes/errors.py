@@ -90,7 +90,7 @@ def forbidden(kind: ApiResource, name: str, why: str) -> ApiError:
 
 
 def bad_request(why: str) -> ApiError:
-    """Build the error for an inconsistent request (apimachinery, NewBadRequest)."""
+    """Build the error for an invalid request (apimachinery, NewBadRequest)."""
     return ApiError(400, "BadRequest", why)
 
 
@@ -101,5 +101,5 @@ def not_allowed() -> ApiError:
 
 
 def no_such_path() -> ApiError:
-    """Build the error for an unknown kind."""
+    """Build the error for an unknown path or kind."""
     return ApiError(404, "NotFound", "the server could not find the requested resource")

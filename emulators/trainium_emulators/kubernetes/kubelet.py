@@ -14,7 +14,7 @@ from trainium_emulators.kubernetes import errors, nodes, volcano_objects
 from trainium_emulators.kubernetes.log_agent import PodLog
 from trainium_emulators.kubernetes.pod_environment import (
     ApiAccess,
-    UnresolvedReference,
+    CreateContainerConfigError,
     container_command,
     container_environment,
 )
@@ -29,12 +29,12 @@ from trainium_emulators.nodes.node import NodeProcess, image_environment
 _LAST_LINES, _LAST_BYTES = 80, 2048
 """Maximum lines and bytes of a termination message."""
 MARK = "REHEARSAL_POD"
-"""Variable that identifies a pod's processes."""
+"""Environment variable that identifies a pod's processes."""
 _FIRST_ADDRESS = 200
 """First loopback address for pods, above those of Batch's nodes and containers."""
 _ADDRESSES = 50
 _POLL_S = 0.2
-_RESTART_S = 0.5
+_RESTART_DELAY_S = 0.5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -140,14 +140,14 @@ class Kubelet:
     def start(self, pod: Json, *, index: int = 0, fault: NodeFault | None = None) -> None:
         """Run a bound pod, which already has its address."""
         uid = pod["metadata"]["uid"]
-        opens = self._settings.open_stream
-        log = None if opens is None else PodLog(self._store, pod, opens)
+        open_stream = self._settings.open_stream
+        log = None if open_stream is None else PodLog(self._store, pod, open_stream)
         run = PodRun(pod=pod, index=index, output=ContainerOutput(name=uid, log=log), fault=fault)
         self._runs[uid] = run
-        threading.Thread(target=self._live, args=(run,), daemon=True).start()
+        threading.Thread(target=self._run_pod, args=(run,), daemon=True).start()
 
     def has(self, uid: str) -> bool:
-        """Return whether a pod was handed to ``start``."""
+        """Return whether a pod was passed to ``start``."""
         return uid in self._runs
 
     def nodes(self, job: str, attempt: int) -> Mapping[int, NodeProcess]:
@@ -181,21 +181,21 @@ class Kubelet:
         return {**image_environment(), **run.environment}, run.node.folder
 
     # --- one pod's life cycle -------------------------------------------------------------------
-    def _live(self, run: PodRun) -> None:
+    def _run_pod(self, run: PodRun) -> None:
         policy = run.pod["spec"].get("restartPolicy", "Always")
         while True:
             try:
                 code, reason = self._run_container(run)
-            except UnresolvedReference as error:
-                self._wait_unresolved(run, str(error))
+            except CreateContainerConfigError as error:
+                self._wait_for_deletion(run, str(error))
                 return
             self._wait_for_node(run)
-            again = policy == "Always" or (policy == "OnFailure" and code != 0)
+            restart = policy == "Always" or (policy == "OnFailure" and code != 0)
             current = self._current(run)
-            if not again or reason or current is None or volcano_objects.is_terminating(current):
+            if not restart or reason or current is None or volcano_objects.is_terminating(current):
                 break
             run.restarts += 1
-            time.sleep(_RESTART_S)
+            time.sleep(_RESTART_DELAY_S)
         run.ended = True
         self._report(run, phase="Failed" if code or reason else "Succeeded", code=code,
                      reason=reason)  # fmt: skip
@@ -204,8 +204,8 @@ class Kubelet:
             self._remove(run)
 
     def _run_container(self, run: PodRun) -> tuple[int, str]:
-        """Run the container to completion; return its exit code, and the reason if the pod was
-        ended."""
+        """Run the container to completion; return its exit code, and the reason if the pod
+        exceeded its deadline."""
         node = self._start_container(run)
         deadline_s = run.pod["spec"].get("activeDeadlineSeconds")
         started_s = time.monotonic()
@@ -280,7 +280,7 @@ class Kubelet:
         return nodes.ends_pods(self._store, run.pod["spec"]["nodeName"])
 
     def _wait_for_node(self, run: PodRun) -> None:
-        """Wait until the node can report the pod's end, or the pod's object is gone."""
+        """Wait until the node can report the pod's termination, or the Pod object is gone."""
         while not self._ends_pods(run) and self._current(run) is not None:
             time.sleep(_POLL_S)
 
@@ -320,8 +320,8 @@ class Kubelet:
         metadata = run.pod["metadata"]
         self._store.set_status(POD, metadata["namespace"], metadata["name"], status)
 
-    def _wait_unresolved(self, run: PodRun, why: str) -> None:
-        """Keep the pod waiting, as a real one does, until it is deleted."""
+    def _wait_for_deletion(self, run: PodRun, why: str) -> None:
+        """Leave the pod Waiting, as a real kubelet does, until it is deleted."""
         metadata = run.pod["metadata"]
         state = {"waiting": {"reason": "CreateContainerConfigError", "message": why}}
         status = {"containerStatuses": [container_status(run, state, ready=False)]}

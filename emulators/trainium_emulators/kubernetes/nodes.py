@@ -1,4 +1,4 @@
-"""Nodes of a node group: the desired number of Ready nodes, and the resources of each."""
+"""Nodes of node groups: their resources, taints and conditions, and the eviction of their pods."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trainium_group(name: str, instance_type: InstanceType) -> EmulatedNodeGroup:
 
 
 def trainium_resources(instance_type: InstanceType) -> Mapping[str, str]:
-    """Return the allocatable resources once device plugins run, minus the kubelet's reserve."""
+    """Return the allocatable resources once device plugins run, minus kubelet reservations."""
     memory_mib = instance_type.memory_mib - kubernetes.kubelet_memory_mib(instance_type)
     return {
         "cpu": str(instance_type.num_vcpus),
@@ -126,7 +126,7 @@ def lose_chips(store: Store, name: str, number: int = 1) -> None:
 def hold_pods(store: Store, name: str, *, held: bool = True) -> None:
     """Keep a Ready node's deleted pods Terminating, as if a process hung in the kernel.
 
-    ``held=False`` ends this state.
+    ``held=False`` lets them terminate.
     """
 
     def change(entry: Json) -> None:

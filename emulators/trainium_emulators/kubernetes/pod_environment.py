@@ -40,8 +40,8 @@ class ApiAccess:
         return own
 
 
-class UnresolvedReference(ValueError):
-    """Raised for a dangling reference in a pod, whose container cannot be created."""
+class CreateContainerConfigError(ValueError):
+    """Raised for a container that cannot be created, such as one with a dangling reference."""
 
 
 def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, str]:
@@ -51,19 +51,19 @@ def container_environment(store: Store, pod: Json, claims: Path) -> dict[str, st
     Volcano lists become addresses, because this machine's resolver cannot be extended, and the
     mount points of claims become folders in ``claims``, because this machine allows no mounts.
 
-    Raises ``UnresolvedReference``.
+    Raises ``CreateContainerConfigError``.
     """
     mounts = _mounts(pod, claims)
     environment: dict[str, str] = {}
     for entry in pod["spec"]["containers"][0].get("env") or ():
         name = entry["name"]
         if "valueFrom" in entry:
-            value = _looked_up(store, pod, entry["valueFrom"])
+            value = _resolve_value_from(store, pod, entry["valueFrom"])
         else:
             value = expanded(entry.get("value") or "", environment)
         if value is None:
             continue
-        value = _moved(value, mounts)
+        value = _replace_mount_points(value, mounts)
         if _HOSTS.fullmatch(name):
             value = ",".join(_address(store, pod, host) for host in value.split(","))
         environment[name] = value
@@ -86,19 +86,21 @@ def container_command(
     """Return command and arguments; the image's own are unknown.
 
     In both, the wildcard address becomes the pod's own, and the API server's usual address becomes
-    its local one. Raises ``UnresolvedReference`` if there is no command.
+    its local one. Raises ``CreateContainerConfigError`` if there is no command.
     """
     container = pod["spec"]["containers"][0]
     command: Sequence[str] = [*(container.get("command") or ()), *(container.get("args") or ())]
     if not command:
-        raise UnresolvedReference("the container has no command, and the rehearsal has no image")
+        raise CreateContainerConfigError(
+            "the container has no command, and the rehearsal has no image"
+        )
     mounts = _mounts(pod, claims)
     if api is not None and pod["spec"].get("automountServiceAccountToken", True):
         mounts = {**mounts, _CREDENTIALS: api.credentials(pod)}
     server = _API if api is None else api.endpoint
     own = str(pod["status"].get("podIP", _ALL_ADDRESSES))
     return [
-        _moved(expanded(argument, environment), mounts)
+        _replace_mount_points(expanded(argument, environment), mounts)
         .replace(_ALL_ADDRESSES, own)
         .replace(_API, server)
         for argument in command
@@ -124,7 +126,7 @@ def _mounts(pod: Json, claims: Path) -> dict[str, Path]:
     return mounts
 
 
-def _moved(text: str, mounts: Mapping[str, Path]) -> str:
+def _replace_mount_points(text: str, mounts: Mapping[str, Path]) -> str:
     """Replace a mount point at the start of a path with its folder."""
     for point, folder in mounts.items():
         text = re.sub(rf"(?<![^=:,]){re.escape(point)}(?=[/:,]|$)", str(folder), text)
@@ -140,7 +142,7 @@ def expanded(text: str, environment: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def _looked_up(store: Store, pod: Json, source: Json) -> str | None:
+def _resolve_value_from(store: Store, pod: Json, source: Json) -> str | None:
     if "fieldRef" in source:
         return _field(pod, source["fieldRef"]["fieldPath"])
     if "configMapKeyRef" in source:
@@ -148,12 +150,12 @@ def _looked_up(store: Store, pod: Json, source: Json) -> str | None:
         config_map = store.find(CONFIG_MAP, pod["metadata"]["namespace"], reference["name"])
         value = (config_map or {}).get("data", {}).get(reference["key"])
         if value is None and not reference.get("optional"):
-            raise UnresolvedReference(
+            raise CreateContainerConfigError(
                 f"couldn't find key {reference['key']} in ConfigMap "
                 f"{pod['metadata']['namespace']}/{reference['name']}"
             )
         return None if value is None else str(value)
-    raise UnresolvedReference(f"the rehearsal does not support {', '.join(source)}")
+    raise CreateContainerConfigError(f"the rehearsal does not support {', '.join(source)}")
 
 
 def _field(pod: Json, path: str) -> str:
@@ -171,5 +173,5 @@ def _field(pod: Json, path: str) -> str:
         "status.hostIP": pod.get("status", {}).get("hostIP", ""),
     }
     if path not in values:
-        raise UnresolvedReference(f"the downward API has no {path}")
+        raise CreateContainerConfigError(f"the downward API has no {path}")
     return values[path]

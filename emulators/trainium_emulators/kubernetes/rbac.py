@@ -38,19 +38,19 @@ ADMIN = Caller(name="rehearsal", groups=frozenset({MASTERS}))
 """The caller where no authentication is required."""
 
 
-_ACCOUNT = "system:serviceaccount:"
+_ACCOUNT_PREFIX = "system:serviceaccount:"
 
 
 def service_account(namespace: str, name: str) -> str:
     """Return a service account's user name, which is also its token here."""
-    return f"{_ACCOUNT}{namespace}:{name}"
+    return f"{_ACCOUNT_PREFIX}{namespace}:{name}"
 
 
 def account_of(token: str) -> Caller | None:
     """Return the service account with this token, whose permissions come only from roles."""
-    if not token.startswith(_ACCOUNT):
+    if not token.startswith(_ACCOUNT_PREFIX):
         return None
-    namespace = token.removeprefix(_ACCOUNT).partition(":")[0]
+    namespace = token.removeprefix(_ACCOUNT_PREFIX).partition(":")[0]
     groups = {"system:serviceaccounts", f"system:serviceaccounts:{namespace}"}
     return Caller(name=token, groups=frozenset({*groups, "system:authenticated"}))
 
@@ -75,7 +75,7 @@ class Access:
 
 def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]:
     """Return the permissions that a request needs; all of them must be granted."""
-    resource = target.kind.plural + (f"/{target.part}" if target.part else "")
+    resource = target.kind.plural + (f"/{target.subresource}" if target.subresource else "")
 
     def access(verb: str) -> Access:
         return Access(
@@ -93,12 +93,14 @@ def wanted(method: str, target: Target, *, watching: bool) -> tuple[Access, ...]
         "PATCH": "patch",
         "DELETE": "delete" if target.name else "deletecollection",
     }.get(method, method.lower())
-    if target.part == "exec" and method == "GET":
+    if target.subresource == "exec" and method == "GET":
         return access("get"), access("create")
     return (access(verb),)
 
 
-def impersonated(caller: Caller, headers: Mapping[str, str], groups: Iterable[str]) -> Caller:
+def resolve_impersonation(
+    caller: Caller, headers: Mapping[str, str], groups: Iterable[str]
+) -> Caller:
     """Return the user whom an administrator impersonates, as with ``kubectl --as``, or the caller.
 
     Any other caller who impersonates a user is refused.
@@ -119,20 +121,20 @@ class Authorizer:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
-        self._asked: set[tuple[str, Access]] = set()
+        self._requested: set[tuple[str, Access]] = set()
 
     def check(self, caller: Caller, accesses: Iterable[Access]) -> None:
         """Refuse requests that are not allowed."""
         for access in accesses:
             with self._lock:
-                self._asked.add((caller.name, access))
+                self._requested.add((caller.name, access))
             if not self._allows(caller, access):
                 raise _forbidden(caller, access)
 
-    def asked_by(self, name: str) -> frozenset[Access]:
+    def accesses_requested_by(self, name: str) -> frozenset[Access]:
         """Return every permission needed by a user's requests, granted or not."""
         with self._lock:
-            return frozenset(access for caller, access in self._asked if caller == name)
+            return frozenset(access for caller, access in self._requested if caller == name)
 
     def _allows(self, caller: Caller, access: Access) -> bool:
         if MASTERS in caller.groups:
@@ -144,7 +146,7 @@ class Authorizer:
         if namespace:
             bindings += self._store.list(ROLE_BINDING, namespace)
         for binding in bindings:
-            if not any(_is(caller, subject) for subject in binding.get("subjects") or ()):
+            if not any(_is_subject(caller, subject) for subject in binding.get("subjects") or ()):
                 continue
             reference = binding["roleRef"]
             role = (
@@ -155,7 +157,7 @@ class Authorizer:
             yield from (role or {}).get("rules") or ()
 
 
-def _is(caller: Caller, subject: Json) -> bool:
+def _is_subject(caller: Caller, subject: Json) -> bool:
     match subject["kind"]:
         case "User":
             return bool(subject["name"] == caller.name)
@@ -170,14 +172,14 @@ def covers(rule: Json, access: Access) -> bool:
     """Return whether a rule grants a permission; a rule with resource names never covers lists."""
     names = rule.get("resourceNames") or ()
     return (
-        _has(rule.get("verbs"), access.verb)
-        and _has(rule.get("apiGroups"), access.group)
-        and _has(rule.get("resources"), access.resource)
+        _includes(rule.get("verbs"), access.verb)
+        and _includes(rule.get("apiGroups"), access.group)
+        and _includes(rule.get("resources"), access.resource)
         and (not names or access.name in names)
     )
 
 
-def _has(values: Iterable[str] | None, value: str) -> bool:
+def _includes(values: Iterable[str] | None, value: str) -> bool:
     return any(each in ("*", value) for each in values or ())
 
 

@@ -47,13 +47,14 @@ class Target:
     namespace: str | None
     """None: all namespaces. Cluster-scoped objects have the empty namespace."""
     name: str | None = None
-    part: str | None = None
+    subresource: str | None = None
 
 
 def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
     """Parse ``/api/v1/...`` or ``/apis/<group>/<version>/...``.
 
-    Only the list of a namespaced kind has a path without a namespace.
+    For a namespaced resource, only the collection has a path without a namespace; cluster-scoped
+    resources never have a namespace.
     """
     segments = [segment for segment in path.split("/") if segment]
     if segments[:1] == ["api"]:
@@ -63,7 +64,7 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
     namespace: str | None = None
     if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
-    plural, name, part = (*rest, None, None, None)[:3]
+    plural, name, subresource = (*rest, None, None, None)[:3]
     for kind in kinds:
         if (kind.api_version, kind.plural) == (api_version, plural):
             if namespace is None and name is not None and kind.namespaced:
@@ -72,7 +73,7 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
                 if namespace is not None:
                     break
                 namespace = ""
-            return Target(kind=kind, namespace=namespace, name=name, part=part)
+            return Target(kind=kind, namespace=namespace, name=name, subresource=subresource)
     raise errors.no_such_path()
 
 
@@ -80,8 +81,8 @@ async def read_body(request: web.Request, kind: ApiResource) -> Json:
     """Parse the manifest or patch; refuse unsupported content types.
 
     A manifest without a content type is read as JSON; a patch must have one (apiserver,
-    endpoints/handlers: patch.go and negotiation/negotiate.go). Custom kinds do not support
-    strategic merge patches.
+    endpoints/handlers: patch.go and negotiation/negotiate.go). Custom resources do not
+    support strategic merge patches.
     """
     given = request.headers.get("Content-Type", "").partition(";")[0]
     accepted: tuple[str, ...] = _MANIFESTS
@@ -103,7 +104,7 @@ async def read_body(request: web.Request, kind: ApiResource) -> Json:
     return body  # type: ignore[no-any-return]
 
 
-def check_place(target: Target, body: Json) -> None:
+def check_name_and_namespace(target: Target, body: Json) -> None:
     """Refuse an object whose name or namespace differs from the request's.
 
     Source: the API server (registry/rest, meta.go, and endpoints/handlers/rest.go, checkName).
@@ -124,7 +125,7 @@ def patched(content_type: str, base: Json, patch: Json) -> Json:
     """Apply a patch to an object according to the patch's content type."""
     if content_type == "application/json-patch+json":
         raise errors.ApiError(501, "NotImplemented", "the rehearsal does not support JSON patches")
-    make = strategic if content_type == _STRATEGIC_PATCH else merged
+    make = strategic_merged if content_type == _STRATEGIC_PATCH else merged
     result: Json = make(base, patch)
     return result
 
@@ -142,7 +143,7 @@ def merged(base: Any, patch: Any) -> Any:
     return result
 
 
-def strategic(base: Any, patch: Any) -> Any:
+def strategic_merged(base: Any, patch: Any) -> Any:
     """Apply a strategic merge patch, which ``kubectl apply`` sends for built-in kinds."""
     if not isinstance(patch, dict) or patch.get("$patch") == "replace":
         clean = patch if not isinstance(patch, dict) else _without_directives(patch)
@@ -159,7 +160,7 @@ def strategic(base: Any, patch: Any) -> Any:
         elif isinstance(value, list) and key in _MERGE_KEYS:
             result[key] = _merged_list(result.get(key) or [], value, _MERGE_KEYS[key])
         else:
-            result[key] = strategic(result.get(key), value)
+            result[key] = strategic_merged(result.get(key), value)
     return result
 
 
@@ -177,7 +178,7 @@ def _merged_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> li
         if item.get("$patch") == "delete":
             result = [old for i, old in enumerate(result) if i not in places]
         elif places:
-            result[places[0]] = strategic(result[places[0]], item)
+            result[places[0]] = strategic_merged(result[places[0]], item)
         else:
-            result.append(strategic(None, item))
+            result.append(strategic_merged(None, item))
     return result

@@ -54,7 +54,7 @@ class GroupInstance:
     """Set once the instance is being terminated."""
 
     def state(self, now: float) -> str:
-        """Return its lifecycle state."""
+        """Return the instance's lifecycle state."""
         if self.ends_at is not None:
             return TERMINATING
         return IN_SERVICE if now >= self.in_service_at else PENDING
@@ -72,7 +72,7 @@ class Activity:
 
 
 class ScalingGroup:
-    """Launches, replaces and terminates instances to maintain the desired number."""
+    """Launches, replaces and terminates instances to maintain the desired capacity."""
 
     def __init__(
         self,
@@ -85,12 +85,12 @@ class ScalingGroup:
         self.clock = clock
         self.desired = 0
         self.faults = CapacityFaults()
-        """May be replaced at any time; instances already launched are not affected."""
+        """May be replaced at any time; launches already in progress are not affected."""
         self.activities: list[Activity] = []
         """Newest first."""
         self._store = store
         self._instances: dict[str, GroupInstance] = {}
-        self._left_never_joining = 0
+        self._num_never_joining = 0
         self._failed_at: float | None = None
         self._lock = threading.RLock()
 
@@ -108,21 +108,21 @@ class ScalingGroup:
         return next(each.message for each in self.activities if each.message)
 
     def set_desired(self, number: int) -> None:
-        """Change the size; the group chooses the instances to terminate."""
+        """Change the desired capacity; the group chooses the instances to terminate."""
         with self._lock:
             self.desired = number
             self._failed_at = None
             self.advance()
 
     def plant(self, faults: CapacityFaults) -> None:
-        """Set the faults of the next instances."""
+        """Set the faults of subsequent launches and terminations."""
         with self._lock:
             if faults != self.faults:
-                self.faults, self._left_never_joining = faults, faults.never_join
+                self.faults, self._num_never_joining = faults, faults.never_join
             self.advance()
 
     def terminate(self, instance_id: str, *, decrement: bool) -> None:
-        """Terminate an instance; shrink the group by one, or launch a replacement."""
+        """Terminate an instance; decrement the desired capacity, or launch a replacement."""
         with self._lock:
             self._end(self._instances[instance_id])
             if decrement:
@@ -158,8 +158,8 @@ class ScalingGroup:
             room = max(0, min(missing, faults.available - len(self._instances)))
         for _ in range(room):
             in_service_at = now + faults.launch_s
-            joins_at = None if self._left_never_joining else in_service_at + faults.join_s
-            self._left_never_joining = max(0, self._left_never_joining - 1)
+            joins_at = None if self._num_never_joining else in_service_at + faults.join_s
+            self._num_never_joining = max(0, self._num_never_joining - 1)
             instance = GroupInstance(
                 instance_id=f"i-{uuid.uuid4().hex[:17]}",
                 in_service_at=in_service_at,
@@ -169,8 +169,8 @@ class ScalingGroup:
             self._record(f"Launching a new EC2 instance: {instance.instance_id}")
         self._failed_at = now if room < missing else None
         if room < missing:
-            # The message in aws/containers-roadmap issue 2204, which EKS repeats as the group's
-            # issue; the activity is in kubernetes/autoscaler issue 1263.
+            # The message is from aws/containers-roadmap issue 2204; EKS repeats it as a health
+            # issue of the node group. The activity is from kubernetes/autoscaler issue 1263.
             message = (
                 "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently "
                 f"do not have sufficient {self.group.instance_type} capacity in the Availability "

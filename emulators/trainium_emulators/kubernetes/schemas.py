@@ -157,7 +157,7 @@ def check(kind: ApiResource, entry: Json) -> None:
         raise errors.ApiError(400, "BadRequest", message)
     for mistake in mistakes:
         if mistake.validator == "type" and not kind.is_custom:
-            raise errors.ApiError(400, "BadRequest", _unreadable(kind, mistake))
+            raise errors.ApiError(400, "BadRequest", _decoding_error(kind, mistake))
     causes = [*(_cause(each) for each in mistakes), *_of_metadata(kind, spec.get("metadata") or {})]
     if causes:
         raise errors.invalid(kind, (spec.get("metadata") or {}).get("name", ""), *causes)
@@ -186,7 +186,7 @@ def _innermost(mistake: Any) -> Iterable[Any]:
     return [each for each in mistake.context if len(each.absolute_path) == deepest][:1]
 
 
-_large_file = cache(utils.schema_contents)
+_cached_contents = cache(utils.schema_contents)
 
 
 @cache
@@ -206,7 +206,7 @@ def _validator(kind: ApiResource) -> Any:
 def _of_file(name: str) -> Any:
     folder = f"kubernetes-json-schema/v{VERSION}.0-local-strict"
     schema = utils.schema_contents(f"{folder}/{name}", VERSION)
-    definitions = _large_file(f"{folder}/_definitions.json", VERSION)
+    definitions = _cached_contents(f"{folder}/_definitions.json", VERSION)
     registry: Any = Resource.from_contents(schema) @ Registry()
     registry = Resource.from_contents(definitions) @ registry
     return jsonschema.Draft202012Validator(schema, registry=registry)
@@ -224,7 +224,7 @@ def _unknown(mistake: Any) -> list[str]:
     return [_path(mistake, name) for name in mistake.instance if name not in known]
 
 
-def _unreadable(kind: ApiResource, mistake: Any) -> str:
+def _decoding_error(kind: ApiResource, mistake: Any) -> str:
     return (
         f'{kind.kind} in version "{kind.version}" cannot be handled as a {kind.kind}: json: cannot '
         f"unmarshal {_json_type(mistake.instance)} into Go struct field {kind.kind}."

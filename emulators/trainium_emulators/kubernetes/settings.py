@@ -24,7 +24,7 @@ class EmulatorSettings:
     """Endpoint of the AWS emulator that pods use; empty for none."""
     processes_per_node: int = 1
     processes_of: Mapping[str, int] = field(default_factory=dict)
-    """Processes per node for individual workloads, by the label of their pods."""
+    """Processes per node for individual workloads, by the workload label of their pods."""
     addresses: str = "127.0.0"
     """The first three octets of the pods' loopback addresses."""
     engine: Engine | None = None
@@ -35,7 +35,7 @@ class EmulatorSettings:
     claims: Path | None = None
     """Folder for the files of claims, as ``<namespace>/<claim>``; None for a temporary one."""
     identify: Callable[[str], Caller | None] = everyone_is_admin
-    """Identifies the sender of a bearer token; None for an unknown one."""
+    """Returns the caller of a bearer token; None if the token is unknown."""
     open_stream: Callable[[str, str, str], Stream] | None = None
     """Opens a log stream by region, group and name; None if there is no CloudWatch."""
     count_nodes: bool = False

@@ -128,9 +128,9 @@ class Store:
         fields: str = "",
         owner: str | None = None,
     ) -> list[Json]:
-        """Return copies of matching objects, sorted by namespace and name; None: all namespaces.
+        """Return copies of matching objects, sorted by namespace and name.
 
-        ``owner`` is their owner's uid.
+        ``namespace=None`` means all namespaces; ``owner`` is their owner's uid.
         """
         with self._lock:
             selected = {
@@ -224,11 +224,12 @@ class Store:
     def delete(
         self, kind: ApiResource, namespace: str, name: str, *, grace_s: int | None = None
     ) -> Json:
-        """Remove an object and its dependents, but only mark an unfinished pod that has a node.
+        """Remove an object and its dependents.
 
-        The pod's kubelet then stops it and calls ``remove``. ``grace_s=0`` removes it immediately.
-        Its deletion time is when the grace period ends; another request can only shorten it
-        (Kubernetes API reference, ObjectMeta: deletionTimestamp).
+        An unfinished pod that has a node is only marked as terminating; its kubelet then stops it
+        and calls ``remove``. ``grace_s=0`` removes it immediately. Its deletion time is when the
+        grace period ends; another request can only shorten it (Kubernetes API reference,
+        ObjectMeta: deletionTimestamp).
         """
         with self._lock:
             entry = self.get(kind, namespace, name)

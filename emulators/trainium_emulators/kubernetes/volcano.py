@@ -27,7 +27,7 @@ from trainium_emulators.kubernetes.settings import EmulatorSettings
 from trainium_emulators.kubernetes.store import Store, StoreChange
 from trainium_emulators.kubernetes.volcano_rules import (
     FINISHED,
-    KILLED,
+    KILL_PHASES,
     Counts,
     action_for,
     changed_status,
@@ -193,7 +193,7 @@ class VolcanoController:
             if phase in ("Aborting", "Aborted"):
                 self._kill(job, "Restarting", why)
         elif phase in ("Pending", "Running"):
-            self._kill(job, KILLED[action], why)
+            self._kill(job, KILL_PHASES[action], why)
 
     # --- phases ---------------------------------------------------------------------------------
     def _sync(self, job: Json) -> None:
@@ -220,7 +220,7 @@ class VolcanoController:
             return  # policies handle these pods' events first
         if admitted:
             counts = Counts.of(pods)
-            status = {**counts.status(), **volcano_objects.counted_by_task(pods)}
+            status = {**counts.status(), **volcano_objects.count_by_task(pods)}
             self._set(job, next_phase(job, counts), status)
         else:
             # Until the gang is admitted, the previous attempt's counts apply: a job whose nodes are
@@ -245,7 +245,7 @@ class VolcanoController:
         status: Json = {
             **Counts.of(left).status(),
             "terminating": len(pods) - len(left),
-            **volcano_objects.counted_by_task(left),
+            **volcano_objects.count_by_task(left),
             "version": job["status"].get("version", 0) + 1,
         }
         if phase == "Restarting":

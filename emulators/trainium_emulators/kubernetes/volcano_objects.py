@@ -46,7 +46,7 @@ def age(job: Json) -> tuple[str, str]:
     return job["metadata"]["creationTimestamp"], job["metadata"]["uid"]
 
 
-def counted_by_task(pods: list[Json]) -> Json:
+def count_by_task(pods: list[Json]) -> Json:
     """Return the part of a job's status that counts the pods of each task by phase."""
     tasks: dict[str, Json] = {}
     for pod in pods:
@@ -79,7 +79,7 @@ def group_name(job: Json) -> str:
 def pod_group(job: Json) -> Json:
     """Return the pod group: the gang as the scheduler sees it (createOrUpdatePodGroup)."""
     spec = job["spec"]
-    # Volcano's field is a list of quantities; plain numbers are quantities too.
+    # Volcano's field is a ResourceList, whose values are quantities; plain numbers are valid.
     wanted = {name: f"{float(amount):.0f}" for name, amount in job_requests(job).items()}
     return {
         "metadata": {
@@ -222,7 +222,7 @@ def record_event(store: Store, subject: Json, *, reason: str, message: str, type
 
 
 def ensure(store: Store, job: Json) -> None:
-    """Create missing objects: the pod group, the host names and their service."""
+    """Create missing objects: the pod group, and the svc plugin's ConfigMap and service."""
     objects: list[tuple[ApiResource, Json]] = [(POD_GROUP, pod_group(job))]
     if "svc" in job["spec"].get("plugins", {}):
         objects += [(CONFIG_MAP, config_map(job)), (SERVICE, service(job))]
@@ -245,7 +245,7 @@ def remove(store: Store, job: Json) -> None:
 
 
 def remain(store: Store, job: Json, pods: list[Json]) -> bool:
-    """Return whether pods or the pod group remain to be deleted after the job's end."""
+    """Return whether pods or the pod group remain to be deleted after the job has ended."""
     group = store.find(POD_GROUP, job["metadata"]["namespace"], group_name(job))
     alive = (pod for pod in pods if is_alive(pod) and not is_terminating(pod))
     return group is not None or any(alive)

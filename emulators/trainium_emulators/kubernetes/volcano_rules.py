@@ -17,7 +17,7 @@ from trainium_emulators.kubernetes.store import Store, now
 
 DEFAULT_MAX_RETRY = 3
 FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
-KILLED: Mapping[str, str] = {
+KILL_PHASES: Mapping[str, str] = {
     "RestartJob": "Restarting",
     "AbortJob": "Aborting",
     "TerminateJob": "Terminating",
@@ -122,7 +122,7 @@ def _policy_refusals(policies: Sequence[Json]) -> list[str]:
         if policy.get("exitCode") == 0:
             why.append("0 is not a valid error code")
         why += [f"invalid policy event {event}" for event in own if event not in _EVENTS]
-        if policy.get("action") not in (*KILLED, "ResumeJob"):
+        if policy.get("action") not in (*KILL_PHASES, "ResumeJob"):
             why.append(f"the rehearsal does not support the action {policy.get('action')}")
         if "timeout" in policy and not _SECONDS.fullmatch(policy["timeout"]):
             why.append(f"the rehearsal does not support the timeout {policy['timeout']}")
@@ -162,7 +162,10 @@ def action_for(job: Json, *, task: str, event: str, exit_code: int = 0) -> tuple
 
 
 def next_phase(job: Json, counts: Counts) -> str:
-    """Return the phase that follows from the pods alone."""
+    """Return the next phase, given the pods' counts and the retries so far.
+
+    Policies are applied separately.
+    """
     spec, status = job["spec"], job["status"]
     phase = str(status["state"]["phase"])
     total = replicas(job)
@@ -184,7 +187,7 @@ def next_phase(job: Json, counts: Counts) -> str:
     return phase
 
 
-def group_phase(phase: str, pods: Sequence[Json], least: int) -> str:
+def group_phase(phase: str, pods: Sequence[Json], min_member: int) -> str:
     """Return a pod group's phase at the end of a scheduler session.
 
     A pod being removed does not count, although it still occupies its node: an evicted gang is
@@ -194,9 +197,9 @@ def group_phase(phase: str, pods: Sequence[Json], least: int) -> str:
     count = Counts.of(pods)
     bound = sum("nodeName" in pod["spec"] and _is_pending(pod) for pod in pods)
     ended = count.succeeded + count.failed
-    if count.running and count.running + bound + count.succeeded < least:
+    if count.running and count.running + bound + count.succeeded < min_member:
         return "Unknown"
-    if (scheduled := count.running + bound + ended) >= least:
+    if (scheduled := count.running + bound + ended) >= min_member:
         return "Completed" if scheduled == ended else "Running"
     return phase if phase == "Inqueue" else "Pending"
 

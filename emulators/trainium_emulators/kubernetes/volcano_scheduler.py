@@ -171,7 +171,7 @@ class GangScheduler:
     def bind(self, job: Json, pods: list[Json]) -> list[Json]:
         """Assign a node and an address to every pod of the gang, or to none if there is no room."""
         namespace = job["metadata"]["namespace"]
-        # A terminating pod does not count until a new pod has its name.
+        # A terminating pod does not count; only the new pod that takes its name does.
         if (
             sum(not volcano_objects.is_terminating(pod) for pod in pods)
             < job["spec"]["minAvailable"]

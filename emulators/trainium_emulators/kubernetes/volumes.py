@@ -14,7 +14,7 @@ UNBOUND = "pod has unbound immediate PersistentVolumeClaims"
 
 
 def admit_claim(store: Store, claim: Json) -> Json:
-    """Bind a new claim immediately if its volume exists; otherwise leave it pending."""
+    """Bind a new claim immediately if a matching volume exists; otherwise leave it pending."""
     volume = next((each for each in store.list(VOLUME) if _fits(each, claim)), None)
     if volume is None:
         return {**claim, "status": {"phase": "Pending"}}
@@ -47,12 +47,12 @@ def _with_volume(claim: Json, volume: Json) -> Json:
 
 
 def _fits(volume: Json, claim: Json) -> bool:
-    """Return whether a volume matches a claim by name, reference and size."""
+    """Return whether a volume matches a claim by claimRef, name, class, access modes and size."""
     offer, wanted = volume["spec"], claim["spec"]
     metadata = claim["metadata"]
     reserved = offer.get("claimRef") or {}
-    own = (reserved.get("namespace"), reserved.get("name"))
-    if reserved and own != (metadata["namespace"], metadata["name"]):
+    reserved_for = (reserved.get("namespace"), reserved.get("name"))
+    if reserved and reserved_for != (metadata["namespace"], metadata["name"]):
         return False
     if not reserved and volume.get("status", {}).get("phase") == "Bound":
         return False

@@ -13,12 +13,14 @@ from torch.futures import Future
 from trainium_emulators.neuron_device import rules
 from trainium_emulators.neuron_device.counts import COUNTS
 from trainium_emulators.neuron_device.device import DEVICE, RUNTIME
-from trainium_emulators.neuron_device.tensors import OperatorCall
+from trainium_emulators.neuron_device.tensors import OperatorCall, is_traced
 
 _EAGER_GROUP = "process_group"
 """Name of the group argument in eager collectives; functional ones have ``group_name``."""
 _OUTPUTS = {"tensors", "output_tensor", "output_tensors", "outputs"}
 """Names of collectives' arguments for the tensors that they reduce into."""
+_ONLY_WRITTEN = {*_OUTPUTS, "output", "output_lists", "out"} - {"tensors"}
+"""Names of arguments for tensors whose values before the call do not matter."""
 _ON_HOST: dict[Any, tuple[str, dist.ProcessGroup]] = {}
 """For each backend, the name and group of the same ranks for host tensors, hidden from programs.
 
@@ -46,6 +48,7 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Create a backend for ``init_process_group`` or ``new_group``."""
     if not dist.is_initialized():
         RUNTIME.bind(rank)
+        rules.check_own_core(store, rank - RUNTIME.local_rank, RUNTIME.environment)
     gloo = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
     on_host = dist.ProcessGroup(store, rank, size)
     on_host._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -71,10 +74,13 @@ def run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if name == "_c10d_functional::wait_tensor":
         return call.wrap(op(**raw))
     rules.check_same_device(list(call.host.values()), name)
-    where, group_name, group = _group(arguments)
+    where, given = _group(arguments)
+    if is_traced():
+        rules.check_compiled_group(given)
+    group_name, group = _ON_HOST[given._get_backend(torch.device(DEVICE))]
     raw[where] = group.boxed() if where == _EAGER_GROUP else group_name
     COUNTS.collectives[name] += 1
-    COUNTS.operation(name, (op, group.size(), *((t.dtype, t.shape) for t in _flat(raw))))
+    COUNTS.operation(name, (op, group.size(), *((t.dtype, t.shape) for t in _flatten(raw))))
     _check(name, raw, group)
     factor = _factor(raw, group)
     if factor is not None:
@@ -82,8 +88,8 @@ def run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return call.wrap(op(**raw))
 
 
-def _group(arguments: dict[str, Any]) -> tuple[str, str, dist.ProcessGroup]:
-    """Find the process group argument and the host group of the same ranks."""
+def _group(arguments: dict[str, Any]) -> tuple[str, dist.ProcessGroup]:
+    """Find the process group argument and its group."""
     where = _EAGER_GROUP if _EAGER_GROUP in arguments else "group_name"
     group = arguments[where]
     c10d: Any = torch._C._distributed_c10d
@@ -91,10 +97,10 @@ def _group(arguments: dict[str, Any]) -> tuple[str, str, dist.ProcessGroup]:
         group = c10d._resolve_process_group(group)
     elif not isinstance(group, dist.ProcessGroup):
         group = dist.ProcessGroup.unbox(group)
-    return where, *_ON_HOST[group._get_backend(torch.device(DEVICE))]
+    return where, group
 
 
-def _flat(value: Any) -> list[torch.Tensor]:
+def _flatten(value: Any) -> list[torch.Tensor]:
     """List the tensors in nested arguments."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -102,49 +108,68 @@ def _flat(value: Any) -> list[torch.Tensor]:
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return []
-    return [tensor for inner in value for tensor in _flat(inner)]
+    return [tensor for inner in value for tensor in _flatten(inner)]
 
 
 def _check(name: str, raw: dict[str, Any], group: dist.ProcessGroup) -> None:
-    """Refuse calls that the real backend does not support, and warn about slow ones."""
-    tensors = _flat(raw)
-    if name == "c10d::barrier":
+    """Refuse calls that the real backend does not support, and warn about doubtful ones."""
+    kind = name.partition("::")[2].strip("_")
+    if kind == "barrier":
         rules.check_barrier(group.size())
-    elif "reduce_op" in raw:
-        rules.check_reduced_type(tensors)
+        return
+    rules.check_point_to_point(kind)
+    # A trace has no values.
+    sent = [] if is_traced() else _sent(kind, raw, group)
+    rules.check_type_and_size(sent, kind)
+    if "reduce_op" in raw:
+        rules.check_reduction(_reduction(raw["reduce_op"]), kind)
+        rules.warn_of_infinity(sent, kind)
     else:
-        rules.warn_of_objects(tensors[0])
+        rules.warn_of_objects(_flatten(raw)[0])
     for what in ("output_split_sizes", "input_split_sizes"):
         rules.check_equal_splits(raw.get(what, ()), what)
     for what in ("output_tensors", "input_tensors"):
         if isinstance(raw.get(what), list):
-            sizes = [tensor.numel() for tensor in _flat(raw[what])]
+            sizes = [tensor.numel() for tensor in _flatten(raw[what])]
             rules.check_equal_splits(sizes, what)
+
+
+def _sent(kind: str, raw: dict[str, Any], group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """List the tensors whose values this rank sends."""
+    root = raw.get("root_rank", raw.get("src", group.rank()))
+    if "recv" in kind or (kind == "broadcast" and root != group.rank()):
+        return []
+    return _flatten({what: value for what, value in raw.items() if what not in _ONLY_WRITTEN})
+
+
+def _reduction(reduction: Any) -> str:
+    """Return the name of a reduction, such as SUM."""
+    if isinstance(reduction, str):
+        return reduction.upper()
+    kinds: Any = dist.ReduceOp.RedOpType
+    return str(kinds(reduction.op()).name)
 
 
 def _factor(raw: dict[str, Any], group: dist.ProcessGroup) -> float | None:
     """Return the factor to apply to gloo's sum; None for other collectives."""
-    reduction: Any = raw.get("reduce_op")
-    if reduction is None or isinstance(reduction, str):
-        return 1 / group.size() if reduction == "avg" else None
-    kinds: Any = dist.ReduceOp
-    if reduction.op() == int(kinds.AVG):
+    reduction = _reduction(raw.get("reduce_op", ""))
+    if reduction == "AVG":
         return 1 / group.size()
-    return rules.only_factor(_FACTORS) if reduction.op() == int(kinds.PREMUL_SUM) else None
+    return rules.only_factor(_FACTORS) if reduction == "PREMUL_SUM" else None
 
 
 def _sum_times(factor: float, op: Any, raw: dict[str, Any]) -> Any:
     """Sum, then multiply; "April" (see ``rules``) multiplies first, which may round differently."""
     if op.namespace == "_c10d_functional":
         summed = op(**{**raw, "reduce_op": "sum"})
-        for tensor in _flat(summed):
+        for tensor in _flatten(summed):
             torch.ops._c10d_functional.wait_tensor(tensor).mul_(factor)
         return summed
     result = op(**{**raw, "reduce_op": torch.classes.c10d.ReduceOp()})  # by default a sum
     work = result[-1] if isinstance(result, tuple) else result
     dist.Work.unbox(work).wait()
     for what in _OUTPUTS & raw.keys():
-        for tensor in _flat(raw[what]):
+        for tensor in _flatten(raw[what]):
             tensor.mul_(factor)
     # Gloo's own work object would write the sum again on a second wait.
     done: Future[None] = Future()

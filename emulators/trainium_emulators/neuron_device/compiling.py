@@ -13,8 +13,15 @@ from trainium_emulators.neuron_device import rules
 from trainium_emulators.neuron_device.counts import COUNTS
 
 
-def neuron(graph: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Trace forward and backward pass into separate graphs, as TorchNeuron's backend does."""
+def neuron(
+    graph: torch.fx.GraphModule,
+    inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str = "default",
+) -> Any:
+    """Trace forward and backward passes into separate graphs, as TorchNeuron's backend does."""
+    rules.warn_of_mode(mode)
     rules.check_static(inputs)
     return aot_autograd(fw_compiler=_compile, bw_compiler=_compile)(graph, inputs)
 

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import struct
 import sys
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +23,14 @@ LABEL = "pretend neuron: an emulator on this machine's CPU"
 _REAL = "torch_neuronx"
 _HBM_BYTES = 24 << 30
 """Device memory of a rank on trn2 (AWS, trn2 architecture: 96 GiB per chip, 4 logical cores)."""
+_IN_BOTH = (
+    *("device_count", "current_device", "set_device", "get_device_properties", "synchronize"),
+    *("Stream", "Event", "stream", "current_stream", "default_stream", "set_stream", "device"),
+    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
+    *("memory_stats", "memory_summary", "reset_peak_memory_stats", "empty_cache"),
+    *("reset_accumulated_memory_stats", "get_dynamo_metrics", "reset_dynamo_metrics"),
+)
+"""Members that ``torch_neuronx`` has too (April, torch_neuronx/__init__.py)."""
 
 
 class Runtime:
@@ -43,8 +51,8 @@ class Runtime:
     @property
     def device_count(self) -> int:
         """Number of devices on this node; each process uses one."""
-        # April, csrc/core/NeuronDevice.cpp: LOCAL_WORLD_SIZE once there is a group, until then the
-        # number of visible cores; a launcher starts a process for each.
+        # April, csrc/core/NeuronDevice.cpp: LOCAL_WORLD_SIZE once a process group exists;
+        # before, the number of visible cores: the same, as a launcher starts a process for each.
         return int(self.environment.get("LOCAL_WORLD_SIZE", 1))
 
     def start(self) -> None:
@@ -57,12 +65,13 @@ class Runtime:
         """Bind this process to a core, as the first process group does."""
         rules.check_first_group(self, self.environment)
         self._bound = int(self.environment.get("LOCAL_RANK", rank))
-        self.environment.setdefault("NEURON_RT_VISIBLE_CORES", str(self._bound))
+        cores = "NEURON_RT_VISIBLE_CORES"
+        self.environment[cores] = self.environment.get(cores) or str(self._bound)
         self.has_had_group = True
         self.start()
 
     def after_fork(self) -> None:
-        """Mark a child of a process that uses the device."""
+        """Record whether the parent of this forked process used the device."""
         self.in_forked_process, self.is_initialized = self.is_initialized, False
 
 
@@ -156,7 +165,7 @@ class NeuronEvent:
 
 
 @contextlib.contextmanager
-def _unchanged(selected: object = None) -> Iterator[None]:
+def _no_op_guard(selected: object = None) -> Iterator[None]:
     """Select a device or a stream for a block; there is only one."""
     yield
 
@@ -171,8 +180,33 @@ def _synchronize(device: object = None) -> None:
     COUNTS.host_sync("synchronize")
 
 
+def _properties(device: object = None) -> SimpleNamespace:
+    # April, torch_neuronx/__init__.py: reading the memory's size starts the runtime.
+    RUNTIME.start()
+    return SimpleNamespace(name=LABEL, total_memory=_HBM_BYTES)
+
+
+def _dynamo_metrics() -> list[SimpleNamespace]:
+    """List compiled graphs, with two of April's fields."""
+    _synchronize()
+    return [
+        SimpleNamespace(graph_id=str(number), graph_node_count=operations)
+        for number, operations in enumerate(COUNTS.graphs)
+    ]
+
+
+def _warned(name: str, member: Callable[..., Any]) -> Callable[..., Any]:
+    """Warn at each use of a member of ``torch.neuron`` that libraries call, but April lacks."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        rules.warn_of_member(name)
+        return member(*args, **kwargs)
+
+    return run
+
+
 def _torch_neuron() -> ModuleType:
-    """Build ``torch.neuron``, with April's members that PyTorch's own code calls."""
+    """Build ``torch.neuron``, with April's members that PyTorch's own code or programs call."""
     # The Python interface for backends has a single device, with index 0.
     members: dict[str, Any] = {
         "is_available": lambda: True,
@@ -182,15 +216,13 @@ def _torch_neuron() -> ModuleType:
         "device_count": lambda: RUNTIME.device_count,
         "current_device": lambda: 0,
         "set_device": _set_device,
-        "device": _unchanged,
+        "device": _no_op_guard,
         "get_device_name": lambda device=0: LABEL,
-        "get_device_properties": lambda device=None: SimpleNamespace(
-            name=LABEL, total_memory=_HBM_BYTES
-        ),
+        "get_device_properties": _properties,
         "synchronize": _synchronize,
         "Stream": NeuronStream,
         "Event": NeuronEvent,
-        "stream": _unchanged,
+        "stream": _no_op_guard,
         "current_stream": lambda device=None: NeuronStream(),
         "default_stream": lambda device=None: NeuronStream(),
         "set_stream": lambda stream: None,
@@ -198,26 +230,36 @@ def _torch_neuron() -> ModuleType:
         "manual_seed_all": GENERATOR.manual_seed,
         "get_rng_state": GENERATOR.get_state,
         "set_rng_state": GENERATOR.set_state,
-        # Not April's: accelerate 1.15, checkpointing.py, calls these two.
-        "get_rng_state_all": lambda: [GENERATOR.get_state()],
-        "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
         "get_amp_supported_dtype": lambda: [torch.float32, torch.float16, torch.bfloat16],
         "is_bf16_supported": lambda: True,
-        "mem_get_info": lambda device=None: (_HBM_BYTES, _HBM_BYTES),
         "memory_allocated": lambda device=None: 0,
+        "max_memory_allocated": lambda device=None: 0,
         "memory_reserved": lambda device=None: 0,
+        "max_memory_reserved": lambda device=None: 0,
         "memory_stats": lambda device=None: {},
+        "memory_summary": lambda device=None, abbreviated=False: LABEL,
         "reset_peak_memory_stats": lambda device=None: None,
+        "reset_accumulated_memory_stats": lambda device=None: None,
         "empty_cache": lambda: None,
+        "get_dynamo_metrics": _dynamo_metrics,
+        "reset_dynamo_metrics": COUNTS.graphs.clear,
     }
+    # Not April's: accelerate 1.15, checkpointing.py, calls the first two.
+    missing: dict[str, Callable[..., Any]] = {
+        "get_rng_state_all": lambda: [GENERATOR.get_state()],
+        "set_rng_state_all": lambda states: GENERATOR.set_state(states[0]),
+        "mem_get_info": lambda device=None: (_properties().total_memory,) * 2,
+    }
+    members |= {name: _warned(name, member) for name, member in missing.items()}
     module = ModuleType(f"torch.{DEVICE}", LABEL)
     module.__dict__.update(members)
     return module
 
 
-def _torch_neuronx() -> ModuleType:
+def _torch_neuronx(device_module: ModuleType) -> ModuleType:
     """Build the package that programs import to register the device."""
     module = ModuleType(_REAL, LABEL)
+    module.__dict__.update({name: getattr(device_module, name) for name in _IN_BOTH})
     module.__dict__.update(
         __version__="0+pretend",
         __spec__=importlib.util.spec_from_loader(_REAL, None),
@@ -235,8 +277,9 @@ def register(environment: MutableMapping[str, str], *, report: bool) -> None:
     if importlib.util.find_spec(_REAL) is not None:
         raise RuntimeError("torch_neuronx is installed: there is nothing to emulate")
     RUNTIME.environment = environment
-    _setup_privateuseone_for_python_backend(DEVICE, backend_module=_torch_neuron())
-    sys.modules[_REAL] = _torch_neuronx()
+    device_module = _torch_neuron()
+    _setup_privateuseone_for_python_backend(DEVICE, backend_module=device_module)
+    sys.modules[_REAL] = _torch_neuronx(device_module)
     from trainium_emulators.neuron_device import collectives, tensors
 
     tensors.register()

@@ -30,6 +30,8 @@ _HOST_SYNCS = {
     )
 }
 _ALLOCATIONS = {f"aten::{name}" for name in ("empty", "empty_strided", "empty_like", "new_empty")}
+_MOVES = {*_ALLOCATIONS, *_COPIES, "aten::clone"}
+"""Operators that do not compute."""
 _COLLECTIVES = {"c10d", "_c10d_functional"}
 _KERNELS_BY_NAME = (
     "_local_scalar_dense",
@@ -219,6 +221,11 @@ def _take_shape(tensor: NeuronTensor, raw: torch.Tensor) -> None:
         set_(tensor, storage, raw.storage_offset(), raw.size(), raw.stride())
 
 
+def is_traced() -> bool:
+    """Return whether operators are traced into a graph instead of run."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator of the device on the host's memory."""
     if op.namespace in _COLLECTIVES:
@@ -236,8 +243,15 @@ def _run(op: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if direction is None:
         # PyTorch accepts a 0-dim CPU tensor, such as a wrapped number, next to tensors of a device.
         rules.check_same_device([t for t in call.host.values() if t.dim()], name)
+        if not op.is_view:
+            types = {tensor.dtype for tensor in call.device.values()}
+            if kwargs.get("dtype") is not None:
+                types.add(kwargs["dtype"])
+            rules.check_float8(types, name, moves=name in _MOVES)
+    if name == "aten::_to_copy":
+        rules.check_memory_format(kwargs.get("memory_format"), name)
     # A graph's operators do not run while it is traced.
-    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is None:
+    if not is_traced():
         _count(op, direction, [raw_args, *sorted(raw_kwargs.items())])
     draws = torch.Tag.nondeterministic_seeded in op.tags and raw_kwargs.get("generator") is None
     with GENERATOR.drawing() if draws else nullcontext():
@@ -297,6 +311,8 @@ def register() -> None:
         op = getattr(getattr(torch.ops.aten, packet), overload or "default")
         aten.impl(name, _kernel(op), "PrivateUse1")
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    # Only here is it not yet a clone, which may have any memory format.
+    aten.impl("contiguous", _contiguous, "AutogradPrivateUse1")
     # April, csrc/core/NeuronHooksInterface.h, isPinnedPtr: all host memory counts as pinned.
     aten.impl("is_pinned", lambda tensor, device=None: True, "CPU")
     _KERNELS.extend((fallback, aten))
@@ -306,6 +322,17 @@ def register() -> None:
 
 def _kernel(op: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: _run(op, args, kwargs)
+
+
+def _contiguous(
+    tensor: torch.Tensor, *, memory_format: torch.memory_format = torch.contiguous_format
+) -> torch.Tensor:
+    # April, csrc/core/NeuronBindings.cpp, contiguous_autograd_neuron: unchecked in a trace.
+    if not is_traced():
+        rules.check_memory_format(memory_format, "aten::contiguous")
+    if tensor.is_contiguous(memory_format=memory_format):
+        return tensor
+    return tensor.clone(memory_format=memory_format)
 
 
 def _copy_from(source: Any, target: Any, non_blocking: bool = False) -> Any:

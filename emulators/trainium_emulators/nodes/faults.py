@@ -25,8 +25,8 @@ _SIGNALS = {
     "reclaim-child": signal.SIGTERM,
     "reclaim-main": signal.SIGTERM,
 }
-_OF_MAIN = ("kill-main", "lose-host", "reclaim-main")
-_RECLAIMED = ("reclaim-child", "reclaim-main")
+_MAIN_NODE_KINDS = ("kill-main", "lose-host", "reclaim-main")
+_RECLAIM_KINDS = ("reclaim-child", "reclaim-main")
 STOP_TIMEOUT_S = 120.0
 """Time between SIGTERM and SIGKILL on a reclaimed host: ECS_CONTAINER_STOP_TIMEOUT of Batch's
 hosts, and the notice period of a Spot interruption."""
@@ -99,7 +99,7 @@ class NodeFault:
         """
         if self.kind not in _SIGNALS:
             return None
-        victim = main_index if self.kind in _OF_MAIN else CHILD
+        victim = main_index if self.kind in _MAIN_NODE_KINDS else CHILD
 
         def has_ended() -> bool:
             return victim in nodes and nodes[victim].exit_code() is not None
@@ -116,7 +116,7 @@ class NodeFault:
             return f"the fault was not injected into node {victim}: it ended before {self._trigger}"
         before()
         number, node = _SIGNALS[self.kind], nodes[victim]
-        if self.kind not in _RECLAIMED:
+        if self.kind not in _RECLAIM_KINDS:
             node.send(number)
             return f"{number.name} to node {victim}, process {node.pid}"
         if reclaim is None:

@@ -135,7 +135,7 @@ class NodeProcess:
         return None if code is None else code if code >= 0 else 128 - code
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to the node's first process, as an engine does."""
+        """Send a signal to the node's main process, as a container engine does."""
         if self._process.poll() is not None:
             return
         if self._engine is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import urllib.request
 
 from jobs.capacity import TRAINIUM, read_quota
-from jobs.prerequisites import is_in_registry, zones_that_offer
+from jobs.prerequisites import is_in_registry, list_offering_zones
 from jobs.verify.probes.context import PROBES, REMEDY, ClientContext
 from trainium_catalogue.probing import ProbeResult, SubjectMissing
 from trainium_catalogue.wording import counted
@@ -34,7 +34,7 @@ def instance_figures(context: ClientContext) -> ProbeResult:
         network["MaximumNetworkCards"],
         network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0),
     )
-    zones = zones_that_offer(ec2, wanted)
+    zones = list_offering_zones(ec2, wanted)
     known = sorted(wanted.zone_ids.get(context.target.region, ()))
     expected = (
         wanted.num_vcpus,

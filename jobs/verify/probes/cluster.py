@@ -56,7 +56,7 @@ def _object(context: ClientContext, path: str) -> Json:
         return {}
 
 
-def _all_ready(name: str, item: Json) -> ProbeResult:
+def _check_readiness(name: str, item: Json) -> ProbeResult:
     if not item:
         return ProbeResult(
             ok=False, seen=f"{name} is not in the cluster", expected=f"{name}, ready"
@@ -135,7 +135,7 @@ def group_tags(context: ClientContext) -> ProbeResult:
 def node_scaler(context: ClientContext) -> ProbeResult:
     """The node scaler's pod is ready."""
     path = _DEPLOYMENT.format(namespace=_SCALER, name=_SCALER)
-    return _all_ready(_SCALER, _object(context, path))
+    return _check_readiness(_SCALER, _object(context, path))
 
 
 @PROBES.probe("add-on-versions", needs=_NEEDS_AWS)
@@ -154,7 +154,7 @@ def add_ons(context: ClientContext) -> ProbeResult:
 
 @PROBES.probe("vpc-cni-addresses", needs=_NEEDS_AWS)
 def addresses(context: ClientContext) -> ProbeResult:
-    """The VPC CNI plugin runs with the targets that the subnet sizes assume."""
+    """The VPC CNI plugin runs with the IP targets that the subnet sizes assume."""
     item = _object(context, _DAEMON_SET.format(namespace="kube-system", name="aws-node"))
     containers = item.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [{}])
     env = {pair["name"]: pair.get("value") for pair in containers[0].get("env", ())}
@@ -173,7 +173,7 @@ def cni_identity(context: ClientContext) -> ProbeResult:
         clusterName=context.eks.cluster, namespace="kube-system", serviceAccount="aws-node"
     )["associations"]
     item = _object(context, _DAEMON_SET.format(namespace="kube-system", name="aws-node"))
-    seen = _all_ready("aws-node", item)
+    seen = _check_readiness("aws-node", item)
     return ProbeResult(
         ok=seen.ok and bool(associations),
         seen=f"{seen.seen}, {counted(len(associations), 'association')}",
@@ -265,7 +265,7 @@ def control_plane_logs(context: ClientContext) -> ProbeResult:
         if error_code(error) != "ResourceNotFoundException":
             raise
         return ProbeResult(
-            ok=False, seen=f"there is no group {group}", expected="at least one stream"
+            ok=False, seen=f"log group {group} does not exist", expected="at least one stream"
         )
     return ProbeResult(
         ok=bool(found),

@@ -58,7 +58,7 @@ def efa_only(context: ClientContext) -> ProbeResult:
 
 
 def _task_interfaces(context: ClientContext) -> list[Mapping[str, Any]]:
-    """Return a host's interfaces attached by ECS for a task, whose description is its ARN."""
+    """Return the interfaces that ECS attached to a host; their descriptions are ECS ARNs."""
     for host in context.running_hosts:
         found = [
             interface
@@ -83,7 +83,7 @@ def task_interface(context: ClientContext) -> ProbeResult:
 
 @PROBES.probe("task-interface-groups", needs=("Batch",))
 def task_groups(context: ClientContext) -> ProbeResult:
-    """The task's interface has the compute environment's groups, or else the VPC's default."""
+    """The task's interface has the environment's security groups, or else the VPC's default one."""
     found = {
         (group["GroupId"], group["GroupName"])
         for interface in _task_interfaces(context)
@@ -176,16 +176,16 @@ def image_driver(context: ClientContext) -> ProbeResult:
 def driver_package(context: ClientContext) -> ProbeResult:
     """A host whose image had a different driver installed the pinned one and became ready."""
     text = _console_with(context, _OTHER_DRIVER, "a host that had to install the driver")
-    return _became_ready(text)
+    return _check_readiness(text)
 
 
 @PROBES.probe("efa-installer", needs=("Batch",))
 def efa_installer(context: ClientContext) -> ProbeResult:
     """A host installed EFA and became ready."""
-    return _became_ready(_console_with(context, _EFA, "a host that had to install EFA"))
+    return _check_readiness(_console_with(context, _EFA, "a host that had to install EFA"))
 
 
-def _became_ready(text: str) -> ProbeResult:
+def _check_readiness(text: str) -> ProbeResult:
     ready, failed = _READY.search(text), _NOT_READY.search(text)
     outcome = ready or failed
     return ProbeResult(
@@ -243,5 +243,5 @@ def host_ends(context: ClientContext) -> ProbeResult:
     return ProbeResult(
         ok=state in _ENDED,
         seen=f"{failed['InstanceId']} is {state}; {counted(len(later), 'host')} launched after it",
-        expected="terminated, and replaced if a job waits",
+        expected="terminated, and replaced if a job is waiting",
     )

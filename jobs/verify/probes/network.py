@@ -19,7 +19,7 @@ def _environment(context: ClientContext, *, with_groups: bool) -> ProbeResult:
     groups = context.resources.get("securityGroupIds") or []
     if bool(groups) is not with_groups:
         kind = "without" if with_groups else "with"
-        raise SubjectMissing(f"a deployment with a type {kind} EFA")
+        raise SubjectMissing(f"a deployment with an instance type {kind} EFA")
     status = context.environment["status"]
     reason = context.environment.get("statusReason") or ""
     return ProbeResult(
@@ -31,13 +31,13 @@ def _environment(context: ClientContext, *, with_groups: bool) -> ProbeResult:
 
 @PROBES.probe("environment-without-groups", needs=("AWS", "Batch"))
 def without_groups(context: ClientContext) -> ProbeResult:
-    """Batch accepts a compute environment without security groups for a type with EFA."""
+    """Batch accepts a compute environment without security groups for an instance type with EFA."""
     return _environment(context, with_groups=False)
 
 
 @PROBES.probe("environment-with-groups", needs=("AWS", "Batch"))
 def with_groups(context: ClientContext) -> ProbeResult:
-    """Batch accepts a compute environment with security groups for a type without EFA."""
+    """Batch accepts a compute environment with security groups for an instance type without EFA."""
     return _environment(context, with_groups=True)
 
 
@@ -129,7 +129,7 @@ def _other_zone(context: ClientContext) -> str:
     return zone
 
 
-def _succeeded(context: ClientContext, zone: str, what: str) -> ProbeResult:
+def _check_run(context: ClientContext, zone: str, what: str) -> ProbeResult:
     assert context.job is not None
     return ProbeResult(
         ok=context.job.succeeded,
@@ -140,9 +140,9 @@ def _succeeded(context: ClientContext, zone: str, what: str) -> ProbeResult:
 
 @PROBES.probe("ways-out-across-zones", needs=("AWS", "a run of verify"))
 def ways_out(context: ClientContext) -> ProbeResult:
-    """A node in a zone without a NAT gateway reaches the registry, the logs and the bucket."""
+    """A node in a zone without a NAT gateway reaches ECR, CloudWatch Logs and the bucket."""
     zone = _other_zone(context)
-    return _succeeded(context, zone, f"NAT gateway in {ZONES[context.target.region][0]}")
+    return _check_run(context, zone, f"NAT gateway in {ZONES[context.target.region][0]}")
 
 
 @PROBES.probe("lustre-across-zones", needs=("AWS", "a run of verify"))
@@ -151,7 +151,7 @@ def lustre_across_zones(context: ClientContext) -> ProbeResult:
     zone, systems = _other_zone(context), _file_systems(context)
     if not systems:
         raise SubjectMissing("a file system of the deployment (lustre_gib)")
-    return _succeeded(context, zone, f"with {systems[0]['FileSystemId']}")
+    return _check_run(context, zone, f"with {systems[0]['FileSystemId']}")
 
 
 def _file_systems(context: ClientContext) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ def _file_systems(context: ClientContext) -> list[dict[str, Any]]:
 
 @PROBES.probe("file-system-goes-last", needs=("AWS",))
 def no_file_system_left(context: ClientContext) -> ProbeResult:
-    """A deployment without a file system has none left that costs money."""
+    """After an update to lustre_gib=0, no file system is left to incur charges."""
     name = ssm_parameter(context.target.name, SSM_LUSTRE)
     found = context.client("ssm").get_parameters(Names=[name])["Parameters"]
     if not found or found[0]["Value"] != NO_LUSTRE:

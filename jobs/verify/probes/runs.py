@@ -38,7 +38,7 @@ def _verify_on_batch(context: ClientContext) -> Job:
 
 @PROBES.probe("child-description", needs=("Batch", "a run of verify"))
 def child(context: ClientContext) -> ProbeResult:
-    """A child can be described as ``<job id>#<index>`` and has a log stream."""
+    """A child node can be described as ``<job id>#<index>`` and has a log stream."""
     job = _verify_on_batch(context)
     name = f"{job.job_id}#1"
     found = context.client("batch").describe_jobs(jobs=[name])["jobs"]
@@ -52,7 +52,7 @@ def child(context: ClientContext) -> ProbeResult:
 
 @PROBES.probe("children-start-after-main", needs=("AWS", "Batch", "a run of verify"))
 def children_after_main(context: ClientContext) -> ProbeResult:
-    """Each child started after the main node."""
+    """Each child node started after the main node."""
     nodes = _verify_on_batch(context).nodes
     starts = [node.last.started_at_ms for node in nodes if node.last is not None]
     times = [start for start in starts if start is not None]
@@ -71,18 +71,18 @@ def _retries(jobs: list[Job]) -> Iterator[tuple[Job, Attempt, bool]]:
     for job in jobs:
         max_attempts = job.max_attempts or ATTEMPTS
         for position, attempt in enumerate(job.attempts):
-            followed = position + 1 < len(job.attempts)
+            was_retried = position + 1 < len(job.attempts)
             is_last = position + 1 == max_attempts
             if attempt.exit_code in EXIT_CODES and attempt.exit_code != 0 and not is_last:
-                yield job, attempt, followed
+                yield job, attempt, was_retried
 
 
 @PROBES.probe("retry-by-exit-code", needs=("Batch",))
 def retry(context: ClientContext) -> ProbeResult:
     """Attempts were retried after retryable exit codes, and after no others."""
     seen = [
-        (job, attempt.exit_code, followed, attempt.exit_code in RETRIED)
-        for job, attempt, followed in _retries(_multi_node(context.jobs))
+        (job, attempt.exit_code, was_retried, attempt.exit_code in RETRIED)
+        for job, attempt, was_retried in _retries(_multi_node(context.jobs))
     ]
     if not seen:
         raise SubjectMissing("a run with a failed attempt")
@@ -91,8 +91,8 @@ def retry(context: ClientContext) -> ProbeResult:
     return ProbeResult(
         ok=not mismatched,
         seen="; ".join(
-            f"{job.run}: {code} {'was retried' if followed else 'ended the job'}"
-            for job, code, followed, _ in shown[:5]
+            f"{job.run}: {code} {'was retried' if was_retried else 'ended the job'}"
+            for job, code, was_retried, _ in shown[:5]
         ),
         expected="; ".join(
             f"{code} {'was retried' if again else 'ended the job'}"
@@ -181,7 +181,7 @@ def mnist(context: ClientContext) -> ProbeResult:
 
 @PROBES.probe("pass-bar")
 def pass_bar(context: ClientContext) -> ProbeResult:
-    """An all-reduce with the published size and number of nodes reaches the published speed."""
+    """An all-reduce with the published size and number of nodes reaches the published bandwidth."""
     for run in context.runs:
         document = context.result(run, "all-reduce.json") or {}
         bar = document.get("bar") or {}
@@ -194,7 +194,7 @@ def pass_bar(context: ClientContext) -> ProbeResult:
     raise SubjectMissing("an all-reduce of 1 GiB on two trn1.32xlarge instances")
 
 
-def _trained(context: ClientContext, workload: str) -> tuple[str, dict[str, Any]]:
+def _find_trained_run(context: ClientContext, workload: str) -> tuple[str, dict[str, Any]]:
     """Find a run of the workload with steps on the device, and its status."""
     for run, status in context.statuses.items():
         # Runs on CPUs report no utilization.
@@ -206,13 +206,13 @@ def _trained(context: ClientContext, workload: str) -> tuple[str, dict[str, Any]
 @PROBES.probe("bert-large-memory")
 def bert_memory(context: ClientContext) -> ProbeResult:
     """BERT-large completed optimizer steps, so it fits into memory."""
-    return _completed_steps(*_trained(context, "bert"))
+    return _check_completed_steps(*_find_trained_run(context, "bert"))
 
 
 @PROBES.probe("llama-7b-memory")
 def llama_memory(context: ClientContext) -> ProbeResult:
     """Llama-2-7B completed optimizer steps, so it fits into memory."""
-    return _completed_steps(*_trained(context, "llama2-7b"))
+    return _check_completed_steps(*_find_trained_run(context, "llama2-7b"))
 
 
 @PROBES.probe("xla-without-nxd", needs=("AWS",))
@@ -220,7 +220,7 @@ def without_nxd(context: ClientContext) -> ProbeResult:
     """A model was trained on the device without NxD."""
     for workload in _DATA_PARALLEL:
         try:
-            run, status = _trained(context, workload)
+            run, status = _find_trained_run(context, workload)
         except SubjectMissing:
             continue
         state, loss = status["state"], status.get("loss")
@@ -232,7 +232,7 @@ def without_nxd(context: ClientContext) -> ProbeResult:
     raise SubjectMissing(f"a run of {' or '.join(_DATA_PARALLEL)} on the device")
 
 
-def _completed_steps(run: str, status: dict[str, Any]) -> ProbeResult:
+def _check_completed_steps(run: str, status: dict[str, Any]) -> ProbeResult:
     return ProbeResult(
         ok=int(status["step"]) > 0 and status["state"] != "failed",
         seen=f"{run}: step {status['step']}, {status['state']}",
@@ -243,7 +243,7 @@ def _completed_steps(run: str, status: dict[str, Any]) -> ProbeResult:
 @PROBES.probe("throughput")
 def throughput(context: ClientContext) -> ProbeResult:
     """Llama-2-7B reaches the published model FLOPs utilization."""
-    run, status = _trained(context, "llama2-7b")
+    run, status = _find_trained_run(context, "llama2-7b")
     found = float(status["mfu"])
     return ProbeResult(
         ok=found >= _PUBLISHED_MFU,
@@ -255,7 +255,7 @@ def throughput(context: ClientContext) -> ProbeResult:
 @PROBES.probe("upload-beside-training")
 def upload(context: ClientContext) -> ProbeResult:
     """Each Llama-2-7B checkpoint was complete before the next save started."""
-    run, _ = _trained(context, "llama2-7b")
+    run, _ = _find_trained_run(context, "llama2-7b")
     data = context.bucket.read(run_key(run, TRAIN_METRICS)) or b""
     events = [json.loads(line) for line in data.splitlines() if line.strip()]
     saves = [event["event"] for event in events if event["event"] in ("save", "saved")]

@@ -15,7 +15,7 @@ _WITH_EKS = setting("orchestrators", "eks")
 
 def refusals(config: ConfigValues) -> Refusals:
     """Yield a refusal for each of these rules that the configuration breaks."""
-    yield from _without_effect(config)
+    yield from _unused_keys(config)
     yield from _access(config)
     if config.eks_nodes > config.max_nodes:
         yield (
@@ -54,8 +54,8 @@ def refusals(config: ConfigValues) -> Refusals:
         )
 
 
-def _without_effect(config: ConfigValues) -> Refusals:
-    """Refuse keys of an orchestrator that is not deployed for nodes."""
+def _unused_keys(config: ConfigValues) -> Refusals:
+    """Refuse keys that have no effect with the configured orchestrators."""
     key = _first_changed(config, "kubernetes_version", "eks_")
     if key is not None and not config.runs_on_eks:
         yield (
@@ -158,8 +158,8 @@ def _versions(config: ConfigValues) -> Refusals:
         if image is not None and not image.startswith(f"{config.kubernetes_version}."):
             yield (
                 key,
-                f"is not for the Kubernetes version of the cluster and its nodes, "
-                f"{setting('kubernetes_version', config.kubernetes_version)}",
+                f"is for a different Kubernetes version than that of the cluster and its nodes "
+                f"({setting('kubernetes_version', config.kubernetes_version)})",
                 f"specify a release version of {config.kubernetes_version}, or omit the key",
             )
     if config.eks_node_image is not None:

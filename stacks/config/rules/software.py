@@ -11,7 +11,7 @@ from trainium_catalogue.wording import either
 def refusals(config: ConfigValues) -> Refusals:
     """Yield a refusal for each of these rules that the configuration breaks."""
     yield from _release(config)
-    yield from _notified(config)
+    yield from _notifications(config)
     if config.image_uri is not None and config.base_image is not None:
         yield (
             "base_image",
@@ -45,7 +45,7 @@ def refusals(config: ConfigValues) -> Refusals:
 
 
 def _release(config: ConfigValues) -> Refusals:
-    """Check that a release runs on the instance type, trains, and has an image."""
+    """Check that the release supports the instance type and training, and has an image."""
     release, family = config.release, config.instance.family
     suitable = either(
         each.name for each in NEURON_RELEASES.values() if family in each.families and each.has_image
@@ -71,7 +71,7 @@ def _release(config: ConfigValues) -> Refusals:
         )
 
 
-def _notified(config: ConfigValues) -> Refusals:
+def _notifications(config: ConfigValues) -> Refusals:
     """Check the address and the topic of notifications about runs."""
     if config.notify_topic_arn is None:
         return

@@ -9,17 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.limits import scaled
 from tests.support.pretend_neuron import ROOT, pretend_neuron
 from tests.training import ranks
+from trainium_emulators.neuron_device.rules import check_type_and_size
 
 REFUSED = Path(__file__).with_name("refused_program.py")
-SUMS = {"sum scaled by a factor", "functional sum"}
+ACCEPTED = {
+    "sum scaled by a factor",
+    "functional sum",
+    "32-bit broadcast",
+    "broadcast over garbage",
+    "channels_last clone",
+    "8-bit floats of the device",
+    "8-bit floats at rest",
+    "compiled sum over a mesh",
+    "metrics of graphs",
+}
 COMPOSITE = "cpu:gloo,neuron:neuron"
 
 BEFORE = {
     "device before the group": "AssertionError: Neuron runtime should not be initialized before",
+    "memory's size before the group": "AssertionError: Neuron runtime should not be initialized",
     "device in a fork": "RuntimeError: RuntimeError: Cannot re-initialize Neuron runtime in forked",
 }
 AFTER = {
@@ -27,7 +40,22 @@ AFTER = {
     "nonexistent device": "ValueError: Device index 7 is out of range",
     "operands on host and device": "RuntimeError: Expected all tensors to be on the same device",
     "host tensor in a collective": "RuntimeError: No backend type associated with device type cpu",
-    "64-bit sum": "TypeError: a reduction of torch.int64",
+    "64-bit sum": "TypeError: allreduce of torch.int64",
+    "64-bit gathering": "TypeError: allgather of torch.int64",
+    "64-bit floats": "TypeError: allgather of torch.float64",
+    "64-bit broadcast": "TypeError: broadcast of torch.int64",
+    "empty sum": "RuntimeError: tensors cannot be empty",
+    "empty gathering": "ValueError: tensors cannot have zero size in dimension 0",
+    "product": "RuntimeError: allreduce: unsupported reduce operation 'PRODUCT'",
+    "scattered product": "RuntimeError: reduce_scatter_base: unsupported reduce operation",
+    "sum of infinity": "RuntimeError: warned: allreduce of infinity",
+    "sending": "RuntimeError: warned: ",
+    "receiving from any rank": "NotImplementedError: recv_any_source",
+    "channels_last": "RuntimeError: aten::contiguous: Neuron tensors only support contiguous",
+    "conversion to channels_last": "RuntimeError: aten::_to_copy: Neuron tensors only support",
+    "8-bit floats": "ValueError: Unsupported PyTorch dtype: torch.float8_e4m3fn",
+    "compilation mode": "RuntimeError: warned: Neuron backend does not support mode='max-autotune'",
+    "member not in the source": "RuntimeError: warned: torch.neuron.get_rng_state_all",
     "unequal splits": "NotImplementedError: Only even split sizes are supported",
     "unequal gathering": "NotImplementedError: Only even split sizes are supported",
     "objects": "RuntimeError: warned: all_gather_object on a neuron group",
@@ -52,9 +80,14 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return on_ranks(tmp_path_factory.mktemp("neuron"), 2)
 
 
-@pytest.mark.parametrize("what", sorted(SUMS))
-def test_sums_on_the_devices_own_group_are_right(answers: list[dict[str, Any]], what: str) -> None:
+@pytest.mark.parametrize("what", sorted(ACCEPTED))
+def test_device_accepts(answers: list[dict[str, Any]], what: str) -> None:
     assert [answer[what] for answer in answers] == ["done", "done"]
+
+
+def test_compiled_collective_needs_a_mesh(answers: list[dict[str, Any]]) -> None:
+    for answer in answers:
+        assert "replica id not seen in replica groups" in answer["compiled sum over a new group"]
 
 
 @pytest.mark.parametrize("what", AFTER)
@@ -69,11 +102,27 @@ def test_started_runtime_refuses_process_group_and_fork(tmp_path: Path) -> None:
         assert answer[what].startswith(words)
 
 
+def test_core_of_another_process_is_refused(tmp_path: Path) -> None:
+    first, second = (answer["shared core"] for answer in on_ranks(tmp_path, 2, CORE="0"))
+    assert first == "done"
+    assert second.startswith("RuntimeError: NEURON_RT_VISIBLE_CORES=0 is set in several processes")
+
+
+def test_collective_of_gigabytes_is_warned_about() -> None:
+    """As the rule alone, without memory for such a tensor."""
+    with pytest.warns(UserWarning, match=r"allreduce of 5\.0 GB may fail"):
+        check_type_and_size([torch.empty(1_250_000_000, device="meta")], "allreduce")
+
+
 def test_gloo_group_accepts_host_tensors_objects_and_barriers(tmp_path: Path) -> None:
     """So torch.distributed sends them to gloo, but not device tensors."""
     for answer in on_ranks(tmp_path, 2, BACKEND=COMPOSITE):
         taken = {what for what, words in answer.items() if words == "done"}
-        assert taken - SUMS == {"host tensor in a collective", "objects", "barrier of a subgroup"}
+        assert taken - ACCEPTED == {
+            "host tensor in a collective",
+            "objects",
+            "barrier of a subgroup",
+        }
 
 
 def python(folder: Path, asked: str, program: str) -> subprocess.CompletedProcess[str]:
@@ -150,6 +199,10 @@ with torch.no_grad():
     model[0].weight.zero_()
 print(weight is copied[1].weight, isinstance(weight, torch.nn.Parameter), weight.requires_grad,
       weight.device.type, torch.equal(weight.grad, model[0].weight.grad), bool(weight.any()))
+import torch_neuronx
+torch_neuronx.synchronize()
+print(torch.neuron.max_memory_allocated(), torch_neuronx.max_memory_reserved(first.device))
+print(len(torch.neuron.memory_summary()) > 0, torch.neuron.get_device_properties().total_memory)
 """
 
 
@@ -165,6 +218,8 @@ def test_device_has_functions_used_by_libraries(tmp_path: Path) -> None:
         "16 True",
         "True",
         "True True True neuron True True",
+        "0 0",
+        f"True {24 << 30}",
     ], ended.stderr
 
 

@@ -16,9 +16,9 @@ from jobs.deploy_check import changes
 from jobs.deploy_check.assembly import REPOSITORY
 from jobs.deploy_check.changes import REPLACING_PARTS, Change, Fate, compare
 from jobs.deploy_check.effects import (
-    ENDS_WITH_IT,
     ENVIRONMENT,
     NAMED,
+    REMOVAL_EFFECTS,
     REPLACES_INSTANCES,
     STATEFUL,
 )
@@ -186,7 +186,7 @@ def parts(kind: str, answers: set[str]) -> set[str]:
     return set(below())
 
 
-@pytest.mark.parametrize("kind", sorted({*STATEFUL, *ENDS_WITH_IT} - {ENVIRONMENT}))
+@pytest.mark.parametrize("kind", sorted({*STATEFUL, *REMOVAL_EFFECTS} - {ENVIRONMENT}))
 def test_replacing_parts_match_cdk_database(kind: str) -> None:
     known = {name for name in parts(kind, {"yes"}) if name.partition(".")[0] in used(kind)}
 

@@ -106,7 +106,7 @@ def findings(
         assembly=SynthesizedStacks(
             folder=Path("cdk.out"),
             templates=new,
-            before={name: frozenset[str]() for name in new} | dict(before or {}),
+            dependencies={name: frozenset[str]() for name in new} | dict(before or {}),
             newer=None,
         ),
         running=RunningJobs(on_queues=on_queues, on_cluster=lambda: on_cluster, now_s=NOW_S),

@@ -457,6 +457,46 @@ PLANTINGS: tuple[Planting, ...] = (
         75,
     ),
     *_ended(
+        "neuron-hardware",
+        "a parity error, in TorchNeuron's words",
+        HOST + "NRT EXECUTION FAILED: NRT model execution failed, An on-chip memory of Neuron Core "
+        "encountered a parity error and produced incorrect results.",
+        75,
+    ),
+    *_ended(
+        "neuron-peer",
+        "a rank that waits for another one, in TorchNeuron's words",
+        HOST
+        + "Async execution error: seq_id=7, Stuck in collectives op (missing notification(s)). "
+        "Possibly caused by a hardware error on another worker",
+        75,
+    ),
+    *_ended(
+        "neuron-timeout",
+        "an operation that does not end",
+        "ERROR TDRV:exec_request_process_errors (FATAL-RT-UNDEFINED-STATE) [ND 0][NC 0] execution "
+        "timeout (30000 ms) on model module.neff, waiting for execution completion notification",
+        75,
+    ),
+    *_ended(
+        "neuron-cores-busy",
+        "a barrier of a process that waits for its core",
+        HOST + "Failed to execute the device barrier 1",
+        75,
+    ),
+    *_ended(
+        "neuron-memory",
+        "a batch that exceeds device memory, in TorchNeuron's words",
+        FAILED + "RuntimeError: Neuron OOM: requested_size=1073741824",
+        1,
+    ),
+    *_ended(
+        "neuron-group",
+        "a group of ranks that the network does not route",
+        FAILED + "DistBackendError: ENC:enc_init_comm failed: no_hier no_mesh",
+        1,
+    ),
+    *_ended(
         "efa-failure",
         "a failed EFA transfer",
         HOST + "libfabric: fi_read failed: Resource temporarily unavailable",

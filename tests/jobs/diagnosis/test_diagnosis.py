@@ -84,7 +84,7 @@ def test_unreadable_source_is_listed_with_missing_permission(
     monkeypatch.setattr(AutoScalingResponse, "describe_scaling_activities", denied)
     document = explained(cli)
 
-    needs = "scaling activities: needs autoscaling:DescribeScalingActivities"
+    needs = "scaling activities: missing permission: autoscaling:DescribeScalingActivities"
     assert document["unread"] == [needs]
     assert document["cause"].startswith("starting: ")
     assert f"not read: {needs}" in cli.run("explain", RUN).stdout

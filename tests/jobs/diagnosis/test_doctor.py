@@ -241,7 +241,7 @@ BATCH: tuple[tuple[str, str, str, Callable[[Place], None]], ...] = (
     (
         "no-addresses",
         "stops",
-        "3 free; the job's nodes need 36",
+        "3 free; the job's missing nodes need 36",
         lambda place: place.subnets(free=3),
     ),
     (
@@ -304,12 +304,12 @@ BATCH: tuple[tuple[str, str, str, Callable[[Place], None]], ...] = (
     (
         "image-of-another-release",
         "stops",
-        "is for Neuron 2.29.0, the deployment has 2.28.0",
+        "is for Neuron 2.29.0, but the deployment uses 2.28.0",
         _image_of_another_release,
     ),
     ("image-of-hosts-missing", "stops", f"{HOST_IMAGE} does not exist", _no_host_image),
     ("host-image-of-another-release", "warning", "neuron-of-another-day", _other_host_image),
-    ("bucket-missing", "stops", "there is no bucket bucket", _no_bucket),
+    ("bucket-missing", "stops", "bucket bucket does not exist", _no_bucket),
     ("bucket-key", "stops", "is Disabled", _disabled_key),
     ("endpoint-missing", "warning", "ecr.dkr missing in vpc-", _no_endpoint),
     ("endpoint-unusable", "stops", "ecr.dkr missing in vpc-", _no_endpoint_and_no_gateway),
@@ -652,10 +652,10 @@ def test_unreadable_source_is_not_passed(place: Place) -> None:
     place.patch.setattr(EC2Response, "describe_vpc_endpoints", denied)
     code, document = place.doctor()
 
-    assert document["unread"] == ["endpoints: needs ec2:DescribeVpcEndpoints"]
+    assert document["unread"] == ["endpoints: missing permission: ec2:DescribeVpcEndpoints"]
     assert "endpoint" not in {each["source"] for each in document["passed"]}
     assert code == 0
-    assert "not checked: endpoints: needs ec2:Desc" in place.cli.run("doctor").stdout
+    assert "not checked: endpoints: missing permission: ec2:Desc" in place.cli.run("doctor").stdout
 
 
 @pytest.mark.parametrize(
@@ -695,7 +695,7 @@ def test_simulation_only_denial_is_neither_passed_nor_obstacle(
     code, document = place.doctor()
 
     (unread,) = document["unread"]
-    assert unread.startswith("permissions: batch:SubmitJob: IAM's simulation depends on ")
+    assert unread.startswith("permissions: batch:SubmitJob: IAM's simulation is inconclusive ")
     assert (code, document["obstacles"]) == (0, [])
     assert "right" not in {each["source"] for each in document["passed"]}
     assert set(asked) == {REGION}

@@ -319,7 +319,7 @@ def test_job_moved_to_another_zone_is_not_failed(
         for zone, queue in (("a", described["jobQueue"]), ("b", "cpu-queue"))
     ]
     inbox.cli.parameter(contract.SSM_BATCH_ZONES, json.dumps({"zones": zones}))
-    inbox.cli.client("s3").delete_object(Bucket="bucket", Key=contract.NOTIFICATIONS_TOLD)
+    inbox.cli.client("s3").delete_object(Bucket="bucket", Key=contract.NOTIFICATIONS_SENT)
 
     assert inbox.call() == []
 
@@ -361,7 +361,7 @@ def test_round_out_of_time_publishes_part_and_leaves_rest(
 ) -> None:
     put(OnBatch(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
     inbox.cli.submitted("other", status="RUNNABLE")
-    with pytest.raises(RuntimeError, match="the round ran out of time before checking every run"):
+    with pytest.raises(RuntimeError, match="function ran out of time before checking every run"):
         inbox.call(61.0, 59.0)
     # Ended runs come first: they are published for an hour only.
     assert kinds(inbox.messages()) == ["failed"]
@@ -415,7 +415,7 @@ def test_stale_cluster_snapshot_is_ignored(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     put(OnCluster(cause="", what="", codes=[1, 70]), inbox, request, tmp_path)
-    monkeypatch.setattr("notifier.snapshot._OLD", timedelta(seconds=-1))
+    monkeypatch.setattr("notifier.snapshot._MAX_AGE", timedelta(seconds=-1))
 
     assert inbox.call() == []
     assert "the cluster's runs are unknown" in capsys.readouterr().out

@@ -270,7 +270,7 @@ def scaler(eks: EksCli, tmp_path: Path) -> Iterator[list[str]]:
 
     def rounds() -> None:
         while not stopping.wait(0.1):
-            running.round(datetime.now(UTC))
+            running.reconcile(datetime.now(UTC))
 
     thread = threading.Thread(target=rounds)
     thread.start()

@@ -271,7 +271,7 @@ class TestSubmitScale:
         result = eks.run(*SWEEP, "--nodes", "2", "--scale", "--yes")
 
         assert result.exit_code == 0, result.stderr
-        assert "removes none of them automatically: python -m jobs" in result.stderr
+        assert "none of them automatically; remove them with: python -m jobs" in result.stderr
 
     def test_scale_is_refused_on_batch(self, eks: EksCli) -> None:
         result = eks.run("submit", "all-reduce", "--on", "batch", "--scale", "--yes")

@@ -179,7 +179,9 @@ def test_submitter_roles_match_calls_exactly(
     eks: EksCli, scaler: list[str], tmp_path: Path
 ) -> None:
     tell_everything(eks, tmp_path)
-    asked = {(a.verb, a.group, a.resource) for a in eks.cluster.authorizer.asked_by(ME.name)}
+    asked = {
+        (a.verb, a.group, a.resource) for a in eks.cluster.authorizer.accesses_requested_by(ME.name)
+    }
 
     assert asked - allowed() == set()
     assert allowed() - asked == set()

@@ -291,7 +291,7 @@ def test_probe_is_red_if_claim_fails(name: str, world: World) -> None:
         (
             "control-plane-logs",
             client_context(logs={"describe_log_streams": lambda **kwargs: raises(NO_GROUP)}),
-            "there is no group /aws/eks/cluster/cluster",
+            "log group /aws/eks/cluster/cluster does not exist",
         ),
     ],
 )

@@ -115,7 +115,7 @@ def test_key_depends_on_text_and_image_but_not_comments(tmp_path: Path) -> None:
             "append @ and the full 40-character commit hash",
         ),
         ("m @ git+https://host.example/m.git@main", "is not pinned to a commit", "40-character"),
-        (f"git+ssh://host.example/m.git@{COMMIT}", "no SSH keys for git+ssh", "git+https://HOST"),
+        (f"git+ssh://host.example/m.git@{COMMIT}", "git+https, not git+ssh", "git+https://HOST"),
         (
             "--index-url https://me:secret@host.example/simple",
             "the URL at host.example has a user name or password",

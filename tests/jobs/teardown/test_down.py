@@ -456,7 +456,7 @@ def test_unwritable_receipt_is_refused_first(deployed: Deployed, tmp_path: Path)
     for name, fragments in {
         ".": ["is a directory", "specify another"],
         "x.json": ["x.txt: is a directory", "specify another"],
-        "r.txt": ["suffix .txt is written for its table", "specify another name", "r.json"],
+        "r.txt": ["suffix .txt is reserved for its table", "specify another name", "r.json"],
     }.items():
         assert_refused(deployed.down("--receipt", str(tmp_path / name)), *fragments)
     assert deployed.stacks() == {STORAGE, DATA}

@@ -69,8 +69,10 @@ class TinyRun:
         # CPUs default to fp32, because bf16 is slow there.
         self.backend._mixed = config.mixed
         self.backend.build()
-        masked_by = 0 if config.document_masks else None
-        self.batch = random_batches(vocab_size=256, seed=1, seq_len=16, masked_by=masked_by)
+        document_eos_id = 0 if config.document_masks else None
+        self.batch = random_batches(
+            vocab_size=256, seed=1, seq_len=16, document_eos_id=document_eos_id
+        )
 
     def micro_batches(self, number: int) -> torch.Tensor:
         """Compute the loss and the gradients of a step."""

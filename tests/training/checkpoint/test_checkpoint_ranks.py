@@ -61,7 +61,7 @@ def test_damage_seen_by_one_rank_makes_all_ranks_load_the_previous_checkpoint(
 def test_only_rank_0_logs(saved: list[dict[str, Any]]) -> None:
     assert [bool(found["lines"]) for found in saved] == [True, False, False, False]
     assert saved[0]["lines"][1].startswith(
-        "checkpoint step-00000030 is refused: __2_0.distcp has changed"
+        "skipping checkpoint step-00000030: __2_0.distcp has changed"
     )
 
 

@@ -257,7 +257,7 @@ def test_an_incomplete_checkpoint_is_named_and_the_previous_one_is_used(
 
     assert info is not None and info.step == 10
     assert recorder.lines == [
-        f"checkpoint step-00000020 is refused: it is incomplete: there is no {CHECKPOINT_MARKER}"
+        f"skipping checkpoint step-00000020: it is incomplete: there is no {CHECKPOINT_MARKER}"
     ]
 
 
@@ -290,7 +290,7 @@ def test_a_marker_of_another_step_is_refused(folder: Objects, recorder: Recorder
 
     assert found is not None and found.step == 10
     assert recorder.lines == [
-        "checkpoint step-00000030 is refused: complete.json belongs to step-00000010"
+        "skipping checkpoint step-00000030: complete.json belongs to step-00000010"
     ]
 
 
@@ -305,7 +305,7 @@ def test_a_missing_and_a_short_file_are_detected_before_loading(
     info = checkpoints.latest()
 
     assert info is not None and info.step == 10
-    assert recorder.lines[0] == f"checkpoint step-00000030 is refused: {FILE} is missing"
+    assert recorder.lines[0] == f"skipping checkpoint step-00000030: {FILE} is missing"
     assert "bytes, " in recorder.lines[1] and "were written" in recorder.lines[1]
 
 
@@ -348,7 +348,7 @@ def test_a_flipped_bit_is_named_and_the_previous_checkpoint_is_loaded(
     assert used.step == 10
     assert_holds(loaded, 10)
     (line,) = recorder.lines
-    assert line.startswith(f"checkpoint step-00000020 is refused: {name} has changed")
+    assert line.startswith(f"skipping checkpoint step-00000020: {name} has changed")
 
 
 def test_a_damaged_checkpoint_is_skipped_and_its_step_saved_again(

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from botocore.exceptions import ClientError, EndpointConnectionError
 
-from training.core.failures import classify, describe
+from training.core.failures import classify, describe, shows_unfit_host
 from trainium_catalogue.exit_codes import ExitCode
 from trainium_catalogue.neuron_faults import NEURON_FAULTS
 
@@ -46,6 +46,16 @@ def caused(cause: BaseException) -> BaseException:
         RuntimeError("Failed to copy data from Neuron device. Status: 1004"),
         RuntimeError("NRT EXECUTION FAILED: NRT model execution failed, Non-specific failure"),
         RuntimeError("Async execution error: seq_id=7, Execution completed with errors"),
+        RuntimeError("Async execution error: seq_id=7, Operation timed out"),
+        RuntimeError(
+            "NRT EXECUTION FAILED: NRT model execution failed, Execution input queue full"
+        ),
+        RuntimeError("NRT EXECUTION FAILED: NRT model execution failed, NRT already closed"),
+        RuntimeError("NRT EXECUTION FAILED: NRT model execution failed, NRT not initialized"),
+        RuntimeError("NRT EXECUTION FAILED: NRT model execution failed, Accessed an empty Queue"),
+        RuntimeError("Async execution error: seq_id=7, Collective operation pending"),
+        RuntimeError("nrt_init failed: NRT_LOAD_NOT_ENOUGH_NC"),
+        RuntimeError("(FATAL-RT-UNDEFINED-STATE) execution timeout (30000 ms) on model a.neff"),
         RuntimeError(
             "NRT Execution error occurred on Neuron for operation=aten::mm\nerror message="
             '"NRT EXECUTION FAILED: Async execution error: seq_id=12345678, Hardware failure"'
@@ -68,6 +78,7 @@ def test_host_and_network_trouble_is_retried(error: BaseException) -> None:
         RuntimeError("Neuron OOM: requested_size=1073741824"),
         RuntimeError("Failed to execute the device barrier 2"),
         RuntimeError("Failed to download the model. Status: 404"),
+        RuntimeError("the download ended: Operation timed out"),
         RuntimeError("Compilation error occurred on Neuron for operation=aten::mm; NCC_IXTP002"),
         dist.DistBackendError("ENC:enc_init_comm failed: no_hier no_mesh"),
         FileNotFoundError("tokenizer.json"),
@@ -101,20 +112,26 @@ def test_a_description_is_one_short_line() -> None:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        # nrt_status.h: 1201, 1202, 1203; 1200, 1206; 1005; 4, 11; 2, 1002, 1003, 1006.
+        # nrt_status.h: 1201, 1205, 1202, 1203; 6, 101; 5; 1200, 1206; 1005, 9; 4; 11; 10; 2, 1002,
+        # 1003, 1006.
         ("NRT_EXEC_HW_ERR_HBM_UE", "hardware"),
         ("NRT_EXEC_HW_ERR_REPAIRABLE_HBM_UE", "hardware"),
         ("NRT_EXEC_HW_ERR_NC_UE", "hardware"),
         ("NRT_EXEC_HW_ERR_DMA_ABORT", "hardware"),
+        ("NRT_HW_ERROR", "device failure"),
+        ("NRT_EXEC_UNIT_UNRECOVERABLE", "device failure"),
+        ("NRT_TIMEOUT", "timeout"),
         ("NRT_EXEC_HW_ERR_COLLECTIVES", "victim of another node"),
         ("NRT_NETWORK_PROXY_FAILURE", "victim of another node"),
         ("NRT_EXEC_NC_BUSY", "device in use"),
-        ("NRT_RESOURCE", "memory"),
-        ("NRT_FAIL_HOST_MEM_ALLOC", "memory"),
-        ("NRT_INVALID", "program"),
-        ("NRT_EXEC_BAD_INPUT", "program"),
-        ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "program"),
-        ("NRT_EXEC_OOB", "program"),
+        ("NRT_LOAD_NOT_ENOUGH_NC", "device in use"),
+        ("NRT_RESOURCE", "device memory"),
+        ("NRT_FAIL_HOST_MEM_ALLOC", "host memory"),
+        ("NRT_UNSUPPORTED_NEFF_VERSION", "compiled by another version"),
+        ("NRT_INVALID", "input"),
+        ("NRT_EXEC_BAD_INPUT", "input"),
+        ("NRT_EXEC_COMPLETED_WITH_NUM_ERR", "input"),
+        ("NRT_EXEC_OOB", "input"),
     ],
 )
 def test_each_neuron_runtime_status_has_one_kind(status: str, kind: str) -> None:
@@ -124,11 +141,17 @@ def test_each_neuron_runtime_status_has_one_kind(status: str, kind: str) -> None
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        *((status, "hardware") for status in (6, 101, 1201, 1202, 1203, 1205)),
-        *((status, "victim of another node") for status in (5, 1200, 1206)),
-        (1005, "device in use"),
-        *((status, "memory") for status in (4, 11)),
-        *((status, "program") for status in (2, 3, 10, 1002, 1003, 1006)),
+        *((status, "hardware") for status in (1201, 1202, 1203, 1205)),
+        *((status, "device failure") for status in (6, 101)),
+        *((status, "victim of another node") for status in (1200, 1206)),
+        (5, "timeout"),
+        *((status, "device in use") for status in (9, 1005)),
+        (4, "device memory"),
+        (11, "host memory"),
+        (10, "compiled by another version"),
+        *((status, "input") for status in (2, 3, 1002, 1003, 1006)),
+        # Others are retried, also those that nrt_status.h does not have yet.
+        *((status, "") for status in (7, 13, 14, 15, 1004, 1100, 1204, 1207)),
     ],
 )
 @pytest.mark.parametrize(
@@ -147,6 +170,30 @@ def test_a_status_that_torchneuron_gives_as_a_number_has_the_same_kind(
 ) -> None:
     text = message.format(status)
 
-    assert [fault.name for fault in NEURON_FAULTS if fault.is_in(text)] == [kind]
-    retried = kind in ("hardware", "victim of another node", "device in use")
-    assert classify(RuntimeError(text)) is (ExitCode.HOST if retried else ExitCode.WORKLOAD)
+    assert [fault.name for fault in NEURON_FAULTS if fault.is_in(text)] == [kind] * bool(kind)
+    final = ("device memory", "host memory", "compiled by another version", "input")
+    assert classify(RuntimeError(text)) is (ExitCode.WORKLOAD if kind in final else ExitCode.HOST)
+
+
+@pytest.mark.parametrize(
+    ("text", "unfit"),
+    [
+        ("Failed to execute: NRT_EXEC_HW_ERR_HBM_UE (1201)", True),
+        (
+            "NRT EXECUTION FAILED: NRT model execution failed, HBM repairable uncorrectable error",
+            True,
+        ),
+        ("Failed to copy data from Neuron device. Status: 1202", True),
+        (
+            "(FATAL-RT-UNDEFINED-STATE) encountered uncorrectable memory error on Neuron Device 0",
+            True,
+        ),
+        ("Failed to execute: NRT_EXEC_HW_ERR_COLLECTIVES (1200)", False),
+        ("(FATAL-RT-UNDEFINED-STATE) execution timeout (30000 ms) on model a.neff", False),
+        ("Failed to execute: NRT_EXEC_UNIT_UNRECOVERABLE (101)", False),
+    ],
+)
+def test_a_hosts_hardware_is_blamed_only_for_hardware_errors(text: str, unfit: bool) -> None:
+    assert shows_unfit_host(RuntimeError(text)) is unfit
+    assert shows_unfit_host(caused(RuntimeError(text))) is unfit
+    assert not shows_unfit_host(ValueError(text))

@@ -160,4 +160,37 @@ def test_torchneuron_gets_no_variable_of_xla_and_no_silent_fallback() -> None:
     xla = ("PJRT_", "XLA_", "NEURON_FUSE_", "NEURON_CC_", "NEURON_COMPILE_", "NEURON_RT_ASYNC_")
     assert not [name for name in env if name.startswith(xla)]
     assert env["TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS"] == "1"
+    assert env["TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"] == "1"
     assert env["NEURON_LAUNCH_BLOCKING"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "processes", "threads"),
+    [
+        ("trn2.48xlarge", "2.33.1", 64, "2"),
+        ("trn2.48xlarge", "2.33.1", 4, "36"),
+        ("trn2.3xlarge", "2.33.1", 4, "2"),
+        ("trn1.32xlarge", "2.28.0", 32, "1"),
+    ],
+)
+def test_torchneurons_processes_share_the_containers_vcpus(
+    name: str, release: str, processes: int, threads: str
+) -> None:
+    node = dataclasses.replace(node_on(name, release=release), processes_per_node=processes)
+    emulated = dataclasses.replace(node, is_emulated=True)
+
+    assert worker_environment({}, node, AWS)[0]["OMP_NUM_THREADS"] == threads
+    assert worker_environment({}, emulated, AWS)[0]["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.parametrize("release", ["2.28.0", "2.33.1"])
+@pytest.mark.parametrize(("is_own_model", "value"), [(True, "0"), (False, None)])
+def test_only_this_projects_models_round_to_nearest(
+    release: str, is_own_model: bool, value: str | None
+) -> None:
+    name = "trn1.32xlarge" if release == "2.28.0" else "trn2.48xlarge"
+    system = dataclasses.replace(AWS, is_own_model=is_own_model)
+
+    env, _ = worker_environment({}, node_on(name, release=release), system)
+
+    assert env.get("NEURON_RT_STOCHASTIC_ROUNDING_EN") == value

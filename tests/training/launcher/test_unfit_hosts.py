@@ -1,6 +1,6 @@
-"""A host that fails preflight while the others pass, with real processes.
+"""A host that fails preflight, or whose device fails, while the others do not, with real processes.
 
-The failure is real: this machine has none of a trn1.32xlarge's Neuron devices.
+The failure of preflight is real: this machine has none of a trn1.32xlarge's Neuron devices.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.limits import scaled
 from tests.training.conftest import Cluster, Pods
+from tests.training.program.bundles import program
 from trainium_catalogue.exit_codes import ExitCode
 
 TRN1 = {
@@ -18,6 +21,13 @@ TRN1 = {
     "TRAINIUM_INSTANCE_TYPE": "trn1.32xlarge",
     "TRAINIUM_NEURON_RELEASE": "2.28.0",
 }
+
+BROKEN_DEVICE = """
+import os, time
+if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+    raise RuntimeError("NRT EXECUTION FAILED: HBM repairable uncorrectable error")
+time.sleep(600)
+"""
 
 
 def test_only_the_node_with_the_unfit_host_ends_with_its_code(cluster: Cluster) -> None:
@@ -66,3 +76,36 @@ def test_on_a_cluster_the_other_pods_stay_until_volcano_stops_them(pods: Pods) -
 
     codes = pods.end(within_s=scaled(10))
     assert codes == {0: ExitCode.PREFLIGHT, 1: ExitCode.UNFIT_HOST}, pods.all_logs()
+
+
+def start_with_a_broken_device(job: Cluster) -> None:
+    job.start(*program(job.folder, script=BROKEN_DEVICE), workload="program")
+
+
+def test_a_hardware_error_makes_only_its_host_unfit(cluster: Cluster) -> None:
+    start_with_a_broken_device(cluster)
+
+    assert cluster.end(within_s=scaled(30)) == {0: ExitCode.HOST, 1: ExitCode.UNFIT_HOST}
+    last = cluster.log(0).splitlines()[-1]
+    assert "node 1: rank 1: RuntimeError: NRT EXECUTION FAILED: HBM repairable" in last
+
+
+# The same for preflight, above.
+@pytest.mark.full
+def test_a_hardware_error_of_the_only_host_replaces_it_on_batch(lone_node: Cluster) -> None:
+    start_with_a_broken_device(lone_node)
+
+    assert lone_node.end(within_s=scaled(30)) == {0: ExitCode.UNFIT_HOST}, lone_node.all_logs()
+
+
+# The same for preflight, above.
+@pytest.mark.full
+def test_a_hardware_error_on_a_cluster_lets_volcano_start_another_attempt(pods: Pods) -> None:
+    start_with_a_broken_device(pods)
+    pods.wait_for("waiting until the node with the unfit host is cordoned", node=0)
+    assert pods.nodes[1].wait(scaled(10)) == ExitCode.UNFIT_HOST, pods.all_logs()
+
+    os.kill(pods.launcher(0), signal.SIGTERM)
+
+    codes = pods.end(within_s=scaled(10))
+    assert codes == {0: ExitCode.HOST, 1: ExitCode.UNFIT_HOST}, pods.all_logs()

@@ -163,6 +163,23 @@ def test_hosts_are_unfit_only_if_others_are_fit(num_unfit: int, is_unfit: bool) 
     assert decision is not None and decision.unfit_host is is_unfit
 
 
+@pytest.mark.parametrize(("num_unfit", "is_unfit"), [(0, False), (1, True), (3, False)])
+def test_a_hardware_error_outweighs_broken_connections_and_lost_nodes(
+    num_unfit: int, is_unfit: bool
+) -> None:
+    collected = board(num_nodes=3)
+    collected.report(0, verdict(ExitCode.HOST, "connection closed", symptom=True), 10)
+    collected.lose(2, verdict(ExitCode.HOST, "node 2 was lost"), 10)
+    for index in range(num_unfit):
+        broken = verdict(ExitCode.HOST, "NRT_EXEC_HW_ERR_HBM_UE")
+        collected.report(index, replace(broken, unfit_host=True), 11)
+
+    decision = collected.decision(15)
+
+    assert decision is not None and decision.unfit_host is is_unfit
+    assert decision.reason == ("NRT_EXEC_HW_ERR_HBM_UE" if num_unfit else "node 2 was lost")
+
+
 def test_no_grace_period_once_a_node_is_lost() -> None:
     collected = board(num_nodes=2)
     collected.report(0, Verdict(code=ExitCode.HOST, reason="stop requested", graceful=True), 10)

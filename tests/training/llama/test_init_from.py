@@ -32,7 +32,7 @@ from training.models.llama.network import LlamaNetwork
 from training.models.llama.pretrained import PretrainedModel, refuse_other_model
 from training.storage import StorageAccess, open_objects
 from training.trainer.runs import RunConfigError
-from trainium_catalogue.models.presets import model_named
+from trainium_catalogue.models.presets import find_model
 
 if TYPE_CHECKING:
     from tests.training.llama.conftest import Laptop
@@ -256,7 +256,7 @@ def test_a_model_with_a_different_architecture_is_refused(
 
 def test_the_config_of_transformers_5_is_equivalent() -> None:
     values = dict(parse(["pretrain", "--model=llama3.2-1b"]).values)
-    shape = model_named("llama3.2-1b").shape
+    shape = find_model("llama3.2-1b").shape
     ours = decoder_config(shape, seq_len=8192)
     document = ours.to_dict()
     rope = {**document.pop("rope_scaling"), "rope_theta": document.pop("rope_theta")}
@@ -267,7 +267,7 @@ def test_the_config_of_transformers_5_is_equivalent() -> None:
 @pytest.mark.parametrize("name", ["llama3.2-1b", "qwen3-0.6b"])
 def test_only_a_model_that_uses_sliding_attention_is_refused(name: str) -> None:
     values = dict(parse(["pretrain", f"--model={name}"]).values)
-    ours = decoder_config(model_named(name).shape, seq_len=4096)
+    ours = decoder_config(find_model(name).shape, seq_len=4096)
     document = {**ours.to_dict(), "use_sliding_window": False}
     refuse_other_model(document, ours, values, uri="models/m")
 
@@ -385,7 +385,7 @@ def test_a_refused_model_is_refused_from_its_config_alone(laptop: Laptop) -> Non
 @pytest.mark.parametrize("name", ["llama3-tiny", "qwen3-tiny"])
 def test_current_models_also_start_from_their_weights(laptop: Laptop, name: str) -> None:
     # Tied embeddings, scaled positions, query and key norms.
-    config = decoder_config(model_named(name).shape, seq_len=128)
+    config = decoder_config(find_model(name).shape, seq_len=128)
     torch.manual_seed(1)
     model = whole_model(config)
     folder = laptop.folder / "models" / name

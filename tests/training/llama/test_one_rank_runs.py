@@ -161,7 +161,7 @@ def test_a_flipped_bit_costs_one_checkpoint_only(
 
     laptop.train(run="flipped", tiny=False)
 
-    assert "checkpoint step-00000004 is refused" in capfd.readouterr().out
+    assert "skipping checkpoint step-00000004" in capfd.readouterr().out
     assert laptop.losses("flipped") == whole
 
 
@@ -213,7 +213,7 @@ def test_a_second_job_for_a_run_in_training_is_refused(laptop: Laptop, whole: li
     while not laptop.file("lock.json", "held").exists():
         time.sleep(0.01)
     try:
-        with pytest.raises(RunLocked, match="run held is being trained by job first"):
+        with pytest.raises(RunLocked, match="run held has been in use by job first"):
             laptop.train(run="held")
     finally:
         ended.set()

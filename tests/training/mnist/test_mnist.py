@@ -65,7 +65,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.start(
         "--dataset=digits", "--require-accuracy", "--log-every=50",
         workload="mnist",
-        extra={"TRAINIUM_PROCESSES_PER_NODE": "2", "NEURON_RT_LOG_LEVEL": "INFO"},
+        extra={
+            "TRAINIUM_PROCESSES_PER_NODE": "2",
+            "NEURON_RT_LOG_LEVEL": "INFO",
+            "TORCH_NEURONX_LOG_LEVEL": "2",
+        },
     )  # fmt: skip
     assert cluster.end(within_s=120) == {0: 0}, cluster.all_logs()
     yield cluster
@@ -85,7 +89,9 @@ def test_two_workers_reach_the_band_of_the_real_digits(nodes: Cluster) -> None:
     assert results["parameters"]["Batch size"] == 32
     assert results["parameters"]["World size"] == 2
     assert nodes.log(0).count("Train throughput (iter/sec): ") == 1  # as printed by the reference
-    assert results["parameters"]["Environment variables"]["NEURON_RT_LOG_LEVEL"] == "INFO"
+    variables = results["parameters"]["Environment variables"]
+    assert variables["NEURON_RT_LOG_LEVEL"] == "INFO"
+    assert variables["TORCH_NEURONX_LOG_LEVEL"] == "2"
 
 
 @pytest.mark.full
@@ -137,8 +143,8 @@ def test_the_last_batch_of_the_test_counts_what_is_in_it(num_ranks: int) -> None
         round(float(image[0]) * 255)
         for share in batches
         for batch in share
-        for image, counts in zip(batch["images"], batch["counts"], strict=True)
-        if counts
+        for image, mask in zip(batch["images"], batch["mask"], strict=True)
+        if mask
     ]
 
     assert sorted(seen) == list(range(13))

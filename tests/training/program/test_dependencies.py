@@ -75,7 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(site: Path, code: str) -> str:
     """Return the standard output of a program whose worker uses ``site``."""
     start = "from training.program import worker\nimport sys\n"
-    start += f"worker._find_packages_in({str(site)!r})\n"
+    start += f"worker._add_packages_folder({str(site)!r})\n"
     ended = subprocess.run(
         [sys.executable, "-c", start + code], capture_output=True, text=True, check=False
     )

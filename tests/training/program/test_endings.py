@@ -36,6 +36,9 @@ else:
     exec(sys.argv[2] if len(sys.argv) > 2 else "work()")
 """
 
+CRASH_AT_EXIT = "import atexit; atexit.register(os.kill, os.getpid(), signal.SIGSEGV)"
+"""A crash after the last line of the program, as in a native library's destructors."""
+
 
 def start(
     cluster: Cluster, *argv: str, flags: tuple[str, ...] = (), processes_per_node: int = 1
@@ -73,6 +76,7 @@ def test_the_error_of_one_rank_ends_all_nodes_with_its_reason_and_its_own_traceb
         ),
         ("os._exit(3)", 1, "rank 1 ended with exit code 3, without an exception"),
         ("os.abort()", 75, "rank 1 was killed by SIGABRT"),
+        (CRASH_AT_EXIT, 75, "rank 1 was killed by SIGSEGV"),
     ],
 )
 def test_the_exit_of_one_rank_ends_its_job_with_its_reason(
@@ -84,6 +88,13 @@ def test_the_exit_of_one_rank_ends_its_job_with_its_reason(
     assert lone_node.end(within_s=scaled(30)) == {0: code}, lone_node.all_logs()
     assert f"node 0: {text}" in lone_node.log(0).splitlines()[-1], lone_node.all_logs()
     assert "ChildFailedError" not in lone_node.all_logs()
+
+
+def test_a_crash_at_exit_is_ignored_if_all_ranks_had_ended(lone_node: Cluster) -> None:
+    start(lone_node, "pass", CRASH_AT_EXIT)
+
+    assert lone_node.end(within_s=scaled(30)) == {0: 0}, lone_node.all_logs()
+    assert lone_node.log(0).count("rank 0 was killed by SIGSEGV while it exited") == 1
 
 
 # Without processes: test_hangs.py.
@@ -252,7 +263,7 @@ def test_a_program_is_not_blamed_for_output_without_a_reader(lone_node: Cluster)
 
     assert lone_node.end(within_s=scaled(30)) == {0: 75}, lone_node.all_logs()
     last = lone_node.log(0).splitlines()[-1]
-    assert "node 0: the launcher's process for the program's output was killed by signal 9" in last
+    assert "node 0: the process that forwards the program's output was killed by signal 9" in last
 
 
 # The same for a trainer: tests/training/launcher/test_failure_model.py.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.nodes import CPU_NODE, node_on
 from training.core.arguments import parse
-from training.core.contract import DeviceKind
+from training.core.contract import DeviceKind, NodeContract
 from training.launcher.program import ProgramNode
 from training.program.environment import program_environment
 from training.program.settings import ProgramFolders, ProgramSettings, check
@@ -60,6 +60,43 @@ def test_user_variables_cannot_put_every_process_on_the_same_cores(
     assert not {"NEURON_RT_NUM_CORES", "NEURON_RT_ROOT_COMM_ID"} & env.keys()
     assert env["NEURON_RT_LOG_LEVEL"] == "INFO"
     assert "NEURON_RT_NUM_CORES=64 is removed" in caplog.text
+
+
+def program_on(scratch: Path, node: NodeContract, *flags: str, **env: str) -> ProgramNode:
+    request = parse(["program", f"--code={'0' * 64}", "--script=train.py", *flags])
+    scratch.mkdir()
+    return ProgramNode(request, node, env, scratch, heartbeat=lambda: None)
+
+
+def test_a_users_path_keeps_the_limit_on_concurrent_compilers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for folder in ("image", "mine"):
+        (compiler := tmp_path / folder / "neuronx-cc").parent.mkdir()
+        compiler.write_text("#!/bin/sh\n")
+        compiler.chmod(0o755)
+    node = node_on("trn2.48xlarge", release="2.33.0")
+    mine = f"{tmp_path}/mine:/bin"
+    program = program_on(tmp_path / "a", node, f"--env=PATH={mine}", PATH=f"{tmp_path}/image")
+
+    path = program._environment()["PATH"]
+
+    first, _, rest = path.partition(":")
+    assert rest == mine
+    assert f"exec {tmp_path}/mine/neuronx-cc" in (Path(first) / "neuronx-cc").read_text()
+
+
+def test_torchneurons_locks_are_in_the_folder_of_the_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    name, scratch = "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR", tmp_path / "a"
+    on_trn2 = program_on(scratch, node_on("trn2.48xlarge", release="2.33.0"))
+    on_trn1 = program_on(tmp_path / "b", node_on("trn1.32xlarge"))
+
+    assert Path(on_trn2._environment()[name]).is_relative_to(scratch)
+    assert name not in on_trn1._environment()
 
 
 def test_a_variable_set_by_torchrun_is_also_refused_on_the_node() -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from tests.training.nodes import CPU_NODE
+from tests.training.nodes import CPU_NODE, node_on
+from training.core.contract import DeviceKind
 from training.core.progress import ENV_SCRATCH, MAX_COMPILE_S
-from training.launcher.evidence import CompileCacheWatch
+from training.launcher.evidence import CompileCacheWatch, ProgramLiveness
 from training.launcher.hangs import DEPARTURE_LIMIT_S, ProgramObserver
-from training.launcher.messages import IMMEDIATE_EXIT_S, Departure, Message, Movement
+from training.launcher.messages import IMMEDIATE_EXIT_S, Departure, Message, ProgressReport
 from training.launcher.verdict import Verdict
 from training.program.snapshots.graphs import unlock
 from trainium_catalogue.exit_codes import ExitCode
@@ -35,7 +38,7 @@ def watch(*left: tuple[int, Departure], prepared: int = 2) -> ProgramObserver:
 
 
 def moved(doing: str = "", *, compiling: bool = False) -> Message:
-    return {"type": "moved", **asdict(Movement(doing=doing, compiling=compiling))}
+    return {"type": "moved", **asdict(ProgressReport(doing=doing, compiling=compiling))}
 
 
 def test_any_node_keeps_the_job_alive() -> None:
@@ -108,6 +111,18 @@ def test_a_compilation_has_the_compilation_timeout() -> None:
     assert "for 14400 s" in hang.reason
 
 
+def test_torchneurons_compilation_has_the_same_timeout_and_names_its_sign() -> None:
+    node = node_on("trn2.48xlarge", num_nodes=2, release="2.33.1")
+    job = ProgramObserver(node, hang_limit_s=HANG_S, now_s=0.0)
+    job.note(1, moved(compiling=True), 0.0)
+
+    assert job.verdict(float(MAX_COMPILE_S)) is None
+    hang = job.verdict(MAX_COMPILE_S + 1.0)
+    assert hang is not None
+    assert "on node 1 a compilation is in progress (a process of neuronx-cc)" in hang.reason
+    assert "lock" not in hang.reason
+
+
 def test_after_a_compilation_the_hang_limit_counts_again() -> None:
     job = watch()
     job.note(0, moved(compiling=True), 0.0)
@@ -136,27 +151,57 @@ def test_files_of_the_compile_cache_are_a_sign_of_life(tmp_path: Path) -> None:
 
 
 def test_a_lock_of_an_exited_compiler_is_not_a_compilation(tmp_path: Path) -> None:
-    compiler = tmp_path / "bin" / "neuronx-cc"
-    compiler.parent.mkdir()
-    compiler.write_text(f"#!{sys.executable} -s\nprint('compiles', flush=True); input()\n")
-    compiler.chmod(0o755)
     (tmp_path / "model.hlo_module.pb.lock").touch()
     cache = CompileCacheWatch(tmp_path, tmp_path)
     cache.moved(0.0)
     assert cache.compiling  # it is unknown who compiles
 
+    with compiler_running(tmp_path):
+        cache.moved(1000.0)
+        assert cache.compiling
+    cache.moved(2000.0)
+    assert not cache.compiling
+
+
+def test_torchneurons_compilation_needs_no_lock(tmp_path: Path) -> None:
+    """TorchNeuron's locks are in another folder, and stay there."""
+    life = ProgramLiveness(
+        tmp_path, tmp_path / "cache", DeviceKind.TORCH_NEURON, hang_limit_s=HANG_S
+    )
+    graph = tmp_path / "cache" / "neff" / "ab" / "cd"
+    graph.mkdir(parents=True)
+    (graph / "abcd.neff").write_bytes(b"neff")
+    (graph / "left-by-another-program.lock").touch()
+
+    assert not reports_compiling(life, 0.0)
+    with compiler_running(tmp_path):
+        assert reports_compiling(life, 1000.0)
+    assert not reports_compiling(life, 2000.0)
+    with compiler_running(tmp_path / "another-launch"):
+        assert not reports_compiling(life, 3000.0)
+
+
+def reports_compiling(life: ProgramLiveness, now_s: float) -> bool:
+    """The latest report to the main node; without one, nothing has changed."""
+    return any(message.get("compiling") for message in life.messages(now_s, ""))
+
+
+@contextmanager
+def compiler_running(scratch: Path) -> Iterator[None]:
+    """Run a compiler of the launch with this scratch folder, until killed."""
+    compiler = scratch / "bin" / "neuronx-cc"
+    compiler.parent.mkdir(parents=True, exist_ok=True)
+    compiler.write_text(f"#!{sys.executable} -s\nprint('compiles', flush=True); input()\n")
+    compiler.chmod(0o755)
     with subprocess.Popen(
         [compiler, "compile"],
-        env={**os.environ, ENV_SCRATCH: str(tmp_path)},
+        env={**os.environ, ENV_SCRATCH: str(scratch)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == b"compiles\n"
-        cache.moved(1000.0)
-        assert cache.compiling
+        yield
         process.kill()
-    cache.moved(2000.0)
-    assert not cache.compiling
 
 
 def test_no_worker_waits_for_an_earlier_attempts_compilation(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def test_a_program_waiting_for_its_own_processes_ends_with_the_reason_and_is_not
     assert "raise --hang-limit-s" not in last
     # Where it waits: in mp.spawn, or for the command.
     log = lone_node.log(0)
-    assert "launch: program: where rank 0 was" in log
-    assert 'train.py", line ' in log[log.index("where rank 0 was") :]
+    assert "launch: program: stack of rank 0" in log
+    assert 'train.py", line ' in log[log.index("stack of rank 0") :]
 
 
 # The next test covers the opposite result of the same check, and a later one the message without

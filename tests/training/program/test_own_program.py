@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.limits import scaled
+from tests.support.pretend_neuron import ROOT, pretend_neuron
 from tests.training.conftest import Cluster
 from tests.training.program.bundles import SAMPLE, bundle, program, upload
 from tests.training.program.snapshots.kept_nodes import wait_until
@@ -42,6 +46,30 @@ def test_the_sample_trains_on_two_nodes_and_resumes_after_a_lost_one(cluster: Cl
     assert [path.name[-15:] for path in curves] == ["attempt-1.jsonl", "attempt-2.jsonl"]
     points = [json.loads(line) for path in curves for line in path.read_text().splitlines()]
     assert {point["step"] for point in points} == {*range(1, 41)}
+
+
+def test_the_example_trains_on_torchneurons_device(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(ROOT / "examples/own-program/train.py", "--epochs=1", "--seconds=0"),
+        ],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            **pretend_neuron(tmp_path, "report"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
+    )
+
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.splitlines()[0] == "trains on neuron"
+    # Two gradients, on each of two ranks, whose reports may share a line.
+    assert ended.stderr.count("2 x c10d::allreduce_") == 2
 
 
 def test_files_come_from_the_bucket_and_credentials_are_not_passed_on(

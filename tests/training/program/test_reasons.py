@@ -80,6 +80,14 @@ def test_a_rank_reports_why_it_exits(
     assert end.code != 0 and not end.done
 
 
+def test_a_rank_reports_that_its_host_is_unfit(tmp_path: Path) -> None:
+    end = end_of("raise RuntimeError('NRT_EXEC_HW_ERR_HBM_UE')", tmp_path)
+
+    assert [(failure.code, failure.unfit_host) for failure in end.failures] == [
+        (ExitCode.HOST, True)
+    ]
+
+
 @pytest.mark.parametrize("action", ["sys.exit()", "sys.exit(0)", "pass"])
 def test_a_rank_that_ends_with_0_is_done(tmp_path: Path, action: str) -> None:
     assert end_of(action, tmp_path) == End(code=0, done=True, failures=[])

@@ -58,7 +58,7 @@ def test_the_second_of_two_jobs_exits_with_64_and_the_first_keeps_its_snapshots(
         _start(second, bucket, digest, end)
 
         assert second.end(within_s=scaled(40)) == {0: 64}, second.all_logs()
-        assert f"run test-run is being trained by job {first.mark} (attempt 1)" in second.log(0)
+        assert f"run test-run has been in use by job {first.mark} (attempt 1)" in second.log(0)
         assert "works" not in second.log(0)
         end.touch()
         assert first.end(within_s=scaled(40)) == {0: 0}, first.all_logs()

@@ -15,7 +15,7 @@ import pytest
 from tests.training.program.conftest import KEY, Collect
 from tests.training.program.package_index import PackageIndex
 from training.core.failures import classify, describe
-from training.program.wheels.collect import builders_environment, collect
+from training.program.wheels.collect import build_environment, collect
 from training.program.wheels.packages import Package, constraints
 from training.program.wheels.resolution import IndexUnreachable, RequirementsRefused, failure
 from training.storage import LocalObjects
@@ -257,7 +257,7 @@ def test_code_that_runs_while_a_package_is_built_finds_no_credentials() -> None:
         "PYTHONPATH": "/opt/trainium/app",
     }
     metadata = {"AWS_EC2_METADATA_DISABLED": "true"}
-    assert builders_environment({**kept, **hidden}) == {**kept, **metadata}
+    assert build_environment({**kept, **hidden}) == {**kept, **metadata}
 
 
 def test_additions_of_newer_pip_versions_are_not_part_of_a_conflict() -> None:

@@ -202,7 +202,7 @@ def test_deleting_a_missing_key_is_not_an_error(objects: Objects) -> None:
 def test_more_objects_than_one_request_takes_are_listed_and_deleted(
     bucket: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.storage.s3._AT_ONCE", 3)
+    monkeypatch.setattr("training.storage.s3._MAX_KEYS", 3)
     names = [f"{number:02}" for number in range(10)]
     for name in names:
         bucket.put(name, b"")

@@ -66,7 +66,7 @@ def held(objects: Objects) -> Iterator[RunLock]:
 def test_a_second_job_is_refused_while_the_first_is_alive(objects: Objects, held: RunLock) -> None:
     with pytest.raises(
         RunLocked,
-        match=r"run my-run is being trained by job first \(attempt 1\) on 10\.0\.0\.1 since .*; "
+        match=r"run my-run has been in use by job first \(attempt 1\) on 10\.0\.0\.1 since .*; "
         r"wait for it to end, stop it \(python -m jobs stop my-run\), or submit under another",
     ):
         lock(objects, "second").acquire()

@@ -1,4 +1,4 @@
-"""BERT sequences from Wikipedia: shards streamed from the reference's tar.
+"""BERT sequences from Wikipedia: shards streamed from the tar file of AWS's sample.
 
 At most one shard is on disk at a time, and an interrupted job resumes with the missing shards.
 """
@@ -37,7 +37,7 @@ URL = (
 """Public, without a published checksum (aws-neuron-samples, dp_bert_hf_pretrain). The manifest
 records its S3 ETag, and every range request is conditional on it, so all data is from one file."""
 SEQ_LEN, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
-_BY_HAND = "put the shards below datasets/ yourself, with a manifest as in docs/interfaces.md"
+_MANUAL_REMEDY = "put the shards below datasets/ yourself, with a manifest as in docs/interfaces.md"
 _PARTS = "parts/"
 _TIMEOUT_S = 60
 _ATTEMPTS = 5
@@ -77,7 +77,7 @@ class WebFile:
 
 
 def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, bytes]:
-    """Return headers and body; retry after connection errors and the server's own errors (5xx)."""
+    """Return headers and body; retry after connection errors and server errors (5xx)."""
     for attempt in range(_ATTEMPTS):
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
@@ -90,7 +90,7 @@ def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, 
             if error.code < 500 or attempt == _ATTEMPTS - 1:
                 raise DatasetError(
                     f"{request.full_url} returned {error.code} {error.reason}; if it has moved, "
-                    f"{_BY_HAND}"
+                    f"{_MANUAL_REMEDY}"
                 ) from None
         except (OSError, http.client.IncompleteRead) as error:
             if attempt == _ATTEMPTS - 1:
@@ -128,7 +128,7 @@ def prepare_bert_tar(
     if not shards:
         raise DatasetError(
             f"{url} contains no file named *_training_*.hdf5; if the publisher has changed it, "
-            f"{_BY_HAND}"
+            f"{_MANUAL_REMEDY}"
         )
     dataset = DatasetManifest(
         kind=KIND,
@@ -150,7 +150,7 @@ def _open_tar(stream: object, url: str) -> tarfile.TarFile:
         return tarfile.open(fileobj=stream, mode="r:")  # type: ignore[call-overload, no-any-return]
     except tarfile.ReadError as error:
         raise DatasetError(
-            f"{url} is not a tar file ({error}); if the publisher has changed it, {_BY_HAND}"
+            f"{url} is not a tar file ({error}); if the publisher has changed it, {_MANUAL_REMEDY}"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Build a small, reproducible BERT dataset from text in a package, without network access."""
+"""Build a small, reproducible BERT dataset from botocore's API docs, without network access."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PREDICTED, _MASKED, _REPLACED = 0.15, 0.8, 0.1
 
 Ids = list[int]
 DOCUMENTS = 1000
-"""Default number of documents, which yield about enough sequences for bert-tiny's preset."""
+"""Default number of documents; yields roughly the sequences that bert-tiny's preset needs."""
 _SEQ_LEN, _MAX_PREDICTIONS, _VOCAB_SIZE = 128, 20, 4096
 _SHARDS = 8
 _SEED = 12345
@@ -43,21 +43,21 @@ _SEED = 12345
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedSequence:
-    """A training sequence with masked words."""
+    """A training sequence with masked tokens."""
 
     ids: Ids
-    """Ids of the sequence, with words masked or replaced."""
+    """Ids of the sequence, with tokens masked or replaced."""
     segments: Ids
     positions: Ids
-    """Positions of the predicted words, ascending."""
+    """Positions of the predicted tokens, ascending."""
     labels: Ids
-    """Ids of the predicted words."""
+    """Ids of the predicted tokens."""
     is_random: bool
     """True if the second part does not follow the first."""
 
 
 def make_vocabulary(texts: Iterable[str], size: int) -> list[str]:
-    """List pieces by id: every ASCII character, then words by frequency, ties alphabetically."""
+    """List pieces by id: special tokens, characters, words by frequency, ties alphabetically."""
     normalizer, splitter = BertNormalizer(), BertPreTokenizer()
     counts: Counter[str] = Counter()
     for text in texts:
@@ -114,7 +114,7 @@ def examples(
 def _pairs(
     documents: Sequence[list[Ids]], number: int, room: int, rng: random.Random
 ) -> Iterator[tuple[Ids, Ids, bool]]:
-    """Group a document's sentences, up to ``room`` ids, and split each group in two."""
+    """Split groups of about ``room`` ids into pairs; replace about half of the second parts."""
     sentences = documents[number]
     start = 0
     while start < len(sentences):
@@ -188,7 +188,7 @@ def prepare_bert_tiny(
             ids.append(sentences)
     if len(ids) < 2:
         raise DatasetError(
-            f"sentence pairs need at least 2 documents with text, not {len(ids)}; allow more with "
+            f"sentence pairs need at least 2 documents with text, not {len(ids)}; increase "
             "--max-documents"
         )
     sequences = list(

@@ -156,7 +156,7 @@ def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
 
     ``folder`` is botocore's ``data`` folder, by default the installed package's.
     """
-    for model in _newest_models(folder or _installed()):
+    for model in _newest_models(folder or _botocore_data()):
         service = model.parent.parent.name
         document = _read(model)
         yield from _document(service, {"documentation": document.get("documentation")})
@@ -165,7 +165,7 @@ def api_documents(folder: Path | None = None) -> Iterator[Mapping[str, str]]:
                 yield from _document(f"{service} {name}", entry)
 
 
-def _installed() -> Path:
+def _botocore_data() -> Path:
     spec = find_spec("botocore")
     assert spec is not None and spec.origin is not None  # a dependency of boto3
     return Path(spec.origin).parent / "data"

@@ -55,7 +55,7 @@ MNIST = (
 )
 """Checksums are from TensorFlow Datasets (``url_checksums/mnist.txt``)."""
 _MNIST_FACTS = {"epochs": 4, "accuracy": [0.92, 0.99]}
-"""The reference's number of epochs; its eval.py requires an accuracy above 0.92."""
+"""Epochs as in aws-neuron-samples' mnist_mlp, whose eval.py requires an accuracy above 0.92."""
 _DIGITS = Path(__file__).with_name("digits.csv.gz")
 """A copy of scikit-learn's file (BSD-3-Clause): the test set of UCI's Optical Recognition of
 Handwritten Digits (E. Alpaydin and C. Kaynak, CC BY 4.0). Each line is an image of 8 x 8 pixels

@@ -50,7 +50,7 @@ def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
                 if error.code < 500 or attempt == _ATTEMPTS - 1:
                     raise DatasetError(
                         f"{archive.url} returned {error.code} {error.reason}; if it has moved, "
-                        "download the archive elsewhere, unpack it to JSONL and use jobs upload"
+                        "download it elsewhere, convert it to JSONL and run jobs upload"
                     ) from None
             except OSError as error:  # timeouts, lost connections, unresolved names
                 if attempt == _ATTEMPTS - 1:

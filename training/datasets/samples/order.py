@@ -40,7 +40,7 @@ def _permute(places: U64, keys: U64, size: int) -> U64:
     A Feistel network permutes [0, 2^(2h)), the smallest such range that covers ``size``. Results
     outside [0, size) are fed back until they fall inside, which preserves the permutation (cycle
     walking: Black and Rogaway, Ciphers with Arbitrary Finite Domains, CT-RSA 2002). The range is at
-    most four times as large, so this takes at most four rounds on average.
+    most four times as large, so this takes at most four passes on average.
     """
     half = max(1, -(-(size - 1).bit_length() // 2))
     result = _feistel(places, keys, half)

@@ -29,13 +29,13 @@ class TokenStream:
         self._starts = np.cumsum([0, *(shard.tokens for shard in shards)])
 
     def num_sequences(self, seq_len: int) -> int:
-        """Count sequences of ``seq_len`` tokens; adjacent ones share an id, as label and input."""
+        """Count sequences of ``seq_len`` tokens; one's last label is the next one's first input."""
         if self.has_responses:
             return int(self._starts[-1]) // seq_len
         return max(0, (int(self._starts[-1]) - 1) // seq_len)
 
     def sequence(self, index: int, seq_len: int) -> NDArray[np.int64]:
-        """Return a sequence's inputs and shifted labels: int64 of shape [seq_len + 1]."""
+        """Return a sequence's ids and its last label: int64 of shape [seq_len + 1]."""
         if not 0 <= index < self.num_sequences(seq_len):
             raise IndexError(
                 f"sequence {index} of {self.num_sequences(seq_len)} of {seq_len} tokens"
@@ -124,8 +124,8 @@ def open_dataset(
     """Copy the dataset at ``objects`` to this node's folder ``cache``, verify and map it.
 
     One process per node, the leader, downloads missing files while the rest block in ``wait``, a
-    barrier of at least the node's processes. Raises ``DatasetError`` for a shard that is missing or
-    does not match the manifest.
+    barrier across at least the node's processes. Raises ``DatasetError`` for a shard that is
+    missing or does not match the manifest.
     """
     manifest = stage(
         objects,

@@ -15,7 +15,7 @@ from trainium_catalogue.contract import DATASET_MANIFEST
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
 
 _MIB = 1024 * 1024
-_CHECKED_AT_ONCE = 16
+_PARALLEL_CHECKS = 16
 """Number of parallel checks: a dataset may have a thousand shards, and a node a hundred cores."""
 
 
@@ -59,7 +59,7 @@ def stage(
     """Copy the dataset at ``objects`` to this node's folder ``cache``; return its manifest.
 
     One process per node, the leader, downloads missing files while the rest block in ``wait``, a
-    barrier for at least all processes of the node. ``parse`` parses the manifest from its bytes and
+    barrier across at least the node's processes. ``parse`` parses the manifest from its bytes and
     name. Raises ``DatasetError`` for a shard that is missing or does not match the manifest;
     ``made_by`` is the workload that recreates it.
     """
@@ -89,11 +89,11 @@ def _stage(
     cache.mkdir(parents=True, exist_ok=True)
     folder = SafeFolder(cache)
     try:
-        missing = _missing(folder, manifest.files, report)
+        missing = _find_missing(folder, manifest.files, report)
     except UnsafeName as error:
         raise DatasetError(f"{cache} cannot hold the dataset {objects.uri}: {error}") from None
     if missing:
-        # Without a manifest until all shards are valid, so a partial folder never looks complete.
+        # No manifest until all shards are valid, so that a partial folder never looks complete.
         (cache / DATASET_MANIFEST).unlink(missing_ok=True)
     needed, free = sum(shard.bytes for shard in missing), shutil.disk_usage(cache).free
     if needed > free:
@@ -101,12 +101,12 @@ def _stage(
             f"{cache} has {free // _MIB:,} MiB free, but the missing shards need "
             f"{needed // _MIB:,} MiB; give the nodes a larger volume or put the cache on Lustre"
         )
-    moved = 0
+    fetched = 0
 
     def on_bytes(count: int) -> None:
-        nonlocal moved
-        moved += count
-        report(f"dataset: {moved // _MIB} of {needed // _MIB} MiB")
+        nonlocal fetched
+        fetched += count
+        report(f"dataset: {fetched // _MIB} of {needed // _MIB} MiB")
 
     for shard in missing:
         _fetch(objects, folder, shard, made_by, on_bytes)
@@ -114,11 +114,11 @@ def _stage(
     write_whole(cache / DATASET_MANIFEST, data)
 
 
-def _missing(
+def _find_missing(
     cache: SafeFolder, shards: Sequence[StagedFile], report: Callable[[str], None]
 ) -> list[StagedFile]:
     """Find missing or invalid shards, in parallel because accelerators are waiting."""
-    with ThreadPoolExecutor(_CHECKED_AT_ONCE, thread_name_prefix="check") as pool:
+    with ThreadPoolExecutor(_PARALLEL_CHECKS, thread_name_prefix="check") as pool:
         checks = [pool.submit(_is_valid, cache.path(shard.name), shard) for shard in shards]
         missing = []
         for shard, check in zip(shards, checks, strict=True):

@@ -70,10 +70,10 @@ _CACHED_WORDS = 2_000_000
 """About 300 MB; a natural-language corpus has fewer distinct recurring words."""
 Ids = NDArray[Any]
 """Token ids in the type of the shards."""
-_CHECKED_AT_FIRST = 32
-"""Documents verified in a process's first batch; later batches have one verified."""
-_LONGEST_CHECKED = 65_536
-"""In characters; verifying a longer document costs more than a fast encoder saves."""
+_FIRST_BATCH_CHECKS = 32
+"""Documents verified in a process's first batch; in each later batch, one is verified."""
+_MAX_CHECKED_CHARACTERS = 65_536
+"""Verifying a longer document costs more than a fast encoder saves."""
 
 
 def splits_at_spaces(tokenizer: dict[str, Any]) -> bool:
@@ -222,15 +222,15 @@ class CheckedEncoder:
 
     def __init__(self, encoder: Encoder, plain: PlainEncoder) -> None:
         self._encoder, self._plain = encoder, plain
-        self._at_first = _CHECKED_AT_FIRST
+        self._num_checked = _FIRST_BATCH_CHECKS
         self.name = encoder.name
         self._compare(PROBES)
 
     def encode(self, texts: Sequence[str]) -> Ids:
         """Encode all texts, each followed by EOS; raise ``ParityError`` if checked ids differ."""
-        candidates = [text for text in texts if len(text) <= _LONGEST_CHECKED]
-        self._compare(candidates[: self._at_first])
-        self._at_first = 1
+        candidates = [text for text in texts if len(text) <= _MAX_CHECKED_CHARACTERS]
+        self._compare(candidates[: self._num_checked])
+        self._num_checked = 1
         return self._ids(texts)
 
     def _ids(self, texts: Sequence[str]) -> Ids:

@@ -36,7 +36,7 @@ class Example:
 
 
 class ExampleReader:
-    """Reads and encodes the lines of a part; raises ``DatasetError`` with file and line."""
+    """Reads and encodes the lines of a piece; raises ``DatasetError`` with file and line."""
 
     def __init__(self, vocabulary: Vocabulary, *, seq_len: int) -> None:
         self._tokenizer = load_tokenizer(vocabulary.json)
@@ -80,14 +80,14 @@ def _fields(line: bytes) -> tuple[str, str]:
     if isinstance(document, dict) and "messages" in document and "prompt" not in document:
         raise ValueError(
             "messages need the model's own chat template; apply it and write the result "
-            "(transformers' apply_chat_template) as prompt and response"
+            "as prompt and response (see apply_chat_template in transformers)"
         )
     if not isinstance(document, dict) or not all(
         isinstance(document.get(name), str) for name in _FIELDS
     ):
-        has = ", ".join(map(repr, document)) if isinstance(document, dict) else "no object"
+        found = ", ".join(map(repr, document)) if isinstance(document, dict) else "no object"
         raise ValueError(
-            f'"prompt" and "response" must both contain text (found: {has or "nothing"}); write '
+            f'"prompt" and "response" must both contain text (found: {found or "nothing"}); write '
             '{"prompt": "...", "response": "..."}'
         )
     prompt, response = (document[name] for name in _FIELDS)

@@ -60,7 +60,7 @@ def _is_held_out(text: str, fraction: float) -> bool:
 
 
 class ShardWriter:
-    """Cuts the ids of a part after every ``shard_tokens`` ids, dropping none."""
+    """Writes a part's ids to shards of ``shard_tokens`` ids; the last shard may be shorter."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class PartRecord:
     validation_documents: int = 0
     validation_shards: tuple[Shard, ...] = ()
     response_tokens: int = 0
-    """Training tokens of examples that count in the loss."""
+    """Training tokens that count in the loss; 0 for text documents."""
 
     @property
     def files(self) -> tuple[Shard, ...]:
@@ -173,7 +173,7 @@ class PartRecord:
 
     @staticmethod
     def read(objects: Objects, part: Part, *, fingerprint: str) -> PartRecord | None:
-        """Read the record of a part if this plan has completed it, else None."""
+        """Read a part's record; return None if this plan has not completed the part."""
         try:
             record = read_json(objects.get(part.marker), PartRecord)
         except (ObjectMissing, ValueError):
@@ -319,8 +319,8 @@ def make_parts(
 ) -> list[PartRecord]:
     """Make every part, in parallel; return records in part order, or raise the first failure."""
     if min(processes, len(parts)) <= 1:
-        return _make_here(task, parts, on_progress)
-    # fork would copy tokenizer threads and boto3 locks in an arbitrary state.
+        return _make_in_this_process(task, parts, on_progress)
+    # fork would copy the locks of tokenizer and boto3 threads in an arbitrary state.
     context = multiprocessing.get_context("spawn")
     counters = context.Array("q", 2)
     pool = ProcessPoolExecutor(
@@ -345,14 +345,14 @@ def make_parts(
         return [future.result() for future in futures]
     except BrokenProcessPool as error:
         raise RuntimeError(
-            "a tokenizing process was killed, most likely because it ran out of memory; give the "
-            "job fewer --processes or a larger instance type"
+            "a tokenizing process was killed, most likely because it ran out of memory; use "
+            "fewer --processes or a larger instance type"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _make_here(
+def _make_in_this_process(
     task: PartSettings, parts: Sequence[Part], on_progress: OnProgress
 ) -> list[PartRecord]:
     finished = tokens = uploaded = 0

@@ -21,8 +21,8 @@ _PARQUET_ROWS = 1024
 T = TypeVar("T")
 _BATCH_CHARACTERS = 1_000_000
 _BATCH_DOCUMENTS = 1_000
-_MAX_WAITING = 2
-"""Items that may be read ahead."""
+_READ_AHEAD = 2
+"""Maximum number of items in the queue of ``read_ahead``."""
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
@@ -34,14 +34,14 @@ def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[
             return
         try:
             if piece.file.kind is TextFormat.TEXT:
-                yield _text(_decompressed(file, piece), name)
+                yield _text(_decompress(file, piece), name)
             else:
                 parse = partial(_field, text_field=text_field)
-                yield from _jsonl(_decompressed(file, piece), piece, parse, name)
+                yield from _jsonl(_decompress(file, piece), piece, parse, name)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             if not piece.file.compressed:
                 raise
-            raise _no_gzip(name, error) from None
+            raise _gzip_error(name, error) from None
 
 
 def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> Iterator[T]:
@@ -52,20 +52,20 @@ def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> I
     name = f"{objects.uri}/{piece.file.key}"
     with open_object(objects, piece.file.key, piece.file.size) as file:
         try:
-            yield from _jsonl(_decompressed(file, piece), piece, parse, name)
+            yield from _jsonl(_decompress(file, piece), piece, parse, name)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             if not piece.file.compressed:
                 raise
-            raise _no_gzip(name, error) from None
+            raise _gzip_error(name, error) from None
 
 
-def _no_gzip(name: str, error: Exception) -> DatasetError:
+def _gzip_error(name: str, error: Exception) -> DatasetError:
     return DatasetError(
         f"{name} is not a complete gzip file ({error}); compress it again, or remove the suffix .gz"
     )
 
 
-def _decompressed(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
+def _decompress(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
     if piece.file.compressed:
         return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size=1024 * 1024)
     return file
@@ -101,13 +101,13 @@ def _jsonl(file: IO[bytes], piece: Piece, parse: Callable[[bytes], T], name: str
                 before = 0
                 if piece.start:
                     file.seek(0)
-                    before = _lines_until(file, offset) - (number - 1)
+                    before = _count_lines(file, offset) - (number - 1)
                 raise DatasetError(f"{name}, line {before + number}: {error}") from None
             yield parsed
         offset += len(line)
 
 
-def _lines_until(file: IO[bytes], offset: int) -> int:
+def _count_lines(file: IO[bytes], offset: int) -> int:
     count = 0
     while offset > 0 and (block := file.read(min(offset, 1024 * 1024))):
         count += block.count(b"\n")
@@ -201,7 +201,7 @@ def open_parquet(file: io.BufferedReader, name: str):  # type: ignore[no-untyped
 
 
 def batches(documents: Iterable[str]) -> Iterator[list[str]]:
-    """Group documents into lists that are worth encoding in parallel yet fit into memory."""
+    """Group documents into lists large enough to encode in parallel yet small enough for memory."""
     batch: list[str] = []
     characters = 0
     for text in documents:
@@ -215,8 +215,8 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, read ahead in a thread; raise the thread's exception here."""
-    queue: Queue[T | _End] = Queue(_MAX_WAITING)
+    """Yield the items, read ahead in a thread; raise the thread's exception in the caller."""
+    queue: Queue[T | _End] = Queue(_READ_AHEAD)
     stopped = threading.Event()
 
     def fill() -> None:
@@ -247,7 +247,7 @@ def read_ahead(items: Iterable[T]) -> Iterator[T]:
 
 
 class _End:
-    """End of the items, with the error that ended them, if any."""
+    """Marks the end of the items, with the error that caused it, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error

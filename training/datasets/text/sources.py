@@ -69,7 +69,7 @@ class Corpus:
     """The files to tokenize, in key order."""
 
     uri: str
-    """Root of the keys."""
+    """URI that the keys are relative to."""
     files: tuple[InputFile, ...]
 
     @property
@@ -86,7 +86,7 @@ class Piece:
     start: int
     """A byte offset in uncompressed JSONL, a row group in Parquet, otherwise 0."""
     stop: int
-    """Start of the next piece."""
+    """End, exclusive, in the unit of ``start``."""
     bytes: int
     """Approximate size of the text in bytes."""
 
@@ -94,7 +94,7 @@ class Piece:
 def find_corpus(value: str, storage: StorageAccess) -> Corpus:
     """Find the files of ``--input``: a corpus in the bucket, ``s3://bucket/prefix`` or a path.
 
-    Raises ``DatasetError`` if there are none, or if any is not text.
+    Raises ``DatasetError`` if there are none, or if any has an unsupported format.
     """
     is_name = not value.startswith(("s3://", "/"))
     uri = f"{storage.root}/{CORPORA_PREFIX}{value}" if is_name else value.rstrip("/")
@@ -148,7 +148,7 @@ def input_files(listed: Iterable[ObjectInfo], *, uri: str) -> Iterable[InputFile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A unit of work, repeated if its process dies."""
+    """A unit of work; later attempts repeat only incomplete parts."""
 
     number: int
     pieces: tuple[Piece, ...]
@@ -237,7 +237,7 @@ class PartPlan:
             "input": f"{corpus.uri}, {counted(len(corpus.files), 'file')}, {corpus.bytes} bytes",
             "text-field": text_field,
             "shard-tokens": str(shard_tokens),
-            # Omitted if 0, for the same plan as in earlier releases.
+            # Omitted if 0, so that the plan equals that of earlier releases.
             **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
             **({"response-seq-len": str(response_seq_len)} if response_seq_len else {}),
             "content": _fingerprint(corpus),
@@ -252,13 +252,13 @@ class PartPlan:
 
     @property
     def fingerprint(self) -> str:
-        """Hash recorded in the parts of this plan."""
+        """Hash recorded in the ``PartRecord`` of each part of this plan."""
         return hashlib.sha256(self.data).hexdigest()
 
     def record(self, objects: Objects, *, is_complete: bool) -> None:
         """Record this plan; raise ``DatasetError`` if a complete dataset has a different one.
 
-        Replaces the plan of an unfinished job, for example once a faulty file is repaired; the
+        Replaces the plan of an incomplete dataset, for example after a bad file is fixed; the
         old parts are recreated, since they have a different fingerprint.
         """
         try:
@@ -277,7 +277,7 @@ class PartPlan:
         objects.put(PLAN_FILE, self.data)
 
     def require_recorded(self, objects: Objects) -> None:
-        """Refuse to continue if another job has since restarted the dataset."""
+        """Raise ``DatasetError`` if another job has since recorded a different plan."""
         recorded = objects.get(PLAN_FILE)
         if recorded != self.data:
             key, value = self._first_difference(recorded)
@@ -290,7 +290,7 @@ class PartPlan:
         try:
             other = read_object(data)
         except ValueError:
-            return "plan", "an unreadable one"
+            return "plan", "unreadable"
         keys = dict.fromkeys((*self.entries, *other))
         differing = (key for key in keys if other.get(key) != self.entries.get(key))
         key = next(differing, "plan")

@@ -41,7 +41,7 @@ from trainium_catalogue.wording import counted
 if TYPE_CHECKING:
     from training.core.job import Job
 
-_BETWEEN_LINES_S = 5.0
+_LOG_INTERVAL_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ProgressLine:
         )
         self._report(text)
         now = time.monotonic()
-        if now - self._shown_s > _BETWEEN_LINES_S:
+        if now - self._shown_s > _LOG_INTERVAL_S:
             self._shown_s = now
             self._log(text, now)
 
@@ -77,7 +77,7 @@ class ProgressLine:
         log.info("tokenize: %s, %.2f million per second", text, rate)
 
 
-def is_made(objects: Objects, part: Part, plan: PartPlan, sizes: dict[str, int]) -> bool:
+def is_complete(objects: Objects, part: Part, plan: PartPlan, sizes: dict[str, int]) -> bool:
     """Return whether an earlier attempt completed the part and its shards still exist."""
     if part.marker not in sizes:
         return False
@@ -195,7 +195,7 @@ class TokenizeRequest:
 
 
 def run(job: Job) -> None:
-    """Run the workload on rank 0, by default with one process per core."""
+    """Run the workload on rank 0, by default with one process per vCPU."""
     if job.device.rank:
         return
     context = job.context
@@ -253,7 +253,7 @@ def make_dataset(
     sizes = {info.key: info.size for info in objects.list()}
     plan.record(objects, is_complete=DATASET_MANIFEST in sizes)
     mine = share(plan.parts, index=request.array_index, size=request.array_size)
-    todo = [part for part in mine if not is_made(objects, part, plan, sizes)]
+    todo = [part for part in mine if not is_complete(objects, part, plan, sizes)]
     log.info(
         f"tokenize: {counted(len(corpus.files), 'file')}, {corpus.bytes / 1e6:.1f} MB in "
         f"{counted(len(plan.parts), 'part')}; {len(mine)} for this job, "

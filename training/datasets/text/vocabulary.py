@@ -31,7 +31,7 @@ class Vocabulary:
     """Name of the source file."""
     file_sha256: str
     json: str
-    """``tokenizer.json``."""
+    """Contents of ``tokenizer.json``."""
     sha256: str
     """Checksum of ``json``, which determines the ids."""
     size: int
@@ -69,7 +69,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     """Read a tokenizer from a file; raise ``DatasetError`` if it is unusable."""
     data = path.read_bytes()
     converted = _from_json(data, path.name) if data[:1] == b"{" else _from_sentencepiece(path)
-    text = _canonical(converted)
+    text = _canonicalize(converted)
     try:
         tokenizer = load_tokenizer(text)
     except Exception as error:  # the library raises bare Exception
@@ -158,7 +158,7 @@ def _from_sentencepiece(path: Path) -> str:
     return str(fast.backend_tokenizer.to_str())
 
 
-def _canonical(text: str) -> str:
+def _canonicalize(text: str) -> str:
     """Serialize the tokenizer in canonical form, so that its SHA-256 identifies its ids."""
     document = json.loads(text)
     # Padding and truncation, meant for inference batches, would add or drop ids.

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 Status = Literal["passed", "failed"]
 Duration = Annotated[float, Keywords(exclusiveMinimum=0)]
 _CHECK_BYTES = 2**20
-"""Payload of the first check, which also runs in int32."""
+"""Larger payload of the checks before the sweep, which run in int32 and fp32."""
 
 _MAX_COUNTED = 1000
 """Maximum wrong elements counted per rank, to keep the sum over ranks exact."""
@@ -183,7 +183,7 @@ class AllReduce:
         self._checks: list[SumComparison] = []
         self._timings: list[Timing] = []
         self._skipped: list[int] = []
-        self._where = picked(MeasuredSetup, job.context, num_ranks=job.device.num_ranks)
+        self._setup = picked(MeasuredSetup, job.context, num_ranks=job.device.num_ranks)
         self._started = now_utc()
         self._started_s = time.monotonic()
 
@@ -192,8 +192,8 @@ class AllReduce:
         leads = self._device.rank == 0
         if leads:
             self._job.store.start_metrics()
-            self._job.store.add_metrics(StartLine, asdict(self._where))
-            self._log(heading(self._where, self._sweep))
+            self._job.store.add_metrics(StartLine, asdict(self._setup))
+            self._log(heading(self._setup, self._sweep))
         error: Exception | None = None
         try:
             self._measure()
@@ -352,7 +352,7 @@ class AllReduce:
         """Write the result."""
         context = self._job.context
         result = AllReduceResult(
-            **asdict(self._where),
+            **asdict(self._setup),
             run=context.run,
             attempt=context.attempt,
             status="passed" if error is None else "failed",
@@ -371,7 +371,7 @@ class AllReduce:
         exact = sum(check.correct for check in self._checks)
         published = f" ({bar.published_gib_per_s} GiB/s)" if bar.published_gib_per_s else ""
         self._log(f"sums: {exact} of {len(self._checks)} exact, int32 and fp32")
-        self._log(f"published bar{published}: {bar.status}, {bar.reason}")
+        self._log(f"published bandwidth{published}: {bar.status}, {bar.reason}")
         self._job.progress.report("writing results")
         for place in self._job.store.finish(asdict(result)):
             self._log(f"written: {place}")
@@ -381,12 +381,12 @@ class AllReduce:
             log.info("%s", message)
 
 
-def heading(place: MeasuredSetup, sweep: Sweep) -> str:
+def heading(setup: MeasuredSetup, sweep: Sweep) -> str:
     """Build the first line of the log."""
     sizes = sweep.sizes()
     return (
-        f"all-reduce over ranks 0 to {place.num_ranks - 1}, {place.processes_per_node} on "
-        f"each of {counted(place.num_nodes, 'node')}, device {place.device}, fp32, "
+        f"all-reduce over ranks 0 to {setup.num_ranks - 1}, {setup.processes_per_node} on "
+        f"each of {counted(setup.num_nodes, 'node')}, device {setup.device}, fp32, "
         f"{size_label(sizes[0])} to {size_label(sizes[-1])}; algbw and busbw in GiB/s"
     )
 

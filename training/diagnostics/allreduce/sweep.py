@@ -56,7 +56,7 @@ class Sweep:
         )
 
     def sizes(self) -> list[int]:
-        """Return payloads in bytes, ascending, each ``size_factor`` times the previous one."""
+        """Return payload sizes in bytes, ascending, each ``size_factor`` times the previous one."""
         sizes = [self.min_bytes]
         while sizes[-1] * self.size_factor <= self.max_bytes:
             sizes.append(sizes[-1] * self.size_factor)
@@ -91,7 +91,7 @@ def tile(pattern: list[int], num_elements: int, data_type: torch.dtype) -> torch
 
 
 def compare(found: torch.Tensor, pattern: list[int]) -> tuple[int, str]:
-    """Count the elements that differ from the repeated pattern, and describe one of them.
+    """Count the elements that differ from the repeated pattern, and describe the first.
 
     Works in chunks to save memory: 32 workers may have a GiB each.
     """

@@ -44,7 +44,7 @@ BATCH_VARIABLES = (
 
 @PROBES.probe("batch-environment", needs=("Batch",))
 def batch_environment(node: ProbedNode) -> ProbeResult:
-    """The user guide's variables for every node are set, and the node count matches the job's."""
+    """The variables that Batch documents for every node are set; the node count is the job's."""
     missing = [name for name in BATCH_VARIABLES if not node.env.get(name)]
     number = node.env.get(BATCH_NUM_NODES)
     return ProbeResult(
@@ -92,7 +92,7 @@ def nodes_join(node: ProbedNode) -> ProbeResult:
 @PROBES.probe("job-without-imds", needs=("Batch", "AWS"))
 @PROBES.probe("pod-without-imds", needs=("EKS", "AWS"))
 def without_metadata(node: ProbedNode) -> ProbeResult:
-    """The host's metadata service does not answer, and the credentials are the job's own."""
+    """The host's metadata service (IMDS) does not respond; the credentials are the job's own."""
     answer, method = request_metadata_token(_METADATA_TOKEN), credentials_method()
     return ProbeResult(
         ok=answer is None and method == CONTAINER_ROLE,
@@ -148,14 +148,14 @@ def endpoints(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("node-dns", needs=("AWS",))
 def name_service(node: ProbedNode) -> ProbeResult:
-    """/etc/resolv.conf names a server that resolves S3's name."""
+    """/etc/resolv.conf lists a name server that resolves the S3 endpoint."""
     lines = node.text("etc/resolv.conf").splitlines()
     servers = [line.split()[1] for line in lines if line.startswith("nameserver ")]
     name = f"s3.{node.context.region}.amazonaws.com"
     address = look_up(name)
     return ProbeResult(
         ok=bool(servers) and address is not None,
-        seen=f"name servers {', '.join(servers) or 'none'}; {name} is {address or 'unknown'}",
+        seen=f"name servers {', '.join(servers) or 'none'}; {name}: {address or 'no address'}",
         expected=f"a name server, and an address for {name}",
     )
 
@@ -170,15 +170,15 @@ def look_up(name: str) -> str | None:
 
 @PROBES.probe("pod-name-in-dns", needs=("EKS", "two nodes", "AWS"))
 def pod_name(node: ProbedNode) -> ProbeResult:
-    """The headless service resolves the name of the main node's pod."""
+    """The main pod's host name resolves through the headless Service."""
     if node.is_main:
         raise SubjectMissing("a child node, which resolves the main node's name")
     host = node.env.get(node.env.get(ENV_MAIN_HOST_FROM, ""), "").partition(",")[0]
     address = look_up(host)
     return ProbeResult(
         ok=address is not None,
-        seen=f"{host} is {address or 'unknown'}",
-        expected="the main pod's name has an address",
+        seen=f"{host}: {address or 'no address'}",
+        expected="the main pod's host name resolves to an address",
     )
 
 
@@ -195,7 +195,7 @@ def reserved_ports(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("pod-security", needs=("EKS", "AWS"))
 def pod_security(node: ProbedNode) -> ProbeResult:
-    """The pod has its shared process namespace and its reserved ports."""
+    """The pod has a shared process namespace and its reserved ports."""
     first = node.text("proc/1/comm").strip()
     reserved = node.text("proc/sys/net/ipv4/ip_local_reserved_ports").strip()
     return ProbeResult(
@@ -207,9 +207,9 @@ def pod_security(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("image-contents", needs=("neuron",))
 def image_contents(node: ProbedNode) -> ProbeResult:
-    """Everything that workloads need can be imported on a device."""
+    """Every module that workloads need can be imported on a device."""
     code, last_line = check_health()
-    return ProbeResult(ok=code == 0, seen=last_line, expected="everything can be imported")
+    return ProbeResult(ok=code == 0, seen=last_line, expected="all modules can be imported")
 
 
 def check_health() -> tuple[int, str]:

@@ -16,15 +16,15 @@ from trainium_catalogue.probing import ProbeResult, SubjectMissing
 
 _NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
 _TIMEOUT_S = 30
-_FILES = 65_536
-"""The same limit as in preflight."""
+_OPEN_FILES = 65_536
+"""Minimum limit on open files, the same as in preflight."""
 _CGROUP_FILES = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 """Files of cgroup v2, then v1."""
 
 
 @PROBES.probe("chips-and-memory", needs=("neuron",))
 def chips(node: ProbedNode) -> ProbeResult:
-    """neuron-ls lists the chips, cores and device memory in the catalogue."""
+    """The chips, cores and device memory that neuron-ls lists match the catalogue."""
     command = shutil.which("neuron-ls") or _NEURON_LS
     if not Path(command).exists():
         raise SubjectMissing("neuron-ls in the image")
@@ -67,7 +67,7 @@ def logical_cores(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("preflight-on-device", needs=("neuron",))
 def preflight(node: ProbedNode) -> ProbeResult:
-    """Preflight's three sources (devices, driver, EFA) exist on real hardware and agree."""
+    """Preflight's sources (devices, driver, EFA) exist on hardware and match the catalogue."""
     host, wanted = node.host, node.instance
     efa = {host.num_efa_interfaces(), host.num_efa_devices()}
     if (domains := host.num_efa_domains()) is not None:
@@ -82,7 +82,7 @@ def preflight(node: ProbedNode) -> ProbeResult:
         and fits
         and efa == {wanted.num_efa_interfaces},
         seen=f"{host.num_neuron_devices()} /dev/neuron*, driver {driver or 'none'}, EFA "
-        f"{sorted(efa)}, libfabric's tool {'absent' if domains is None else 'present'}",
+        f"{sorted(efa)}, fi_info {'absent' if domains is None else 'present'}",
         expected=f"{wanted.num_neuron_devices} /dev/neuron*, driver {node.release.driver_range}, "
         f"EFA [{wanted.num_efa_interfaces}]",
     )
@@ -90,7 +90,7 @@ def preflight(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("eks-image-efa", needs=("EKS", "neuron", "EFA"))
 def eks_efa(node: ProbedNode) -> ProbeResult:
-    """The EKS image's EFA driver and the device plugin give the pod every interface."""
+    """The EKS image's EFA driver and the device plugin expose every interface to the pod."""
     wanted = node.instance.num_efa_interfaces
     found = node.host.num_efa_interfaces(), node.host.num_efa_devices()
     return ProbeResult(
@@ -102,7 +102,7 @@ def eks_efa(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("device-path", needs=("Batch", "neuron"))
 def device_paths(node: ProbedNode) -> ProbeResult:
-    """Devices mapped by host path alone have the same path here, readable and writable."""
+    """Devices mapped with only a host path are at the same path here, readable and writable."""
     paths = (*node.instance.neuron_device_paths(), *node.instance.efa_device_paths())
     good = [path for path in paths if _is_usable(node.root / path.lstrip("/"))]
     missing = sorted(set(paths) - set(good))
@@ -142,13 +142,13 @@ def container_memory(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("shared-memory", needs=("Batch", "neuron"))
 def shared_memory(node: ProbedNode) -> ProbeResult:
-    """/dev/shm, open files and locked memory match the job definition."""
+    """The limits of /dev/shm, open files and locked memory match the job definition."""
     wanted, host = node.instance.shared_memory_mib, node.host
     shm, files, locked = host.shared_memory_mib(), host.max_open_files(), host.memlock_bytes()
     return ProbeResult(
-        ok=shm == wanted and files >= _FILES and locked is None,
-        seen=f"/dev/shm {gib(shm)} GiB, {files} open files, {_locked(locked)}",
-        expected=f"/dev/shm {gib(wanted)} GiB, at least {_FILES} open files, unlimited locked "
+        ok=shm == wanted and files >= _OPEN_FILES and locked is None,
+        seen=f"/dev/shm {gib(shm)} GiB, {files} open files, {_memlock(locked)}",
+        expected=f"/dev/shm {gib(wanted)} GiB, at least {_OPEN_FILES} open files, unlimited locked "
         "memory",
     )
 
@@ -157,10 +157,10 @@ def shared_memory(node: ProbedNode) -> ProbeResult:
 def eks_memlock(node: ProbedNode) -> ProbeResult:
     """User data has removed the limit on locked memory for pods."""
     locked = node.host.memlock_bytes()
-    return ProbeResult(ok=locked is None, seen=_locked(locked), expected="unlimited locked memory")
+    return ProbeResult(ok=locked is None, seen=_memlock(locked), expected="unlimited locked memory")
 
 
-def _locked(limit: int | None) -> str:
+def _memlock(limit: int | None) -> str:
     return "unlimited locked memory" if limit is None else f"{limit} bytes of locked memory"
 
 
@@ -211,7 +211,7 @@ for _claim, (_device, _check, _expected) in _CLAIMS_OF_CHECKS.items():
     "nxd-semantics", needs=("torch_xla", "check gradients", "check parity", "check resume")
 )
 def nxd(node: ProbedNode) -> ProbeResult:
-    """Several ranks train exactly like a CPU, and resume from a checkpoint without deviation."""
+    """Training on several ranks matches a CPU's within tolerance, before and after a resume."""
     checks = [node.checks[name] for name in ("gradients", "parity", "resume")]
     return ProbeResult(
         ok=all(check.ok for check in checks) and node.num_ranks > 1,

@@ -141,7 +141,7 @@ def waiting(findings: Iterable[Finding]) -> list[str]:
 def merged(by_node: Sequence[Sequence[Finding]]) -> list[Finding]:
     """Merge into one finding per probe: the worst one.
 
-    A failure names its node if there are several.
+    A failure names its node if there are several nodes.
     """
     findings = []
     for same in zip(*by_node, strict=True):

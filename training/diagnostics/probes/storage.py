@@ -86,7 +86,7 @@ def changed_part(node: ProbedNode) -> ProbeResult:
 
 @PROBES.probe("least-rights", needs=("AWS", "the main node"))
 def least_rights(node: ProbedNode) -> ProbeResult:
-    """This workload's role cannot write where only data jobs may."""
+    """This workload's role cannot write below a prefix that only data jobs may write to."""
     key = f"{DATASETS_PREFIX}.probe-{node.context.job_id}"
     try:
         node.storage.put(key, b"")

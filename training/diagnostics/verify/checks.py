@@ -77,7 +77,7 @@ def sums(device: Device, ranks: Ranks) -> CheckResult:
             ok=False,
             detail=f"wrong on {counted(len(wrong), 'rank')}, first on rank {rank}{text}",
         )
-    detail = f"{_ELEMENTS} elements over {device.num_ranks} ranks are exact, int32 and fp32"
+    detail = f"{_ELEMENTS} elements over {device.num_ranks} ranks are exact in int32 and fp32"
     return CheckResult(check="sums", ok=True, detail=detail)
 
 
@@ -184,7 +184,7 @@ class LlamaChecks:
         after = [self._run.step(number) for number in range(SAVED_STEP + 1, REPEATED_STEP + 1)]
         off = max(deviations(after, before))
         detail = (
-            f"after {loaded.name} ({loaded.num_bytes / 1e6:.1f} MB) the next {len(after)} losses "
+            f"loaded {loaded.name} ({loaded.num_bytes / 1e6:.1f} MB); the next {len(after)} losses "
             f"and norms are off by {off:.1e} (tolerance {self._tolerance.resumed:.0e})"
         )
         if different:
@@ -312,7 +312,7 @@ def outcome_of(check: str, found: list[tuple[bool, str]]) -> CheckResult:
 
 
 def make_golden() -> dict[str, object]:
-    """Train the reference on one rank."""
+    """Train the reference for one rank; return the contents of ``GOLDEN``."""
     config = config_for(1)
     size = config.plan.global_batch
     model = reference.llama(config)

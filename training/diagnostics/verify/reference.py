@@ -41,7 +41,7 @@ class ReferenceModel:
 
     @property
     def weights(self) -> Tensors:
-        """Copy the current weights, by name."""
+        """Copies of the current weights, by name."""
         return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def gradients(self, batch: Any) -> tuple[Tensors, float, float]:
@@ -84,7 +84,7 @@ def clip_factor(norm: float, limit: float) -> float:
 
 
 def _adamw(parameters: Mapping[str, torch.Tensor], config: TrainConfig) -> torch.optim.Optimizer:
-    """Create AdamW that decays only matrices; norms and biases have one dimension."""
+    """Create AdamW with weight decay for matrices only; norms and biases have one dimension."""
     decayed = [p for p in parameters.values() if p.dim() > 1]
     others = [p for p in parameters.values() if p.dim() == 1]
     return torch.optim.AdamW(
@@ -177,7 +177,7 @@ def distance(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Ten
 
     A parameter's distance is the norm of the difference divided by the expected norm, or by a
     thousandth of the total norm if that is larger: the gradient of a bias without effect, such as
-    BERT's key biases, is pure rounding.
+    BERT's key biases, is pure rounding error.
     """
     least = 1e-3 * norm_of(expected)
     worst = Distance(name="", value=-1.0)

@@ -1,4 +1,4 @@
-"""The tiny models that verify trains, their data, and the required accuracy.
+"""The tiny models that the verify workload trains, their data, and the required accuracy.
 
 The data are computed in integer arithmetic, so they are the same on every platform.
 """
@@ -53,11 +53,11 @@ processes, at tensor parallel 1, 2 and 4 (November 2026): losses 0.08%, norms 0.
 0.8% for Llama and 1.8% for BERT, resumed steps none. Devices sum in a different order. Without
 the all-reduce of input gradients the worst gradient is off by 100%, and the norm by 35%."""
 UPDATE = 1e-3
-"""Maximum deviation of a weight from the optimizer's update, in learning rates."""
+"""Maximum deviation of a weight from the optimizer's update, in units of the learning rate."""
 
 
 def config_for(num_ranks: int, tensor_parallel: int = 0) -> TrainConfig:
-    """Configure Llama for ``num_ranks``; raise ``ValueError`` if they cannot share it.
+    """Configure Llama for ``num_ranks``; raise ``ValueError`` if it cannot be split across them.
 
     ``tensor_parallel`` 0 means the default degree. Model and batches are the same for every degree
     and number of ranks.
@@ -79,7 +79,7 @@ _BERT_SHAPE: dict[str, Value] = {
     "seq-len": BERT_SEQ_LEN,
     # One more for an absent prediction.
     "max-predictions": PREDICTIONS + 1,
-    # Small, with accumulation in fp32: bf16 sums over many positions are mostly rounding.
+    # Small, with accumulation in fp32: bf16 sums over many positions are mostly rounding error.
     "micro-batch": 4,
     "dropout": 0.0,
     "max-steps": DATA_PARALLEL_STEPS,
@@ -124,7 +124,7 @@ _FIRST_WORD, _MASK = 8, 4
 _PIXELS, _CLASSES = 784, 10
 
 
-def _chance(positions: range, count: int) -> Numbers:
+def _random_numbers(positions: range, count: int) -> Numbers:
     """Return pseudorandom 31-bit numbers, ``[positions, count]``."""
     place = np.array(positions, np.uint64)[:, None] * np.uint64(count)
     place = place + np.arange(count, dtype=np.uint64)
@@ -135,22 +135,22 @@ def _chance(positions: range, count: int) -> Numbers:
     return (mixed >> np.uint64(33)).astype(np.int64)
 
 
-def _chains(chance: Numbers) -> Numbers:
+def _chains(numbers: Numbers) -> Numbers:
     """Return token kinds; seven in eight are determined by the token two positions earlier.
 
-    To predict the next token, a model must attend to the previous position, so missing positions or
-    a view of the future change the losses.
+    To predict the next token, a model must attend to the previous position, so missing position
+    encodings or attention to future tokens change the losses.
     """
-    kinds = chance // 8 % _KINDS
+    kinds = numbers // 8 % _KINDS
     for column in range(2, kinds.shape[1]):
         follows = (kinds[:, column - 2] + 1) % _KINDS
-        kinds[:, column] = np.where(chance[:, column] % 8 == 0, kinds[:, column], follows)
+        kinds[:, column] = np.where(numbers[:, column] % 8 == 0, kinds[:, column], follows)
     return kinds
 
 
 def tokens(positions: range) -> torch.Tensor:
     """Return Llama's data: int64 ``[positions, seq_len + 1]``, from 0 to 511."""
-    kinds = _chains(_chance(positions, SEQ_LEN + 1))
+    kinds = _chains(_random_numbers(positions, SEQ_LEN + 1))
     return torch.from_numpy(kinds * 16 + kinds % 16)
 
 
@@ -161,12 +161,12 @@ def sentences(positions: range) -> Mapping[str, torch.Tensor]:
 
     Every sequence has the same number of predictions, so the mean of means is the overall mean.
     """
-    chance = _chance(positions, BERT_SEQ_LEN + PREDICTIONS + 1)
-    words = _chains(chance[:, :BERT_SEQ_LEN]) * 7 + _FIRST_WORD
-    lengths = BERT_SEQ_LEN - chance[:, -1:] % 7
+    numbers = _random_numbers(positions, BERT_SEQ_LEN + PREDICTIONS + 1)
+    words = _chains(numbers[:, :BERT_SEQ_LEN]) * 7 + _FIRST_WORD
+    lengths = BERT_SEQ_LEN - numbers[:, -1:] % 7
     mask = np.arange(BERT_SEQ_LEN) < lengths
     # One position in each group of 3: never the first, no duplicates, none in the padding.
-    places = np.arange(PREDICTIONS) * 3 + 1 + chance[:, BERT_SEQ_LEN:-1] % 3
+    places = np.arange(PREDICTIONS) * 3 + 1 + numbers[:, BERT_SEQ_LEN:-1] % 3
     labels = np.take_along_axis(words, places, axis=1)
     hidden = words * mask
     np.put_along_axis(hidden, places, _MASK, axis=1)
@@ -188,8 +188,8 @@ def sentences(positions: range) -> Mapping[str, torch.Tensor]:
 
 def images(positions: range) -> Mapping[str, torch.Tensor]:
     """Return the digits: float ``[positions, 784]`` from 0 to 1, with labels."""
-    chance = _chance(positions, _PIXELS + 1)
+    numbers = _random_numbers(positions, _PIXELS + 1)
     return {
-        "images": torch.from_numpy((chance[:, 1:] % 256).astype(np.float32) / 255),
-        "labels": torch.from_numpy(chance[:, 0] % _CLASSES),
+        "images": torch.from_numpy((numbers[:, 1:] % 256).astype(np.float32) / 255),
+        "labels": torch.from_numpy(numbers[:, 0] % _CLASSES),
     }

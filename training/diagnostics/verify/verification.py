@@ -53,7 +53,7 @@ class Verification:
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self._job, self._ranks = job, ranks
         self._tolerance = FP32 if job.device.kind is DeviceKind.CPU else BF16
-        self._ended: dict[str, VerifyResult] = {}
+        self._results: dict[str, VerifyResult] = {}
         self._run: TrialRun | None = None
         self._llama: LlamaChecks | None = None
         context = job.context
@@ -74,8 +74,8 @@ class Verification:
 
     def run(self) -> None:
         """Run the requested checks; raise ``VerificationFailed`` with those that fail."""
-        chosen = self._chosen()
-        if self._leads:
+        chosen = self._select_checks()
+        if self._is_rank_zero:
             self._job.store.start_metrics()
             self._log(f"{counted(len(chosen), 'check')}: {', '.join(chosen)}")
             for name, reason in self._impossible.items():
@@ -93,11 +93,11 @@ class Verification:
                 raise VerificationFailed(f"check {name} crashed: {describe(error)}") from error
             self._log(f"{name:<13} {'passed' if outcome.ok else 'FAILED'}: {outcome.detail}")
             outcomes.append(outcome)
-            self._ended[name] = VerifyResult(
+            self._results[name] = VerifyResult(
                 ok=outcome.ok, detail=outcome.detail, seconds=time.monotonic() - begin
             )
         self._probe(waiting(findings), findings)
-        if self._leads:
+        if self._is_rank_zero:
             self._write(outcomes)
         # Wait for the results to be written: the first rank to fail ends the job.
         self._ranks.gather(None)
@@ -116,14 +116,14 @@ class Verification:
             env=self._job.variables,
             storage=self._storage,
             s3=lambda: _s3_client(context),
-            checks=self._ended,
+            checks=self._results,
         )
         first_of_node = self._job.device.rank % context.processes_per_node == 0
         mine = run_probes(node, self._job.progress.report, names) if first_of_node else None
         by_node = [each for each in self._ranks.gather(mine) if each is not None]
         by_id = {finding.id: finding for finding in (*before, *merged(by_node))}
         findings = list(by_id.values())
-        if self._leads:
+        if self._is_rank_zero:
             self._job.store.put(NODE_RECORD, record(node, findings))
             for finding in findings if before else ():
                 if finding.state is not State.NOT_RUN:
@@ -145,7 +145,7 @@ class Verification:
             reasons["graphs"] = f"on {kind} compilations cannot be counted"
         return reasons
 
-    def _chosen(self) -> list[str]:
+    def _select_checks(self) -> list[str]:
         """Return the chosen checks in the order of ``self.checks``: some depend on earlier ones."""
         words = str(self._job.values["checks"])
         if words == ALL:
@@ -231,7 +231,7 @@ class Verification:
         )
 
     @property
-    def _leads(self) -> bool:
+    def _is_rank_zero(self) -> bool:
         return self._job.device.rank == 0
 
     def _write(self, outcomes: Sequence[CheckResult]) -> None:
@@ -253,7 +253,7 @@ class Verification:
             self._log(f"written: {place}")
 
     def _log(self, text: str) -> None:
-        if self._leads:
+        if self._is_rank_zero:
             log.info("verify: %s", text)
 
 

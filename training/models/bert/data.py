@@ -2,7 +2,7 @@
 
 Shards can only be read in full, since their arrays are compressed. So a rank should need few shards
 at a time, while a step should mix as many as possible. Each epoch therefore shuffles the shards and
-splits the resulting stream into lanes. Every step takes an equal block of each lane, and a rank,
+splits the resulting stream into lanes. Every step takes an equal block from each lane, and a rank,
 which computes adjacent positions of the step, needs only a few lanes.
 """
 
@@ -62,7 +62,7 @@ class ShardOrder:
         return max(1, self.global_batch // self.num_lanes)
 
     def max_shards(self, num_positions: int) -> int:
-        """Return the approximate maximum of shards for ``num_positions`` adjacent positions."""
+        """Estimate the maximum number of shards for ``num_positions`` adjacent positions."""
         return min(len(self.sizes), num_positions // self.block + 2)
 
     def find(self, positions: NDArray[Any]) -> tuple[Indices, Indices]:
@@ -109,17 +109,17 @@ class ShardCache:
 
     def __init__(self, paths: list[Path], *, sizes: Sequence[int], capacity: int) -> None:
         self._paths, self._sizes, self._capacity = paths, sizes, capacity
-        self._read: OrderedDict[int, Future[Arrays]] = OrderedDict()
+        self._futures: OrderedDict[int, Future[Arrays]] = OrderedDict()
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="shards")
 
     def prefetch(self, shard: int) -> Future[Arrays]:
         """Start reading a shard unless it is cached."""
-        if shard not in self._read:
-            self._read[shard] = self._pool.submit(self._load, shard)
-        self._read.move_to_end(shard)
-        while len(self._read) > self._capacity:
-            self._read.popitem(last=False)
-        return self._read[shard]
+        if shard not in self._futures:
+            self._futures[shard] = self._pool.submit(self._load, shard)
+        self._futures.move_to_end(shard)
+        while len(self._futures) > self._capacity:
+            self._futures.popitem(last=False)
+        return self._futures[shard]
 
     def _load(self, shard: int) -> Arrays:
         path, expected = self._paths[shard], self._sizes[shard]

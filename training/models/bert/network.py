@@ -73,7 +73,7 @@ class Bert(BertForPreTraining):  # type: ignore[misc]
 
 
 def meta_model(config: BertConfig) -> Bert:
-    """Build the model without storage."""
+    """Build the model on the meta device, without allocating its weights."""
     with torch.device("meta"):
         model = Bert(config)
     model.train()
@@ -112,7 +112,7 @@ class BertNetwork:
         self._config = config
 
     def build(self, mesh: DeviceMesh | None) -> nn.Module:
-        """Build the model without storage, replicated on every rank."""
+        """Build the model on the meta device, to be replicated on every rank."""
         shape = self._config.shape
         assert mesh is None and isinstance(shape, BertShape), shape
         model: nn.Module = meta_model(bert_config(shape, dropout=self._config.dropout))

@@ -1,8 +1,8 @@
 """Batches for Llama: tokens by position in a run's data order, with document masks.
 
-With masks, a token in a packed sequence attends only to its own document. Positions need no reset:
-attention with rotary embeddings depends only on distances, so a packed document gives the same
-results as a separate one. In bf16 this holds up to the precision of cosines and sines, which
+With masks, a token in a packed sequence attends only to its own document. Position IDs need no
+reset: attention with rotary embeddings depends only on distances, so a packed document gives the
+same results as a separate one. In bf16 this holds up to the precision of cosines and sines, which
 Hugging Face's Llama rounds to the dtype of the embeddings.
 """
 
@@ -34,14 +34,14 @@ def packed_batches(
     *,
     seed: int,
     seq_len: int,
-    masked_by: int | None = None,
+    document_eos_id: int | None = None,
     group: int = 1,
 ) -> Batches:
     """Return a pure function from positions to batches; any rank may request any position.
 
-    ``masked_by`` is the end-of-document id if documents must not attend to each other. ``group`` is
-    the number of positions of a step or of an evaluation: for prompts and responses, all tokens in
-    its loss have the same weight.
+    ``document_eos_id`` is the end-of-document id if documents must not attend to each other.
+    ``group`` is the number of positions of a step or of an evaluation: for prompts and responses,
+    all tokens in its loss have the same weight.
     """
     num_sequences = dataset.num_sequences(seq_len)
 
@@ -65,10 +65,10 @@ def packed_batches(
     def batch(positions: range) -> Batch:
         rows = rows_at(positions)
         if not dataset.has_responses:
-            return _micro_batch(rows, masked_by)
+            return _micro_batch(rows, document_eos_id)
         counts = torch.from_numpy((rows[:, 1:] >= COUNTED).astype(np.float32))
         weights = counts * weight(positions.start // group)
-        return _with_weights(_micro_batch(rows, masked_by, has_responses=True), weights)
+        return _with_weights(_micro_batch(rows, document_eos_id, has_responses=True), weights)
 
     return batch
 
@@ -78,7 +78,7 @@ def random_batches(
     vocab_size: int,
     seed: int,
     seq_len: int,
-    masked_by: int | None = None,
+    document_eos_id: int | None = None,
     has_weights: bool = False,
 ) -> Batches:
     """Return a function that makes random batches, for compiling graphs and comparing models."""
@@ -88,7 +88,7 @@ def random_batches(
             np.random.default_rng((seed, position)).integers(vocab_size, size=seq_len + 1)
             for position in positions
         ]
-        micro_batch = _micro_batch(np.stack(rows).astype(np.int64), masked_by)
+        micro_batch = _micro_batch(np.stack(rows).astype(np.int64), document_eos_id)
         if not has_weights:
             return micro_batch
         return _with_weights(micro_batch, torch.ones(len(positions), seq_len))
@@ -103,11 +103,11 @@ def _with_weights(micro_batch: Batch, weights: torch.Tensor) -> Batch:
 
 
 def _micro_batch(
-    rows: NDArray[np.int64], masked_by: int | None, *, has_responses: bool = False
+    rows: NDArray[np.int64], document_eos_id: int | None, *, has_responses: bool = False
 ) -> Batch:
-    if masked_by is None:
+    if document_eos_id is None:
         return torch.from_numpy(rows & (COUNTED - 1))
-    return with_documents(rows, eos_id=masked_by, has_responses=has_responses)
+    return with_documents(rows, eos_id=document_eos_id, has_responses=has_responses)
 
 
 def with_documents(
@@ -141,9 +141,9 @@ def attention_mask(documents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """
     seq_len = documents.shape[1]
     positions = torch.arange(seq_len, device=documents.device)
-    is_before = positions[None, :] <= positions[:, None]
+    is_causal = positions[None, :] <= positions[:, None]
     is_same = documents[:, :, None] == documents[:, None, :]
-    return torch.where(is_same & is_before, 0.0, _MASKED).to(dtype)[:, None]
+    return torch.where(is_same & is_causal, 0.0, _MASKED).to(dtype)[:, None]
 
 
 def model_inputs(batch: Batch, dtype: torch.dtype) -> tuple[dict[str, Any], torch.Tensor]:

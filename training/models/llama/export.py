@@ -1,7 +1,7 @@
-"""Export a run's newest checkpoint as a model in Hugging Face format to ``export/<run>/``.
+"""Export a run's checkpoint, by default its newest, in Hugging Face format to ``export/<run>/``.
 
 A single CPU process writes files of at most 5 GB, and holds one of them in memory at a time, in the
-exported dtype, never the fp32 model (Llama-2-7B in bfloat16: 13.5 GB in three files, so 5 GB).
+exported dtype, never the fp32 model (for Llama-2-7B in bfloat16, at most 5 of 13.5 GB).
 """
 
 from __future__ import annotations
@@ -145,11 +145,11 @@ def export(
             )
             break
         except CheckpointDamaged as error:
-            _say(f"checkpoint {info.name} is refused: {error}")
             if request.step:
                 raise CheckpointUnusable(
                     f"checkpoint {info.name} is damaged: {error}; export another --step"
                 ) from None
+            _say(f"skipping checkpoint {info.name}: {error}")
             folders.ignore(info.step)
             refused.append(info.name)
     _export_tokenizer(config, bucket=bucket, upload=upload)
@@ -221,7 +221,7 @@ def _choose(
 def _pretrained(
     config: RunConfig, storage: StorageAccess, report: Callable[[str], None]
 ) -> PretrainedModel:
-    """Open the pretrained weights that a run's adapters were trained on; refuse others."""
+    """Open the pretrained weights that a run's adapters were trained on; raise if they changed."""
     pretrained = PretrainedModel.open(config.values, storage, Ranks(), report=report)
     if pretrained.sha256 != config.facts[INIT_SHA256]:
         raise ExportError(
@@ -273,8 +273,8 @@ def _export_model(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Ids:
-    """The fields of a dataset's manifest that describe its ids."""
+class _TokenizerFields:
+    """The fields of a dataset's manifest that describe its token ids."""
 
     tokenizer_sha256: str
     eos_id: int
@@ -285,7 +285,7 @@ def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) ->
     """Export the dataset's tokenizer, if the dataset still exists."""
     dataset = bucket.at(f"{DATASETS_PREFIX}{config.values['dataset']}")
     try:
-        manifest = read_json(dataset.get(DATASET_MANIFEST), _Ids)
+        manifest = read_json(dataset.get(DATASET_MANIFEST), _TokenizerFields)
         text = dataset.get(TOKENIZER_FILE).decode()
     except (ObjectMissing, StorageRefused, ValueError) as error:
         _say(f"the tokenizer is not exported: {error}")
@@ -308,7 +308,7 @@ def _export_tokenizer(config: RunConfig, *, bucket: Objects, upload: _Upload) ->
 
 
 class WeightSource(Protocol):
-    """A source of whole weights."""
+    """A source of full (unsharded) weights."""
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Read the named tensors to the host."""
@@ -362,7 +362,7 @@ def _write_json(path: Path, document: Mapping[str, Any], finished: OnFileWritten
     finished(path)
 
 
-def _without_template(processor: dict[str, Any] | None) -> dict[str, Any] | None:
+def _remove_template(processor: dict[str, Any] | None) -> dict[str, Any] | None:
     """Remove the template that prepends a BOS, which the model never saw in training.
 
     Llama 3 has it in a sequence, after the byte-level processor.
@@ -371,19 +371,19 @@ def _without_template(processor: dict[str, Any] | None) -> dict[str, Any] | None
         return None
     if processor["type"] != "Sequence":
         return processor
-    remaining = [_without_template(each) for each in processor["processors"]]
+    remaining = [_remove_template(each) for each in processor["processors"]]
     return {**processor, "processors": [each for each in remaining if each is not None]}
 
 
 def write_tokenizer(
     text: str, *, eos_id: int, bos: bool, folder: Path, finished: OnFileWritten
 ) -> None:
-    """Write a tokenizer that gives the same ids as in training; ``text`` is its JSON."""
+    """Write a tokenizer that produces the same ids as in training; ``text`` is its JSON."""
     from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
 
     document = json.loads(text)
     if not bos:
-        document["post_processor"] = _without_template(document.get("post_processor"))
+        document["post_processor"] = _remove_template(document.get("post_processor"))
     path = folder / "tokenizer.json"
     path.write_text(json.dumps(document, ensure_ascii=False))
     names = {token["id"]: token["content"] for token in document["added_tokens"]}

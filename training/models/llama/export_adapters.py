@@ -35,7 +35,7 @@ def read_adapters(
     lora: Lora,
     on_bytes: Callable[[int], None],
 ) -> dict[str, torch.Tensor]:
-    """Read the adapters of the checkpoint in ``source``, in fp32, by this project's names."""
+    """Read the adapters of the checkpoint in ``source``, in fp32, keyed by this project's names."""
     model = meta_model(decoder_config(shape, seq_len=8))
     attach(model, lora, None)
     shapes = {name: p.size() for name, p in model.named_parameters() if is_adapter(name)}
@@ -91,10 +91,10 @@ class MergedWeights:
         self._shapes = shapes
 
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Read whole tensors to the host, with one at a time in fp32."""
-        return {name: self._merged(name).to(dtype) for name in names}
+        """Read full tensors to the host, holding only one at a time in fp32."""
+        return {name: self._merge(name).to(dtype) for name in names}
 
-    def _merged(self, name: str) -> torch.Tensor:
+    def _merge(self, name: str) -> torch.Tensor:
         size = self._shapes[name]
         weight = self._pretrained.read(WeightPart(name, size, size, (0,) * len(size)))
         module = name.removesuffix(".weight")

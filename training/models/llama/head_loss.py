@@ -40,7 +40,7 @@ class LateProjection(nn.Linear):
 
 
 def project_late(model: Any) -> None:
-    """Replace a meta model's output projection: its "logits" become hidden states."""
+    """Make a meta-device model return hidden states as "logits", by replacing the projection."""
     whole = model.lm_head
     late = LateProjection(whole.in_features, whole.out_features, bias=False, device="meta")
     late.weight = whole.weight

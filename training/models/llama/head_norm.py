@@ -46,8 +46,8 @@ def share_head_norms(model: nn.Module, sum_over_ranks: SumOverRanks) -> None:
 def sum_over(mesh: DeviceMesh) -> SumOverRanks:
     """Return a function that sums gradients over the ranks of ``mesh``, using DTensor."""
 
-    def summed(weight: torch.Tensor) -> torch.Tensor:
+    def sum_gradient(weight: torch.Tensor) -> torch.Tensor:
         shared = DTensor.from_local(weight, mesh, [Replicate()], run_check=False)
         return shared.to_local(grad_placements=[Partial()])
 
-    return summed
+    return sum_gradient

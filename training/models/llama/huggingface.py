@@ -87,7 +87,7 @@ def initial_part(part: WeightPart, *, seed: int) -> torch.Tensor:
 
 
 def restore_buffers(model: Any, device: torch.device) -> None:
-    """Recompute the rotary frequencies, which the meta device loses and checkpoints lack."""
+    """Recompute the rotary frequencies, which checkpoints lack and the meta device discards."""
     rotary = type(model.model.rotary_emb)
     model.model.rotary_emb = rotary(model.config, device=device)
 

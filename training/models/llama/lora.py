@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, SequenceParallel, parallelize_module
 
 from training.models.initial import generator
-from training.models.llama.parallel import outputs_split
+from training.models.llama.parallel import output_sharding_style
 from trainium_catalogue.parameters.lora import ROW_PARALLEL, Lora
 
 DOWN, UP = "lora_A", "lora_B"
@@ -31,7 +31,7 @@ def is_adapter(name: str) -> bool:
 def initial_adapter(name: str, size: torch.Size, *, seed: int) -> torch.Tensor:
     """Create the initial value of an adapter's weight, fp32 on the host, as in PEFT.
 
-    The first matrix is Kaiming uniform with a = sqrt(5), which means uniform within 1 /
+    The first matrix is Kaiming uniform with a = sqrt(5), that is, uniform with bound 1 /
     sqrt(inputs), and the second is zero (peft, tuners/lora/layer.py, ``reset_lora_parameters``).
     """
     if name.endswith(f"{UP}.weight"):
@@ -58,7 +58,7 @@ def attach(
 ) -> None:
     """Add adapters to the projections of a model on the meta device, and freeze the rest.
 
-    Call this after parallelizing the model over ``mesh``, whose hooks must run first.
+    Call this after parallelizing the model over ``mesh``, since those hooks must run first.
     """
     for name, module in projections(model, lora):
         # Without bias, like the projections.
@@ -66,7 +66,7 @@ def attach(
             module.register_module(DOWN, nn.Linear(module.in_features, lora.rank, bias=False))
             module.register_module(UP, nn.Linear(lora.rank, module.out_features, bias=False))
         if mesh is not None:
-            style: Any = {UP: outputs_split(name, model.config, mesh)}
+            style: Any = {UP: output_sharding_style(name, model.config, mesh)}
             if name.endswith(ROW_PARALLEL):
                 style = {DOWN: RowwiseParallel()}
                 if sequence_parallel:
@@ -80,7 +80,7 @@ def attach(
 
 
 def add_to(module: nn.Module, lora: Lora) -> None:
-    """Add the adapter's output to the projection's."""
+    """Register a hook that adds the adapter's output to the projection's."""
     module.register_forward_hook(_AdapterHook(lora.scale))
 
 

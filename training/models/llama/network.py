@@ -62,13 +62,13 @@ class LlamaNetwork:
             decoder_config(config.shape, seq_len=config.plan.seq_len, attention=CAUSAL)
         )
         assert config.layout is not None, "a decoder's workload has all parameters of a layout"
-        divides = config.layout.sequence_parallel
+        sequence_parallel = config.layout.sequence_parallel
         if mesh is None:
             project_late(model)
         else:
-            parallelize(model, mesh, sequence_parallel=divides)
+            parallelize(model, mesh, sequence_parallel=sequence_parallel)
         if config.plan.lora is not None:
-            attach(model, config.plan.lora, mesh, sequence_parallel=divides)
+            attach(model, config.plan.lora, mesh, sequence_parallel=sequence_parallel)
         if config.activation_checkpointing:
             _recompute(model.model.layers, config.layout.recompute)
         built: nn.Module = model
@@ -99,17 +99,17 @@ class LlamaNetwork:
         """Compute the loss of int64 ``[micro_batch, seq_len + 1]``: token i predicts i + 1."""
         states, labels = _states(model, batch)
         share = torch.full(labels.shape, 1 / labels.numel(), device=labels.device)
-        weights = self._weighted(share, batch).flatten()
+        weights = self._apply_weights(share, batch).flatten()
         return weighted_loss(states, model.lm_head.weight, labels, weights)
 
     def losses(self, model: Any, batch: Batch) -> torch.Tensor:
         """Compute the mean loss of each sequence, ``[micro_batch]``, without gradients."""
         states, labels = _states(model, batch)
         each = token_losses(states, model.lm_head.weight, labels)
-        return self._weighted(each, batch).mean(1)
+        return self._apply_weights(each, batch).mean(1)
 
-    def _weighted(self, of_tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
-        return weight_losses(of_tokens.reshape(self._config.plan.micro_batch, -1), batch)
+    def _apply_weights(self, per_token: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return weight_losses(per_token.reshape(self._config.plan.micro_batch, -1), batch)
 
     def for_nxd(self) -> NxdLlama:
         """Return the same model, built from neuronx_distributed's modules."""
@@ -126,18 +126,18 @@ def _recompute(layers: Iterable[Any], what: Recompute) -> None:
         settings["context_fn"] = partial(create_selective_checkpoint_contexts, _SAVED_OPERATORS)
     checkpointed: Callable[..., Any] = partial(checkpoint, **settings)
 
-    def recomputed(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_forward(plain: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **kwargs: checkpointed(plain, *args, **kwargs)
 
     for layer in layers:
-        layer.forward = recomputed(layer.forward)
+        layer.forward = wrap_forward(layer.forward)
 
 
 def _states(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute hidden states before the projection, ``[tokens, hidden]``, and labels."""
     # FSDP2 casts the mask to the compute dtype.
     inputs, labels = model_inputs(batch, torch.float32)
-    # Hugging Face's model would number only the positions of a sequence shard.
+    # Otherwise Hugging Face's model would number only the positions of a sequence shard.
     positions = torch.arange(labels.shape[1], device=labels.device)
     states = model(
         **inputs, cache_position=positions, position_ids=positions[None], use_cache=False

@@ -16,7 +16,7 @@ from training.models.llama.head_norm import share_head_norms
 from training.models.llama.huggingface import TIED, decoder_config, meta_model, restore_buffers, tie
 from training.models.llama.huggingface import initial_part as initial_part_of
 from training.models.llama.nxd_attention import FLASH, register_flash
-from training.models.llama.nxd_layers import AttentionCore, Gate, Projections, divide_layers
+from training.models.llama.nxd_layers import AttentionCore, Gate, Projections, parallelize_layers
 from training.models.llama.nxd_lora import AdapterWeight, attach
 from training.models.llama.parallel import (
     Split,
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 _HOST = torch.device("cpu")
 _NORM = "norm.weight"
-_NORMS_OF_HEADS = ("q_norm.weight", "k_norm.weight")
+_HEAD_NORMS = ("q_norm.weight", "k_norm.weight")
 
 
 class NxdLlama:
-    """A rank's part as an ``NxdNetwork``, created without storage and filled weight by weight.
+    """A rank's part of a model as an ``NxdNetwork``, without storage until filled weight by weight.
 
     A worker never holds more than its own bf16 part (1.6 GiB of Llama-2-7B at a tensor-parallel
     degree of 8) and one whole matrix in fp32 (0.5 GiB). A node's 32 workers thus need 70 GiB,
@@ -94,7 +94,7 @@ class NxdLlama:
             f"{name}.weight": how
             for name, _, how in split_modules(model, tensor_parallel_plan(model.config))
         }
-        divide_layers(model, self._layout)
+        parallelize_layers(model, self._layout)
         adapters: dict[str, AdapterWeight] = {}
         if config.plan.lora is not None:
             adapters = attach(model, config.plan.lora, self._layout, self._whole)
@@ -115,7 +115,7 @@ class NxdLlama:
         }
         self._fused |= {parameter: (each.name,) for parameter, each in adapters.items()}
         for name, parameter in model.named_parameters():
-            if name.endswith(_NORM) and not name.endswith(_NORMS_OF_HEADS):
+            if name.endswith(_NORM) and not name.endswith(_HEAD_NORMS):
                 # Each rank's gradient is only from its part of the sequences. NxD sums them before
                 # the update (parallel_layers/grads.py, allreduce_sequence_parallel_gradients).
                 marked: Any = parameter
@@ -128,7 +128,7 @@ class NxdLlama:
             name = f"{self._names[module]}.{leaf}"
             if self._is_shared(name):
                 continue
-            value = torch.cat([self._initial_part(self._piece(held)) for held in self._held(name)])
+            value = torch.cat([self._initial_part(self._piece(key)) for key in self._sources(name)])
             with torch.no_grad():
                 parameter.copy_(value)
 
@@ -136,7 +136,7 @@ class NxdLlama:
         """Map the current trainable parameters to this rank's weight parts, top to bottom."""
         # By module, because NxD replaces parameters, and wraps modules, which changes names.
         return {
-            parameter: tuple(self._piece(weight) for weight in self._held(f"{name}.{leaf}"))
+            parameter: tuple(self._piece(weight) for weight in self._sources(f"{name}.{leaf}"))
             for module, name in self._names.items()
             for leaf, parameter in module.named_parameters(recurse=False)
             if parameter.requires_grad and not self._is_shared(f"{name}.{leaf}")
@@ -146,10 +146,10 @@ class NxdLlama:
         """Convert a micro-batch on the device to the model's keyword arguments and labels."""
         tokens = batch if isinstance(batch, torch.Tensor) else batch[TOKENS]
         ids, labels = tokens[:, :-1], tokens[:, 1:]
-        places = torch.arange(ids.size(1), device=ids.device)[None]
+        positions = torch.arange(ids.size(1), device=ids.device)[None]
         mask = None
         if not self._layout.flash:
-            documents = places * 0
+            documents = positions * 0
             if not isinstance(batch, torch.Tensor):
                 documents = batch.get(DOCUMENTS, documents)
             mask = attention_mask(documents, torch.bfloat16)
@@ -157,8 +157,8 @@ class NxdLlama:
             "input_ids": ids,
             # Otherwise Hugging Face's model would derive positions, and the size of a mask, from
             # hidden states, whose first two dimensions may be transposed and sharded.
-            "cache_position": places[0],
-            "position_ids": places,
+            "cache_position": positions[0],
+            "position_ids": positions,
             "attention_mask": mask,
         }, labels.t().contiguous() if self.sequence_parallel else labels
 
@@ -166,7 +166,7 @@ class NxdLlama:
         """Return whether a parameter is an alias of the input embedding."""
         return name == TIED and name not in self._whole
 
-    def _held(self, name: str) -> tuple[str, ...]:
+    def _sources(self, name: str) -> tuple[str, ...]:
         return self._fused.get(name, (name,))
 
     def _piece(self, name: str) -> WeightPart:
@@ -175,7 +175,7 @@ class NxdLlama:
         if name in self._splits:
             dimension = split_dimension(self._splits[name])
             size[dimension] //= self._degree
-            offsets[dimension] = _tensor_rank() * size[dimension]
+            offsets[dimension] = _tensor_parallel_rank() * size[dimension]
         return WeightPart(name, whole, torch.Size(size), tuple(offsets))
 
 
@@ -187,10 +187,10 @@ def _sum_over_ranks(weight: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _tensor_rank() -> int:
+def _tensor_parallel_rank() -> int:
     """Return the index of this rank's part of the model.
 
-    Adjacent ranks do not always share a model: at degree 4 on trn1 ranks 0, 8, 16 and 24 do
+    Adjacent ranks do not always share a model: at degree 4 on trn1, ranks 0, 8, 16 and 24 do
     (parallel_state.py, initialize_model_parallel).
     """
     from neuronx_distributed.parallel_layers import parallel_state

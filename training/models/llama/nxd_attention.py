@@ -36,14 +36,14 @@ def flash_attention(
     from neuronx_distributed.kernels.flash_attn import nki_flash_attn_func
     from neuronx_distributed.utils.model_utils import get_platform_lnc
 
-    assert attention_mask is None, "obstacle_to_flash keeps masks away"
+    assert attention_mask is None, "obstacle_to_flash rules out masks"
     groups = module.num_key_value_groups
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     # A logical core's physical cores divide the heads, and a kernel must be compiled for as many
     # physical cores as its graph (NKI documentation, logical NeuronCores), so an odd number of
     # heads cannot work.
     lnc = int(get_platform_lnc())
-    assert query.size(1) % lnc == 0, "obstacle_to_flash keeps odd numbers of heads away"
+    assert query.size(1) % lnc == 0, "obstacle_to_flash rules out odd numbers of heads"
     result = nki_flash_attn_func(
         # Layout as in AWS's example (transpose_nki_inputs).
         query.transpose(2, 3),

@@ -40,7 +40,7 @@ def _settings(layout: Layout) -> dict[str, Any]:
     }
 
 
-def divide_layers(model: Any, layout: Layout) -> None:
+def parallelize_layers(model: Any, layout: Layout) -> None:
     """Replace a meta model's modules that have weight matrices with parallel ones."""
     model.model.embed_tokens = _embedding(model.model.embed_tokens, layout)
     for layer in model.model.layers:
@@ -86,7 +86,8 @@ class Projections(nn.Module):
     def __init__(self, modules: Mapping[str, nn.Linear], layout: Layout) -> None:
         super().__init__()
         self.sources: dict[str, tuple[str, ...]]
-        """Maps each parameter of this module to its weights, from top to bottom."""
+        """Maps each parameter of this module to the names of the weights that it concatenates, in
+        order."""
         widths = [module.out_features for module in modules.values()]
         inputs = next(iter(modules.values())).in_features
         self._sizes = [width // layout.degree for width in widths]
@@ -154,7 +155,7 @@ class ParallelAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         **unused: Any,
     ) -> tuple[torch.Tensor, None]:
-        """Compute like Hugging Face's layer, but without returning attention weights."""
+        """Compute the same as Hugging Face's layer, but without returning attention weights."""
         queries, keys, values = self.qkv_proj(hidden_states)
         queries, keys = apply_rotary_pos_emb(
             self._heads(queries, self.q_norm), self._heads(keys, self.k_norm), *position_embeddings
@@ -197,6 +198,6 @@ class ParallelMlp(nn.Module):
         self.gate = Gate(whole.act_fn)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute like Hugging Face's MLP."""
+        """Compute the same as Hugging Face's MLP."""
         result: torch.Tensor = self.down_proj(self.gate(*self.gate_up_proj(states)))
         return result

@@ -45,7 +45,7 @@ def attach(
     name in this model.
     """
     weights: dict[str, AdapterWeight] = {}
-    for path, module, names in list(_hosts(model)):
+    for path, module, names in list(_projection_modules(model)):
         adapters = nn.ModuleDict()
         for name in names:
             if name not in lora.targets:
@@ -54,8 +54,8 @@ def attach(
             outputs, inputs = sizes[f"{full}.weight"]
             is_rowwise = name in ROW_PARALLEL
             pair = {
-                DOWN: _row(inputs, lora.rank, layout) if is_rowwise else _whole(inputs, lora.rank),
-                UP: _whole(lora.rank, outputs)
+                DOWN: _row(inputs, lora.rank, layout) if is_rowwise else _linear(inputs, lora.rank),
+                UP: _linear(lora.rank, outputs)
                 if is_rowwise
                 else column_parallel(lora.rank, outputs, layout),
             }
@@ -79,12 +79,12 @@ def attach(
     freeze(model)
     # Recomputation in the backward pass needs an input that requires a gradient, unlike frozen
     # embeddings' output (see transformers' enable_input_require_grads).
-    model.get_submodule("model.embed_tokens").register_forward_hook(_has_gradient)
+    model.get_submodule("model.embed_tokens").register_forward_hook(_require_gradient)
     return weights
 
 
-def _hosts(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
-    """Yield modules that compute projections, with the projections' names in order of results."""
+def _projection_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]:
+    """Yield modules that compute projections, with the projections' names in output order."""
     for path, module in model.named_modules():
         leaf = path.rpartition(".")[2]
         if isinstance(module, Projections):
@@ -94,12 +94,12 @@ def _hosts(model: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[str, ...]]]
             yield path, module, (leaf,)
 
 
-def _whole(inputs: int, outputs: int) -> nn.Linear:
+def _linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False, device=_META, dtype=torch.bfloat16)
 
 
 def _row(inputs: int, outputs: int, layout: Layout) -> nn.Module:
-    return row_parallel(_whole(inputs, outputs), layout)
+    return row_parallel(_linear(inputs, outputs), layout)
 
 
 class _AdapterHook:
@@ -128,5 +128,5 @@ class _AdapterHook:
         return result + self._scale * added
 
 
-def _has_gradient(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+def _require_gradient(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
     return output.requires_grad_(True) if torch.is_grad_enabled() else output

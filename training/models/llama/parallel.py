@@ -111,7 +111,7 @@ class KeyValueHeads(ColwiseParallel):
         return split
 
 
-def outputs_split(name: str, config: PretrainedConfig, mesh: DeviceMesh) -> ParallelStyle:
+def output_sharding_style(name: str, config: PretrainedConfig, mesh: DeviceMesh) -> ParallelStyle:
     """Return the parallel style that shards a projection's outputs over the ranks of ``mesh``."""
     if name.endswith(("k_proj", "v_proj")) and config.num_key_value_heads < mesh.size():
         return KeyValueHeads(config.num_key_value_heads)
@@ -137,7 +137,7 @@ def parallelize(
         ),
     }
     plan = {
-        name: styles.get(how) or outputs_split(name, config, mesh)
+        name: styles.get(how) or output_sharding_style(name, config, mesh)
         for name, how in tensor_parallel_plan(config).items()
     }
     plan["model.layers.*.self_attn"] = PrepareModuleInput(

@@ -158,7 +158,8 @@ def _config_of(
     try:
         config = kind(**_to_version_4(document))
         _ = config.hidden_size // config.num_attention_heads, config.to_dict()
-    except Exception as error:  # the class accepts any values but computes with some
+    # The class does not validate values, so computing with an invalid one can raise anything.
+    except Exception as error:
         raise PretrainedWeightsError(
             f"{uri}: {MODEL_CONFIG} is not the configuration of a model ({type(error).__name__}: "
             f"{error}); upload the folder again"
@@ -181,8 +182,8 @@ def _to_version_4(document: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**document, **theta, "rope_scaling": scaling or None}
 
 
-def _field(theirs: PretrainedConfig, document: Mapping[str, Any], name: str) -> Any:
+def _field(config: PretrainedConfig, document: Mapping[str, Any], name: str) -> Any:
     # ``model_type`` is a constant of the class, whatever the file contains.
-    value = document.get(name) if name == "model_type" else getattr(theirs, name, None)
+    value = document.get(name) if name == "model_type" else getattr(config, name, None)
     # Llama's class has no ``use_sliding_window``, but keeps any value from the file.
     return value or None if name == "use_sliding_window" else value

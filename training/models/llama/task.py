@@ -55,7 +55,7 @@ class LlamaTask(Task):
         return {INIT_SHA256: self._pretrained.sha256}
 
     def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
-        """Open a dataset made by tokenize."""
+        """Open a dataset that the tokenize workload created."""
         seq_len = int(values["seq-len"])
         packed = open_dataset(
             staging.objects,
@@ -109,7 +109,7 @@ class LlamaTask(Task):
             dataset.content,
             seed=config.seed,
             seq_len=config.plan.seq_len,
-            masked_by=_masked_by(config, dataset),
+            document_eos_id=_document_eos_id(config, dataset),
             group=config.plan.global_batch,
         )
 
@@ -126,7 +126,7 @@ class LlamaTask(Task):
                 # A constant, so that losses are comparable across runs.
                 seed=0,
                 seq_len=seq_len,
-                masked_by=_masked_by(config, dataset),
+                document_eos_id=_document_eos_id(config, dataset),
                 group=num_sequences,
             ),
             num_sequences=num_sequences,
@@ -139,11 +139,11 @@ class LlamaTask(Task):
             seed=config.seed,
             seq_len=config.plan.seq_len,
             # Any id will do, since it is not part of the graph.
-            masked_by=0 if config.document_masks else None,
+            document_eos_id=0 if config.document_masks else None,
             has_weights=config.responses,
         )
 
 
-def _masked_by(config: TrainConfig, dataset: Dataset) -> int | None:
+def _document_eos_id(config: TrainConfig, dataset: Dataset) -> int | None:
     """Return the end-of-document id if documents must not attend to each other, else None."""
     return dataset.content.manifest.eos_id if config.document_masks else None

@@ -45,9 +45,10 @@ def training_batches(digits: Digits, *, seed: int) -> Callable[[range], dict[str
 def evaluation_batches(
     digits: Digits, *, rank: int, num_ranks: int, size: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield a rank's share of the test set in batches of equal size, which compile only once.
+    """Yield a rank's share of the test set in batches of equal size.
 
-    ``counts`` is 1 for an image, and 0 for padding in the last batches.
+    The graph is therefore compiled only once. ``mask`` is 1 for an image, and 0 for padding in the
+    last batches.
     """
     total = len(digits.images)
     mine = np.arange(rank, total, num_ranks)
@@ -55,6 +56,6 @@ def evaluation_batches(
         chosen = mine[number * size : (number + 1) * size]
         indices = np.zeros(size, np.int64)
         indices[: len(chosen)] = chosen
-        counts = torch.zeros(size)
-        counts[: len(chosen)] = 1
-        yield {**digits.batch(indices), "counts": counts}
+        mask = torch.zeros(size)
+        mask[: len(chosen)] = 1
+        yield {**digits.batch(indices), "mask": mask}

@@ -61,7 +61,7 @@ class MlpNetwork:
         return part.of(self.initial_weight(part.name, part.whole))
 
     def restore(self, model: nn.Module, device: torch.device) -> None:
-        """Do nothing: the model has no ties or buffers."""
+        """Do nothing: the model has no tied weights or buffers."""
 
     def layers(self, model: nn.Module) -> Iterable[nn.Module]:
         """Return no layers: none is worth gathering separately."""
@@ -72,8 +72,8 @@ class MlpNetwork:
         return functional.nll_loss(model(batch["images"]), batch["labels"])
 
 
-def correct(model: Any, batch: Any) -> torch.Tensor:
+def count_correct(model: Any, batch: Any) -> torch.Tensor:
     """Count correctly classified images, without padding."""
     hits = model(batch["images"]).argmax(dim=1) == batch["labels"]
-    total: torch.Tensor = (hits * batch["counts"]).sum()
+    total: torch.Tensor = (hits * batch["mask"]).sum()
     return total

@@ -23,7 +23,7 @@ from training.datasets.prepared.images import (
 )
 from training.datasets.samples.staging import stage
 from training.models.mnist.data import Digits, evaluation_batches, training_batches
-from training.models.mnist.network import SHAPE, MlpNetwork, correct
+from training.models.mnist.network import SHAPE, MlpNetwork, count_correct
 from training.trainer.task import Dataset, FinalReport, Report, StagingParameters, Task
 from training.trainer.trainer import train
 from trainium_catalogue.parameters.parameter import Value
@@ -55,10 +55,10 @@ class MnistTask(Task):
     depends_on_num_ranks = True
 
     def check(self, values: Mapping[str, Value], num_ranks: int) -> None:
-        """Accept any values, since every batch works with any number of ranks."""
+        """Accept any values, since every batch size works with any number of ranks."""
 
     def open_data(self, staging: StagingParameters, values: Mapping[str, Value]) -> Dataset:
-        """Open images stored by prepare."""
+        """Open the images that the prepare workload stored."""
         manifest = stage(
             staging.objects,
             staging.cache,
@@ -145,12 +145,12 @@ class MnistTask(Task):
         last: StepRecord | None,
         values: Mapping[str, Value],
     ) -> FinalReport:
-        """Run the test, and report the reference's metrics."""
+        """Evaluate on the test set, and report the reference's metrics."""
         _, test, manifest = dataset.content
         batches = evaluation_batches(
             test, rank=backend.rank, num_ranks=backend.num_ranks, size=_TEST_BATCH
         )
-        hits = sum(backend.evaluate(batch, correct) for batch in batches)
+        hits = sum(backend.evaluate(batch, count_correct) for batch in batches)
         accuracy = hits / len(test.images)
         low, high = manifest.bounds("accuracy")
         is_in_range = low <= accuracy <= high

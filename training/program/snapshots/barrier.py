@@ -41,7 +41,7 @@ class NodeListing:
 
     @property
     def name(self) -> str:
-        """The state's start time, which is unique on its node."""
+        """The state's start time in milliseconds since the epoch, unique on its node."""
         return f"{round(self.since * 1000):015d}"
 
     @property
@@ -50,12 +50,12 @@ class NodeListing:
         document = [entries_document(self.entries), self.final, self.missing, self.since]
         return hashlib.sha256(json.dumps(document).encode()).hexdigest()[:32]
 
-    def held_until(self, until: float) -> NodeListing:
+    def extend_until(self, until: float) -> NodeListing:
         """Return the same listing, with a later end."""
         return replace(self, until=until)
 
     def encode(self) -> bytes:
-        """Encode the node's document."""
+        """Encode the listing as a JSON document."""
         document = {
             "format": FORMAT,
             "node": self.node,
@@ -70,7 +70,7 @@ class NodeListing:
 
     @staticmethod
     def decode(data: bytes) -> NodeListing:
-        """Parse a node's document; raise ``ValueError`` if it is invalid."""
+        """Parse an encoded listing; raise ``ValueError`` if it is invalid."""
         document = read_object(data)
         head = typed({**document, "entries": ()}, NodeListing)
         return replace(head, entries=read_entries(document))
@@ -102,27 +102,27 @@ def common_instant(
     for instant in sorted(instants, reverse=True):
         if instant < after:
             break
-        if listings := _at(instant, histories, skew_s):
+        if listings := _listings_at(instant, histories, skew_s):
             return instant, listings
     return None
 
 
-def _at(
+def _listings_at(
     instant: float, histories: Sequence[Sequence[NodeListing]], skew_s: float
 ) -> list[NodeListing] | None:
     """Return each node's listing at ``instant``; all but one must be valid despite clock skew."""
     chosen, exact = [], 0
     for history in histories:
-        listing = _held(instant, history, skew_s)
+        listing = _valid_at(instant, history, skew_s)
         if listing is None:
-            listing, exact = _held(instant, history, 0.0), exact + 1
+            listing, exact = _valid_at(instant, history, 0.0), exact + 1
         if listing is None or exact > 1:
             return None
         chosen.append(listing)
     return chosen
 
 
-def _held(instant: float, history: Sequence[NodeListing], skew_s: float) -> NodeListing | None:
+def _valid_at(instant: float, history: Sequence[NodeListing], skew_s: float) -> NodeListing | None:
     """Return a node's newest state that was valid for ``skew_s`` before and after an instant."""
     for listing in reversed(history):
         begin = listing.since + max(listing.quiet_s, skew_s)

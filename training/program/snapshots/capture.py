@@ -139,7 +139,7 @@ class Capture:
     ) -> HeldEntry:
         entry = SnapshotEntry(root=root, path=path, kind=seen.kind, mode=seen.mode)
         if seen.kind is EntryKind.LINK:
-            target = _inside(folder, path, seen.target)
+            target = _relative_target(folder, path, seen.target)
             return HeldEntry(entry=replace(entry, mode=0o777, target=target), seen=seen)
         if seen.kind is EntryKind.FOLDER:
             return HeldEntry(entry=entry, seen=seen)
@@ -151,10 +151,10 @@ class Capture:
         name = self._staging / f"{self._serial}"
         source = folder / path
         if is_log:
-            return self._copied(entry, seen, source, name, is_log=True)
+            return self._hold_copy(entry, seen, source, name, is_log=True)
         if (root, path) in self._rewritten:
             try:
-                return self._copied(entry, seen, source, name, is_log=False)
+                return self._hold_copy(entry, seen, source, name, is_log=False)
             except OSError as error:
                 self._warn(error, path)
         else:
@@ -169,14 +169,14 @@ class Capture:
                 if error.errno not in _NO_LINK:
                     raise
                 try:
-                    return self._copied(entry, seen, source, name, is_log=False)
+                    return self._hold_copy(entry, seen, source, name, is_log=False)
                 except OSError as error:
                     self._warn(error, path)
         item = HeldEntry(entry=entry, seen=seen, source=source, in_place=True)
         item.check()
         return item
 
-    def _copied(
+    def _hold_copy(
         self, entry: SnapshotEntry, seen: FileState, source: Path, name: Path, *, is_log: bool
     ) -> HeldEntry:
         if shutil.disk_usage(self._staging).free < seen.size + _SPARE_BYTES:
@@ -196,7 +196,7 @@ class Capture:
         return HeldEntry(entry=entry, seen=seen, source=name, is_private=True)
 
     def _warn(self, error: OSError, path: str) -> None:
-        """Log once that there is no space for copies, so files are read in place."""
+        """Log once that copies do not fit, so files are read in place; raise any other error."""
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise error
         if not self._warned:
@@ -239,7 +239,7 @@ class Capture:
             place: known for place, known in self._known.items() if known[1] not in digests
         }
 
-    def was_rewritten(self, path: str) -> None:
+    def mark_rewritten(self, path: str) -> None:
         """Record that the program modifies a file in place; from now on it is copied."""
         for root in Root:
             self._rewritten.add((root, path))
@@ -261,7 +261,7 @@ def sha256_of(path: Path, count: int, check: Callable[[], None] = lambda: None) 
 
 
 def _copy(source: int, target: int, count: int) -> None:
-    """Copy within the kernel, which shares blocks if the file system supports that."""
+    """Copy within the kernel if possible, which shares blocks if the file system supports that."""
     done = 0
     while done < count:
         try:
@@ -281,7 +281,7 @@ def _parents(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _inside(folder: Path, path: str, target: str) -> str:
+def _relative_target(folder: Path, path: str, target: str) -> str:
     """Make an absolute link into the folder relative, since the folder's path may change."""
     root = f"{folder}/"
     if not target.startswith(root):

@@ -36,7 +36,7 @@ from trainium_catalogue.wording import counted
 _SKEW_S = 1.0
 """Maximum clock skew between two nodes; on AWS the actual skew is microseconds."""
 _WAIT_LIMIT_S = 60.0
-"""Time without a common instant of all nodes after which this is logged."""
+"""Minimum time without a common instant of all nodes before the wait is logged."""
 
 _MAX_DIGESTS = 128
 """Maximum number of missing contents per document, which must fit into one message."""
@@ -221,8 +221,8 @@ class Coordinator:
     def prune(self, *, at_end: bool = False) -> None:
         """Delete old snapshots, then unreferenced contents.
 
-        Of snapshots that differ only in logs and compiled graphs, only the newest counts. Snapshots
-        of earlier jobs of the same name count too. A content is deleted if it was
+        Of snapshots that differ only in logs and compiled graphs, only the newest is kept.
+        Snapshots of earlier jobs of the same name count too. Contents are deleted if they were
         unreferenced at the previous call too, or at the end, when no node is uploading.
         """
         self._confirm()
@@ -240,9 +240,9 @@ class Coordinator:
         self._objects.delete([snapshot.key for snapshot in old])
         self.snapshots = kept
         if self._unreadable:
-            return  # it may reference any content
+            return  # unreadable snapshots may reference any of the contents
         needed = {object_key(digest) for snapshot in kept for digest in snapshot.digests}
-        needed |= {object_key(digest) for digest in self._in_use()}
+        needed |= {object_key(digest) for digest in self._digests_in_use()}
         unreferenced = {info.key for info in self._objects.list(OBJECTS)} - needed
         self._objects.delete(sorted(unreferenced if at_end else unreferenced & self._unreferenced))
         self._unreferenced = unreferenced
@@ -281,11 +281,11 @@ class Coordinator:
                 del listings[name]
             for name, until in self._until.get(node, {}).items():
                 if name in listings and until > listings[name].until:
-                    listings[name] = listings[name].held_until(until)
+                    listings[name] = listings[name].extend_until(until)
         self._listings = {node: listings for node, listings in self._listings.items() if listings}
 
     def _has_contents(self, snapshot: JobSnapshot) -> bool:
-        """Check that every content exists in full; request missing ones from the nodes."""
+        """Return whether all contents exist in full; request missing ones from the nodes."""
         sizes = {info.key: info.size for info in self._objects.list(OBJECTS)}
         missing = {
             entry.sha256
@@ -304,8 +304,8 @@ class Coordinator:
             self._mailbox.send_to_all(MISSING, json.dumps(document).encode())
         return not missing
 
-    def _in_use(self) -> Iterable[str]:
-        """Yield contents that nodes are about to list, or have listed for a future snapshot."""
+    def _digests_in_use(self) -> Iterable[str]:
+        """Yield digests that nodes are about to list, or have listed for a future snapshot."""
         newest = self._newest()
         for node in newest:
             for listing in self._history(node):

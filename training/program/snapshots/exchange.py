@@ -62,9 +62,9 @@ class ProgramStatus:
     """The last line of its output."""
     last_line_at: Timestamp | None
     step: int | None
-    """Null if no line states it."""
+    """Null if no line contains it."""
     loss: float | None
-    """Null if no line states it, or it is not finite."""
+    """Null if no line contains it, or it is not finite."""
     loss_text: Annotated[str | None, Keywords(enum=["nan", "inf", "-inf"])] = field(
         default=None, metadata=OPTIONAL
     )
@@ -77,7 +77,7 @@ class ProgramStatus:
 
 
 class Exchange:
-    """Communicates every few seconds, and more often at the end.
+    """Exchanges listings and writes status every few seconds, and more often at the job's end.
 
     Public attributes are written only by its own thread, atomically.
     """
@@ -105,8 +105,8 @@ class Exchange:
             )
         self._interval_s = min(_INTERVAL_S, settings.every_s / 4)
         self._is_open = self._warned_of_size = False
-        self._sent_until: dict[str, float] = {}
-        self._sent_until_s = self._status_written_s = float("-inf")
+        self._sent_end_times: dict[str, float] = {}
+        self._end_times_sent_s = self._status_written_s = float("-inf")
         self._wait_timer = WaitTimer(settings.every_s)
         self._missing = self._losses = b""
         self._losses_written_s = float("-inf")
@@ -120,7 +120,7 @@ class Exchange:
         """Contents that this node has listed but the bucket has lost; replaced as more are lost."""
         self.refusal = RefusalTimer()
         self.ended: str | None = None
-        """Empty once the last snapshot is complete, or the reason why it cannot be completed."""
+        """None until the last snapshot has an outcome; then empty, or why it is missing."""
         self.snapshots: tuple[SnapshotSummary, ...] = ()
         """The complete snapshots, oldest first; known on the main node only."""
         self.num_reports = 0
@@ -143,7 +143,7 @@ class Exchange:
         return clock_text(newest.at) if newest else "the beginning"
 
     @property
-    def newest_stays(self) -> str:
+    def remaining_text(self) -> str:
         """Description of the snapshot from which the next attempt will resume."""
         if not self._settings.is_main:
             return "the previous one remains"
@@ -165,14 +165,14 @@ class Exchange:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            self.refusal.note(self._refused(self._turn))
+            self.refusal.note(self._catch_refusal(self._exchange_once))
             self._wake.wait(self._interval_s)
             self._wake.clear()
         if self._settings.is_main:
-            self._refused(lambda: self._write_status("ended"))
+            self._catch_refusal(lambda: self._write_status("ended"))
 
-    def _refused(self, action: Callable[[], object]) -> str:
-        """Run ``action``; return the reason if the bucket refuses it."""
+    def _catch_refusal(self, action: Callable[[], object]) -> str:
+        """Run ``action``, logging errors; return the reason for a refusal, or an empty string."""
         try:
             action()
         except RunLost as error:
@@ -182,7 +182,7 @@ class Exchange:
             self._throttled_log.log("bucket", f"a request to the bucket failed: {error}")
             return str(error) if isinstance(error, StorageRefused) else ""
         except Exception as error:
-            log.exception("snapshots: cannot complete a snapshot: %s", describe(error))
+            log.exception("snapshots: unexpected error in the exchange: %s", describe(error))
         return ""
 
     def _confirm(self) -> None:
@@ -190,7 +190,7 @@ class Exchange:
         settings = self._settings
         check_holder(self._objects, settings.job_id, settings.attempt, run=settings.run)
 
-    def _turn(self) -> None:
+    def _exchange_once(self) -> None:
         if self._coordinator is None:
             self._send_to_main()
         else:
@@ -198,7 +198,7 @@ class Exchange:
         self._look_for_missing()
 
     def _send_to_main(self) -> None:
-        """Extend the validity of this node's listings."""
+        """Send the end times of this node's listings, which extend their validity."""
         listing = self._uploader.listing
         if listing is None:
             return
@@ -207,13 +207,13 @@ class Exchange:
             return
         now_s = time.monotonic()
         sent = {listing.name: listing.until for listing in self._uploader.history}
-        if now_s - self._sent_until_s < min(_UNTIL_INTERVAL_S, self._settings.every_s / 2):
+        if now_s - self._end_times_sent_s < min(_UNTIL_INTERVAL_S, self._settings.every_s / 2):
             return
-        if sent != self._sent_until:
+        if sent != self._sent_end_times:
             with contextlib.suppress(StorageUnavailable):  # sent again next time
                 document = json.dumps(sent).encode()
                 self._mailbox.send_to_main(until_name(self._settings.node), document)
-                self._sent_until, self._sent_until_s = sent, now_s
+                self._sent_end_times, self._end_times_sent_s = sent, now_s
 
     def _coordinate(self, coordinator: Coordinator) -> None:
         """Complete snapshots from the listings of all nodes."""
@@ -222,18 +222,18 @@ class Exchange:
             self._is_open = True
         if time.monotonic() - self._status_written_s >= _STATUS_INTERVAL_S:
             # A failed status write must not prevent a snapshot.
-            self._refused(lambda: self._write_status("running"))
-        made = coordinator.gather(self._uploader.history)
+            self._catch_refusal(lambda: self._write_status("running"))
+        completed = coordinator.gather(self._uploader.history)
         self.num_reports = coordinator.num_reports
-        self._log_waiting(coordinator, made is not None or coordinator.is_gathered)
+        self._log_waiting(coordinator, completed is not None or coordinator.is_gathered)
         not_final = coordinator.not_final
         others = [str(node) for node in not_final if node != self._settings.node]
         self.waits_for = f"waits for {_nodes(others)}" if others else ""
         self.snapshots = tuple(snapshot.summary for snapshot in coordinator.snapshots)
-        if made is not None:
-            self._warn_of_size(made)
+        if completed is not None:
+            self._warn_of_size(completed)
             # A failed deletion costs money but must not prevent a snapshot.
-            self._refused(lambda: coordinator.prune(at_end=not not_final))
+            self._catch_refusal(lambda: coordinator.prune(at_end=not not_final))
             self.snapshots = tuple(snapshot.summary for snapshot in coordinator.snapshots)
         if not_final:
             return
@@ -242,14 +242,14 @@ class Exchange:
         elif coordinator.is_gathered:
             self.ended = ""
 
-    def _warn_of_size(self, made: JobSnapshot) -> None:
+    def _warn_of_size(self, snapshot: JobSnapshot) -> None:
         """Log once if the files of all nodes do not fit on one node."""
         if self._warned_of_size:
             return
         folder = self._settings.checkpoints
-        held = sum(seen.size for seen in scan(folder).values())
-        room = shutil.disk_usage(folder).free + held
-        if text := too_large(made, self._settings.node, room):
+        used = sum(seen.size for seen in scan(folder).values())
+        room = shutil.disk_usage(folder).free + used
+        if text := too_large(snapshot, self._settings.node, room):
             self._warned_of_size = True
             log.info("snapshots: %s", text)
 
@@ -267,7 +267,7 @@ class Exchange:
             )
 
     def _look_for_missing(self) -> None:
-        """Detect contents that the bucket has lost and must be uploaded again."""
+        """Detect contents that the bucket has lost, so that they are uploaded again."""
         listing = self._uploader.listing
         if listing is None:
             return

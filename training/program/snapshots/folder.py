@@ -20,16 +20,16 @@ _IDLE_OPEN_S = 60.0
 """Time without changes after which a file is idle, even if open for writing throughout training."""
 _SLOW_LOG_S = 60.0
 _SLOW_LOG_BYTES_PER_S = 16 * 1024
-"""A file that has only grown, for this long and no faster, is a log regardless of its name."""
+"""A file that only grows, for this long and at most at this rate, is a log by any name."""
 _ONE_WRITE_BYTES = 16 * 1024 * 1024
 """Below this size, a change to a file that keeps its inode and size counts as a replacement. A
 larger file may have been written only in part."""
 _ONE_SAVE_S = 60.0
 """New files in a folder within this time belong to the same save."""
-_CAUTION = 1.5
-"""Ratio of the quiet time to the pauses in earlier saves, since the next one may be longer."""
+_PAUSE_FACTOR = 1.5
+"""Ratio of the quiet time to the longest pause in earlier saves; the next may be longer."""
 _DIGITS = re.compile(r"\d+")
-_ROUNDS = 3
+_MIN_REPLACEMENTS = 3
 """Number of replacements after which a file counts as replaced continuously."""
 
 
@@ -150,9 +150,9 @@ class FolderWatch:
         self._quiet_s, self._longest_quiet_s = quiet_s, longest_quiet_s
         self._pause_s = 0.0
         """Longest pause between two new files of the same save."""
-        self._grew: dict[str, float] = {}
+        self._new_at: dict[str, float] = {}
         """Time of the latest new file in each folder."""
-        self._began_saving: dict[str, float] = {}
+        self._first_new_at: dict[str, float] = {}
         """Time of the first new file, by folder path with each number replaced by 0."""
         self.state: FolderState = {}
         self.since = 0.0
@@ -162,20 +162,20 @@ class FolderWatch:
         self.changed_at: float | None = None
         """Time of the last change, including logs; None before the first."""
         self.last_changed = ""
-        """A path that changed last, ignoring logs."""
+        """One of the paths in the last change, ignoring logs."""
         self._touched: dict[str, float] = {}
         self._growing: dict[str, _Growth] = {}
         self._replaced: dict[str, int] = {}
         self._quiet_at = 0.0
-        self._began = False
+        self._has_scanned = False
 
     def scan(self, clock: SteadyClock) -> None:
         """Scan the folder once; raise ``OSError`` if it cannot be read."""
         began = clock.now()
         state = scan(self.root)
         ended = clock.now()
-        if not self._began:
-            self._began, self.state, self.since = True, state, ended
+        if not self._has_scanned:
+            self._has_scanned, self.state, self.since = True, state, ended
             self.until = self._quiet_at = ended
             return
         changed = {path for path, _ in state.items() ^ self.state.items()}
@@ -205,13 +205,13 @@ class FolderWatch:
 
         During the first save, whose pauses are unknown, the longest time applies.
         """
-        is_learning = any(self.until - at < _ONE_SAVE_S for at in self._began_saving.values())
-        wanted = self._longest_quiet_s if is_learning else _CAUTION * self._pause_s
+        is_learning = any(self.until - at < _ONE_SAVE_S for at in self._first_new_at.values())
+        wanted = self._longest_quiet_s if is_learning else _PAUSE_FACTOR * self._pause_s
         return max(self._quiet_s, min(self._longest_quiet_s, wanted))
 
     def forget_pauses(self) -> None:
         """Reset the quiet time to its minimum, since the folder is never quiescent for longer."""
-        self._pause_s, self._grew = 0.0, {}
+        self._pause_s, self._new_at = 0.0, {}
         self._longest_quiet_s = 0.0
 
     @property
@@ -223,7 +223,7 @@ class FolderWatch:
         """
         recent = [path for path, at in self._touched.items() if at > self._quiet_at]
         recent = [path for path in recent if path in self.state and not self.is_log(path)]
-        return len(recent) == 1 and self._replaced.get(recent[0], 0) >= _ROUNDS
+        return len(recent) == 1 and self._replaced.get(recent[0], 0) >= _MIN_REPLACEMENTS
 
     def is_log(self, path: str) -> bool:
         """Return whether a file is a log, by its name or its growth."""
@@ -252,13 +252,13 @@ class FolderWatch:
             is_new = path in state and path not in self.state and state[path].kind is EntryKind.FILE
             if not is_new:
                 continue
-            self._began_saving.setdefault(_DIGITS.sub("0", folder), now)
+            self._first_new_at.setdefault(_DIGITS.sub("0", folder), now)
             if not folder:
                 continue
-            if now - self._grew.get(folder, float("-inf")) <= _ONE_SAVE_S:
+            if now - self._new_at.get(folder, float("-inf")) <= _ONE_SAVE_S:
                 self._pause_s = max(self._pause_s, now - self.since)
-            self._grew[folder] = now
-        self._grew = {name: at for name, at in self._grew.items() if now - at <= _ONE_SAVE_S}
+            self._new_at[folder] = now
+        self._new_at = {name: at for name, at in self._new_at.items() if now - at <= _ONE_SAVE_S}
 
     def _note(self, path: str, now: FileState | None, at: float) -> bool:
         """Record a path's change; return True if it changed like a log."""

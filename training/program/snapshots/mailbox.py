@@ -20,7 +20,7 @@ OUTBOX = "mail-out"
 SERIAL_DIGITS = 20
 """Number of digits in the prefix that orders documents in the outbox."""
 MISSING = "missing.json"
-"""The main node's document of contents that are listed but missing from the bucket."""
+"""The main node's document, which names listed contents that are missing from the bucket."""
 _LISTING = re.compile(r"node-(\d+)-(\d{15})\.json")
 _TICK_S = 0.05
 _LIMIT_S = 600.0
@@ -39,7 +39,7 @@ def read_listing_name(document: str) -> tuple[int, str] | None:
 
 
 def until_name(node: int) -> str:
-    """Return the name of the small document, renewed often, with the end times of listings."""
+    """Return the name of the small document, updated often, with the end times of listings."""
     return f"node-{node}-until.json"
 
 

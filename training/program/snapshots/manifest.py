@@ -292,16 +292,16 @@ class JobSnapshot:
         for entry in self.entries:
             place = entry.root, entry.path
             known = chosen.get(place)
-            if known is None or self._claim(node, entry) < self._claim(node, known):
+            if known is None or self._sort_key(node, entry) < self._sort_key(node, known):
                 chosen[place] = entry
-        return [entry for entry in chosen.values() if not _below_a_file(entry, chosen)]
+        return [entry for entry in chosen.values() if not _is_below_file(entry, chosen)]
 
-    def _claim(self, node: int, entry: SnapshotEntry) -> tuple[bool, bool, int]:
+    def _sort_key(self, node: int, entry: SnapshotEntry) -> tuple[bool, bool, int]:
         """Return a sort key for the entries of one path; ``node`` gets the smallest."""
         return node not in entry.nodes, self.main not in entry.nodes, min(entry.nodes, default=0)
 
 
-def _below_a_file(entry: SnapshotEntry, chosen: Mapping[tuple[Root, str], SnapshotEntry]) -> bool:
+def _is_below_file(entry: SnapshotEntry, chosen: Mapping[tuple[Root, str], SnapshotEntry]) -> bool:
     """Return whether one node has a file or link where another has a folder with this entry."""
     for parent in PurePosixPath(entry.path).parents:
         above = chosen.get((entry.root, str(parent)))

@@ -24,7 +24,7 @@ from trainium_catalogue.exit_codes import ExitCode
 MODULE = "training.program.snapshots.writer"
 SETTINGS_FILE = "snapshots-settings.json"
 SNAPSHOTS_FILE = "snapshots.json"
-_BETWEEN_STARTS_S = 5.0
+_RESTART_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotReport(ScratchDocument):
-    """The process's report in ``snapshots.json``, renewed about once a second."""
+    """The process's report in ``snapshots.json``, updated about once a second."""
 
     FILE: ClassVar[str] = SNAPSHOTS_FILE
 
@@ -125,7 +125,7 @@ class SnapshotReport(ScratchDocument):
     """Time of the last change in the folder, or of the last progress of the last snapshot, in
     seconds since the epoch; None before the first."""
     bytes: int = 0
-    """Size of the folder."""
+    """Size of the checkpoint folder."""
     snapshots: tuple[SnapshotSummary, ...] = ()
     """Complete snapshots, oldest first; known on the main node only."""
     problem: Problem | None = None
@@ -146,7 +146,7 @@ class FinalSnapshotRequest(ScratchDocument):
     FILE: ClassVar[str] = "snapshots-final"
 
     take: bool = True
-    """False to only exit, since files may be torn after the loss of a node."""
+    """False to exit without a snapshot, since files may be torn after the loss of a node."""
     clean: bool = True
     """True if every worker exited on its own. Otherwise the folder is captured only if the program
     was not writing when it was killed."""
@@ -174,8 +174,8 @@ class SnapshotProcess:
         )
 
     def poll(self) -> SnapshotReport:
-        """Read the latest report; restart the process if it has failed or was killed."""
-        may_restart = time.monotonic() - self._started_s > _BETWEEN_STARTS_S
+        """Read the latest report; restart the process if it failed, unless ``kill`` was called."""
+        may_restart = time.monotonic() - self._started_s > _RESTART_INTERVAL_S
         if self._process.poll() and not self._killed and may_restart:
             self._start()
         return SnapshotReport.read(self._scratch)
@@ -204,7 +204,7 @@ class SnapshotProcess:
         return self._failed_request or SnapshotReport.read(self._scratch).failure
 
     def kill(self) -> None:
-        """Kill the process, before workers are killed and leave torn files to snapshot."""
+        """Kill the process before workers are killed, so that it captures no torn files."""
         self._killed = True
         self._process.kill()
         self._process.wait()

@@ -115,7 +115,7 @@ def restore(
         raise NoRestorableSnapshot(
             f"no snapshot of the run can be restored: {', '.join(map(str, refused))} "
             f"{'is' if len(refused) == 1 else 'are'} damaged in {objects.uri} (see above); restore "
-            "the objects from their older versions, or submit again with --from-snapshot none to "
+            "the objects' previous versions, or submit again with --from-snapshot none to "
             "start without a checkpoint"
         )
     for folder in target.folders.values():
@@ -254,7 +254,7 @@ def _is_optional(snapshot: JobSnapshot, entry: SnapshotEntry, node: int) -> bool
     )
 
 
-class _Arrival:
+class _FileDownload:
     """A file downloaded in parts."""
 
     def __init__(self, folder: Path, entry: SnapshotEntry) -> None:
@@ -276,7 +276,7 @@ class _Arrival:
         try:
             data = objects.get_range(object_key(self.entry.sha256), start, length + beyond)
         except ObjectMissing:
-            raise _Damaged(f"{self.entry.path} is missing in the bucket") from None
+            raise _Damaged(f"{self.entry.path} is missing from the bucket") from None
         if len(data) != length:
             raise _Damaged(
                 f"{self.entry.path} does not have {self.entry.bytes} bytes in the bucket"
@@ -300,9 +300,9 @@ def _download(
     total, done = sum(entry.bytes for entry in entries), 0
     # Largest first, so that no large file starts last.
     parts = [
-        partial(arrival.fetch, objects, start)
-        for arrival in (_Arrival(folder, e) for e in sorted(entries, key=lambda e: -e.bytes))
-        for start in arrival.starts
+        partial(file.fetch, objects, start)
+        for file in (_FileDownload(folder, e) for e in sorted(entries, key=lambda e: -e.bytes))
+        for start in file.starts
     ]
     for count in in_threads(lambda fetch: fetch(), parts, at_once=_AT_ONCE, name="restore"):
         done += count
@@ -332,9 +332,9 @@ def _place(
                 folder.make_folder(path)
             case EntryKind.FILE:
                 uses[entry.sha256] -= 1
-                bring = folder.copy_in if uses[entry.sha256] else folder.move_in
+                transfer = folder.copy_in if uses[entry.sha256] else folder.move_in
                 mode = user_mode(entry.mode)
-                bring(arriving / entry.sha256, path, mode=mode, mtime_ns=entry.mtime_ns)
+                transfer(arriving / entry.sha256, path, mode=mode, mtime_ns=entry.mtime_ns)
             case EntryKind.LINK:
                 folder.link(path, entry.target)
         report("restoring: moving files into place")

@@ -21,19 +21,19 @@ from training.program.snapshots.manifest import OBJECTS, object_key
 from training.program.snapshots.process import SnapshotSettings
 from training.storage import Objects, StorageError, StorageRefused
 
-_BLOCK = 16 * 1024 * 1024
+_BLOCK_BYTES = 16 * 1024 * 1024
 _SMALL_FILES_AT_ONCE = 8
-_BETWEEN_MESSAGES_S = 60.0
+_LOG_INTERVAL_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 class UploadCancelled(Exception):
-    """The upload was cut off, because time has run out or a newer state replaces it."""
+    """The upload was cancelled, because time ran out or a newer state replaces it."""
 
 
 class Bandwidth:
-    """A rate limit shared by threads, which can be lifted or cut off."""
+    """A rate limit shared by threads; it can be lifted, and all uploads can be cancelled."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
@@ -42,7 +42,7 @@ class Bandwidth:
         self._lifted = self._cut = False
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may be sent; raise ``UploadCancelled`` if cut off."""
+        """Wait until ``count`` bytes may be sent; raise ``UploadCancelled`` after ``cut``."""
         with self._changed:
             now = time.monotonic()
             begin = max(now, self._free_at)
@@ -54,16 +54,16 @@ class Bandwidth:
         self.check()
 
     def check(self) -> None:
-        """Raise ``UploadCancelled`` if the upload was cut off."""
+        """Raise ``UploadCancelled`` after ``cut``."""
         if self._cut:
             raise UploadCancelled
 
     def lift(self) -> None:
-        """Remove the rate limit, even after a cut, because training has ended."""
+        """Remove the rate limit, even after ``cut``, because training has ended."""
         self._set(lifted=True, cut=False)
 
     def cut(self) -> None:
-        """Cut off all uploads."""
+        """Cancel all uploads."""
         self._set(lifted=self._lifted, cut=True)
 
     def _set(self, *, lifted: bool, cut: bool) -> None:
@@ -81,7 +81,7 @@ class ThrottledLog:
     def log(self, about: str, text: str) -> None:
         """Log ``text`` unless a message about the same subject was logged recently."""
         now = time.monotonic()
-        if now - self._logged_s.get(about, float("-inf")) >= _BETWEEN_MESSAGES_S:
+        if now - self._logged_s.get(about, float("-inf")) >= _LOG_INTERVAL_S:
             self._logged_s[about] = now
             log.info("snapshots: %s", text)
 
@@ -147,7 +147,7 @@ class Contents:
         first = int(self._first_share * len(missing))
         missing = missing[first:] + missing[:first]
         self.total = sum(item.entry.bytes for item in missing)
-        small = [item for item in missing if item.entry.bytes <= _BLOCK]
+        small = [item for item in missing if item.entry.bytes <= _BLOCK_BYTES]
         arrived = 0
         try:
             for count in in_threads(
@@ -156,7 +156,7 @@ class Contents:
                 arrived += count
                 self.sent = arrived
             for item in missing:
-                if item.entry.bytes > _BLOCK:
+                if item.entry.bytes > _BLOCK_BYTES:
                     self._upload_large(item)
                     arrived += item.entry.bytes
         finally:
@@ -177,7 +177,7 @@ class Contents:
             self._objects.create(object_key(item.entry.sha256), size=remaining) as stream,
         ):
             target: Any = stream
-            while remaining and (block := file.read(min(_BLOCK, remaining))):
+            while remaining and (block := file.read(min(_BLOCK_BYTES, remaining))):
                 self._bandwidth.take(len(block))
                 digest.update(block)
                 target.write(block)
@@ -195,7 +195,7 @@ def _open_source(item: HeldEntry) -> Any:
 
 
 def _check(item: HeldEntry, digest: Any) -> None:
-    """Raise ``FileChanged`` unless the content matches its name."""
+    """Raise ``FileChanged`` unless the content matches its SHA-256."""
     if digest.hexdigest() != item.entry.sha256:
         raise FileChanged(item.entry.path)
 
@@ -214,12 +214,12 @@ class Uploader:
         *,
         restored: Iterable[str],
     ) -> None:
-        """Start the thread; ``restored`` are this node's contents from the bucket."""
+        """Start the thread; ``restored`` are digests of contents restored on this node."""
         self._mailbox, self._settings = mailbox, settings
         self._capture, self._bandwidth, self._throttled_log = capture, bandwidth, throttled_log
         self.contents = Contents(objects, bandwidth, first_share=settings.node / settings.num_nodes)
         self._recent: deque[set[str]] = deque([set(restored)], maxlen=2)
-        """Contents of the latest listings, which the main node may not have received yet."""
+        """Digests in the latest listings, which the main node may not have received yet."""
         self._changed = threading.Condition()
         self._captured: CapturedState | None = None
         """The state in flight."""
@@ -252,26 +252,26 @@ class Uploader:
         return captured is not None and captured.since != since
 
     def offer(self, captured: CapturedState) -> None:
-        """Upload a state; none may be in flight."""
+        """Queue a state for upload; no other may be in flight."""
         with self._changed:
             assert self._captured is None
             self.error, self._captured = "", captured
             self._changed.notify_all()
 
-    def held_until(self, since: float, until: float) -> None:
+    def extend_until(self, since: float, until: float) -> None:
         """Extend the validity of the state from ``since``."""
         with self._changed:
             if self._captured is not None and self._captured.since == since:
                 self._captured = replace(self._captured, until=max(until, self._captured.until))
             self._history = tuple(
-                listing.held_until(until)
+                listing.extend_until(until)
                 if listing.since == since and until > listing.until
                 else listing
                 for listing in self._history
             )
 
     def forget(self, digests: Iterable[str]) -> None:
-        """Upload these contents again with the next state; none may be in flight."""
+        """Upload these contents again with the next state; no state may be in flight."""
         self._capture.forget(set(digests))
         self._recent[-1] -= set(digests)
 
@@ -286,7 +286,7 @@ class Uploader:
                 self._upload(captured)
             except FileChanged as changed:
                 # The file is modified in place, so copy it from now on.
-                self._capture.was_rewritten(str(changed))
+                self._capture.mark_rewritten(str(changed))
                 error = f"{changed} was modified during the upload"
             except UploadCancelled:
                 error = "there was not enough time to upload everything"

@@ -51,14 +51,14 @@ _SCAN_SHARE = 0.1
 """Maximum share of one core's time spent on scanning."""
 _MIB, _GIB = 1024**2, 1024**3
 _REPORT_S = 1.0
-_BETWEEN_TRIALS_S = 1.0
+_RETRY_INTERVAL_S = 1.0
 _PROGRESS_S = 10.0
 _SILENCE_S = 600.0
 """Time without progress on any node after which a last snapshot is abandoned."""
 _REFUSED_S = 10.0
 """Duration after which refusals count as permanent; renewing credentials takes less."""
 _RETRIES = RetryPolicy(total_s=60.0)
-_LARGEST = 5
+_MAX_LISTED_FILES = 5
 
 log = logging.getLogger("training.program.snapshots")
 
@@ -126,22 +126,22 @@ class SnapshotWriter:
 
     def _turn(self) -> None:
         self._watch.scan(self._clock)
-        self._uploader.held_until(self._watch.since, self._watch.until)
+        self._uploader.extend_until(self._watch.since, self._watch.until)
         self._check_size_limit()
         self._broken = self._broken or self._has_lost_workers()
         if self._broken or self._problem is not None:
             return
-        if self._watch.is_quiet and self._whole != self._watch.since and not self._open_files():
+        if self._watch.is_quiet and self._whole != self._watch.since and not self._has_open_files():
             self._whole = self._watch.since
         now = self._clock.now()
         if self._uploader.busy or (now < self._next_at and not self._has_lost_contents):
             return
         if self._whole == self._watch.since:
             self._take(quiet_s=self._watch.quiet_s)
-        elif self._may_skip_quiescence(now) and not self._open_files():
+        elif self._may_skip_quiescence(now) and not self._has_open_files():
             self._take(quiet_s=0.0)
         elif now - self._next_at > max(60.0, 3 * self._settings.every_s):
-            what = f"the program writes continuously, now {self._watch.last_changed}"
+            what = f"the program writes continuously, most recently {self._watch.last_changed}"
             if self._watch.is_quiet and self._busy:
                 what = f"the program has {self._busy[0]} open for writing"
             self._throttled_log.log(
@@ -180,7 +180,7 @@ class SnapshotWriter:
             for state in read_states(self._settings.scratch).values()
         )
 
-    def _open_files(self) -> bool:
+    def _has_open_files(self) -> bool:
         """Return whether any process of the launch may be writing to a relevant file."""
         open_files = open_for_writing([self._watch.root], self._pids())
         root, now = Path(os.path.realpath(self._watch.root)), self._clock.now()
@@ -254,14 +254,15 @@ class SnapshotWriter:
         if size <= limit or self._problem is not None:
             return
         sizes = {path: seen.size for path, seen in self._watch.state.items() if seen.size}
-        largest = sorted(sizes, key=lambda path: -sizes[path])[:_LARGEST]
+        largest = sorted(sizes, key=lambda path: -sizes[path])[:_MAX_LISTED_FILES]
         names = ", ".join(f"{path} ({size_text(sizes[path])})" for path in largest)
         self._problem = Problem(
             code=ExitCode.WORKLOAD,
             reason=(
-                f"node {self._settings.node}: the checkpoint folder has {size / _GIB:.4g} GiB, and "
-                f"--snapshot-limit-gib is {self._settings.limit_gib:g}; the largest files are "
-                f"{names}; have the program keep fewer checkpoints, or submit with a higher limit"
+                f"node {self._settings.node}: the checkpoint folder contains {size / _GIB:.4g} "
+                f"GiB, and --snapshot-limit-gib is {self._settings.limit_gib:g}; the largest files "
+                f"are {names}; have the program keep fewer checkpoints, or submit with a higher "
+                "limit"
             ),
         )
 
@@ -282,7 +283,7 @@ class SnapshotWriter:
             now_s = time.monotonic()
             must_offer = not offered or uploader.error or self._has_lost_contents
             if must_offer and not uploader.busy and now_s >= next_trial_s:
-                next_trial_s = now_s + _BETWEEN_TRIALS_S
+                next_trial_s = now_s + _RETRY_INTERVAL_S
                 try:
                     offered, error = self._offer_final(request), ""
                 except OSError as failed:
@@ -348,7 +349,7 @@ class SnapshotWriter:
         return all(state.done or state.rank in failed for state in states)
 
     def _incomplete(self, why: str, code: ExitCode = ExitCode.HOST) -> Problem:
-        reason = f"last snapshot incomplete{why}; {self._exchange.newest_stays}"
+        reason = f"last snapshot incomplete{why}; {self._exchange.remaining_text}"
         log.info("snapshots: %s", reason)
         return Problem(code=code, reason=reason)
 

@@ -55,7 +55,7 @@ class Wheel:
         return f"{self.package.name}=={self.package.version} --hash=sha256:{self.sha256}\n"
 
     @property
-    def in_marker(self) -> WheelFile:
+    def marker_entry(self) -> WheelFile:
         """The wheel's entry in the marker."""
         size = self.path.stat().st_size
         return WheelFile(name=self.path.name, bytes=size, sha256=self.sha256)
@@ -81,7 +81,7 @@ def run(job: Job) -> None:
         bucket.at(wheels_prefix(key)),
         key=key,
         text=text,
-        environment=builders_environment(job.variables),
+        environment=build_environment(job.variables),
         report=job.progress.report,
     )
 
@@ -105,7 +105,7 @@ def collect(
         missing = resolve(pip, text, packages.constraints(installed))
         # Guaranteed by the constraints, even for packages requested by URL.
         assert not any(m.name in installed and installed[m.name].is_fixed for m in missing), missing
-        _show_replaced(missing, installed)
+        _log_replacements(missing, installed)
         wheels_folder = folder / "wheels"
         wheels_folder.mkdir()
         built = build(pip, text, missing, wheels_folder) if missing else []
@@ -120,11 +120,11 @@ def collect(
     )
 
 
-def builders_environment(variables: Mapping[str, str]) -> dict[str, str]:
+def build_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables for pip.
 
-    Code that packages run while being built must not see the job's credentials, nor this project's
-    modules instead of its own.
+    Code that packages run at build time must not get the job's credentials, nor import this
+    project's modules instead of its own.
     """
     kept = {name: value for name, value in variables.items() if name not in _HIDDEN}
     return {**kept, "AWS_EC2_METADATA_DISABLED": "true"}
@@ -138,7 +138,7 @@ def _is_complete(objects: Objects) -> bool:
     return True
 
 
-def _show_replaced(missing: Sequence[ResolvedPackage], installed: Mapping[str, Package]) -> None:
+def _log_replacements(missing: Sequence[ResolvedPackage], installed: Mapping[str, Package]) -> None:
     """Log which packages of the image are replaced, and which may break as a result."""
     replaced: dict[str, str] = {
         item.name: item.version for item in missing if item.name in installed
@@ -156,11 +156,11 @@ def _store(
     installed: Mapping[str, Package],
     report: Callable[[str], None],
 ) -> None:
-    def sent(count: int) -> None:
+    def report_upload(count: int) -> None:
         report("uploading wheels")
 
     for wheel in wheels:
-        objects.put_file(wheel.path.name, wheel.path, on_bytes=sent)
+        objects.put_file(wheel.path.name, wheel.path, on_bytes=report_upload)
     lock = "".join(wheel.lock_line for wheel in wheels).encode()
     objects.put(WHEELS_LOCK, lock)
     marker = WheelsMarker(
@@ -169,7 +169,7 @@ def _store(
             python=platform.python_version(), packages=packages.fixed_versions(installed)
         ),
         lock_sha256=hashlib.sha256(lock).hexdigest(),
-        wheels=tuple(wheel.in_marker for wheel in wheels),
+        wheels=tuple(wheel.marker_entry for wheel in wheels),
     )
     try:
         objects.put(WHEELS_MARKER, json.dumps(asdict(marker), indent=2).encode(), if_absent=True)

@@ -35,7 +35,7 @@ _DOWNLOADS = 4
 _MAX_S = 3600.0
 _DISK_FACTOR = 4
 """Disk space for wheels and their contents, as a multiple of the wheels' size."""
-_LOCKED = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+ --hash=sha256:[0-9a-f]{64}")
+_LOCK_LINE = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.!+_-]+ --hash=sha256:[0-9a-f]{64}")
 """A line of the lock file, as ``collect`` writes it."""
 _RESUBMIT = "submit the program again with --requirements"
 
@@ -129,9 +129,9 @@ def _fetch(wheels: Objects, marker: WheelsMarker, folder: Path) -> Path:
             with target.create(file.name) as stream:
                 wheels.get_file(file.name, stream)
             if sha256_of(folder / file.name) != file.sha256:
-                raise _changed(wheels, file.name)
+                raise _mismatch(wheels, file.name)
         except (ObjectMissing, UnsafeName):
-            raise _changed(wheels, file.name) from None
+            raise _mismatch(wheels, file.name) from None
 
     for _ in in_threads(fetch, marker.wheels, at_once=_DOWNLOADS, name="wheels"):
         pass
@@ -143,17 +143,17 @@ def _fetch_lock(wheels: Objects, marker: WheelsMarker, folder: SafeFolder) -> Pa
     try:
         data = wheels.get(WHEELS_LOCK)
     except ObjectMissing:
-        raise _changed(wheels, WHEELS_LOCK) from None
+        raise _mismatch(wheels, WHEELS_LOCK) from None
     lines = data.decode(errors="replace").splitlines()
-    is_lock = all(_LOCKED.fullmatch(line) for line in lines)
+    is_lock = all(_LOCK_LINE.fullmatch(line) for line in lines)
     if hashlib.sha256(data).hexdigest() != marker.lock_sha256 or not is_lock:
-        raise _changed(wheels, WHEELS_LOCK)
+        raise _mismatch(wheels, WHEELS_LOCK)
     with folder.create(WHEELS_LOCK) as file:
         file.write(data)
     return folder.root / WHEELS_LOCK
 
 
-def _changed(wheels: Objects, name: str) -> DependenciesRefused:
+def _mismatch(wheels: Objects, name: str) -> DependenciesRefused:
     return DependenciesRefused(
         f"{wheels.uri}/{name} differs from what was collected; delete that folder, and {_RESUBMIT}"
     )

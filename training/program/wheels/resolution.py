@@ -32,7 +32,7 @@ _UNREACHABLE = re.compile(
     # From git, for a requirement from a repository.
     r"|Could not resolve host|unable to access '[^']*': Failed to connect"
 )
-_FOUND = ("Package '", "THESE PACKAGES DO NOT MATCH")
+_INDEX_REACHED = ("Package '", "THESE PACKAGES DO NOT MATCH")
 """Prefixes of errors that show that an index was reached."""
 _CROSS = "\N{MULTIPLICATION SIGN}"
 """Prefix of the line that names a failure in a subprocess of pip."""
@@ -120,7 +120,7 @@ def resolve(pip: Pip, text: str, constraints: Sequence[Constraint]) -> list[Reso
     )
     if code != 0:
         raise failure(output, constraints)
-    return [_resolved(item) for item in json.loads(report.read_text())["install"]]
+    return [_read_entry(item) for item in json.loads(report.read_text())["install"]]
 
 
 def build(
@@ -144,7 +144,7 @@ def build(
     return [(item, by_name[item.name]) for item in resolved]
 
 
-def _resolved(item: Mapping[str, Any]) -> ResolvedPackage:
+def _read_entry(item: Mapping[str, Any]) -> ResolvedPackage:
     """Read an entry of pip's installation report (pip.pypa.io, reference, installation report)."""
     metadata, origin = item["metadata"], item["download_info"]
     name, version = canonicalize_name(metadata["name"]), str(metadata["version"])
@@ -173,15 +173,15 @@ def failure(output: Sequence[str], constraints: Sequence[Constraint]) -> Excepti
         if line.startswith("ERROR: ") or line.startswith(_CROSS)
     ]
     first = errors[0] if errors else f"pip failed: {' '.join(output[-1:])}"
-    # pip continues without an unreachable index, and then finds no version of anything.
-    if not first.startswith(_FOUND) and any(_UNREACHABLE.search(line) for line in output):
+    # pip continues without an unreachable index, and then finds no version of any package.
+    if not first.startswith(_INDEX_REACHED) and any(_UNREACHABLE.search(line) for line in output):
         return IndexUnreachable(
             "a package index is unreachable; CPU instances need access to the internet (a NAT "
             "gateway), or to a mirror named in the requirements or the image's pip.conf"
         )
     if first.startswith(_CROSS):
-        return RequirementsRefused(f"{_being_built(output)} cannot be built: {first[1:].strip()}")
-    return RequirementsRefused(f"{_shortened(first)}; correct the requirements")
+        return RequirementsRefused(f"{_find_package(output)} cannot be built: {first[1:].strip()}")
+    return RequirementsRefused(f"{_shorten_versions(first)}; correct the requirements")
 
 
 def _is_indented(line: str) -> bool:
@@ -190,18 +190,18 @@ def _is_indented(line: str) -> bool:
 
 def _conflict(block: Sequence[str], constraints: Sequence[Constraint]) -> str:
     """Summarize pip's causes of a conflict in one sentence."""
-    wanted, held = [], []
+    wanted, reasons = [], []
     for line in block:
         if line.startswith(_BY_CONSTRAINT):
-            held.append(_reason(line.removeprefix(_BY_CONSTRAINT), constraints))
+            reasons.append(_reason(line.removeprefix(_BY_CONSTRAINT), constraints))
         elif line.startswith(_BY_USER):
             wanted.append(f"the requirements name {line.removeprefix(_BY_USER)}")
         else:
             wanted.append(line.replace(" depends on ", " needs ", 1))
-    if not held:
+    if not reasons:
         return f"{' and '.join(wanted[:3])}, which conflict"
     more = f" (and {len(wanted) - 1} more, see above)" if len(wanted) > 1 else ""
-    return f"{wanted[0] if wanted else 'a requirement is refused'}{more}, but {held[0]}"
+    return f"{wanted[0] if wanted else 'a requirement is refused'}{more}, but {reasons[0]}"
 
 
 def _reason(constraint: str, constraints: Sequence[Constraint]) -> str:
@@ -216,7 +216,7 @@ def _reason(constraint: str, constraints: Sequence[Constraint]) -> str:
     return next(reasons, f"a constraint in the requirements is {constraint}")
 
 
-def _being_built(output: Sequence[str]) -> str:
+def _find_package(output: Sequence[str]) -> str:
     """Return the name of the package that was being built."""
     names = [
         match[1]
@@ -226,7 +226,7 @@ def _being_built(output: Sequence[str]) -> str:
     return names[-1] if names else "a package"
 
 
-def _shortened(line: str) -> str:
+def _shorten_versions(line: str) -> str:
     """Shorten a list of hundreds of versions to the newest."""
     match = _VERSIONS.search(line)
     versions = match["all"].split(", ") if match else []

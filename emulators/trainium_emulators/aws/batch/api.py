@@ -19,7 +19,7 @@ from trainium_emulators.aws.refusals.table import SUBMIT, nodes_of
 
 DEFAULT_LISTED = "RUNNING"
 PAGE = 100
-_SUBMITTED = (
+_SUBMIT_PARAMETERS = (
     "jobName", "jobQueue", "jobDefinition", "arrayProperties", "dependsOn", "parameters",
     "containerOverrides", "nodeOverrides", "retryStrategy", "propagateTags", "timeout", "tags",
     "shareIdentifier", "schedulingPriorityOverride",
@@ -55,8 +55,8 @@ def install(scheduler: JobScheduler) -> None:
     BatchResponse.canceljob = cancel
 
 
-def _refuse(request: BatchResponse, definition: Any, queue: Any) -> None:
-    values = {name: request._get_param(name) for name in _SUBMITTED}
+def _check_submission(request: BatchResponse, definition: Any, queue: Any) -> None:
+    values = {name: request._get_param(name) for name in _SUBMIT_PARAMETERS}
     given = {name: value for name, value in values.items() if value is not None}
     known = {
         "definition": {"type": definition.type, "nodeProperties": definition.node_properties},
@@ -82,7 +82,7 @@ def _submit(request: BatchResponse, scheduler: JobScheduler) -> dict[str, str]:
     definition = backend.get_job_definition(request._get_param("jobDefinition"))
     if definition is None or definition.status != "ACTIVE":
         raise ClientException(f"JobDefinition {request._get_param('jobDefinition')} is not active")
-    _refuse(request, definition, queue)
+    _check_submission(request, definition, queue)
     timeout = request._get_param("timeout") or definition.timeout or {}
     seconds = timeout.get("attemptDurationSeconds")
     common: dict[str, Any] = {

@@ -1,10 +1,10 @@
 """Runs a job's attempts in sequence, following AWS Batch's rules.
 
 AWS Batch user guide, multi-node parallel jobs: the main node starts first, children once it runs;
-the job has the main node's status; when the main node ends, the children are stopped; a child's end
-has no effect; only the main node's failure leads to a retry. A single-container job is a gang of
-one. Retries follow the chapter "Automated job retries": rules of ``evaluateOnExit`` are read in
-order, a rule applies when all of its patterns match, and without a match a job is retried.
+the job's status is the main node's; when the main node exits, the children are stopped; a child's
+exit has no effect; only the main node's failure leads to a retry. A single-container job is a gang
+of one. Retries follow "Automated job retries": the rules of ``evaluateOnExit`` are evaluated in
+order, the first whose patterns all match applies, and without a match a job is retried.
 """
 
 import signal
@@ -44,7 +44,7 @@ CHILD_DELAY_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """The end of an attempt's main node, as Batch reports it."""
+    """The outcome of an attempt's main node, as Batch reports it."""
 
     exit_code: int | None
     """None if the container's host was lost."""
@@ -159,10 +159,10 @@ class Gang:
                 break
             if not retries(job.retry_strategy, outcome, attempt=number):
                 break
-            self._status("RUNNABLE", outcome.status_reason)
-        self._status("SUCCEEDED" if outcome.exit_code == 0 else "FAILED", outcome.status_reason)
+            self._set_status("RUNNABLE", outcome.status_reason)
+        self._set_status("SUCCEEDED" if outcome.exit_code == 0 else "FAILED", outcome.status_reason)
 
-    def _status(self, status: str, reason: str = "") -> None:
+    def _set_status(self, status: str, reason: str = "") -> None:
         job = self._job
         job.status, job.status_reason = status, reason
         if not job.is_active:
@@ -170,22 +170,22 @@ class Gang:
         emit("job-status", job_id=job.job_id, status=status, reason=reason)
 
     def _attempt(self) -> tuple[AttemptEnd, bool]:
-        """Run one attempt; return how the main node exited, and whether it also ended the job."""
+        """Run one attempt; return the main node's outcome, and whether it rules out a retry."""
         job = self._job
         job.attempts.append([None] * job.num_nodes)
         number = len(job.attempts)
-        self._status("STARTING")
+        self._set_status("STARTING")
         self._nodes, self._host_lost = {}, False
         self._start(job.main_index)
         job.started_at = now_ms()
-        self._status("RUNNING")
+        self._set_status("RUNNING")
         started = time.monotonic()
         injection = threading.Thread(target=self._inject, args=(number,), daemon=True)
         injection.start()
         waiting = [index for index in range(job.num_nodes) if index != job.main_index]
         final, status_reason = False, CONTAINER_EXITED
         while self._nodes[job.main_index].exit_code() is None:
-            self._note_ends()
+            self._record_exits()
             if waiting and time.monotonic() - started > CHILD_DELAY_S:
                 self._start(waiting.pop(0))
             elif job.terminate_reason is not None:
@@ -196,10 +196,10 @@ class Gang:
                 self._stop_all()
             else:
                 time.sleep(0.05)
-        # A request to stop may arrive between the last check and the main node's end.
+        # A termination request may arrive between the last check and the main node's exit.
         if job.terminate_reason is not None:
             final, status_reason = True, job.terminate_reason
-        self._note_ends()
+        self._record_exits()
         self._stop_all()
         for node in self._nodes.values():
             node.finish()
@@ -284,8 +284,8 @@ class Gang:
         name = f"{options['awslogs-stream-prefix']}/default/{uuid.uuid4().hex}"
         return CloudWatchStream(place=self._place, group=options["awslogs-group"], stream=name)
 
-    def _note_ends(self) -> None:
-        """Record the nodes that have ended."""
+    def _record_exits(self) -> None:
+        """Record the nodes that have exited."""
         job = self._job
         for index, node in self._nodes.items():
             record = job.attempts[-1][index]
@@ -313,10 +313,10 @@ class Gang:
             thread.start()
         for thread in threads:
             thread.join()
-        self._note_ends()
+        self._record_exits()
 
-    def _note_loss(self) -> None:
-        """Record the loss before the signal, because the main node's end is handled immediately."""
+    def _record_host_loss(self) -> None:
+        """Record a lost host before the signal, because the main node's exit is handled at once."""
         assert self._fault is not None
         self._host_lost = self._fault.loses_main
 
@@ -324,7 +324,7 @@ class Gang:
         if self._fault is None or number != 1:
             return
         detail = self._fault.inject(
-            self._nodes, main_index=self._job.main_index, before=self._note_loss
+            self._nodes, main_index=self._job.main_index, before=self._record_host_loss
         )
         if detail is not None:
             emit("fault-injected", job_id=self._job.job_id, attempt=number,

@@ -223,14 +223,14 @@ class ArrayJob(BatchJob):
 
 @dataclass(slots=True, kw_only=True)
 class MultiNodeJob(BatchJob):
-    """A job that is a gang of nodes."""
+    """A multi-node parallel job."""
 
     properties: Json
     """Node properties, with one container per node under ``nodes``."""
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes in the gang."""
+        """Number of nodes of the job."""
         return int(self.properties["numNodes"])
 
     @property

@@ -52,9 +52,9 @@ STATUS_REASONS = {
 _WAITING = ("SUBMITTED", "PENDING", "RUNNABLE")
 _MAX_CONTAINERS = max(1, os.cpu_count() or 1)
 _FIRST_CONTAINER = 100
-"""First loopback address for single containers, above those of all gangs."""
-_ADDRESSES = 100
-_STOP_S = 10.0
+"""Number of the first loopback address for single containers, above those of all gangs."""
+_NUM_CONTAINER_ADDRESSES = 100
+_STOP_TIMEOUT_S = 10.0
 """Seconds for nodes to stop before they are killed; less than the rehearsal waits for the
 server to stop."""
 
@@ -104,7 +104,7 @@ class JobScheduler:
         return self._jobs.get(job_id)
 
     def terminate(self, job_id: str, reason: str) -> None:
-        """Request that a job end, with its children if it is an array; ignore an unknown job."""
+        """Request termination of a job and, for an array, its children; ignore an unknown job."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -116,7 +116,7 @@ class JobScheduler:
             self._changed.notify_all()
 
     def cancel(self, job_id: str, reason: str) -> None:
-        """End a job that has not started; ignore any other (API reference, CancelJob)."""
+        """Cancel a job that has not started; ignore any other (API reference, CancelJob)."""
         with self._changed:
             job = self._jobs.get(job_id)
             if job is not None and job.status in _WAITING:
@@ -125,8 +125,8 @@ class JobScheduler:
     def stop(self) -> None:
         """Terminate all jobs and wait for their end; kill nodes that take too long."""
         for job in self.jobs():
-            self.terminate(job.job_id, "the rehearsal's server stops")
-        deadline = time.monotonic() + _STOP_S
+            self.terminate(job.job_id, "the rehearsal's server is stopping")
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         while any(job.is_active for job in self.jobs()):
             time.sleep(0.05)
             if time.monotonic() > deadline:
@@ -143,18 +143,18 @@ class JobScheduler:
             with self._changed:
                 job = self._next(queue_arn)
                 if job is None:
-                    # With a timeout, because the start of an array's child, which the array's
-                    # status reflects, notifies no queue.
+                    # With a timeout, because the start of an array's child, which affects the
+                    # array's status, notifies no queue.
                     self._changed.wait(0.2)
                     continue
                 job.status = "RUNNABLE"
             if isinstance(job, MultiNodeJob):
-                with self._reported(job):
+                with self._fail_on_error(job):
                     self._start_gang(job)
                 continue
             self._containers.acquire()
             self._started += 1
-            first_address = _FIRST_CONTAINER + self._started % _ADDRESSES
+            first_address = _FIRST_CONTAINER + self._started % _NUM_CONTAINER_ADDRESSES
             arguments = (job, first_address)
             threading.Thread(target=self._run_container, args=arguments, daemon=True).start()
 
@@ -164,14 +164,14 @@ class JobScheduler:
             if job.queue_arn != queue_arn or job.status not in ("SUBMITTED", "PENDING"):
                 continue
             if isinstance(job, ArrayJob):
-                self._follow_children(job)
+                self._update_from_children(job)
                 continue
             if job.terminate_reason is not None:
-                self._end(job, job.terminate_reason)
+                self._fail(job, job.terminate_reason)
                 continue
             waits = self._waits(job)
             if waits is None:
-                self._end(job, DEPENDENCY_FAILED)
+                self._fail(job, DEPENDENCY_FAILED)
                 continue
             self._set_status(job, "PENDING")
             if not waits:
@@ -186,7 +186,7 @@ class JobScheduler:
             return None
         return any(other.is_active for other in others)
 
-    def _follow_children(self, job: ArrayJob) -> None:
+    def _update_from_children(self, job: ArrayJob) -> None:
         started = [child.started_at for child in job.children if child.started_at is not None]
         job.started_at = min(started, default=None)
         if not job.ended:
@@ -213,7 +213,7 @@ class JobScheduler:
 
     def _run_container(self, job: BatchJob, first_address: int) -> None:
         try:
-            with self._reported(job):
+            with self._fail_on_error(job):
                 if (admitted := self._admit(job)) is not None:
                     self._run(job, admitted, first_address)
         finally:
@@ -230,7 +230,7 @@ class JobScheduler:
 
     def _run_gang(self, job: MultiNodeJob, admitted: _Admitted, first_address: int) -> None:
         try:
-            with self._reported(job):
+            with self._fail_on_error(job):
                 self._run(job, admitted, first_address)
         finally:
             with self._changed:
@@ -238,12 +238,12 @@ class JobScheduler:
                 self._changed.notify_all()
 
     @contextmanager
-    def _reported(self, job: BatchJob) -> Iterator[None]:
-        """End the job if the block raises, so that a bug does not leave it RUNNING forever."""
+    def _fail_on_error(self, job: BatchJob) -> Iterator[None]:
+        """Fail the job if the block raises, so that a bug does not leave it RUNNING forever."""
         try:
             yield
         except Exception as error:
-            self._end(job, f"the rehearsal failed: {type(error).__name__}: {error}")
+            self._fail(job, f"the rehearsal failed: {type(error).__name__}: {error}")
             raise
         finally:
             with self._changed:
@@ -256,13 +256,13 @@ class JobScheduler:
         environment = queue.environments[0]
         fault = take_fault(ssm_backends[place.account_id][place.region], job.name)
 
-        def blocked() -> tuple[str, str] | None:
-            return self._blocked(job, place, environment, fault)
+        def check() -> tuple[str, str] | None:
+            return self._find_blocker(job, place, environment, fault)
 
-        if (blocker := blocked()) and not self._wait_blocked(job, queue, *blocker, blocked):
+        if (blocker := check()) and not self._wait_until_unblocked(job, queue, *blocker, check):
             return None
         if job.terminate_reason is not None:
-            self._end(job, job.terminate_reason)
+            self._fail(job, job.terminate_reason)
             return None
         return _Admitted(place=place, environment=environment, fault=fault)
 
@@ -285,7 +285,7 @@ class JobScheduler:
                     job.status = "STARTING"
                     return first
                 self._changed.wait(0.2)
-            self._end(job, job.terminate_reason)
+            self._fail(job, job.terminate_reason)
             return None
 
     def _run(self, job: BatchJob, admitted: _Admitted, first_address: int) -> None:
@@ -303,7 +303,7 @@ class JobScheduler:
              attempts=len(job.attempts))  # fmt: skip
 
     @staticmethod
-    def _blocked(
+    def _find_blocker(
         job: BatchJob, place: AccountRegion, environment: Any, fault: faults.NodeFault | None
     ) -> tuple[str, str] | None:
         """Return Batch's reason why the job cannot start, and its message."""
@@ -319,17 +319,17 @@ class JobScheduler:
             return NO_CAPACITY, STATUS_REASONS[NO_CAPACITY].format(type=", ".join(names))
         return None
 
-    def _wait_blocked(
+    def _wait_until_unblocked(
         self,
         job: BatchJob,
         queue: Any,
         reason: str,
         text: str,
-        blocked: Callable[[], tuple[str, str] | None],
+        check: Callable[[], tuple[str, str] | None],
     ) -> bool:
-        """Return True once nothing blocks the RUNNABLE job, or its end has been requested.
+        """Return True once nothing blocks the RUNNABLE job, or its termination was requested.
 
-        Return False if the queue's time limit for this reason has ended it.
+        Return False if the queue's time limit for this reason canceled it.
         """
         job.status_reason = text
         emit("job-status", job_id=job.job_id, status=job.status, reason=text)
@@ -340,17 +340,17 @@ class JobScheduler:
             for action in getattr(queue, "job_state_time_limit_actions", [])
             if action["state"] == "RUNNABLE" and action["reason"] == reason
         ]
-        while job.terminate_reason is None and blocked() is not None:
+        while job.terminate_reason is None and check() is not None:
             waited = (time.monotonic() - started) * clock
             if any(waited > float(limit["maxTimeSeconds"]) for limit in limits):
-                self._end(job, f"{CANCELED}{reason}")
+                self._fail(job, f"{CANCELED}{reason}")
                 return False
             time.sleep(0.05)
         job.status_reason = ""
         return True
 
     @staticmethod
-    def _end(job: BatchJob, reason: str) -> None:
+    def _fail(job: BatchJob, reason: str) -> None:
         job.status, job.status_reason, job.stopped_at = "FAILED", reason, now_ms()
         emit("job-status", job_id=job.job_id, status="FAILED", reason=reason)
         emit("job-ended", job_id=job.job_id, status="FAILED", reason=reason,

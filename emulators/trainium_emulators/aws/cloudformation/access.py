@@ -21,7 +21,7 @@ _CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", 
 
 
 def _complete_parameter(properties: Properties, _: AccountRegion) -> None:
-    """Turn CloudFormation's map of tags into the API's list, which moto expects."""
+    """Set a default name; convert CloudFormation's map of tags to the API's list, for moto."""
     properties.setdefault("Name", f"CFN-Parameter-{uuid.uuid4().hex[:12]}")
     tags = properties.get("Tags", {})
     properties["Tags"] = [{"Key": key, "Value": value} for key, value in tags.items()]
@@ -32,7 +32,7 @@ def _delete_layer(layer: Any, _: Properties, place: AccountRegion) -> None:
 
 
 def _update_layer(layer: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Publish a new version for any change."""
+    """Publish a new version for any change, and delete the old one."""
     new_layer = type(layer).create_from_cloudformation_json(
         layer.name, {"Properties": change.properties}, place.account_id, place.region
     )

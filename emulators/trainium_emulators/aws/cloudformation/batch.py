@@ -23,8 +23,8 @@ def _backend(place: AccountRegion) -> Any:
     return batch_backends[place.account_id][place.region]
 
 
-def _service_linked_role(properties: Properties, place: AccountRegion) -> None:
-    """Create the role as AWS does with the first compute environment; moto requires its ARN."""
+def _set_service_linked_role(properties: Properties, place: AccountRegion) -> None:
+    """Set the service-linked role, creating it if needed, as AWS does; moto requires its ARN."""
     if "ServiceRole" in properties:
         return
     iam = iam_backends[place.account_id]["aws"]
@@ -35,28 +35,28 @@ def _service_linked_role(properties: Properties, place: AccountRegion) -> None:
 
 
 def _complete_environment(properties: Properties, place: AccountRegion) -> None:
-    _service_linked_role(properties, place)
+    _set_service_linked_role(properties, place)
     resources = properties["ComputeResources"]
     if "SecurityGroupIds" not in resources:
         # moto requires groups and starts instances with them; on AWS the launch template's are
-        # enough. ``_forget_template_groups`` removes them from descriptions.
+        # enough. ``_remove_template_groups`` removes them from descriptions.
         resources["SecurityGroupIds"] = _template_groups(resources["LaunchTemplate"], place)
         properties["GroupsOfTemplate"] = True
 
 
-def _template_groups(named: Properties, place: AccountRegion) -> list[str]:
+def _template_groups(reference: Properties, place: AccountRegion) -> list[str]:
     """Return a launch template's own security groups, or else its interfaces'."""
     template = ec2_backends[place.account_id][place.region].get_launch_template(
-        named["LaunchTemplateId"]
+        reference["LaunchTemplateId"]
     )
     data = template.latest_version().data
-    of_interfaces = {
+    interface_groups = {
         group: None for nic in data.get("NetworkInterfaces", ()) for group in nic.get("Groups", ())
     }
-    return list(data.get("SecurityGroupIds", of_interfaces))
+    return list(data.get("SecurityGroupIds", interface_groups))
 
 
-def _forget_template_groups(environment: Any, properties: Properties, _: AccountRegion) -> None:
+def _remove_template_groups(environment: Any, properties: Properties, _: AccountRegion) -> None:
     """Remove the template's groups, because Batch describes only groups of the request."""
     if "GroupsOfTemplate" in properties:
         del environment.compute_resources["securityGroupIds"]
@@ -91,19 +91,19 @@ class AnyJobDefinition(ResourceModel):
 def get_arn(self: Any, attribute_name: str) -> str:
     """Resolve Fn::GetAtt of a compute environment or job queue, whose only attribute is the ARN."""
     if attribute_name not in ("ComputeEnvironmentArn", "JobQueueArn"):
-        raise ValidationError(message=f"no attribute {attribute_name} here")
+        raise ValidationError(message=f"attribute {attribute_name} is not supported")
     return str(self.arn)
 
 
 def describe_with_nodes(definition: JobDefinition) -> dict[str, Any]:
     """Describe a definition as moto does, with the node properties that it omits."""
-    described: dict[str, Any] = _describe(definition)
+    described: dict[str, Any] = _moto_describe(definition)
     if definition.node_properties is not None:
         described["nodeProperties"] = definition.node_properties
     return described
 
 
-_describe = JobDefinition.describe
+_moto_describe = JobDefinition.describe
 
 
 def _keep_queue_extras(queue: Any, properties: Properties, place: AccountRegion) -> None:
@@ -143,7 +143,7 @@ CONTRIBUTION = Contribution(
     models={"AWS::Batch::JobDefinition": AnyJobDefinition},
     before={"AWS::Batch::ComputeEnvironment": _complete_environment},
     after={
-        "AWS::Batch::ComputeEnvironment": _forget_template_groups,
+        "AWS::Batch::ComputeEnvironment": _remove_template_groups,
         "AWS::Batch::JobQueue": _keep_queue_extras,
     },
     update={

@@ -102,4 +102,4 @@ class ResourceModel(CloudFormationModel):
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> "ResourceModel":
         """Create the resource; ``name`` is the name that CloudFormation would generate."""
-        raise TypeError(f"{cls.__name__} has no create")
+        raise TypeError(f"{cls.__name__} does not implement create")

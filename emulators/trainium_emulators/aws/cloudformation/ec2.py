@@ -99,7 +99,7 @@ def _allows_all(group: Any) -> bool:
     )
 
 
-def _admit_default_group_to_itself(vpc: Any, _: Properties, place: AccountRegion) -> None:
+def _allow_traffic_within_default_group(vpc: Any, _: Properties, place: AccountRegion) -> None:
     """Allow traffic within a default security group, as EC2 does; moto's group allows none.
 
     docs.aws.amazon.com/vpc/latest/userguide/default-security-group.html
@@ -216,7 +216,7 @@ CONTRIBUTION = Contribution(
     before={"AWS::EC2::Subnet": _resolve_zone_id},
     after={
         "AWS::EC2::SecurityGroup": _apply_inline_egress,
-        "AWS::EC2::VPC": _admit_default_group_to_itself,
+        "AWS::EC2::VPC": _allow_traffic_within_default_group,
     },
     update={"AWS::EC2::SecurityGroup": _update_group},
     delete={

@@ -45,7 +45,7 @@ class EksCluster(ResourceModel):
     @classmethod
     def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
         if _backend(place).clusters:
-            raise ValidationError(message="the rehearsal has one API server, hence one cluster")
+            raise ValidationError(message="the rehearsal supports only one EKS cluster")
         network = _lower(properties["ResourcesVpcConfig"])
         ec2 = ec2_backends[place.account_id][place.region]
         (subnet,) = ec2.describe_subnets(subnet_ids=network["subnetIds"][:1])
@@ -87,7 +87,7 @@ def _logging(properties: Properties) -> Any:
 def _update_cluster(cluster: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Update endpoint access, logging and the control plane's version.
 
-    Changes of tags and of the upgrade policy are accepted, but have no effect.
+    Changes to tags and the upgrade policy are accepted, but have no effect.
     """
     change.refuse_others(
         "AWS::EKS::Cluster",
@@ -181,14 +181,14 @@ def _taints(properties: Properties) -> list[dict[str, str]]:
     return [_lower(taint) for taint in properties.get("Taints", [])]
 
 
-# Changes that use UpdateNodegroupVersion (EKS API reference); others do not affect the nodes.
-_NEW_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
+# Properties updated by UpdateNodegroupVersion (EKS API reference), which replaces the nodes.
+_REPLACES_NODES = frozenset({"LaunchTemplate", "ReleaseVersion", "Version"})
 
 
 def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Update the group, and recreate its nodes if EKS would replace them.
 
-    Changes of tags and of ``UpdateConfig`` are accepted, but have no effect.
+    Changes to tags and ``UpdateConfig`` are accepted, but have no effect.
     """
     change.refuse_others(
         "AWS::EKS::Nodegroup",
@@ -198,7 +198,7 @@ def _update_nodegroup(group: Any, change: PropertyChange, place: AccountRegion) 
     cluster, _, name = group.physical_resource_id.partition("/")
     existing = _backend(place).describe_nodegroup(cluster, name)
     existing.version = change.properties.get("Version", existing.version)
-    if change.changed & _NEW_NODES:
+    if change.changed & _REPLACES_NODES:
         eks_nodes.remove(existing)
     existing.node_repair_config = _lower(change.properties.get("NodeRepairConfig"))
     if "ScalingConfig" in change.changed:

@@ -29,7 +29,7 @@ from trainium_emulators.nodes.events import emit
 MANIFEST = "Custom::AWSCDK-EKS-KubernetesResource"
 HELM_CHART = "Custom::AWSCDK-EKS-HelmChart"
 _TERMINATION_LIMIT_S = 30.0
-"""Maximum wait for the pods of a deleted namespace to end: their default grace period."""
+"""Maximum wait for the pods of a deleted namespace to terminate: their default grace period."""
 _POLL_S = 0.05
 
 
@@ -56,7 +56,7 @@ class KubernetesCluster:
             return self._cluster
 
     def apply(self, manifest: Properties) -> None:
-        """Create or change an object; raise with the API server's reason if it refuses."""
+        """Create or update an object; raise an error with the API server's reason if it refuses."""
         try:
             self.running.apply(manifest)
         except errors.ApiError as error:
@@ -74,18 +74,18 @@ class KubernetesCluster:
             if error.code != 404:
                 raise ValidationError(message=f"{describe(manifest)}: {error}") from error
         if kind == NAMESPACE:
-            # kubectl waits for the namespace, which stays until its last pod has ended.
+            # kubectl waits for the namespace, which remains until its last pod has terminated.
             deadline_s = time.monotonic() + _TERMINATION_LIMIT_S
             while store.list(POD, metadata["name"]) and time.monotonic() < deadline_s:
                 time.sleep(_POLL_S)
 
     def end_jobs(self) -> None:
-        """End all pods of jobs."""
+        """Terminate all pods of jobs."""
         if self._cluster is not None:
             self._cluster.end_jobs()
 
     def stop(self) -> None:
-        """End all pods and the API server."""
+        """Terminate all pods and stop the API server."""
         if self._cluster is not None:
             self._cluster.stop()
             self._cluster = None
@@ -136,8 +136,8 @@ def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion
 
 def _identity(manifest: Properties) -> tuple[str, ...]:
     metadata = manifest["metadata"]
-    place = metadata.get("namespace", "")
-    return manifest["apiVersion"], manifest["kind"], place, metadata["name"]
+    namespace = metadata.get("namespace", "")
+    return manifest["apiVersion"], manifest["kind"], namespace, metadata["name"]
 
 
 def _delete_manifest(_: Any, properties: Properties, place: AccountRegion) -> None:

@@ -143,12 +143,12 @@ def update_nodegroup_config(response: EKSResponse) -> ActionResult:
             message=f"desired capacity {sizes['desiredSize']} is not between the minimum "
             f"{sizes['minSize']} and the maximum {sizes['maxSize']}"
         )
-    result = _update(response)
+    result = _moto_update_nodegroup_config(response)
     eks_nodes.match(group)
     return result
 
 
-_update = EKSResponse.update_nodegroup_config
+_moto_update_nodegroup_config = EKSResponse.update_nodegroup_config
 
 
 def install() -> None:

@@ -4,7 +4,7 @@ EKS follows external changes to such a group: "the desiredSize parameter is alte
 Autoscaler (but can be out-of-date for short periods of time)" (Amazon EKS API reference,
 NodegroupScalingConfig). The Cluster Autoscaler does so with two operations of Auto Scaling
 (github.com/kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/auto_scaling_groups.go). In
-moto the groups of node groups are only names.
+moto, the Auto Scaling groups of node groups are only names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CAPACITY_FAULTS = "/rehearsal/capacity"
 
 
 def match(group: Any) -> None:
-    """Match the number of nodes to the desired size of ``group``, an object of moto."""
+    """Match the number of nodes to the desired size of ``group``, a moto object."""
     _scale(group, int(group.scaling_config["desiredSize"]))
 
 
@@ -77,8 +77,8 @@ def _scaling_group(group: Any) -> ScalingGroup:
 
 
 def _resources(instance_type: str) -> Mapping[str, str]:
-    """Return a node's allocatable resources: from the catalogue if it has the instance type, which
-    all Trainium types are, otherwise from moto's list of EC2 instance types."""
+    """Return a node's allocatable resources: from the catalogue, which lists all Trainium
+    instance types, or otherwise from moto's list of EC2 instance types."""
     if (known := INSTANCE_TYPES.get(instance_type)) is not None:
         return nodes.trainium_resources(known)
     described = EC2_INSTANCE_TYPES[instance_type]
@@ -90,16 +90,16 @@ def _resources(instance_type: str) -> Mapping[str, str]:
 
 
 def _groups(response: AutoScalingResponse) -> Iterator[tuple[str, Any]]:
-    """Yield each Auto Scaling group's name with its node group, an object of moto."""
+    """Yield each Auto Scaling group's name with its node group, a moto object."""
     for cluster in eks_backends[response.current_account][response.region].clusters.values():
         for group in cluster.nodegroups.values():
             yield group.resources["autoScalingGroups"][0]["name"], group
 
 
 def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
-    """DescribeAutoScalingGroups, by name: moto's own groups and node groups'."""
+    """DescribeAutoScalingGroups, by name: moto's own groups and those of node groups."""
     wanted = response._get_param("AutoScalingGroupNames", [])
-    of_node_groups = [
+    eks_groups = [
         {
             "AutoScalingGroupName": name,
             "MinSize": group.scaling_config["minSize"],
@@ -120,7 +120,7 @@ def describe_auto_scaling_groups(response: AutoScalingResponse) -> ActionResult:
         if not wanted or name in wanted
     ]
     others = response.autoscaling_backend.describe_auto_scaling_groups(wanted)
-    return ActionResult({"AutoScalingGroups": [*others, *of_node_groups]})
+    return ActionResult({"AutoScalingGroups": [*others, *eks_groups]})
 
 
 def set_desired_capacity(response: AutoScalingResponse) -> EmptyResult:
@@ -208,10 +208,10 @@ def describe_nodegroup(response: EKSResponse) -> ActionResult:
     issue = {"code": "AsgInstanceLaunchFailures", "message": failed, "resourceIds": [name]}
     group.health = {"issues": [issue] if failed else []}
     group.status = "DEGRADED" if failed else "ACTIVE"
-    return _describe_nodegroup(response)
+    return _moto_describe_nodegroup(response)
 
 
-_describe_nodegroup = EKSResponse.describe_nodegroup
+_moto_describe_nodegroup = EKSResponse.describe_nodegroup
 
 
 def _resize(group: Any, number: int) -> None:

@@ -59,19 +59,19 @@ _CONTRIBUTIONS: tuple[Contribution, ...] = (
 )
 
 
-def _merged(field: str) -> dict[str, Any]:
-    """Return one field of all contributions."""
+def _merge(field: str) -> dict[str, Any]:
+    """Merge one field of all contributions."""
     return {kind: item for each in _CONTRIBUTIONS for kind, item in getattr(each, field).items()}
 
 
-MODELS: Mapping[str, type[CloudFormationModel]] = _merged("models")
-BEFORE: Mapping[str, Before] = _merged("before")
-AFTER: Mapping[str, After] = _merged("after")
-UPDATE: Mapping[str, Update] = _merged("update")
-DELETE: Mapping[str, Delete] = _merged("delete")
-REPLACED_BY: Mapping[str, frozenset[str]] = _merged("replaced_by")
+MODELS: Mapping[str, type[CloudFormationModel]] = _merge("models")
+BEFORE: Mapping[str, Before] = _merge("before")
+AFTER: Mapping[str, After] = _merge("after")
+UPDATE: Mapping[str, Update] = _merge("update")
+DELETE: Mapping[str, Delete] = _merge("delete")
+REPLACED_BY: Mapping[str, frozenset[str]] = _merge("replaced_by")
 
-UNDERSTOOD: Mapping[str, frozenset[str]] = {
+SUPPORTED_PROPERTIES: Mapping[str, frozenset[str]] = {
     name: frozenset(entry.get("honored", []) + entry.get("accepted", []))
     for name, entry in tomllib.loads(
         (files("trainium_emulators.aws.cloudformation") / "properties.toml").read_text()
@@ -94,12 +94,12 @@ _UPDATED_BY_MOTO = frozenset(
 
 def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
     """Return why a resource cannot be rehearsed; None if it can."""
-    if resource_type not in UNDERSTOOD:
+    if resource_type not in SUPPORTED_PROPERTIES:
         return (
             f"the rehearsal has no model of {resource_type}; "
             "add one to trainium_emulators/aws/cloudformation and its properties to properties.toml"
         )
-    unknown = sorted(set(properties) - UNDERSTOOD[resource_type])
+    unknown = sorted(set(properties) - SUPPORTED_PROPERTIES[resource_type])
     if unknown:
         return (
             f"the rehearsal does not support {', '.join(unknown)} of {resource_type}; honor it in "
@@ -167,7 +167,7 @@ _moto_create = parsing.parse_and_create_resource
 
 
 def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: Any) -> None:
-    """Delete with our function or moto's; without either, fail, which moto does not."""
+    """Delete a resource with our function or moto's; unlike moto, fail if there is neither."""
     kind = resource_json["Type"]
     account_id, region = self._account_id, self._region_name
     if kind in DELETE:
@@ -178,10 +178,10 @@ def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: An
     else:
         model = model_of(kind)
         assert model is not None
-        deletes = model.delete_from_cloudformation_json
-        if hasattr(deletes, "__isabstractmethod__"):
+        delete = model.delete_from_cloudformation_json
+        if hasattr(delete, "__isabstractmethod__"):
             raise ValidationError(message=f"the rehearsal cannot delete {kind}")
-        deletes(
+        delete(
             resource.physical_resource_id,
             {"Type": kind, "Properties": resource.rehearsal_properties},
             account_id,
@@ -190,7 +190,7 @@ def _delete_resource(self: parsing.ResourceMap, resource: Any, resource_json: An
 
 
 def _delete_stack_resources(self: parsing.ResourceMap) -> None:
-    """Delete in reverse order of creation; moto retries in random order until it works.
+    """Delete in reverse order of creation; moto retries in random order until it succeeds.
 
     Entries are kept, because moto renders the outputs of deleted stacks again and would recreate
     the resources that they reference.
@@ -284,7 +284,7 @@ def _parse_template(template: str) -> Any:
 _moto_parse_template = Stack.parse_template
 
 
-def _checked(operation: Any) -> Any:
+def _wrap_operation(operation: Any) -> Any:
     """Wrap a stack operation: check the template first, and raise errors that the CLI shows."""
 
     def run(self: CloudFormationBackend, name: str, template: str, *args: Any, **kw: Any) -> Any:
@@ -316,7 +316,7 @@ _moto_update_stack = CloudFormationBackend.update_stack
 _moto_delete_stack = CloudFormationBackend.delete_stack
 
 
-def _checked_delete_stack(self: CloudFormationBackend, name: str) -> None:
+def _delete_stack(self: CloudFormationBackend, name: str) -> None:
     with _as_cloudformation_errors():
         for stack in list(self.stacks.values()):
             if name in (stack.name, stack.stack_id):
@@ -349,9 +349,9 @@ def install() -> None:
     parsing.ResourceMap.update = update_stack_resources
     Stack.parse_template = staticmethod(_parse_template)
     CloudFormationBackend._resolve_update_parameters = _update_parameters
-    CloudFormationBackend.create_stack = _checked(CloudFormationBackend.create_stack)
-    CloudFormationBackend.delete_stack = _checked_delete_stack
-    CloudFormationBackend.update_stack = _checked(_update_stack)
+    CloudFormationBackend.create_stack = _wrap_operation(CloudFormationBackend.create_stack)
+    CloudFormationBackend.delete_stack = _delete_stack
+    CloudFormationBackend.update_stack = _wrap_operation(_update_stack)
     ComputeEnvironment.get_cfn_attribute = batch.get_arn
     JobQueue.get_cfn_attribute = batch.get_arn
     JobDefinition.describe = batch.describe_with_nodes

@@ -16,12 +16,12 @@ from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.models import CloudFormationBackend, Stack
 from moto.cloudformation.parsing import clean_json
 
-_IN_TEXT = re.compile(r"\$\{(\w+)")
+_SUB_REFERENCE = re.compile(r"\$\{(\w+)")
 """A reference in a string for Fn::Sub."""
 
 
 def depends_on(resource_json: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the logical ids in a resource's DependsOn, one or a list in the template."""
+    """Return the logical ids in a resource's DependsOn, which is a string or a list."""
     given = resource_json.get("DependsOn", ())
     return (given,) if isinstance(given, str) else tuple(given)
 
@@ -56,7 +56,7 @@ def _references(value: Any) -> Iterator[str]:
             case "Fn::GetAtt", str(path):
                 yield path.partition(".")[0]
             case "Fn::Sub", str(text) | [str(text), *_]:
-                yield from _IN_TEXT.findall(text)
+                yield from _SUB_REFERENCE.findall(text)
         yield from _references(item)
 
 
@@ -145,7 +145,7 @@ def refuse_deletion_of_stack(backend: CloudFormationBackend, stack: Stack) -> No
 
 
 def refuse_change(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
-    """Refuse to change an export in use. AWS would roll back the update; this cannot."""
+    """Refuse to change an export in use. AWS would roll back the update; the emulator cannot."""
     for name, value in values_of(stack).items():
         if name in before and before[name] != value and (users := importers(backend, name, stack)):
             raise ValidationError(

@@ -150,7 +150,7 @@ def _delete_file_system(file_system: Any, _: Properties, place: AccountRegion) -
 
 
 def _grow_file_system(file_system: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    """Grow the storage in place; any other change replaces a file system on AWS."""
+    """Grow the storage capacity in place; refuse any other change."""
     change.refuse_others("AWS::FSx::FileSystem", frozenset({"StorageCapacity"}))
     (stored,) = _fsx(place).describe_file_systems([file_system.physical_resource_id])
     stored.storage_capacity = int(change.properties["StorageCapacity"])

@@ -12,5 +12,5 @@ from trainium_emulators.aws.refusals.table import TABLE
 
 
 def messages(on: str, request: AwsRequest) -> list[str]:
-    """Return AWS's objections to a request."""
+    """Return the messages with which AWS would refuse a request."""
     return [row.message for row in TABLE if row.on == on and row.refuses(request)]

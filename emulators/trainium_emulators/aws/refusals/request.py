@@ -1,7 +1,7 @@
 """A request to AWS as seen by the rules, and the resources it may reference.
 
-Nothing is guessed. A value known only at deployment is ``UNKNOWN`` or a ``ResourceReference``; its
-string is empty and its number NaN (every comparison with NaN is false), so that no rule applies.
+Nothing is guessed. A value known only at deployment is ``UNKNOWN`` or a ``ResourceReference``; it
+reads as an empty string or as NaN (every comparison with NaN is false), so that no rule applies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Account(Protocol):
         """Return the properties of every known resource of a type."""
 
     def same(self, one: Any, other: Any) -> bool:
-        """Return whether two values certainly name the same resource."""
+        """Return whether two values are known to name the same resource."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,5 +116,5 @@ def each(value: Any) -> list[Any]:
 
 
 def texts(value: Any) -> list[str]:
-    """Return the strings of a list, empty if unknown, or a single string, as in policies."""
+    """Return a list's strings (empty if unknown), or a single string, as in policies, as a list."""
     return [text(entry) for entry in ([value] if isinstance(value, str) else each(value))]

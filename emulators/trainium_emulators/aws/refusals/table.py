@@ -1,8 +1,8 @@
 """The table: each row has a subject, AWS's message, its source, and a rule.
 
-A message quotes AWS if the source does, such as an issue, and paraphrases documentation. Faults
-that AWS would report only when an instance or a job starts are refused earlier, in the template or
-submission.
+A message quotes AWS if its source, such as an issue, does so; otherwise it paraphrases the
+documentation. Errors that AWS would report only when an instance or a job starts are refused
+earlier, in the template or submission.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FILE_SYSTEM: Final = "AWS::FSx::FileSystem"
 CLUSTER: Final = "AWS::EKS::Cluster"
 NODE_GROUP: Final = "AWS::EKS::Nodegroup"
 SUBMIT: Final = "batch:SubmitJob"
-"""A submission in the API's form, with its resources under ``definition`` and ``queue``."""
+"""A submission in the API's format, plus its job definition and queue under those two keys."""
 
 _DOCS = "https://docs.aws.amazon.com/"
 _BATCH_API = _DOCS + "batch/latest/APIReference/"
@@ -67,11 +67,11 @@ def _launch_template(request: AwsRequest, path: str) -> Properties:
     return {}
 
 
-def _true(value: Any) -> bool:
+def _is_true(value: Any) -> bool:
     return value in (True, "true")
 
 
-def _duplicates(values: list[Any]) -> bool:
+def _has_duplicates(values: list[Any]) -> bool:
     return any(value in values[:index] for index, value in enumerate(values))
 
 
@@ -110,12 +110,12 @@ def _best_fit(request: AwsRequest) -> bool:
 
 
 def _containers(request: AwsRequest) -> list[Any]:
-    """Return a job's container, or one per range of nodes."""
+    """Return the container properties of a job and of each of its node ranges."""
     ranges = request.each("NodeProperties.NodeRangeProperties")
     return [request.get("ContainerProperties"), *(get(entry, "Container") for entry in ranges)]
 
 
-def _not_whole(request: AwsRequest) -> bool:
+def _not_integer(request: AwsRequest) -> bool:
     return any(
         not text(get(entry, "Value")).isdigit()
         for container in _containers(request)
@@ -175,21 +175,21 @@ _BATCH = (
         DEFINITION,
         "Value in resourceRequirement is not valid. Please provide a numeric value.",
         "https://github.com/kestra-io/plugin-aws/issues/504",
-        _not_whole,
+        _not_integer,
     ),
     AwsRefusal(
         "batch-volume-unknown",
         DEFINITION,
-        "Unknown volume of a mount point",
+        "A mount point references an unknown volume",
         _DOCS + "AmazonECS/latest/APIReference/API_MountPoint.html",
         _unknown_volumes,
     ),
     AwsRefusal(
         "batch-too-many-tags",
         DEFINITION,
-        "Combined tags of job and job definition are more than 50",
+        "Combined tags of the job and job definition exceed 50",
         _BATCH_API + "API_RegisterJobDefinition.html",
-        lambda r: _true(r.get("PropagateTags")) and len(r.mapping("Tags")) > 50,
+        lambda r: _is_true(r.get("PropagateTags")) and len(r.mapping("Tags")) > 50,
     ),
 )
 
@@ -208,7 +208,7 @@ def nodes_of(target: str, num_nodes: int) -> range:
     return range(start, int(last) + 1 if last else num_nodes if colon else start + 1)
 
 
-def _uncovered(request: AwsRequest) -> bool:
+def _has_uncovered_nodes(request: AwsRequest) -> bool:
     default = request.number("definition.nodeProperties.numNodes", 0)
     wanted = int(request.number("nodeOverrides.numNodes", default))
     covered = {index for target in _targets(request) for index in nodes_of(target, wanted)}
@@ -273,7 +273,7 @@ _SUBMISSIONS = (
         SUBMIT,
         "Node ranges must account for all nodes",
         _BATCH_API + "API_NodeOverrides.html",
-        _uncovered,
+        _has_uncovered_nodes,
     ),
     AwsRefusal(
         "submit-overrides-of-nodes",
@@ -344,13 +344,13 @@ def _throughput(request: AwsRequest) -> bool:
     )
 
 
-def _without_efa(request: AwsRequest) -> bool:
+def _efa_unsupported(request: AwsRequest) -> bool:
     known = INSTANCE_TYPES.get(request.text("LaunchTemplateData.InstanceType"))
     efa = any(_kind(nic).startswith("efa") for nic in _interfaces(request))
     return known is not None and known.num_efa_interfaces == 0 and efa
 
 
-def _no_such_card(request: AwsRequest) -> bool:
+def _invalid_card_index(request: AwsRequest) -> bool:
     known = INSTANCE_TYPES.get(request.text("LaunchTemplateData.InstanceType"))
     cards = [_slot(nic)[0] for nic in _interfaces(request)]
     return known is not None and any(card >= known.num_network_cards for card in cards)
@@ -363,14 +363,14 @@ def _wants_block(data: Any) -> bool:
 _TARGET = "CapacityReservationSpecification.CapacityReservationTarget"
 
 
-def _block_unsold(request: AwsRequest) -> bool:
+def _block_unsupported(request: AwsRequest) -> bool:
     data = request.get("LaunchTemplateData")
     known = INSTANCE_TYPES.get(text(get(data, "InstanceType")))
     return _wants_block(data) and known is not None and not known.supports_capacity_block
 
 
 def _zones(request: AwsRequest, path: str) -> list[str]:
-    """Return the known zones of the subnets in a list, by id or else by name."""
+    """Return the zones of the known subnets in a list: by ID, or by name if the ID is unknown."""
     subnets = [request.account.find("AWS::EC2::Subnet", subnet) for subnet in request.each(path)]
     zones = [
         text(get(subnet, "AvailabilityZoneId")) or text(get(subnet, "AvailabilityZone"))
@@ -382,8 +382,8 @@ def _zones(request: AwsRequest, path: str) -> list[str]:
 def _without_dns(request: AwsRequest) -> bool:
     vpc = request.find("AWS::EC2::VPC", "VpcId")
     support, names = get(vpc, "EnableDnsSupport", True), get(vpc, "EnableDnsHostnames", False)
-    private = _true(request.get("PrivateDnsEnabled"))
-    return bool(vpc) and private and not (_true(support) and _true(names))
+    private = _is_true(request.get("PrivateDnsEnabled"))
+    return bool(vpc) and private and not (_is_true(support) and _is_true(names))
 
 
 _EC2 = (
@@ -407,14 +407,14 @@ _EC2 = (
         LAUNCH_TEMPLATE,
         "These instances do not support Elastic Fabric Adapters.",
         "https://github.com/devopsacademyau/academy/pull/277",
-        _without_efa,
+        _efa_unsupported,
     ),
     AwsRefusal(
         "template-network-card",
         LAUNCH_TEMPLATE,
         "Network card index exceeds the limit of the instance type",
         _EC2_GUIDE + "using-eni.html#network-cards",
-        _no_such_card,
+        _invalid_card_index,
     ),
     AwsRefusal(
         "template-same-slot",
@@ -422,7 +422,7 @@ _EC2 = (
         "A network card has two interfaces with the same device index",
         _DOCS + "AWSEC2/latest/APIReference/"
         "API_LaunchTemplateInstanceNetworkInterfaceSpecificationRequest.html",
-        lambda r: _duplicates([_slot(nic) for nic in _interfaces(r)]),
+        lambda r: _has_duplicates([_slot(nic) for nic in _interfaces(r)]),
     ),
     AwsRefusal(
         "template-primary-efa-only",
@@ -452,7 +452,7 @@ _EC2 = (
         LAUNCH_TEMPLATE,
         "Capacity Blocks are not supported by the instance type",
         _EC2_GUIDE + "ec2-capacity-blocks.html",
-        _block_unsold,
+        _block_unsupported,
     ),
     AwsRefusal(
         "endpoint-zones",
@@ -460,10 +460,10 @@ _EC2 = (
         "Found another VPC endpoint subnet in the availability zone of the subnet. VPC endpoint "
         "subnets should be in different availability zones supported by the VPC endpoint service.",
         "https://github.com/terraform-aws-modules/terraform-aws-vpc/issues/583",
-        lambda r: _duplicates(_zones(r, "SubnetIds")),
+        lambda r: _has_duplicates(_zones(r, "SubnetIds")),
     ),
     AwsRefusal(
-        # cdk-preflight checks names of one part, such as ecs.
+        # cdk-preflight checks only single-part service names, such as ecs.
         "endpoint-region",
         ENDPOINT,
         "The Vpc Endpoint Service does not exist",
@@ -508,7 +508,7 @@ def _lustre_throughput(request: AwsRequest) -> bool:
 
 
 def _port_closed(request: AwsRequest) -> bool:
-    """Return whether the groups certainly block TCP 988, inbound or outbound."""
+    """Return whether the groups are known to block TCP port 988, inbound or outbound."""
     groups = [(g, request.account.find("AWS::EC2::SecurityGroup", g)) for g in
               request.each("SecurityGroupIds")]  # fmt: skip
     if not groups or any(own is None for _, own in groups):
@@ -583,7 +583,7 @@ def _version_step(request: AwsRequest) -> bool:
     return old > 0 < new and new - old not in (0, 1)
 
 
-def _of_template(request: AwsRequest, path: str) -> Any:
+def _template_value(request: AwsRequest, path: str) -> Any:
     return get(_launch_template(request, "LaunchTemplate"), path)
 
 
@@ -597,16 +597,16 @@ def _incomplete_block(request: AwsRequest) -> bool:
     return request.get("CapacityType") == "CAPACITY_BLOCK" and bool(data) and not whole
 
 
-def _single_part(request: AwsRequest) -> bool:
-    """Return whether user data, which EKS merges with its own, is certainly not multipart."""
-    given = text(_of_template(request, "UserData"))
-    with contextlib.suppress(binascii.Error, UnicodeDecodeError):  # not encoded in a template
+def _not_multipart(request: AwsRequest) -> bool:
+    """Return whether user data, which EKS merges with its own, is known not to be multipart."""
+    given = text(_template_value(request, "UserData"))
+    with contextlib.suppress(binascii.Error, UnicodeDecodeError):  # plain text in a template
         given = base64.b64decode(given, validate=True).decode()
-    own_image = _of_template(request, "ImageId") is not None
+    own_image = _template_value(request, "ImageId") is not None
     return bool(given) and not own_image and "multipart/" not in given
 
 
-def _other_release(request: AwsRequest) -> bool:
+def _release_mismatch(request: AwsRequest) -> bool:
     release, version = request.text("ReleaseVersion"), request.text("Version")
     return bool(release and version) and not release.startswith(version + ".")
 
@@ -622,7 +622,7 @@ def _mixed_update(request: AwsRequest) -> bool:
     return not changed & replaced_by and (mixed or {"LaunchTemplate", "Tags"} <= changed)
 
 
-def _untrusted(request: AwsRequest) -> bool:
+def _lacks_pod_identity_trust(request: AwsRequest) -> bool:
     role = request.find("AWS::IAM::Role", "RoleArn")
     return bool(role) and not any(
         "pods.eks.amazonaws.com" in texts(get(statement, "Principal.Service"))
@@ -633,7 +633,7 @@ def _untrusted(request: AwsRequest) -> bool:
 
 _EKS = (
     AwsRefusal(
-        # cdk-preflight has it too, but checks each stack separately; subnets are in another one.
+        # cdk-preflight has this rule, but checks each stack alone; the subnets are in another one.
         "cluster-zones",
         CLUSTER,
         "Subnets specified must be in at least two different AZs",
@@ -663,7 +663,7 @@ _EKS = (
         "Launch template should not specify a shutdown behavior",
         _EKS_GUIDE + "launch-templates.html",
         lambda r: (
-            text(_of_template(r, "InstanceInitiatedShutdownBehavior")) not in ("", "terminate")
+            text(_template_value(r, "InstanceInitiatedShutdownBehavior")) not in ("", "terminate")
         ),
     ),
     AwsRefusal(
@@ -692,7 +692,7 @@ _EKS = (
         "launch template.",
         "https://github.com/rancher/eks-operator/pull/185",
         lambda r: (
-            _of_template(r, "ImageId") is not None and r.text("AmiType") not in ("", "CUSTOM")
+            _template_value(r, "ImageId") is not None and r.text("AmiType") not in ("", "CUSTOM")
         ),
     ),
     AwsRefusal(
@@ -701,21 +701,21 @@ _EKS = (
         "You cannot specify a kubernetes version to use when specifying an image id to use within "
         "the launch template.",
         "https://github.com/terraform-aws-modules/terraform-aws-eks/issues/3459",
-        lambda r: _of_template(r, "ImageId") is not None and r.has("Version"),
+        lambda r: _template_value(r, "ImageId") is not None and r.has("Version"),
     ),
     AwsRefusal(
         "nodes-user-data",
         NODE_GROUP,
         "User data was not in the MIME multipart format.",
         "https://github.com/terraform-aws-modules/terraform-aws-eks/issues/1875",
-        _single_part,
+        _not_multipart,
     ),
     AwsRefusal(
         "nodes-release",
         NODE_GROUP,
         "Requested release version is not valid for kubernetes version.",
         "https://github.com/eksctl-io/eksctl/issues/7976",
-        _other_release,
+        _release_mismatch,
     ),
     AwsRefusal(
         # Tags together with the launch template: https://github.com/aws/aws-cdk/issues/16644.
@@ -730,15 +730,15 @@ _EKS = (
         "AWS::EKS::PodIdentityAssociation",
         "Trust policy of the role provided is invalid",
         "https://github.com/hashicorp/terraform-provider-aws/issues/41483",
-        _untrusted,
+        _lacks_pod_identity_trust,
     ),
 )
 
 # --- S3, Systems Manager, CloudWatch Logs, IAM, Lambda --------------------------------------------
 
 
-def _no_interfaces(request: AwsRequest) -> bool:
-    """Return whether a function in a VPC certainly lacks permission to create interfaces."""
+def _lacks_interface_permission(request: AwsRequest) -> bool:
+    """Return whether a function in a VPC is known to lack permission to create interfaces."""
     role = request.find("AWS::IAM::Role", "Role")
     managed = texts(get(role, "ManagedPolicyArns"))
     granting = ("AWSLambdaVPCAccessExecutionRole", "AWSLambdaENIManagementAccess",
@@ -748,7 +748,7 @@ def _no_interfaces(request: AwsRequest) -> bool:
     attached = [
         policy
         for policy in request.account.all("AWS::IAM::Policy")
-        if any(_names_role(request, name) for name in each(get(policy, "Roles")))
+        if any(_is_execution_role(request, name) for name in each(get(policy, "Roles")))
     ]
     actions = {
         action
@@ -762,7 +762,7 @@ def _no_interfaces(request: AwsRequest) -> bool:
     )
 
 
-def _names_role(request: AwsRequest, name: Any) -> bool:
+def _is_execution_role(request: AwsRequest, name: Any) -> bool:
     arn = request.get("Role")
     return request.account.same(name, arn) or text(arn).endswith(f"/{text(name)}")
 
@@ -774,7 +774,7 @@ _OTHERS = (
         "The provided execution role does not have permissions to call CreateNetworkInterface on "
         "EC2",
         "https://github.com/amazon-connect/amazon-connect-salesforce-lambda/issues/29",
-        _no_interfaces,
+        _lacks_interface_permission,
     ),
 )
 

@@ -68,7 +68,7 @@ class TemplateAccount:
                 # Limits on size and characters refer to the string before encoding.
                 return self.resolve(inner, stack)
             case {"Fn::Join": [str(separator), list(parts)]}:
-                return _joined(separator, self.resolve(parts, stack))
+                return _join(separator, self.resolve(parts, stack))
         if not isinstance(value, Mapping):
             return value
         if any(name.startswith("Fn::") for name in value):
@@ -98,7 +98,7 @@ class TemplateAccount:
         return UNKNOWN
 
 
-def _joined(separator: str, parts: list[Any]) -> Any:
+def _join(separator: str, parts: list[Any]) -> Any:
     """Join the parts of a string, which is known if they all are; return a single part as is."""
     if len(parts) == 1:
         return parts[0]

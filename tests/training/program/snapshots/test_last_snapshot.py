@@ -98,7 +98,7 @@ def test_a_node_that_was_writing_reports_it_once_the_bucket_responds(
 def test_a_deliberately_killed_process_is_not_replaced(
     local_job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "_BETWEEN_STARTS_S", 0.0)
+    monkeypatch.setattr(process, "_RESTART_INTERVAL_S", 0.0)
     (node,) = local_job.attempt()
     handle = node.start_snapshots()
     handle.kill()

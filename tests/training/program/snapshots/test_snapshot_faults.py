@@ -70,7 +70,7 @@ def test_damaged_or_missing_content_falls_back_to_the_previous_snapshot(
     assert checkpoints(other) == {"latest.pt": b"1" * 100}
     told = capfd.readouterr().out
     assert "snapshot 3 cannot be restored: latest.pt is damaged in the bucket" in told
-    assert "snapshot 2 cannot be restored: latest.pt is missing in the bucket" in told
+    assert "snapshot 2 cannot be restored: latest.pt is missing from the bucket" in told
     assert "snapshot 1 of " in told and "1 file, 100 bytes, restored in" in told
 
 
@@ -242,9 +242,9 @@ def test_a_folder_above_its_limit_ends_the_job_and_names_the_largest_files(
     problem = node.report().problem
     assert problem is not None and problem.code == 1
     assert problem.reason == (
-        "node 0: the checkpoint folder has 0.001863 GiB, and --snapshot-limit-gib is 0.001; the "
-        "largest files are step-2/model.bin (2.0 MB), small (1 bytes); have the program keep fewer "
-        "checkpoints, or submit with a higher limit"
+        "node 0: the checkpoint folder contains 0.001863 GiB, and --snapshot-limit-gib is 0.001; "
+        "the largest files are step-2/model.bin (2.0 MB), small (1 bytes); have the program keep "
+        "fewer checkpoints, or submit with a higher limit"
     )
 
 
@@ -291,7 +291,7 @@ folder, staging = Path(sys.argv[1]) / "kept", Path(sys.argv[1]) / "staging"
 folder.mkdir()
 (folder / "model.bin").write_bytes(bytes(5_000_000))
 capture = Capture(staging)
-capture.was_rewritten("model.bin")
+capture.mark_rewritten("model.bin")
 for _ in range(2):
     (item,) = capture.hold(Root.CHECKPOINTS, folder, scan(folder), frozenset())
     item = capture.checksum(item)

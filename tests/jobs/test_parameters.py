@@ -49,7 +49,7 @@ def test_boolean_without_value_is_true() -> None:
         (["--save-evry", "1"], (), "no parameter 'save-evry'; did you mean 'save-every'?"),
         (["--node", "4"], (), "no parameter 'node'; did you mean 'nodes'?"),
         (["--lr"], (), "--lr needs a value: peak learning rate"),
-        (["--lr", "--seed", "1"], (), "--lr has no value"),
+        (["--lr", "--seed", "1"], (), "--lr needs a value"),
         (["--lr", "fast"], (), "--lr=fast is not a number; the default is 0.0003"),
         (["--lr", "nan"], (), "--lr=nan is not finite"),
         (["--beta1", "1"], (), "--beta1=1 is too large; the maximum is 0.99999"),

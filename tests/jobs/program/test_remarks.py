@@ -33,7 +33,7 @@ def test_local_paths_are_noted_once(folder: Path, tmp_path: Path) -> None:
         f"--env CACHE=relative:{data}/..",
     ]
     assert "put data into the bucket (--input, --dataset)" in found[0]
-    assert found[1].endswith("elsewhere; use conf.yaml")
+    assert found[1].endswith("elsewhere on nodes; use conf.yaml")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ _PRECISION = MixedPrecisionPolicy(
     reduce_dtype=torch.float32,
 )
 
+FALLBACK_FUNCTIONS = ("clear_op_tracking", "get_fallback_ops")
+"""Functions of ``torch_neuronx`` that reset and list the operators that ran on the CPU.
+
+Known from a public copy of its source of April 2026, half a year before the release
+(github.com/parmoham-aws/test-repo-parmoham, 98154b8).
+"""
+
 
 class NativeBackend:
     """One rank's share of a run; see ``Backend``."""
@@ -120,8 +127,19 @@ class NativeBackend:
             # An update launched before its moments exist can fail ("Tensor not bound",
             # github.com/hokindeng/object-permanence, pwm).
             torch.get_device_module(self._device).synchronize()
-            # Fallbacks during initialization do not matter.
-            torch_neuronx.clear_op_tracking()
+            missing = [name for name in FALLBACK_FUNCTIONS if not hasattr(torch_neuronx, name)]
+            if not missing:
+                # Fallbacks during initialization do not matter.
+                torch_neuronx.clear_op_tracking()
+                return
+            self._checks_fallback = False
+            if self.rank == 0:
+                log.info(
+                    "training: TorchNeuron %s has no %s: operators that it runs on the CPU are not "
+                    "reported",
+                    torch_neuronx.__version__,
+                    " and no ".join(missing),
+                )
 
     @property
     def _uses_fsdp(self) -> bool:

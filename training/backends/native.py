@@ -111,14 +111,15 @@ class NativeBackend:
     def _build(self) -> None:
         network = self._network
         model = network.build(self._submesh("tensor") if self._tensor_parallel > 1 else None)
+        if self._device.type == "neuron":
+            compile_layers(network.layers(model), "neuron")
+        if self._uses_fsdp:
+            # While it has no storage: a rank's memory may hold its shards but not the whole model.
+            self._shard(model)
         model.to_empty(device=self._device)
         network.restore(model, self._device)
         for name, parameter in model.named_parameters():
             _fill(parameter, name, network.initial_part)
-        if self._device.type == "neuron":
-            compile_layers(network.layers(model), "neuron")
-        if self._uses_fsdp:
-            self._shard(model)
         self._model: nn.Module = model
         self._optimizer = eager_optimizer(trainable_parameters(model).items(), self._config)
         if self._device.type == "neuron":

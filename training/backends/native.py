@@ -154,7 +154,7 @@ class NativeBackend:
         mesh = self._submesh("data")
         # By default weights stay gathered between forward and backward: one all-gather per step, as
         # in ZeRO-1.
-        reshard = self._config.reshard_after_forward
+        reshard = self._config.plan.reshard_after_forward
         for layer in self._network.layers(model):
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -175,8 +175,10 @@ class NativeBackend:
         if self._uses_fsdp:
             sharded = cast(FSDPModule, self._model)
             sharded.set_requires_gradient_sync(is_last)
-            # Otherwise every micro-batch would gather the same weights again.
-            sharded.set_reshard_after_backward(is_last)
+            # Otherwise every micro-batch would gather the same weights again. With
+            # reshard-after-forward layers do, or the rank would hold them all after the first.
+            layers_too = not self._config.plan.reshard_after_forward
+            sharded.set_reshard_after_backward(is_last, recurse=layers_too)
         with self._waiting():
             placed = place(tokens, self._device)
             loss = self._network.loss(self._model, placed)

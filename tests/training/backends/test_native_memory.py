@@ -26,6 +26,7 @@ from training.core.contract import DeviceKind
 from training.core.device import EagerDevice
 from training.models.llama.data import random_batches
 from training.models.llama.network import LlamaNetwork
+from trainium_catalogue.parameters.layout import activation_bytes
 
 # Wide layers and short sequences, so that weights outweigh activations.
 LAYERS = (
@@ -34,9 +35,11 @@ LAYERS = (
 )
 LLAMA = ("llama-tiny", *LAYERS, "--vocab-size=256", "--num-kv-heads=4")
 SHARED_HEADS = ("llama-tiny", *LAYERS, "--vocab-size=256", "--num-kv-heads=1")
+WIDE_ROOT = ("llama-tiny", *LAYERS, "--vocab-size=4096", "--num-kv-heads=4")
 TIED = ("pretrain", "--model=qwen3-tiny", *LAYERS, "--vocab-size=256", "--num-kv-heads=4")
 ADAPTERS = ("--lora-rank=16", "--init-from=given")
 RANKS = 8
+RESHARDED = "--reshard-after-forward=true"
 
 
 @pytest.fixture(autouse=True)
@@ -162,3 +165,37 @@ def test_parameter_with_fewer_rows_than_ranks_is_on_some_of_them() -> None:
         for rank, found in parts.items()
     }
     assert norms == {3: {(1,)}, 4: {(0,)}}
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+@pytest.mark.parametrize(
+    ("words", "data_parallel"),
+    [
+        pytest.param((*LLAMA, "--tensor-parallel=1"), 8, id="data parallel"),
+        pytest.param((*LLAMA, "--tensor-parallel=2"), 4, id="both"),
+        pytest.param((*WIDE_ROOT, "--tensor-parallel=1"), 8, id="wide root"),
+        pytest.param((*TIED, "--head-dim=32", "--tensor-parallel=1"), 8, id="tied"),
+        pytest.param((*LLAMA, "--tensor-parallel=1", *ADAPTERS), 8, id="adapters"),
+    ],
+)
+def test_plan_bounds_the_memory_of_resharded_weights(
+    words: tuple[str, ...], data_parallel: int, num_micro_batches: int
+) -> None:
+    batch = f"--global-batch={data_parallel * num_micro_batches}"
+    found = counted(*words, batch, RESHARDED)
+
+    plan, layout = found.config.plan, found.config.layout
+    assert layout is not None
+    planned = plan.state_bytes_per_rank + activation_bytes(plan, layout)
+    assert 0.7 * planned < found.steps <= planned
+
+
+def test_resharded_weights_are_freed_in_every_micro_batch() -> None:
+    """Otherwise the first backward pass would leave all layers gathered."""
+    words = (*LLAMA, "--tensor-parallel=1")
+    for num_micro_batches in (1, 3):
+        batch = f"--global-batch={RANKS * num_micro_batches}"
+        kept, resharded = counted(*words, batch), counted(*words, batch, RESHARDED)
+        # A layer in use and two buffers stay, of five layers.
+        layers = kept.config.shape.num_parameters - 2 * 256 * 128
+        assert kept.steps - resharded.steps > 2 * layers / 5

@@ -31,10 +31,17 @@ from trainium_catalogue.eks import USD_PER_HOUR_ESTIMATE, cluster_addresses_per_
 from trainium_catalogue.instances import EfaLayout, InstanceType
 from trainium_catalogue.models.presets import ModelShape
 from trainium_catalogue.parameters.command_line import ParameterValues
-from trainium_catalogue.parameters.layout import FILLED, Layout, activation_bytes
+from trainium_catalogue.parameters.layout import (
+    FILLED,
+    Layout,
+    activation_bytes,
+    check_backend,
+    has_torch_neuron,
+    saved_by_resharding,
+)
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan, refuse_shared_heads
 from trainium_catalogue.prices import HOURS_PER_MONTH, PRICES
-from trainium_catalogue.releases import NEURON_RELEASES, TORCH_NEURON_RELEASE
+from trainium_catalogue.releases import TORCH_NEURON_RELEASE, TorchBackend
 from trainium_catalogue.zones import INTERFACE_ENDPOINTS
 
 ASSUMED_UTILIZATION = 0.2
@@ -62,11 +69,19 @@ class RankMemory:
     """Upper bound for one micro-batch; null if the model's layers are not known in detail."""
     available: Natural
     """HBM per rank."""
+    saved_by_resharding: Natural
+    """Bytes of ``state`` that would not be needed with ``--reshard-after-forward true``; 0 if it is
+    set, or not available on the type."""
 
     @property
     def needed(self) -> int:
         """Sum of state and activations."""
         return self.state + (self.activations or 0)
+
+    @property
+    def needed_resharded(self) -> int:
+        """The same with ``--reshard-after-forward true``, if that is possible and needs less."""
+        return self.needed - self.saved_by_resharding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +144,8 @@ def estimate(
         try:
             plan = TrainingPlan.from_values(values.own, ranks)
             memory = _memory(values, plan, kind)
-            if kind.family not in NEURON_RELEASES[TORCH_NEURON_RELEASE].families:
+            if not has_torch_neuron(kind):
+                check_backend(values.own, TorchBackend.XLA)
                 refuse_shared_heads(plan.tensor_parallel, plan.shape.num_key_value_heads)
             elif plan.shares_heads:
                 torus.check_mesh(kind, plan.tensor_parallel)
@@ -137,9 +153,11 @@ def estimate(
             # Most messages begin with the invalid parameter.
             plan, obstacle = None, f"--{error}" if _PARAMETER.match(str(error)) else str(error)
     if memory is not None and memory.needed > memory.available:
+        resharding = memory.needed_resharded <= memory.available
+        option = "set --reshard-after-forward true, " if resharding else ""
         obstacle = (
-            f"a rank needs {memory.needed / GIB:.1f} GiB but has {memory.available / GIB:g}; raise "
-            "--tensor-parallel, lower --micro-batch, or use more nodes"
+            f"a rank needs {memory.needed / GIB:.1f} GiB but has {memory.available / GIB:g}; "
+            f"{option}raise --tensor-parallel, lower --micro-batch, or use more nodes"
         )
 
     def billed(hours: float) -> BilledHours:
@@ -191,7 +209,8 @@ def estimate(
             orchestrator,
             time_limit_hours,
             region,
-            needs_torch_neuron=plan is not None and plan.shares_heads,
+            needs_torch_neuron=plan is not None
+            and (plan.shares_heads or plan.reshard_after_forward),
         ),
     )
 
@@ -223,6 +242,7 @@ def _memory(values: ParameterValues, plan: TrainingPlan, kind: InstanceType) -> 
         state=plan.state_bytes_per_rank,
         activations=activations,
         available=GIB * hbm_gib // kind.num_logical_cores,
+        saved_by_resharding=saved_by_resharding(plan, kind),
     )
 
 
@@ -265,3 +285,8 @@ def _deploy_command(
 def fills_memory(memory: RankMemory) -> bool:
     """Return whether the compiler's copies and collectives may exceed the remaining memory."""
     return memory.needed > FILLED * memory.available
+
+
+def fills_memory_resharded(memory: RankMemory) -> bool:
+    """Return the same with ``--reshard-after-forward true``."""
+    return memory.needed_resharded > FILLED * memory.available

@@ -20,7 +20,13 @@ from jobs.cost import not_included, parse_cap
 from jobs.errors import EXIT_OK, EXIT_REFUSED, Refusal
 from jobs.job import ESTIMATE_NOTE
 from jobs.output.console import print_document, printable
-from jobs.planning import ASSUMED_UTILIZATION, RunEstimate, estimate, fills_memory
+from jobs.planning import (
+    ASSUMED_UTILIZATION,
+    RunEstimate,
+    estimate,
+    fills_memory,
+    fills_memory_resharded,
+)
 from jobs.program.entry import ProgramOptions
 from jobs.submit.read import SubmitOptions, SubmitSpec, read_spec
 from trainium_catalogue.contract import ATTEMPTS, MAX_JOB_TIME_LIMIT_HOURS, Orchestrator
@@ -263,7 +269,11 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
         activations = "activations not estimated"
         if memory.activations is not None:
             activations = f"at most {memory.activations / GIB:.1f} for activations"
-        tight = "; the compiler may need more than is left" if fills_memory(memory) else ""
+        tight = ""
+        if fills_memory(memory):
+            tight = "; the compiler may need more than is left"
+            if not fills_memory_resharded(memory):
+                tight += ", which --reshard-after-forward true avoids"
         yield (
             f"memory per rank: {memory.available / GIB:g} GiB; {memory.state / GIB:.1f} for "
             f"weights, gradients and optimizer, {activations}{tight}"

@@ -20,6 +20,13 @@ from trainium_catalogue.releases import TorchBackend
 ROOT = Path(__file__).resolve().parents[2]
 
 
+LARGE_RANKS = (
+    *("--compare", "trn2.48xlarge", "--nodes", "1", "--tensor-parallel", "1"),
+    *("--global-batch", "64"),
+)
+"""Ranks with whole layers, each of which computes one sequence in a step."""
+
+
 def plan(*words: str) -> dict[str, Any]:
     """Return the document of a feasible plan."""
     result = Cli("").run("plan", *words, "--json")
@@ -81,6 +88,23 @@ def test_model_with_more_ranks_than_heads_is_planned_for_torchneuron(
     assert config.release is not None and config.release.backend is TorchBackend.TORCH_NEURON
 
 
+def test_resharded_weights_are_planned_for_torchneuron() -> None:
+    (found,) = plan("llama2-7b", *LARGE_RANKS, "--reshard-after-forward", "true")["estimates"]
+
+    assert found["obstacle"] is None and found["memory"]["saved_by_resharding"] == 0
+    config = configuration(found["deploy"])
+    assert config.release is not None and config.release.backend is TorchBackend.TORCH_NEURON
+
+
+def test_resharding_is_named_where_it_leaves_the_compiler_memory() -> None:
+    words = ("pretrain", "--model", "llama3.2-3b", *LARGE_RANKS, "--seq-len", "2048")
+    advice = "; the compiler may need more than is left, which --reshard-after-forward true avoids"
+
+    assert advice in Cli("").run("plan", *words).stdout
+    resharded = Cli("").run("plan", *words, "--reshard-after-forward", "true").stdout
+    assert "the compiler may need" not in resharded
+
+
 def test_maximum_cost_of_submission_covers_all_attempts() -> None:
     (found,) = plan("mnist", "--nodes", "2", "--time-limit", "6")["estimates"]
 
@@ -111,7 +135,12 @@ def test_maximum_cost_of_submission_covers_all_attempts() -> None:
         ),
         (
             ("pretrain", "--model", "llama3.1-8b", "--nodes", "1", "--tensor-parallel", "1"),
-            "raise --tensor-parallel",
+            "GiB but has 16; raise --tensor-parallel",
+        ),
+        (("llama2-7b", *LARGE_RANKS), "GiB but has 24; set --reshard-after-forward true, raise"),
+        (
+            ("llama2-7b", "--nodes", "4", "--reshard-after-forward", "true"),
+            "--reshard-after-forward=true needs TorchNeuron",
         ),
     ],
 )

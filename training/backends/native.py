@@ -46,6 +46,13 @@ _PRECISION = MixedPrecisionPolicy(
     reduce_dtype=torch.float32,
 )
 
+FALLBACK_FUNCTIONS = ("clear_op_tracking", "get_fallback_ops")
+"""Functions of ``torch_neuronx`` that reset and list the operators that ran on the CPU.
+
+Known from a public copy of its source of April 2026, half a year before the release
+(github.com/parmoham-aws/test-repo-parmoham, 98154b8).
+"""
+
 
 class NativeBackend:
     """One rank's share of a run; see ``Backend``."""
@@ -105,14 +112,15 @@ class NativeBackend:
     def _build(self) -> None:
         network = self._network
         model = network.build(self._submesh("tensor") if self._tensor_parallel > 1 else None)
+        if self._device.type == "neuron":
+            compile_layers(network.layers(model), "neuron")
+        if self._uses_fsdp:
+            # While it has no storage: a rank's memory may hold its shards but not the whole model.
+            self._shard(model)
         model.to_empty(device=self._device)
         network.restore(model, self._device)
         for name, parameter in model.named_parameters():
             _fill(parameter, name, network.initial_part)
-        if self._device.type == "neuron":
-            compile_layers(network.layers(model), "neuron")
-        if self._uses_fsdp:
-            self._shard(model)
         self._model: nn.Module = model
         self._optimizer = eager_optimizer(trainable_parameters(model).items(), self._config)
         if self._device.type == "neuron":
@@ -121,8 +129,19 @@ class NativeBackend:
             # An update launched before its moments exist can fail ("Tensor not bound",
             # github.com/hokindeng/object-permanence, pwm).
             torch.get_device_module(self._device).synchronize()
-            # Fallbacks during initialization do not matter.
-            torch_neuronx.clear_op_tracking()
+            missing = [name for name in FALLBACK_FUNCTIONS if not hasattr(torch_neuronx, name)]
+            if not missing:
+                # Fallbacks during initialization do not matter.
+                torch_neuronx.clear_op_tracking()
+                return
+            self._checks_fallback = False
+            if self.rank == 0:
+                log.info(
+                    "training: TorchNeuron %s has no %s: operators that it runs on the CPU are not "
+                    "reported",
+                    torch_neuronx.__version__,
+                    " and no ".join(missing),
+                )
 
     @property
     def _uses_fsdp(self) -> bool:
@@ -136,7 +155,7 @@ class NativeBackend:
         mesh = self._submesh("data")
         # By default weights stay gathered between forward and backward: one all-gather per step, as
         # in ZeRO-1.
-        reshard = self._config.reshard_after_forward
+        reshard = self._config.plan.reshard_after_forward
         for layer in self._network.layers(model):
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -157,8 +176,10 @@ class NativeBackend:
         if self._uses_fsdp:
             sharded = cast(FSDPModule, self._model)
             sharded.set_requires_gradient_sync(is_last)
-            # Otherwise every micro-batch would gather the same weights again.
-            sharded.set_reshard_after_backward(is_last)
+            # Otherwise every micro-batch would gather the same weights again. With
+            # reshard-after-forward layers do, or the rank would hold them all after the first.
+            layers_too = not self._config.plan.reshard_after_forward
+            sharded.set_reshard_after_backward(is_last, recurse=layers_too)
         with self._waiting():
             placed = place(tokens, self._device)
             loss = self._network.loss(self._model, placed)

@@ -54,8 +54,6 @@ class TrainConfig:
     checkpoint_uri: str
     """Empty: the run's default location."""
     log_every: int
-    reshard_after_forward: bool = False
-    """True if the backward pass gathers weights again (ZeRO-3)."""
     layout: Layout | None = None
     """How the model is split across ranks, if it can be."""
     document_masks: bool = False

@@ -87,6 +87,11 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
+    def num_end_parameters(self) -> int:
+        """Parameters of input embedding and output projection; tied ones count once."""
+        return self.num_embedding_parameters * (1 if self.tie_word_embeddings else 2)
+
+    @property
     def num_norm_parameters(self) -> int:
         """Parameters of all norms, which tensor parallelism does not split."""
         head_norms = 2 * self.head_size if self.family is Family.QWEN3 else 0
@@ -105,12 +110,7 @@ class ModelShape:
         keys_and_values = 2 * self.hidden_size * self.head_size * self.num_key_value_heads
         feed_forward = 3 * self.hidden_size * self.intermediate_size
         layer = queries_and_output + keys_and_values + feed_forward
-        num_embeddings = 1 if self.tie_word_embeddings else 2
-        return (
-            num_embeddings * self.num_embedding_parameters
-            + self.num_hidden_layers * layer
-            + self.num_norm_parameters
-        )
+        return self.num_end_parameters + self.num_hidden_layers * layer + self.num_norm_parameters
 
 
 BERT_POSITIONS = 512

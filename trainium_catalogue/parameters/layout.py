@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from trainium_catalogue.instances import INSTANCE_TYPES
+from trainium_catalogue.instances import INSTANCE_TYPES, InstanceType
 from trainium_catalogue.models.presets import Family, ModelShape
 from trainium_catalogue.parameters.attention import uses_flash
 from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.parameters.plan import GIB, TrainingPlan
-from trainium_catalogue.releases import TorchBackend
+from trainium_catalogue.releases import NEURON_RELEASES, TORCH_NEURON_RELEASE, TorchBackend
 
 _BF16, _FP32 = 2, 4
 _RANK_BYTES = min(
@@ -118,6 +118,22 @@ def check_backend(values: Mapping[str, Value], backend: TorchBackend) -> None:
             "reshard-after-forward=true needs TorchNeuron: NeuronX Distributed keeps whole "
             "weights (ZeRO-1); set reshard-after-forward=false, or raise tensor-parallel"
         )
+
+
+def has_torch_neuron(kind: InstanceType) -> bool:
+    """Return whether TorchNeuron supports an instance type."""
+    return kind.family in NEURON_RELEASES[TORCH_NEURON_RELEASE].families
+
+
+def saved_by_resharding(plan: TrainingPlan, kind: InstanceType) -> int:
+    """Return the bytes per rank that the plan needs less with ``reshard-after-forward=true``.
+
+    0 where it is set already, has no effect, or is not available.
+    """
+    if not has_torch_neuron(kind):
+        return 0
+    resharded = replace(plan, reshard_after_forward=True)
+    return max(0, plan.state_bytes_per_rank - resharded.state_bytes_per_rank)
 
 
 def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:

@@ -20,6 +20,7 @@ from trainium_catalogue.wording import counted
 GIB = 1024**3
 BYTES_OF_STATE = 12
 """Bytes per parameter in a checkpoint: fp32 master weight and AdamW's two moments."""
+_BF16, _FP32 = 2, 4
 
 
 def shape_of(values: Mapping[str, Value]) -> Shape:
@@ -38,6 +39,66 @@ def _sizes(values: Mapping[str, Value], fields: Mapping[str, str]) -> dict[str, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """Parameters of a rank that FSDP2 gathers together, after tensor parallelism."""
+
+    weights: int
+    trained: int
+    """Trained parameters among them: all, or only adapters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """Memory of a rank without activations, in bytes, by purpose."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    """Master weights and moments."""
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return self.weights + self.gradients + self.optimizer
+
+    @staticmethod
+    def resharded(
+        root: Gathered,
+        layer: Gathered,
+        *,
+        trained: int,
+        trained_shard: int,
+        frozen_shard: int,
+        accumulates: bool,
+    ) -> "RankState":
+        """Compute the peak where FSDP2 gathers each layer's weights when it needs them.
+
+        Args:
+            root: Everything but the layers, which stays gathered.
+            layer: One layer.
+            trained: Trained parameters after tensor parallelism.
+            trained_shard: Trained parameters after data-parallel sharding.
+            frozen_shard: Frozen parameters after data-parallel sharding.
+            accumulates: True if a step has several micro-batches.
+        """
+        # The root, the layer in use, and two buffers from which gathered weights are copied: this
+        # layer's, and the previous layer's or the root's (torch 2.13, ``wait_for_unshard``).
+        gathered = _BF16 * (root.weights + 2 * layer.weights + max(root.weights, layer.weights))
+        # Until the last micro-batch gradients accumulate whole, then each layer's are reduced to
+        # shards. Besides: the root's in bf16, a layer's in bf16, and its reduce-scatter's input.
+        gradients = _FP32 * (trained if accumulates else trained_shard)
+        gradients += _BF16 * root.trained + (_BF16 + _FP32) * layer.trained
+        # During the update, when nothing is gathered: gradients and two temporaries of AdamW.
+        update = 3 * _FP32 * trained_shard
+        return RankState(
+            # Frozen weights are sharded in fp32 too.
+            weights=gathered + _FP32 * frozen_shard,
+            gradients=max(gradients, update - gathered),
+            optimizer=BYTES_OF_STATE * trained_shard,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
     """A model on a number of ranks that divides without remainder."""
 
@@ -49,6 +110,8 @@ class TrainingPlan:
     seq_len: int
     lora: Lora | None = None
     """None: all weights are trained."""
+    reshard_after_forward: bool = False
+    """True if the backward pass gathers weights again (ZeRO-3)."""
 
     @staticmethod
     def from_values(values: Mapping[str, Value], num_ranks: int) -> "TrainingPlan":
@@ -65,6 +128,7 @@ class TrainingPlan:
             micro_batch=int(values["micro-batch"]),
             seq_len=int(values["seq-len"]),
             lora=Lora.of(values),
+            reshard_after_forward=bool(values.get("reshard-after-forward")),
         )
 
     def __post_init__(self) -> None:
@@ -180,13 +244,43 @@ class TrainingPlan:
         return -(-self.trained_parameters_per_rank // self.data_parallel)
 
     @property
-    def state_bytes_per_rank(self) -> int:
-        """Size of bf16 weights, fp32 gradients and a rank's share of the optimizer state."""
-        return (
-            2 * self.parameters_per_rank
-            + 4 * self.trained_parameters_per_rank
-            + BYTES_OF_STATE * self.optimizer_parameters_per_rank
+    def state_per_rank(self) -> RankState:
+        """Memory for bf16 weights, fp32 gradients and a rank's share of the optimizer state."""
+        trained = self.trained_parameters_per_rank
+        if self.reshard_after_forward and isinstance(self.shape, ModelShape):
+            root, layer = self._gathered(self.shape)
+            return RankState.resharded(
+                root,
+                layer,
+                trained=trained,
+                trained_shard=self.optimizer_parameters_per_rank,
+                frozen_shard=-(-(self.parameters_per_rank - trained) // self.data_parallel),
+                accumulates=self.accumulation_steps > 1,
+            )
+        return RankState(
+            weights=_BF16 * self.parameters_per_rank,
+            gradients=_FP32 * trained,
+            optimizer=BYTES_OF_STATE * self.optimizer_parameters_per_rank,
         )
+
+    def _gathered(self, shape: ModelShape) -> tuple[Gathered, Gathered]:
+        """Return the parameters of a rank outside the layers, and those of one layer."""
+        # The last norm is outside.
+        outside = shape.num_end_parameters // self.tensor_parallel + shape.hidden_size
+        layers = shape.num_hidden_layers
+        weights = (self.parameters_per_rank - outside) // layers
+        if self.lora is None:
+            return Gathered(weights=outside, trained=outside), Gathered(
+                weights=weights, trained=weights
+            )
+        return Gathered(weights=outside, trained=0), Gathered(
+            weights=weights, trained=self.trained_parameters_per_rank // layers
+        )
+
+    @property
+    def state_bytes_per_rank(self) -> int:
+        """Size of weights, gradients and a rank's share of the optimizer state."""
+        return self.state_per_rank.total
 
     @property
     def checkpoint_bytes(self) -> int:

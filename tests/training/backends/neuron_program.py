@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -187,6 +189,22 @@ def refusal_of_fallback(config: TrainConfig) -> str:
     return ""
 
 
+def remarks_without_fallback_functions(config: TrainConfig) -> list[str]:
+    """Return what the trainer logs where TorchNeuron does not list operators run on the CPU."""
+    import torch_neuronx
+
+    remarks: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: remarks.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("training").setLevel(logging.INFO)
+    logging.getLogger("training").addHandler(handler)
+    with mock.patch.object(torch_neuronx, "get_fallback_ops"):
+        del torch_neuronx.get_fallback_ops
+        assert not refusal_of_fallback(config)
+    logging.getLogger("training").removeHandler(handler)
+    return remarks
+
+
 def main(folder: str, *degrees: str) -> None:
     os.environ["LOCAL_RANK"] = os.environ["RANK"]
     # CPU tensors use gloo, device tensors their own backend.
@@ -219,6 +237,7 @@ def main(folder: str, *degrees: str) -> None:
         found["fallback"] = {
             "refused": refusal_of_fallback(config),
             "allowed": refusal_of_fallback(allowed),
+            "remarks": remarks_without_fallback_functions(config),
         }
     print(json.dumps(found), flush=True)
     # As a worker exits: torch's last output would come after.

@@ -150,6 +150,13 @@ def test_a_cpu_fallback_operator_ends_the_job_unless_allowed(
     assert allowed == ""
 
 
+def test_a_release_that_lists_no_fallback_operators_is_remarked_on(found: Any) -> None:
+    if "fallback" not in found[0]:
+        pytest.skip("shown by one rank")
+    (remark,) = found[0]["fallback"]["remarks"]
+    assert "has no get_fallback_ops: operators that it runs on the CPU are not reported" in remark
+
+
 def test_the_first_two_steps_and_first_evaluations_report_while_compiling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

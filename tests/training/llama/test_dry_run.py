@@ -104,6 +104,31 @@ def test_a_run_that_does_not_fit_is_refused_with_a_remedy(
         outcome.memory.refuse_too_much(outcome.plan, outcome.layout)
 
 
+@pytest.mark.parametrize(
+    ("global_batch", "remedy"),
+    # With several micro-batches gradients stay whole.
+    [(64, "reshard-after-forward=true"), (1024, "raise tensor-parallel")],
+)
+def test_resharding_is_the_remedy_where_it_suffices(global_batch: int, remedy: str) -> None:
+    kind = find_instance_type("trn2.48xlarge")
+    changed: dict[str, Value] = {"tensor_parallel": 1, "global_batch": global_batch}
+
+    def planned(**more: Value) -> DryRun:
+        values = defaults("llama2-7b", **changed, **more)
+        return dry_run("llama2-7b", values, num_nodes=1, instance_type=kind)
+
+    refused = planned()
+    with pytest.raises(DoesNotFit, match=remedy):
+        refused.memory.refuse_too_much(refused.plan, refused.layout)
+    outcome = planned(reshard_after_forward=True)
+    assert (outcome.memory.total <= outcome.memory.available) == ("reshard" in remedy)
+
+
+def test_a_type_without_torchneuron_refuses_resharding(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["llama2-7b", "--reshard-after-forward=true", "--nodes=4"]) == 2
+    assert "reshard-after-forward=true needs TorchNeuron" in capsys.readouterr().err
+
+
 def test_an_exact_fit_is_not_refused(full_size: DryRun) -> None:
     exact = Memory(weights=1, gradients=2, optimizer=3, activations=4, available=10)
     exact.refuse_too_much(full_size.plan, full_size.layout)

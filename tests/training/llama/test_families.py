@@ -23,6 +23,7 @@ from training.models.llama.network import LlamaNetwork
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import find_instance_type
 from trainium_catalogue.models.presets import MODELS, ModelShape
+from trainium_catalogue.parameters.parameter import Value
 from trainium_catalogue.workloads import WORKLOADS
 
 LLAMA_3_1 = {
@@ -145,6 +146,27 @@ def test_a_model_fits_its_type_and_its_plan_agrees_with_pytorchs_shards(name: st
     found.memory.refuse_too_much(found.plan, found.layout)
     state = found.memory.total - found.memory.activations
     assert state == found.plan.state_bytes_per_rank
+
+
+@pytest.mark.parametrize(
+    ("name", "adapters"),
+    [*((name, {}) for name in MODELS), ("llama3.1-8b", {"lora-rank": 64, "init-from": "given"})],
+)
+def test_plan_of_resharded_weights_agrees_with_pytorchs_modules(
+    name: str, adapters: dict[str, Value]
+) -> None:
+    workload = WORKLOADS["pretrain"].of_model({"model": name})
+    values = {item.name: item.default for item in workload.parameters}
+    values |= {"reshard-after-forward": True, **adapters}
+    kind = find_instance_type("trn2.48xlarge")
+    found = dry_run("pretrain", values, num_nodes=1, instance_type=kind)
+
+    state = found.memory.total - found.memory.activations
+    # Tiny tensors do not divide among the ranks.
+    assert state == pytest.approx(
+        found.plan.state_bytes_per_rank, rel=0.0 if found.agrees else 0.02
+    )
+    assert found.memory.saved_by_resharding == 0
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -225,6 +225,20 @@ def check_health() -> tuple[int, str]:
     return done.returncode, lines[-1] if lines else "no output"
 
 
+@PROBES.probe("torchneuron-fallback", needs=("neuron", "TorchNeuron"))
+def torchneuron_fallback(node: ProbedNode) -> ProbeResult:
+    """TorchNeuron has the functions that report which operators ran on the CPU."""
+    from training.backends.native import FALLBACK_FUNCTIONS  # only this device needs it
+
+    module = importlib.import_module("torch_neuronx")
+    found = [name for name in FALLBACK_FUNCTIONS if callable(getattr(module, name, None))]
+    return ProbeResult(
+        ok=found == list(FALLBACK_FUNCTIONS),
+        seen=f"torch_neuronx has {', '.join(found) or 'neither'}",
+        expected=f"torch_neuronx has {', '.join(FALLBACK_FUNCTIONS)}",
+    )
+
+
 @PROBES.probe("boto3-beside-s3fs", needs=("neuron",))
 def boto3_beside_s3fs(node: ProbedNode) -> ProbeResult:
     """boto3 and s3fs can be imported in one process."""

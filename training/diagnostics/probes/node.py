@@ -90,6 +90,7 @@ class ProbedNode:
         facts = {
             "neuron": context.has_hardware,
             "torch_xla": context.device == DeviceKind.XLA,
+            "TorchNeuron": context.device == DeviceKind.TORCH_NEURON,
             "EFA": bool(has_efa),
             "two nodes": context.num_nodes > 1,
             "one node": context.num_nodes == 1,

@@ -13,7 +13,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,9 +32,18 @@ from training.models.llama.lora import attach
 from training.models.llama.parallel import parallelize
 from trainium_catalogue.instances import InstanceType, find_instance_type
 from trainium_catalogue.models.presets import DECODERS
-from trainium_catalogue.parameters.layout import FILLED, Layout, Recompute, activation_bytes
+from trainium_catalogue.parameters.layout import (
+    FILLED,
+    Layout,
+    Recompute,
+    activation_bytes,
+    check_backend,
+    has_torch_neuron,
+    saved_by_resharding,
+)
 from trainium_catalogue.parameters.parameter import Value
-from trainium_catalogue.parameters.plan import GIB, TrainingPlan
+from trainium_catalogue.parameters.plan import GIB, Gathered, RankState, TrainingPlan
+from trainium_catalogue.releases import TorchBackend
 
 _BF16, _FP32 = 2, 4
 
@@ -53,6 +62,11 @@ class RankShards:
     """Number of trainable weights among them: all, or only adapters."""
     data_parallel: int
     """Number of trainable weights after data-parallel sharding: master weights, moments."""
+    frozen: int
+    """Number of frozen weights after data-parallel sharding."""
+    root: Gathered
+    """Everything outside the layers."""
+    layer: Gathered
     shapes: Mapping[str, tuple[int, ...]]
     """Shape of each parameter on this rank, after tensor parallelism."""
 
@@ -62,14 +76,16 @@ class Memory:
     """Memory use of one rank in bytes, by purpose."""
 
     weights: int
-    """bf16, after tensor parallelism."""
+    """bf16, after tensor parallelism; with reshard-after-forward, those gathered at once."""
     gradients: int
-    """fp32, accumulated over micro-batches."""
+    """fp32, accumulated over micro-batches; with reshard-after-forward see ``RankState``."""
     optimizer: int
     """fp32 master weights and two moments of this rank's shard."""
     activations: int
     """Estimated peak of one micro-batch, without the compiler's own buffers."""
     available: int
+    saved_by_resharding: int = 0
+    """Bytes that would not be needed with reshard-after-forward=true."""
 
     @property
     def total(self) -> int:
@@ -80,7 +96,7 @@ class Memory:
         """Raise ``DoesNotFit``, with the remedy, unless the rank has enough memory."""
         if self.total <= self.available:
             return
-        remedy = self._remedy(layout)
+        remedy = self._remedy(layout, limit=self.available)
         raise DoesNotFit(
             f"a rank needs {self.total / GIB:.1f} GiB (weights, gradients and optimizer "
             f"{self._state / GIB:.1f}, activations {self.activations / GIB:.1f}) at "
@@ -93,19 +109,22 @@ class Memory:
 
         Not a refusal, because activations are an upper bound that fusion reduces.
         """
-        if self.total <= FILLED * self.available:
+        limit = FILLED * self.available
+        if self.total <= limit:
             return None
         return (
             f"the plan fills {self.total / self.available:.0%} of a rank's memory, and beyond "
             f"{FILLED:.0%} the compiler's copies and collectives may not fit; if they do not, "
-            f"{self._remedy(layout)}"
+            f"{self._remedy(layout, limit=limit)}"
         )
 
     @property
     def _state(self) -> int:
         return self.total - self.activations
 
-    def _remedy(self, layout: Layout) -> str:
+    def _remedy(self, layout: Layout, *, limit: float) -> str:
+        if self.total - self.saved_by_resharding <= limit:
+            return "set reshard-after-forward=true"
         if self._state > self.available:
             return "raise tensor-parallel, or use more nodes to shard the optimizer further"
         if layout.recompute is Recompute.NOTHING:
@@ -130,20 +149,36 @@ def measure_shards(plan: TrainingPlan) -> RankShards:
             parallelize(model, mesh["tensor"])
         if plan.lora is not None:
             attach(model, plan.lora, mesh["tensor"] if plan.tensor_parallel > 1 else None)
-        trained = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
+        whole = _count(model.parameters())
         shapes = {name: _local(p).shape for name, p in model.named_parameters()}
+        of_layer = _count(model.model.layers[0].parameters())
+        of_layers = _count(model.model.layers.parameters())
         if plan.data_parallel > 1:
             for layer in model.model.layers:
                 fully_shard(layer, mesh=mesh["data"], reshard_after_forward=False)
             fully_shard(model, mesh=mesh["data"], reshard_after_forward=False)
-        sharded = sum(_local(p).numel() for p in model.parameters() if p.requires_grad)
+        sharded = _count(model.parameters())
     finally:
         dist.destroy_process_group()
     return RankShards(
-        tensor_parallel=sum(shape.numel() for shape in shapes.values()),
-        trained=trained,
-        data_parallel=sharded,
+        tensor_parallel=whole.weights,
+        trained=whole.trained,
+        data_parallel=sharded.trained,
+        frozen=sharded.weights - sharded.trained,
+        root=Gathered(
+            weights=whole.weights - of_layers.weights, trained=whole.trained - of_layers.trained
+        ),
+        layer=of_layer,
         shapes={name: tuple(shape) for name, shape in shapes.items()},
+    )
+
+
+def _count(parameters: Iterable[torch.Tensor]) -> Gathered:
+    """Count parameters of this rank."""
+    sizes = [(_local(p).numel(), p.requires_grad) for p in parameters]
+    return Gathered(
+        weights=sum(size for size, _ in sizes),
+        trained=sum(size for size, trained in sizes if trained),
     )
 
 
@@ -159,12 +194,25 @@ def rank_memory(
 ) -> Memory:
     """Compute the memory that a rank needs and has."""
     hbm_gib = instance_type.hbm_gib_per_device * instance_type.num_neuron_devices
-    return Memory(
+    state = RankState(
         weights=_BF16 * shards.tensor_parallel,
         gradients=_FP32 * shards.trained,
         optimizer=3 * _FP32 * shards.data_parallel,
+    )
+    if plan.reshard_after_forward:
+        state = RankState.resharded(
+            shards.root,
+            shards.layer,
+            trained=shards.trained,
+            trained_shard=shards.data_parallel,
+            frozen_shard=shards.frozen,
+            accumulates=plan.accumulation_steps > 1,
+        )
+    return Memory(
+        **dataclasses.asdict(state),
         activations=activation_bytes(plan, layout),
         available=hbm_gib * GIB // instance_type.num_logical_cores,
+        saved_by_resharding=saved_by_resharding(plan, instance_type),
     )
 
 
@@ -247,6 +295,8 @@ def dry_run(
 ) -> DryRun:
     """Shard the model of a training workload over the ranks of ``num_nodes``."""
     began = time.perf_counter()
+    if not has_torch_neuron(instance_type):
+        check_backend(values, TorchBackend.XLA)
     plan = TrainingPlan.from_values(values, num_nodes * instance_type.processes_per_node)
     shards = measure_shards(plan)
     layout = Layout.choose(values, plan)

@@ -173,6 +173,17 @@ def packages(*names: str, broken: bool = False) -> Case:
     return case
 
 
+def torch_neuronx(*names: str) -> Case:
+    def case(world: World) -> ProbedNode:
+        world.patch.delitem(sys.modules, "torch_neuronx", raising=False)
+        functions = "".join(f"def {name}(): ...\n" for name in names)
+        write(world.root, "site/torch_neuronx/__init__.py", functions)
+        world.patch.syspath_prepend(str(world.root / "site"))
+        return world.make(device=DeviceKind.TORCH_NEURON)
+
+    return case
+
+
 def health(code: int, said: str) -> Case:
     def case(world: World) -> ProbedNode:
         world.patch.setattr(container, "check_health", lambda: (code, said))
@@ -306,6 +317,10 @@ CASES: dict[str, tuple[Case, Case]] = {
         health(1, "health: neuronxcc cannot be imported: ImportError: no such symbol"),
     ),
     "boto3-beside-s3fs": (packages("s3fs"), packages("s3fs", broken=True)),
+    "torchneuron-fallback": (
+        torch_neuronx("clear_op_tracking", "get_fallback_ops"),
+        torch_neuronx("get_fallback_ops"),
+    ),
     "conditional-writes": (stored, with_storage(_Obstinate)),
     "missing-object-answer": (stored, with_storage(_Refusing)),
     "s3-if-match-read": (stored, unchanged),

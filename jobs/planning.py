@@ -160,11 +160,11 @@ def estimate(
             f"{option}raise --tensor-parallel, lower --micro-batch, or use more nodes"
         )
 
-    def billed(hours: float) -> BilledHours:
+    def compute_billed_hours(hours: float) -> BilledHours:
         return billed_hours(orchestrator, hours, parameters=values.given, settings={})
 
     def usd_at_most(nodes: int, hours: float) -> float:
-        return nodes * kind.usd_per_hour_estimate * billed(hours).total
+        return nodes * kind.usd_per_hour_estimate * compute_billed_hours(hours).total
 
     unknown = unknown_price(kind, region)
     if obstacle is None and cap is not None:
@@ -174,7 +174,7 @@ def estimate(
             num_nodes=num_nodes,
             fewest=max(1, values.workload.min_nodes),
             time_limit_hours=time_limit_hours,
-            breakdown=billed(time_limit_hours).text(),
+            breakdown=compute_billed_hours(time_limit_hours).text(),
         )
         if unknown is not None:
             obstacle = why_unbounded(cap, unknown)
@@ -202,7 +202,7 @@ def estimate(
         usd_per_hour=hourly,
         usd_at_most=usd_at_most(num_nodes, time_limit_hours),
         usd_at_most_unsure=unknown or endless_wait(orchestrator, num_nodes),
-        billed_hours=billed(time_limit_hours),
+        billed_hours=compute_billed_hours(time_limit_hours),
         deploy=_deploy_command(
             kind,
             num_nodes,

@@ -145,12 +145,12 @@ class NativeBackend:
 
     @property
     def _uses_fsdp(self) -> bool:
-        # Even without data parallelism, FSDP2 is needed to sum the gradients of norms over the
-        # ranks that share a model.
+        # Even without data parallelism, FSDP2 is needed to sum the gradients of norm layers
+        # over the ranks that share a model.
         return self.num_ranks > 1 or self._mixed
 
     def _shard(self, model: nn.Module) -> None:
-        """Shard optimizer, gradients and master weights over data-parallel ranks (ZeRO-2, or 3)."""
+        """Shard optimizer state, gradients and master weights by data rank (ZeRO-2 or ZeRO-3)."""
         policy = _PRECISION if self._mixed else MixedPrecisionPolicy()
         mesh = self._submesh("data")
         # By default weights stay gathered between forward and backward: one all-gather per step, as
@@ -168,7 +168,7 @@ class NativeBackend:
         return self._mesh[name]
 
     def seed(self, number: int) -> None:
-        """Seed the randomness of the next micro-batch with ``number``."""
+        """Seed the random number generator for the next micro-batch with ``number``."""
         torch.manual_seed(number)
 
     def forward_backward(self, tokens: Batch, *, is_last: bool) -> torch.Tensor:
@@ -292,10 +292,10 @@ class NativeBackend:
 
 
 def compile_layers(layers: Iterable[nn.Module], backend: str) -> None:
-    """Compile layers in place, including their recomputation, without saving random states."""
+    """Compile layers in place, including their recomputation, without saving RNG states."""
     from torch._functorch import partitioners
 
-    # torch.compile would save random states for recomputed attention, which counts as random
+    # torch.compile would save RNG states for recomputed attention, which counts as random
     # because of its dropout, regardless of ``preserve_rng_state`` (2.13,
     # ``TagActivationCheckpoint``). With tensor parallelism it confuses such a state with the mesh
     # saved alongside it: "expected all tensors_saved_with_vc_check to be Tensors". TorchNeuron's

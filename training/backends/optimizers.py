@@ -87,7 +87,7 @@ def eager_optimizer(
     named = list(parameters)
     if config.optimizer is Optimizer.ADAMW and named[0][1].device.type == "cpu":
         return EagerAdamW(named, config)
-    return TracedOptimizer(named, config, is_eager=True)
+    return DeviceOptimizer(named, config, is_eager=True)
 
 
 class EagerAdamW:
@@ -238,7 +238,7 @@ def _as_data(numbers: list[float], device: torch.device) -> tuple[torch.Tensor, 
     return torch.tensor(numbers, dtype=torch.float32).to(device).unbind()
 
 
-class TracedOptimizer:
+class DeviceOptimizer:
     """A ``NamedOptimizer`` that wraps one of the traced optimizers above."""
 
     def __init__(

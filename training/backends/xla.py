@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from training.backends.base import Batch, Network, Score, place
 from training.backends.heartbeat import DeviceHeartbeat
-from training.backends.optimizers import NamedOptimizer, TracedOptimizer, checkpoint_state
+from training.backends.optimizers import DeviceOptimizer, NamedOptimizer, checkpoint_state
 from training.core.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class XlaBackend:
             self._masters[name] = nn.Parameter(whole.to(self._device))
             # Never None, so all micro-batches share one graph.
             self._masters[name].grad = torch.zeros_like(self._masters[name])
-        self._optimizer = TracedOptimizer(self._masters.items(), self._config)
+        self._optimizer = DeviceOptimizer(self._masters.items(), self._config)
         self._loss = self._zero()
         with self._heartbeat.waiting():
             xm.mark_step()

@@ -1,6 +1,6 @@
 """The layout of a decoder: the sharing of layers among ranks, and their recomputation.
 
-With TorchNeuron projections are never fused, and attention is torch's. The layout depends only on
+With TorchNeuron, projections are never fused, and attention is torch's. The layout depends only on
 a run's parameters and its plan's arithmetic, so ``--compile`` compiles the run's own graphs, on any
 instance type.
 """
@@ -23,7 +23,7 @@ _RANK_BYTES = min(
 )
 """Memory of a rank, on the instance type with the least."""
 FILLED = 0.75
-"""Fraction that a plan may use; the rest is for the compiler's copies and collectives."""
+"""Fraction of a rank's memory for a plan; the rest is for the compiler's copies and collectives."""
 
 
 class Recompute(StrEnum):
@@ -56,7 +56,7 @@ class Layout:
 
     @staticmethod
     def choose(values: Mapping[str, Value], plan: TrainingPlan) -> "Layout":
-        """Choose by the parameters of a decoder's workload, and by memory for ``auto``."""
+        """Choose a layout from a decoder's parameters and, for ``auto``, its memory needs."""
         degree = plan.tensor_parallel
         assert isinstance(plan.shape, ModelShape), plan.shape
         flash, obstacle = uses_flash(values, plan.shape)
@@ -137,7 +137,7 @@ def saved_by_resharding(plan: TrainingPlan, kind: InstanceType) -> int:
 
 
 def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
-    """Return an upper bound on one micro-batch's peak on one rank, without the weights.
+    """Return an upper bound on one rank's peak memory for a micro-batch, without the weights.
 
     It counts tensors saved by autograd plus temporaries, and assumes that nothing is fused or
     computed in place, although the compiler does both. Autograd saves the inputs of whole layers,
@@ -174,7 +174,7 @@ def activation_bytes(plan: TrainingPlan, layout: Layout) -> int:
     # The gated activation, and attention's scores.
     recomputed = wide + scores
     if plan.lora is not None:
-        # Each adapter's value between its matrices, and the sums of their results.
+        # Each adapter's activation between its matrices, and the sums of their results.
         between = tokens * plan.lora.rank * _BF16
         layer += len(plan.lora.targets) * between
         recomputed += 2 * (wide + local)

@@ -100,7 +100,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """A model on a number of ranks that divides without remainder."""
+    """A model and a batch that divide evenly among a number of ranks."""
 
     shape: Shape
     num_ranks: int
@@ -146,13 +146,13 @@ class TrainingPlan:
             if number % degree:
                 raise ValueError(
                     f"tensor-parallel={degree} does not divide {what.format(number)}; "
-                    f"{self._nearby(common)}"
+                    f"{self._suggest_degrees(common)}"
                 )
         if not self._splits_keys(degree):
             raise ValueError(
                 f"tensor-parallel={degree} neither divides "
                 f"num-kv-heads={self.shape.num_key_value_heads} nor is a multiple of it; "
-                f"{self._nearby(common)}"
+                f"{self._suggest_degrees(common)}"
             )
         longest = self.shape.max_position_embeddings if isinstance(self.shape, ModelShape) else 0
         if 0 < longest < self.seq_len:
@@ -177,7 +177,7 @@ class TrainingPlan:
         shared = degree % heads == 0 and head_size % (degree // heads) == 0
         return heads % degree == 0 or shared
 
-    def _nearby(self, common: int) -> str:
+    def _suggest_degrees(self, common: int) -> str:
         """Suggest the nearest degrees that divide ``common`` and split the key-value heads."""
         degree = self.tensor_parallel
         fitting = [n for n in range(1, common + 1) if common % n == 0 and self._splits_keys(n)]

@@ -274,7 +274,7 @@ def _count(op: Any, direction: str | None, arguments: list[Any]) -> None:
 def _signature(value: Any) -> Hashable:
     """Describe the part of an argument that selects the kernel.
 
-    One part is ours: the values of numbers are included. April converts numbers to tensors for
+    Ours (see ``rules``): numbers are included by value. April converts numbers to tensors for
     most operators, but not all (torch_neuronx/python_ops/torch_mlir/README.md, "Scalar to Tensor
     Conversion").
     """
@@ -300,7 +300,7 @@ def _direction(name: str, args: Any, *, to_host: bool) -> str | None:
 
 
 def register() -> None:
-    """Register operators without device tensors as arguments, such as ``torch.empty``."""
+    """Register operators without device tensor arguments (``torch.empty``), and ``torch.load``."""
     library: Any = torch.library.Library
     fallback = library("_", "IMPL")
     fallback.fallback(lambda op, *args, **kwargs: _run(op, args, kwargs), "PrivateUse1")

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from training.backends.base import WeightPart, trainable_parameters
 from training.backends.native import NativeBackend
-from training.backends.optimizers import TracedOptimizer
+from training.backends.optimizers import DeviceOptimizer
 from training.core.arguments import parse
 from training.core.config import TrainConfig
 from training.core.contract import DeviceKind
@@ -117,7 +117,7 @@ def counted(*words: str, rank: int = 0, steps: int = 1) -> Counted:
             # The device's optimizer.
             del backend._optimizer
             named = trainable_parameters(backend._model).items()
-            backend._optimizer = TracedOptimizer(named, config, is_eager=True)
+            backend._optimizer = DeviceOptimizer(named, config, is_eager=True)
             vocab_size, seq_len = config.shape.vocab_size, config.plan.seq_len
             batch = random_batches(vocab_size=vocab_size, seed=1, seq_len=seq_len)
             count = config.plan.accumulation_steps

@@ -105,9 +105,9 @@ class Memory:
         )
 
     def warning(self, layout: Layout) -> str | None:
-        """Return a warning if little memory is left for the compiler's buffers, of unknown size.
+        """Return a warning if the compiler's own buffers, whose size is unknown, may not fit.
 
-        Not a refusal, because activations are an upper bound that fusion reduces.
+        Not an error, because ``activations`` is an upper bound, and fusion reduces the actual use.
         """
         limit = FILLED * self.available
         if self.total <= limit:
@@ -263,7 +263,7 @@ class DryRun:
             ),
             ("with NeuronX Distributed", self.layout.describe()),
             ("checkpoint", f"{plan.checkpoint_bytes / 1e9:.1f} GB"),
-            ("arithmetic of the plan", "the same" if self.agrees else "rounded differently"),
+            ("plan's own numbers", "match PyTorch's" if self.agrees else "differ by rounding"),
         ]
 
     def document(self) -> dict[str, object]:
@@ -293,7 +293,7 @@ def _gib(num_bytes: int) -> str:
 def dry_run(
     workload: str, values: Mapping[str, Value], *, num_nodes: int, instance_type: InstanceType
 ) -> DryRun:
-    """Shard the model of a training workload over the ranks of ``num_nodes``."""
+    """Shard the model of a training workload over the ranks of ``num_nodes`` nodes."""
     began = time.perf_counter()
     if not has_torch_neuron(instance_type):
         check_backend(values, TorchBackend.XLA)
@@ -314,7 +314,7 @@ def dry_run(
 
 
 def main(words: Sequence[str]) -> int:
-    """Print the table and return 0 if the run fits; otherwise print the reason and return 2.
+    """Print the table; return 0 if the run fits, otherwise print the reason and return 2.
 
     Warns if the plan leaves little memory for the compiler.
     """

@@ -94,7 +94,7 @@ def billed_hours(
         time_limit_hours: Time limit of an attempt.
         parameters: Its parameters, including the grace period.
         settings: Context keys that its deployment sets.
-        waits: True if it waits on its nodes for a compile job.
+        waits: True if it occupies its nodes while it waits for a compile job.
     """
     time_limit_s = round(time_limit_hours * 3600)
     wait_minutes = _minutes(settings, "runnable_time_limit_minutes", RUNNABLE_TIME_LIMIT_MINUTES)
@@ -272,5 +272,5 @@ def why_unbounded(cap: CostCap, unknown: str) -> str:
     """Explain that a cap cannot be enforced because something is unknown."""
     return (
         f"{cap.source} is ${cap.usd:,.2f}, and the maximum cost of the submission is unknown: "
-        f"{unknown}; submit without a cap, or in a region with a known price"
+        f"{unknown}; remove the cap, or use a region whose prices are known"
     )

@@ -239,7 +239,11 @@ def _parse(
     settings = _settings(values)
     line = deploy_command(name) if settings is None else cdk_deploy({**_named(name), **settings})
     again = f"`{line}`"
-    more = " and all -c settings that should apply" if settings is None else ", with any changes"
+    more = (
+        " and all -c settings that should apply"
+        if settings is None
+        else ", adding any settings to change"
+    )
 
     def value(short: str, convert: Callable[[str], T]) -> T:
         parameter = contract.ssm_parameter(name, short)

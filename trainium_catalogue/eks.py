@@ -39,7 +39,7 @@ v20260903); they need no Neuron driver, so they do not depend on the Neuron rele
 NEURON_DRIVERS_OF_IMAGES: Mapping[str, str] = MappingProxyType(
     {"20260409": "2.27.4.0", "20260610": "2.28.0.0", "20260714": "2.29.0.0"}
 )
-"""Date of the first Neuron AMI with each driver; the change log ends with the last."""
+"""Date of the first Neuron AMI with each driver; the change log lists no newer one."""
 
 ADD_ONS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {

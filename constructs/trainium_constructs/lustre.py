@@ -66,7 +66,7 @@ class LustreFileSystem(Construct):
             *_open(self, "ServersClients", group=servers, peer=nodes),
             *(_open(self, "ClientsServers", group=nodes, peer=servers) if adds_node_rules else ()),
         ]
-        # L1: the L2 leaves file systems behind when their stack is destroyed.
+        # L1: the L2 adds rules of its own to the security group.
         self.file_system = fsx.CfnFileSystem(
             self,
             "FileSystem",

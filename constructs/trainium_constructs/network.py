@@ -223,7 +223,7 @@ def _add_default_group_rules(scope: Construct, group_id: str) -> None:
     * Inbound: a duplicate fails with InvalidPermission.Duplicate, which CloudFormation does not
       tolerate (github.com/aws-cloudformation/cloudformation-coverage-roadmap/issues/612).
       So the rule covers only TCP: a rendezvous uses TCP, and EFA uses the hosts' interfaces.
-    * Outbound: any explicit rule removes EC2's allow-all rule, in any order
+    * Outbound: any explicit rule removes EC2's allow-all rule, in whatever order rules are made
       (github.com/aws/aws-cdk/issues/987, 14657). So the rules cover everything that tasks send:
       with or without EC2's rule, tasks reach each other, the endpoints and S3.
     """
@@ -286,7 +286,7 @@ class SubnetPlan:
     """Subnets for nodes and interface endpoints: a quarter of the range for each zone, so that
     nodes that fit in one zone fit in any."""
     public: tuple[IPv4Network, ...]
-    """Subnets for the NAT gateway: a /28 of the last quarter for each zone; the rest stays free."""
+    """Public subnets, a /28 of the last quarter for each zone: the first is for the NAT gateway."""
 
     @property
     def private_addresses(self) -> int:

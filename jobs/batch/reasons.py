@@ -18,10 +18,11 @@ REASONS: tuple[Explanation, ...] = (
         meaning="EC2 has insufficient capacity of the type in this availability zone",
         remedy=(
             "with several zones, none needed: the run moves to the next one within minutes; with "
-            "one zone, or in the last one, submit again and let the job wait for up to a day (-c "
-            "trainium:runnable_time_limit_minutes=...), or deploy in several zones (-c "
+            "one zone, or in the last one, deploy with a longer wait, up to a day (-c "
+            "trainium:runnable_time_limit_minutes=...), or in several zones (-c "
             "trainium:zone_ids=...), or with a reservation (-c "
-            "trainium:capacity_reservation_id=... or trainium:capacity_block_id)"
+            "trainium:capacity_reservation_id=... or trainium:capacity_block_id=...), then "
+            "submit again"
         ),
     ),
     Explanation(

@@ -59,8 +59,8 @@ def check_deploy(
     end and when, the resources that would be replaced, the data that would be lost, the stacks that
     would be left behind, and the changes that CloudFormation would refuse. Read-only.
 
-    Exit codes: 0 no job ends, and nothing is lost or left behind; 1 jobs or data are affected; 2
-    refused.
+    Exit codes: 0 no job ends, and nothing is lost or left behind; 1 anything else, also if
+    CloudFormation would refuse a change or a check could not run; 2 invalid arguments.
 
     \b
     Examples:

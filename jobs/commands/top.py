@@ -46,7 +46,7 @@ def top(
 ) -> int:
     """Show NeuronCore, memory and vCPU usage of each node of a run on EKS.
 
-    Reads neuron-monitor in each pod; if a pod has none, as in a rehearsal, shows the usage of the
+    Reads neuron-monitor in each pod; if that fails, as in a rehearsal, shows the usage of the
     pod's processes, marked as such.
 
     \b
@@ -144,7 +144,8 @@ def _show(job: Job, usage: "dict[int, Usage]") -> None:
     # Below the table, because a narrow terminal would cut it off.
     if any(item.measured_by != NEURON_MONITOR for item in usage.values()):
         console.print(
-            "processes: usage of the pod's own processes, because the pod has no neuron-monitor"
+            "processes: usage of the pod's own processes, because neuron-monitor is missing or "
+            "fails"
         )
     for node, item in sorted(usage.items()):
         for error in item.errors:

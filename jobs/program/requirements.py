@@ -105,7 +105,11 @@ def _file_lines(
     """Yield the lines of a file and of its referenced files, with their places."""
     here = (*chain, path.resolve())
     if path.resolve() in chain:
-        raise Refusal("requirements-file", f"{path} includes itself; remove that line")
+        raise Refusal(
+            "requirements-file",
+            f"{path} includes itself, directly or through another "
+            "file; remove the -r or -c line that does",
+        )
     for number, line in _logical_lines(_read_text(path, chain)):
         yield from _check_line(line, f"{path}, line {number}", path, here, constrains)
 
@@ -178,8 +182,8 @@ def _check_line(
         if name in _URL_OPTIONS and urlsplit(value).scheme not in ("http", "https"):
             raise refuse(
                 "requirements-path",
-                f"{value or 'an empty value'} is not a URL, and wheels are not collected on this "
-                "machine; use an https URL",
+                f"{value or 'an empty value'} is not an http or https URL, and wheels are "
+                "not collected on this machine; use an https URL",
             )
         # pip ignores options in constraints files.
         if not constrains:

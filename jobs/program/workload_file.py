@@ -86,8 +86,8 @@ def read_workload_file(path: Path, *, reserved: Collection[str]) -> WorkloadFile
         raise top.invalid(
             "script",
             script,
-            "either script or module must be set",
-            'set one of them, such as script = "train.py"',
+            "exactly one of script and module must be set",
+            'set only one, such as script = "train.py"',
         )
     settings: dict[str, Value] = {
         item.name: read_setting(top, item) for item in SETTABLE if snake(item.name) in top.values
@@ -144,7 +144,7 @@ def _variables(top: Table) -> str:
         raise top.invalid(ENV, table, "it must be a table", 'write [env], and NAME = "value" below')
     for name, value in table.items():
         if not isinstance(value, str):
-            raise top.invalid(f"{ENV}.{name}", value, "a variable is a string", "put it in quotes")
+            raise top.invalid(f"{ENV}.{name}", value, "it must be a string", "put it in quotes")
     text = join_variables(table)
     try:
         check_variables(split_variables(text))

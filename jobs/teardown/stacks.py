@@ -175,7 +175,7 @@ def synthesize(folder: Path, settings: Mapping[str, str], more: Sequence[str]) -
         raise Refusal(
             "no-synth",
             f"cdk synth exited with {code} ({reason.removeprefix('refused: ')}), so the stacks to "
-            "destroy are unknown; pass the -c settings they were deployed with after --, use the "
+            "destroy are unknown; pass, after --, the -c settings they were deployed with, use the "
             "checkout that deployed them, or specify an assembly with --assembly",
         )
 

@@ -225,7 +225,7 @@ class UnfinishedJobs:
             self._cluster_error = None
             return
         if self._cluster_error is None:
-            self.note(f"the cluster's jobs could not be listed: {refusal}")
+            self.note(f"the cluster's jobs could not be listed or stopped: {refusal}")
         self._cluster_error = refusal
 
     def _refusal(self, error: Exception) -> Refusal:

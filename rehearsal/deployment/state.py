@@ -132,7 +132,7 @@ class RehearsalFolder:
         for path in self.path.iterdir():
             if path.is_file():
                 path.unlink()
-        # The next rehearsal's weights differ, and `jobs download` would not overwrite this file.
+        # The next rehearsal's weights differ, and `jobs download` would not overwrite these files.
         shutil.rmtree(self.checkpoint, ignore_errors=True)
 
 

@@ -75,7 +75,10 @@ def one_number_of(allowed: Collection[int], *, noun: str) -> ValueKind[int]:
     listed = ", ".join(map(str, sorted(allowed)))
 
     def read(value: object) -> int:
-        number = whole_number(0, 10**12).read(value)
+        try:
+            number = whole_number(0, 10**12).read(value)
+        except InvalidValue:
+            raise InvalidValue("is not a whole number", f"use one of {listed}") from None
         if number not in allowed:
             nearest = min(sorted(allowed), key=lambda choice: abs(choice - number))
             raise InvalidValue(

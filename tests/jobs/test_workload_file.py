@@ -113,8 +113,11 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("script = ", "is not valid TOML: invalid value (at end of document)"),
-        ("", "script: either script or module must be set; set one of them"),
-        ('script = "a.py"\nmodule = "a"', 'script = "a.py": either script or module must be'),
+        ("", "script: exactly one of script and module must be set; set only one"),
+        (
+            'script = "a.py"\nmodule = "a"',
+            'script = "a.py": exactly one of script and module must be',
+        ),
         ('scrpt = "a.py"', "scrpt = \"a.py\": unknown key; did you mean 'script'?"),
         ("script = 3", 'script = 3: it must be a non-empty string; write script = "..."'),
         ('script = ""', 'script = "": it must be a non-empty string'),
@@ -188,7 +191,7 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
             'the program\'s own spelling: flag = "--dataset"',
         ),
         ('env = "A=1"', 'env = "A=1": it must be a table; write [env], and NAME = "value" below'),
-        ("[env]\nA = 1", "env.A = 1: a variable is a string; put it in quotes"),
+        ("[env]\nA = 1", "env.A = 1: it must be a string; put it in quotes"),
         ('[env]\nRANK = "1"', "env: --env RANK: torchrun sets it for each process; omit it"),
         ('[env]\nHF_TOKEN = "0123456789"', "env: --env HF_TOKEN: it looks like a credential"),
         ("[parameters.nodes]\ndefault = 1", "parameters.nodes: option --nodes already exists"),

@@ -2,7 +2,7 @@
 
 ``native`` is plain torch.distributed (gloo on CPUs, TorchNeuron on Trainium2 and later), ``nxd`` is
 torch_xla with neuronx_distributed, and ``xla`` is torch_xla alone, for models without tensor
-parallelism. All run the same models with the same tensor-parallel plan.
+parallelism. ``native`` and ``nxd`` run the same models with the same tensor-parallel plan.
 """
 
 from __future__ import annotations

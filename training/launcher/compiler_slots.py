@@ -33,7 +33,7 @@ done
 
 
 def num_slots(node: NodeContract) -> int:
-    """Return the number of compilers that fit into the node's memory."""
+    """Return the number of compilers that may run on the node at a time."""
     instance = node.instance
     return 1 if instance is None else max(1, min(_MAX_SLOTS, instance.memory_mib // _MIB_PER_SLOT))
 

@@ -96,7 +96,7 @@ class _Role:
         self._context = context
         self._node = context.node
         self._stop_reported = False
-        self._is_alone = False
+        self._lost_peer = False
         """True once a connection to another node is lost."""
         self._period: GracePeriod | None = None
         """The workers' grace period, once the job is decided."""
@@ -118,7 +118,7 @@ class _Role:
             grace=period.grace,
             turn=turn,
             heartbeat=self._context.guardian.heartbeat,
-            is_alone=lambda: self._is_alone,
+            is_alone=lambda: self._lost_peer,
             is_urgent=lambda: stop.count > requests,
         )
         self._context.local.end(decision, shutdown)
@@ -241,7 +241,7 @@ class MainRole(_Role):
     def _note(self, event: Event, board: VerdictCollector, joined: set[int]) -> None:
         now = time.monotonic()
         if isinstance(event, PeerLoss):
-            self._is_alone = True
+            self._lost_peer = True
             reason = f"node {event.node} was lost: {event.how}"
             self._context.recorder.lose(event.node, event.how)
             board.lose(event.node, Verdict(code=ExitCode.HOST, reason=reason), now)
@@ -295,7 +295,7 @@ class MainRole(_Role):
                 hub.broadcast(stop)
             for event in hub.poll(_TICK_S):
                 if isinstance(event, PeerLoss):
-                    self._is_alone = True
+                    self._lost_peer = True
                     continue
                 if event.node not in hub.members:
                     continue
@@ -348,7 +348,7 @@ class ChildRole(_Role):
             while events:
                 event = events.popleft()
                 if isinstance(event, PeerLoss):
-                    self._is_alone = True
+                    self._lost_peer = True
                     continue
                 if event.message["type"] == "stop" and self._period is not None:
                     self._period.shorten()
@@ -375,7 +375,7 @@ class ChildRole(_Role):
             if self._context.stop.count:
                 return stop_requested(self._node), ()
             if not spoke.connected and not spoke.connect(first, 0.5):
-                time.sleep(_TICK_S)  # Batch starts nodes in any order; the main node may lag
+                time.sleep(_TICK_S)  # the main node may not be listening yet
                 continue
             events = spoke.poll(_TICK_S)
             if any(isinstance(e, PeerMessage) and e.message["type"] == "welcome" for e in events):

@@ -388,8 +388,9 @@ def _plan_line(config: TrainConfig, *, done: int, backend: str) -> str:
     return (
         f"{plan.shape.num_parameters:,} parameters; tensor parallel {plan.tensor_parallel} x data "
         f"parallel {plan.data_parallel}; global batch {plan.global_batch} = {plan.data_parallel} "
-        f"ranks x {plan.micro_batch} sequences x {plan.accumulation_steps} accumulation steps; "
-        f"{plan.tokens_per_step:,} tokens per step; steps {done + 1} to {config.last_step(done)} "
+        f"data-parallel ranks x {plan.micro_batch} sequences x {plan.accumulation_steps} "
+        f"accumulation steps; {plan.tokens_per_step:,} tokens per step; "
+        f"steps {done + 1} to {config.last_step(done)} "
         f"of {config.max_steps}; a checkpoint takes {plan.checkpoint_bytes / 1e9:.3g} GB; backend "
         f"{backend}"
     )

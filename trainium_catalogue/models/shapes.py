@@ -151,8 +151,8 @@ class BertShape:
         """Parameters of the layers, as counted by AWS's MFU.
 
         On trn1.32xlarge, 3,530 sequences/s are 27.5% (aws-neuron-sdk,
-        ``about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv``). Only one position in six is
-        predicted.
+        ``about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv``). It leaves out the
+        output head, because only one position in six is predicted.
         """
         hidden, inner = self.hidden_size, self.intermediate_size
         attention = 4 * hidden * (hidden + 1)

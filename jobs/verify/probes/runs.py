@@ -129,7 +129,7 @@ def nodes_end_together(context: ClientContext) -> ProbeResult:
 
 @PROBES.probe("same-hosts-on-retry", needs=("Batch",))
 def same_hosts(context: ClientContext) -> ProbeResult:
-    """All attempts of a job ran on the same container instances."""
+    """The first two attempts of a job ran on the same container instances."""
     for job in _multi_node(context.jobs):
         if len(job.attempts) < 2:
             continue

@@ -96,7 +96,7 @@ def test_top_shows_process_usage_without_neuron_monitor(gang: EksCli) -> None:
     assert [node["node"] for node in document["nodes"]] == [0, 1]
     assert {node["measured_by"] for node in document["nodes"]} == {"processes"}
     assert all(node["cpu_percent"] > 1 for node in document["nodes"])
-    note = "processes: usage of the pod's own processes, because the pod has no neuron-monitor"
+    note = "processes: usage of the pod's own processes, because neuron-monitor is missing or fails"
     assert note in gang.run("top", "gang").stdout
 
 

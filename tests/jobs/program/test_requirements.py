@@ -108,7 +108,7 @@ def test_key_depends_on_text_and_image_but_not_comments(tmp_path: Path) -> None:
         ("a-1.0-py3-none-any.whl", "is a local path", "on an index"),
         ("model @ ./model", "is a local path", "on an index"),
         ("model @ file:///home/me/model", "is a local file", "on an index"),
-        ("--find-links ./wheels", "./wheels is not a URL", "https URL"),
+        ("--find-links ./wheels", "./wheels is not an http or https URL", "https URL"),
         (
             "git+https://host.example/m.git",
             "is not pinned to a commit",
@@ -131,7 +131,7 @@ def test_key_depends_on_text_and_image_but_not_comments(tmp_path: Path) -> None:
         ("--process-dependency-links", "is not supported here", "use one of --index-url"),
         ("-r https://host.example/r.txt", "is a URL", "copy that file next to this one"),
         ("-r missing.txt", "no such file or directory", "known: requirements.txt"),
-        ("-r requirements.txt", "includes itself", "remove that line"),
+        ("-r requirements.txt", "includes itself", "remove the -r or -c line"),
         ("einops=0.8", "'einops=0.8' is not a requirement", "write einops==0.8"),
         ("einops 0.8", "'einops 0.8' is not a requirement", "write it like einops>=0.7"),
         ("ftp://host.example/m.whl", "ftp: is not supported", "an https URL"),

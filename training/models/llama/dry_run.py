@@ -263,7 +263,7 @@ class DryRun:
             ),
             ("with NeuronX Distributed", self.layout.describe()),
             ("checkpoint", f"{plan.checkpoint_bytes / 1e9:.1f} GB"),
-            ("plan's own numbers", "match PyTorch's" if self.agrees else "differ by rounding"),
+            ("plan's own numbers", "match PyTorch's" if self.agrees else "differ from PyTorch's"),
         ]
 
     def document(self) -> dict[str, object]:

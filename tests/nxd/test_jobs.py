@@ -69,7 +69,7 @@ def test_resumed_jobs_have_exactly_the_losses_of_an_uninterrupted_run(
     )
     file = flip_a_bit(newest)
     log = runs.finish("pieces", *FOUR, nodes=2, processes=2)
-    (refused,) = [line for line in log.splitlines() if f"{newest.name} is refused" in line]
+    (refused,) = [line for line in log.splitlines() if f"skipping checkpoint {newest.name}" in line]
     assert file in refused
 
     assert runs.losses("pieces") == whole

@@ -12,6 +12,11 @@ endif
 TORCHNEURON := python -m rehearsal run --instance-type trn2.48xlarge --neuron-release 2.33.0 \
   --workload llama-tiny --nodes 2 --folder build/rehearsal-torchneuron
 RECEIPT := build/rehearsal-torchneuron/receipt.json
+# With RETRY=1, as in CI, a failed test runs once more, alone. Only pytest's status 1 means that all
+# tests ran.
+RETRY ?=
+AGAIN = || { test $$? -eq 1 && test -n "$(RETRY)" && echo "running the failed tests once more, alone" && \
+  python -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
 # Tests in one file share fixtures, such as a deployment, so one worker runs all of them.
 PYTEST := python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -64,10 +69,10 @@ format: setup-tests ## format the code, and fix what the linter can fix
 	ruff check --fix .
 
 test: check ## run the checks and all tests except the slow ones
-	$(PYTEST) -m "not full and not programs"
+	$(PYTEST) -m "not full and not programs" $(AGAIN)
 
 test-slow: setup-programs $(RECEIPT) ## run the slow tests: whole rehearsals, public programs, wide matrices
-	$(PYTEST) -m full
+	$(PYTEST) -m full $(AGAIN)
 
 # Some slow tests read the receipts of `make rehearse`, whose last part writes this one.
 $(RECEIPT): $(wildcard $(shell git ls-files '*.py' '*.sh' '*.json' ':!tests'))

@@ -45,6 +45,12 @@ def _numbered(status: str) -> str:
     )
 
 
+_COMPILER_LOST = (
+    "Failed to read compiled NEFF file|Fork failed|Failed to create (HLO|temporary) file"
+    "|acquire lock after"
+)
+"""TorchNeuron's messages for a compiler that was killed or could not start."""
+
 NEURON_FAULTS = (
     NeuronFault(
         name="hardware",
@@ -124,15 +130,17 @@ NEURON_FAULTS = (
     ),
     NeuronFault(
         name="compiler",
-        pattern=r"\bNCC_[A-Z]+\d+|MLIRError|Compilation error occurred on Neuron"
-        r"|CPU fallback disabled",
+        pattern=r"\bNCC_[A-Z]+\d+|MLIRError"
+        r"|Compilation error occurred on Neuron(?!(?s:.*)"
+        rf"({_COMPILER_LOST}))",
         meaning="the compiler rejects a graph, on any host",
         retry=False,
         action="correct the program; the log has the compiler's message",
     ),
     NeuronFault(
         name="process group",
-        pattern=r"no_hier no_mesh|replica id #\d+ not seen",
+        pattern=r"no_hier no_mesh|replica id (#\d+ )?not seen"
+        r"|Failed to execute the device barrier 2\b",
         meaning="the devices' network, or the compiler, does not support a group of ranks",
         retry=False,
         action="create groups with `init_device_mesh`, in a shape that the network routes",
@@ -157,7 +165,7 @@ UNSPECIFIC_FAULT = (
     r"Non-specific failure|Execution completed with errors|Software notification queue overflow"
     r"|Execution input queue full|NRT not initialized|NRT already closed|Accessed an empty Queue"
     r"|Collective operation pending|FATAL-RT-UNDEFINED-STATE"
-    rf"|{_ANY_STATUS}|Unknown status \(status: \d+\)"
+    rf"|{_COMPILER_LOST}|{_ANY_STATUS}|Unknown status \(status: \d+\)"
 )
 """Messages for failures of the runtime that may have any cause, and TorchNeuron's for statuses that
 are not listed above; they are retried, as are unknown names of statuses

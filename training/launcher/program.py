@@ -107,7 +107,7 @@ class ProgramNode(WorkerNode):
         self._remarks: FileRemarks | None = None
         self._unsent: list[Message] = []
         self._is_prepared = self._has_requested_final = False
-        self._killed_workers = self._has_left = self._has_crashed_at_exit = False
+        self._killed_workers = self._has_left = False
         self._program_started_s: float | None = None
         self._first_failure_s: float | None = None
         self._all_exited_s: float | None = None
@@ -273,14 +273,7 @@ class ProgramNode(WorkerNode):
             return self._judge_end(now_s)
         agent_log = self._agent_log()
         if (match := _EXIT.search(agent_log)) is not None:
-            exit_status, local_rank = int(match[1]), int(match[2])
-            have_ended = len(states) == self._num_workers and all(s.done for s in states.values())
-            if exit_status > 0 or not have_ended:
-                return self._exit_verdict(exit_status, local_rank)
-            if alive:
-                return None  # torchrun is stopping them
-            self._note_crash_at_exit(exit_status, local_rank)
-            return self._judge_end(now_s)
+            return self._exit_verdict(int(match[1]), int(match[2]))
         if status is not None:
             return self._agent_verdict(status)
         if len(states) < self._num_workers or alive:
@@ -352,7 +345,7 @@ class ProgramNode(WorkerNode):
         memory. Attempts are bounded, so retrying a bug costs only a few of them, whereas not
         retrying would lose a run through another node's fault.
         """
-        rank = self._rank(local_rank)
+        rank = f"rank {self._node.node_rank * self._num_workers + local_rank}"
         if status > 0:
             return Verdict(
                 code=ExitCode.WORKLOAD,
@@ -367,22 +360,6 @@ class ProgramNode(WorkerNode):
             # An abort may be due to a lost peer and is no evidence against this node.
             symptom=number == signal.SIGABRT,
         )
-
-    def _note_crash_at_exit(self, status: int, local_rank: int) -> None:
-        """Log once that a rank crashed after the program had ended on all ranks of the node.
-
-        Native libraries may crash while Python exits, when the program's work is done.
-        """
-        if not self._has_crashed_at_exit:
-            self._has_crashed_at_exit = True
-            log.info(
-                "launch: program: %s was killed by %s while it exited; the program had ended on "
-                "every rank of node %d, so this is ignored",
-                *(self._rank(local_rank), _signal_name(-status), self._node.node_index),
-            )
-
-    def _rank(self, local_rank: int) -> str:
-        return f"rank {self._node.node_rank * self._num_workers + local_rank}"
 
     # --- the end ---------------------------------------------------------------------------------
 

@@ -250,12 +250,12 @@ class WorkerNode(LocalNode):
         env, remarks = settings.worker_environment(self._env, self._node, system)
         for remark in remarks:
             log.info("launch: %s", remark)
-        env = self._adapted(env)
+        env = self._adapt(env)
         if path := env.get("PATH"):
             env["PATH"] = path_with_slots(path, self._node, self._scratch)
         return env
 
-    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+    def _adapt(self, env: dict[str, str]) -> dict[str, str]:
         """Adapt the environment of this project's workers to other ones."""
         return env
 

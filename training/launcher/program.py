@@ -141,7 +141,7 @@ class ProgramNode(WorkerNode):
     def _worker(self) -> list[str]:
         return [_WORKER]  # a file: ``-m`` would add to Python's path
 
-    def _adapted(self, env: dict[str, str]) -> dict[str, str]:
+    def _adapt(self, env: dict[str, str]) -> dict[str, str]:
         env = program_environment(env, self._settings, self._folders, self._node.device)
         # Again, because the program's own variables take precedence.
         for remark in remove_shared_presets(env, self._node):

@@ -124,7 +124,7 @@ class Memory:
 
     def _remedy(self, layout: Layout, *, limit: float) -> str:
         if self.total - self.saved_by_resharding <= limit:
-            return "set reshard-after-forward=true"
+            return "set reshard-after-forward=true, with TorchNeuron"
         if self._state > self.available:
             return "raise tensor-parallel, or use more nodes to shard the optimizer further"
         if layout.recompute is Recompute.NOTHING:

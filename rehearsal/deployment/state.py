@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
+
 from trainium_catalogue.contract import Orchestrator
 from trainium_catalogue.documents import Positive
 from trainium_catalogue.releases import DEFAULT_RELEASE, NEURON_RELEASES, TorchBackend
@@ -177,17 +179,10 @@ def refuse_second(folder: RehearsalFolder) -> None:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return a process's start time in clock ticks; without /proc, only check that it exists."""
+    """Return when a process started; None if it has ended."""
     try:
-        # Fields after the command name, which may contain spaces: proc(5), fields 3 and 22.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        process = psutil.Process(pid)
         # A zombie has ended, even if its parent never reaps it.
-        return None if fields[0] == "Z" else fields[19]
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except psutil.NoSuchProcess:
         return None
-    return "unknown"

@@ -69,19 +69,17 @@ def look(
     addresses: Sequence[str],
     *,
     runs: Sequence[str],
-    tag: str = LOSS_SCALAR,
     limit_s: float = LIMIT_S,
     picture: Path | None = None,
     script: Path = LOOK,
 ) -> list[dict[str, ScalarCurve]]:
-    """Read a scalar's card on each page, by run.
+    """Read the loss's card on each page, by run.
 
     Reading stops when a page shows the first run's curve, or after ``limit_s``.
 
     Args:
         addresses: Time-series pages of TensorBoards.
         runs: Prefixes of TensorBoard's names for the runs' folders.
-        tag: Name of the scalar.
         limit_s: Seconds to wait for the curve on a loaded page.
         picture: PNG file for a screenshot of the first page.
         script: Script that drives the browser installed next to it.
@@ -92,7 +90,7 @@ def look(
     request = {
         "addresses": list(addresses),
         "runs": list(runs),
-        "tag": tag,
+        "tag": LOSS_SCALAR,
         "limit_s": limit_s,
         "picture": None if picture is None else str(picture),
     }

@@ -360,17 +360,8 @@ TEMPLATES: dict[str, Example] = {
         good={"One.AvailabilityZoneId": "use1-az1", "Two.AvailabilityZoneId": "use1-az2"},
     ),
     "cluster-version-step": _below("Cluster", {"Version": "1.33"}, update=True),
-    "nodes-shutdown-of-template": _behind_workers({"InstanceInitiatedShutdownBehavior": "stop"}),
     "nodes-block": _behind_workers({}, _BLOCK, both={"Workers.CapacityType": "CAPACITY_BLOCK"}),
     "nodes-block-type": _behind_workers(_BLOCK, {}, both={"Workers.CapacityType": "ON_DEMAND"}),
-    "nodes-image-twice": _behind_workers(
-        {"ImageId": "ami-12345678"},
-        both={"Workers.Version": REMOVED, "Workers.ReleaseVersion": REMOVED},
-    ),
-    "nodes-image-and-version": _behind_workers(
-        {"ImageId": "ami-12345678"},
-        both={"Workers.AmiType": "CUSTOM", "Workers.ReleaseVersion": REMOVED},
-    ),
     "nodes-user-data": _behind_workers(
         {"UserData": _base64("#!/bin/bash\ntrue\n")},
         {"UserData": _base64('Content-Type: multipart/mixed; boundary="=="\n\n--==\n')},

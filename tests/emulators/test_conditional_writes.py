@@ -3,23 +3,16 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import boto3
 import botocore.exceptions
 import pytest
 from botocore.config import Config
 
-
-def client(endpoint: str) -> Any:
-    return boto3.client(
-        "s3", endpoint_url=endpoint, region_name="us-west-2",
-        aws_access_key_id="x", aws_secret_access_key="x",
-        config=Config(retries={"total_max_attempts": 1}),
-    )  # fmt: skip
+from tests.emulators.conftest import client_of
 
 
 @pytest.fixture(scope="module")
 def s3(endpoint: str) -> Any:
-    made = client(endpoint)
+    made = client_of(endpoint, "s3", config=Config(retries={"total_max_attempts": 1}))
     made.create_bucket(
         Bucket="bucket", CreateBucketConfiguration={"LocationConstraint": "us-west-2"}
     )

@@ -1,24 +1,19 @@
 """Batch's rules for containers, arrays and dependencies: real processes, emulated server."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import botocore.exceptions
 import pytest
 
-from tests.emulators.conftest import client_of
+from tests.emulators.batch_queues import container_of, create_queue
+from tests.emulators.conftest import Server, serving_aws
 from tests.support.limits import scaled
 
-ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 TRN1 = "trn1.32xlarge"
 SCRIPT = 'env | grep AWS_BATCH_JOB; mktemp; echo working; sleep "$SECONDS_"; exit "$CODE"'
@@ -32,54 +27,17 @@ HOST_LOST = [
 class Batch:
     """Queues for CPU and Trainium hosts; job definitions for a container and several nodes."""
 
-    endpoint: str
-    clients: dict[str, Any] = field(default_factory=dict)
+    server: Server
 
     def client(self, service: str) -> Any:
-        if service not in self.clients:
-            self.clients[service] = client_of(self.endpoint, service)
-        return self.clients[service]
+        return self.server.client(service)
 
     def prepare(self) -> None:
-        iam, ec2, batch = self.client("iam"), self.client("ec2"), self.client("batch")
-        role = iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-        profile = iam.create_instance_profile(InstanceProfileName="p")["InstanceProfile"]["Arn"]
-        for name, instance_type, vcpus in ("cpu", "m6i.4xlarge", 4), ("gangs", TRN1, 4 * 128):
-            environment = batch.create_compute_environment(
-                computeEnvironmentName=name,
-                type="MANAGED",
-                serviceRole=role,
-                computeResources={
-                    "type": "EC2",
-                    "minvCpus": 0,
-                    "maxvCpus": vcpus,
-                    "instanceTypes": [instance_type],
-                    "instanceRole": profile,
-                    "subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
-                    "securityGroupIds": [
-                        ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
-                    ],
-                },
-            )["computeEnvironmentArn"]
-            order = [{"order": 1, "computeEnvironment": environment}]
-            batch.create_job_queue(
-                jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order
-            )
-        self.client("logs").create_log_group(logGroupName="group")
-        options = {"awslogs-group": "group", "awslogs-stream-prefix": "jobs"}
-        container = {
-            "image": "x",
-            "command": ["sh", "-c", SCRIPT],
-            "environment": [
-                {"name": "CODE", "value": "0"},
-                {"name": "SECONDS_", "value": "0"},
-            ],
-            "resourceRequirements": [
-                {"type": "VCPU", "value": "1"},
-                {"type": "MEMORY", "value": "512"},
-            ],
-            "logConfiguration": {"logDriver": "awslogs", "options": options},
-        }
+        batch = self.client("batch")
+        subnet = self.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
+        create_queue(self.server, "cpu", "m6i.4xlarge", 4, subnet=subnet)
+        create_queue(self.server, "gangs", TRN1, 4 * 128, subnet=subnet)
+        container = container_of(self.server, ["sh", "-c", SCRIPT], CODE="0", SECONDS_="0")
         batch.register_job_definition(
             jobDefinitionName="script",
             type="container",
@@ -146,45 +104,15 @@ class Batch:
         return [event["message"] for event in events]
 
 
-@contextmanager
-def serving(addresses: str, temporary: Path) -> Iterator[Batch]:
-    """A server with its queues."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", addresses],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "TMPDIR": str(temporary)},
-    ) as server:  # fmt: skip
-        assert server.stdout is not None
-        events = (json.loads(line) for line in server.stdout)
-        try:
-            made = Batch(next(event["endpoint"] for event in events if event["event"] == "ready"))
-            made.prepare()
-            yield made
-        finally:
-            server.terminate()
-
-
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batch]:
-    """This module's own server."""
-    with serving("127.0.46", tmp_path_factory.mktemp("server")) as made:
+    """This module's own server, which deletes the files that its containers leave."""
+    temporary = tmp_path_factory.mktemp("server")
+    with serving_aws("--addresses", "127.0.46", temporary=temporary) as server:
+        made = Batch(server)
+        made.prepare()
         yield made
-
-
-def test_container_leftovers_are_deleted_with_server(tmp_path: Path) -> None:
-    with serving("127.0.52", tmp_path) as made:
-        log = made.log(made.end(made.submit()))
-        (left,) = [Path(line) for line in log if line.startswith(str(tmp_path))]
-        assert left.exists()
-
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_container_job_has_batch_and_own_environment(batch: Batch) -> None:
-    job = batch.end(batch.submit(environment={"CODE": 0}))
-
-    assert (job["status"], job["attempts"][0]["container"]["exitCode"]) == ("SUCCEEDED", 0)
-    assert {f"AWS_BATCH_JOB_ID={job['jobId']}", "AWS_BATCH_JOB_ATTEMPT=1"} <= set(batch.log(job))
+    assert list(temporary.iterdir()) == []
 
 
 def test_failed_container_is_retried_by_its_strategy(batch: Batch) -> None:
@@ -192,26 +120,6 @@ def test_failed_container_is_retried_by_its_strategy(batch: Batch) -> None:
 
     codes = [attempt["container"]["exitCode"] for attempt in job["attempts"]]
     assert (job["status"], codes) == ("FAILED", [3, 3])
-
-
-def test_lost_host_leaves_no_exit_code_and_is_retried(batch: Batch) -> None:
-    fault = {"kind": "lose-host", "run": "spot", "after": "working"}
-    batch.client("ssm").put_parameter(
-        Name="/rehearsal/next-fault",
-        Value=json.dumps({"kind": "kill-main", "run": "nobody"}),
-        Type="String",
-    )
-    batch.arm(fault)
-    strategy = {"attempts": 2, "evaluateOnExit": HOST_LOST}
-
-    other = batch.end(batch.submit("other"))
-    job = batch.end(batch.submit("spot", environment={"SECONDS_": 1}, retryStrategy=strategy))
-
-    assert len(other["attempts"]) == 1
-    first, second = job["attempts"]
-    assert "exitCode" not in first["container"]
-    assert first["statusReason"].startswith("Host EC2")
-    assert second["container"]["exitCode"] == 0
 
 
 def test_reclaimed_host_warns_first_and_is_retried(
@@ -346,9 +254,7 @@ def test_gangs_run_concurrently_while_nodes_suffice(batch: Batch) -> None:
 @pytest.mark.parametrize(
     ("given", "named"),
     [
-        ({"arrayProperties": {"size": 1}}, "between 2 and 10000"),
         ({"dependsOn": [{"jobId": "nothing"}]}, "does not exist"),
-        ({"timeout": {"attemptDurationSeconds": 1}}, "at least 60"),
         ({"nodeOverrides": {"numNodes": 2}}, "nodeOverrides"),
     ],
 )

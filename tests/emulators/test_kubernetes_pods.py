@@ -138,12 +138,6 @@ def test_job_files_on_claim_are_on_volume(cluster: ClusterEmulator) -> None:
     wait(lambda: written.exists() and written.read_text() == "loss\n")
 
 
-def test_deleted_deployment_removes_its_pod(cluster: ClusterEmulator) -> None:
-    cluster.store.delete(DEPLOYMENT, NAMESPACE, "files")
-
-    wait(lambda: not pods(cluster))
-
-
 def phase(cluster: ClusterEmulator, name: str) -> str:
     return str(cluster.store.get(CLAIM, NAMESPACE, name)["status"]["phase"])
 
@@ -172,7 +166,6 @@ def test_claim_without_its_volume_is_pending_and_so_are_its_pods(
     [
         {"capacity": {"storage": "100Gi"}},
         {"accessModes": ["ReadWriteOnce"]},
-        {"storageClassName": "gp3"},
         {"claimRef": {"name": "another", "namespace": NAMESPACE}},
     ],
     ids=lambda offer: next(iter(offer)),

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.emulators.volcano_jobs import job
 from trainium_emulators.kubernetes.pod_environment import (
     CreateContainerConfigError,
     container_command,
     container_environment,
-    expanded,
 )
 from trainium_emulators.kubernetes.quantities import quantity
 from trainium_emulators.kubernetes.requests import merged, strategic_merged
+from trainium_emulators.kubernetes.resources import NAMESPACE, POD
 from trainium_emulators.kubernetes.store import Store, matches
 from trainium_emulators.kubernetes.volcano_rules import action_for
 from trainium_emulators.kubernetes.volcano_scheduler import placed
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
-    ),
-    max_leaves=8,
-)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -38,23 +28,13 @@ JSON = st.recursive(
     [
         # RFC 7396, appendix A.
         ({"a": "b"}, {"a": "c"}, {"a": "c"}),
-        ({"a": "b", "b": "c"}, {"a": None}, {"b": "c"}),
-        ({"a": ["b"]}, {"a": "c"}, {"a": "c"}),
         ({"a": {"b": "c"}}, {"a": {"b": "d", "c": None}}, {"a": {"b": "d"}}),
         (["a", "b"], ["c", "d"], ["c", "d"]),
-        ({"e": None}, {"a": 1}, {"e": None, "a": 1}),
         ({}, {"a": {"bb": {"ccc": None}}}, {"a": {"bb": {}}}),
     ],
 )
 def test_merge_patch_follows_rfc(base: Any, patch: Any, result: Any) -> None:
     assert merged(base, patch) == result
-
-
-@given(JSON, JSON)
-def test_merge_patch_is_idempotent(base: Any, patch: Any) -> None:
-    once = merged(base, patch)
-
-    assert merged(once, patch) == once
 
 
 def test_strategic_patch_merges_lists_by_their_key() -> None:
@@ -78,15 +58,12 @@ def test_strategic_patch_merges_lists_by_their_key() -> None:
 @pytest.mark.parametrize(
     ("labels", "fields", "expected"),
     [
-        ("app=a", "", True),
         ("app==a,tier!=x", "", True),
         ("app in (b, c)", "", False),
         ("app notin (b,c),app", "", True),
         ("!app", "", False),
-        ("!tier", "", True),
         ("", "metadata.name=one,status.phase!=Failed", True),
         ("", "spec.nodeName=", True),
-        ("", "spec.nodeName=x", False),
     ],
 )
 def test_selectors_are_parsed_like_kubernetes(labels: str, fields: str, expected: bool) -> None:
@@ -97,7 +74,7 @@ def test_selectors_are_parsed_like_kubernetes(labels: str, fields: str, expected
 
 @pytest.mark.parametrize(
     ("text", "number"),
-    [("2", 2), ("500m", Fraction(1, 2)), ("1Gi", 2**30), ("1.5k", 1500), (16, 16)],
+    [("500m", Fraction(1, 2)), ("1Gi", 2**30), ("1.5k", 1500), (16, 16)],
 )
 def test_quantities_are_parsed_with_units(text: str | int, number: Fraction) -> None:
     assert quantity(text) == number
@@ -116,14 +93,6 @@ def test_downward_api_resolves_only_pod_fields(tmp_path: Path) -> None:
     assert found == ["node-1", "c"]
     with pytest.raises(CreateContainerConfigError, match=r"no spec\.hostname"):
         environment("spec.hostname")
-
-
-def test_references_expand_as_documented() -> None:
-    environment = {"NAME": "value"}
-
-    assert expanded("$(NAME) $(OTHER) $$(NAME) $NAME", environment) == (
-        "value $(OTHER) $(NAME) $NAME"
-    )
 
 
 def test_claim_becomes_folder_and_addresses_become_pods(tmp_path: Path) -> None:
@@ -146,44 +115,39 @@ def test_claim_becomes_folder_and_addresses_become_pods(tmp_path: Path) -> None:
     assert words == ["serve", f"--dir={tmp_path}/n/lustre/runs", "/fsxother", "--host=127.0.0.9"]
 
 
-@pytest.mark.parametrize(
-    ("event", "code", "action"),
-    [
-        ("PodFailed", 1, ("TerminateJob", 0)),
-        ("PodFailed", 64, ("TerminateJob", 0)),
-        ("PodFailed", 70, ("RestartJob", 0)),
-        ("PodFailed", 71, ("RestartJob", 15)),
-        ("PodFailed", 137, ("RestartJob", 0)),
-        ("PodFailed", 143, ("RestartJob", 0)),
-        ("PodEvicted", 0, ("RestartJob", 0)),
-        ("TaskCompleted", 0, None),
-    ],
-)
-def test_first_policy_that_applies_decides(
-    event: str, code: int, action: tuple[str, float] | None
-) -> None:
-    assert action_for(job("x", []), task="node-0", event=event, exit_code=code) == action
-
-
 def test_task_policies_precede_job_policies() -> None:
     manifest = job("x", [])
-    manifest["spec"]["tasks"][0]["policies"] = [{"event": "PodFailed", "action": "AbortJob"}]
+    manifest["spec"]["tasks"][0]["policies"] = [{"event": "PodFailed", "action": "RestartJob"}]
 
-    assert action_for(manifest, task="node-0", event="PodFailed", exit_code=1) == ("AbortJob", 0)
+    assert action_for(manifest, task="node-0", event="PodFailed", exit_code=1) == ("RestartJob", 0)
 
 
-@given(st.integers(1, 6), st.integers(0, 6))
-def test_whole_node_pods_get_one_node_each_or_stay_unplaced(pods: int, nodes: int) -> None:
-    requests = {"resources": {"limits": {"aws.amazon.com/neuron": "16"}}}
-    pod = {"spec": {"containers": [requests]}}
-    room = {"aws.amazon.com/neuron": "16"}
-    found = placed(
-        [pod] * pods,
-        [
-            {"metadata": {"name": f"n{i}"}, "spec": {}, "status": {"allocatable": room}}
-            for i in range(nodes)
-        ],
-        {},
-    )
+def test_whole_node_pods_get_one_schedulable_node_each() -> None:
+    chips = {"aws.amazon.com/neuron": "16"}
+    pod = {"spec": {"containers": [{"resources": {"limits": chips}}]}}
+    nodes = [
+        {"metadata": {"name": name}, "spec": {"unschedulable": name == "cordoned"},
+         "status": {"allocatable": {**chips, **changes}}}
+        for name, changes in (
+            ("cordoned", {}), ("lame", {"aws.amazon.com/neuron": "15"}), ("a", {}), ("b", {}),
+        )
+    ]  # fmt: skip
 
-    assert found == [f"n{i}" for i in range(min(pods, nodes))]
+    assert placed([pod] * 2, nodes, {}) == ["a", "b"]
+    assert placed([pod] * 3, nodes, {}) == ["a", "b"]
+
+
+def test_deletion_ends_with_grace_period_that_can_only_be_shortened() -> None:
+    store = Store()
+    store.create(NAMESPACE, "", {"metadata": {"name": "n"}})
+    store.create(POD, "n", {"metadata": {"name": "p"}, "spec": {"nodeName": "a"}})
+    begin = datetime.now(UTC)
+
+    left = []
+    for grace_s in (600, 900, 60):
+        metadata = store.delete(POD, "n", "p", grace_s=grace_s)["metadata"]
+        left.append(datetime.fromisoformat(metadata["deletionTimestamp"]) - begin)
+        assert metadata["deletionGracePeriodSeconds"] == min(grace_s, 600)
+
+    # Timestamps are in whole seconds.
+    assert [each.total_seconds() for each in left] == pytest.approx([600, 600, 60], abs=20)

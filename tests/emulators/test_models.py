@@ -1,7 +1,6 @@
 """Models that moto lacks: real stacks against the real server."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import botocore.exceptions
@@ -9,11 +8,8 @@ import pytest
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
 from tests.emulators.conftest import Client
-from trainium_emulators.aws.cloudformation.registry import (
-    REPLACED_BY,
-)
+from trainium_emulators.aws.cloudformation.registry import REPLACED_BY
 
-ROOT = Path(__file__).resolve().parents[2]
 MANIFEST = json.dumps(
     {
         "schemaVersion": 2,
@@ -76,27 +72,6 @@ def test_replacement_here_implies_replacement_on_aws() -> None:
     assert wrong == set()
 
 
-def test_security_group_has_only_template_egress_rules(client: Client) -> None:
-    https = {"CidrIp": "0.0.0.0/0", "FromPort": 443, "ToPort": 443, "IpProtocol": "tcp"}
-    resources = {
-        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.1.0.0/16"}},
-        "Group": {
-            "Type": "AWS::EC2::SecurityGroup",
-            "Properties": {
-                "GroupDescription": "x", "VpcId": {"Ref": "Vpc"}, "SecurityGroupEgress": [https],
-            },
-        },
-    }  # fmt: skip
-
-    made = create(client, "egress", resources)
-
-    groups = client("ec2").describe_security_groups(
-        Filters=[{"Name": "vpc-id", "Values": [made["Vpc"]]}]
-    )
-    (group,) = [g for g in groups["SecurityGroups"] if g["GroupName"] != "default"]
-    assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [443]
-
-
 def test_new_vpc_has_default_group_like_ec2(client: Client) -> None:
     vpc = {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.3.0.0/16"}}
 
@@ -120,29 +95,17 @@ def default_group(client: Client, vpc_id: str) -> dict[str, Any]:
     return found
 
 
-def default_group_rule(direction: str, **rule: Any) -> dict[str, Any]:
-    """A rule of the default security group of the VPC "Vpc"."""
-    group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
-    itself = {key: group if value == "itself" else value for key, value in rule.items()}
-    kind = f"AWS::EC2::SecurityGroup{direction}"
-    return {"Type": kind, "Properties": {"GroupId": group, **itself}}
-
-
-def test_existing_default_group_rule_is_duplicate(client: Client) -> None:
-    resources = {
-        "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.4.0.0/16"}},
-        "In": default_group_rule("Ingress", IpProtocol="-1", SourceSecurityGroupId="itself"),
-    }
-
-    with pytest.raises(botocore.exceptions.ClientError, match="Duplicate"):
-        create(client, "duplicate", resources)
-
-
 def test_explicit_egress_rule_removes_default_rule(client: Client) -> None:
+    itself = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
     resources = {
         "Vpc": {"Type": "AWS::EC2::VPC", "Properties": {"CidrBlock": "10.5.0.0/16"}},
-        "Out": default_group_rule("Egress", IpProtocol="-1", DestinationSecurityGroupId="itself"),
-    }
+        "Out": {
+            "Type": "AWS::EC2::SecurityGroupEgress",
+            "Properties": {
+                "GroupId": itself, "IpProtocol": "-1", "DestinationSecurityGroupId": itself,
+            },
+        },
+    }  # fmt: skip
 
     made = create(client, "stated-egress", resources)
 
@@ -150,49 +113,6 @@ def test_explicit_egress_rule_removes_default_rule(client: Client) -> None:
     (outside,) = group["IpPermissionsEgress"]
     assert [pair["GroupId"] for pair in outside["UserIdGroupPairs"]] == [group["GroupId"]]
     assert outside.get("IpRanges", []) == []
-
-
-def test_environment_without_groups_is_described_without_groups(client: Client) -> None:
-    # Batch uses the groups of the launch template's interfaces, and describes none.
-    ec2, iam, batch = client("ec2"), client("iam"), client("batch")
-    group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
-    iam.create_instance_profile(InstanceProfileName="nodes")
-    profile = iam.get_instance_profile(InstanceProfileName="nodes")["InstanceProfile"]["Arn"]
-    nic = {"DeviceIndex": 0, "InterfaceType": "efa", "Groups": [group]}
-    compute = {
-        "Type": "EC2", "InstanceRole": profile, "InstanceTypes": ["trn1.32xlarge"],
-        "MinvCpus": 0, "MaxvCpus": 256,
-        "Subnets": [ec2.describe_subnets()["Subnets"][0]["SubnetId"]],
-        "LaunchTemplate": {
-            "LaunchTemplateId": {"Ref": "Node"},
-            "Version": {"Fn::GetAtt": ["Node", "LatestVersionNumber"]},
-        },
-    }  # fmt: skip
-    resources = {
-        "Node": {
-            "Type": "AWS::EC2::LaunchTemplate",
-            "Properties": {"LaunchTemplateData": {"NetworkInterfaces": [nic]}},
-        },
-        "Environment": {
-            "Type": "AWS::Batch::ComputeEnvironment",
-            "Properties": {"Type": "MANAGED", "ComputeResources": compute},
-        },
-    }
-    described = []
-
-    create(client, "efa", resources)
-    described += batch.describe_compute_environments()["computeEnvironments"]
-    compute["MaxvCpus"] = 512
-    client("cloudformation").update_stack(
-        StackName="efa", TemplateBody=json.dumps({"Resources": resources})
-    )
-    described += batch.describe_compute_environments()["computeEnvironments"]
-    client("cloudformation").delete_stack(StackName="efa")
-
-    shown = [environment["computeResources"] for environment in described]
-    assert [each["maxvCpus"] for each in shown] == [256, 512]
-    assert all("securityGroupIds" not in each for each in shown)
-    assert batch.describe_compute_environments()["computeEnvironments"] == []
 
 
 def test_auto_delete_really_empties_the_bucket(client: Client) -> None:

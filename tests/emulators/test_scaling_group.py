@@ -7,6 +7,7 @@ import pytest
 from trainium_catalogue.instances import find_instance_type
 from trainium_emulators.kubernetes.admission import ADMISSIONS
 from trainium_emulators.kubernetes.nodes import instance_of, members, trainium_group
+from trainium_emulators.kubernetes.resources import NAMESPACE, POD
 from trainium_emulators.kubernetes.scaling_group import (
     IN_SERVICE,
     PENDING,
@@ -127,3 +128,15 @@ def test_termination_that_decrements_is_not_replaced(trial: Trial) -> None:
     trial.group.terminate(first, decrement=True)
 
     assert (trial.group.desired, list(trial.group.instances())) == (1, [second])
+
+
+def test_smaller_group_loses_busy_nodes_first(trial: Trial) -> None:
+    trial.group.set_desired(2)
+    trial.store.create(NAMESPACE, "", {"metadata": {"name": "default"}})
+    containers = [{"name": "x", "command": ["true"]}]
+    pod = {"metadata": {"name": "busy"}, "spec": {"nodeName": "nodes-1", "containers": containers}}
+    trial.store.create(POD, "default", pod)
+
+    trial.group.set_desired(1)
+
+    assert [node["metadata"]["name"] for node in members(trial.store, "nodes")] == ["nodes-0"]

@@ -1,7 +1,6 @@
 """Updates of stacks against the real server."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import botocore.exceptions
@@ -9,7 +8,6 @@ import pytest
 
 from tests.emulators.conftest import Client
 
-ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 PARAMETERS = {"Version": {"Type": "String", "Default": "1"}}
 
@@ -97,12 +95,15 @@ def test_rules_of_a_security_group_follow_the_template(client: Client) -> None:
             "Group": {"Type": "AWS::EC2::SecurityGroup", "Properties": group},
         }
 
-    create(client, "group", resources(443))
-    update(client, "group", resources(8443))
+    def ports() -> list[int | None]:
+        described = client("ec2").describe_security_groups()["SecurityGroups"]
+        (group,) = [entry for entry in described if entry["Description"] == "x"]
+        return [rule.get("ToPort") for rule in group["IpPermissionsEgress"]]
 
-    described = client("ec2").describe_security_groups()["SecurityGroups"]
-    (group,) = [entry for entry in described if entry["Description"] == "x"]
-    assert [rule.get("ToPort") for rule in group["IpPermissionsEgress"]] == [8443]
+    create(client, "group", resources(443))
+    assert ports() == [443]
+    update(client, "group", resources(8443))
+    assert ports() == [8443]
 
 
 def test_ssm_parameter_value_is_read_again_on_update(client: Client) -> None:
@@ -157,9 +158,16 @@ def refused(message: str) -> Any:
     return pytest.raises(botocore.exceptions.ClientError, match=message)
 
 
+def create_pair(client: Client, number: int) -> None:
+    """Create a stack with an export, and one that imports it."""
+    offer, name = f"Offer{number}", f"/u/offers{number}"
+    create(client, f"offers{number}", {"One": value(name, "1")}, **{offer: "1"})
+    imports = {"One": value(f"/u/takes{number}", {"Fn::ImportValue": offer})}
+    create(client, f"takes{number}", imports)
+
+
 def test_update_does_not_delete_export_in_use(client: Client) -> None:
-    create(client, "offers1", {"One": value("/u/offers1", "1")}, Offer1="1")
-    create(client, "takes1", {"One": value("/u/takes1", {"Fn::ImportValue": "Offer1"})})
+    create_pair(client, 1)
 
     with refused("Export Offer1 cannot be deleted as it is in use by takes1"):
         update(client, "offers1", {"One": value("/u/offers1", "2")})
@@ -168,16 +176,14 @@ def test_update_does_not_delete_export_in_use(client: Client) -> None:
 
 
 def test_export_in_use_is_not_changed(client: Client) -> None:
-    create(client, "offers2", {"One": value("/u/offers2", "1")}, Offer2="1")
-    create(client, "takes2", {"One": value("/u/takes2", {"Fn::ImportValue": "Offer2"})})
+    create_pair(client, 2)
 
     with refused("Export Offer2 cannot be updated as it is in use by takes2"):
         update(client, "offers2", {"One": value("/u/offers2", "1")}, Offer2="2")
 
 
 def test_stack_with_export_in_use_is_not_deleted(client: Client) -> None:
-    create(client, "offers3", {"One": value("/u/offers3", "1")}, Offer3="1")
-    create(client, "takes3", {"One": value("/u/takes3", {"Fn::ImportValue": "Offer3"})})
+    create_pair(client, 3)
 
     with refused("Cannot delete export Offer3 as it is in use by takes3"):
         client("cloudformation").delete_stack(StackName="offers3")
@@ -186,8 +192,7 @@ def test_stack_with_export_in_use_is_not_deleted(client: Client) -> None:
 
 
 def test_export_is_deleted_without_importers(client: Client) -> None:
-    create(client, "offers4", {"One": value("/u/offers4", "1")}, Offer4="1")
-    create(client, "takes4", {"One": value("/u/takes4", {"Fn::ImportValue": "Offer4"})})
+    create_pair(client, 4)
 
     update(client, "takes4", {"One": value("/u/takes4", "own")})
     update(client, "offers4", {"One": value("/u/offers4", "1")})
@@ -205,7 +210,7 @@ def test_export_of_update_can_be_imported(client: Client) -> None:
     assert read(client, "/u/takes5") == "5"
 
 
-def nodes(*, with_efa: bool) -> Json:
+def nodes(*, with_efa: bool, vcpus: int = 256) -> Json:
     """A queue and its environment, as the Batch stack has them for a type with or without EFA."""
     group = {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
     nic = {"DeviceIndex": 0, "InterfaceType": "efa", "Groups": [group]}
@@ -216,7 +221,7 @@ def nodes(*, with_efa: bool) -> Json:
         "InstanceRole": {"Fn::GetAtt": ["Profile", "Arn"]},
         "InstanceTypes": ["trn1.32xlarge" if with_efa else "trn1.2xlarge"],
         "MinvCpus": 0,
-        "MaxvCpus": 256,
+        "MaxvCpus": vcpus,
         "Subnets": [{"Ref": "Subnet"}],
         "LaunchTemplate": {
             "LaunchTemplateId": {"Ref": "Node"},
@@ -262,7 +267,14 @@ def test_change_to_type_with_efa_moves_queue_to_new_environment(
     assert arn != before["computeEnvironmentArn"]
     assert [each["computeEnvironment"] for each in queue["computeEnvironmentOrder"]] == [arn]
     assert "securityGroupIds" in before["computeResources"]
+    # Batch uses the groups of the launch template's interfaces, and describes none.
     assert "securityGroupIds" not in after["computeResources"]
+
+    update(client, "nodes", nodes(with_efa=True, vcpus=512))
+    (larger,) = batch.describe_compute_environments()["computeEnvironments"]
+    assert larger["computeEnvironmentArn"] == arn
+    assert larger["computeResources"]["maxvCpus"] == 512
+    assert "securityGroupIds" not in larger["computeResources"]
 
     client("cloudformation").delete_stack(StackName="nodes")
     assert batch.describe_compute_environments()["computeEnvironments"] == []

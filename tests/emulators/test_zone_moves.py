@@ -29,7 +29,8 @@ from jobs.job import Job, RunSummary
 from jobs.teardown.work import UnfinishedJobs
 from notifier.function import move_handler
 from notifier.moves import ZoneMoves
-from tests.emulators.conftest import client_of
+from tests.emulators.batch_queues import container_of, create_queue
+from tests.emulators.conftest import Server, serving_aws
 from tests.support.limits import scaled
 from trainium_catalogue import contract
 from trainium_catalogue.workloads import Hardware
@@ -50,10 +51,9 @@ until [ -e "$GO" ]; do sleep 0.1; done
 class Deployment:
     """Two zones, and a queue for each; nodes run a script in place of a workload."""
 
-    endpoint: str
+    server: Server
     folder: Path
     zones: list[str] = field(default_factory=list)
-    _clients: dict[str, Any] = field(default_factory=dict)
 
     @property
     def go(self) -> Path:
@@ -61,9 +61,7 @@ class Deployment:
         return self.folder / "go"
 
     def client(self, service: str) -> Any:
-        if service not in self._clients:
-            self._clients[service] = client_of(self.endpoint, service)
-        return self._clients[service]
+        return self.server.client(service)
 
     def parameter(self, name: str, value: str) -> None:
         full = name if name.startswith("/") else contract.ssm_parameter("default", name)
@@ -74,53 +72,18 @@ class Deployment:
         python.parent.mkdir()
         python.write_text(PYTHON)
         python.chmod(0o755)
-        iam, batch = self.client("iam"), self.client("batch")
-        role = iam.create_role(RoleName="r", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
-        profile = iam.create_instance_profile(InstanceProfileName="p")["InstanceProfile"]["Arn"]
-        ec2 = self.client("ec2")
-        subnets = ec2.describe_subnets()["Subnets"][:2]
-        group = ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"]
+        batch = self.client("batch")
+        subnets = self.client("ec2").describe_subnets()["Subnets"][:2]
         self.zones += [subnet["AvailabilityZoneId"] for subnet in subnets]
-        self.client("logs").create_log_group(logGroupName="group")
         location = {"LocationConstraint": "us-west-2"}
         self.client("s3").create_bucket(Bucket="bucket", CreateBucketConfiguration=location)
-        made = []
-        for zone, subnet in zip(self.zones, subnets, strict=True):
-            environment = batch.create_compute_environment(
-                computeEnvironmentName=f"nodes-{zone}",
-                type="MANAGED",
-                serviceRole=role,
-                computeResources={
-                    "type": "EC2",
-                    "minvCpus": 0,
-                    "maxvCpus": 512,
-                    "instanceTypes": ["trn1.32xlarge"],
-                    "instanceRole": profile,
-                    "subnets": [subnet["SubnetId"]],
-                    "securityGroupIds": [group],
-                },
-            )["computeEnvironmentArn"]
-            queue = batch.create_job_queue(
-                jobQueueName=f"queue-{zone}",
-                state="ENABLED",
-                priority=1,
-                computeEnvironmentOrder=[{"order": 1, "computeEnvironment": environment}],
-            )["jobQueueArn"]
-            made.append({"zone": zone, "job_queue": queue, "compute_environment": environment})
-        options = {"awslogs-group": "group", "awslogs-stream-prefix": "jobs"}
-        container = {
-            "image": "x",
-            "command": ["false"],
-            "environment": [
-                {"name": "GO", "value": str(self.go)},
-                {"name": "PATH", "value": f"{python.parent}:{os.environ['PATH']}"},
-            ],
-            "resourceRequirements": [
-                {"type": "VCPU", "value": "1"},
-                {"type": "MEMORY", "value": "512"},
-            ],
-            "logConfiguration": {"logDriver": "awslogs", "options": options},
-        }
+        made = [
+            {"zone": zone, **create_queue(self.server, f"queue-{zone}", "trn1.32xlarge", 512,
+                                          subnet=subnet["SubnetId"])}
+            for zone, subnet in zip(self.zones, subnets, strict=True)
+        ]  # fmt: skip
+        path = f"{python.parent}:{os.environ['PATH']}"
+        container = container_of(self.server, ["false"], GO=str(self.go), PATH=path)
         first = made[0]
         order = [{"order": 1, "computeEnvironment": first["compute_environment"]}]
         cpu_queue = batch.create_job_queue(
@@ -196,7 +159,7 @@ class Deployment:
     @contextmanager
     def hosts(self, number: int) -> Iterator[None]:
         """Create an Auto Scaling group in the first zone, as Batch does."""
-        scaling, name = self.client("autoscaling"), f"nodes-{self.zones[0]}-asg-1"
+        scaling, name = self.client("autoscaling"), f"nodes-of-queue-{self.zones[0]}-asg-1"
         subnet = self.client("ec2").describe_subnets()["Subnets"][0]["SubnetId"]
         scaling.create_launch_configuration(
             LaunchConfigurationName=name, ImageId="ami-1", InstanceType="trn1.32xlarge"
@@ -246,20 +209,10 @@ def compiled_first(zones: Deployment, run: str) -> None:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     folder = tmp_path_factory.mktemp("server")
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", "127.0.54"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "TMPDIR": str(folder)},
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        events = (json.loads(line) for line in process.stdout)
-        try:
-            endpoint = next(event["endpoint"] for event in events if event["event"] == "ready")
-            made = Deployment(endpoint, folder)
-            made.prepare()
-            yield made
-        finally:
-            process.terminate()
+    with serving_aws("--addresses", "127.0.54", temporary=folder) as running:
+        made = Deployment(running, folder)
+        made.prepare()
+        yield made
 
 
 @pytest.fixture
@@ -267,7 +220,7 @@ def zones(server: Deployment, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     """The first zone is full, and nodes run until the file exists."""
     for name in [name for name in os.environ if name.startswith(("AWS_", "TRAINIUM_DEP"))]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.server.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv(contract.ENV_REGION, "us-west-2")

@@ -27,6 +27,7 @@ import pytest
 from node_scaler.cluster import ClusterClient
 from node_scaler.model import Group, Rules
 from node_scaler.rounds import Scaler
+from tests.emulators import broken_nodes
 from tests.emulators.volcano_jobs import BASE, job
 from tests.support.limits import scaled
 from trainium_catalogue import node_use
@@ -222,7 +223,7 @@ class Disturbed:
             name = pick(sorted(self._silent))
             del self._silent[name]
             self._say(f"{name} answers again")
-            nodes.set_ready(self.cluster.store, name, "True")
+            broken_nodes.set_ready(self.cluster.store, name, "True")
         waiting = [entry for entry in self._jobs() if _phase(entry) not in _OVER]
         if waiting and chance() < 0.005:
             name = pick(waiting)["metadata"]["name"]
@@ -259,15 +260,15 @@ class Disturbed:
         name, store = node["metadata"]["name"], self.cluster.store
         self._happened(f"{name}: {kind}", kind)
         if kind in ("silent", "not ready"):
-            nodes.set_ready(store, name, "Unknown" if kind == "silent" else "False")
+            broken_nodes.set_ready(store, name, "Unknown" if kind == "silent" else "False")
             self._silent[name] = time.monotonic()
         elif kind == "chip":
-            nodes.lose_chips(store, name)
+            broken_nodes.lose_chips(store, name)
             nodes.evict(store, name)  # its runtime fails
         elif kind == "cordon":
             store.update(NODE, "", name, lambda entry: entry["spec"].update(unschedulable=True))
         elif kind == "stuck":
-            nodes.hold_pods(store, name)
+            broken_nodes.hold_pods(store, name)
             nodes.evict(store, name)
         else:
             self.group.terminate(nodes.instance_of(node), decrement=False)
@@ -285,7 +286,7 @@ class Disturbed:
         """Let kubelets terminate pods again: otherwise pods on such a node would never end."""
         for node in self.cluster.store.list(NODE):
             if nodes.STUCK in (node["metadata"].get("annotations") or {}):
-                nodes.hold_pods(self.cluster.store, node["metadata"]["name"], held=False)
+                broken_nodes.hold_pods(self.cluster.store, node["metadata"]["name"], held=False)
 
     def _happened(self, text: str, kind: str) -> None:
         self._say(text)

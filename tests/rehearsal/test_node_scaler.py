@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -13,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.emulators.conftest import Server, serving_aws
 from tests.emulators.test_eks_models import (
-    ROOT,
     Json,
-    Server,
     cluster,
+    deploy,
     group,
     listed,
     manifest,
@@ -68,20 +66,12 @@ def system_group() -> Json:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with subprocess.Popen(
-        [sys.executable, "-m", "trainium_emulators.aws.server", "--addresses", "127.0.91"],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    ) as process:  # fmt: skip
-        try:
-            started = Server(process, "")
-            started.endpoint = started.wait("ready")["endpoint"]
-            deploy(started)
-            yield started
-        finally:
-            process.terminate()
+    with serving_aws("--addresses", "127.0.91") as started:
+        deploy_scaler(started)
+        yield started
 
 
-def deploy(server: Server) -> None:
+def deploy_scaler(server: Server) -> None:
     """A cluster whose group has none of up to four nodes, and the scaler."""
     queue = {
         "apiVersion": "scheduling.volcano.sh/v1beta1",
@@ -97,9 +87,9 @@ def deploy(server: Server) -> None:
         System=system_group(),
         Queue={**manifest(queue), "DependsOn": ["Volcano"]},
     )
-    server.create("cluster", resources)
+    deploy(server, "cluster", resources)
     scaler = manifest(*scaler_objects(trainium_group(server)), cluster="training")
-    server.create("scaler", {"Scaler": scaler})
+    deploy(server, "scaler", {"Scaler": scaler})
 
 
 def trainium_group(server: Server) -> str:
@@ -161,13 +151,6 @@ def scale_up(server: Server, api: str, number: int) -> None:
     assert len(trainium_nodes(api)) == number
 
 
-def idle_since(api: str) -> str | None:
-    """Mark of the one node."""
-    (node,) = trainium_nodes(api)
-    marks: dict[str, str] = node["metadata"].get("annotations") or {}
-    return marks.get(kubernetes.IDLE_SINCE)
-
-
 def events(api: str, namespace: str) -> list[str]:
     found = listed(api, f"/api/v1/namespaces/{namespace}/events")
     return [each["message"] for each in found if each["source"]["component"] == kubernetes.SCALER]
@@ -201,31 +184,6 @@ def test_job_request_adds_nodes_until_job_ends(server: Server, api: str) -> None
     wait(lambda: phase(api, "asks") == "Completed")
     wait(lambda: not trainium_nodes(api))
     assert "0 -> 2 nodes for asks" in events(api, kubernetes.NAMESPACE)
-
-
-def test_scaler_state_survives_restart(server: Server, api: str) -> None:
-    scale_up(server, api, 1)
-    wait(lambda: idle_since(api))
-    seen = idle_since(api)
-    pods = f"/api/v1/namespaces/{kubernetes.SCALER}/pods"
-    (before,) = listed(api, pods)
-    call(api, "DELETE", f"{pods}/{before['metadata']['name']}")
-
-    wait(lambda: [p["metadata"]["uid"] for p in listed(api, pods)] != [before["metadata"]["uid"]])
-    wait(lambda: not trainium_nodes(api))
-    wait(lambda: is_reported(api, f"idle since {seen}"))
-
-
-def test_large_gang_gets_nodes_after_other_gang_ends(server: Server, api: str) -> None:
-    submit(api, "first", 3, nodes=2)
-    wait(lambda: phase(api, "first") == "Running")
-    submit(api, "second", 1, nodes=4)
-    while phase(api, "first") == "Running":
-        assert len(trainium_nodes(api)) <= 2
-        time.sleep(0.1)
-
-    wait(lambda: phase(api, "second") == "Completed")
-    wait(lambda: not trainium_nodes(api))
 
 
 def test_scaler_uses_only_permissions_of_its_roles(server: Server, api: str) -> None:

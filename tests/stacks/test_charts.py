@@ -103,7 +103,7 @@ def test_cluster_helm_has_no_known_wait_bug() -> None:
     Volcano's hooks it stays in pending-install (volcano-sh/volcano issue 5468).
     """
     said = subprocess.run(
-        [binaries.helm(), "version", "--template", "{{.Version}}"],
+        [binaries.unpack("helm"), "version", "--template", "{{.Version}}"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
 
@@ -162,7 +162,7 @@ def test_real_chart_renders_valid_objects(name: str, made: Deployment, tmp_path:
     values.write_text(json.dumps(chart_values(made)[name]), encoding="utf-8")
 
     rendered = subprocess.run(
-        [str(binaries.helm()), "template", name, str(archive), "--values", str(values),
+        [str(binaries.unpack("helm")), "template", name, str(archive), "--values", str(values),
          "--namespace", chart.namespace, "--kube-version", "1.35.0"],
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip

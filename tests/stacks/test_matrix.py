@@ -18,10 +18,10 @@ from tests.stacks.cluster_objects import EKS
 from tests.stacks.synthesis import FLAGS, Deployment, checked, matrix, name_of
 from tests.stacks.test_lustre import EXISTING
 from tests.support.linting import findings_of
+from tests.support.templates import TemplateAccount
 from trainium_catalogue.instances import INSTANCE_TYPES
 from trainium_catalogue.releases import NEURON_RELEASES
 from trainium_emulators.aws.refusals.table import TABLE
-from trainium_emulators.aws.refusals.templates import TemplateAccount
 
 REGIONS = [
     {"instance_type": instance_type.name, "region": region, "availability_zone_id": zone}

@@ -253,19 +253,14 @@ def _job(store: Store, entry: Json) -> Json:
     return entry
 
 
-def _check_only_quotas(kind: ApiResource) -> Admission:
-    """Check the quotas for an object without changing it."""
-
-    def check(store: Store, entry: Json) -> Json:
-        check_quotas(store, kind, entry)
-        return entry
-
-    return check
+def _config_map(store: Store, entry: Json) -> Json:
+    check_quotas(store, CONFIG_MAP, entry)
+    return entry
 
 
 ADMISSIONS: dict[ApiResource, Admission] = {
     CLAIM: _claim,
-    CONFIG_MAP: _check_only_quotas(CONFIG_MAP),
+    CONFIG_MAP: _config_map,
     EVENT: _event,
     NAMESPACE: _with_status("Active"),
     POD: _pod,

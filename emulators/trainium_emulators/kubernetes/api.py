@@ -6,21 +6,27 @@ the tests run the real kubectl, Python client and TorchX against this server.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from trainium_emulators.kubernetes import errors, rbac, responses, schemas
 from trainium_emulators.kubernetes.connections import Runs, run_in_pod
 from trainium_emulators.kubernetes.requests import (
-    APPLY_PATCH,
     Target,
     check_name_and_namespace,
     find_target,
     patched,
     read_body,
 )
-from trainium_emulators.kubernetes.resources import DEPLOYMENT, POD, SERVICE, ApiResource, Json
+from trainium_emulators.kubernetes.resources import (
+    BUILT_IN,
+    DEPLOYMENT,
+    POD,
+    SERVICE,
+    ApiResource,
+    Json,
+)
 from trainium_emulators.kubernetes.store import Store
 
 _ALL = (POD, SERVICE, DEPLOYMENT)
@@ -32,29 +38,25 @@ Identify = Callable[[str], rbac.Caller | None]
 _CALLER: web.RequestKey[rbac.Caller] = web.RequestKey("caller", rbac.Caller)
 
 
-def version_info() -> Json:
-    """Return ``/version``: the version that the stack requests from EKS."""
-    return {
-        "major": "1",
-        "minor": "35",
-        "gitVersion": "v1.35.0-rehearsal",
-        "gitCommit": "rehearsal",
-        "gitTreeState": "clean",
-        "buildDate": "1970-01-01T00:00:00Z",
-        "goVersion": "none",
-        "compiler": "none",
-        "platform": "linux/amd64",
-    }
+_VERSION = {
+    "major": "1",
+    "minor": "35",
+    "gitVersion": "v1.35.0-rehearsal",
+    "gitCommit": "rehearsal",
+    "gitTreeState": "clean",
+    "buildDate": "1970-01-01T00:00:00Z",
+    "goVersion": "none",
+    "compiler": "none",
+    "platform": "linux/amd64",
+}
+"""``/version``: the version that the stack requests from EKS."""
+_CORE_VERSIONS = {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+"""``/api``."""
 
 
-def core_versions() -> Json:
-    """Return ``/api``."""
-    return {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
-
-
-def group_list(kinds: Sequence[ApiResource]) -> Json:
+def group_list() -> Json:
     """Return ``/apis``."""
-    names = dict.fromkeys((kind.group, kind.version) for kind in kinds if kind.group)
+    names = dict.fromkeys((kind.group, kind.version) for kind in BUILT_IN if kind.group)
     return {
         "kind": "APIGroupList",
         "apiVersion": "v1",
@@ -67,10 +69,10 @@ def _group_entry(group: str, version: str) -> Json:
     return {"name": group, "versions": [entry], "preferredVersion": entry}
 
 
-def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None:
+def resource_list(api_version: str) -> Json | None:
     """Return ``/api/v1`` or ``/apis/<group>/<version>``; None if there is no such group."""
     rows = []
-    for kind in kinds:
+    for kind in BUILT_IN:
         if kind.api_version != api_version:
             continue
         common = {"namespaced": kind.namespaced, "kind": kind.kind}
@@ -99,19 +101,19 @@ def resource_list(kinds: Sequence[ApiResource], api_version: str) -> Json | None
     }
 
 
-def openapi_index(kinds: Sequence[ApiResource]) -> Json:
+def openapi_index() -> Json:
     """Return ``/openapi/v3``."""
-    places = dict.fromkeys(_openapi_path(kind) for kind in kinds)
+    places = dict.fromkeys(_openapi_path(kind) for kind in BUILT_IN)
     return {"paths": {place: {"serverRelativeURL": f"/openapi/v3/{place}"} for place in places}}
 
 
-def openapi_document(kinds: Sequence[ApiResource], place: str) -> Json:
+def openapi_document(place: str) -> Json:
     """Return ``/openapi/v3/<place>``: enough for kubectl to leave validation to the server.
 
     kubectl looks for a PATCH with the parameter ``fieldValidation`` on the kind it will send.
     """
     paths = {}
-    for kind in kinds:
+    for kind in BUILT_IN:
         if _openapi_path(kind) != place:
             continue
         known = {"group": kind.group, "kind": kind.kind, "version": kind.version}
@@ -134,9 +136,8 @@ def application(
     store: Store,
     runs: Runs,
     *,
-    token: str | None = None,
-    identify: Identify = rbac.everyone_is_admin,
-    authorizer: rbac.Authorizer | None = None,
+    token: str | None,
+    identify: Identify,
 ) -> web.Application:
     """Create the server; with a token, it serves only requests with that token."""
 
@@ -158,19 +159,19 @@ def application(
         except errors.ApiError as error:
             return web.json_response(error.status(), status=error.code)
 
-    def document(make: Callable[[], Json]) -> Handler:
+    def document(body: Json) -> Handler:
         async def answer(request: web.Request) -> web.Response:
-            return web.json_response(make())
+            return web.json_response(body)
 
         return answer
 
-    api = Api(store, runs, authorizer or rbac.Authorizer(store))
+    api = Api(store, runs)
     app = web.Application(middlewares=[guard], client_max_size=16 * 2**20)
     for path, handler in (
-        ("/version", document(version_info)),
-        ("/api", document(core_versions)),
-        ("/apis", document(lambda: group_list(store.kinds))),
-        ("/openapi/v3", document(lambda: openapi_index(store.kinds))),
+        ("/version", document(_VERSION)),
+        ("/api", document(_CORE_VERSIONS)),
+        ("/apis", document(group_list())),
+        ("/openapi/v3", document(openapi_index())),
         ("/openapi/v3/{place:.*}", api.openapi),
         ("/api/{version}", api.kinds),
         ("/apis/{group}/{version}", api.kinds),
@@ -180,33 +181,29 @@ def application(
     return app
 
 
-async def _json(body: Json) -> web.Response:
-    return web.json_response(body)
-
-
 class Api:
     """The API's verbs."""
 
-    def __init__(self, store: Store, runs: Runs, authorizer: rbac.Authorizer) -> None:
+    def __init__(self, store: Store, runs: Runs) -> None:
         self._store = store
         self._runs = runs
-        self._authorizer = authorizer
+        self._authorizer = rbac.Authorizer(store)
 
     async def openapi(self, request: web.Request) -> web.StreamResponse:
         """Return the OpenAPI document of one group."""
-        return await _json(openapi_document(self._store.kinds, request.match_info["place"]))
+        return web.json_response(openapi_document(request.match_info["place"]))
 
     async def kinds(self, request: web.Request) -> web.StreamResponse:
         """Return the kinds of one group."""
         parts = [request.match_info.get(key, "") for key in ("group", "version")]
-        resources = resource_list(self._store.kinds, "/".join(filter(None, parts)))
+        resources = resource_list("/".join(filter(None, parts)))
         if resources is None:
             raise errors.no_such_path()
-        return await _json(resources)
+        return web.json_response(resources)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """Handle any request for objects."""
-        target = find_target(request.path, self._store.kinds)
+        target = find_target(request.path)
         watching = responses.wants_watch(request)
         accesses = rbac.wanted(request.method, target, watching=watching)
         self._authorizer.check(request[_CALLER], accesses)
@@ -235,31 +232,30 @@ class Api:
         assert target.namespace is not None and target.name is not None
         entry = self._store.get(target.kind, target.namespace, target.name)
         if responses.wants_table(request):
-            return await _json(responses.table(target.kind, [entry], version=self._store.version))
-        return await _json(entry)
+            return web.json_response(
+                responses.table(target.kind, [entry], version=self._store.version)
+            )
+        return web.json_response(entry)
 
     async def _list(self, request: web.Request, target: Target) -> web.StreamResponse:
         if responses.wants_watch(request):
             return await responses.watch(request, self._store, target)
         version = self._store.version
-        entries = self._select(request, target)
+        entries = self._store.list(
+            target.kind,
+            target.namespace,
+            labels=request.query.get("labelSelector", ""),
+            fields=request.query.get("fieldSelector", ""),
+        )
         if responses.wants_table(request):
-            return await _json(responses.table(target.kind, entries, version=version))
-        return await _json(
+            return web.json_response(responses.table(target.kind, entries, version=version))
+        return web.json_response(
             {
                 "kind": f"{target.kind.kind}List",
                 "apiVersion": target.kind.api_version,
                 "metadata": {"resourceVersion": str(version)},
                 "items": entries,
             }
-        )
-
-    def _select(self, request: web.Request, target: Target) -> list[Json]:
-        return self._store.list(
-            target.kind,
-            target.namespace,
-            labels=request.query.get("labelSelector", ""),
-            fields=request.query.get("fieldSelector", ""),
         )
 
     async def _create(self, request: web.Request, target: Target) -> web.StreamResponse:
@@ -280,13 +276,6 @@ class Api:
 
     async def _patch(self, request: web.Request, target: Target) -> web.StreamResponse:
         body = await read_body(request, target.kind)
-        assert target.namespace is not None and target.name is not None
-        is_apply = request.content_type == APPLY_PATCH
-        if is_apply and self._store.find(target.kind, target.namespace, target.name) is None:
-            schemas.check(target.kind, body)
-            return web.json_response(
-                self._store.create(target.kind, target.namespace, body), status=201
-            )
         return self._change(target, lambda old: patched(request.content_type, old, body))
 
     def _change(self, target: Target, make: Callable[[Json], Json]) -> web.Response:
@@ -313,7 +302,7 @@ class Api:
         grace_s = None if given is None else int(given)
         entry = self._store.delete(target.kind, target.namespace, target.name, grace_s=grace_s)
         if target.kind == POD:
-            return await _json(entry)
+            return web.json_response(entry)
         details = {
             "name": target.name,
             "group": target.kind.group,
@@ -321,4 +310,4 @@ class Api:
             "uid": entry["metadata"]["uid"],
         }
         body = {"kind": "Status", "apiVersion": "v1", "status": "Success", "details": details}
-        return await _json({**body, "metadata": {}})
+        return web.json_response({**body, "metadata": {}})

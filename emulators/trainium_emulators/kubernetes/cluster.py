@@ -18,7 +18,6 @@ from trainium_emulators.kubernetes.api import application
 from trainium_emulators.kubernetes.deployments import Deployments
 from trainium_emulators.kubernetes.kubelet import Kubelet
 from trainium_emulators.kubernetes.pod_environment import ApiAccess
-from trainium_emulators.kubernetes.rbac import Authorizer
 from trainium_emulators.kubernetes.resources import NAMESPACE, POD, QUEUE, VOLCANO_JOB, Json
 from trainium_emulators.kubernetes.scaling_group import ScalingGroup
 from trainium_emulators.kubernetes.settings import EmulatorSettings
@@ -35,9 +34,7 @@ _NAMESPACES = ("default", "kube-system", "volcano-system")
 class ClusterEmulator:
     """A running cluster."""
 
-    def __init__(
-        self, settings: EmulatorSettings, *, port: int = 0, token: str | None = None
-    ) -> None:
+    def __init__(self, settings: EmulatorSettings, *, token: str | None = None) -> None:
         self.store = Store(ADMISSIONS)
         for name in _NAMESPACES:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
@@ -50,18 +47,16 @@ class ClusterEmulator:
         scheduler = GangScheduler(self.store, self._kubelet, settings)
         self._volcano = VolcanoController(self.store, self._kubelet, scheduler, settings)
         self._deployments = Deployments(self.store, self._kubelet, scheduler)
-        self.authorizer = Authorizer(self.store)
         self._app = application(
             self.store,
             self._kubelet,
             token=token,
             identify=lambda given: rbac.account_of(given) or settings.identify(given),
-            authorizer=self.authorizer,
         )
         self._loop = asyncio.new_event_loop()
         bound: Future[int] = Future()
         self._thread = threading.Thread(
-            target=self._serve, args=(port, bound), name="kubernetes", daemon=True
+            target=self._serve, args=(bound,), name="kubernetes", daemon=True
         )
         self._thread.start()
         self.endpoint = f"http://{_HOST}:{bound.result()}"
@@ -102,10 +97,6 @@ class ClusterEmulator:
         while self._pods(JOB_NAME) and time.monotonic() < deadline:
             time.sleep(0.05)
 
-    def stop_controller(self) -> None:
-        """Stop Volcano's controller, so that jobs keep the status that a client writes."""
-        self._volcano.stop()
-
     def stop(self) -> None:
         """Stop every pod, then the server."""
         self._deployments.stop()
@@ -135,12 +126,12 @@ class ClusterEmulator:
             if annotation is None or annotation in (each.get("annotations") or {})
         ]
 
-    def _serve(self, port: int, bound: Future[int]) -> None:
+    def _serve(self, bound: Future[int]) -> None:
         asyncio.set_event_loop(self._loop)
         runner = web.AppRunner(self._app, access_log=None, shutdown_timeout=0.5)
         try:
             self._loop.run_until_complete(runner.setup())
-            site = web.TCPSite(runner, _HOST, port)
+            site = web.TCPSite(runner, _HOST, 0)
             self._loop.run_until_complete(site.start())
             bound.set_result(runner.addresses[0][1])
         except OSError as error:
@@ -151,8 +142,6 @@ class ClusterEmulator:
         self._loop.close()
 
 
-def serve(
-    settings: EmulatorSettings | None = None, *, port: int = 0, token: str | None = None
-) -> ClusterEmulator:
-    """Start a cluster on loopback; port 0 selects a free one."""
-    return ClusterEmulator(settings or EmulatorSettings(), port=port, token=token)
+def serve(settings: EmulatorSettings, *, token: str | None = None) -> ClusterEmulator:
+    """Start a cluster on a free port of loopback."""
+    return ClusterEmulator(settings, token=token)

@@ -16,12 +16,6 @@ GROUP_LABEL = "eks.amazonaws.com/nodegroup"
 ZONE = "us-west-2d"
 STUCK = "rehearsal/stuck"
 """Annotation of a node whose kubelet terminates no pods: deleted pods stay Terminating."""
-_READY_TAINTS = {
-    "False": "node.kubernetes.io/not-ready",
-    "Unknown": "node.kubernetes.io/unreachable",
-}
-"""Taint for each status of the condition Ready (Kubernetes, pkg/controller/nodelifecycle,
-nodeConditionToTaintKeyStatusMap)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,25 +73,6 @@ def instance_of(node: Json) -> str:
     return str(node["spec"]["providerID"]).rpartition("/")[2]
 
 
-def set_ready(store: Store, name: str, status: str) -> None:
-    """Set a node's condition Ready to ``True``, ``False`` or ``Unknown``.
-
-    ``Unknown``: the kubelet reports and terminates nothing; its containers keep running. The taints
-    follow the node lifecycle controller: NoSchedule, and NoExecute, which evicts pods when their
-    toleration of 300 seconds expires (``evict``).
-    """
-
-    def change(entry: Json) -> None:
-        taints = [t for t in entry["spec"]["taints"] if t["key"] not in _READY_TAINTS.values()]
-        if status != "True":
-            key = _READY_TAINTS[status]
-            taints += [{"key": key, "effect": effect} for effect in ("NoSchedule", "NoExecute")]
-        entry["spec"]["taints"] = taints
-        entry["status"]["conditions"] = [{"type": "Ready", "status": status}]
-
-    store.update(NODE, "", name, change)
-
-
 def remove(store: Store, name: str) -> None:
     """Remove a node, if it still exists, and evict its pods."""
     with contextlib.suppress(errors.ApiError):
@@ -110,31 +85,6 @@ def evict(store: Store, name: str) -> None:
     for pod in pods_on(store, name):
         with contextlib.suppress(errors.ApiError):  # already gone
             store.delete(POD, pod["metadata"]["namespace"], pod["metadata"]["name"])
-
-
-def lose_chips(store: Store, name: str, number: int = 1) -> None:
-    """Make the device plugin report ``number`` chips as unhealthy, so that pods get fewer."""
-
-    def change(entry: Json) -> None:
-        allocatable = entry["status"]["allocatable"]
-        left = int(allocatable[kubernetes.NEURON_RESOURCE]) - number
-        allocatable[kubernetes.NEURON_RESOURCE] = str(left)
-
-    store.update(NODE, "", name, change)
-
-
-def hold_pods(store: Store, name: str, *, held: bool = True) -> None:
-    """Keep a Ready node's deleted pods Terminating, as if a process hung in the kernel.
-
-    ``held=False`` lets them terminate.
-    """
-
-    def change(entry: Json) -> None:
-        annotations = entry["metadata"].setdefault("annotations", {})
-        annotations.pop(STUCK, None)
-        annotations |= {STUCK: "true"} if held else {}
-
-    store.update(NODE, "", name, change)
 
 
 def ends_pods(store: Store, name: str) -> bool:

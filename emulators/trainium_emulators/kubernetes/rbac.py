@@ -7,7 +7,6 @@ permission to create (feature gate AuthorizePodWebsocketUpgradeCreatePermission)
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -53,11 +52,6 @@ def account_of(token: str) -> Caller | None:
     namespace = token.removeprefix(_ACCOUNT_PREFIX).partition(":")[0]
     groups = {"system:serviceaccounts", f"system:serviceaccounts:{namespace}"}
     return Caller(name=token, groups=frozenset({*groups, "system:authenticated"}))
-
-
-def everyone_is_admin(token: str) -> Caller | None:
-    """Authenticate everyone as the administrator, for a cluster with a single user."""
-    return ADMIN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,25 +110,16 @@ def resolve_impersonation(
 
 
 class Authorizer:
-    """Authorizes requests by the roles in the store, and records them by user."""
+    """Authorizes requests by the roles in the store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._lock = threading.Lock()
-        self._requested: set[tuple[str, Access]] = set()
 
     def check(self, caller: Caller, accesses: Iterable[Access]) -> None:
         """Refuse requests that are not allowed."""
         for access in accesses:
-            with self._lock:
-                self._requested.add((caller.name, access))
             if not self._allows(caller, access):
                 raise _forbidden(caller, access)
-
-    def accesses_requested_by(self, name: str) -> frozenset[Access]:
-        """Return every permission needed by a user's requests, granted or not."""
-        with self._lock:
-            return frozenset(access for caller, access in self._requested if caller == name)
 
     def _allows(self, caller: Caller, access: Access) -> bool:
         if MASTERS in caller.groups:

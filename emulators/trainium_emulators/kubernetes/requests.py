@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +11,8 @@ import yaml
 from aiohttp import web
 
 from trainium_emulators.kubernetes import errors
-from trainium_emulators.kubernetes.resources import ApiResource, Json
+from trainium_emulators.kubernetes.resources import BUILT_IN, ApiResource, Json
 
-APPLY_PATCH = "application/apply-patch+yaml"
 _STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 _MANIFESTS = ("application/json", "application/yaml")
 """Types of a body that is not a patch; protobuf, which a real server accepts, is unsupported."""
@@ -22,7 +20,6 @@ _PATCHES = (
     "application/json-patch+json",
     "application/merge-patch+json",
     _STRATEGIC_PATCH,
-    APPLY_PATCH,
 )
 _MERGE_KEYS = {
     "conditions": ("type",),
@@ -50,7 +47,7 @@ class Target:
     subresource: str | None = None
 
 
-def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
+def find_target(path: str) -> Target:
     """Parse ``/api/v1/...`` or ``/apis/<group>/<version>/...``.
 
     For a namespaced resource, only the collection has a path without a namespace; cluster-scoped
@@ -65,7 +62,7 @@ def find_target(path: str, kinds: Sequence[ApiResource]) -> Target:
     if rest[:1] == ["namespaces"] and len(rest) > 2 and rest[2] not in ("status", "finalize"):
         namespace, rest = rest[1], rest[2:]
     plural, name, subresource = (*rest, None, None, None)[:3]
-    for kind in kinds:
+    for kind in BUILT_IN:
         if (kind.api_version, kind.plural) == (api_version, plural):
             if namespace is None and name is not None and kind.namespaced:
                 break
@@ -145,15 +142,11 @@ def merged(base: Any, patch: Any) -> Any:
 
 def strategic_merged(base: Any, patch: Any) -> Any:
     """Apply a strategic merge patch, which ``kubectl apply`` sends for built-in kinds."""
-    if not isinstance(patch, dict) or patch.get("$patch") == "replace":
-        clean = patch if not isinstance(patch, dict) else _without_directives(patch)
-        return copy.deepcopy(clean)
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
     result = dict(base) if isinstance(base, dict) else {}
     for key, value in patch.items():
-        if key.startswith("$deleteFromPrimitiveList/"):
-            name = key.partition("/")[2]
-            result[name] = [item for item in result.get(name, ()) if item not in value]
-        elif key.startswith("$"):
+        if key.startswith("$"):
             continue  # directives for the order or retained keys, which nothing here depends on
         elif value is None:
             result.pop(key, None)
@@ -164,13 +157,7 @@ def strategic_merged(base: Any, patch: Any) -> Any:
     return result
 
 
-def _without_directives(patch: Json) -> Json:
-    return {key: value for key, value in patch.items() if not key.startswith("$")}
-
-
 def _merged_list(base: list[Any], patch: list[Any], keys: tuple[str, ...]) -> list[Any]:
-    if any(item.get("$patch") == "replace" for item in patch):
-        return [_without_directives(item) for item in patch if "$patch" not in item]
     result = list(base)
     for item in patch:
         key = next((name for name in keys if name in item), keys[0])

@@ -67,7 +67,6 @@ _TABLE: Mapping[tuple[str, str], tuple[str, ...]] = {
     ),
     ("storage.k8s.io", "v1"): ("!StorageClass storageclasses sc",),
     ("scheduling.k8s.io", "v1"): ("!PriorityClass priorityclasses pc",),
-    ("apiextensions.k8s.io", "v1"): ("!CustomResourceDefinition customresourcedefinitions crd",),
     ("batch.volcano.sh", "v1alpha1"): ("Job jobs vcjob vj",),
     ("bus.volcano.sh", "v1alpha1"): ("Command commands",),
     ("scheduling.volcano.sh", "v1beta1"): (
@@ -115,25 +114,7 @@ ROLE = _built_in("rbac.authorization.k8s.io/v1", "Role")
 ROLE_BINDING = _built_in("rbac.authorization.k8s.io/v1", "RoleBinding")
 CLUSTER_ROLE = _built_in("rbac.authorization.k8s.io/v1", "ClusterRole")
 CLUSTER_ROLE_BINDING = _built_in("rbac.authorization.k8s.io/v1", "ClusterRoleBinding")
-DEFINITION = _built_in("apiextensions.k8s.io/v1", "CustomResourceDefinition")
 VOLCANO_JOB = _built_in("batch.volcano.sh/v1alpha1", "Job")
 COMMAND = _built_in("bus.volcano.sh/v1alpha1", "Command")
 POD_GROUP = _built_in("scheduling.volcano.sh/v1beta1", "PodGroup")
 QUEUE = _built_in("scheduling.volcano.sh/v1beta1", "Queue")
-
-
-def defined_kinds(definition: Json) -> tuple[ApiResource, ...]:
-    """Return the kinds that a CustomResourceDefinition defines."""
-    spec = definition["spec"]
-    return tuple(
-        ApiResource(
-            group=spec["group"],
-            version=version["name"],
-            kind=spec["names"]["kind"],
-            plural=spec["names"]["plural"],
-            namespaced=spec["scope"] == "Namespaced",
-            short=tuple(spec["names"].get("shortNames", ())),
-        )
-        for version in spec["versions"]
-        if version["served"]
-    )

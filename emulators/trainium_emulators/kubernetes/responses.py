@@ -18,8 +18,6 @@ from trainium_emulators.kubernetes.resources import (
     NAMESPACE,
     NODE,
     POD,
-    POD_GROUP,
-    QUEUE,
     VOLCANO_JOB,
     ApiResource,
     Json,
@@ -72,12 +70,6 @@ _COLUMNS: Mapping[ApiResource, Sequence[Column]] = {
         ("minAvailable", _status("minAvailable")),
         ("RUNNINGS", _status("running")),
     ),
-    POD_GROUP: (
-        ("STATUS", _status("phase")),
-        ("minMember", lambda entry: entry["spec"].get("minMember")),
-        ("RUNNINGS", _status("running")),
-    ),
-    QUEUE: (("PARENT", lambda entry: entry.get("spec", {}).get("parent")),),
     NAMESPACE: (("Status", _status("phase")),),
     NODE: (("Status", lambda entry: "Ready"), ("Version", _status("nodeInfo", "kubeletVersion"))),
     DEPLOYMENT: (

@@ -32,7 +32,6 @@ from trainium_emulators.kubernetes.resources import (
     Json,
 )
 
-JOB = VOLCANO_JOB
 _TASK_NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
 _QUANTITY = (
@@ -110,7 +109,7 @@ def _top(**properties: Json) -> Json:
 
 
 SCHEMAS: Mapping[ApiResource, Json] = {
-    JOB: _top(
+    VOLCANO_JOB: _top(
         spec=_object(
             schedulerName=_text(63),
             queue=_QUEUE_NAME,
@@ -169,7 +168,7 @@ def _mistakes(kind: ApiResource, entry: Json) -> Iterator[Any]:
         return
     for mistake in validator.iter_errors(entry):
         yield from _innermost(mistake)
-    if kind == JOB:
+    if kind == VOLCANO_JOB:
         for index, task in enumerate((entry.get("spec") or {}).get("tasks") or ()):
             if isinstance(task, dict) and isinstance(task.get("template"), dict):
                 for mistake in _of_file("podtemplatespec-v1.json").iter_errors(task["template"]):

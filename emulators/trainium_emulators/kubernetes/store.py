@@ -15,12 +15,10 @@ from typing import Any
 from trainium_emulators.kubernetes import errors
 from trainium_emulators.kubernetes.resources import (
     BUILT_IN,
-    DEFINITION,
     NAMESPACE,
     POD,
     ApiResource,
     Json,
-    defined_kinds,
 )
 
 _SET = re.compile(r"(?P<key>\S+)\s+(?P<word>in|notin)\s+\((?P<values>[^)]*)\)")
@@ -83,7 +81,6 @@ class Store:
     """Objects by kind, namespace and name; every method may be called from any thread."""
 
     def __init__(self, admissions: dict[ApiResource, Admission] | None = None) -> None:
-        self.kinds: list[ApiResource] = list(BUILT_IN)
         self._admissions = admissions or {}
         self._lock = threading.RLock()
         self._objects: dict[tuple[ApiResource, str, str], Json] = {}
@@ -98,7 +95,7 @@ class Store:
 
     def find_kind(self, api_version: str, kind: str) -> ApiResource:
         """Return the kind of a manifest."""
-        for known in self.kinds:
+        for known in BUILT_IN:
             if (known.api_version, known.kind) == (api_version, kind):
                 return known
         message = f'no matches for kind "{kind}" in version "{api_version}"'
@@ -169,8 +166,6 @@ class Store:
                 entry = self._admissions[kind](self, entry)
             if dry_run:
                 return entry
-            if kind == DEFINITION:
-                self.kinds += [new for new in defined_kinds(entry) if new not in self.kinds]
             return self._keep("ADDED", kind, entry)
 
     def _refuse_create(self, kind: ApiResource, namespace: str, metadata: Json) -> None:

@@ -189,10 +189,7 @@ class VolcanoController:
     def _act(self, job: Json, action: str, why: str) -> None:
         """Execute an action in the job's current phase (state/*.go)."""
         phase = job["status"].get("state", {}).get("phase", "Pending")
-        if action == "ResumeJob":
-            if phase in ("Aborting", "Aborted"):
-                self._kill(job, "Restarting", why)
-        elif phase in ("Pending", "Running"):
+        if phase in ("Pending", "Running"):
             self._kill(job, KILL_PHASES[action], why)
 
     # --- phases ---------------------------------------------------------------------------------

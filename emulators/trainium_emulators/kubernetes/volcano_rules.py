@@ -17,14 +17,8 @@ from trainium_emulators.kubernetes.store import Store, now
 
 DEFAULT_MAX_RETRY = 3
 FINISHED = ("Completed", "Failed", "Terminated", "Aborted")
-KILL_PHASES: Mapping[str, str] = {
-    "RestartJob": "Restarting",
-    "AbortJob": "Aborting",
-    "TerminateJob": "Terminating",
-    "CompleteJob": "Completing",
-}
+KILL_PHASES: Mapping[str, str] = {"RestartJob": "Restarting", "TerminateJob": "Terminating"}
 """Actions that end an attempt, and the phase in which its pods are removed."""
-_SETTLED = {"Aborting": "Aborted", "Terminating": "Terminated", "Completing": "Completed"}
 _EVENTS = ("*", "PodFailed", "PodEvicted", "PodPending", "Unknown", "TaskCompleted", "TaskFailed")
 _SECONDS = re.compile(r"[0-9]{1,4}s")
 _PLUGINS = ("svc", "env", "ssh")
@@ -122,7 +116,7 @@ def _policy_refusals(policies: Sequence[Json]) -> list[str]:
         if policy.get("exitCode") == 0:
             why.append("0 is not a valid error code")
         why += [f"invalid policy event {event}" for event in own if event not in _EVENTS]
-        if policy.get("action") not in (*KILL_PHASES, "ResumeJob"):
+        if policy.get("action") not in KILL_PHASES:
             why.append(f"the rehearsal does not support the action {policy.get('action')}")
         if "timeout" in policy and not _SECONDS.fullmatch(policy["timeout"]):
             why.append(f"the rehearsal does not support the timeout {policy['timeout']}")
@@ -174,9 +168,9 @@ def next_phase(job: Json, counts: Counts) -> str:
         if status.get("retryCount", 0) >= spec["maxRetry"]:
             return "Failed"
         return "Pending" if total - counts.terminating >= spec["minAvailable"] else phase
-    if phase in _SETTLED:
+    if phase == "Terminating":
         alive = counts.terminating + counts.pending + counts.running
-        return phase if alive else _SETTLED[phase]
+        return phase if alive else "Terminated"
     if phase == "Pending":
         started = counts.running + counts.succeeded + counts.failed
         return "Running" if started >= spec["minAvailable"] else phase

@@ -21,17 +21,14 @@ _SIGNALS = {
     "kill-child": signal.SIGKILL,
     "kill-main": signal.SIGKILL,
     "hang-child": signal.SIGSTOP,
-    "lose-host": signal.SIGKILL,
     "reclaim-child": signal.SIGTERM,
     "reclaim-main": signal.SIGTERM,
 }
-_MAIN_NODE_KINDS = ("kill-main", "lose-host", "reclaim-main")
+_MAIN_NODE_KINDS = ("kill-main", "reclaim-main")
 _RECLAIM_KINDS = ("reclaim-child", "reclaim-main")
 STOP_TIMEOUT_S = 120.0
 """Time between SIGTERM and SIGKILL on a reclaimed host: ECS_CONTAINER_STOP_TIMEOUT of Batch's
 hosts, and the notice period of a Spot interruption."""
-
-KINDS = (*_SIGNALS, "preflight-failure", NO_CAPACITY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +63,9 @@ class NodeFault:
         )
 
     @property
-    def loses_host(self) -> bool:
-        """True if the host is lost, along with the agent that reports exit codes."""
-        return self.kind == "lose-host"
-
-    @property
     def loses_main(self) -> bool:
-        """True if the main node's host is lost, immediately or after a warning."""
-        return self.kind in ("lose-host", "reclaim-main")
+        """True if the main node's host is lost."""
+        return self.kind == "reclaim-main"
 
     def open_files(self, index: int) -> int | None:
         """Return the node's initial open-file limit; None for the default."""

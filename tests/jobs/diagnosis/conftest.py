@@ -19,7 +19,7 @@ def api_server() -> Iterator[ClusterEmulator]:
     running = serve(EmulatorSettings(addresses="127.0.95"))
     for manifest in (*BASE, *PREREQUISITES):
         running.apply(manifest)
-    running.stop_controller()
+    running._volcano.stop()
     yield running
     running.stop()
 

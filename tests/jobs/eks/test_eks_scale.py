@@ -32,7 +32,7 @@ class TestFewerNodes:
     """`scale --nodes` with a smaller number: the node scaler acts."""
 
     def test_removes_only_idle_nodes(self, eks: EksCli, scaler: list[str]) -> None:
-        """Merely lowering the desired size could remove a busy node: see test_eks_models."""
+        """Merely lowering the desired size could remove a busy node: see test_scaling_group."""
         eks.has("gang", "sleep 30", nodes=2)
         eks.wait("gang", "Running")
         used = busy(eks)

@@ -26,7 +26,7 @@ def cluster() -> Iterator[ClusterEmulator]:
     running = serve(EmulatorSettings(addresses="127.0.98"))
     for manifest in (*BASE, *PREREQUISITES):
         running.apply(manifest)
-    running.stop_controller()
+    running._volcano.stop()
     yield running
     running.stop()
 

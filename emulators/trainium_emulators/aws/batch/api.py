@@ -193,8 +193,6 @@ def _passes(job: BatchJob, entry: dict[str, Any]) -> bool:
     value = str(entry["values"][0])
     match entry["name"]:
         case "JOB_NAME":
-            if value.endswith("*"):
-                return job.name.lower().startswith(value[:-1].lower())
             return job.name.lower() == value.lower()
         case "AFTER_CREATED_AT":
             return job.created_at > int(value)

@@ -207,9 +207,6 @@ class Gang:
         assert main is not None
         if self._host_lost and not final:
             status_reason = HOST_LOST
-            if self._fault is not None and self._fault.loses_host:
-                # There is no agent left to report the exit code.
-                main.exit_code = None
         main.status_reason = status_reason
         return AttemptEnd(exit_code=main.exit_code, status_reason=status_reason), final
 

@@ -12,9 +12,9 @@ from moto.iam.models import iam_backends
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 
 _CHANGEABLE = frozenset({"AssumeRolePolicyDocument", "Description", "Policies", "Tags"})
@@ -61,18 +61,15 @@ def _update_role(role: Any, change: PropertyChange, _: AccountRegion) -> Any:
     return role
 
 
-class OpenIdConnectProvider(ResourceModel):
+def _create_provider(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::IAM::OIDCProvider: lets a cluster's service accounts assume roles."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        provider = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
-            properties["Url"],
-            properties.get("ThumbprintList", []),
-            properties.get("ClientIdList", []),
-            properties.get("Tags", []),
-        )
-        return cls(provider.arn, {"Arn": provider.arn})
+    provider = iam_backends[place.account_id]["aws"].create_open_id_connect_provider(
+        properties["Url"],
+        properties.get("ThumbprintList", []),
+        properties.get("ClientIdList", []),
+        properties.get("Tags", []),
+    )
+    return ModeledResource(provider.arn, {"Arn": provider.arn})
 
 
 def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None:
@@ -81,15 +78,12 @@ def _delete_provider(provider: Any, _: Properties, place: AccountRegion) -> None
     )
 
 
-class ParsedJson(ResourceModel):
+def _parse_json(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """Custom::AWSCDKCfnJson: parses a JSON string that contains references.
 
     The CDK uses it for trust policies in which a name depends on another resource.
     """
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        return cls(name, {"Value": json.loads(properties["Value"])})
+    return ModeledResource(name, {"Value": json.loads(properties["Value"])})
 
 
 def _rename_kms_tags(properties: Properties, _: AccountRegion) -> None:
@@ -105,14 +99,14 @@ CONTRIBUTION = Contribution(
         "AWS::SSM::Parameter": _complete_parameter,
     },
     after={"AWS::Lambda::LayerVersion": _refer_by_arn},
-    models={
-        "AWS::IAM::OIDCProvider": OpenIdConnectProvider,
-        "Custom::AWSCDKCfnJson": ParsedJson,
+    create={
+        "AWS::IAM::OIDCProvider": _create_provider,
+        "Custom::AWSCDKCfnJson": _parse_json,
     },
     update={
         "AWS::IAM::Role": _update_role,
         "AWS::Lambda::LayerVersion": _update_layer,
-        "Custom::AWSCDKCfnJson": lambda parsed, change, place: ParsedJson.create(
+        "Custom::AWSCDKCfnJson": lambda parsed, change, place: _parse_json(
             parsed.physical_resource_id, change.properties, place
         ),
     },

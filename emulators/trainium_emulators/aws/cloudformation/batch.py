@@ -13,7 +13,6 @@ from trainium_emulators.aws.cloudformation.contributions import (
     Contribution,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 
 SERVICE = "batch.amazonaws.com"
@@ -62,30 +61,27 @@ def _remove_template_groups(environment: Any, properties: Properties, _: Account
         del environment.compute_resources["securityGroupIds"]
 
 
-class AnyJobDefinition(ResourceModel):
+def _register_definition(name: str, properties: Properties, place: AccountRegion) -> Any:
     """AWS::Batch::JobDefinition: moto's registration, plus the type and timeout that it drops."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> Any:
-        lowered = lowercase_first_key(
-            {
-                key: properties.get(key, {})
-                for key in ("RetryStrategy", "Timeout", "NodeProperties", "ContainerProperties")
-            }
-        )
-        return _backend(place).register_job_definition(
-            def_name=properties.get("JobDefinitionName", name),
-            parameters=properties.get("Parameters", {}),
-            _type=properties["Type"],
-            tags=properties.get("Tags", {}),
-            retry_strategy=lowered["retryStrategy"],
-            container_properties=lowered["containerProperties"] or None,
-            node_properties=lowered["nodeProperties"] or None,
-            eks_properties=None,
-            timeout=lowered["timeout"],
-            platform_capabilities=properties.get("PlatformCapabilities", []),
-            propagate_tags=properties.get("PropagateTags", False),
-        )
+    lowered = lowercase_first_key(
+        {
+            key: properties.get(key, {})
+            for key in ("RetryStrategy", "Timeout", "NodeProperties", "ContainerProperties")
+        }
+    )
+    return _backend(place).register_job_definition(
+        def_name=properties.get("JobDefinitionName", name),
+        parameters=properties.get("Parameters", {}),
+        _type=properties["Type"],
+        tags=properties.get("Tags", {}),
+        retry_strategy=lowered["retryStrategy"],
+        container_properties=lowered["containerProperties"] or None,
+        node_properties=lowered["nodeProperties"] or None,
+        eks_properties=None,
+        timeout=lowered["timeout"],
+        platform_capabilities=properties.get("PlatformCapabilities", []),
+        propagate_tags=properties.get("PropagateTags", False),
+    )
 
 
 def get_arn(self: Any, attribute_name: str) -> str:
@@ -134,13 +130,13 @@ def _update_queue(queue: Any, change: PropertyChange, place: AccountRegion) -> A
 
 def _update_definition(definition: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Register a new revision and deregister the old one, as CloudFormation does."""
-    new_definition = AnyJobDefinition.create(definition.name, change.properties, place)
+    new_definition = _register_definition(definition.name, change.properties, place)
     _backend(place).deregister_job_definition(definition.arn)
     return new_definition
 
 
 CONTRIBUTION = Contribution(
-    models={"AWS::Batch::JobDefinition": AnyJobDefinition},
+    create={"AWS::Batch::JobDefinition": _register_definition},
     before={"AWS::Batch::ComputeEnvironment": _complete_environment},
     after={
         "AWS::Batch::ComputeEnvironment": _remove_template_groups,

@@ -7,9 +7,9 @@ from moto.budgets.models import budgets_backends
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 
 
@@ -17,17 +17,14 @@ def _budgets(place: AccountRegion) -> Any:
     return budgets_backends[place.account_id]["aws"]
 
 
-class MonthlyBudgetModel(ResourceModel):
+def _create_budget(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::Budgets::Budget."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        _budgets(place).create_budget(
-            place.account_id,
-            {"BudgetName": name, **properties["Budget"]},
-            properties.get("NotificationsWithSubscribers", []),
-        )
-        return cls(name)
+    _budgets(place).create_budget(
+        place.account_id,
+        {"BudgetName": name, **properties["Budget"]},
+        properties.get("NotificationsWithSubscribers", []),
+    )
+    return ModeledResource(name)
 
 
 def _update_budget(budget: Any, change: PropertyChange, place: AccountRegion) -> Any:
@@ -42,7 +39,7 @@ def _delete_budget(budget: Any, _: Properties, place: AccountRegion) -> None:
 
 
 CONTRIBUTION = Contribution(
-    models={"AWS::Budgets::Budget": MonthlyBudgetModel},
+    create={"AWS::Budgets::Budget": _create_budget},
     update={"AWS::Budgets::Budget": _update_budget},
     # AWS CloudFormation Template Reference, AWS::Budgets::Budget, "Update requires".
     replaced_by={"AWS::Budgets::Budget": frozenset({"NotificationsWithSubscribers"})},

@@ -1,4 +1,4 @@
-"""Contributions of this package's modules to moto: models, hooks around its models, deleters."""
+"""Contributions of this package's modules to moto: resources, hooks around its models, deleters."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moto.cloudformation.exceptions import ValidationError
-from moto.core.common_models import CloudFormationModel
 
 Properties = dict[str, Any]
 
@@ -19,6 +18,8 @@ class AccountRegion:
     region: str
 
 
+Create = Callable[[str, Properties, AccountRegion], Any]
+"""Creates a resource; the first argument is the name that CloudFormation would generate."""
 Before = Callable[[Properties, AccountRegion], None]
 """Changes the properties before moto's model reads them."""
 After = Callable[[Any, Properties, AccountRegion], None]
@@ -52,7 +53,7 @@ Update = Callable[[Any, PropertyChange, AccountRegion], Any]
 class Contribution:
     """Additions to moto by CloudFormation type."""
 
-    models: Mapping[str, type[CloudFormationModel]] = field(default_factory=dict)
+    create: Mapping[str, Create] = field(default_factory=dict)
     before: Mapping[str, Before] = field(default_factory=dict)
     after: Mapping[str, After] = field(default_factory=dict)
     update: Mapping[str, Update] = field(default_factory=dict)
@@ -61,45 +62,16 @@ class Contribution:
     delete: Mapping[str, Delete] = field(default_factory=dict)
 
 
-class ResourceModel(CloudFormationModel):
-    """Base class of the models that moto lacks.
-
-    Models must be in a package: moto's metaclass registers each by its module name's second part.
-    """
+class ModeledResource:
+    """A created resource of a type that moto lacks."""
 
     def __init__(self, physical_resource_id: str, attributes: Mapping[str, Any] | None = None):
         self.physical_resource_id = physical_resource_id
         self.attributes = dict(attributes or {})
 
-    @staticmethod
-    def cloudformation_name_type() -> str:
-        return ""
-
-    @staticmethod
-    def cloudformation_type() -> str:
-        # Registered under the type's own name in Contribution.models.
-        return "Rehearsal::None::None"
-
-    @classmethod
-    def has_cfn_attr(cls, attr: str) -> bool:
-        return True
-
     def get_cfn_attribute(self, attribute_name: str) -> Any:
         return self.attributes[attribute_name]
 
-    @classmethod
-    def create_from_cloudformation_json(
-        cls,
-        resource_name: str,
-        cloudformation_json: Any,
-        account_id: str,
-        region_name: str,
-        **kwargs: Any,
-    ) -> "ResourceModel":
-        place = AccountRegion(account_id=account_id, region=region_name)
-        return cls.create(resource_name, cloudformation_json["Properties"], place)
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> "ResourceModel":
-        """Create the resource; ``name`` is the name that CloudFormation would generate."""
-        raise TypeError(f"{cls.__name__} does not implement create")
+    @staticmethod
+    def is_created() -> bool:
+        return True

@@ -11,9 +11,9 @@ from moto.ec2.responses import EC2Response
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 
 PLACEMENT_GROUPS: dict[AccountRegion, dict[str, str]] = {}
@@ -24,16 +24,15 @@ def _backend(place: AccountRegion) -> Any:
     return ec2_backends[place.account_id][place.region]
 
 
-class PlacementGroup(ResourceModel):
+def _create_placement_group(
+    name: str, properties: Properties, place: AccountRegion
+) -> ModeledResource:
     """AWS::EC2::PlacementGroup."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        PLACEMENT_GROUPS.setdefault(place, {})[name] = properties["Strategy"]
-        return cls(name, {"GroupName": name})
+    PLACEMENT_GROUPS.setdefault(place, {})[name] = properties["Strategy"]
+    return ModeledResource(name, {"GroupName": name})
 
 
-def _delete_placement_group(group: PlacementGroup, _: Properties, place: AccountRegion) -> None:
+def _delete_placement_group(group: Any, _: Properties, place: AccountRegion) -> None:
     del PLACEMENT_GROUPS[place][group.physical_resource_id]
 
 
@@ -68,17 +67,14 @@ def _rule(properties: Properties, peer: str) -> dict[str, Any]:
     }
 
 
-class SecurityGroupEgress(ResourceModel):
+def _create_egress(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::EC2::SecurityGroupEgress."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        group_id = properties["GroupId"]
-        _revoke_default_egress(group_id, place)
-        _backend(place).authorize_security_group_egress(
-            group_id, **_rule(properties, "DestinationSecurityGroupId")
-        )
-        return cls(name)
+    group_id = properties["GroupId"]
+    _revoke_default_egress(group_id, place)
+    _backend(place).authorize_security_group_egress(
+        group_id, **_rule(properties, "DestinationSecurityGroupId")
+    )
+    return ModeledResource(name)
 
 
 _ALL_TRAFFIC = {"IpProtocol": "-1"}
@@ -209,9 +205,9 @@ def _delete_flow_log(log: Any, _: Properties, place: AccountRegion) -> None:
 
 
 CONTRIBUTION = Contribution(
-    models={
-        "AWS::EC2::PlacementGroup": PlacementGroup,
-        "AWS::EC2::SecurityGroupEgress": SecurityGroupEgress,
+    create={
+        "AWS::EC2::PlacementGroup": _create_placement_group,
+        "AWS::EC2::SecurityGroupEgress": _create_egress,
     },
     before={"AWS::EC2::Subnet": _resolve_zone_id},
     after={

@@ -14,9 +14,9 @@ from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 
@@ -39,42 +39,39 @@ def _lower(value: Any) -> Any:
 # --- clusters ------------------------------------------------------------------------------------
 
 
-class EksCluster(ResourceModel):
+def _create_cluster(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::EKS::Cluster: its endpoint is the local API server."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        if _backend(place).clusters:
-            raise ValidationError(message="the rehearsal supports only one EKS cluster")
-        network = _lower(properties["ResourcesVpcConfig"])
-        ec2 = ec2_backends[place.account_id][place.region]
-        (subnet,) = ec2.describe_subnets(subnet_ids=network["subnetIds"][:1])
-        # The group that EKS creates for the control plane's and nodes' interfaces.
-        group = ec2.create_security_group(f"eks-cluster-sg-{name}", "cluster", subnet.vpc_id)
-        created = _backend(place).create_cluster(
-            name=properties.get("Name", name),
-            role_arn=properties["RoleArn"],
-            resources_vpc_config={
-                **network, "clusterSecurityGroupId": group.id, "vpcId": subnet.vpc_id
-            },
-            version=properties.get("Version"),
-            kubernetes_network_config=_lower(properties.get("KubernetesNetworkConfig")),
-            logging=_logging(properties),
-            encryption_config=_lower(properties.get("EncryptionConfig")),
-            tags={tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])},
-        )  # fmt: skip
-        created.endpoint = CLUSTER.running.endpoint
-        created.certificate_authority = {"data": CERTIFICATE}
-        return cls(
-            created.name,
-            {
-                "Arn": created.arn,
-                "CertificateAuthorityData": CERTIFICATE,
-                "ClusterSecurityGroupId": group.id,
-                "Endpoint": created.endpoint,
-                "OpenIdConnectIssuerUrl": created.identity["oidc"]["issuer"],
-            },
-        )
+    if _backend(place).clusters:
+        raise ValidationError(message="the rehearsal supports only one EKS cluster")
+    network = _lower(properties["ResourcesVpcConfig"])
+    ec2 = ec2_backends[place.account_id][place.region]
+    (subnet,) = ec2.describe_subnets(subnet_ids=network["subnetIds"][:1])
+    # The group that EKS creates for the control plane's and nodes' interfaces.
+    group = ec2.create_security_group(f"eks-cluster-sg-{name}", "cluster", subnet.vpc_id)
+    created = _backend(place).create_cluster(
+        name=properties.get("Name", name),
+        role_arn=properties["RoleArn"],
+        resources_vpc_config={
+            **network, "clusterSecurityGroupId": group.id, "vpcId": subnet.vpc_id
+        },
+        version=properties.get("Version"),
+        kubernetes_network_config=_lower(properties.get("KubernetesNetworkConfig")),
+        logging=_logging(properties),
+        encryption_config=_lower(properties.get("EncryptionConfig")),
+        tags={tag["Key"]: tag["Value"] for tag in properties.get("Tags", [])},
+    )  # fmt: skip
+    created.endpoint = CLUSTER.running.endpoint
+    created.certificate_authority = {"data": CERTIFICATE}
+    return ModeledResource(
+        created.name,
+        {
+            "Arn": created.arn,
+            "CertificateAuthorityData": CERTIFICATE,
+            "ClusterSecurityGroupId": group.id,
+            "Endpoint": created.endpoint,
+            "OpenIdConnectIssuerUrl": created.identity["oidc"]["issuer"],
+        },
+    )
 
 
 def _logging(properties: Properties) -> Any:
@@ -112,48 +109,44 @@ def _delete_cluster(cluster: Any, _: Properties, place: AccountRegion) -> None:
 # --- node groups ---------------------------------------------------------------------------------
 
 
-class Nodegroup(ResourceModel):
+def _create_nodegroup(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::EKS::Nodegroup, whose desired size determines the number of nodes."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        cluster = properties["ClusterName"]
-        template = _launch_template(properties, place)
-        if not (properties.get("InstanceTypes") or template.get("InstanceType")):
-            raise ValidationError(
-                message=f"{name}: InstanceTypes or the launch template must specify the instance "
-                "type"
-            )
-        created = _backend(place).create_nodegroup(
-            cluster_name=cluster,
-            node_role=properties["NodeRole"],
-            # At most 63 characters (Amazon EKS API reference, CreateNodegroup).
-            nodegroup_name=properties.get("NodegroupName", name)[:63],
-            subnets=properties["Subnets"],
-            scaling_config=_scaling(properties),
-            disk_size=properties.get("DiskSize"),
-            instance_types=properties.get("InstanceTypes") or [template["InstanceType"]],
-            ami_type=properties.get("AmiType"),
-            labels=properties.get("Labels"),
-            taints=_taints(properties),
-            tags=properties.get("Tags"),
-            launch_template=_lower(properties.get("LaunchTemplate")),
-            capacity_type=properties.get("CapacityType"),
-            version=properties.get("Version") or _backend(place).describe_cluster(cluster).version,
-            release_version=properties.get("ReleaseVersion"),
+    cluster = properties["ClusterName"]
+    template = _launch_template(properties, place)
+    if not (properties.get("InstanceTypes") or template.get("InstanceType")):
+        raise ValidationError(
+            message=f"{name}: InstanceTypes or the launch template must specify the instance type"
         )
-        created.node_repair_config = _lower(properties.get("NodeRepairConfig"))
-        created.update_config = _lower(properties.get("UpdateConfig"))
-        eks_nodes.match(created)
-        return cls(
-            f"{cluster}/{created.nodegroup_name}",
-            {
-                "Arn": created.arn,
-                "ClusterName": cluster,
-                "Id": f"{cluster}/{created.nodegroup_name}",
-                "NodegroupName": created.nodegroup_name,
-            },
-        )
+    created = _backend(place).create_nodegroup(
+        cluster_name=cluster,
+        node_role=properties["NodeRole"],
+        # At most 63 characters (Amazon EKS API reference, CreateNodegroup).
+        nodegroup_name=properties.get("NodegroupName", name)[:63],
+        subnets=properties["Subnets"],
+        scaling_config=_scaling(properties),
+        disk_size=properties.get("DiskSize"),
+        instance_types=properties.get("InstanceTypes") or [template["InstanceType"]],
+        ami_type=properties.get("AmiType"),
+        labels=properties.get("Labels"),
+        taints=_taints(properties),
+        tags=properties.get("Tags"),
+        launch_template=_lower(properties.get("LaunchTemplate")),
+        capacity_type=properties.get("CapacityType"),
+        version=properties.get("Version") or _backend(place).describe_cluster(cluster).version,
+        release_version=properties.get("ReleaseVersion"),
+    )
+    created.node_repair_config = _lower(properties.get("NodeRepairConfig"))
+    created.update_config = _lower(properties.get("UpdateConfig"))
+    eks_nodes.match(created)
+    return ModeledResource(
+        f"{cluster}/{created.nodegroup_name}",
+        {
+            "Arn": created.arn,
+            "ClusterName": cluster,
+            "Id": f"{cluster}/{created.nodegroup_name}",
+            "NodegroupName": created.nodegroup_name,
+        },
+    )
 
 
 def _launch_template(properties: Properties, place: AccountRegion) -> dict[str, Any]:
@@ -221,7 +214,7 @@ def _delete_nodegroup(group: Any, _: Properties, place: AccountRegion) -> None:
 
 
 CONTRIBUTION = Contribution(
-    models={"AWS::EKS::Cluster": EksCluster, "AWS::EKS::Nodegroup": Nodegroup},
+    create={"AWS::EKS::Cluster": _create_cluster, "AWS::EKS::Nodegroup": _create_nodegroup},
     update={"AWS::EKS::Cluster": _update_cluster, "AWS::EKS::Nodegroup": _update_nodegroup},
     replaced_by={"AWS::EKS::Nodegroup": frozenset({"Subnets"})},
     delete={"AWS::EKS::Cluster": _delete_cluster, "AWS::EKS::Nodegroup": _delete_nodegroup},

@@ -18,9 +18,9 @@ from moto.eks.models import eks_backends
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 from trainium_emulators.kubernetes import ClusterEmulator, errors
 from trainium_emulators.kubernetes.resources import NAMESPACE, POD
@@ -107,15 +107,12 @@ def _check_cluster(properties: Properties, place: AccountRegion) -> None:
 # --- manifests -----------------------------------------------------------------------------------
 
 
-class KubernetesManifest(ResourceModel):
+def _apply_manifest(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """Custom::AWSCDK-EKS-KubernetesResource: applied to the API server, which validates it."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        _check_cluster(properties, place)
-        for manifest in _parse(properties):
-            CLUSTER.apply(manifest)
-        return cls(name)
+    _check_cluster(properties, place)
+    for manifest in _parse(properties):
+        CLUSTER.apply(manifest)
+    return ModeledResource(name)
 
 
 def _parse(properties: Properties) -> list[Properties]:
@@ -126,7 +123,7 @@ def _parse(properties: Properties) -> list[Properties]:
 def _update_manifest(resource: Any, change: PropertyChange, place: AccountRegion) -> Any:
     """Apply again, then delete objects removed from the manifest (``kubectl apply --prune``)."""
     change.refuse_others(MANIFEST, frozenset({"Manifest", "PruneLabel"}))
-    KubernetesManifest.create("", change.properties, place)
+    _apply_manifest("", change.properties, place)
     kept = [_identity(manifest) for manifest in _parse(change.properties)]
     for manifest in reversed(_parse(resource.rehearsal_properties)):
         if _identity(manifest) not in kept:
@@ -148,15 +145,12 @@ def _delete_manifest(_: Any, properties: Properties, place: AccountRegion) -> No
 # --- charts --------------------------------------------------------------------------------------
 
 
-class HelmChart(ResourceModel):
+def _install_chart(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """Custom::AWSCDK-EKS-HelmChart: checked and recorded only; charts cannot be fetched here."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        _check_cluster(properties, place)
-        check_release(properties)
-        _record("installed", properties)
-        return cls(name)
+    _check_cluster(properties, place)
+    check_release(properties)
+    _record("installed", properties)
+    return ModeledResource(name)
 
 
 def check_release(properties: Properties) -> None:
@@ -195,7 +189,7 @@ def _update_chart(resource: Any, change: PropertyChange, _: AccountRegion) -> An
 
 
 CONTRIBUTION = Contribution(
-    models={MANIFEST: KubernetesManifest, HELM_CHART: HelmChart},
+    create={MANIFEST: _apply_manifest, HELM_CHART: _install_chart},
     update={MANIFEST: _update_manifest, HELM_CHART: _update_chart},
     delete={
         MANIFEST: _delete_manifest,

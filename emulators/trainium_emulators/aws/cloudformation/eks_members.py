@@ -15,17 +15,17 @@ from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 
 MEMBERS: dict[tuple[AccountRegion, str, str], dict[str, Properties]] = {}
 """Properties by id, for every account, region, cluster and type; moto has no backend for them."""
-_LISTS = ("addons", "access-entries", "pod-identity-associations")
+_LISTS = ("addons", "pod-identity-associations")
 
 
-class ClusterResource(ResourceModel):
+class ClusterResource(ModeledResource):
     """Base class of resources that belong to a cluster; stored in ``MEMBERS``, from which the API
     lists them."""
 
@@ -35,7 +35,7 @@ class ClusterResource(ResourceModel):
     arn_name = ""
 
     @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
+    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
         cluster = eks_backends[place.account_id][place.region].describe_cluster(
             properties["ClusterName"]
         )
@@ -92,7 +92,7 @@ def _delete_member(member: Any, _: Properties, place: AccountRegion) -> None:
 _MODELS = (Addon, AccessEntry, PodIdentityAssociation)
 
 CONTRIBUTION = Contribution(
-    models={f"AWS::EKS::{model.__name__}": model for model in _MODELS},
+    create={f"AWS::EKS::{model.__name__}": model.create for model in _MODELS},
     update={f"AWS::EKS::{model.__name__}": _update_member for model in _MODELS},
     delete={f"AWS::EKS::{model.__name__}": _delete_member for model in _MODELS},
 )
@@ -107,11 +107,6 @@ def _members_for(response: EKSResponse, type_name: str) -> dict[str, Properties]
 def list_addons(response: EKSResponse) -> ActionResult:
     """ListAddons."""
     return ActionResult({"addons": sorted(_members_for(response, Addon.type_name))})
-
-
-def list_access_entries(response: EKSResponse) -> ActionResult:
-    """ListAccessEntries."""
-    return ActionResult({"accessEntries": sorted(_members_for(response, AccessEntry.type_name))})
 
 
 def list_pod_identity_associations(response: EKSResponse) -> ActionResult:
@@ -154,7 +149,6 @@ _moto_update_nodegroup_config = EKSResponse.update_nodegroup_config
 def install() -> None:
     """Patch moto in this process."""
     EKSResponse.list_addons = list_addons
-    EKSResponse.list_access_entries = list_access_entries
     EKSResponse.list_pod_identity_associations = list_pod_identity_associations
     EKSResponse.update_nodegroup_config = update_nodegroup_config
     for name in _LISTS:

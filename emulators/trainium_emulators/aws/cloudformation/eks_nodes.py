@@ -40,16 +40,12 @@ CAPACITY_FAULTS = "/rehearsal/capacity"
 
 def match(group: Any) -> None:
     """Match the number of nodes to the desired size of ``group``, a moto object."""
-    _scale(group, int(group.scaling_config["desiredSize"]))
+    _scaling_group(group).set_desired(int(group.scaling_config["desiredSize"]))
 
 
 def remove(group: Any) -> None:
     """Remove all nodes of a group."""
-    _scale(group, 0)
-
-
-def _scale(group: Any, number: int) -> None:
-    _scaling_group(group).set_desired(number)
+    _scaling_group(group).set_desired(0)
 
 
 def _scaling_group(group: Any) -> ScalingGroup:

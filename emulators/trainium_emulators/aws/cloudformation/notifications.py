@@ -9,8 +9,8 @@ from moto.sns.models import sns_backends
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
-    ResourceModel,
 )
 
 
@@ -18,38 +18,31 @@ def _sns(place: AccountRegion) -> Any:
     return sns_backends[place.account_id][place.region]
 
 
-class TopicPolicy(ResourceModel):
+def _set_topic_policy(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::SNS::TopicPolicy."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        for topic in properties["Topics"]:
-            policy = json.dumps(properties["PolicyDocument"])
-            _sns(place).set_topic_attribute(topic, "policy", policy)
-        return cls(name)
+    for topic in properties["Topics"]:
+        policy = json.dumps(properties["PolicyDocument"])
+        _sns(place).set_topic_attribute(topic, "policy", policy)
+    return ModeledResource(name)
 
 
-class TopicSubscription(ResourceModel):
+def _subscribe(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::SNS::Subscription, without a confirmation request, because no email is sent."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        subscription = _sns(place).subscribe(
-            properties["TopicArn"], properties["Endpoint"], properties["Protocol"]
-        )
-        return cls(subscription.arn)
+    subscription = _sns(place).subscribe(
+        properties["TopicArn"], properties["Endpoint"], properties["Protocol"]
+    )
+    return ModeledResource(subscription.arn)
 
 
-class EventInvokeConfig(ResourceModel):
+def _configure_invocations(
+    name: str, properties: Properties, place: AccountRegion
+) -> ModeledResource:
     """AWS::Lambda::EventInvokeConfig."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        function = properties["FunctionName"]
-        attempts = {"MaximumRetryAttempts": int(properties["MaximumRetryAttempts"])}
-        backend = get_backend(place.account_id, place.region)
-        backend.put_function_event_invoke_config(function, attempts)
-        return cls(f"{function}|{properties['Qualifier']}")
+    function = properties["FunctionName"]
+    attempts = {"MaximumRetryAttempts": int(properties["MaximumRetryAttempts"])}
+    backend = get_backend(place.account_id, place.region)
+    backend.put_function_event_invoke_config(function, attempts)
+    return ModeledResource(f"{function}|{properties['Qualifier']}")
 
 
 def _delete_subscription(subscription: Any, _: Properties, place: AccountRegion) -> None:
@@ -62,10 +55,10 @@ def _keep_tags(topic: Any, properties: Properties, _: AccountRegion) -> None:
 
 CONTRIBUTION = Contribution(
     after={"AWS::SNS::Topic": _keep_tags},
-    models={
-        "AWS::Lambda::EventInvokeConfig": EventInvokeConfig,
-        "AWS::SNS::Subscription": TopicSubscription,
-        "AWS::SNS::TopicPolicy": TopicPolicy,
+    create={
+        "AWS::Lambda::EventInvokeConfig": _configure_invocations,
+        "AWS::SNS::Subscription": _subscribe,
+        "AWS::SNS::TopicPolicy": _set_topic_policy,
     },
     delete={
         "AWS::SNS::Subscription": _delete_subscription,

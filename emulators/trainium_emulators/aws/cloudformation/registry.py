@@ -6,6 +6,7 @@ import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +14,6 @@ from moto.batch.models import ComputeEnvironment, JobDefinition, JobQueue
 from moto.cloudformation import parsing
 from moto.cloudformation.exceptions import ValidationError
 from moto.cloudformation.models import CloudFormationBackend, Stack
-from moto.core.common_models import CloudFormationModel
 from moto.core.exceptions import ServiceException
 from moto.ec2.responses import EC2Response
 
@@ -36,6 +36,7 @@ from trainium_emulators.aws.cloudformation.contributions import (
     After,
     Before,
     Contribution,
+    Create,
     Delete,
     PropertyChange,
     Update,
@@ -64,7 +65,7 @@ def _merge(field: str) -> dict[str, Any]:
     return {kind: item for each in _CONTRIBUTIONS for kind, item in getattr(each, field).items()}
 
 
-MODELS: Mapping[str, type[CloudFormationModel]] = _merge("models")
+CREATE: Mapping[str, Create] = _merge("create")
 BEFORE: Mapping[str, Before] = _merge("before")
 AFTER: Mapping[str, After] = _merge("after")
 UPDATE: Mapping[str, Update] = _merge("update")
@@ -108,9 +109,28 @@ def refusal_of(resource_type: str, properties: Mapping[str, Any]) -> str | None:
     return None
 
 
-def model_of(resource_type: str) -> type[CloudFormationModel] | None:
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """A function of ours, as moto calls its models."""
+
+    create: Create
+
+    def create_from_cloudformation_json(
+        self, name: str, resource_json: Any, account_id: str, region: str, **kwargs: Any
+    ) -> Any:
+        place = AccountRegion(account_id=account_id, region=region)
+        return self.create(name, resource_json["Properties"], place)
+
+    @staticmethod
+    def has_cfn_attr(attr: str) -> bool:
+        return True
+
+
+def model_of(resource_type: str) -> Any:
     """Return our model or moto's; ``check_template`` refuses a type that has neither."""
-    return MODELS.get(resource_type) or parsing.get_model_map().get(resource_type)
+    if resource_type in CREATE:
+        return _Model(CREATE[resource_type])
+    return parsing.get_model_map().get(resource_type)
 
 
 def check_template(template: Mapping[str, Any], *, lenient: bool) -> None:
@@ -304,10 +324,15 @@ def _update_stack(
     stack = self.get_stack(name)
     before = stacks.values_of(stack)
     if template:
-        kept = stacks.names_in(Stack.parse_template(template), stack)
-        stacks.refuse_deletion(self, stack, kept)
+        removed = before.keys() - stacks.names_in(Stack.parse_template(template), stack)
+        message = "Export {name} cannot be deleted as it is in use by {users}"
+        stacks.refuse_if_imported(self, stack, removed, message)
     updated = _moto_update_stack(self, name, template, *args, **kw)
-    stacks.refuse_change(self, stack, before)
+    after = stacks.values_of(stack)
+    changed = [name for name in before.keys() & after.keys() if before[name] != after[name]]
+    # AWS would roll back the update; the emulator cannot.
+    message = "Export {name} cannot be updated as it is in use by {users}"
+    stacks.refuse_if_imported(self, stack, changed, message)
     stacks.remember(self, stack, before)
     return updated
 
@@ -320,7 +345,8 @@ def _delete_stack(self: CloudFormationBackend, name: str) -> None:
     with _as_cloudformation_errors():
         for stack in list(self.stacks.values()):
             if name in (stack.name, stack.stack_id):
-                stacks.refuse_deletion_of_stack(self, stack)
+                message = "Delete canceled. Cannot delete export {name} as it is in use by {users}."
+                stacks.refuse_if_imported(self, stack, stacks.values_of(stack), message)
         _moto_delete_stack(self, name)
 
 

@@ -7,7 +7,7 @@ the stack). moto does neither, and does not record exports that an update adds, 
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
@@ -126,31 +126,21 @@ def names_in(template: Mapping[str, Any], stack: Stack) -> set[str]:
     }
 
 
-def refuse_deletion(backend: CloudFormationBackend, stack: Stack, kept: set[str]) -> None:
-    """Refuse an update that would remove an export in use."""
-    for name in values_of(stack).keys() - kept:
-        if users := importers(backend, name, stack):
-            raise ValidationError(
-                message=f"Export {name} cannot be deleted as it is in use by {users}"
-            )
+def refuse_if_imported(
+    backend: CloudFormationBackend, stack: Stack, names: Iterable[str], message: str
+) -> None:
+    """Refuse to delete or change exports of a stack that other stacks import.
 
-
-def refuse_deletion_of_stack(backend: CloudFormationBackend, stack: Stack) -> None:
-    """Refuse to delete a stack with an export in use."""
-    for name in values_of(stack):
-        if users := importers(backend, name, stack):
-            raise ValidationError(
-                message=f"Delete canceled. Cannot delete export {name} as it is in use by {users}."
-            )
-
-
-def refuse_change(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
-    """Refuse to change an export in use. AWS would roll back the update; the emulator cannot."""
-    for name, value in values_of(stack).items():
-        if name in before and before[name] != value and (users := importers(backend, name, stack)):
-            raise ValidationError(
-                message=f"Export {name} cannot be updated as it is in use by {users}"
-            )
+    ``message`` has placeholders for the ``name`` and for its ``users``.
+    """
+    for name in names:
+        users = sorted(
+            other.name
+            for other in backend.stacks.values()
+            if other is not stack and name in _imports(other.template_dict, other)
+        )
+        if users:
+            raise ValidationError(message=message.format(name=name, users=", ".join(users)))
 
 
 def remember(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, Any]) -> None:
@@ -158,16 +148,6 @@ def remember(backend: CloudFormationBackend, stack: Stack, before: Mapping[str, 
     for name in before:
         backend.exports.pop(name, None)
     backend.exports.update((export.name, export) for export in stack.exports)
-
-
-def importers(backend: CloudFormationBackend, name: str, exporting: Stack) -> str:
-    """Return the names of the stacks that import ``name``; empty if there are none."""
-    names = (
-        stack.name
-        for stack in backend.stacks.values()
-        if stack is not exporting and name in _imports(stack.template_dict, stack)
-    )
-    return ", ".join(sorted(names))
 
 
 def _imports(node: Any, stack: Stack) -> Iterator[str]:

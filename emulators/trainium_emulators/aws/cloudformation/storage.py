@@ -13,9 +13,9 @@ from moto.s3.models import s3_backends
 from trainium_emulators.aws.cloudformation.contributions import (
     AccountRegion,
     Contribution,
+    ModeledResource,
     Properties,
     PropertyChange,
-    ResourceModel,
 )
 
 TLS_ONLY = {"Bool": {"aws:SecureTransport": "false"}}
@@ -25,29 +25,26 @@ def _s3(place: AccountRegion) -> Any:
     return s3_backends[place.account_id]["aws"]
 
 
-class BucketPolicy(ResourceModel):
+def _put_bucket_policy(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::S3::BucketPolicy, without its TLS-only statement.
 
     moto enforces statements but ignores conditions, so that statement would deny everything on the
     rehearsal's plain HTTP.
     """
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        document = properties["PolicyDocument"]
-        statements = [s for s in document["Statement"] if s.get("Condition") != TLS_ONLY]
-        if any("Condition" in statement for statement in statements):
-            raise ValidationError(
-                message="the rehearsal does not evaluate conditions in bucket policies"
-            )
-        _s3(place).put_bucket_policy(
-            properties["Bucket"], json.dumps({**document, "Statement": statements}).encode()
+    document = properties["PolicyDocument"]
+    statements = [s for s in document["Statement"] if s.get("Condition") != TLS_ONLY]
+    if any("Condition" in statement for statement in statements):
+        raise ValidationError(
+            message="the rehearsal does not evaluate conditions in bucket policies"
         )
-        return cls(name)
+    _s3(place).put_bucket_policy(
+        properties["Bucket"], json.dumps({**document, "Statement": statements}).encode()
+    )
+    return ModeledResource(name)
 
 
 def _update_bucket_policy(policy: Any, change: PropertyChange, place: AccountRegion) -> Any:
-    return BucketPolicy.create(policy.physical_resource_id, change.properties, place)
+    return _put_bucket_policy(policy.physical_resource_id, change.properties, place)
 
 
 def _update_bucket(bucket: Any, change: PropertyChange, place: AccountRegion) -> Any:
@@ -74,15 +71,12 @@ def _delete_bucket_policy(_: Any, properties: Properties, place: AccountRegion) 
     _s3(place).delete_bucket_policy(properties["Bucket"])
 
 
-class S3AutoDeleteObjects(ResourceModel):
+def _accept_auto_delete(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """Custom::S3AutoDeleteObjects: empties the bucket on deletion, like the CDK's Lambda function.
 
     moto deploys the function itself but cannot run it without a container engine.
     """
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        return cls(name)
+    return ModeledResource(name)
 
 
 def _empty_bucket(_: Any, properties: Properties, place: AccountRegion) -> None:
@@ -104,45 +98,39 @@ def _fsx(place: AccountRegion) -> Any:
     return fsx_backends[place.account_id][place.region]
 
 
-class FileSystem(ResourceModel):
+def _create_file_system(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::FSx::FileSystem, of type LUSTRE."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        file_system = _fsx(place).create_file_system(
-            client_request_token=name,
-            file_system_type=properties["FileSystemType"],
-            storage_capacity=int(properties["StorageCapacity"]),
-            storage_type=properties.get("StorageType", "SSD"),
-            subnet_ids=properties["SubnetIds"],
-            security_group_ids=properties.get("SecurityGroupIds", []),
-            tags=properties.get("Tags", []),
-            kms_key_id=properties.get("KmsKeyId"),
-            windows_configuration=None,
-            # FSx chooses the name: for PERSISTENT_2 it is never plain "fsx".
-            lustre_configuration={**properties["LustreConfiguration"], "MountName": "rehearse"},
-            ontap_configuration=None,
-            file_system_type_version=properties.get("FileSystemTypeVersion"),
-            open_zfs_configuration=None,
-        )
-        attributes = {
-            "DNSName": file_system.dns_name,
-            "LustreMountName": "rehearse",
-            "ResourceARN": file_system.resource_arn,
-        }
-        return cls(file_system.file_system_id, attributes)
+    file_system = _fsx(place).create_file_system(
+        client_request_token=name,
+        file_system_type=properties["FileSystemType"],
+        storage_capacity=int(properties["StorageCapacity"]),
+        storage_type=properties.get("StorageType", "SSD"),
+        subnet_ids=properties["SubnetIds"],
+        security_group_ids=properties.get("SecurityGroupIds", []),
+        tags=properties.get("Tags", []),
+        kms_key_id=properties.get("KmsKeyId"),
+        windows_configuration=None,
+        # FSx chooses the name: for PERSISTENT_2 it is never plain "fsx".
+        lustre_configuration={**properties["LustreConfiguration"], "MountName": "rehearse"},
+        ontap_configuration=None,
+        file_system_type_version=properties.get("FileSystemTypeVersion"),
+        open_zfs_configuration=None,
+    )
+    attributes = {
+        "DNSName": file_system.dns_name,
+        "LustreMountName": "rehearse",
+        "ResourceARN": file_system.resource_arn,
+    }
+    return ModeledResource(file_system.file_system_id, attributes)
 
 
-class DataRepositoryAssociation(ResourceModel):
+def _associate(name: str, properties: Properties, place: AccountRegion) -> ModeledResource:
     """AWS::FSx::DataRepositoryAssociation: checked only; no files are copied."""
-
-    @classmethod
-    def create(cls, name: str, properties: Properties, place: AccountRegion) -> ResourceModel:
-        file_system = properties["FileSystemId"]
-        if not _fsx(place).describe_file_systems([file_system]):
-            raise ValidationError(message=f"file system {file_system} does not exist")
-        identity = f"dra-{uuid.uuid4().hex[:17]}"
-        return cls(identity, {"AssociationId": identity})
+    file_system = properties["FileSystemId"]
+    if not _fsx(place).describe_file_systems([file_system]):
+        raise ValidationError(message=f"file system {file_system} does not exist")
+    identity = f"dra-{uuid.uuid4().hex[:17]}"
+    return ModeledResource(identity, {"AssociationId": identity})
 
 
 def _delete_file_system(file_system: Any, _: Properties, place: AccountRegion) -> None:
@@ -158,11 +146,11 @@ def _grow_file_system(file_system: Any, change: PropertyChange, place: AccountRe
 
 
 CONTRIBUTION = Contribution(
-    models={
-        "AWS::S3::BucketPolicy": BucketPolicy,
-        "Custom::S3AutoDeleteObjects": S3AutoDeleteObjects,
-        "AWS::FSx::FileSystem": FileSystem,
-        "AWS::FSx::DataRepositoryAssociation": DataRepositoryAssociation,
+    create={
+        "AWS::S3::BucketPolicy": _put_bucket_policy,
+        "Custom::S3AutoDeleteObjects": _accept_auto_delete,
+        "AWS::FSx::FileSystem": _create_file_system,
+        "AWS::FSx::DataRepositoryAssociation": _associate,
     },
     update={
         "AWS::S3::Bucket": _update_bucket,

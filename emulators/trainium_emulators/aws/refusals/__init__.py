@@ -2,7 +2,7 @@
 
 cdk-preflight and the CDK's own rules check every synthesis, and cfn-lint every template of the
 tests; the table contains only what they miss, as ``tests/emulators/test_refusals.py`` verifies.
-Requests come from templates (``templates``) or from an emulator.
+Requests come from an emulator, or from the templates of a test.
 """
 
 from __future__ import annotations

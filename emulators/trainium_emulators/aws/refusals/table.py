@@ -583,10 +583,6 @@ def _version_step(request: AwsRequest) -> bool:
     return old > 0 < new and new - old not in (0, 1)
 
 
-def _template_value(request: AwsRequest, path: str) -> Any:
-    return get(_launch_template(request, "LaunchTemplate"), path)
-
-
 def _incomplete_block(request: AwsRequest) -> bool:
     data = _launch_template(request, "LaunchTemplate")
     whole = (
@@ -599,11 +595,10 @@ def _incomplete_block(request: AwsRequest) -> bool:
 
 def _not_multipart(request: AwsRequest) -> bool:
     """Return whether user data, which EKS merges with its own, is known not to be multipart."""
-    given = text(_template_value(request, "UserData"))
+    given = text(get(_launch_template(request, "LaunchTemplate"), "UserData"))
     with contextlib.suppress(binascii.Error, UnicodeDecodeError):  # plain text in a template
         given = base64.b64decode(given, validate=True).decode()
-    own_image = _template_value(request, "ImageId") is not None
-    return bool(given) and not own_image and "multipart/" not in given
+    return bool(given) and "multipart/" not in given
 
 
 def _release_mismatch(request: AwsRequest) -> bool:
@@ -658,15 +653,6 @@ _EKS = (
         _version_step,
     ),
     AwsRefusal(
-        "nodes-shutdown-of-template",
-        NODE_GROUP,
-        "Launch template should not specify a shutdown behavior",
-        _EKS_GUIDE + "launch-templates.html",
-        lambda r: (
-            text(_template_value(r, "InstanceInitiatedShutdownBehavior")) not in ("", "terminate")
-        ),
-    ),
-    AwsRefusal(
         "nodes-block",
         NODE_GROUP,
         "Launch template of a CAPACITY_BLOCK node group must have an instance type, the market "
@@ -684,24 +670,6 @@ _EKS = (
             _wants_block(_launch_template(r, "LaunchTemplate"))
             and r.get("CapacityType", "ON_DEMAND") in ("ON_DEMAND", "SPOT")
         ),
-    ),
-    AwsRefusal(
-        "nodes-image-twice",
-        NODE_GROUP,
-        "You cannot specify an AMI Type other than CUSTOM, when specifying an image id in your "
-        "launch template.",
-        "https://github.com/rancher/eks-operator/pull/185",
-        lambda r: (
-            _template_value(r, "ImageId") is not None and r.text("AmiType") not in ("", "CUSTOM")
-        ),
-    ),
-    AwsRefusal(
-        "nodes-image-and-version",
-        NODE_GROUP,
-        "You cannot specify a kubernetes version to use when specifying an image id to use within "
-        "the launch template.",
-        "https://github.com/terraform-aws-modules/terraform-aws-eks/issues/3459",
-        lambda r: _template_value(r, "ImageId") is not None and r.has("Version"),
     ),
     AwsRefusal(
         "nodes-user-data",

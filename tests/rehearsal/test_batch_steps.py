@@ -10,29 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rehearsal.deployment.state import Settings
 from rehearsal.proofs import training as evidence
 from rehearsal.proofs.training import ExpectedTraining
 from rehearsal.report import curve
 from rehearsal.steps import batch
+from tests.rehearsal.rehearsals import settings
 
 PLAN = ExpectedTraining(max_steps=6, save_every=2, killed_after=3)
-
-
-def settings(**changes: Any) -> Settings:
-    values: dict[str, Any] = {
-        "orchestrators": ("batch",),
-        "nodes": 4,
-        "processes_per_node": 1,
-        "processes_of": {"llama-tiny": 2},
-        "instance_type": "trn1.32xlarge",
-        "workloads": ("llama-tiny",),
-        "faults": (),
-        "parameters": (),
-        "containers": False,
-        "addresses": "127.0.0",
-    }
-    return Settings(**{**values, **changes})
 
 
 def events(resumed: int = 2, *, steps: range = range(1, 7)) -> list[dict[str, Any]]:
@@ -49,13 +33,6 @@ def failed(lines: list[dict[str, Any]], resumed: int | None) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
 
-def test_only_training_parameters_reach_training() -> None:
-    given = batch.parameters(settings(parameters=("max-steps=12", "max-bytes=1024")))
-
-    assert given["max-steps"] == "12"
-    assert "max-bytes" not in given
-
-
 @pytest.mark.parametrize(("nodes", "kind"), [(4, "kill-child"), (1, "kill-main")])
 def test_main_node_is_killed_only_without_children(nodes: int, kind: str) -> None:
     assert batch.fault_kind(settings(nodes=nodes)) == kind
@@ -63,16 +40,12 @@ def test_main_node_is_killed_only_without_children(nodes: int, kind: str) -> Non
 
 @pytest.mark.parametrize(
     ("states", "ok"),
-    [(["green", "not run"], True), (["green", "crashed"], False), (["green", "red"], False),
-     (["not run"], False), ([], False)],
-)  # fmt: skip
+    [(["green", "not run"], True), (["green", "crashed"], False), (["not run"], False)],
+)
 def test_crashing_probe_is_detected(states: list[str], ok: bool) -> None:
     findings = [{"id": "main-address", "state": state, "seen": "KeyError: 0"} for state in states]
 
     assert evidence.judge_record(json.dumps({"findings": findings})).ok is ok
-
-
-def test_missing_record_is_detected() -> None:
     assert not evidence.judge_record("").ok
 
 
@@ -87,7 +60,7 @@ def test_missing_step_is_detected() -> None:
     ]
 
 
-@pytest.mark.parametrize("resumed", [None, 0, 4])
+@pytest.mark.parametrize("resumed", [None, 4])
 def test_wrong_resume_step_is_detected(resumed: int | None) -> None:
     (name,) = failed(events(), resumed)
 
@@ -106,7 +79,6 @@ def test_losses_belong_to_their_attempt() -> None:
         ([(2, 8.0), (4, 7.0), (6, 6.0)], True),
         ([(2, 8.0), (4, 7.0), (6, 9.0)], False),
         ([(2, 8.0), (6, 6.0)], False),
-        ([(2, 8.0), (2, 8.0), (4, 7.0), (6, 6.0)], False),
         ([(2, 8.0), (4, None), (6, 6.0)], False),
         ([], False),
     ],
@@ -133,24 +105,14 @@ def test_repeated_step_must_have_same_loss(log: str, ok: bool) -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "ok"),
-    [
-        ({"a": 3, "complete.json": 9}, True),
-        ({"a": 2, "complete.json": 9}, False),
-        ({"complete.json": 9}, False),
-    ],
+    [({"a": 3, "complete.json": 9}, True), ({"a": 2, "complete.json": 9}, False)],
 )
 def test_marker_must_match_files(sizes: dict[str, int], ok: bool) -> None:
     marker = json.dumps({"step": 6, "files": {"a": {"bytes": 3}}})
 
     assert evidence.judge_marker(marker, sizes, PLAN).ok is ok
-
-
-def test_marker_of_incomplete_save_does_not_count() -> None:
-    assert not evidence.judge_marker("0" * 32, {"a": 3, "complete.json": 32}, PLAN).ok
-
-
-def test_missing_model_is_detected(tmp_path: Path) -> None:
-    assert not evidence.judge_export(tmp_path).ok
+    # The marker of a save that never completed.
+    assert not evidence.judge_marker("0" * 32, sizes, PLAN).ok
 
 
 def test_figure_has_a_line_for_each_attempt(tmp_path: Path) -> None:

@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 
 from rehearsal.deployment import cdk
 from rehearsal.deployment.aws import EmulatedAccount, client_environment
-from rehearsal.deployment.state import Settings
 from rehearsal.steps.jobs import parameters
-
-CDK = Path("/venv/bin/cdk")
-SETTINGS = Settings(
-    nodes=4,
-    processes_per_node=1,
-    instance_type="trn1.32xlarge",
-    processes_of={"llama-tiny": 2},
-    workloads=("all-reduce",),
-    faults=(),
-    parameters=("max-bytes=4096",),
-    containers=False,
-    addresses="127.0.0",
-)
+from tests.rehearsal.rehearsals import settings
 
 
 def environment(**base: str) -> dict[str, str]:
@@ -42,49 +27,12 @@ def write_manifest(folder: Path, **environments: str) -> None:
     (folder / "manifest.json").write_text(json.dumps({"artifacts": artifacts}))
 
 
-@pytest.mark.parametrize(
-    "name", ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "TRAINIUM_DEPLOYMENT"]
-)
-def test_user_aws_settings_are_not_passed_to_tools(name: str) -> None:
-    assert name not in environment(**{name: "theirs"})
+def test_user_aws_settings_are_not_passed_to_tools() -> None:
+    theirs = ("AWS_PROFILE", "AWS_SECRET_ACCESS_KEY", "TRAINIUM_DEPLOYMENT", "HTTP_PROXY")
+    passed = environment(**dict.fromkeys(theirs, "theirs"))
 
-
-def test_users_credentials_are_replaced() -> None:
-    assert environment(AWS_SECRET_ACCESS_KEY="theirs")["AWS_SECRET_ACCESS_KEY"] == "rehearsal"
-
-
-def test_local_server_bypasses_proxy() -> None:
-    assert "localhost" in environment(HTTP_PROXY="http://proxy")["NO_PROXY"]
-
-
-def test_rehearsal_context_differs_only_in_notifications_and_bucket() -> None:
-    assert cdk.context(SETTINGS) == {
-        "trainium:orchestrators": "batch",
-        "trainium:deployment": "default",
-        "trainium:instance_type": "trn1.32xlarge",
-        "trainium:neuron_release": "2.28.0",
-        "trainium:max_nodes": "4",
-        "trainium:retain_data": "false",
-        "trainium:notify_email": "rehearsal@example.com",
-    }
-
-
-def test_cluster_gets_administrator_and_unused_addresses() -> None:
-    context = cdk.context(replace(SETTINGS, orchestrators=("batch", "eks")))
-
-    assert context["trainium:orchestrators"] == "batch,eks"
-    assert context["trainium:eks_admin_arns"].startswith("arn:aws:iam::123456789012:")
-    assert ip_network(context["trainium:eks_endpoint_cidrs"]).is_private
-
-
-def test_deploy_does_not_use_change_sets() -> None:
-    assert "--method=direct" in cdk.deploy_command(CDK, assembly=Path("out"))
-
-
-def test_bootstrap_leaves_user_cdk_out_unchanged() -> None:
-    words = cdk.bootstrap_command(CDK, assembly=Path("out"), region="us-west-2")
-
-    assert words[words.index("--app") + 1] == "out"
+    assert [name for name, value in passed.items() if value == "theirs"] == ["HTTP_PROXY"]
+    assert "localhost" in passed["NO_PROXY"]
 
 
 def test_region_comes_from_the_stacks(tmp_path: Path) -> None:
@@ -101,28 +49,20 @@ def test_stacks_in_two_regions_are_refused(tmp_path: Path) -> None:
 
 
 def test_failing_command_is_reported_with_last_output(tmp_path: Path) -> None:
+    lines: list[str] = []
+
     with pytest.raises(cdk.StepFailed, match=r"sh -c exited with 3.*\n  the reason"):
         cdk.run(
             ("/bin/sh", "-c", "echo the reason; exit 3"),
             log=tmp_path / "log",
             environment={},
-            on_line=lambda line: None,
+            on_line=lines.append,
         )
 
-
-def test_output_is_kept_in_the_log(tmp_path: Path) -> None:
-    lines: list[str] = []
-    log = tmp_path / "log"
-
-    cdk.run(("/bin/echo", "hello"), log=log, environment={}, on_line=lines.append)
-
-    assert (lines, log.read_text()) == (["hello"], "hello\n")
+    assert (lines, (tmp_path / "log").read_text()) == (["the reason"], "the reason\n")
 
 
-def test_user_parameters_override_those_of_rehearsal() -> None:
-    assert "max-bytes=4096" in parameters(SETTINGS, None)
-    assert "max-bytes=4096" in parameters(SETTINGS, "kill-child")
+def test_parameters_of_user_and_fault_override_those_of_rehearsal() -> None:
+    found = parameters(settings(parameters=("max-bytes=4096",)), "error-in-workload")
 
-
-def test_injected_error_is_a_parameter_of_the_workload() -> None:
-    assert "inject-error-rank=1" in parameters(SETTINGS, "error-in-workload")
+    assert {"max-bytes=4096", "inject-error-rank=1"} <= set(found)

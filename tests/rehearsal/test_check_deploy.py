@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,8 @@ from typing import Any
 import pytest
 
 from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import ROOT, RehearsalFolder
+from rehearsal.deployment.state import RehearsalFolder
+from tests.rehearsal.rehearsals import kept_up, run_script, submit_program
 from tests.support.limits import scaled
 
 # One deployment serves all tests of this file, in their order. `make test` covers the
@@ -23,38 +22,18 @@ SETTINGS = {"max_nodes": 2, "retain_data": "false", "notify_email": "rehearsal@e
 CONTEXT = " ".join(f"-c trainium:{key}={value}" for key, value in SETTINGS.items())
 # It lasts as long as the tests, without using CPU time.
 WAITS = "import time\n\ntime.sleep(600)\n"
-BIN = Path(sys.executable).parent
-
-
-def rehearsal(folder: RehearsalFolder, *words: str) -> list[str]:
-    return [sys.executable, "-m", "rehearsal", *words, "--folder", str(folder.path)]
 
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
     """A deployment on Batch with a run that may last longer than an update allows."""
     folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
-    process = subprocess.Popen(
-        rehearsal(
-            folder, "up", "--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.50"
-        ),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-    )
-    assert wait_until(folder.environment.exists, limit_s=scaled(240))
-    try:
-        program = folder.path / "program" / "wait.py"
-        program.parent.mkdir()
-        program.write_text(WAITS)
-        submit = f"submit {program} --nodes 2 --name long --time-limit 160 --yes"
-        code, output = run_script(folder, f"python -m jobs {submit}")
-        assert code == 0, output
+    words = ("--orchestrators", "batch", "--nodes", "2", "--addresses", "127.0.50")
+    with kept_up(folder, *words):
+        submit_program(folder, WAITS, "--nodes", "2", "--name", "long", "--time-limit", "160")
         running = "python -m jobs status long | grep -q RUNNING"
         assert wait_until(lambda: run_script(folder, running)[0] == 0, limit_s=scaled(60))
         yield folder
-    finally:
-        process.terminate()
-        process.wait(timeout=scaled(120))
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +44,6 @@ def changed(up: RehearsalFolder) -> Path:
     code, output = run_script(up, command)
     assert code == 0, output
     return assembly
-
-
-def run_script(folder: RehearsalFolder, script: str) -> tuple[int, str]:
-    """Run a script in the rehearsal's environment; return its exit code and output."""
-    program = f'source "$0"; PATH={BIN}:"$PATH"; {script}'
-    done = subprocess.run(
-        ["bash", "-uc", program, folder.environment], cwd=ROOT, capture_output=True, text=True
-    )
-    return done.returncode, done.stdout or done.stderr
 
 
 def check(up: RehearsalFolder, assembly: Path) -> tuple[int, dict[str, Any]]:

@@ -99,13 +99,3 @@ def test_cluster_trains_on_the_emulated_device(tmp_path: Path) -> None:
         log = (tmp_path / f"eks-{run}.log").read_text()
         assert "node 0 | pretend neuron: an emulator on this machine's CPU" in log
     assert receipt["proven_empty"]
-
-
-def test_containers_are_refused_without_device_in_image() -> None:
-    words = ("run", "--containers", "--neuron-release", "2.33.0", "--orchestrators", "batch")
-    done = subprocess.run(
-        [sys.executable, "-m", "rehearsal", *words], cwd=ROOT, capture_output=True, text=True
-    )
-
-    assert done.returncode == 2
-    assert "no image contains the emulated device of --neuron-release 2.33.0" in done.stderr

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from rehearsal.deployment.server import wait_until
 from rehearsal.deployment.state import ROOT, RehearsalFolder
 from tests.pages.blocks import Block, blocks_to_run
-from tests.support.limits import scaled
+from tests.rehearsal.rehearsals import kept_up, rehearsal, run_script
 
 # One deployment serves all tests of this file. `make test` checks the options of every command on
 # the pages, in tests/pages.
@@ -31,35 +28,19 @@ trainium() { answer trainium "$@"; }
 """
 
 
-def rehearsal(folder: RehearsalFolder, *words: str) -> list[str]:
-    return [sys.executable, "-m", "rehearsal", *words, "--folder", str(folder.path)]
-
-
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
     """A running deployment on Batch and a cluster."""
     folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
-    process = subprocess.Popen(
-        rehearsal(folder, "up", "--addresses", "127.0.44"),
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-    )
-    assert wait_until(folder.environment.exists, limit_s=scaled(240))
-    try:
+    with kept_up(folder, "--addresses", "127.0.44"):
         yield folder
-    finally:
-        process.terminate()
-        process.wait(timeout=scaled(120))
 
 
 def say(folder: RehearsalFolder, script: str) -> str:
     """Return the output of another terminal that has sourced the rehearsal's environment."""
-    program = f'source "$0"; PATH={Path(sys.executable).parent}:"$PATH"; {script}'
-    done = subprocess.run(
-        ["bash", "-euc", program, folder.environment], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, output = run_script(folder, script, options="-euc")
+    assert code == 0, output
+    return output
 
 
 def test_kubectl_reads_only_rehearsal_kubeconfig(up: RehearsalFolder) -> None:

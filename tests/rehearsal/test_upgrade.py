@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from rehearsal.deployment.server import wait_until
-from rehearsal.deployment.state import ROOT, RehearsalFolder
-from tests.rehearsal.test_check_deploy import rehearsal, run_script
+from rehearsal.deployment.state import RehearsalFolder
+from tests.rehearsal.rehearsals import kept_up, run_script, submit_program
 from tests.support.limits import scaled
 from trainium_catalogue.eks import DEFAULT_KUBERNETES_VERSION
 from trainium_catalogue.kubernetes import TAINT
@@ -45,21 +44,12 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RehearsalFolder]:
     """A deployment on EKS with a gang that runs on two nodes."""
     folder = RehearsalFolder(tmp_path_factory.mktemp("up"))
     words = ("--orchestrators", "eks", "--addresses", "127.0.53")
-    process = subprocess.Popen(rehearsal(folder, "up", *words), cwd=ROOT, stdout=subprocess.DEVNULL)
-    assert wait_until(folder.environment.exists, limit_s=scaled(240))
-    try:
-        program = folder.path / "program" / "wait.py"
-        program.parent.mkdir()
-        program.write_text(WAITS.format(end=str(folder.path / "end")))
+    with kept_up(folder, *words):
         (folder.path / "ask.py").write_text(ASK)
-        submit = f"submit {program} --nodes 2 --name gang --scale --yes"
-        code, output = run_script(folder, f"python -m jobs {submit}")
-        assert code == 0, output
+        program = WAITS.format(end=str(folder.path / "end"))
+        submit_program(folder, program, "--nodes", "2", "--name", "gang", "--scale")
         assert wait_until(lambda: runs_in_attempt(folder) == 1, limit_s=scaled(60)), gang(folder)
         yield folder
-    finally:
-        process.terminate()
-        process.wait(timeout=scaled(120))
 
 
 def gang(folder: RehearsalFolder) -> dict[str, Any]:

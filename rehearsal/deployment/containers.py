@@ -47,14 +47,9 @@ class ContainerNodes:
     engine: Path
 
 
-def missing_tools(path: str) -> list[str]:
-    """List the container tools missing from ``path``."""
-    return [tool for tool in TOOLS if shutil.which(tool, path=_with_sbin(path)) is None]
-
-
 def refuse_without_tools(path: str) -> None:
     """Raise an ``OptionsError`` that lists missing tools, if any, and how to install them."""
-    if missing := missing_tools(path):
+    if missing := [tool for tool in TOOLS if shutil.which(tool, path=_with_sbin(path)) is None]:
         raise OptionsError(
             f"--containers needs {', '.join(missing)}, not found on PATH; install them (Debian: "
             "apt-get install podman buildah runc debootstrap) or omit --containers"

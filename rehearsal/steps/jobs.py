@@ -31,14 +31,12 @@ from trainium_catalogue.workloads import LAUNCH_PARAMETERS, find_workload
 
 ALL_REDUCE = "all-reduce"
 # Small enough for a laptop, long enough for a fault to occur while the workers are running.
-DEFAULTS: dict[str, dict[str, str]] = {
-    ALL_REDUCE: {
-        "max-bytes": "16777216",
-        "warmup-iterations": "2",
-        "iterations": "10",
-        "seconds-per-size": "2",
-        "total-seconds": "30",
-    }
+DEFAULTS = {
+    "max-bytes": "16777216",
+    "warmup-iterations": "2",
+    "iterations": "10",
+    "seconds-per-size": "2",
+    "total-seconds": "30",
 }
 LAUNCH_DEFAULTS = {"peer-timeout-s": "10", "join-timeout-s": "120", "stop-grace-s": "5"}
 # Short, because a fault's first attempt waits for them.
@@ -54,7 +52,7 @@ def own_parameters(pairs: Iterable[str], workload: str) -> dict[str, str]:
 
 def parameters(settings: Settings, fault: str | None) -> tuple[str, ...]:
     """Return the values for ``--set``: the rehearsal's, overridden by fault and user."""
-    merged = {**DEFAULTS[ALL_REDUCE], **LAUNCH_DEFAULTS}
+    merged = {**DEFAULTS, **LAUNCH_DEFAULTS}
     pairs = list(settings.parameters)
     if fault is not None:
         merged |= FAULT_DEFAULTS
@@ -89,7 +87,7 @@ def submit(
         fault=fault,
         status=status,
         jobs_exit_code=record.exit_code,
-        sizes=_sizes(aws, run, ALL_REDUCE) if status["status"] == "SUCCEEDED" else [],
+        sizes=_sizes(aws, run) if status["status"] == "SUCCEEDED" else [],
         seconds=record.seconds,
     )
 
@@ -237,8 +235,9 @@ def _seconds(attempt: dict[str, Any]) -> float | None:
     return None if started is None or stopped is None else round((stopped - started) / 1000, 2)
 
 
-def _sizes(aws: EmulatedAccount, run: str, workload: str) -> list[Size]:
+def _sizes(aws: EmulatedAccount, run: str) -> list[Size]:
     """Read the sweep's results from the deployment's bucket."""
-    result = DeploymentBucket(aws).document(f"{contract.run_prefix(run, 'results')}{workload}.json")
+    key = f"{contract.run_prefix(run, 'results')}{ALL_REDUCE}.json"
+    result = DeploymentBucket(aws).document(key)
     fields = Size.__dataclass_fields__
     return [Size(**{name: size[name] for name in fields}) for size in result.get("sizes", [])]

@@ -9,18 +9,16 @@ import yaml
 from trainium_catalogue.kubernetes import NAMESPACE
 
 
-def write(
-    path: Path, endpoint: str, *, namespace: str = NAMESPACE, token: str | None = None
-) -> Path:
+def write(path: Path, endpoint: str) -> Path:
     """Write a file with one context, whose namespace TorchX and kubectl take by default."""
     name = "rehearsal"
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": name, "cluster": {"server": endpoint}}],
-        "users": [{"name": name, "user": {"token": token} if token else {}}],
+        "users": [{"name": name, "user": {}}],
         "contexts": [
-            {"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}
+            {"name": name, "context": {"cluster": name, "user": name, "namespace": NAMESPACE}}
         ],
         "current-context": name,
     }

@@ -26,11 +26,9 @@ BASE: tuple[Json, ...] = (
 
 
 @contextmanager
-def serving(
-    addresses: str, *, token: str | None = None, **settings: Any
-) -> Iterator[ClusterEmulator]:
+def serving(addresses: str, **settings: Any) -> Iterator[ClusterEmulator]:
     """A cluster that has the jobs' namespace and queue."""
-    running = serve(EmulatorSettings(addresses=addresses, **settings), token=token)
+    running = serve(EmulatorSettings(addresses=addresses, **settings))
     try:
         for manifest in BASE:
             running.apply(manifest)

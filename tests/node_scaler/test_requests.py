@@ -24,6 +24,7 @@ from trainium_emulators.aws.cloudformation import eks_nodes
 from trainium_emulators.aws.cloudformation.eks_cluster import CLUSTER
 from trainium_emulators.kubernetes import ClusterEmulator
 from trainium_emulators.kubernetes.nodes import trainium_group
+from trainium_emulators.kubernetes.rbac import ADMIN, Caller
 from trainium_emulators.kubernetes.resources import EVENT, NODE, POD
 from trainium_emulators.kubernetes.scaling_group import CapacityFaults
 
@@ -42,7 +43,10 @@ RULES = Rules(
 
 @pytest.fixture(scope="module")
 def emulator() -> Iterator[ClusterEmulator]:
-    with serving("127.0.98", count_nodes=True, token="first") as running:
+    def identify(token: str) -> Caller | None:
+        return ADMIN if token == "first" else None
+
+    with serving("127.0.98", count_nodes=True, identify=identify) as running:
         yield running
 
 

@@ -136,16 +136,15 @@ def application(
     store: Store,
     runs: Runs,
     *,
-    token: str | None,
     identify: Identify,
 ) -> web.Application:
-    """Create the server; with a token, it serves only requests with that token."""
+    """Create the server."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            caller = identify(given) if token in (None, given) else None
+            caller = identify(given)
             if caller is None:
                 raise errors.ApiError(401, "Unauthorized", "Unauthorized")
             groups = request.headers.getall("Impersonate-Group", [])

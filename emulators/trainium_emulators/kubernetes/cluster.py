@@ -34,7 +34,7 @@ _NAMESPACES = ("default", "kube-system", "volcano-system")
 class ClusterEmulator:
     """A running cluster."""
 
-    def __init__(self, settings: EmulatorSettings, *, token: str | None = None) -> None:
+    def __init__(self, settings: EmulatorSettings) -> None:
         self.store = Store(ADMISSIONS)
         for name in _NAMESPACES:
             self.store.create(NAMESPACE, "", {"metadata": {"name": name}})
@@ -50,7 +50,6 @@ class ClusterEmulator:
         self._app = application(
             self.store,
             self._kubelet,
-            token=token,
             identify=lambda given: rbac.account_of(given) or settings.identify(given),
         )
         self._loop = asyncio.new_event_loop()
@@ -61,7 +60,7 @@ class ClusterEmulator:
         self._thread.start()
         self.endpoint = f"http://{_HOST}:{bound.result()}"
         accounts = Path(self._folder.name) / "service-accounts"
-        self._kubelet.api = ApiAccess(endpoint=self.endpoint, folder=accounts, token=token)
+        self._kubelet.api = ApiAccess(endpoint=self.endpoint, folder=accounts)
         self._volcano.start()
         self._deployments.start()
 
@@ -142,6 +141,6 @@ class ClusterEmulator:
         self._loop.close()
 
 
-def serve(settings: EmulatorSettings, *, token: str | None = None) -> ClusterEmulator:
+def serve(settings: EmulatorSettings) -> ClusterEmulator:
     """Start a cluster on a free port of loopback."""
-    return ClusterEmulator(settings, token=token)
+    return ClusterEmulator(settings)

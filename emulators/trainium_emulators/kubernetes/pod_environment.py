@@ -26,8 +26,6 @@ class ApiAccess:
     endpoint: str
     folder: Path
     """Parent folder of the service accounts' folders, for pods that mount a token."""
-    token: str | None = None
-    """The only token that the server accepts; None if there are several."""
 
     def credentials(self, pod: Json) -> Path:
         """Return the folder with the token of the pod's service account."""
@@ -35,7 +33,7 @@ class ApiAccess:
         account = pod["spec"].get("serviceAccountName") or "default"
         own = self.folder / str(namespace) / str(account)
         own.mkdir(parents=True, exist_ok=True)
-        token = self.token or rbac.service_account(namespace, account)
+        token = rbac.service_account(namespace, account)
         (own / "token").write_text(token, encoding="utf-8")
         return own
 

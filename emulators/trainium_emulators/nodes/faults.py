@@ -48,9 +48,7 @@ class NodeFault:
     """Checks whether any bucket has an object whose key, and a path in it, match patterns."""
 
     @classmethod
-    def parse(
-        cls, text: str, has_object: Callable[[str, str], bool] = lambda key, path: False
-    ) -> "NodeFault":
+    def parse(cls, text: str, has_object: Callable[[str, str], bool]) -> "NodeFault":
         """Read the JSON that arms a fault."""
         given = json.loads(text)
         return cls(

@@ -229,9 +229,9 @@ def test_api_documentation_comes_from_the_installed_package(
     tmp_path: Path, run_tokenize: Tokenize
 ) -> None:
     place = StorageAccess(root=str(tmp_path / "bucket"))
-    total = prepare("aws-api-docs", place, max_documents=500, report=lambda text: None)
+    total = prepare("aws-api-docs", place, max_documents=50, report=lambda text: None)
 
     manifest = run_tokenize(input="aws-api-docs")
 
-    assert total == 500
-    assert manifest is not None and manifest.documents == 500
+    assert total == 50
+    assert manifest is not None and manifest.documents == 50

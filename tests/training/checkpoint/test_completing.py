@@ -14,7 +14,7 @@ from tests.training.checkpoint.test_checkpoints import (
     FILE,
     META,
     Recorder,
-    assert_holds,
+    assert_latest_holds,
     save,
     state,
 )
@@ -80,10 +80,7 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
         "another job completed step-00000010 while this one was saving it; stop one of the two"
         in error
     )
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    second.load(loaded, info)
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 def test_a_job_without_the_run_lock_completes_nothing(folder: Objects) -> None:
@@ -161,10 +158,7 @@ def test_a_failed_save_without_the_run_lock_deletes_nothing(tmp_path: Path) -> N
     error = failure(HookedObjects(tmp_path, before=fail), on_call(2, lose), value=-7)
 
     assert "no space left" in error
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    second.load(loaded, info)
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 @pytest.mark.parametrize("left", [CHECKPOINT_MARKER, FILE, METADATA])
@@ -181,10 +175,7 @@ def test_a_job_frozen_at_the_start_of_a_save_does_not_touch_its_successors_save(
 
     failure(folder, on_call(1, overtake), value=-7)
 
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    assert second.load(loaded, info) == info
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 @pytest.mark.parametrize("name", [FILE, METADATA])
@@ -200,10 +191,7 @@ def test_a_frozen_save_does_not_damage_its_successors_save_of_that_step(
     error = failure(HookedObjects(tmp_path, written=freeze), on_call(2, lose), value=-7)
 
     assert "already exists" in error
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    assert second.load(loaded, info) == info
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.training.checkpoint.test_checkpoints import (
 )
 from training.checkpoint import Checkpoints
 from training.checkpoint.dcp import METADATA, Writer
-from training.checkpoint.marker import FileSum
+from training.checkpoint.marker import MarkedFile
 from training.core.ranks import Ranks
 from training.storage import LocalObjects, Objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
@@ -219,8 +219,8 @@ def test_a_file_no_rank_reports_does_not_become_complete(
     """The names come from torch's metadata, not from the ranks."""
     told = Writer.sums
 
-    def sums(self: Writer) -> dict[str, FileSum]:
-        known: dict[str, FileSum] = told.__get__(self)
+    def sums(self: Writer) -> dict[str, MarkedFile]:
+        known: dict[str, MarkedFile] = told.__get__(self)
         return {name: found for name, found in known.items() if name != FILE}
 
     monkeypatch.setattr(Writer, "sums", property(sums))

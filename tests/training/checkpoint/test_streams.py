@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.checkpoint.dcp import SummingStream, VerifiedStream
-from training.checkpoint.marker import CheckpointDamaged, FileSum
+from training.checkpoint.marker import CheckpointDamaged, MarkedFile
 from training.storage import LocalObjects, Objects
 
 CHUNK = 16
 
 
-def summed(pieces: list[bytes]) -> tuple[bytes, FileSum]:
+def summed(pieces: list[bytes]) -> tuple[bytes, MarkedFile]:
     target = io.BytesIO()
     stream = SummingStream(target, chunk_bytes=CHUNK)
     for piece in pieces:
@@ -25,10 +25,10 @@ def summed(pieces: list[bytes]) -> tuple[bytes, FileSum]:
     return target.getvalue(), stream.sum()
 
 
-def expected(data: bytes) -> FileSum:
+def expected(data: bytes) -> MarkedFile:
     starts = range(0, len(data), CHUNK)
-    return FileSum(
-        num_bytes=len(data),
+    return MarkedFile(
+        bytes=len(data),
         chunk_bytes=CHUNK,
         crc32=tuple(zlib.crc32(data[start : start + CHUNK]) for start in starts),
     )

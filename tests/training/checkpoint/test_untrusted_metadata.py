@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from training.checkpoint import CheckpointDamaged, CheckpointInfo, Checkpoints
-from training.checkpoint.marker import CHUNK_BYTES, FileSum
+from training.checkpoint.marker import CHUNK_BYTES, MarkedFile
 from training.checkpoint.metadata import read_metadata
 from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
@@ -93,8 +93,12 @@ def sign(folder: Path) -> None:
     marker.write_text(json.dumps(document))
 
 
-def known(folder: Path) -> Mapping[str, FileSum]:
-    return {path.name: FileSum(num_bytes=path.stat().st_size) for path in folder.iterdir()}
+def unsummed(size: int) -> MarkedFile:
+    return MarkedFile(bytes=size, chunk_bytes=CHUNK_BYTES, crc32=())
+
+
+def known(folder: Path) -> Mapping[str, MarkedFile]:
+    return {path.name: unsummed(path.stat().st_size) for path in folder.iterdir()}
 
 
 def as_bytes(folder: Path, metadata: Metadata) -> bytes:
@@ -202,7 +206,7 @@ def test_files_of_torch_2_9_are_read() -> None:
     """
     data = (Path(__file__).parent / "torch-2.9.1.metadata").read_bytes()
 
-    found = read_metadata(data, {"__0_0.distcp": FileSum(num_bytes=3154)})
+    found = read_metadata(data, {"__0_0.distcp": unsummed(3154)})
 
     tensors = {name: entry.size for name, entry in found.state_dict_metadata.items()}  # type: ignore[union-attr]
     assert tensors == {"model.w": torch.Size([5, 3]), "model.b": torch.Size([7])}

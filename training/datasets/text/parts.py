@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.datasets.manifest import Shard
-from training.datasets.text.encoders import Encoder, ParityError, encoders
-from training.datasets.text.examples import Example, ExampleReader, Packer
+from training.datasets.text.encoders import ParityError, encoders
+from training.datasets.text.examples import ExampleReader, Packer
 from training.datasets.text.readers import batches, read_ahead, read_documents
 from training.datasets.text.sources import Part
 from training.datasets.text.vocabulary import Vocabulary
@@ -194,10 +194,6 @@ class PartMaker:
 
     def make(self, part: Part) -> PartRecord:
         """Read, encode, pack and store a part; write its record last."""
-        if self._task.response_seq_len:
-            record = self._make_from_examples(part)
-            self._output.put(part.marker, record.to_json())
-            return record
         while True:
             try:
                 record = self._make(part)
@@ -211,44 +207,17 @@ class PartMaker:
         return record
 
     def _make(self, part: Part) -> PartRecord:
-        train, validation = self._split("shard", part), self._split("validation", part)
-        empty = 0
+        task, empty = self._task, 0
+        train, held_out = (self._split(name, part) for name in ("shard", "validation"))
         try:
-            for batch in read_ahead(batches(self._documents(part))):
-                texts = [text for text in batch if text]
-                empty += len(batch) - len(texts)
-                for_training, held_out = split_documents(texts, self._task.validation_fraction)
-                train.add(for_training)
-                validation.add(held_out)
-            return PartRecord(
-                fingerprint=self._task.fingerprint,
-                documents=train.documents,
-                empty_documents=empty,
-                shards=train.writer.close(),
-                validation_documents=validation.documents,
-                validation_shards=validation.writer.close(),
-            )
-        except BaseException:
-            train.writer.abandon()
-            validation.writer.abandon()
-            raise
-
-    def _make_from_examples(self, part: Part) -> PartRecord:
-        task = self._task
-        reader = ExampleReader(task.vocabulary, seq_len=task.response_seq_len)
-        train, held_out = (
-            _ExampleSplit(self._writer(name, part), task, self._count)
-            for name in ("shard", "validation")
-        )
-        try:
-            for piece in part.pieces:
-                for example in reader.read(self._input, piece):
-                    is_held_out = _is_held_out(example.text, task.validation_fraction)
-                    (held_out if is_held_out else train).add(example)
+            if task.response_seq_len:
+                self._add_examples(part, train, held_out)
+            else:
+                empty = self._add_documents(part, train, held_out)
             return PartRecord(
                 fingerprint=task.fingerprint,
                 documents=train.documents,
-                empty_documents=0,
+                empty_documents=empty,
                 shards=train.close(),
                 validation_documents=held_out.documents,
                 validation_shards=held_out.close(),
@@ -259,17 +228,38 @@ class PartMaker:
             held_out.writer.abandon()
             raise
 
-    def _split(self, name: str, part: Part) -> _Split:
-        return _Split(self._encoder, self._writer(name, part), self._count)
+    def _add_documents(self, part: Part, train: _Split, held_out: _Split) -> int:
+        """Add the documents of a part; return the number of empty ones, which are skipped."""
+        empty = 0
+        for batch in read_ahead(batches(self._documents(part))):
+            texts = [text for text in batch if text]
+            empty += len(batch) - len(texts)
+            splits = split_documents(texts, self._task.validation_fraction)
+            for split, chosen in zip((train, held_out), splits, strict=True):
+                if chosen:
+                    split.add(self._encoder.encode(chosen), len(chosen))
+        return empty
 
-    def _writer(self, name: str, part: Part) -> ShardWriter:
-        return ShardWriter(
+    def _add_examples(self, part: Part, train: _Split, held_out: _Split) -> None:
+        task = self._task
+        reader = ExampleReader(task.vocabulary, seq_len=task.response_seq_len)
+        for piece in part.pieces:
+            for example in reader.read(self._input, piece):
+                is_held_out = _is_held_out(example.text, task.validation_fraction)
+                split = held_out if is_held_out else train
+                split.add(split.packer.add(example.ids), 1)
+
+    def _split(self, name: str, part: Part) -> _Split:
+        task = self._task
+        writer = ShardWriter(
             self._output,
-            self._task.scratch,
+            task.scratch,
             name=f"{name}-{part.number:05d}",
-            shard_tokens=self._task.shard_tokens,
+            shard_tokens=task.shard_tokens,
             on_upload=lambda count: self._count(0, count),
         )
+        packer = Packer(seq_len=task.response_seq_len, eos_id=task.vocabulary.eos_id)
+        return _Split(writer, packer, self._count)
 
     def _documents(self, part: Part) -> Iterator[str]:
         for piece in part.pieces:
@@ -279,37 +269,20 @@ class PartMaker:
 class _Split:
     """The training or held-out stream of a part."""
 
-    def __init__(self, encoder: Encoder, writer: ShardWriter, count: Count) -> None:
-        self._encoder, self._count = encoder, count
-        self.writer = writer
-        self.documents = 0
-
-    def add(self, texts: Sequence[str]) -> None:
-        """Encode and write documents, if there are any."""
-        if texts:
-            ids = self._encoder.encode(texts)
-            self.writer.add(ids)
-            self._count(len(ids), 0)
-            self.documents += len(texts)
-
-
-class _ExampleSplit:
-    """The training or held-out stream of a part's packed examples."""
-
-    def __init__(self, writer: ShardWriter, task: PartSettings, count: Count) -> None:
+    def __init__(self, writer: ShardWriter, packer: Packer, count: Count) -> None:
         self.writer, self._count = writer, count
-        self.packer = Packer(seq_len=task.response_seq_len, eos_id=task.vocabulary.eos_id)
+        self.packer = packer
+        """Used only for examples."""
         self.documents = 0
 
-    def add(self, example: Example) -> None:
-        """Write an example."""
-        ids = self.packer.add(example.ids)
+    def add(self, ids: NDArray[Any], documents: int) -> None:
+        """Write the ids of documents or of an example."""
         self.writer.add(ids)
         self._count(len(ids), 0)
-        self.documents += 1
+        self.documents += documents
 
     def close(self) -> tuple[Shard, ...]:
-        """Pad the last sequence; return all shards."""
+        """Pad the last sequence of examples; return all shards."""
         self.writer.add(self.packer.close())
         return self.writer.close()
 

@@ -11,7 +11,8 @@ import pytest
 
 from training.datasets.manifest import PackedManifest
 from training.datasets.samples.packed import PackedDataset, open_dataset
-from training.datasets.text.tokenize import TokenizeRequest, tokenize
+from training.datasets.text.sources import TokenizeRequest
+from training.datasets.text.tokenize import tokenize
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 from training.storage import LocalObjects, StorageAccess
 

@@ -250,5 +250,5 @@ def test_worker_processes_log_like_the_others(
 
     said = capfd.readouterr().out.splitlines()
     assert 1 <= sum(line.startswith("fastokens is not used; ") for line in said) <= 2
-    assert sum(line.endswith(" million per second") for line in said) == 1
+    assert any(line.endswith(" million per second") for line in said)
     assert all(line.startswith(("fastokens is not used; ", "tokenize: ")) for line in said)

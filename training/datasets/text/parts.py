@@ -22,9 +22,9 @@ from training.datasets.manifest import Shard
 from training.datasets.text.encoders import ParityError, encoders
 from training.datasets.text.examples import ExampleReader, Packer
 from training.datasets.text.readers import batches, read_ahead, read_documents
-from training.datasets.text.sources import Part
+from training.datasets.text.sources import Part, TokenizeRequest
 from training.datasets.text.vocabulary import Vocabulary
-from training.storage import ObjectMissing, Objects, StorageAccess
+from training.storage import ObjectMissing, Objects
 from trainium_catalogue.typed_json import read_json
 
 log = logging.getLogger(__name__)
@@ -124,15 +124,9 @@ class ShardWriter:
 class PartSettings:
     """Settings of all parts, sent to the worker processes."""
 
+    request: TokenizeRequest
     input_uri: str
     dataset_uri: str
-    storage: StorageAccess
-    text_field: str
-    shard_tokens: int
-    validation_fraction: float
-    response_seq_len: int
-    """0 for text documents; otherwise examples are packed into sequences of this length."""
-    accelerate: bool
     vocabulary: Vocabulary
     fingerprint: str
     """Fingerprint of the plan."""
@@ -185,11 +179,11 @@ class PartMaker:
     """Makes parts, one after another, with the fastest encoder that has not failed."""
 
     def __init__(self, task: PartSettings, count: Count) -> None:
-        self._task, self._count = task, count
-        self._input = task.storage.open(task.input_uri)
-        self._output = task.storage.open(task.dataset_uri)
-        if not task.response_seq_len:
-            self._encoders = encoders(task.vocabulary, accelerate=task.accelerate)
+        self._task, self._request, self._count = task, task.request, count
+        self._input = task.request.storage.open(task.input_uri)
+        self._output = task.request.storage.open(task.dataset_uri)
+        if not task.request.response_seq_len:
+            self._encoders = encoders(task.vocabulary, accelerate=task.request.accelerate)
             self._encoder = next(self._encoders)
 
     def make(self, part: Part) -> PartRecord:
@@ -207,15 +201,15 @@ class PartMaker:
         return record
 
     def _make(self, part: Part) -> PartRecord:
-        task, empty = self._task, 0
+        empty = 0
         train, held_out = (self._split(name, part) for name in ("shard", "validation"))
         try:
-            if task.response_seq_len:
+            if self._request.response_seq_len:
                 self._add_examples(part, train, held_out)
             else:
                 empty = self._add_documents(part, train, held_out)
             return PartRecord(
-                fingerprint=task.fingerprint,
+                fingerprint=self._task.fingerprint,
                 documents=train.documents,
                 empty_documents=empty,
                 shards=train.close(),
@@ -234,36 +228,35 @@ class PartMaker:
         for batch in read_ahead(batches(self._documents(part))):
             texts = [text for text in batch if text]
             empty += len(batch) - len(texts)
-            splits = split_documents(texts, self._task.validation_fraction)
+            splits = split_documents(texts, self._request.validation_fraction)
             for split, chosen in zip((train, held_out), splits, strict=True):
                 if chosen:
                     split.add(self._encoder.encode(chosen), len(chosen))
         return empty
 
     def _add_examples(self, part: Part, train: _Split, held_out: _Split) -> None:
-        task = self._task
-        reader = ExampleReader(task.vocabulary, seq_len=task.response_seq_len)
+        request = self._request
+        reader = ExampleReader(self._task.vocabulary, seq_len=request.response_seq_len)
         for piece in part.pieces:
             for example in reader.read(self._input, piece):
-                is_held_out = _is_held_out(example.text, task.validation_fraction)
+                is_held_out = _is_held_out(example.text, request.validation_fraction)
                 split = held_out if is_held_out else train
                 split.add(split.packer.add(example.ids), 1)
 
     def _split(self, name: str, part: Part) -> _Split:
-        task = self._task
         writer = ShardWriter(
             self._output,
-            task.scratch,
+            self._task.scratch,
             name=f"{name}-{part.number:05d}",
-            shard_tokens=task.shard_tokens,
+            shard_tokens=self._request.shard_tokens,
             on_upload=lambda count: self._count(0, count),
         )
-        packer = Packer(seq_len=task.response_seq_len, eos_id=task.vocabulary.eos_id)
+        packer = Packer(seq_len=self._request.response_seq_len, eos_id=self._task.vocabulary.eos_id)
         return _Split(writer, packer, self._count)
 
     def _documents(self, part: Part) -> Iterator[str]:
         for piece in part.pieces:
-            yield from read_documents(self._input, piece, self._task.text_field)
+            yield from read_documents(self._input, piece, self._request.text_field)
 
 
 class _Split:

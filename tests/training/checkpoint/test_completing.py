@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from tests.training.checkpoint.test_checkpoints import (
     FILE,
     META,
-    Recorder,
     assert_latest_holds,
     save,
     state,
@@ -227,18 +225,3 @@ def test_a_file_no_rank_reports_does_not_become_complete(
 
     assert f"no rank reported writing {FILE}" in failure(folder)
     assert opened(folder).latest() is None
-
-
-def test_a_marker_that_does_not_list_the_metadata_is_refused(folder: Objects) -> None:
-    recorder = Recorder()
-    save(recorder.open(folder), 10)
-    document = json.loads(folder.get(MARKER))
-    del document["files"][".metadata"]
-    folder.put(MARKER, json.dumps(document).encode())
-    # Another, so that the run still has a checkpoint.
-    save(opened(folder), 5)
-
-    info = recorder.open(folder).latest()
-
-    assert info is not None and info.step == 5
-    assert recorder.lines == ["skipping checkpoint step-00000010: .metadata is not among its files"]

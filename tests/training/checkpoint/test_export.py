@@ -172,27 +172,6 @@ def test_the_model_generates_from_all_the_tokenizers_outputs(root: Path) -> None
     assert made.shape[1] == given["input_ids"].shape[1] + 1
 
 
-def test_without_its_dataset_a_run_is_exported_without_a_tokenizer(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (root / "datasets/books/manifest.json").unlink()
-
-    run_export(root, request())
-
-    assert "tokenizer.json" not in names(root)
-    assert "the tokenizer is not exported: there is no " in capsys.readouterr().out
-
-
-def test_another_tokenizer_is_not_exported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = root / "datasets/books/manifest.json"
-    path.write_text(path.read_text().replace("aaaa", "bbbb"))
-
-    run_export(root, request())
-
-    assert "tokenizer.json" not in names(root)
-    assert "dataset books has been recreated with another one" in capsys.readouterr().out
-
-
 def test_leftovers_of_an_earlier_export_are_removed(root: Path) -> None:
     run_export(root, request(size="50KB"))
     run_export(root, request())
@@ -242,21 +221,44 @@ def test_an_unknown_run_and_an_unknown_step_are_refused(root: Path) -> None:
         run_export(root, request(step=15))
 
 
-def test_a_checkpoint_of_another_model_is_refused(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"intermediate-size": 64},
+            r"belongs to another model: .* has shape \[192, 64\], but run\.js",
+        ),
+        ({"num-layers": 3}, r"has no model\.layers\.2\."),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    root: Path, changed: dict[str, int], reason: str
+) -> None:
     document = json.loads((root / "runs/my-run/run.json").read_text())
-    document["values"]["intermediate-size"] = 64
+    document["values"] |= changed
     (root / "runs/my-run/run.json").write_text(json.dumps(document))
 
-    with pytest.raises(
-        CheckpointUnusable, match=r"belongs to another model: .* has shape \[192, 64\], but run\.js"
-    ):
+    with pytest.raises(CheckpointUnusable, match=reason):
         run_export(root, request())
 
 
-def test_a_checkpoint_without_a_tensor_is_refused(root: Path) -> None:
-    document = json.loads((root / "runs/my-run/run.json").read_text())
-    document["values"]["num-layers"] = 3
-    (root / "runs/my-run/run.json").write_text(json.dumps(document))
+@pytest.mark.parametrize(
+    ("tokenizer", "reason"),
+    [
+        (None, "the tokenizer is not exported: there is no "),
+        ("b" * 64, "dataset books has been recreated with another one"),
+    ],
+)
+def test_a_run_is_exported_without_a_tokenizer_other_than_its_own(
+    root: Path, capsys: pytest.CaptureFixture[str], tokenizer: str | None, reason: str
+) -> None:
+    path = root / "datasets/books/manifest.json"
+    if tokenizer is None:
+        path.unlink()
+    else:
+        path.write_text(path.read_text().replace("a" * 64, tokenizer))
 
-    with pytest.raises(CheckpointUnusable, match=r"has no model\.layers\.2\."):
-        run_export(root, request())
+    run_export(root, request())
+
+    assert "tokenizer.json" not in names(root)
+    assert reason in capsys.readouterr().out

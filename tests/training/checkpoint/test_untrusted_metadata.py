@@ -7,8 +7,8 @@ import io
 import json
 import pickle
 import sys
-import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from training.checkpoint import CheckpointDamaged, CheckpointInfo, Checkpoints
+from training.checkpoint.dcp import checksums
 from training.checkpoint.marker import CHUNK_BYTES, MarkedFile
 from training.checkpoint.metadata import read_metadata
 from training.checkpoint.weights import Weights
@@ -83,13 +84,7 @@ def sign(folder: Path) -> None:
     for path in folder.iterdir():
         if path == marker:
             continue
-        data = path.read_bytes()
-        chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
-        document["files"][path.name] = {
-            "bytes": len(data),
-            "chunk_bytes": CHUNK_BYTES,
-            "crc32": [zlib.crc32(chunk) for chunk in chunks],
-        }
+        document["files"][path.name] = asdict(checksums(path.read_bytes()))
     marker.write_text(json.dumps(document))
 
 

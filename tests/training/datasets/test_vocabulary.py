@@ -206,7 +206,7 @@ def sentencepiece_model(**options: Any) -> bytes:
 def without_end_of_document() -> bytes:
     from tokenizers import Tokenizer, models
 
-    return Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).to_str().encode()
+    return str(Tokenizer(models.BPE(vocab={"a": 0}, merges=[])).to_str()).encode()
 
 
 NEITHER = "neither a SentencePiece model nor a tokenizer.json"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from queue import Queue
 from typing import Any, TypeVar
 
 from training.datasets.manifest import DatasetError
@@ -22,8 +21,6 @@ _PARQUET_ROWS = 1024
 T = TypeVar("T")
 _BATCH_CHARACTERS = 1_000_000
 _BATCH_DOCUMENTS = 1_000
-_READ_AHEAD = 2
-"""Maximum number of items in the queue of ``read_ahead``."""
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
@@ -216,39 +213,10 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, read ahead in a thread; raise the thread's exception in the caller."""
-    queue: Queue[T | _End] = Queue(_READ_AHEAD)
-    stopped = threading.Event()
-
-    def fill() -> None:
-        end = _End(None)
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                queue.put(item)
-        except BaseException as error:
-            end = _End(error)
-        queue.put(end)
-
-    thread = threading.Thread(target=fill, name="read-ahead", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := queue.get(), _End):
+    """Yield the items, none of which is None, while a thread reads the next one."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        following = pool.submit(next, iterator, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, iterator, None)
             yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        stopped.set()
-        while thread.is_alive():
-            # The thread may be blocked on a full queue.
-            while not queue.empty():
-                queue.get_nowait()
-            thread.join(0.01)
-
-
-class _End:
-    """Marks the end of the items, with the error that caused it, if any."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error

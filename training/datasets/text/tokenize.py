@@ -170,9 +170,7 @@ def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -
     """Delete leftovers of an unfinished job with a different plan."""
     known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
     for prefix in ("shard-", "validation-", PARTS_PREFIX):
-        strays = [info.key for info in objects.list(prefix) if info.key not in known]
-        if strays:
-            objects.delete(strays)
+        objects.delete(info.key for info in objects.list(prefix) if info.key not in known)
 
 
 def run(job: Job) -> None:

@@ -81,13 +81,6 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
     assert_latest_holds(second, 10)
 
 
-def test_a_job_without_the_run_lock_completes_nothing(folder: Objects) -> None:
-    error = failure(folder, on_call(2, lose))
-
-    assert "no longer holds run x" in error
-    assert opened(folder).latest() is None
-
-
 def test_a_job_frozen_while_completing_a_save_does_not_complete_its_successors_files(
     folder: Objects,
 ) -> None:

@@ -29,8 +29,7 @@ from training.datasets.text.encoders import (
     encoders,
     splits_at_spaces,
 )
-from training.datasets.text.vocabulary import Vocabulary, fetch_vocabulary, read_vocabulary
-from training.storage import StorageAccess
+from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 
 
 @pytest.fixture(scope="session")
@@ -240,14 +239,6 @@ def test_an_unusable_tokenizer_is_refused_with_its_reason(
 
     with pytest.raises(DatasetError, match=reason):
         read_vocabulary(tmp_path / "tokenizer")
-
-
-def test_an_unknown_tokenizer_is_refused_with_the_available_ones(tmp_path: Path) -> None:
-    (tmp_path / "tokenizers").mkdir()
-    (tmp_path / "tokenizers" / "llama.model").write_bytes(b"x")
-
-    with pytest.raises(DatasetError, match=r"no tokenizer other.model; known: llama.model; upl"):
-        fetch_vocabulary("other.model", tmp_path / "to", StorageAccess(root=str(tmp_path)))
 
 
 def test_transformers_5_is_refused_because_its_ids_differ(

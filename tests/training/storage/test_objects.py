@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import resource
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from training.storage import (
     local,
     open_objects,
 )
-
-MIB = 1024 * 1024
 
 
 def keys(objects: Objects, prefix: str = "") -> list[str]:
@@ -80,14 +77,6 @@ def test_a_range_is_truncated_at_the_end_of_the_object(objects: Objects) -> None
     assert objects.get_range("digits", 8, 100) == b"89"
     assert objects.get_range("digits", 10, 1) == b""
     assert objects.get_range("digits", 0, 0) == b""
-
-
-def test_if_absent_writes_only_the_first_time(objects: Objects) -> None:
-    objects.put("lock", b"first", if_absent=True)
-
-    with pytest.raises(PreconditionFailed):
-        objects.put("lock", b"second", if_absent=True)
-    assert objects.get("lock") == b"first"
 
 
 def test_if_match_writes_only_over_what_was_read(objects: Objects) -> None:
@@ -215,21 +204,6 @@ def test_empty_folders_are_removed_with_their_last_file(tmp_path: Path) -> None:
     objects.delete(["a/b/c"])
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_full_disk_raises_the_os_error_and_leaves_no_files(
-    folder: Objects, tmp_path: Path
-) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"), folder.create("x") as stream:
-            target: Any = stream
-            target.write(bytes(2 * MIB))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    assert list((tmp_path / "root").iterdir()) == []
 
 
 def test_a_missing_bucket_is_named(endpoint: str) -> None:

@@ -31,7 +31,8 @@ from benchmarks.processes import BASELINE_PYTHON, ROOT
 from training.datasets.manifest import PackedManifest
 from training.datasets.prepared import corpora
 from training.datasets.samples.packed import PackedDataset
-from training.datasets.text.tokenize import TokenizeRequest, make_dataset
+from training.datasets.text.sources import TokenizeRequest
+from training.datasets.text.tokenize import make_dataset
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 from training.storage import StorageAccess
 

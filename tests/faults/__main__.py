@@ -48,11 +48,8 @@ class Stuck(Exception):
     """An attempt did not end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Undo:
-    """When and how a fault ends."""
-
-    action: Callable[[], None]
+Undo = Callable[[], None]
+"""Ends a fault."""
 
 
 @dataclass
@@ -137,14 +134,15 @@ class Schedule:
                             later += self._inject(job, fault, now, plan, switch)
                             if fault.kind == "second" and second is None:
                                 second = self.start(f"second-{number}", 1)
-                        case Undo() as undo:
-                            undo.action()
+                        case undo:
+                            assert not isinstance(undo, str)
+                            undo()
                 self._thaw(job)
                 time.sleep(0.01)
         finally:
             for _, left in later:
-                if isinstance(left, Undo):
-                    left.action()
+                if callable(left):
+                    left()
             forwarder.end()
             write_plan(self.place.plan, [])
         self._await_others()
@@ -163,7 +161,7 @@ class Schedule:
                 return [
                     (
                         now + fault.seconds,
-                        Undo(lambda: job.signal(signal.SIGCONT, fault.what, fault.node)),
+                        lambda: job.signal(signal.SIGCONT, fault.what, fault.node),
                     )
                 ]
             case "storage":
@@ -171,7 +169,7 @@ class Schedule:
                 write_plan(self.place.plan, plan)
             case "partition":
                 switch.touch()
-                return [(now + fault.seconds, Undo(lambda: switch.unlink(missing_ok=True)))]
+                return [(now + fault.seconds, lambda: switch.unlink(missing_ok=True))]
         return []
 
     def _thaw(self, current: Job | None) -> None:

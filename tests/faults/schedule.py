@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STEPS = 8
-NEVER_S = 1e9
 _PATTERNS = ("*", "*train.jsonl", "*checkpoints*", "*lock.json", "*status.json", "*complete.json")
 _S3_KINDS = ("SLOW_DOWN", "INTERNAL_ERROR", "RESET", "LOST_ANSWER", "CUT_BODY", "SLOW")
 DAMAGES = ("truncate", "flip", "remove", "marker", "history", "torn", "status", "lock")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import shutil
 import tempfile
-import zlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,15 @@ import torch
 from safetensors.torch import save_file
 from transformers.models.llama.configuration_llama import LlamaConfig
 
+from tests.training.datasets.packed import put_manifest, put_shard
 from tests.untrusted import mutations
 from tests.untrusted.common import CONTENT, DIGEST, quiet
 from training.checkpoint import CheckpointInfo, Checkpoints
-from training.checkpoint.marker import CHUNK_BYTES
+from training.checkpoint.dcp import checksums
 from training.checkpoint.pretrained import PretrainedWeights, WeightsTable
 from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
-from training.datasets.manifest import DatasetManifest, PackedManifest, Shard, Source, Validation
+from training.datasets.manifest import DatasetManifest, Validation
 from training.datasets.prepared.bert_shards import check_shard, empty, write_shard
 from training.datasets.prepared.corpora import count_complete
 from training.datasets.samples.packed import open_dataset
@@ -38,38 +38,19 @@ from training.trainer.runs import RunConfig
 from trainium_catalogue.contract import DATASET_MANIFEST, RUN_CONFIG
 
 
-def _shard(folder: Path, name: str, ids: list[int]) -> Shard:
-    data = np.array(ids, "<u2").tobytes()
-    (folder / name).write_bytes(data)
-    return Shard(
-        name=name, tokens=len(ids), bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-    )
-
-
 def packed_manifest(inside: Path, rng: random.Random) -> object:
-    source = inside / "bucket"
-    source.mkdir()
-    manifest = PackedManifest(
-        dtype="uint16",
-        vocab_size=1000,
-        eos_id=2,
-        bos=False,
-        tokenizer="tokenizer.json",
-        tokenizer_file_sha256="0" * 64,
-        tokenizer_sha256="1" * 64,
-        num_tokens=50,
-        documents=1,
-        empty_documents=0,
-        source=Source(uri="/text", files=1, bytes=1, text_field="text"),
-        shards=(_shard(source, "a.bin", [1] * 30), _shard(source, "b.bin", [2] * 20)),
-        validation=Validation(
-            fraction=0.1, num_tokens=9, documents=1, shards=(_shard(source, "v.bin", [3] * 9),)
-        ),
+    objects = LocalObjects(inside / "bucket")
+    shards = (
+        put_shard(objects, name, np.full(count, 1, "<u2"))
+        for name, count in (("a.bin", 30), ("b.bin", 20), ("v.bin", 9))
     )
+    *train, held_out = shards
+    validation = Validation(fraction=0.1, num_tokens=9, documents=1, shards=(held_out,))
+    manifest = put_manifest(objects, *train, validation=validation)
     original = json.loads(manifest.to_json())
-    (source / DATASET_MANIFEST).write_bytes(mutations.document(original, rng))
+    objects.put(DATASET_MANIFEST, mutations.document(original, rng))
     dataset = open_dataset(
-        LocalObjects(source), inside / "cache", is_leader=True, wait=lambda: None, report=quiet
+        objects, inside / "cache", is_leader=True, wait=lambda: None, report=quiet
     )
     dataset.require(vocab_size=1000, seq_len=4)
     return dataset.sequence(0, 4)
@@ -181,11 +162,7 @@ def _put_signed(folder: Path, name: str, data: bytes) -> None:
     """Write a checkpoint file and its checksum, since an attacker can write both."""
     (folder / name).write_bytes(data)
     document = json.loads((folder / "complete.json").read_bytes())
-    document["files"][name] = {
-        "bytes": len(data),
-        "chunk_bytes": CHUNK_BYTES,
-        "crc32": [zlib.crc32(data)] if data else [],
-    }
+    document["files"][name] = asdict(checksums(data))
     (folder / "complete.json").write_text(json.dumps(document))
 
 

@@ -26,7 +26,6 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -79,19 +78,6 @@ CASES: Mapping[str, Case] = {
 }
 
 
-@dataclass
-class Report:
-    """Results of the cases."""
-
-    counts: Counter[str]
-    violations: list[str]
-
-    def note(self, kind: str, seed: str, outcome: str, detail: str = "") -> None:
-        self.counts[f"{kind}: {outcome}"] += 1
-        if detail:
-            self.violations.append(f"{kind} {seed}: {detail}")
-
-
 def _tree(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): os.fsencode(path.readlink())
@@ -103,8 +89,8 @@ def _tree(folder: Path) -> dict[str, bytes]:
     }
 
 
-def run_case(kind: str, seed: str, base: Path, guard: Guard | None, report: Report) -> None:
-    """Run one case in a new folder; a ``Violation`` is reported, not raised."""
+def run_case(kind: str, seed: str, base: Path, guard: Guard | None) -> tuple[str, str]:
+    """Run one case in a new folder; return its outcome and, if it is wrong, the details."""
     rng = random.Random(f"{kind}/{seed}")
     inside, outside = base / "case" / "inside", base / "case" / "outside"
     inside.mkdir(parents=True)
@@ -131,7 +117,7 @@ def run_case(kind: str, seed: str, base: Path, guard: Guard | None, report: Repo
     if _tree(outside) != before:
         outcome, detail = "wrong", "a file outside was changed"
     shutil.rmtree(base / "case")
-    report.note(kind, seed, outcome, detail)
+    return outcome, detail
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -152,30 +138,34 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, _too_long)
     kinds = [wanted.only] if wanted.only else list(CASES)
-    report, began = Report(Counter(), []), time.monotonic()
+    outcomes, wrong, began = Counter[str](), list[str](), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as name:
         base = Path(name)
         os.chdir(base)
         for codec in _CODECS:  # json and pickletools import them when a document needs them
             codecs.lookup(codec)
         for kind in kinds:  # modules imported here are not watched
-            run_case(kind, "warm-up", base, None, Report(Counter(), []))
+            run_case(kind, "warm-up", base, None)
         guard = Guard(base / "case" / "inside")
         for number in range(wanted.cases):
             kind = kinds[number % len(kinds)]
-            run_case(kind, f"{wanted.seed}-{number}", base, guard, report)
+            seed = f"{wanted.seed}-{number}"
+            outcome, detail = run_case(kind, seed, base, guard)
+            outcomes[f"{kind}: {outcome}"] += 1
+            if detail:
+                wrong.append(f"{kind} {seed}: {detail}")
     print(
         json.dumps(
             {
                 "cases": wanted.cases,
                 "seconds": round(time.monotonic() - began, 1),
-                "outcomes": dict(sorted(report.counts.items())),
-                "wrong": report.violations[:20],
+                "outcomes": dict(sorted(outcomes.items())),
+                "wrong": wrong[:20],
             },
             indent=1,
         )
     )
-    return 1 if report.violations else 0
+    return 1 if wrong else 0
 
 
 def _too_long(number: int, frame: FrameType | None) -> None:

@@ -12,13 +12,12 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from training.checkpoint.dcp import Reader, Writer
+from training.checkpoint.dcp import METADATA, Reader, Writer, checksums
 from training.checkpoint.folders import CheckpointFolders
 from training.checkpoint.marker import (
     CheckpointDamaged,
     CheckpointInfo,
     CheckpointUnusable,
-    FileSum,
 )
 from training.checkpoint.metadata import read_metadata
 from training.core.ranks import Ranks
@@ -116,7 +115,7 @@ class Checkpoints:
         reader = Reader(self._objects.at(info.name), info.files, count)
         try:
             reader.use_metadata(
-                self._ranks.agree(lambda: read_metadata(reader.fetch_metadata(), info.files))
+                self._ranks.agree(lambda: read_metadata(reader.fetch(METADATA), info.files))
             )
             dcp_load(
                 state_dict,
@@ -241,7 +240,7 @@ class Checkpoints:
             for name, data in self._attached().items():
                 etag = replaced.get(name)
                 folder.put(name, data, if_absent=etag is None, if_match=etag)
-                files[name] = FileSum.of(data)
+                files[name] = checksums(data)
             if unknown := writer.named - files.keys():
                 raise CheckpointDamaged(f"no rank reported writing {min(unknown)}")
             return folders.commit(step, meta, files, replaced)

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.storage import WriteResult
 
-from training.checkpoint.marker import CHUNK_BYTES, CheckpointDamaged, FileSum
+from training.checkpoint.marker import CHUNK_BYTES, CheckpointDamaged, MarkedFile
 from training.storage import ObjectMissing, Objects
 
 METADATA = ".metadata"
@@ -83,14 +83,21 @@ class SummingStream(io.RawIOBase):
             rest = rest[len(piece) :]
         return len(view)
 
-    def sum(self) -> FileSum:
+    def sum(self) -> MarkedFile:
         """Return the checksums of everything written so far."""
         last = [self._crc32] if self._size % self._chunk_bytes else []
-        return FileSum(
-            num_bytes=self._size,
+        return MarkedFile(
+            bytes=self._size,
             chunk_bytes=self._chunk_bytes,
             crc32=(*self._finished, *last),
         )
+
+
+def checksums(data: bytes) -> MarkedFile:
+    """Compute the checksums of a small file."""
+    stream = SummingStream(io.BytesIO())
+    stream.write(data)
+    return stream.sum()
 
 
 class VerifiedStream(io.RawIOBase):
@@ -100,7 +107,7 @@ class VerifiedStream(io.RawIOBase):
         self,
         objects: Objects,
         key: str,
-        known: FileSum,
+        known: MarkedFile,
         *,
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
@@ -117,13 +124,9 @@ class VerifiedStream(io.RawIOBase):
         """Return True: any position can be read."""
         return True
 
-    def tell(self) -> int:
-        """Return the position of the next byte to read."""
-        return self._at
-
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Seek to ``offset`` bytes from the start, the current position or the end."""
-        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._known.num_bytes}
+        origin = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._known.bytes}
         self._at = max(0, origin[whence] + offset)
         return self._at
 
@@ -131,7 +134,7 @@ class VerifiedStream(io.RawIOBase):
         """Fill ``buffer``, up to the end of the file; raise ``CheckpointDamaged`` if corrupt."""
         view = memoryview(buffer).cast("B")
         filled = 0
-        end = min(len(view), self._known.num_bytes - self._at)
+        end = min(len(view), self._known.bytes - self._at)
         while filled < end:
             index, skip = divmod(self._at, self._known.chunk_bytes)
             piece = memoryview(self._chunk(index))[skip : skip + end - filled]
@@ -145,14 +148,14 @@ class VerifiedStream(io.RawIOBase):
             self._chunks.move_to_end(index)
             return self._chunks[index]
         start = index * self._known.chunk_bytes
-        length = min(self._known.chunk_bytes, self._known.num_bytes - start)
+        length = min(self._known.chunk_bytes, self._known.bytes - start)
         try:
             chunk = self._objects.get_range(self._key, start, length)
         except ObjectMissing:
             raise CheckpointDamaged(f"{self._key} is missing") from None
         if len(chunk) != length:
             raise CheckpointDamaged(
-                f"{self._key} ends after {start + len(chunk)} of {self._known.num_bytes} bytes"
+                f"{self._key} ends after {start + len(chunk)} of {self._known.bytes} bytes"
             )
         if self._known.crc32 and zlib.crc32(chunk) != self._known.crc32[index]:
             raise CheckpointDamaged(
@@ -176,13 +179,13 @@ class _Folder(FileSystemBase):
     def __init__(
         self,
         objects: Objects,
-        known: Mapping[str, FileSum] | None,
+        known: Mapping[str, MarkedFile] | None,
         on_bytes: Callable[[int], None],
         replaced: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._objects, self._known, self._on_bytes = objects, known, on_bytes
         self._replaced = replaced
-        self.sums: dict[str, FileSum] = {}
+        self.sums: dict[str, MarkedFile] = {}
         """Checksums of the files written."""
 
     @contextmanager
@@ -263,7 +266,7 @@ class Writer(FileSystemWriter):
         self.named = {METADATA, *(result.storage_data.relative_path for result in written)}
 
     @property
-    def sums(self) -> dict[str, FileSum]:
+    def sums(self) -> dict[str, MarkedFile]:
         """Checksums of the files this rank has written."""
         return self._folder.sums
 
@@ -274,7 +277,7 @@ class Reader(FileSystemReader):
     def __init__(
         self,
         objects: Objects,
-        known: Mapping[str, FileSum],
+        known: Mapping[str, MarkedFile],
         on_bytes: Callable[[int], None] = lambda count: None,
     ) -> None:
         super().__init__(objects.uri)
@@ -291,13 +294,6 @@ class Reader(FileSystemReader):
         assert self._metadata is not None
         return replace(self._metadata, storage_meta=StorageMeta(load_id=self.load_id))
 
-    def fetch_metadata(self) -> bytes:
-        """Read the metadata file; raise ``CheckpointDamaged`` if it was altered.
-
-        One rank fetches and parses it for all: 17 MB for Llama-2-7B on 128 ranks.
-        """
-        return self.fetch(METADATA)
-
     def fetch(self, name: str) -> bytes:
         """Read an entire file; raise ``CheckpointDamaged`` if it was altered."""
         with self._folder.create_stream(name, "rb") as stream:
@@ -305,9 +301,10 @@ class Reader(FileSystemReader):
         return data
 
     def use_metadata(self, metadata: Metadata) -> None:
-        """Set the parsed content of the file that ``fetch_metadata`` returned.
+        """Set the parsed content of the metadata file.
 
-        The file is read before loading. If reading it failed during loading, torch would look for
+        One rank fetches and parses it for all: 17 MB for Llama-2-7B on 128 ranks. It is read before
+        loading. If reading it failed during loading, torch would look for
         per-rank metadata and report only that it is missing (state_dict_loader.py, ``local_step``).
         """
         self._metadata = metadata

@@ -12,7 +12,7 @@ from training.checkpoint.marker import (
     CheckpointDamaged,
     CheckpointInfo,
     CheckpointUnusable,
-    FileSum,
+    MarkedFile,
 )
 from training.storage import Objects, PreconditionFailed
 from training.storage.results import now_utc
@@ -99,7 +99,12 @@ class CheckpointFolders:
 
     def remove(self, step: int, names: Set[str] | None = None) -> None:
         """Delete files of a checkpoint, complete or not; all of them by default."""
-        self._remove(step, self.list_files(step).keys() if names is None else names)
+        names = self.list_files(step).keys() if names is None else names
+        # Delete the marker first, so the checkpoint never looks complete with files missing.
+        folder = checkpoint_name(step)
+        if CHECKPOINT_MARKER in names:
+            self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])
+        self._objects.delete(f"{folder}/{name}" for name in names if name != CHECKPOINT_MARKER)
 
     def list_files(self, step: int) -> dict[str, str]:
         """Return the ETag of every file of a checkpoint, complete or not, by name."""
@@ -123,7 +128,7 @@ class CheckpointFolders:
         self,
         step: int,
         meta: Mapping[str, Any],
-        files: Mapping[str, FileSum],
+        files: Mapping[str, MarkedFile],
         replaced: Mapping[str, str],
     ) -> CheckpointInfo:
         """Write the marker, which lists ``files``; ``replaced`` comes from ``withdraw``.
@@ -132,7 +137,9 @@ class CheckpointFolders:
         ``PreconditionFailed`` if another job has since completed this step.
         """
         info = CheckpointInfo(step=step, meta=meta, files=files, time=now_utc())
-        _refuse_incomplete(files, self._sizes(info.name))
+        entries = self._objects.list(f"{info.name}/")
+        sizes = {entry.key.removeprefix(f"{info.name}/"): entry.size for entry in entries}
+        _refuse_incomplete(files, sizes)
         marker = f"{info.name}/{CHECKPOINT_MARKER}"
         try:
             # Conditional, so that only one of two competing jobs wins.
@@ -145,11 +152,6 @@ class CheckpointFolders:
         self._ignored.discard(step)
         return info
 
-    def _sizes(self, name: str) -> Sizes:
-        """Return the sizes of one folder's files."""
-        entries = self._objects.list(f"{name}/")
-        return {entry.key.removeprefix(f"{name}/"): entry.size for entry in entries}
-
     def clean(self) -> list[int]:
         """Delete expired checkpoints; return their steps."""
         listed = self._list()
@@ -161,15 +163,8 @@ class CheckpointFolders:
             keep_every=self._keep_every,
         )
         for step in expired:
-            self._remove(step, self.list_files(step).keys())
+            self.remove(step)
         return expired
-
-    def _remove(self, step: int, names: Set[str]) -> None:
-        # Delete the marker first, so the checkpoint never looks complete with files missing.
-        folder = checkpoint_name(step)
-        if CHECKPOINT_MARKER in names:
-            self._objects.delete([f"{folder}/{CHECKPOINT_MARKER}"])
-        self._objects.delete(f"{folder}/{name}" for name in names if name != CHECKPOINT_MARKER)
 
 
 def checkpoints_to_delete(
@@ -190,14 +185,14 @@ def checkpoints_to_delete(
     return sorted((set(ordered) - kept) | old_torn)
 
 
-def _refuse_incomplete(files: Mapping[str, FileSum], sizes: Sizes) -> None:
+def _refuse_incomplete(files: Mapping[str, MarkedFile], sizes: Sizes) -> None:
     """Raise ``CheckpointDamaged`` unless all ``files``, including the metadata, are in storage."""
     if METADATA not in files:
         raise CheckpointDamaged(f"{METADATA} is not among its files")
     for name, known in files.items():
         if name not in sizes:
             raise CheckpointDamaged(f"{name} is missing")
-        if sizes[name] != known.num_bytes:
+        if sizes[name] != known.bytes:
             raise CheckpointDamaged(
-                f"{name} has {sizes[name]} bytes, but {known.num_bytes} were written"
+                f"{name} has {sizes[name]} bytes, but {known.bytes} were written"
             )

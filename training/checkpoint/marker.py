@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -32,30 +31,6 @@ class CheckpointUnusable(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileSum:
-    """Size of a file and the CRC-32 of each chunk; no checksums if never computed."""
-
-    num_bytes: int
-    chunk_bytes: int = CHUNK_BYTES
-    crc32: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.num_bytes < 0 or self.chunk_bytes <= 0:
-            raise ValueError(
-                f"{self.num_bytes} bytes in chunks of {self.chunk_bytes} is impossible"
-            )
-        if self.crc32 and len(self.crc32) != -(-self.num_bytes // self.chunk_bytes):
-            raise ValueError(f"it has {len(self.crc32)} checksums for {self.num_bytes} bytes")
-
-    @staticmethod
-    def of(data: bytes) -> FileSum:
-        """Compute size and checksums of ``data``."""
-        chunks = range(0, len(data), CHUNK_BYTES)
-        crc32 = tuple(zlib.crc32(data[start : start + CHUNK_BYTES]) for start in chunks)
-        return FileSum(num_bytes=len(data), crc32=crc32)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MarkedFile:
     """A file in a marker's JSON."""
 
@@ -63,6 +38,13 @@ class MarkedFile:
     chunk_bytes: Positive
     crc32: tuple[Annotated[int, Keywords(minimum=0, maximum=2**32 - 1)], ...]
     """CRC-32 of each chunk, in order."""
+
+    def __post_init__(self) -> None:
+        if self.bytes < 0 or self.chunk_bytes <= 0:
+            raise ValueError(f"{self.bytes} bytes in chunks of {self.chunk_bytes} is impossible")
+        # No checksums if they were never computed.
+        if self.crc32 and len(self.crc32) != -(-self.bytes // self.chunk_bytes):
+            raise ValueError(f"it has {len(self.crc32)} checksums for {self.bytes} bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +82,7 @@ class CheckpointInfo:
     """Number of optimizer steps completed."""
     meta: Mapping[str, Any]
     """Metadata from the trainer: model, tokenizer_sha256, world_size, tokens_total, ..."""
-    files: Mapping[str, FileSum]
+    files: Mapping[str, MarkedFile]
     time: str
     """Time of completion, ISO 8601."""
 
@@ -112,7 +94,7 @@ class CheckpointInfo:
     @property
     def num_bytes(self) -> int:
         """Total size of all files."""
-        return sum(known.num_bytes for known in self.files.values())
+        return sum(known.bytes for known in self.files.values())
 
     def refuse_other(
         self,
@@ -155,14 +137,7 @@ class CheckpointInfo:
             "format": _FORMAT,
             "step": self.step,
             "time": self.time,
-            "files": {
-                name: {
-                    "bytes": known.num_bytes,
-                    "chunk_bytes": known.chunk_bytes,
-                    "crc32": list(known.crc32),
-                }
-                for name, known in sorted(self.files.items())
-            },
+            "files": {name: asdict(known) for name, known in sorted(self.files.items())},
         }
         return json.dumps(document, indent=1).encode() + b"\n"
 
@@ -183,12 +158,7 @@ class CheckpointInfo:
             info = CheckpointInfo(
                 step=marker.step,
                 time=marker.time,
-                files={
-                    name: FileSum(
-                        num_bytes=file.bytes, chunk_bytes=file.chunk_bytes, crc32=file.crc32
-                    )
-                    for name, file in marker.files.items()
-                },
+                files=marker.files,
                 meta={name: value for name, value in document.items() if name not in _RESERVED},
             )
         except ValueError as error:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from training.checkpoint.marker import CheckpointDamaged, FileSum
+from training.checkpoint.marker import CheckpointDamaged, MarkedFile
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ENCODING = (_METADATA, "_MEM_FORMAT_ENCODING")
@@ -68,7 +68,7 @@ class _Record:
         self.state: Any = None
 
 
-def read_metadata(data: bytes, files: Mapping[str, FileSum]) -> Metadata:
+def read_metadata(data: bytes, files: Mapping[str, MarkedFile]) -> Metadata:
     """Parse tensor locations within ``files``; raise ``CheckpointDamaged`` if invalid."""
     try:
         return _Validator(files).metadata(_parse(data))
@@ -193,7 +193,7 @@ def _resolve_global(module: Any, name: Any) -> Any:
 class _Validator:
     """Creates torch's objects from records, and rejects any that torch would not have written."""
 
-    def __init__(self, files: Mapping[str, FileSum]) -> None:
+    def __init__(self, files: Mapping[str, MarkedFile]) -> None:
         self._files = files
 
     def metadata(self, record: Any) -> Metadata:
@@ -256,7 +256,7 @@ class _Validator:
             raise ValueError(f"{name!r} is compressed, which this version does not support")
         if name not in self._files:
             raise ValueError(f"{name!r} is not listed in the marker")
-        if offset + length > self._files[name].num_bytes:
+        if offset + length > self._files[name].bytes:
             raise ValueError(f"{name!r} ends before its last tensor does")
         return _StorageInfo(relative_path=name, offset=offset, length=length)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -129,11 +129,6 @@ class PretrainedWeights:
         self.table = table
         self.bytes_read = 0
         """Bytes of tensors read by this process."""
-
-    @property
-    def names(self) -> Iterable[str]:
-        """Names of all tensors."""
-        return self.table.tensors.keys()
 
     def require(self, shapes: Mapping[str, Sequence[int]]) -> None:
         """Refuse weights unless they have exactly these tensors, in a supported dtype."""

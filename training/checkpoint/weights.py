@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +11,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
-from training.checkpoint.dcp import Reader
+from training.checkpoint.dcp import METADATA, Reader
 from training.checkpoint.marker import CheckpointDamaged, CheckpointInfo, CheckpointUnusable
 from training.checkpoint.metadata import read_metadata
-from training.storage import Objects, StorageError
+from training.storage import Objects, OnBytes, StorageError
 
-OnBytes = Callable[[int], None]
 _PREFIXES = ("model.", "")
 """Possible prefixes of the weights' names; the rest of each name is Hugging Face's."""
 
@@ -38,7 +37,7 @@ class Weights:
     ) -> None:
         self._objects, self._info, self._on_bytes = objects, info, on_bytes
         self._shapes = shapes
-        data = Reader(objects, info.files, on_bytes).fetch_metadata()
+        data = Reader(objects, info.files, on_bytes).fetch(METADATA)
         self._metadata = read_metadata(data, info.files)
         stored = self._metadata.state_dict_metadata
         candidates = {
@@ -61,11 +60,6 @@ class Weights:
                     f"but run.json has {list(shape)}"
                 )
 
-    def _reader(self) -> Reader:
-        reader = Reader(self._objects, self._info.files, self._on_bytes)
-        reader.use_metadata(self._metadata)
-        return reader
-
     def read(self, names: Sequence[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Read whole tensors to the host; raise ``CheckpointDamaged`` if they are corrupt.
 
@@ -74,11 +68,13 @@ class Weights:
         # Zeros, so that a gap in a checkpoint never exposes this process's memory.
         whole = {name: torch.zeros(self._shapes[name], dtype=dtype) for name in names}
         state: dict[str, Any] = {f"{self._prefix}{name}": t for name, t in whole.items()}
+        reader = Reader(self._objects, self._info.files, self._on_bytes)
+        reader.use_metadata(self._metadata)
         try:
             with warnings.catch_warnings():
                 # torch warns when a single process loads.
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-                dcp_load(state, storage_reader=self._reader(), no_dist=True)
+                dcp_load(state, storage_reader=reader, no_dist=True)
         except CheckpointException as error:
             ((cause, _),) = error.failures.values()
             if isinstance(cause, CheckpointDamaged | StorageError | OSError):

@@ -345,9 +345,7 @@ def finish_dataset(objects: Objects, dataset: DatasetManifest) -> None:
     """Mark the dataset complete, and delete the files of earlier datasets of this name."""
     known = {file.name for file in dataset.shards} | {DATASET_MANIFEST}
     objects.put(DATASET_MANIFEST, dataset.to_json())
-    strays = [info.key for info in objects.list() if info.key not in known]
-    if strays:
-        objects.delete(strays)
+    objects.delete(info.key for info in objects.list() if info.key not in known)
     log.info(
         f"prepare: {objects.uri} is complete: {dataset.samples:,} samples in "
         f"{counted(len(dataset.shards), 'file')}"

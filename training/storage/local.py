@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from training.storage.interface import (
     ObjectInfo,
@@ -65,12 +64,8 @@ class LocalObjects:
 
     def put_file(self, key: str, path: Path, *, on_bytes: OnBytes | None = None) -> None:
         """Copy a file into storage atomically."""
-        target = self._path(key)
-        with self._new_file(target) as part:
-            with path.open("rb") as source, part.open("wb") as copy:
-                _copy(source, copy, on_bytes)
-            _sync(part)
-            part.replace(target)
+        with self.create(key) as copy, path.open("rb") as source:
+            _copy(source, copy, on_bytes)
 
     @contextmanager
     def create(
@@ -198,13 +193,11 @@ def _lock_folder(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _copy(source: BinaryIO, target: BinaryIO, on_bytes: OnBytes | None) -> None:
-    if on_bytes is None:
-        shutil.copyfileobj(source, target, _COPY_BYTES)
-        return
+def _copy(source: BinaryIO, target: Any, on_bytes: OnBytes | None) -> None:
     while block := source.read(_COPY_BYTES):
         target.write(block)
-        on_bytes(len(block))
+        if on_bytes is not None:
+            on_bytes(len(block))
 
 
 def _sync(path: Path) -> None:

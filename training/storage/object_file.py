@@ -45,10 +45,6 @@ class ObjectFile(io.RawIOBase):
         self._position = base + offset
         return self._position
 
-    def tell(self) -> int:
-        """Return the offset of the next byte to read."""
-        return self._position
-
     def readinto(self, buffer: object) -> int:
         """Fill ``buffer`` from the current or the next block."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,60 +57,47 @@ class ResultFiles:
     """Times of uploads, from ``time.monotonic()``."""
 
     @property
-    def result_key(self) -> str:
-        """Key of the result file."""
-        return f"{run_prefix(self.run, 'results')}{self.workload}.json"
-
-    @property
     def metrics_key(self) -> str:
         """Key of the metrics file."""
         return f"{run_prefix(self.run, 'metrics')}{self.workload}.jsonl"
 
     def start_metrics(self) -> None:
         """Create an empty metrics file, to fail early if the bucket refuses it."""
-        path = self._local(self.metrics_key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("")
-        self._upload((self.metrics_key,))
+        self._write(self.metrics_key, "")
 
     def add_metrics(self, kind: type[MetricsLine], fields: Mapping[str, Any]) -> None:
         """Append one metrics line of ``kind`` with ``fields``."""
         line = kind.of(self.run, self.workload, self.attempt, fields)
-        with self._local(self.metrics_key).open("a") as file:
+        with (self.root / self.metrics_key).open("a") as file:
             file.write(line)
         # Upload periodically, so that measurements survive a failure of the job.
         if time.monotonic() - self._uploaded_s[-1] > _UPLOAD_INTERVAL_S:
-            self._upload((self.metrics_key,))
+            self._upload(self.metrics_key)
 
     def put(self, name: str, document: Mapping[str, Any]) -> str:
         """Write another document to the results; return its location."""
         key = f"{run_prefix(self.run, 'results')}{name}"
-        path = self._local(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(document, indent=2) + "\n")
-        self._upload((key,))
-        return str(path) if self.bucket is None else f"{self.bucket.uri}/{key}"
+        self._write(key, json.dumps(document, indent=2) + "\n")
+        return self._location(key)
 
     def finish(self, result: Mapping[str, Any]) -> list[str]:
         """Write the result, and upload it and the metrics; return their locations."""
-        path = self._local(self.result_key)
+        self._upload(self.metrics_key)
+        return [self._location(self.metrics_key), self.put(f"{self.workload}.json", result)]
+
+    def _write(self, key: str, text: str) -> None:
+        path = self.root / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n")
-        keys = (self.metrics_key, self.result_key)
-        if self.bucket is None:
-            return [str(self._local(key)) for key in keys]
-        self._upload(keys)
-        return [f"{self.bucket.uri}/{key}" for key in keys]
+        path.write_text(text)
+        self._upload(key)
 
-    def _upload(self, keys: Iterable[str]) -> None:
+    def _upload(self, key: str) -> None:
         self._uploaded_s.append(time.monotonic())
-        if self.bucket is None:
-            return
-        for key in keys:
-            self.bucket.put(key, self._local(key).read_bytes())
+        if self.bucket is not None:
+            self.bucket.put(key, (self.root / key).read_bytes())
 
-    def _local(self, key: str) -> Path:
-        return self.root / key
+    def _location(self, key: str) -> str:
+        return str(self.root / key) if self.bucket is None else f"{self.bucket.uri}/{key}"
 
 
 def now_utc() -> str:

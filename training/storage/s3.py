@@ -6,6 +6,7 @@ import io
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -156,13 +157,14 @@ class S3Objects:
         return self._do("read", key, receive)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        if length == 0:
-            return b""
+        return self._get_range(key, start, length) if length else b""
+
+    def _get_range(self, key: str, start: int, length: int, **conditions: str) -> bytes:
+        span = f"bytes={start}-{start + length - 1}"
 
         def receive(attempt: int) -> bytes:
-            span = f"bytes={start}-{start + length - 1}"
             try:
-                response = self._client.get_object(**self._where(key), Range=span)
+                response = self._client.get_object(**self._where(key), Range=span, **conditions)
             except Exception as error:
                 if status_of(error) == 416:  # the range starts beyond the end
                     return b""
@@ -207,23 +209,9 @@ class S3Objects:
         """Download to a new, empty file in parts; raise ``ObjectMissing`` if there is no object."""
         head = self._do("read", key, lambda _: self._client.head_object(**self._where(key)))
 
-        def fetch(start: int, length: int) -> bytes:
-            span = f"bytes={start}-{start + length - 1}"
-
-            def receive(attempt: int) -> bytes:
-                response = self._client.get_object(
-                    # All parts must be from one version, even if the object is being replaced.
-                    **self._where(key),
-                    Range=span,
-                    IfMatch=head["ETag"],
-                )
-                part: bytes = response["Body"].read()
-                return part
-
-            return self._do("read", key, receive)
-
         download(
-            fetch,
+            # All parts must be from one version, even if the object is being replaced.
+            partial(self._get_range, key, IfMatch=head["ETag"]),
             size=head["ContentLength"],
             file=file,
             part_bytes=_PART_BYTES,

@@ -14,6 +14,8 @@ from training.storage import Objects, RetryPolicy, open_objects
 
 BUCKET = "training-bucket"
 QUICK = RetryPolicy(total_s=20, first_delay_s=0.01, longest_delay_s=0.05)
+PART = 2**16
+"""Size of the parts of an upload with ``small_parts``, in bytes."""
 _SERIAL = itertools.count()
 
 
@@ -55,6 +57,13 @@ def faulty_bucket(proxy: FaultyProxy) -> Objects:
 def folder(tmp_path: Path) -> Objects:
     """Return an empty folder."""
     return open_objects(str(tmp_path / "root"), region=None, endpoint_url=None)
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Transfer in small parts, which S3 and the emulator would refuse."""
+    monkeypatch.setattr("training.storage.s3._PART_BYTES", PART)
+    monkeypatch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
 
 
 @pytest.fixture(params=["bucket", "folder"])

@@ -51,8 +51,8 @@ def mesh_of(data: int, tensor: int) -> DeviceMesh:
     return init_device_mesh("cpu", (data, tensor), mesh_dim_names=("data", "tensor"))
 
 
-def save_on_four_ranks(root: Path) -> dict[str, Any]:
-    """Save, fail a save on one rank, damage another save, and load."""
+def save_and_load(root: Path) -> dict[str, Any]:
+    """Save, fail a save on one rank, damage another save, and load into several topologies."""
     rank = dist.get_rank()
     mesh = mesh_of(2, 2)
     failed: list[tuple[int, str]] = []
@@ -91,7 +91,13 @@ def save_on_four_ranks(root: Path) -> dict[str, Any]:
     dist.barrier()
     loaded = state(0, mesh)
     used = checkpoints.load(loaded, latest)
+    others = {}
+    for layout in ((4, 1), (1, 4)):
+        elsewhere = state(0, mesh_of(*layout))
+        checkpoints.load(elsewhere, used)
+        others["x".join(map(str, layout))] = matches(elsewhere, 10)
     return {
+        "others": others,
         "failed": failed,
         "left": left,
         "latest": latest.step,
@@ -119,27 +125,9 @@ def tensor_by_tensor(root: Path) -> bool:
     return all(torch.equal(loaded["model"][n], whole(n, 10)) for n in SIZES)
 
 
-def load_on_two_ranks(root: Path) -> dict[str, Any]:
-    """Load the same checkpoint into two other topologies."""
-    found = {}
-    checkpoints = Checkpoints(LocalObjects(root), Ranks.open(), keep_last=3, keep_every=0)
-    for data, tensor in ((2, 1), (1, 2)):
-        info = checkpoints.latest(at_most=10)
-        assert info is not None
-        loaded = state(0, mesh_of(data, tensor))
-        checkpoints.load(loaded, info)
-        found[f"{data}x{tensor}"] = matches(loaded, 10)
-    return found
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    action = {
-        "save-on-four-ranks": save_on_four_ranks,
-        "load-on-two-ranks": load_on_two_ranks,
-    }[sys.argv[1]]
-    result = action(Path(sys.argv[2]))
-    print(json.dumps(result), flush=True)
+    print(json.dumps(save_and_load(Path(sys.argv[1]))), flush=True)
     dist.destroy_process_group()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,14 +12,13 @@ import pytest
 from tests.training.checkpoint.test_checkpoints import (
     FILE,
     META,
-    Recorder,
-    assert_holds,
+    assert_latest_holds,
     save,
     state,
 )
 from training.checkpoint import Checkpoints
 from training.checkpoint.dcp import METADATA, Writer
-from training.checkpoint.marker import FileSum
+from training.checkpoint.marker import MarkedFile
 from training.core.ranks import Ranks
 from training.storage import LocalObjects, Objects
 from trainium_catalogue.contract import CHECKPOINT_MARKER
@@ -80,17 +78,7 @@ def test_of_two_jobs_that_save_the_same_step_one_completes_it(objects: Objects) 
         "another job completed step-00000010 while this one was saving it; stop one of the two"
         in error
     )
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    second.load(loaded, info)
-    assert_holds(loaded, 10)
-
-
-def test_a_job_without_the_run_lock_completes_nothing(folder: Objects) -> None:
-    error = failure(folder, on_call(2, lose))
-
-    assert "no longer holds run x" in error
-    assert opened(folder).latest() is None
+    assert_latest_holds(second, 10)
 
 
 def test_a_job_frozen_while_completing_a_save_does_not_complete_its_successors_files(
@@ -161,10 +149,7 @@ def test_a_failed_save_without_the_run_lock_deletes_nothing(tmp_path: Path) -> N
     error = failure(HookedObjects(tmp_path, before=fail), on_call(2, lose), value=-7)
 
     assert "no space left" in error
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    second.load(loaded, info)
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 @pytest.mark.parametrize("left", [CHECKPOINT_MARKER, FILE, METADATA])
@@ -181,10 +166,7 @@ def test_a_job_frozen_at_the_start_of_a_save_does_not_touch_its_successors_save(
 
     failure(folder, on_call(1, overtake), value=-7)
 
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    assert second.load(loaded, info) == info
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 @pytest.mark.parametrize("name", [FILE, METADATA])
@@ -200,10 +182,7 @@ def test_a_frozen_save_does_not_damage_its_successors_save_of_that_step(
     error = failure(HookedObjects(tmp_path, written=freeze), on_call(2, lose), value=-7)
 
     assert "already exists" in error
-    info, loaded = second.latest(), state(0)
-    assert info is not None
-    assert second.load(loaded, info) == info
-    assert_holds(loaded, 10)
+    assert_latest_holds(second, 10)
 
 
 @pytest.mark.parametrize(
@@ -231,26 +210,11 @@ def test_a_file_no_rank_reports_does_not_become_complete(
     """The names come from torch's metadata, not from the ranks."""
     told = Writer.sums
 
-    def sums(self: Writer) -> dict[str, FileSum]:
-        known: dict[str, FileSum] = told.__get__(self)
+    def sums(self: Writer) -> dict[str, MarkedFile]:
+        known: dict[str, MarkedFile] = told.__get__(self)
         return {name: found for name, found in known.items() if name != FILE}
 
     monkeypatch.setattr(Writer, "sums", property(sums))
 
     assert f"no rank reported writing {FILE}" in failure(folder)
     assert opened(folder).latest() is None
-
-
-def test_a_marker_that_does_not_list_the_metadata_is_refused(folder: Objects) -> None:
-    recorder = Recorder()
-    save(recorder.open(folder), 10)
-    document = json.loads(folder.get(MARKER))
-    del document["files"][".metadata"]
-    folder.put(MARKER, json.dumps(document).encode())
-    # Another, so that the run still has a checkpoint.
-    save(opened(folder), 5)
-
-    info = recorder.open(folder).latest()
-
-    assert info is not None and info.step == 5
-    assert recorder.lines == ["skipping checkpoint step-00000010: .metadata is not among its files"]

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,6 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from tests.support.limits import scaled
 from tests.training.checkpoint.documents import assert_valid
 from training.checkpoint import Checkpoints, CheckpointUnusable
 from training.core.ranks import Ranks
@@ -28,7 +24,6 @@ from training.trainer.runs import RunConfig
 from trainium_catalogue.parameters.plan import shape_of
 from trainium_catalogue.workloads import WORKLOADS
 
-ROOT = Path(__file__).resolve().parents[3]
 VALUES = {p.name: p.default for p in WORKLOADS["llama-tiny"].parameters} | {
     "vocab-size": 96,
     "dataset": "books",
@@ -131,25 +126,13 @@ def root(tmp_path: Path, saved: Path) -> Path:
     return tmp_path
 
 
-def test_transformers_loads_the_export_with_the_same_logits(root: Path) -> None:
-    (root / "build").symlink_to(root)
-    done = subprocess.run(
-        [sys.executable, "-m", "training.launch", "export", "--run=my-run", "--dtype=float32"],
-        env={
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}",
-            "TRAINIUM_DEVICE": "cpu",
-        },
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=scaled(120),
-        check=False,
-    )
+def test_transformers_loads_the_export_with_the_same_logits(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_export(root, request())
 
-    assert done.returncode == 0, done.stdout + done.stderr
     assert torch.equal(logits(loaded(root)), logits(model(20)))
-    assert "export: step-00000020 of run my-run is in " in done.stdout
+    assert "export: step-00000020 of run my-run is in " in capsys.readouterr().out
 
 
 def test_files_are_cut_where_they_become_too_large(root: Path) -> None:
@@ -174,16 +157,6 @@ def test_a_checkpoint_is_exported_by_step_in_half_the_bytes(root: Path) -> None:
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_the_tokenizer_yields_the_training_ids(root: Path) -> None:
-    run_export(root, request())
-
-    tokenizer = AutoTokenizer.from_pretrained(root / "export/my-run", local_files_only=True)
-    ids = tokenizer("the lazy dog")["input_ids"]
-    assert 1 not in ids
-    assert tokenizer.decode(ids).split() == ["the", "lazy", "dog"]
-    assert tokenizer.eos_token == "</s>"
-
-
 def test_the_model_generates_from_all_the_tokenizers_outputs(root: Path) -> None:
     run_export(root, request())
 
@@ -197,27 +170,6 @@ def test_the_model_generates_from_all_the_tokenizers_outputs(root: Path) -> None
 
     assert set(given) == {"input_ids", "attention_mask"}
     assert made.shape[1] == given["input_ids"].shape[1] + 1
-
-
-def test_without_its_dataset_a_run_is_exported_without_a_tokenizer(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (root / "datasets/books/manifest.json").unlink()
-
-    run_export(root, request())
-
-    assert "tokenizer.json" not in names(root)
-    assert "the tokenizer is not exported: there is no " in capsys.readouterr().out
-
-
-def test_another_tokenizer_is_not_exported(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = root / "datasets/books/manifest.json"
-    path.write_text(path.read_text().replace("aaaa", "bbbb"))
-
-    run_export(root, request())
-
-    assert "tokenizer.json" not in names(root)
-    assert "dataset books has been recreated with another one" in capsys.readouterr().out
 
 
 def test_leftovers_of_an_earlier_export_are_removed(root: Path) -> None:
@@ -269,21 +221,44 @@ def test_an_unknown_run_and_an_unknown_step_are_refused(root: Path) -> None:
         run_export(root, request(step=15))
 
 
-def test_a_checkpoint_of_another_model_is_refused(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        (
+            {"intermediate-size": 64},
+            r"belongs to another model: .* has shape \[192, 64\], but run\.js",
+        ),
+        ({"num-layers": 3}, r"has no model\.layers\.2\."),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(
+    root: Path, changed: dict[str, int], reason: str
+) -> None:
     document = json.loads((root / "runs/my-run/run.json").read_text())
-    document["values"]["intermediate-size"] = 64
+    document["values"] |= changed
     (root / "runs/my-run/run.json").write_text(json.dumps(document))
 
-    with pytest.raises(
-        CheckpointUnusable, match=r"belongs to another model: .* has shape \[192, 64\], but run\.js"
-    ):
+    with pytest.raises(CheckpointUnusable, match=reason):
         run_export(root, request())
 
 
-def test_a_checkpoint_without_a_tensor_is_refused(root: Path) -> None:
-    document = json.loads((root / "runs/my-run/run.json").read_text())
-    document["values"]["num-layers"] = 3
-    (root / "runs/my-run/run.json").write_text(json.dumps(document))
+@pytest.mark.parametrize(
+    ("tokenizer", "reason"),
+    [
+        (None, "the tokenizer is not exported: there is no "),
+        ("b" * 64, "dataset books has been recreated with another one"),
+    ],
+)
+def test_a_run_is_exported_without_a_tokenizer_other_than_its_own(
+    root: Path, capsys: pytest.CaptureFixture[str], tokenizer: str | None, reason: str
+) -> None:
+    path = root / "datasets/books/manifest.json"
+    if tokenizer is None:
+        path.unlink()
+    else:
+        path.write_text(path.read_text().replace("a" * 64, tokenizer))
 
-    with pytest.raises(CheckpointUnusable, match=r"has no model\.layers\.2\."):
-        run_export(root, request())
+    run_export(root, request())
+
+    assert "tokenizer.json" not in names(root)
+    assert reason in capsys.readouterr().out

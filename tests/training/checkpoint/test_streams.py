@@ -7,17 +7,17 @@ import zlib
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.checkpoint.dcp import SummingStream, VerifiedStream
-from training.checkpoint.marker import CheckpointDamaged, FileSum
+from training.checkpoint.marker import CheckpointDamaged, MarkedFile
 from training.storage import LocalObjects, Objects
 
 CHUNK = 16
 
 
-def summed(pieces: list[bytes]) -> tuple[bytes, FileSum]:
+def summed(pieces: list[bytes]) -> tuple[bytes, MarkedFile]:
     target = io.BytesIO()
     stream = SummingStream(target, chunk_bytes=CHUNK)
     for piece in pieces:
@@ -25,15 +25,16 @@ def summed(pieces: list[bytes]) -> tuple[bytes, FileSum]:
     return target.getvalue(), stream.sum()
 
 
-def expected(data: bytes) -> FileSum:
+def expected(data: bytes) -> MarkedFile:
     starts = range(0, len(data), CHUNK)
-    return FileSum(
-        num_bytes=len(data),
+    return MarkedFile(
+        bytes=len(data),
         chunk_bytes=CHUNK,
         crc32=tuple(zlib.crc32(data[start : start + CHUNK]) for start in starts),
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.binary(max_size=50)))
 def test_sums_do_not_depend_on_how_it_is_written(pieces: list[bytes]) -> None:
     data = b"".join(pieces)
@@ -46,6 +47,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Objects:
     return LocalObjects(tmp_path_factory.mktemp("objects"))
 
 
+@settings(max_examples=40)
 @given(
     st.binary(max_size=200),
     st.lists(st.tuples(st.integers(0, 250), st.integers(0, 100)), max_size=5),
@@ -63,6 +65,7 @@ def test_every_part_is_read_back_unchanged(
     assert stream.read() == data
 
 
+@settings(max_examples=40)
 @given(st.binary(min_size=1, max_size=100), st.data())
 def test_a_flipped_bit_is_found_when_its_chunk_is_read(
     root: Objects, data: bytes, draw: st.DataObject
@@ -77,6 +80,7 @@ def test_a_flipped_bit_is_found_when_its_chunk_is_read(
         stream.read()
 
 
+@settings(max_examples=40)
 @given(st.binary(min_size=1, max_size=100), st.data())
 def test_a_short_file_is_detected(root: Objects, data: bytes, draw: st.DataObject) -> None:
     root.put("file", data[: draw.draw(st.integers(0, len(data) - 1))])

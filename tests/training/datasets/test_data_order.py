@@ -48,17 +48,6 @@ def test_epochs_and_seeds_have_their_own_orders() -> None:
             assert sum(a == b for a, b in zip(one, other, strict=True)) < 10
 
 
-def test_the_order_is_as_uniform_as_a_random_one() -> None:
-    """Test the position of an epoch's first tenth, over many seeds: chi-squared over ten bins."""
-    counts = np.zeros(10)
-    for seed in range(200):
-        found = sequence_indices(seed=seed, positions=np.arange(100), num_sequences=1000)
-        counts += np.histogram(found, bins=10, range=(0, 1000))[0]
-
-    # 9 degrees of freedom: above 27.9 once in a thousand times, if it were random.
-    assert float(((counts - 2000) ** 2 / 2000).sum()) < 27.9
-
-
 def test_the_order_never_changes() -> None:
     """A run resumed after an update must read the same data as before."""
     found = sequence_indices(seed=12349, positions=np.arange(8), num_sequences=238_000)

@@ -97,51 +97,32 @@ def test_a_correct_shard_is_not_downloaded_again(tmp_path: Path) -> None:
     assert dataset.sequence(0, 49).tolist() == list(range(50))
 
 
-def test_a_dataset_without_a_manifest_is_refused(tmp_path: Path) -> None:
-    write_dataset(tmp_path / "source", list(range(50)), [])
-    (tmp_path / "source" / "manifest.json").unlink()
-
-    with pytest.raises(DatasetError, match=r"not a complete dataset: .* run tokenize, or wait"):
-        opened(tmp_path / "source", tmp_path / "cache")
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("manifest.json", "not a complete dataset: .* run tokenize, or wait"),
+        ("shard-00001-000.bin", "shard shard-00001-000.bin of .* is missing"),
+    ],
+)
+def test_a_missing_file_is_named(tmp_path: Path, name: str, reason: str) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [20])
-    (tmp_path / "source" / "shard-00001-000.bin").unlink()
+    (tmp_path / "source" / name).unlink()
 
-    with pytest.raises(DatasetError, match=r"shard shard-00001-000.bin of .* is missing"):
+    with pytest.raises(DatasetError, match=reason):
         opened(tmp_path / "source", tmp_path / "cache")
 
 
-@pytest.mark.parametrize("damage", ["a flipped bit", "a lost end"])
-def test_a_damaged_shard_is_named_and_not_kept(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_shard_is_named_and_not_kept(tmp_path: Path) -> None:
     write_dataset(tmp_path / "source", list(range(50)), [20])
     path = tmp_path / "source" / "shard-00001-000.bin"
     data = bytearray(path.read_bytes())
-    if damage == "a flipped bit":
-        data[7] ^= 1
-    else:
-        del data[-1]
+    data[7] ^= 1
     path.write_bytes(data)
 
     with pytest.raises(DatasetError, match=r"shard shard-00001-000.bin of .* is damaged"):
         opened(tmp_path / "source", tmp_path / "cache")
     left = {path.name for path in (tmp_path / "cache").iterdir()}
     assert left == {"shard-00000-000.bin"}
-
-
-def test_a_manifest_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"schema": 1, "files": []}))
-
-    with pytest.raises(DatasetError, match="not the manifest of a packed dataset"):
-        opened(tmp_path, tmp_path / "cache")
-
-
-def test_a_manifest_of_a_later_release_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text(json.dumps({"schema": 4}))
-
-    with pytest.raises(DatasetError, match="has schema 4, but this release reads schemas up to 3"):
-        opened(tmp_path, tmp_path / "cache")
 
 
 def test_a_disk_that_is_too_small_is_reported_before_the_download(
@@ -155,21 +136,21 @@ def test_a_disk_that_is_too_small_is_reported_before_the_download(
         opened(tmp_path / "source", tmp_path / "cache")
 
 
-def test_a_model_with_a_smaller_vocabulary_than_the_dataset_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("vocab_size", "seq_len", "reason"),
+    [
+        (999, 49, "IDs up to 999, but the model's vocabulary has only 999"),
+        (1000, 50, "50 tokens, too few for a sequence of 50 and a label"),
+    ],
+)
+def test_a_model_that_the_dataset_does_not_fit_is_refused(
+    tmp_path: Path, vocab_size: int, seq_len: int, reason: str
+) -> None:
     dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
 
     dataset.require(vocab_size=1000, seq_len=49)
-    with pytest.raises(
-        DatasetError, match="IDs up to 999, but the model's vocabulary has only 999"
-    ):
-        dataset.require(vocab_size=999, seq_len=49)
-
-
-def test_a_sequence_longer_than_the_dataset_is_refused(tmp_path: Path) -> None:
-    dataset = PackedDataset(tmp_path, write_dataset(tmp_path, list(range(50)), []))
-
-    with pytest.raises(DatasetError, match="50 tokens, too few for a sequence of 50 and a label"):
-        dataset.require(vocab_size=1000, seq_len=50)
+    with pytest.raises(DatasetError, match=reason):
+        dataset.require(vocab_size=vocab_size, seq_len=seq_len)
 
 
 Change = Callable[[dict[str, Any]], object]
@@ -178,17 +159,13 @@ WRONG: list[tuple[Change, str]] = [
     # Names that escape the folder.
     *(
         (lambda document, name=name: document["shards"][0].update(name=name), rf"{NO_MANIFEST}sh")
-        for name in ("/tmp/x", "a/../../x", "manifest.json/x", ".part-x")
+        for name in ("a/../../x", "manifest.json/x", ".part-x")
     ),
     (lambda document: document.pop("schema"), f"{NO_MANIFEST}it has no schema"),
+    (lambda document: document.update(schema=4), "has schema 4, but .* reads schemas up to 3"),
     (lambda document: document.update(dtype="O"), "dtype is 'O', not one of uint16, uint32"),
-    (lambda document: document.update(dtype=3), "dtype is 3, not a string"),
     (lambda document: document.update(shards=[3]), r"shards\[0\] is 3, not an object"),
-    (lambda document: document.update(shards=None), "shards is None, not a list"),
-    (lambda document: document.update(num_tokens="x"), "num_tokens is 'x', not an integer"),
-    (lambda document: document.update(source={}), "source has no bytes, files, text_field, uri"),
     (lambda document: document.update(eos_id=-1), "cannot be negative"),
-    (lambda document: document.update(validation=[]), r"validation is \[\], not an object"),
     # Mapped, it would raise a signal in the middle of training.
     (
         lambda document: document["shards"][0].update(tokens=60),

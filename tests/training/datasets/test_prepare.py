@@ -71,12 +71,12 @@ def archive_of(publisher: Site) -> Archive:
     return Archive(url=f"{publisher.url}{PATH}", bytes=len(data), sha256=digest)
 
 
-def prepared(tmp_path: Path, archive: Archive, max_documents: int = 0) -> list[dict[str, str]]:
+def prepared(tmp_path: Path, archive: Archive) -> list[dict[str, str]]:
     """Prepare wikicorpus, and return its documents."""
     prepare(
         "wikicorpus",
         StorageAccess(root=str(tmp_path)),
-        max_documents=max_documents,
+        max_documents=0,
         report=lambda text: None,
         archive=archive,
     )
@@ -103,10 +103,6 @@ def test_the_manifest_names_the_source_and_every_file(tmp_path: Path, publisher:
     for file in manifest["files"]:
         data = (folder / file["name"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["bytes"], file["sha256"])
-
-
-def test_the_number_of_documents_is_limited(tmp_path: Path, publisher: Site) -> None:
-    assert prepared(tmp_path, archive_of(publisher), max_documents=1) == EXPECTED[:1]
 
 
 def test_a_complete_corpus_is_not_fetched_again(tmp_path: Path, publisher: Site) -> None:
@@ -150,16 +146,6 @@ def test_an_unexpected_file_is_refused_and_not_kept(tmp_path: Path, publisher: S
     with pytest.raises(DatasetError, match=r"publisher's file has changed, so nothing was stored"):
         prepared(tmp_path, archive)
     assert list(tmp_path.rglob("*")) == []
-
-
-def test_a_file_longer_than_expected_is_not_read_to_its_end(
-    tmp_path: Path, publisher: Site
-) -> None:
-    archive = archive_of(publisher)
-    publisher.files[PATH] += b"\0" * 10
-
-    with pytest.raises(DatasetError, match=f"not the expected {archive.bytes} with"):
-        prepared(tmp_path, archive)
 
 
 def test_an_interrupted_download_resumes_at_its_offset(tmp_path: Path, publisher: Site) -> None:
@@ -229,9 +215,9 @@ def test_api_documentation_comes_from_the_installed_package(
     tmp_path: Path, run_tokenize: Tokenize
 ) -> None:
     place = StorageAccess(root=str(tmp_path / "bucket"))
-    total = prepare("aws-api-docs", place, max_documents=500, report=lambda text: None)
+    total = prepare("aws-api-docs", place, max_documents=50, report=lambda text: None)
 
     manifest = run_tokenize(input="aws-api-docs")
 
-    assert total == 500
-    assert manifest is not None and manifest.documents == 500
+    assert total == 50
+    assert manifest is not None and manifest.documents == 50

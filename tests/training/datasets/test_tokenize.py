@@ -6,9 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models
 
-from tests.support.limits import scaled
 from tests.training.datasets.conftest import Tokenize, dataset, opened, text_of
 from training.datasets.manifest import DatasetError, PackedManifest
 from training.datasets.text import parts
@@ -24,8 +20,6 @@ from training.datasets.text.encoders import PROBES, FastEncoder, Ids
 from training.datasets.text.tokenize import ProgressLine
 from training.datasets.text.vocabulary import Vocabulary
 from training.storage import LocalObjects
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -58,15 +52,11 @@ def test_every_token_of_every_document_is_present_in_order(
     assert packed.num_sequences(64) == (len(expected) - 1) // 64
 
 
-def test_any_number_of_processes_and_jobs_gives_the_same_bytes(
-    tmp_path: Path, run_tokenize: Tokenize
-) -> None:
+def test_any_number_of_jobs_gives_the_same_bytes(tmp_path: Path, run_tokenize: Tokenize) -> None:
     complete(run_tokenize(dataset="one"))
-    complete(run_tokenize(dataset="two", processes=2))
     shares = [run_tokenize(dataset="array", array_index=i, array_size=3) for i in (2, 0, 1)]
 
     expected = contents(dataset(tmp_path, "one"))
-    assert contents(dataset(tmp_path, "two")) == expected
     assert contents(dataset(tmp_path, "array")) == expected
     # The last one completes it.
     assert [share is not None for share in shares] == [False, False, True]
@@ -75,35 +65,29 @@ def test_any_number_of_processes_and_jobs_gives_the_same_bytes(
 class Failing(FastEncoder):
     """An accelerator that fails some time after its checks."""
 
-    error: BaseException | None
     left = len(PROBES) + 40
 
     def encode(self, texts: Sequence[str]) -> Ids:
         self.left -= len(texts)
-        if self.left >= 0:
-            return super().encode(texts)
-        if self.error is not None:
-            raise self.error
-        return super().encode(texts)[1:]
+        if self.left < 0:
+            raise Panic("index out of bounds")
+        return super().encode(texts)
 
 
 class Panic(BaseException):
     """pyo3's exception for a Rust panic."""
 
 
-@pytest.mark.parametrize("error", [None, Panic("index out of bounds")])
 def test_an_accelerator_that_fails_midway_leaves_no_trace(
     tmp_path: Path,
     run_tokenize: Tokenize,
     llama: Vocabulary,
-    error: BaseException | None,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "tokenizer.json").write_text(llama.json)
     order = {"tokenizer": str(tmp_path / "tokenizer.json")}
     complete(run_tokenize(**order, dataset="plain"))
-    monkeypatch.setattr(Failing, "error", error, raising=False)
     monkeypatch.setattr("training.datasets.text.encoders.FastEncoder", Failing)
 
     complete(run_tokenize(**order, dataset="fast", accelerate=True))
@@ -123,71 +107,28 @@ def test_documents_without_text_are_counted_and_left_out(
     assert (manifest.documents, manifest.empty_documents) == (120, 3)
 
 
-def test_only_missing_parts_are_rebuilt(tmp_path: Path, run_tokenize: Tokenize) -> None:
-    first = complete(run_tokenize())
-    before = contents(dataset(tmp_path))
-    lost, *kept = (dataset(tmp_path) / shard.name for shard in first.shards)
-    kept = [path for path in kept if not path.name.startswith(lost.name[:11])]
-    inodes = [path.stat().st_ino for path in kept]
-    lost.unlink()
-
-    complete(run_tokenize())
-
-    assert contents(dataset(tmp_path)) == before
-    assert kept and [path.stat().st_ino for path in kept] == inodes
-
-
-KILLED_RUN = """
-import json, sys
-from training.storage import StorageAccess
-from training.datasets.text.tokenize import TokenizeRequest, tokenize
-
-if __name__ == "__main__":
-    values = json.loads(sys.argv[1])
-    values["storage"] = StorageAccess(root=values["storage"])
-    tokenize(TokenizeRequest(**values), report=lambda text: None)
-"""
-
-
-def test_a_killed_job_resumes_from_its_finished_work(
-    tmp_path: Path, run_tokenize: Tokenize, small_tokenizer: Path
+def test_an_interrupted_job_resumes_from_its_finished_work(
+    tmp_path: Path, run_tokenize: Tokenize, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    big = tmp_path / "big"
-    big.mkdir()
-    for file in range(30):
-        lines = [json.dumps({"text": text_of(file * 300 + n)}) + "\n" for n in range(300)]
-        (big / f"{file:02d}.jsonl").write_text("".join(lines))
-    changes = {"input": str(big), "shard_tokens": 8192, "processes": 2}
-    complete(run_tokenize(**changes, dataset="whole"))
-    values = {
-        **changes, "tokenizer": str(small_tokenizer), "dataset": "killed", "text_field": "text",
-        "validation_fraction": 0.0, "accelerate": False, "storage": str(tmp_path / "bucket"),
-        "array_index": 0, "array_size": 1,
-    }  # fmt: skip
-    script = tmp_path / "killed.py"
-    script.write_text(KILLED_RUN)
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'constructs'}"}
-    job = subprocess.Popen([sys.executable, str(script), json.dumps(values)], env=environment)
-    killed = dataset(tmp_path, "killed")
-    deadline = time.monotonic() + scaled(60)
-    while len(list(killed.glob("parts/*.json"))) < 3:
-        assert time.monotonic() < deadline and job.poll() is None
-        time.sleep(0.001)
-    job.send_signal(signal.SIGKILL)
-    job.wait()
-    time.sleep(0.2)  # for worker processes, which the kernel kills with their parent
-    finished = sorted(killed.glob("parts/*.json"))
+    def stop(line: ProgressLine, parts: int, *progress: int) -> None:
+        if parts == 2:
+            raise KeyboardInterrupt
+
+    complete(run_tokenize(dataset="whole"))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ProgressLine, "show", stop)
+        run_tokenize(dataset="stopped")
+    stopped = dataset(tmp_path, "stopped")
+    finished = sorted(stopped.glob("parts/*.json"))
     inodes = [path.stat().st_ino for path in finished]
-    assert not (killed / "manifest.json").exists()
     with pytest.raises(DatasetError, match="not a complete dataset"):
-        opened(tmp_path, "killed")
+        opened(tmp_path, "stopped")
 
-    manifest = complete(run_tokenize(**changes, dataset="killed"))
+    complete(run_tokenize(dataset="stopped"))
 
-    assert 3 <= len(finished) < len(list(killed.glob("parts/*.json")))
+    assert 2 == len(finished) < len(list(stopped.glob("parts/*.json")))
     assert [path.stat().st_ino for path in finished] == inodes
-    assert manifest.documents == 9_000
-    assert contents(killed) == contents(dataset(tmp_path, "whole"))
+    assert contents(stopped) == contents(dataset(tmp_path, "whole"))
 
 
 def test_a_killed_worker_process_is_reported_as_out_of_memory(
@@ -225,35 +166,23 @@ def test_a_repaired_input_is_picked_up_without_deleting_anything(
     assert contents(dataset(tmp_path)) == contents(dataset(tmp_path, "fresh"))
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_bad_line_fails_the_job_and_its_location_is_reported(
-    corpus: Path, run_tokenize: Tokenize, processes: int
+def test_a_bad_line_found_by_a_worker_process_fails_the_job(
+    corpus: Path, run_tokenize: Tokenize
 ) -> None:
     (corpus / "3.jsonl").write_text('{"text": "fine"}\n{"title": "no text"}\n')
 
     with pytest.raises(DatasetError, match=r"3.jsonl, line 2: no field 'text'; fields: 'title'"):
-        run_tokenize(processes=processes)
-
-
-def test_a_dataset_of_another_tokenizer_is_not_overwritten(
-    run_tokenize: Tokenize, small_tokenizer: Path, tmp_path: Path
-) -> None:
-    run_tokenize()
-    document = json.loads(small_tokenizer.read_text())
-    document["model"]["vocab"]["new"] = 320
-    (tmp_path / "other.json").write_text(json.dumps(document))
-
-    with pytest.raises(
-        DatasetError, match=r"exists and was made with another tokenizer \(tokenizer.json, sha256"
-    ):
-        run_tokenize(tokenizer=str(tmp_path / "other.json"))
+        run_tokenize(processes=2)
 
 
 def test_a_dataset_of_other_input_is_not_overwritten(
-    tmp_path: Path, corpus: Path, run_tokenize: Tokenize
+    tmp_path: Path, corpus: Path, run_tokenize: Tokenize, small_tokenizer: Path
 ) -> None:
     run_tokenize()
     before = contents(dataset(tmp_path))
+    shutil.copy(small_tokenizer, tmp_path / "other.json")
+    with pytest.raises(DatasetError, match=r"made with another tokenizer \(tokenizer.json, sha256"):
+        run_tokenize(tokenizer=str(tmp_path / "other.json"))
     with pytest.raises(DatasetError, match=r"made with another text-field .text.; use another"):
         run_tokenize(text_field="body")
     (corpus / "1.jsonl").write_text((corpus / "1.jsonl").read_text())
@@ -321,5 +250,5 @@ def test_worker_processes_log_like_the_others(
 
     said = capfd.readouterr().out.splitlines()
     assert 1 <= sum(line.startswith("fastokens is not used; ") for line in said) <= 2
-    assert sum(line.endswith(" million per second") for line in said) == 1
+    assert any(line.endswith(" million per second") for line in said)
     assert all(line.startswith(("fastokens is not used; ", "tokenize: ")) for line in said)

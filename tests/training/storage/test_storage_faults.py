@@ -11,7 +11,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from tests.training.checkpoint.conftest import BUCKET
+from tests.training.checkpoint.conftest import BUCKET, PART
 from tests.training.checkpoint.faulty import Fault, FaultyProxy, first_time
 from tests.training.s3_server import REGION
 from training.core.failures import classify
@@ -27,16 +27,15 @@ from training.storage import (
 from training.storage.retries import explained, is_transient
 from trainium_catalogue.exit_codes import ExitCode
 
-MIB = 1024 * 1024
 PASSING_FAULTS = [fault for fault in Fault if fault is not Fault.ACCESS_DENIED]
 
 
 @pytest.mark.parametrize("fault", PASSING_FAULTS, ids=lambda fault: fault.name)
 def test_every_operation_survives(
-    proxy: FaultyProxy, faulty_bucket: Objects, tmp_path: Path, fault: Fault
+    proxy: FaultyProxy, faulty_bucket: Objects, tmp_path: Path, fault: Fault, small_parts: None
 ) -> None:
     source, back = tmp_path / "source", tmp_path / "back"
-    source.write_bytes(os.urandom(17 * MIB))
+    source.write_bytes(os.urandom(PART + 10))
     proxy.reset(first_time(fault, fault))
 
     faulty_bucket.put("small", b"text")
@@ -116,10 +115,12 @@ def test_without_list_permission_access_is_denied(
         faulty_bucket.get("lock.json")
 
 
-def test_parts_of_a_failed_stream_are_aborted(proxy: FaultyProxy, faulty_bucket: Objects) -> None:
+def test_parts_of_a_failed_stream_are_aborted(
+    proxy: FaultyProxy, faulty_bucket: Objects, small_parts: None
+) -> None:
     with pytest.raises(RuntimeError), faulty_bucket.create("x") as stream:
         target: Any = stream
-        target.write(bytes(33 * MIB))
+        target.write(bytes(2 * PART + 10))
         raise RuntimeError
 
     client = boto3.client("s3", endpoint_url=proxy.url, region_name=REGION)
@@ -143,7 +144,7 @@ def test_the_wait_ends_with_one_message_and_counts_as_a_host_failure(
     assert classify(told.value) is ExitCode.HOST
 
 
-def test_a_failed_part_fails_the_whole_stream(proxy: FaultyProxy) -> None:
+def test_a_failed_part_fails_the_whole_stream(proxy: FaultyProxy, small_parts: None) -> None:
     retry_policy = RetryPolicy(total_s=0.2, first_delay_s=0.02, longest_delay_s=0.05)
     objects = open_objects(
         f"s3://{BUCKET}/y", region=REGION, endpoint_url=proxy.url, retry_policy=retry_policy
@@ -153,38 +154,27 @@ def test_a_failed_part_fails_the_whole_stream(proxy: FaultyProxy) -> None:
     with pytest.raises(StorageUnavailable), objects.create("x") as stream:
         target: Any = stream
         for _ in range(100):
-            target.write(bytes(4 * MIB))
+            target.write(bytes(PART // 4))
 
     assert list(objects.list()) == []
 
 
 def _client_error(code: str, status: int) -> Exception:
     kind: Callable[..., Exception] = ClientError
-    return kind(
-        {
-            "Error": {"Code": code, "Message": "text"},
-            "ResponseMetadata": {
-                "HTTPStatusCode": status,
-                "RequestId": "",
-                "HostId": "",
-                "HTTPHeaders": {},
-                "RetryAttempts": 0,
-            },
-        },
-        "PutObject",
-    )
+    response = {
+        "Error": {"Code": code, "Message": "text"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
+    return kind(response, "PutObject")
 
 
 @pytest.mark.parametrize(
     ("code", "status", "transient"),
     [
-        ("SlowDown", 503, True),
-        ("InternalError", 500, True),
+        ("Unknown", 500, True),
+        ("Unknown", 429, True),
         ("RequestTimeout", 400, True),
         ("ConditionalRequestConflict", 409, True),
-        ("TooManyRequests", 429, True),
-        ("AccessDenied", 403, False),
-        ("NoSuchKey", 404, False),
         ("InvalidArgument", 400, False),
     ],
 )
@@ -195,7 +185,6 @@ def test_transient_errors_are_retried(code: str, status: int, transient: bool) -
 @pytest.mark.parametrize(
     ("code", "status", "message"),
     [
-        ("AccessDenied", 403, "cannot write s3://b/k: AccessDenied; allow the job's role to do it"),
         ("InvalidArgument", 400, "cannot write s3://b/k: .*the request itself is refused"),
         ("412", 412, "s3://b/k has since been written by another job"),
     ],

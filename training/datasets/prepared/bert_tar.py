@@ -9,7 +9,6 @@ import hashlib
 import http.client
 import json
 import tarfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from training.datasets.manifest import (
     store_file,
 )
 from training.datasets.prepared.bert_shards import KIND, SHARD_NAME, check_shard, facts
+from training.datasets.prepared.web import TIMEOUT_S, with_retries
 from training.storage import ObjectMissing, Objects
 from training.storage.object_file import open_object
 from trainium_catalogue.typed_json import read_object, typed
@@ -39,8 +39,6 @@ records its S3 ETag, and every range request is conditional on it, so all data i
 SEQ_LEN, MAX_PREDICTIONS, VOCAB_SIZE = 128, 20, 30522
 _MANUAL_REMEDY = "put the shards below datasets/ yourself, with a manifest as in docs/interfaces.md"
 _PARTS = "parts/"
-_TIMEOUT_S = 60
-_ATTEMPTS = 5
 _COPY_BYTES = 4 * 1024 * 1024
 
 
@@ -77,28 +75,20 @@ class WebFile:
 
 
 def _request(request: urllib.request.Request) -> tuple[http.client.HTTPMessage, bytes]:
-    """Return headers and body; retry after connection errors and server errors (5xx)."""
-    for attempt in range(_ATTEMPTS):
+    """Return headers and body."""
+
+    def receive() -> tuple[http.client.HTTPMessage, bytes]:
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
                 return response.headers, response.read()
         except urllib.error.HTTPError as error:
-            if error.code == 412:
-                raise DatasetError(
-                    f"{request.full_url} changed while it was being read; submit prepare again"
-                ) from None
-            if error.code < 500 or attempt == _ATTEMPTS - 1:
-                raise DatasetError(
-                    f"{request.full_url} returned {error.code} {error.reason}; if it has moved, "
-                    f"{_MANUAL_REMEDY}"
-                ) from None
-        except (OSError, http.client.IncompleteRead) as error:
-            if attempt == _ATTEMPTS - 1:
-                raise ConnectionError(
-                    f"{request.full_url} cannot be fetched: {error}; the job needs internet access"
-                ) from None
-        time.sleep(2**attempt)
-    raise AssertionError  # the last attempt returns or raises
+            if error.code != 412:
+                raise
+            raise DatasetError(
+                f"{request.full_url} changed while it was being read; submit prepare again"
+            ) from None
+
+    return with_retries(request.full_url, receive, remedy=_MANUAL_REMEDY)
 
 
 def prepare_bert_tar(

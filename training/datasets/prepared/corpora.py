@@ -89,9 +89,7 @@ def write_corpus(
     flush()
     manifest = CorpusManifest(source=dict(source), documents=total, files=tuple(files))
     known = {file.name for file in files} | {CORPUS_MANIFEST}
-    strays = [info.key for info in objects.list() if info.key not in known]
-    if strays:
-        objects.delete(strays)
+    objects.delete(info.key for info in objects.list() if info.key not in known)
     content: dict[str, Any] = {"schema": 1, **asdict(manifest)}
     objects.put(CORPUS_MANIFEST, f"{json.dumps(content, indent=1)}\n".encode())
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import shutil
 import time
 import urllib.error
@@ -10,13 +11,15 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from training.datasets.manifest import DatasetError
 
 _BLOCK_BYTES = 1024 * 1024
-_TIMEOUT_S = 60
+TIMEOUT_S = 60
 _ATTEMPTS = 5
 _MIB = 1024 * 1024
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,33 +45,45 @@ def fetch(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
             f"{archive.bytes // _MIB:,} MiB; give the instance a larger volume"
         )
     try:
-        for attempt in range(_ATTEMPTS):
-            try:
-                _download(archive, path, report)
-                break
-            except urllib.error.HTTPError as error:
-                if error.code < 500 or attempt == _ATTEMPTS - 1:
-                    raise DatasetError(
-                        f"{archive.url} returned {error.code} {error.reason}; if it has moved, "
-                        "download it elsewhere, convert it to JSONL and run jobs upload"
-                    ) from None
-            except OSError as error:  # timeouts, lost connections, unresolved names
-                if attempt == _ATTEMPTS - 1:
-                    raise ConnectionError(
-                        f"{archive.url} cannot be fetched: {error}; the job needs internet access"
-                    ) from None
-            time.sleep(2**attempt)
+        with_retries(
+            archive.url,
+            lambda: _download(archive, path, report),
+            remedy="download it elsewhere, convert it to JSONL and run jobs upload",
+        )
         _verify(archive, path)
     except BaseException:
         path.unlink(missing_ok=True)
         raise
 
 
+def with_retries(url: str, action: Callable[[], T], *, remedy: str) -> T:
+    """Call ``action``, again after connection errors and server errors (5xx).
+
+    Raises ``DatasetError`` for other responses, with the ``remedy`` if the file has moved, and
+    ``ConnectionError`` after repeated network errors.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return action()
+        except urllib.error.HTTPError as error:
+            if error.code < 500 or attempt == _ATTEMPTS - 1:
+                raise DatasetError(
+                    f"{url} returned {error.code} {error.reason}; if it has moved, {remedy}"
+                ) from None
+        except (OSError, http.client.IncompleteRead) as error:  # timeouts, unresolved names
+            if attempt == _ATTEMPTS - 1:
+                raise ConnectionError(
+                    f"{url} cannot be fetched: {error}; the job needs internet access"
+                ) from None
+        time.sleep(2**attempt)
+    raise AssertionError  # the last attempt returns or raises
+
+
 def _download(archive: Archive, path: Path, report: Callable[[str], None]) -> None:
     offset = path.stat().st_size if path.exists() else 0
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     request = urllib.request.Request(archive.url, headers=headers)
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
         resumed = response.status == 206
         done = offset if resumed else 0
         with path.open("ab" if resumed else "wb") as file:

@@ -6,10 +6,16 @@ import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from training.core.files import sha256_of, write_whole
-from training.datasets.manifest import DatasetError
+from training.datasets.manifest import (
+    DataFile,
+    DatasetError,
+    DatasetManifest,
+    PackedManifest,
+    Shard,
+)
 from training.storage import ObjectMissing, Objects
 from trainium_catalogue.contract import DATASET_MANIFEST
 from trainium_catalogue.safe_folder import SafeFolder, UnsafeName
@@ -19,31 +25,8 @@ _PARALLEL_CHECKS = 16
 """Number of parallel checks: a dataset may have a thousand shards, and a node a hundred cores."""
 
 
-class StagedFile(Protocol):
-    """A file of a dataset."""
-
-    @property
-    def name(self) -> str:
-        """Key relative to the dataset's prefix."""
-
-    @property
-    def bytes(self) -> int:
-        """Size of the file."""
-
-    @property
-    def sha256(self) -> str:
-        """Checksum as hexadecimal digits."""
-
-
-class FileList(Protocol):
-    """A manifest that lists files."""
-
-    @property
-    def files(self) -> Sequence[StagedFile]:
-        """Every file of the dataset except the manifest."""
-
-
-M = TypeVar("M", bound=FileList)
+StagedFile = Shard | DataFile
+M = TypeVar("M", PackedManifest, DatasetManifest)
 
 
 def stage(
@@ -73,7 +56,7 @@ def stage(
 def _stage(
     objects: Objects,
     cache: Path,
-    parse: Callable[[bytes, str], FileList],
+    parse: Callable[[bytes, str], PackedManifest | DatasetManifest],
     made_by: str,
     report: Callable[[str], None],
 ) -> None:

@@ -7,16 +7,14 @@ therefore written, stored, checked and mapped like any others.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from training.datasets.manifest import COUNTED, DatasetError
-from training.datasets.text.readers import read_lines
+from training.datasets.text.readers import parse_json, read_lines
 from training.datasets.text.sources import Piece, TextFormat
 from training.datasets.text.vocabulary import Vocabulary, load_tokenizer
 from training.storage import Objects
@@ -71,12 +69,7 @@ class ExampleReader:
 
 
 def _fields(line: bytes) -> tuple[str, str]:
-    try:
-        document: Any = json.loads(line)
-    except UnicodeDecodeError:
-        raise ValueError("not UTF-8 text; convert the file (iconv -t UTF-8)") from None
-    except ValueError as error:
-        raise ValueError(f"not JSON ({error}); write one object per line") from None
+    document = parse_json(line)
     if isinstance(document, dict) and "messages" in document and "prompt" not in document:
         raise ValueError(
             "messages need the model's own chat template; apply it and write the result "

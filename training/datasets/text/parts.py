@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from training.core.logs import set_up_logging
 from training.core.processes import die_with_parent
 from training.datasets.manifest import Shard
-from training.datasets.text.encoders import Encoder, ParityError, encoders
-from training.datasets.text.examples import Example, ExampleReader, Packer
+from training.datasets.text.encoders import ParityError, encoders
+from training.datasets.text.examples import ExampleReader, Packer
 from training.datasets.text.readers import batches, read_ahead, read_documents
-from training.datasets.text.sources import Part
+from training.datasets.text.sources import Part, TokenizeRequest
 from training.datasets.text.vocabulary import Vocabulary
-from training.storage import ObjectMissing, Objects, StorageAccess
+from training.storage import ObjectMissing, Objects
 from trainium_catalogue.typed_json import read_json
 
 log = logging.getLogger(__name__)
@@ -124,15 +124,9 @@ class ShardWriter:
 class PartSettings:
     """Settings of all parts, sent to the worker processes."""
 
+    request: TokenizeRequest
     input_uri: str
     dataset_uri: str
-    storage: StorageAccess
-    text_field: str
-    shard_tokens: int
-    validation_fraction: float
-    response_seq_len: int
-    """0 for text documents; otherwise examples are packed into sequences of this length."""
-    accelerate: bool
     vocabulary: Vocabulary
     fingerprint: str
     """Fingerprint of the plan."""
@@ -185,19 +179,15 @@ class PartMaker:
     """Makes parts, one after another, with the fastest encoder that has not failed."""
 
     def __init__(self, task: PartSettings, count: Count) -> None:
-        self._task, self._count = task, count
-        self._input = task.storage.open(task.input_uri)
-        self._output = task.storage.open(task.dataset_uri)
-        if not task.response_seq_len:
-            self._encoders = encoders(task.vocabulary, accelerate=task.accelerate)
+        self._task, self._request, self._count = task, task.request, count
+        self._input = task.request.storage.open(task.input_uri)
+        self._output = task.request.storage.open(task.dataset_uri)
+        if not task.request.response_seq_len:
+            self._encoders = encoders(task.vocabulary, accelerate=task.request.accelerate)
             self._encoder = next(self._encoders)
 
     def make(self, part: Part) -> PartRecord:
         """Read, encode, pack and store a part; write its record last."""
-        if self._task.response_seq_len:
-            record = self._make_from_examples(part)
-            self._output.put(part.marker, record.to_json())
-            return record
         while True:
             try:
                 record = self._make(part)
@@ -211,44 +201,17 @@ class PartMaker:
         return record
 
     def _make(self, part: Part) -> PartRecord:
-        train, validation = self._split("shard", part), self._split("validation", part)
         empty = 0
+        train, held_out = (self._split(name, part) for name in ("shard", "validation"))
         try:
-            for batch in read_ahead(batches(self._documents(part))):
-                texts = [text for text in batch if text]
-                empty += len(batch) - len(texts)
-                for_training, held_out = split_documents(texts, self._task.validation_fraction)
-                train.add(for_training)
-                validation.add(held_out)
+            if self._request.response_seq_len:
+                self._add_examples(part, train, held_out)
+            else:
+                empty = self._add_documents(part, train, held_out)
             return PartRecord(
                 fingerprint=self._task.fingerprint,
                 documents=train.documents,
                 empty_documents=empty,
-                shards=train.writer.close(),
-                validation_documents=validation.documents,
-                validation_shards=validation.writer.close(),
-            )
-        except BaseException:
-            train.writer.abandon()
-            validation.writer.abandon()
-            raise
-
-    def _make_from_examples(self, part: Part) -> PartRecord:
-        task = self._task
-        reader = ExampleReader(task.vocabulary, seq_len=task.response_seq_len)
-        train, held_out = (
-            _ExampleSplit(self._writer(name, part), task, self._count)
-            for name in ("shard", "validation")
-        )
-        try:
-            for piece in part.pieces:
-                for example in reader.read(self._input, piece):
-                    is_held_out = _is_held_out(example.text, task.validation_fraction)
-                    (held_out if is_held_out else train).add(example)
-            return PartRecord(
-                fingerprint=task.fingerprint,
-                documents=train.documents,
-                empty_documents=0,
                 shards=train.close(),
                 validation_documents=held_out.documents,
                 validation_shards=held_out.close(),
@@ -259,57 +222,60 @@ class PartMaker:
             held_out.writer.abandon()
             raise
 
-    def _split(self, name: str, part: Part) -> _Split:
-        return _Split(self._encoder, self._writer(name, part), self._count)
+    def _add_documents(self, part: Part, train: _Split, held_out: _Split) -> int:
+        """Add the documents of a part; return the number of empty ones, which are skipped."""
+        empty = 0
+        for batch in read_ahead(batches(self._documents(part))):
+            texts = [text for text in batch if text]
+            empty += len(batch) - len(texts)
+            splits = split_documents(texts, self._request.validation_fraction)
+            for split, chosen in zip((train, held_out), splits, strict=True):
+                if chosen:
+                    split.add(self._encoder.encode(chosen), len(chosen))
+        return empty
 
-    def _writer(self, name: str, part: Part) -> ShardWriter:
-        return ShardWriter(
+    def _add_examples(self, part: Part, train: _Split, held_out: _Split) -> None:
+        request = self._request
+        reader = ExampleReader(self._task.vocabulary, seq_len=request.response_seq_len)
+        for piece in part.pieces:
+            for example in reader.read(self._input, piece):
+                is_held_out = _is_held_out(example.text, request.validation_fraction)
+                split = held_out if is_held_out else train
+                split.add(split.packer.add(example.ids), 1)
+
+    def _split(self, name: str, part: Part) -> _Split:
+        writer = ShardWriter(
             self._output,
             self._task.scratch,
             name=f"{name}-{part.number:05d}",
-            shard_tokens=self._task.shard_tokens,
+            shard_tokens=self._request.shard_tokens,
             on_upload=lambda count: self._count(0, count),
         )
+        packer = Packer(seq_len=self._request.response_seq_len, eos_id=self._task.vocabulary.eos_id)
+        return _Split(writer, packer, self._count)
 
     def _documents(self, part: Part) -> Iterator[str]:
         for piece in part.pieces:
-            yield from read_documents(self._input, piece, self._task.text_field)
+            yield from read_documents(self._input, piece, self._request.text_field)
 
 
 class _Split:
     """The training or held-out stream of a part."""
 
-    def __init__(self, encoder: Encoder, writer: ShardWriter, count: Count) -> None:
-        self._encoder, self._count = encoder, count
-        self.writer = writer
-        self.documents = 0
-
-    def add(self, texts: Sequence[str]) -> None:
-        """Encode and write documents, if there are any."""
-        if texts:
-            ids = self._encoder.encode(texts)
-            self.writer.add(ids)
-            self._count(len(ids), 0)
-            self.documents += len(texts)
-
-
-class _ExampleSplit:
-    """The training or held-out stream of a part's packed examples."""
-
-    def __init__(self, writer: ShardWriter, task: PartSettings, count: Count) -> None:
+    def __init__(self, writer: ShardWriter, packer: Packer, count: Count) -> None:
         self.writer, self._count = writer, count
-        self.packer = Packer(seq_len=task.response_seq_len, eos_id=task.vocabulary.eos_id)
+        self.packer = packer
+        """Used only for examples."""
         self.documents = 0
 
-    def add(self, example: Example) -> None:
-        """Write an example."""
-        ids = self.packer.add(example.ids)
+    def add(self, ids: NDArray[Any], documents: int) -> None:
+        """Write the ids of documents or of an example."""
         self.writer.add(ids)
         self._count(len(ids), 0)
-        self.documents += 1
+        self.documents += documents
 
     def close(self) -> tuple[Shard, ...]:
-        """Pad the last sequence; return all shards."""
+        """Pad the last sequence of examples; return all shards."""
         self.writer.add(self.packer.close())
         return self.writer.close()
 

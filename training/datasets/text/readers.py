@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from queue import Queue
-from typing import IO, TypeVar
+from typing import Any, TypeVar
 
 from training.datasets.manifest import DatasetError
 from training.datasets.text.sources import Piece, TextFormat
@@ -21,27 +21,19 @@ _PARQUET_ROWS = 1024
 T = TypeVar("T")
 _BATCH_CHARACTERS = 1_000_000
 _BATCH_DOCUMENTS = 1_000
-_READ_AHEAD = 2
-"""Maximum number of items in the queue of ``read_ahead``."""
 
 
 def read_documents(objects: Objects, piece: Piece, text_field: str) -> Iterator[str]:
     """Yield every document of a piece, in order; raise ``DatasetError`` with file and line."""
+    if piece.file.kind is TextFormat.JSONL:
+        yield from read_lines(objects, piece, partial(_field, text_field=text_field))
+        return
     name = f"{objects.uri}/{piece.file.key}"
-    with open_object(objects, piece.file.key, piece.file.size) as file:
+    with _open(objects, piece, name) as file:
         if piece.file.kind is TextFormat.PARQUET:
             yield from _parquet(file, piece, text_field, name)
-            return
-        try:
-            if piece.file.kind is TextFormat.TEXT:
-                yield _text(_decompress(file, piece), name)
-            else:
-                parse = partial(_field, text_field=text_field)
-                yield from _jsonl(_decompress(file, piece), piece, parse, name)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            if not piece.file.compressed:
-                raise
-            raise _gzip_error(name, error) from None
+        else:
+            yield _text(file, name)
 
 
 def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> Iterator[T]:
@@ -50,28 +42,27 @@ def read_lines(objects: Objects, piece: Piece, parse: Callable[[bytes], T]) -> I
     A ``ValueError`` from ``parse`` becomes a ``DatasetError`` that names file and line.
     """
     name = f"{objects.uri}/{piece.file.key}"
+    with _open(objects, piece, name) as file:
+        yield from _jsonl(file, piece, parse, name)
+
+
+@contextmanager
+def _open(objects: Objects, piece: Piece, name: str) -> Iterator[io.BufferedReader]:
+    """Open a file, decompressed; raise ``DatasetError`` if that fails while it is read."""
     with open_object(objects, piece.file.key, piece.file.size) as file:
+        if not piece.file.compressed:
+            yield file
+            return
         try:
-            yield from _jsonl(_decompress(file, piece), piece, parse, name)
+            yield io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size=1024 * 1024)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            if not piece.file.compressed:
-                raise
-            raise _gzip_error(name, error) from None
+            raise DatasetError(
+                f"{name} is not a complete gzip file ({error}); compress it again, or remove the "
+                "suffix .gz"
+            ) from None
 
 
-def _gzip_error(name: str, error: Exception) -> DatasetError:
-    return DatasetError(
-        f"{name} is not a complete gzip file ({error}); compress it again, or remove the suffix .gz"
-    )
-
-
-def _decompress(file: io.BufferedReader, piece: Piece) -> IO[bytes]:
-    if piece.file.compressed:
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), buffer_size=1024 * 1024)
-    return file
-
-
-def _text(file: IO[bytes], name: str) -> str:
+def _text(file: io.BufferedReader, name: str) -> str:
     data = file.read()
     try:
         return data.decode("utf-8-sig")
@@ -82,7 +73,9 @@ def _text(file: IO[bytes], name: str) -> str:
         ) from None
 
 
-def _jsonl(file: IO[bytes], piece: Piece, parse: Callable[[bytes], T], name: str) -> Iterator[T]:
+def _jsonl(
+    file: io.BufferedReader, piece: Piece, parse: Callable[[bytes], T], name: str
+) -> Iterator[T]:
     """Yield the parsed lines whose first byte is in the piece."""
     if piece.start:
         file.seek(piece.start - 1)
@@ -107,7 +100,7 @@ def _jsonl(file: IO[bytes], piece: Piece, parse: Callable[[bytes], T], name: str
         offset += len(line)
 
 
-def _count_lines(file: IO[bytes], offset: int) -> int:
+def _count_lines(file: io.BufferedReader, offset: int) -> int:
     count = 0
     while offset > 0 and (block := file.read(min(offset, 1024 * 1024))):
         count += block.count(b"\n")
@@ -115,13 +108,18 @@ def _count_lines(file: IO[bytes], offset: int) -> int:
     return count
 
 
-def _field(line: bytes, text_field: str) -> str:
+def parse_json(line: bytes) -> Any:
+    """Parse a line; raise ``ValueError`` for the user if it is not JSON."""
     try:
-        document = json.loads(line)
+        return json.loads(line)
     except UnicodeDecodeError:
         raise ValueError("not UTF-8 text; convert the file (iconv -t UTF-8)") from None
     except ValueError as error:
         raise ValueError(f"not JSON ({error}); write one object per line") from None
+
+
+def _field(line: bytes, text_field: str) -> str:
+    document = parse_json(line)
     if not isinstance(document, dict):
         raise ValueError(
             f'a JSON {type(document).__name__}, not an object; write {{"{text_field}": "..."}}'
@@ -215,39 +213,10 @@ def batches(documents: Iterable[str]) -> Iterator[list[str]]:
 
 
 def read_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, read ahead in a thread; raise the thread's exception in the caller."""
-    queue: Queue[T | _End] = Queue(_READ_AHEAD)
-    stopped = threading.Event()
-
-    def fill() -> None:
-        end = _End(None)
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                queue.put(item)
-        except BaseException as error:
-            end = _End(error)
-        queue.put(end)
-
-    thread = threading.Thread(target=fill, name="read-ahead", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := queue.get(), _End):
+    """Yield the items, none of which is None, while a thread reads the next one."""
+    iterator = iter(items)
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        following = pool.submit(next, iterator, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, iterator, None)
             yield item
-        if item.error is not None:
-            raise item.error
-    finally:
-        stopped.set()
-        while thread.is_alive():
-            # The thread may be blocked on a full queue.
-            while not queue.empty():
-                queue.get_nowait()
-            thread.join(0.01)
-
-
-class _End:
-    """Marks the end of the items, with the error that caused it, if any."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error

@@ -28,6 +28,25 @@ _COMPRESSION = 3
 """Approximate bytes of text per byte of gzip or Parquet."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """The parameters of a job, or of one child of an array job."""
+
+    input: str
+    tokenizer: str
+    dataset: str
+    text_field: str
+    shard_tokens: int
+    validation_fraction: float
+    processes: int
+    accelerate: bool
+    storage: StorageAccess
+    array_index: int
+    array_size: int
+    response_seq_len: int = 0
+    """0 for text; otherwise prompts and responses are packed into sequences of this length."""
+
+
 class TextFormat(StrEnum):
     """File formats of input documents."""
 
@@ -224,25 +243,23 @@ class PartPlan:
     def make(
         corpus: Corpus,
         vocabulary: Vocabulary,
+        request: TokenizeRequest,
         *,
-        text_field: str,
-        shard_tokens: int,
-        validation_fraction: float,
-        response_seq_len: int = 0,
         row_groups: Callable[[InputFile], int],
     ) -> PartPlan:
         """Plan the parts of ``corpus``."""
+        fraction, seq_len = request.validation_fraction, request.response_seq_len
         entries = {
             "tokenizer": f"{vocabulary.name}, sha256 {vocabulary.sha256}",
             "input": f"{corpus.uri}, {counted(len(corpus.files), 'file')}, {corpus.bytes} bytes",
-            "text-field": text_field,
-            "shard-tokens": str(shard_tokens),
+            "text-field": request.text_field,
+            "shard-tokens": str(request.shard_tokens),
             # Omitted if 0, so that the plan equals that of earlier releases.
-            **({"validation-fraction": str(validation_fraction)} if validation_fraction else {}),
-            **({"response-seq-len": str(response_seq_len)} if response_seq_len else {}),
+            **({"validation-fraction": str(fraction)} if fraction else {}),
+            **({"response-seq-len": str(seq_len)} if seq_len else {}),
             "content": _fingerprint(corpus),
         }
-        parts = cut_into_parts(corpus, shard_tokens=shard_tokens, row_groups=row_groups)
+        parts = cut_into_parts(corpus, shard_tokens=request.shard_tokens, row_groups=row_groups)
         return PartPlan(entries=entries, parts=parts)
 
     @property

@@ -7,7 +7,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,7 @@ from training.datasets.text.sources import (
     InputFile,
     Part,
     PartPlan,
+    TokenizeRequest,
     find_corpus,
     share,
 )
@@ -90,10 +90,7 @@ def finish_packed(
     plan: PartPlan,
     corpus: Corpus,
     vocabulary: Vocabulary,
-    *,
-    text_field: str,
-    validation_fraction: float,
-    response_seq_len: int,
+    request: TokenizeRequest,
 ) -> PackedManifest | None:
     """Write the manifest once every part is complete; idempotent."""
     plan.require_recorded(objects)
@@ -117,9 +114,9 @@ def finish_packed(
             f"the input at {corpus.uri} has no documents with text in "
             f"{counted(len(corpus.files), 'file')}; check --input and --text-field"
         )
-    validation = _validation(records, validation_fraction)
+    validation = _validation(records, request.validation_fraction)
     manifest = PackedManifest(
-        dtype=EXAMPLE_DTYPE if response_seq_len else vocabulary.dtype,
+        dtype=EXAMPLE_DTYPE if request.response_seq_len else vocabulary.dtype,
         vocab_size=vocabulary.size,
         eos_id=vocabulary.eos_id,
         bos=False,
@@ -130,11 +127,14 @@ def finish_packed(
         documents=sum(record.documents for record in records),
         empty_documents=sum(record.empty_documents for record in records),
         source=Source(
-            uri=corpus.uri, files=len(corpus.files), bytes=corpus.bytes, text_field=text_field
+            uri=corpus.uri,
+            files=len(corpus.files),
+            bytes=corpus.bytes,
+            text_field=request.text_field,
         ),
         shards=tuple(shard for record in records for shard in record.shards),
         validation=validation,
-        seq_len=response_seq_len,
+        seq_len=request.response_seq_len,
         response_tokens=sum(record.response_tokens for record in records),
     )
     _remove_strays(objects, plan, manifest)
@@ -170,28 +170,7 @@ def _remove_strays(objects: Objects, plan: PartPlan, manifest: PackedManifest) -
     """Delete leftovers of an unfinished job with a different plan."""
     known = {shard.name for shard in manifest.files} | {part.marker for part in plan.parts}
     for prefix in ("shard-", "validation-", PARTS_PREFIX):
-        strays = [info.key for info in objects.list(prefix) if info.key not in known]
-        if strays:
-            objects.delete(strays)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizeRequest:
-    """The parameters of a job, or of one child of an array job."""
-
-    input: str
-    tokenizer: str
-    dataset: str
-    text_field: str
-    shard_tokens: int
-    validation_fraction: float
-    processes: int
-    accelerate: bool
-    storage: StorageAccess
-    array_index: int
-    array_size: int
-    response_seq_len: int = 0
-    """0 for text; otherwise prompts and responses are packed into sequences of this length."""
+        objects.delete(info.key for info in objects.list(prefix) if info.key not in known)
 
 
 def run(job: Job) -> None:
@@ -244,10 +223,7 @@ def make_dataset(
     plan = PartPlan.make(
         corpus,
         vocabulary,
-        text_field=request.text_field,
-        shard_tokens=request.shard_tokens,
-        validation_fraction=request.validation_fraction,
-        response_seq_len=request.response_seq_len,
+        request,
         row_groups=_row_group_counter(storage.open(corpus.uri), report),
     )
     sizes = {info.key: info.size for info in objects.list()}
@@ -260,14 +236,9 @@ def make_dataset(
         f"{len(mine) - len(todo)} of them already done"
     )
     task = PartSettings(
+        request=request,
         input_uri=corpus.uri,
         dataset_uri=uri,
-        storage=storage,
-        text_field=request.text_field,
-        shard_tokens=request.shard_tokens,
-        validation_fraction=request.validation_fraction,
-        response_seq_len=request.response_seq_len,
-        accelerate=request.accelerate,
         vocabulary=vocabulary,
         fingerprint=plan.fingerprint,
         scratch=scratch,
@@ -276,15 +247,7 @@ def make_dataset(
         line = ProgressLine(len(todo), report)
         make_parts(task, todo, processes=request.processes, on_progress=line.show)
         line.end()
-    return finish_packed(
-        objects,
-        plan,
-        corpus,
-        vocabulary,
-        text_field=request.text_field,
-        validation_fraction=request.validation_fraction,
-        response_seq_len=request.response_seq_len,
-    )
+    return finish_packed(objects, plan, corpus, vocabulary, request)
 
 
 def _row_group_counter(

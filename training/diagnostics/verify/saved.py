@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from training.checkpoint import CheckpointInfo
-from training.checkpoint.dcp import Reader
+from training.checkpoint.dcp import METADATA, Reader
 from training.checkpoint.metadata import read_metadata
 from training.core.config import Optimizer
 from training.diagnostics.verify.reference import (
@@ -46,7 +46,7 @@ def read_whole(objects: Objects, info: CheckpointInfo) -> Tensors:
     Raises ``CheckpointDamaged`` for corrupt data, ``CheckpointException`` for missing parts.
     """
     reader = Reader(objects.at(info.name), info.files)
-    metadata = read_metadata(reader.fetch_metadata(), info.files)
+    metadata = read_metadata(reader.fetch(METADATA), info.files)
     reader.use_metadata(metadata)
     tensors = {
         name: torch.full(stored.size, math.nan, dtype=stored.properties.dtype)

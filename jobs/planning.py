@@ -83,6 +83,11 @@ class RankMemory:
         """The same with ``--reshard-after-forward true``, if that is possible and needs less."""
         return self.needed - self.saved_by_resharding
 
+    @property
+    def fillable(self) -> float:
+        """Bytes beyond which the compiler's copies and collectives may not fit."""
+        return FILLED * self.available
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunEstimate:
@@ -280,13 +285,3 @@ def _deploy_command(
     if time_limit_hours > JOB_TIME_LIMIT_HOURS:
         keys["job_time_limit_hours"] = math.ceil(time_limit_hours)
     return "cdk deploy --all " + " ".join(f"-c trainium:{key}={keys[key]}" for key in keys)
-
-
-def fills_memory(memory: RankMemory) -> bool:
-    """Return whether the compiler's copies and collectives may exceed the remaining memory."""
-    return memory.needed > FILLED * memory.available
-
-
-def fills_memory_resharded(memory: RankMemory) -> bool:
-    """Return the same with ``--reshard-after-forward true``."""
-    return memory.needed_resharded > FILLED * memory.available

@@ -196,7 +196,7 @@ def program(
     run = _run_name(name, own.name)
     bucket = Bucket(client=aws.s3(), name=target.bucket)
     request, record, _ = program_request(
-        _request(target, values, run, nnodes), order, values, bucket
+        _request(target, values, run, nnodes), order, values, bucket, wheels_key=None
     )
     check_request(target, own.workload, request)
     upload(bucket, run, order.bundle)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from jobs.aws import S3Client
+from jobs.aws import Response, S3Client
 from jobs.errors import error_code
 from trainium_catalogue.typed_json import read_object
 
@@ -46,13 +46,8 @@ class Bucket:
 
     def read(self, key: str) -> bytes | None:
         """Read the object's bytes; None if there is no such object."""
-        try:
-            data: bytes = self.client.get_object(Bucket=self.name, Key=key)["Body"].read()
-        except Exception as error:
-            if error_code(error) in _MISSING:
-                return None
-            raise
-        return data
+        response = self._found(self.client.get_object, Key=key)
+        return None if response is None else bytes(response["Body"].read())
 
     def document(self, key: str) -> dict[str, Any] | None:
         """Read the JSON object at ``key``; None if it is missing or not a JSON object."""
@@ -71,12 +66,9 @@ class Bucket:
 
     def read_version(self, key: str) -> Version | None:
         """Read the object with its version; None if there is no such object."""
-        try:
-            response = self.client.get_object(Bucket=self.name, Key=key)
-        except Exception as error:
-            if error_code(error) in _MISSING:
-                return None
-            raise
+        response = self._found(self.client.get_object, Key=key)
+        if response is None:
+            return None
         now = parsedate_to_datetime(response["ResponseMetadata"]["HTTPHeaders"]["date"])
         return Version(
             data=response["Body"].read(),
@@ -102,8 +94,11 @@ class Bucket:
 
     def head(self, key: str, **kwargs: Any) -> dict[str, Any] | None:
         """Read the metadata of an object; None if there is no such object."""
+        return self._found(self.client.head_object, Key=key, **kwargs)
+
+    def _found(self, call: Callable[..., Response], **kwargs: Any) -> dict[str, Any] | None:
         try:
-            return dict(self.client.head_object(Bucket=self.name, Key=key, **kwargs))
+            return dict(call(Bucket=self.name, **kwargs))
         except Exception as error:
             if error_code(error) in _MISSING:
                 return None

@@ -15,7 +15,6 @@ from trainium_catalogue.workloads import Value
 class TrainingRun:
     """Contents of ``run.json``."""
 
-    run: str
     workload: str
     values: Mapping[str, Value]
 
@@ -41,7 +40,7 @@ def read_run(bucket: Bucket, run: str) -> TrainingRun | None:
     document = bucket.document(contract.run_key(run, contract.RUN_CONFIG))
     if document is None or "workload" not in document:
         return None
-    return TrainingRun(run=run, workload=document["workload"], values=document.get("values", {}))
+    return TrainingRun(workload=document["workload"], values=document.get("values", {}))
 
 
 def read_checkpoints(bucket: Bucket, run: str, values: Mapping[str, Any]) -> CheckpointListing:

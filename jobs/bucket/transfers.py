@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
@@ -193,23 +192,6 @@ def transferred(
     )
 
 
-class _Digest(Protocol):
-    def update(self, data: bytes, /) -> None: ...
-
-    def digest(self) -> bytes: ...
-
-
-class _Crc32:
-    def __init__(self) -> None:
-        self._value = 0
-
-    def update(self, data: bytes, /) -> None:
-        self._value = zlib.crc32(data, self._value)
-
-    def digest(self) -> bytes:
-        return self._value.to_bytes(4, "big")
-
-
 def is_same(path: Path, bucket: Bucket, key: str) -> bool:
     """Return whether ``path`` holds the object's bytes; False if unknown."""
     head = bucket.head(key, ChecksumMode="ENABLED")
@@ -220,24 +202,19 @@ def is_same(path: Path, bucket: Bucket, key: str) -> bool:
 
 def checksum_agrees(path: Path, bucket: Bucket, key: str, head: Mapping[str, Any]) -> bool | None:
     """Compare checksums; None if S3 has none that can be recomputed locally."""
+    from botocore.httpchecksum import Crc32Checksum
+
     crc32 = head.get("ChecksumCRC32")
-    if crc32:
-        whole = "-" not in crc32
-        part_bytes = 0 if whole else _part_bytes(bucket, key)
-        if part_bytes is None:
-            return None
-        digest, count = _digest(path, _Crc32, part_bytes)
-        text = base64.b64encode(digest).decode()
-        return bool(crc32 == (text if whole else f"{text}-{count}"))
-    if head.get("ServerSideEncryption") not in (None, "AES256"):
+    if not crc32 and head.get("ServerSideEncryption") not in (None, "AES256"):
         return None  # the ETag is not an MD5
-    etag = str(head.get("ETag", "")).strip('"')
-    whole = "-" not in etag
+    stored = str(crc32 or head.get("ETag", "")).strip('"')
+    whole = "-" not in stored
     part_bytes = 0 if whole else _part_bytes(bucket, key)
     if part_bytes is None:
         return None
-    digest, count = _digest(path, _md5, part_bytes)
-    return etag == (digest.hex() if whole else f"{digest.hex()}-{count}")
+    digest, count = _digest(path, Crc32Checksum if crc32 else _md5, part_bytes)
+    text = base64.b64encode(digest).decode() if crc32 else digest.hex()
+    return stored == (text if whole else f"{text}-{count}")
 
 
 def _part_bytes(bucket: Bucket, key: str) -> int | None:
@@ -245,7 +222,7 @@ def _part_bytes(bucket: Bucket, key: str) -> int | None:
     return int(first["ContentLength"]) if first else None
 
 
-def _md5() -> _Digest:
+def _md5() -> Any:
     return hashlib.md5(usedforsecurity=False)
 
 

@@ -22,7 +22,7 @@ from jobs.commands.options import (
     open_deployment,
     parse_path,
 )
-from jobs.deployment import Deployment, RunFields, where
+from jobs.deployment import RunFields, where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import echo, human, note, print_document, printable
@@ -99,7 +99,16 @@ def code(
         others = f"; {counted(present, 'file')} already present" if present else ""
         note(f"wrote {counted(written, 'file')} to {to}{others}")
     if as_json:
-        print_document(_document(target, run, submissions, chosen, listing, differences, to=to))
+        print_document(
+            CodeDocument(
+                **where(target, run),
+                submissions=tuple(picked(SubmittedProgram, item) for item in submissions),
+                submission=submissions.index(chosen) + 1,
+                files=listing,
+                differences=differences,
+                to=None if to is None else str(to),
+            )
+        )
     elif diff is None and to is None:
         _show(run, submissions, chosen, listing)
     return EXIT_OK
@@ -224,27 +233,6 @@ def _show(
     echo(f"files of submission {submissions.index(chosen) + 1} of run {run}:")
     for file in listing:
         echo(printable(f"  {file.sha256[:12]}  {human(file.bytes):>10}  {file.path}"))
-
-
-def _document(
-    target: Deployment,
-    run: str,
-    submissions: Sequence[Submitted],
-    chosen: Submitted,
-    listing: Sequence[BundledFile],
-    differences: tuple[str, ...] | None,
-    *,
-    to: Path | None,
-) -> CodeDocument:
-    """Build the document of ``code --json``."""
-    return CodeDocument(
-        **where(target, run),
-        submissions=tuple(picked(SubmittedProgram, item) for item in submissions),
-        submission=submissions.index(chosen) + 1,
-        files=tuple(listing),
-        differences=differences,
-        to=None if to is None else str(to),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,6 @@ from jobs.bucket.transfers import (
     Direction,
     TransferItem,
     TransferredFile,
-    TransferResult,
     checksum_agrees,
     files,
     move,
@@ -32,7 +31,7 @@ from jobs.commands.options import (
     open_deployment,
     parse_path,
 )
-from jobs.deployment import Deployment, RunFields, where
+from jobs.deployment import RunFields, where
 from jobs.errors import EXIT_OK, Refusal
 from jobs.job import valid_run_name
 from jobs.output.console import confirm, echo, note, print_document, printable
@@ -104,10 +103,10 @@ def download(
     up_to_date = same_files(bucket, planned.items, prefix=planned.prefix)
     overwrites = find_overwrites(to, planned, up_to_date)
     outcome = None
-    where = f"s3://{target.bucket}/{planned.prefix}"
+    uri = f"s3://{target.bucket}/{planned.prefix}"
     if dry_run:
         size = f"{planned.num_bytes / 1e6:,.1f} MB"
-        note(f"would download {files(planned.items)}, {size}, from {where} to {to}")
+        note(f"would download {files(planned.items)}, {size}, from {uri} to {to}")
         if overwrites:
             note(f"would overwrite {_first_names(overwrites, to)}")
         for item in () if as_json else planned.items:
@@ -137,7 +136,15 @@ def download(
         present = f"; {files(outcome.skipped)} already present" if outcome.skipped else ""
         note(f"downloaded {files(outcome.moved)}{present}: {planned.what} of run {run} is in {to}")
     if as_json:
-        print_document(download_document(target, planned, outcome, to=to))
+        document = DownloadDocument(
+            **where(target, run),
+            uri=uri,
+            files=transferred(planned.items, outcome),
+            step=planned.step,
+            snapshot=planned.snapshot,
+            to=str(to),
+        )
+        print_document(document)
     return EXIT_OK
 
 
@@ -145,20 +152,6 @@ def _first_names(items: Sequence[TransferItem], to: Path) -> str:
     names = [item.path.relative_to(to).as_posix() for item in items[:_MAX_NAMED]]
     more = f" and {len(items) - len(names):,} more" if len(items) > len(names) else ""
     return f"{', '.join(names)}{more}"
-
-
-def download_document(
-    deployment: Deployment, planned: "Download", outcome: TransferResult | None, *, to: Path
-) -> "DownloadDocument":
-    """Build the document of ``download --json``; without an outcome, nothing was downloaded."""
-    return DownloadDocument(
-        **where(deployment, planned.run),
-        uri=f"s3://{deployment.bucket}/{planned.prefix}",
-        files=transferred(planned.items, outcome),
-        step=planned.step,
-        snapshot=planned.snapshot,
-        to=str(to),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +180,6 @@ class _Receipt:
 class Download:
     """Files of an export or a snapshot."""
 
-    run: str
     step: int | None
     prefix: str
     items: tuple[TransferItem, ...]
@@ -244,7 +236,7 @@ def plan_download(bucket: Bucket, run: str, to: Path, number: str | None = None)
         for entry in objects
         if not entry.key.endswith("/")
     )
-    return Download(run=run, step=exported.step, prefix=prefix, items=items)
+    return Download(step=exported.step, prefix=prefix, items=items)
 
 
 def _plan_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
@@ -257,7 +249,7 @@ def _plan_snapshot(run: str, snapshot: Snapshot, to: Path) -> Download:
         origin = manifest_key(run, snapshot.number)
         items.append(TransferItem(path=_path_in(to, name, origin=origin), key=key, size=file.bytes))
     prefix = object_key(run, "")
-    return Download(run=run, step=None, prefix=prefix, items=tuple(items), snapshot=snapshot.number)
+    return Download(step=None, prefix=prefix, items=tuple(items), snapshot=snapshot.number)
 
 
 def check_digests(moved: Iterable[TransferItem]) -> None:

@@ -20,13 +20,7 @@ from jobs.cost import not_included, parse_cap
 from jobs.errors import EXIT_OK, EXIT_REFUSED, Refusal
 from jobs.job import ESTIMATE_NOTE
 from jobs.output.console import print_document, printable
-from jobs.planning import (
-    ASSUMED_UTILIZATION,
-    RunEstimate,
-    estimate,
-    fills_memory,
-    fills_memory_resharded,
-)
+from jobs.planning import ASSUMED_UTILIZATION, RunEstimate, estimate
 from jobs.program.entry import ProgramOptions
 from jobs.submit.read import SubmitOptions, SubmitSpec, read_spec
 from trainium_catalogue.contract import ATTEMPTS, MAX_JOB_TIME_LIMIT_HOURS, Orchestrator
@@ -157,10 +151,23 @@ def plan(
             "region",
             f"--region {region!r} offers no known Trainium type; {did_you_mean(region, ZONES)}",
         )
-    sizes = list(_sizes(nodes)) if nodes is not None else [None]
+    own = ProgramOptions(workdir=workdir, arguments=context.meta.get(PROGRAM_ARGV))
     specs = [
-        _spec(context, what, size, on, time_limit, workdir, assignments or (), as_json=as_json)
-        for size in sizes
+        read_spec(
+            what,
+            context.args,
+            assignments or (),
+            options=SubmitOptions(
+                name=None,
+                nodes=size,
+                on=on,
+                time_limit_hours=time_limit,
+                dry_run=True,
+                as_json=as_json,
+            ),
+            own=own,
+        )
+        for size in (list(_sizes(nodes)) if nodes is not None else [None])
     ]
     workload = specs[0].workload
     if workload.hardware is Hardware.CPU:
@@ -270,9 +277,9 @@ def _lines(document: PlanDocument, plan: RunEstimate) -> Iterator[str]:
         if memory.activations is not None:
             activations = f"at most {memory.activations / GIB:.1f} for activations"
         tight = ""
-        if fills_memory(memory):
+        if memory.needed > memory.fillable:
             tight = "; the compiler may need more than is left"
-            if not fills_memory_resharded(memory):
+            if memory.needed_resharded <= memory.fillable:
                 tight += ", which --reshard-after-forward true avoids"
         yield (
             f"memory per rank: {memory.available / GIB:g} GiB; {memory.state / GIB:.1f} for "

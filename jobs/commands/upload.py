@@ -113,7 +113,16 @@ def upload(
         )
         _report(target, bucket, planned, outcome)
     if as_json:
-        print_document(upload_document(target, planned, outcome))
+        document = UploadDocument(
+            deployment=target.name,
+            region=target.region,
+            uri=where,
+            files=transferred(planned.items, outcome),
+            kind=planned.kind,
+            name=planned.name,
+            left_out=planned.left_out,
+        )
+        print_document(document)
     return EXIT_OK
 
 
@@ -157,21 +166,6 @@ def _some(names: tuple[str, ...] | list[str]) -> str:
 
 def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e6:,.1f} MB"
-
-
-def upload_document(
-    deployment: Deployment, planned: "Upload", outcome: TransferResult | None
-) -> "UploadDocument":
-    """Build the document of ``upload --json``; without an outcome, nothing was uploaded."""
-    return UploadDocument(
-        deployment=deployment.name,
-        region=deployment.region,
-        uri=f"s3://{deployment.bucket}/{planned.prefix}",
-        files=transferred(planned.items, outcome),
-        kind=planned.kind,
-        name=planned.name,
-        left_out=planned.left_out,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +227,7 @@ def plan_upload(path: Path, name: str | None, *, include_all: bool = False) -> U
     corpus = _corpus_name(name or _stem(path.name))
     _check_size(path)
     prefix = f"{contract.CORPORA_PREFIX}{corpus}/"
-    item = TransferItem(path=path, key=prefix + path.name, size=path.stat().st_size)
+    item = _item(path, prefix + path.name)
     is_text = is_text_name(path.name) and not include_all
     return Upload(kind="corpus" if is_text else FILES, name=corpus, prefix=prefix, items=(item,))
 
@@ -270,10 +264,7 @@ def plan_model_upload(path: Path, name: str) -> Upload:
         kind="model",
         name=name,
         prefix=prefix,
-        items=tuple(
-            TransferItem(path=file, key=prefix + file.name, size=file.stat().st_size)
-            for file in taken
-        ),
+        items=tuple(_item(file, prefix + file.name) for file in taken),
         left_out=tuple(
             file.name for file in others if file not in taken and not file.name.startswith(".")
         ),
@@ -331,7 +322,7 @@ def _tokenizer(path: Path, name: str) -> Upload:
             f"--name {name} is not the name of a tokenizer (*.model or tokenizer*.json); use "
             f"{like!r}, for example",
         )
-    item = TransferItem(path=path, key=contract.TOKENIZERS_PREFIX + name, size=path.stat().st_size)
+    item = _item(path, contract.TOKENIZERS_PREFIX + name)
     return Upload(kind="tokenizer", name=name, prefix=contract.TOKENIZERS_PREFIX, items=(item,))
 
 
@@ -351,12 +342,7 @@ def _folder(path: Path, name: str, *, include_all: bool) -> Upload:
         _refuse_model_or_tokenizer(path, others)
     is_text = bool(texts) and not include_all
     taken, left = (texts, others) if is_text else (paths, [])
-    items = tuple(
-        TransferItem(
-            path=file, key=prefix + file.relative_to(path).as_posix(), size=file.stat().st_size
-        )
-        for file in taken
-    )
+    items = tuple(_item(file, prefix + file.relative_to(path).as_posix()) for file in taken)
     if not any(item.size for item in items):
         what = f"{counted(len(items), 'file')} with 0 bytes" if items else "no files"
         raise Refusal("empty-folder", f"{path} contains {what}; specify another file or folder")
@@ -441,6 +427,10 @@ def _corpus_name(name: str) -> str:
             f"{name!r} is the name of a corpus that `submit prepare` creates; use another --name",
         )
     return _checked_name(name)
+
+
+def _item(path: Path, key: str) -> TransferItem:
+    return TransferItem(path=path, key=key, size=path.stat().st_size)
 
 
 def _stem(name: str) -> str:

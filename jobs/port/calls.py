@@ -41,6 +41,10 @@ _CREATION_FUNCTIONS = frozenset(
      "eye", "linspace", "as_tensor", "from_numpy", "normal", "Tensor", "FloatTensor", "LongTensor",
      "multinomial", "tril", "triu"}
 )  # fmt: skip
+_MODULE_METHODS = frozenset(
+    {"to", "cuda", "train", "eval", "half", "float", "double", "bfloat16", "apply",
+     "requires_grad_", "share_memory", "compile", "load_state_dict"}
+)  # fmt: skip
 _LOG_METHODS = frozenset({"debug", "info", "warning", "warn", "error", "critical", "exception"})
 _HOST_NAMES = re.compile(
     r"numpy|item|scalar|batch_decode|to_?list|2np|_score$|^compute_metric|^str|tensor2im|to_cpu|tolist|np$"
@@ -204,11 +208,7 @@ class CallWalk(Walk):
             if any(value in ON_DEVICE for value in every):
                 self.find("copied-to-host", node, node.lineno)
             return Content.HOST
-        if last in ("str", "repr"):
-            for argument in node.args:
-                self.formatted(argument)
-            return Content.HOST
-        if "print" in last:
+        if last in ("str", "repr") or "print" in last:
             for argument in node.args:
                 self.formatted(argument)
             return Content.HOST
@@ -354,9 +354,7 @@ class CallWalk(Walk):
             return Content.TENSORS
         if attr in ("modules", "children", "named_modules", "named_children", "zero_grad"):
             return Content.UNKNOWN
-        if attr in ("to", "cuda", "train", "eval", "half", "float", "double", "bfloat16", "apply"):
-            return Content.MODULE
-        if attr in ("requires_grad_", "share_memory", "compile", "load_state_dict"):
+        if attr in _MODULE_METHODS:
             return Content.MODULE
         return Content.DEVICE if any(v is not Content.HOST for v in every) else Content.UNKNOWN
 

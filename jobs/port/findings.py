@@ -13,7 +13,7 @@ from jobs.port.rules import RULES, Hazard
 from jobs.port.tensors import Tensors
 from jobs.port.training import TrainingSteps
 from jobs.program.entry import Entry
-from jobs.program.grammar import imported_files, parse_source, too_nested
+from jobs.program.grammar import imported_trees, parse_source, too_nested
 
 MAX_BYTES = 2_000_000
 """Size limit of a source file; handwritten code is far smaller."""
@@ -56,15 +56,8 @@ class SourceFolder(Mapping[str, bytes]):
 
 def find(entry: Entry, contents: Mapping[str, bytes]) -> tuple[Hazard, ...]:
     """Find code to change in a program; ``contents`` are its files by path."""
-    root = "" if entry.module else entry.file.rpartition("/")[0]
-    pending, sources = [entry.file], dict[str, SourceFile]()
-    while pending:
-        path = pending.pop()
-        if path not in sources:
-            tree = _parse(path, contents[path])
-            sources[path] = SourceFile(path, tree)
-            pending += imported_files(tree, path, root, contents)
-    return findings(tuple(sources.values()))
+    trees = imported_trees(entry.file, contents, entry.root, _parse)
+    return findings([SourceFile(path, tree) for path, tree in trees])
 
 
 def findings(sources: Sequence[SourceFile]) -> tuple[Hazard, ...]:
@@ -100,15 +93,9 @@ def _parse(path: str, data: bytes) -> ast.Module:
         raise _too_large(path)
     try:
         return parse_source(path, data)
-    except Refusal:
-        raise
     except SyntaxError as error:
         at = f", line {error.lineno}" if error.lineno else ""
         raise Refusal("syntax-error", f"{path}{at}: {error.msg}; fix it and try again") from None
-    except ValueError as error:
-        raise Refusal(
-            "not-python", f"{path} is not a Python file: {error}; specify a Python program"
-        ) from None
 
 
 def _too_large(path: str) -> Refusal:

@@ -32,7 +32,7 @@ def lines(found: Sequence[Hazard], backend: TorchBackend | None) -> Iterator[str
         yield ""
         yield f"{rule.kind}, {counted(places, 'place')}: {rule.what}"
         yield f"  why      {rule.why}"
-        if backend is None and rule.xla != rule.torch_neuron:
+        if backend is None and rule.torch_neuron:
             for each, name in _NAMES.items():
                 yield f"  instead  {name}: {rule.instead(each)}"
         else:

@@ -6,7 +6,7 @@ There are two PyTorch backends: torch_xla (SDK 2.28 to 2.31) and TorchNeuron (SD
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -39,7 +39,7 @@ class PortKind(StrEnum):
     PIN_MEMORY = "pin_memory"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A pattern to find in programs."""
 
@@ -48,33 +48,18 @@ class Rule:
     what: str
     why: str
     xla: str
-    torch_neuron: str
-    source: str
+    """The replacement, for torch_xla."""
+    torch_neuron: str = ""
+    """The one for TorchNeuron, if it differs."""
+    source: str = field(kw_only=True)
 
     def instead(self, backend: TorchBackend) -> str:
         """Return the replacement for a backend."""
-        return self.xla if backend is TorchBackend.XLA else self.torch_neuron
-
-
-def _rule(
-    name: str,
-    kind: PortKind,
-    what: str,
-    why: str,
-    xla: str,
-    torch_neuron: str | None = None,
-    *,
-    source: str,
-) -> Rule:
-    """Build a rule; without ``torch_neuron`` both backends have the same replacement."""
-    other = xla if torch_neuron is None else torch_neuron
-    return Rule(
-        name=name, kind=kind, what=what, why=why, xla=xla, torch_neuron=other, source=source
-    )
+        return self.xla if backend is TorchBackend.XLA else self.torch_neuron or self.xla
 
 
 _RULES = (
-    _rule(
+    Rule(
         "cuda-device",
         PortKind.DEVICE,
         "names a CUDA device",
@@ -83,7 +68,7 @@ _RULES = (
         ".to(device), with device = torch.device('neuron')",
         source=_TORCH_NEURON,
     ),
-    _rule(
+    Rule(
         "cuda-available",
         PortKind.DEVICE,
         "checks for CUDA",
@@ -92,7 +77,7 @@ _RULES = (
         "device = torch.device('neuron'), or torch.accelerator.current_accelerator()",
         source=_TORCH_NEURON,
     ),
-    _rule(
+    Rule(
         "cuda-call",
         PortKind.DEVICE,
         "uses torch.cuda",
@@ -101,7 +86,7 @@ _RULES = (
         "torch.accelerator.<same name>, or torch.neuron.<same name>; or remove it",
         source=_TORCH_NEURON,
     ),
-    _rule(
+    Rule(
         "cudnn",
         PortKind.DEVICE,
         "configures CUDA or cuDNN kernels",
@@ -109,7 +94,7 @@ _RULES = (
         "remove it",
         source=_TORCH_NEURON,
     ),
-    _rule(
+    Rule(
         "device-ids",
         PortKind.DEVICE,
         "passes device_ids to DistributedDataParallel",
@@ -118,7 +103,7 @@ _RULES = (
         "DistributedDataParallel(model), without device_ids",
         source=_XLA_GUIDE,
     ),
-    _rule(
+    Rule(
         "data-parallel",
         PortKind.DEVICE,
         "uses torch.nn.DataParallel",
@@ -126,7 +111,7 @@ _RULES = (
         "DistributedDataParallel with one process per NeuronCore, which submit starts",
         source=_XLA_GUIDE,
     ),
-    _rule(
+    Rule(
         "visible-devices",
         PortKind.DEVICE,
         "reads or sets CUDA_VISIBLE_DEVICES",
@@ -134,7 +119,7 @@ _RULES = (
         "remove it",
         source=_TORCH_NEURON,
     ),
-    _rule(
+    Rule(
         "nccl",
         PortKind.BACKEND,
         "selects the process group backend nccl",
@@ -143,7 +128,7 @@ _RULES = (
         "init_process_group('cpu:gloo,neuron:neuron'), without device_id",
         source=_XLA_GUIDE,
     ),
-    _rule(
+    Rule(
         "nccl-variable",
         PortKind.BACKEND,
         "sets an NCCL variable",
@@ -151,7 +136,7 @@ _RULES = (
         "remove it",
         source=_XLA_GUIDE,
     ),
-    _rule(
+    Rule(
         "float16",
         PortKind.DTYPE,
         "selects float16",
@@ -159,7 +144,7 @@ _RULES = (
         "torch.bfloat16",
         source=_DATA_TYPES,
     ),
-    _rule(
+    Rule(
         "float64",
         PortKind.DTYPE,
         "selects 64-bit floats",
@@ -167,7 +152,7 @@ _RULES = (
         "torch.float32, or compute on the CPU",
         source=_DATA_TYPES,
     ),
-    _rule(
+    Rule(
         "grad-scaler",
         PortKind.DTYPE,
         "scales gradients for float16",
@@ -175,7 +160,7 @@ _RULES = (
         "loss.backward() and optimizer.step(), without a GradScaler",
         source=_AMP,
     ),
-    _rule(
+    Rule(
         "cuda-amp",
         PortKind.DTYPE,
         "uses CUDA's mixed precision",
@@ -184,7 +169,7 @@ _RULES = (
         "torch.autocast('neuron', dtype=torch.bfloat16)",
         source=_XLA_GUIDE,
     ),
-    _rule(
+    Rule(
         "pin-memory",
         PortKind.PIN_MEMORY,
         "pins host memory for CUDA",
@@ -193,7 +178,7 @@ _RULES = (
         "pin_memory=False",
         source=_LOADER,
     ),
-    _rule(
+    Rule(
         "data-dependent",
         PortKind.DYNAMIC_SHAPE,
         "creates a tensor whose shape depends on the data",
@@ -201,7 +186,7 @@ _RULES = (
         "torch.where(mask, x, 0) or multiply by the mask, which keep the shape",
         source=_XLA_OVERVIEW,
     ),
-    _rule(
+    Rule(
         "last-batch",
         PortKind.DYNAMIC_SHAPE,
         "keeps the last, smaller batch",
@@ -209,7 +194,7 @@ _RULES = (
         "drop_last=True",
         source=_XLA_OVERVIEW,
     ),
-    _rule(
+    Rule(
         "pad-to-longest",
         PortKind.DYNAMIC_SHAPE,
         "pads to the longest sequence of a batch",
@@ -217,7 +202,7 @@ _RULES = (
         "padding='max_length' with max_length, or pad_to_multiple_of to limit the lengths",
         source=_XLA_OVERVIEW,
     ),
-    _rule(
+    Rule(
         "copied-to-host",
         PortKind.HOST_SYNC,
         "copies a tensor from the device in every step",
@@ -226,7 +211,7 @@ _RULES = (
         "loss.detach() on the device, and .item() only every N steps",
         source=_XLA_OVERVIEW,
     ),
-    _rule(
+    Rule(
         "printed",
         PortKind.HOST_SYNC,
         "formats a device tensor in every step",
@@ -235,7 +220,7 @@ _RULES = (
         "print only every N steps",
         source=_XLA_OVERVIEW,
     ),
-    _rule(
+    Rule(
         "branch",
         PortKind.HOST_SYNC,
         "branches on a device tensor",
@@ -243,7 +228,7 @@ _RULES = (
         "torch.where(condition, a, b), or check it only every N steps",
         source=_XLA_OVERVIEW,
     ),
-    _rule(
+    Rule(
         "worker-device",
         PortKind.FORK,
         "uses the device in a DataLoader worker",
@@ -251,7 +236,7 @@ _RULES = (
         "keep datasets and collate functions on the CPU, and move batches in the training loop",
         source=_FORK,
     ),
-    _rule(
+    Rule(
         "forked",
         PortKind.FORK,
         "forks a process that uses the device",
@@ -259,7 +244,7 @@ _RULES = (
         "set_start_method('spawn'), and use the device only in the processes that submit starts",
         source=_FORK,
     ),
-    _rule(
+    Rule(
         "cuda-library",
         PortKind.LIBRARY,
         "imports a library that needs CUDA",
@@ -268,7 +253,7 @@ _RULES = (
         "plain PyTorch: torch.optim, FSDP2, F.scaled_dot_product_attention; NKI for kernels",
         source=_TORCH_NEURON,
     ),
-    _rule(
+    Rule(
         "inductor",
         PortKind.LIBRARY,
         "compiles with Inductor, the default backend of torch.compile",
@@ -277,7 +262,7 @@ _RULES = (
         "torch.compile(..., backend='neuron', dynamic=False)",
         source=_COMPILE,
     ),
-    _rule(
+    Rule(
         "cuda-graph",
         PortKind.LIBRARY,
         "captures a CUDA graph",
@@ -286,7 +271,7 @@ _RULES = (
         "remove it, or torch.compile(..., backend='neuron')",
         source=_COMPILE,
     ),
-    _rule(
+    Rule(
         "cuda-kernel",
         PortKind.LIBRARY,
         "selects a kernel that needs CUDA",

@@ -120,8 +120,7 @@ class Walk:
                 self.condition(test)
             case ast.Expr(value=value):
                 self.value(value)
-            case ast.Raise(exc=exc) if exc is not None:
-                pass  # executed at most once
+            # Not ast.Raise, which is executed at most once.
 
     def loop(self, node: Loop) -> None:
         was_step = self.is_step

@@ -11,14 +11,14 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
-from jobs.output.console import human
+from jobs.output.console import human, note
 from jobs.program.files import Git, Selection, largest
 from jobs.program.globs import match_any
 from jobs.program.secrets import find_secrets, secret_name
@@ -80,11 +80,6 @@ class Bundle:
         """Paths of the files."""
         return frozenset(file.path for file in self.files)
 
-    @property
-    def num_bytes(self) -> int:
-        """Total size of the unpacked files."""
-        return sum(file.bytes for file in self.files)
-
     def contents(self) -> dict[str, bytes]:
         """Unpack the files."""
         return dict(members(self.data))
@@ -97,17 +92,6 @@ class Bundle:
     def mentions(self, word: str) -> bool:
         """Return whether any of the files contains a word."""
         return any(word.encode() in data for _, data in members(self.data))
-
-    @property
-    def listing(self) -> BundleListing:
-        """The document next to the archive."""
-        return BundleListing(
-            format=FORMAT,
-            sha256=self.sha256,
-            bytes=len(self.data),
-            files=self.files,
-            git=self.git,
-        )
 
 
 def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
@@ -167,18 +151,22 @@ def pack(selection: Selection, *, include: Sequence[str] = ()) -> Bundle:
     )
 
 
-def upload(
-    bucket: Bucket, run: str, bundle: Bundle, note: Callable[[str], None] | None = None
-) -> bool:
+def upload(bucket: Bucket, run: str, bundle: Bundle) -> bool:
     """Upload the bundle to the run unless it exists; return whether it was uploaded."""
     key = contract.bundle_key(run, bundle.sha256)
     if find(bucket, run, bundle.sha256) is not None:
         return False
-    if note is not None and len(bundle.data) >= _LARGE_BYTES:
+    if len(bundle.data) >= _LARGE_BYTES:
         note(f"uploading {human(len(bundle.data))}")
     # Write the list first, so that every archive in the bucket has one.
-    text = json.dumps(asdict(bundle.listing), indent=1).encode()
-    bucket.write(listing_key(run, bundle.sha256), text)
+    listing = BundleListing(
+        format=FORMAT,
+        sha256=bundle.sha256,
+        bytes=len(bundle.data),
+        files=bundle.files,
+        git=bundle.git,
+    )
+    bucket.write(listing_key(run, bundle.sha256), json.dumps(asdict(listing), indent=1).encode())
     checksum = base64.b64encode(bytes.fromhex(bundle.sha256)).decode()
     # S3 verifies the checksum on upload, and returns it later without a download.
     bucket.client.put_object(Bucket=bucket.name, Key=key, Body=bundle.data, ChecksumSHA256=checksum)

@@ -35,7 +35,7 @@ def changes(
     if last.code != new.code:
         yield from file_changes(bucket, run, last.code, bundle)
     if last.argv != new.argv:
-        yield f"arguments: {_arguments_text(new.argv)}; were {_arguments_text(last.argv)}"
+        yield f"arguments: {shlex.join(new.argv) or 'none'}; were {shlex.join(last.argv) or 'none'}"
     for name in sorted({*last.parameters, *new.parameters} - as_arguments):
         was, now = last.parameters.get(name), new.parameters.get(name)
         if was != now:
@@ -129,10 +129,6 @@ def _requirements(last: Submitted, new: Submitted) -> Iterator[str]:
 def _lines_of(requirements: Mapping[str, object] | None) -> set[str]:
     text = str((requirements or {}).get("text") or "")
     return {line.strip() for line in text.splitlines() if line.strip()}
-
-
-def _arguments_text(argv: tuple[str, ...]) -> str:
-    return shlex.join(argv) if argv else "none"
 
 
 def _value(value: object) -> str:

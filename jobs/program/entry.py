@@ -80,6 +80,11 @@ class Entry:
         """The program as on a command line."""
         return f"-m {self.module}" if self.module else self.file
 
+    @property
+    def root(self) -> str:
+        """The folder where Python first looks for modules: the script's, or the program's."""
+        return "" if self.module else self.file.rpartition("/")[0]
+
 
 def is_path(word: str) -> bool:
     """Return whether a word is a path rather than a catalogue workload."""
@@ -97,19 +102,16 @@ def script_entry(word: str, workdir: Path | None) -> Entry:
         raise Refusal("not-a-file", f"{word} is neither a file nor a folder; specify a Python file")
     _check_python(path)
     folder = path.parent if workdir is None else workdir
-    try:
-        # Links are not resolved, to keep the given file name.
-        relative = path.absolute().relative_to(folder.absolute()).as_posix()
-    except ValueError:
-        try:
-            relative = path.resolve().relative_to(folder.resolve()).as_posix()
-        except ValueError:
-            raise Refusal(
-                "outside-workdir",
-                f"{word} is not below --workdir {folder}, so it would not be in the bundle; "
-                "specify a folder that contains it",
-            ) from None
-    return Entry(folder=folder, script=relative, module=None, file=relative)
+    # Links are followed only if they must be, to keep the given file name.
+    for file, above in ((path.absolute(), folder.absolute()), (path.resolve(), folder.resolve())):
+        if file.is_relative_to(above):
+            relative = file.relative_to(above).as_posix()
+            return Entry(folder=folder, script=relative, module=None, file=relative)
+    raise Refusal(
+        "outside-workdir",
+        f"{word} is not below --workdir {folder}, so it would not be in the bundle; specify a "
+        "folder that contains it",
+    )
 
 
 def module_entry(module: str, workdir: Path | None) -> Entry:
@@ -214,11 +216,10 @@ def _suggest_file(path: Path) -> str:
     return did_you_mean(path.name, known)
 
 
-def refuse_unknown_package(entry: Entry) -> None:
-    """Refuse a module that is neither in the folder nor in any requirement."""
-    assert entry.module is not None
-    top = entry.module.partition(".")[0]
-    raise Refusal(
+def unknown_package(entry: Entry) -> Refusal:
+    """Build the refusal of a module that is neither in the folder nor in any requirement."""
+    top = str(entry.module).partition(".")[0]
+    return Refusal(
         "no-such-module",
         f"-m {entry.module}: there is no {top} in {entry.folder.absolute()}, and no --requirements "
         "that could provide it; specify the folder that contains it with --workdir, or a file that "

@@ -296,7 +296,7 @@ def _git(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def largest(sizes: Iterable[tuple[str, int]], count: int = 5) -> str:
-    """Describe the largest files, with their sizes."""
-    most = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:count]
+def largest(sizes: Iterable[tuple[str, int]]) -> str:
+    """Describe the five largest files, with their sizes."""
+    most = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:5]
     return ", ".join(f"{path} ({human(size)})" for path, size in most)

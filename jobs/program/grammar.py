@@ -52,30 +52,27 @@ def check_grammar(
     ``contents`` are the files of the bundle, ``root`` is the folder in it where Python first looks
     for modules, and ``python`` is the nodes' version, if known.
     """
-    waiting, seen = [file], set()
-    while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        tree = _parse(path, contents[path], python, note)
-        if tree is None:
-            continue
+    for path, tree in imported_trees(
+        file, contents, root, lambda path, data: _parse(path, data, python, note)
+    ):
         if path == file and not tree.body:
             raise Refusal(
                 "empty-file", f"{path} has no statements, so it would do nothing; specify a program"
             )
-        waiting += imported_files(tree, path, root, contents)
 
 
 def parse_source(path: str, data: bytes, grammar: Version | None = None) -> ast.Module:
-    """Parse a user's source; refuse code nested too deeply, and propagate Python's other errors."""
+    """Parse a user's source; refuse all but syntax errors, which are propagated."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # such as invalid escapes in strings
             return ast.parse(data, filename=path, feature_version=grammar)
     except (RecursionError, MemoryError):
         raise too_nested(path) from None
+    except ValueError as error:
+        raise Refusal(
+            "not-python", f"{path} is not a Python file: {error}; specify a Python program"
+        ) from None
 
 
 def too_nested(path: str) -> Refusal:
@@ -94,8 +91,6 @@ def _parse(
     grammar = min(here, python or here)
     try:
         return parse_source(path, data, grammar)
-    except Refusal:
-        raise
     except SyntaxError as error:
         line = (error.text or "").strip()
         if _may_be_newer(error, here, python or _NEWEST):
@@ -111,10 +106,6 @@ def _parse(
             f"{path}{at}: {error.msg}{shown} in Python {grammar[0]}.{grammar[1]}; fix it and try "
             "again",
         ) from None
-    except ValueError as error:
-        raise Refusal(
-            "not-python", f"{path} is not a Python file: {error}; specify a Python program"
-        ) from None
 
 
 def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
@@ -123,7 +114,28 @@ def _may_be_newer(error: SyntaxError, here: Version, nodes: Version) -> bool:
     return any(here < since <= nodes and pattern.search(line) for since, pattern in _NEWER_GRAMMAR)
 
 
-def imported_files(
+def imported_trees(
+    file: str,
+    contents: Mapping[str, bytes],
+    root: str,
+    parse: Callable[[str, bytes], ast.Module | None],
+) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the syntax trees of a file and of the bundled files that it certainly imports.
+
+    ``parse`` returns None for a file to skip.
+    """
+    waiting, seen = [file], set()
+    while waiting:
+        path = waiting.pop()
+        if path in seen:
+            continue
+        seen.add(path)
+        if (tree := parse(path, contents[path])) is not None:
+            yield path, tree
+            waiting += _imported_files(tree, path, root, contents)
+
+
+def _imported_files(
     tree: ast.Module, path: str, root: str, contents: Mapping[str, bytes]
 ) -> Iterator[str]:
     """Yield the bundled files that are certainly imported, by top-level statements."""

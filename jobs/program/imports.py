@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.program.entry import SOURCES, Entry
-from jobs.program.grammar import imported_files, parse_source
+from jobs.program.grammar import imported_trees, parse_source
 
 _IN_IMAGE = frozenset({"training", "trainium_catalogue"})
 _CLONE = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ class Import:
 
 def missing_imports(entry: Entry, contents: Mapping[str, bytes], required: str) -> Iterator[str]:
     """Warn about imports that work only on this machine, given the text of the requirements."""
-    root = "" if entry.module else entry.file.rpartition("/")[0]
+    root = entry.root
     names = {_normalize(match[0]) for line in required.splitlines() if (match := _NAME.match(line))}
     sets_path = any(b"sys.path" in data for data in contents.values())
     seen: set[str] = set()
@@ -65,16 +65,14 @@ def missing_imports(entry: Entry, contents: Mapping[str, bytes], required: str) 
 
 def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Import]:
     """Yield the imports of a file and of the bundled files that it imports."""
-    waiting, seen = [file], set()
-    while waiting:
-        path = waiting.pop()
-        if path in seen or path not in contents:
-            continue
-        seen.add(path)
+
+    def parse(path: str, data: bytes) -> ast.Module | None:
         try:
-            tree = parse_source(path, contents[path])
+            return parse_source(path, data)
         except (SyntaxError, ValueError):
-            continue  # newer grammar, or already refused
+            return None  # newer grammar, or already refused
+
+    for path, tree in imported_trees(file, contents, root, parse):
         for statement in tree.body:
             names: list[str] = []
             if isinstance(statement, ast.Import):
@@ -83,7 +81,6 @@ def _imports(file: str, contents: Mapping[str, bytes], root: str) -> Iterator[Im
                 names = [statement.module or ""]
             for name in names:
                 yield Import(file=path, line=statement.lineno, name=name.partition(".")[0])
-        waiting += imported_files(tree, path, root, contents)
 
 
 def _is_in(contents: Mapping[str, bytes], root: str, name: str) -> bool:

@@ -51,25 +51,14 @@ class SnapshotFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Manifest:
-    """Fields read from a snapshot's manifest."""
+class Snapshot:
+    """A complete snapshot, read from its manifest."""
 
-    files: tuple[SnapshotFile, ...] = ()
+    number: int
     at: str = ""
     nodes: int = 0
     bytes: int = 0
-    chosen: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """A complete snapshot."""
-
-    number: int
-    at: str
-    nodes: int
-    bytes: int
-    files: tuple[SnapshotFile, ...]
+    files: tuple[SnapshotFile, ...] = ()
     chosen: int | None = None
     """Number of the snapshot that a submission chose and this one copies; 0 to start over; None if
     nodes wrote it."""
@@ -106,17 +95,9 @@ def read_snapshot(bucket: Bucket, run: str, number: int) -> Snapshot | None:
     if document is None:
         return None
     try:
-        manifest = typed(document, _Manifest)
+        return typed({**document, "number": number}, Snapshot)
     except ValueError:
         return None  # nodes skip such a manifest too
-    return Snapshot(
-        number=number,
-        at=manifest.at,
-        nodes=manifest.nodes,
-        bytes=manifest.bytes,
-        files=manifest.files,
-        chosen=manifest.chosen,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,8 @@ def export_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, ...
             f"program of your own with `python -m jobs download {run} --to FOLDER`",
         )
     if stored is None:
-        raise Refusal("unknown-run", f"there is no run {run!r}: {_runs(bucket, run)}")
+        runs = hint("runs", run, known_runs(bucket))
+        raise Refusal("unknown-run", f"there is no run {run!r}: {runs}")
     checkpoints = read_checkpoints(bucket, run, stored.values)
     if not checkpoints.are_seen:
         return (f"its checkpoints are in {checkpoints.uri}, which the CLI cannot list",)
@@ -187,7 +188,7 @@ def export_inputs(bucket: Bucket, values: Mapping[str, Value]) -> tuple[str, ...
         raise Refusal(
             "no-checkpoint",
             f"--step {step}: run {run} has no complete checkpoint of that step; choose one of "
-            f"{_steps(checkpoints)}",
+            f"steps {', '.join(map(str, checkpoints.steps))}",
         )
     chosen = step or checkpoints.newest
     return (f"exports step {chosen} of run {run} to {contract.EXPORT_PREFIX}{run}/",)
@@ -214,14 +215,6 @@ def _check_corpus(bucket: Bucket, name: str) -> None:
             f"corpus {name!r} is incomplete: its manifest is missing; wait for its prepare job, or "
             f"submit it again: `python -m jobs submit prepare --dataset {name}`",
         )
-
-
-def _runs(bucket: Bucket, run: str) -> str:
-    return hint("runs", run, known_runs(bucket))
-
-
-def _steps(checkpoints: CheckpointListing) -> str:
-    return "steps " + ", ".join(str(step) for step in checkpoints.steps)
 
 
 def _is_name(value: str) -> bool:

@@ -293,11 +293,13 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
     request = submission.request
     run = compile_run(request.run)
     launch = {item.name for item in LAUNCH_PARAMETERS}
+    # Training of adapters requires pretrained weights.
+    weights = ("init-from",) if inputs.values.get("lora-rank") else ()
     parameters: dict[str, Value] = {
         # Pass all of them to override values stored by an earlier compile job of the same name.
         **{
             name: inputs.values[name]
-            for name in ("dataset", *GRAPH_PARAMETERS, *_adapter_parameters(inputs.values))
+            for name in ("dataset", *GRAPH_PARAMETERS, *weights)
             if name in inputs.values
         },
         **{name: value for name, value in request.parameters.items() if name in launch},
@@ -311,11 +313,6 @@ def _compile_request(submission: Submission, inputs: Inputs) -> JobRequest:
         parameters=parameters,
         time_limit_hours=min(request.time_limit_hours, COMPILE_TIME_LIMIT_HOURS),
     )
-
-
-def _adapter_parameters(values: Mapping[str, Value]) -> tuple[str, ...]:
-    """Return further parameters of adapter training, which requires pretrained weights."""
-    return ("init-from",) if values.get("lora-rank") else ()
 
 
 def _job_line(submission: Submission) -> str:

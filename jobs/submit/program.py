@@ -21,8 +21,8 @@ from jobs.program.entry import (
     check_workdir,
     is_path,
     module_entry,
-    refuse_unknown_package,
     script_entry,
+    unknown_package,
 )
 from jobs.program.files import select
 from jobs.program.parameters import ENV
@@ -177,12 +177,18 @@ def packed(
     selection = select(
         entry.folder, include=include, exclude=exclude, ignores=(kept + "/",) if kept else ()
     )
-    if kept and selection.ignored_code:
-        _refuse_code(kept, selection.ignored_code)
+    if kept and (code := selection.ignored_code):
+        more = f" and {len(code) - 1:,} more" if len(code) > 1 else ""
+        raise Refusal(
+            "checkpoint-dir",
+            f"--checkpoint-dir {kept} contains {code[0]}{more} (Python code, or tracked by git), "
+            "but the checkpoint folder is not packed; specify another folder, or, if the program "
+            f"does not need these files, add --exclude {kept}",
+        )
     if requirements is None and file is not None and file.requirements is not None:
         requirements = file.path.parent / file.requirements
     if not entry.file and requirements is None:
-        refuse_unknown_package(entry)
+        raise unknown_package(entry)
     if entry.file and entry.file not in selection.paths:
         raise Refusal(
             "not-in-the-bundle",
@@ -209,17 +215,6 @@ def _with_variables(values: ParameterValues, variables: Sequence[str]) -> Parame
     except ValueError as error:
         raise Refusal("program-variable", str(error)) from None
     return replace(values, given={**values.given, ENV: join_variables(env)}) if env else values
-
-
-def _refuse_code(kept: str, paths: Sequence[str]) -> None:
-    """Refuse a checkpoint folder that contains code."""
-    more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-    raise Refusal(
-        "checkpoint-dir",
-        f"--checkpoint-dir {kept} contains {paths[0]}{more} (Python code, or tracked by git), but "
-        "the checkpoint folder is not packed; specify another folder, or, if the program does not "
-        f"need these files, add --exclude {kept}",
-    )
 
 
 def checkpoint_folder(values: Mapping[str, Value]) -> str | None:
@@ -283,7 +278,7 @@ def program_request(
     values: ParameterValues,
     bucket: Bucket,
     *,
-    wheels_key: str | None = None,
+    wheels_key: str | None,
 ) -> tuple[JobRequest, Submitted, tuple[str, ...]]:
     """Turn a request for a program into a request for the nodes.
 

@@ -49,8 +49,7 @@ def check_syntax(spec: ProgramSpec, release: str) -> None:
         check_grammar(
             entry.file,
             spec.bundle.sources(entry.file),
-            # Like Python: a script's folder, or the working directory for a module.
-            root="" if entry.module else entry.file.rpartition("/")[0],
+            root=entry.root,
             python=python_of(release),
             note=note,
         )

@@ -125,7 +125,7 @@ def _send_program(submission: Submission, hold: NameHold | None) -> None:
     program, record, bucket = submission.spec.program, submission.record, submission.bucket
     assert program is not None and record is not None
     bundle, run = program.bundle, submission.request.run
-    if upload(bucket, run, bundle, note):  # may take minutes
+    if upload(bucket, run, bundle):  # may take minutes
         note(f"uploaded {counted(len(bundle.files), 'file')}, {human(len(bundle.data))}")
     if hold is not None:
         hold.renew()

@@ -104,6 +104,11 @@ class Cli:
         body = json.dumps(data).encode() if isinstance(data, dict) else data
         self.client("s3").put_object(Bucket="bucket", Key=key, Body=body)
 
+    def read(self, key: str) -> bytes:
+        """Read an object in the bucket."""
+        data: bytes = self.client("s3").get_object(Bucket="bucket", Key=key)["Body"].read()
+        return data
+
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys in the bucket."""
         listed = self.client("s3").list_objects_v2(Bucket="bucket", Prefix=prefix)

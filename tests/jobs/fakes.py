@@ -118,9 +118,6 @@ class FakeBatch:
         now = [scene for since, scene in self.scenes if since <= self.clock.seconds]
         return now[-1] if now else {}
 
-    def submit_job(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("a follower submits nothing")
-
     def list_jobs(self, **kwargs: Any) -> Mapping[str, Any]:
         """Return the children in one status, as in ListJobs: without attempts and log streams."""
         self.calls.append(("list_jobs", kwargs))
@@ -133,20 +130,11 @@ class FakeBatch:
         ]
         return {"jobSummaryList": found}
 
-    def terminate_job(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("a follower stops nothing")
+    def submit_job(self, **kwargs: Any) -> Mapping[str, Any]:
+        raise AssertionError("a follower only reads jobs and logs")
 
-    def cancel_job(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("commands cancel nothing")
-
-    def describe_job_queues(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("not part of the story")
-
-    def describe_job_definitions(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("not part of the story")
-
-    def describe_compute_environments(self, **kwargs: Any) -> Mapping[str, Any]:
-        raise AssertionError("not part of the story")
+    terminate_job = cancel_job = submit_job
+    describe_job_queues = describe_job_definitions = describe_compute_environments = submit_job
 
 
 def parent(status: str, *, num_nodes: int = 2, **more: Any) -> dict[str, Any]:

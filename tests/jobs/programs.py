@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.jobs.conftest import Cli
 from tests.support.schemas import conforms
 from trainium_catalogue import contract
+from trainium_catalogue.workloads import Workload
 
 
 def dry_run(cli: Cli, *words: str) -> dict[str, Any]:
@@ -34,9 +36,16 @@ def on_cluster(cli: Cli, *, image: str = "image") -> None:
         cli.parameter(name, value)
 
 
+def node_overrides(payload: dict[str, Any]) -> dict[str, Any]:
+    """Return what a submission overrides in the container of every node."""
+    (node_range,) = payload["nodeOverrides"]["nodePropertyOverrides"]
+    assert node_range["targetNodes"] == "0:"
+    overrides: dict[str, Any] = node_range["containerOverrides"]
+    return overrides
+
+
 def command_of(document: dict[str, Any]) -> list[str]:
-    (node_range,) = document["payload"]["nodeOverrides"]["nodePropertyOverrides"]
-    command: list[str] = node_range["containerOverrides"]["command"]
+    command: list[str] = node_overrides(document["payload"])["command"]
     return command
 
 
@@ -49,8 +58,7 @@ def submitted(cli: Cli, *words: str) -> str:
 
 def record(cli: Cli, run: str = "x") -> list[dict[str, Any]]:
     key = contract.run_key(run, contract.RUN_PROGRAM)
-    body = cli.client("s3").get_object(Bucket="bucket", Key=key)["Body"].read()
-    found: list[dict[str, Any]] = json.loads(body)["submissions"]
+    found: list[dict[str, Any]] = json.loads(cli.read(key))["submissions"]
     return found
 
 
@@ -63,6 +71,17 @@ def ended(cli: Cli, run: str = "x") -> None:
 def running(cli: Cli, run: str = "x") -> None:
     """Set a run's newest job to running; moto, like Batch, describes it without its command."""
     cli.backend_job(str(cli.jobs(run)[-1]["jobId"])).status = "RUNNING"
+
+
+def store_run(
+    cli: Cli, workload: Workload, *steps: int, values: Mapping[str, object] | None = None
+) -> None:
+    """Write the settings and the complete checkpoints of the training run `my-run`."""
+    defaults = {item.name: item.default for item in workload.parameters}
+    stored = {**defaults, "dataset": "wiki", **(values or {})}
+    cli.put("runs/my-run/run.json", {"schema": 1, "workload": workload.name, "values": stored})
+    for step in steps:
+        cli.put(f"runs/my-run/checkpoints/step-{step:08d}/complete.json")
 
 
 def snapshot(number: int, files: int) -> dict[str, Any]:
@@ -80,4 +99,5 @@ def snapshot(number: int, files: int) -> dict[str, Any]:
 
 def git(folder: Path, *words: str) -> None:
     """Run git in a folder."""
-    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+    who = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)

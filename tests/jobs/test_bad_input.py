@@ -16,9 +16,7 @@ from typer.testing import Result
 from jobs.cli import app
 from jobs.output.console import printable
 from tests.jobs.conftest import Cli
-from tests.jobs.test_local_files import folder, without_privilege
 
-__all__ = ["folder"]
 COMMANDS: dict[str, Any] = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 CODES = (0, 1, 2)
 """Exit codes in docs/interfaces.md except for interrupts and unwritable output."""
@@ -167,18 +165,3 @@ def test_command_line_never_ends_in_traceback(place: Cli, name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_many_command_lines_never_end_in_traceback(place: Cli, name: str) -> None:
     check_command_lines(place, name, range(3, 50))
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS)[::3])
-def test_process_never_ends_in_traceback(place: Cli, folder: Path, name: str) -> None:
-    (folder / "closed").mkdir()
-    (folder / "closed").chmod(0)
-    chance = random.Random(f"process {name}")
-    closed = (str(folder / "closed"), str(folder / "closed" / "x.py"))
-    argv = [word for word in command_line(name, chance, closed) if "\0" not in word]
-
-    done = without_privilege(*argv, cwd=Path())
-
-    assert done.returncode in CODES, (argv, done.stderr)
-    assert "Traceback" not in done.stderr, (argv, done.stderr)
-    assert done.returncode == 0 or done.stderr.strip()

@@ -24,7 +24,6 @@ from tests.jobs.conftest import REGION, Cli
 from tests.jobs.fakes import client_error
 from tests.jobs.test_submission import REQUEST
 from tests.jobs.test_waiting import DEPLOYMENT
-from tests.stacks.synthesis import deployment
 from trainium_catalogue import contract
 from trainium_catalogue.contract import Orchestrator
 from trainium_emulators.aws import quotas
@@ -60,210 +59,198 @@ def account(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return values
 
 
-class TestQuota:
-    """The account's vCPU quota."""
+@pytest.mark.parametrize(("value", "says"), [(0, "is 0 vCPUs"), (384, "or submit with --nodes 3")])
+def test_job_beyond_quota_is_refused_with_code_value_and_link(
+    cli: Cli, account: dict[str, float], value: float, says: str
+) -> None:
+    account["L-2C3B7624"] = value
 
-    @pytest.mark.parametrize(
-        ("value", "says"), [(0, "is 0 vCPUs"), (384, "or submit with --nodes 3")]
-    )
-    def test_job_beyond_quota_is_refused_with_code_value_and_link(
-        self, cli: Cli, account: dict[str, float], value: float, says: str
-    ) -> None:
-        account["L-2C3B7624"] = value
+    result = on_nodes(deployed(cli))
 
-        result = on_nodes(deployed(cli))
-
-        assert result.exit_code == 2
-        assert "L-2C3B7624 (Running On-Demand Trn instances)" in result.stderr
-        assert says in result.stderr and "the job needs 512" in result.stderr
-        assert "us-west-2.console.aws.amazon.com/servicequotas/" in result.stderr
-        assert ("--nodes" in result.stderr) is (value > 0)
-        assert cli.jobs("meet") == []
-
-    def test_job_within_quota_is_submitted_silently(
-        self, cli: Cli, account: dict[str, float]
-    ) -> None:
-        account["L-2C3B7624"] = 512
-
-        result = on_nodes(deployed(cli))
-
-        assert result.exit_code == 0, result.stderr
-        assert QUOTA not in result.stderr
-
-    @pytest.mark.parametrize(
-        ("settings", "code"), [({}, "L-34B43A08"), ({"cpu_spot": "false"}, "L-1216C47A")]
-    )
-    def test_data_job_needs_quota_of_its_instances(
-        self, cli: Cli, account: dict[str, float], settings: dict[str, str], code: str
-    ) -> None:
-        account[code] = 15
-
-        result = on_cpus(deployed(cli, **settings))
-
-        assert result.exit_code == 2
-        assert code in result.stderr and "the job needs 16" in result.stderr
-
-    def test_data_jobs_run_on_spot_by_default(self) -> None:
-        assert deployment().config.cpu_spot  # what `needed_quota` takes as the default
-
-    def test_missing_permission_is_one_warning(
-        self, cli: Cli, account: dict[str, float], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        account["L-2C3B7624"] = 0
-
-        def denied(**_: Any) -> Any:
-            raise client_error("AccessDeniedException", operation="GetServiceQuota")
-
-        monkeypatch.setattr(Aws, "quotas", lambda self: SimpleNamespace(get_service_quota=denied))
-        result = on_nodes(deployed(cli))
-
-        assert result.exit_code == 0, result.stderr
-        (line,) = [line for line in result.stderr.splitlines() if QUOTA in line]
-        assert "not checked (AccessDeniedException from servicequotas:GetServiceQuota)" in line
-
-    @pytest.mark.parametrize("settings", ["null", json.dumps({"capacity_block_id": BLOCK})])
-    def test_quota_is_not_checked_if_it_may_not_apply(
-        self, cli: Cli, account: dict[str, float], settings: str
-    ) -> None:
-        account["L-2C3B7624"] = 0
-        cli.parameter(contract.SSM_SETTINGS, settings)
-
-        result = on_nodes(cli)
-
-        assert result.exit_code == 0, result.stderr
-        assert QUOTA not in result.stderr
+    assert result.exit_code == 2
+    assert "L-2C3B7624 (Running On-Demand Trn instances)" in result.stderr
+    assert says in result.stderr and "the job needs 512" in result.stderr
+    assert "us-west-2.console.aws.amazon.com/servicequotas/" in result.stderr
+    assert ("--nodes" in result.stderr) is (value > 0)
+    assert cli.jobs("meet") == []
 
 
-class TestBlock:
-    """A Capacity Block that has not started, ends soon, or has ended."""
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [("{}", 512), ("null", 0), (json.dumps({"capacity_block_id": BLOCK}), 0)],
+)
+def test_quota_that_suffices_or_may_not_apply_is_not_mentioned(
+    cli: Cli, account: dict[str, float], settings: str, value: float
+) -> None:
+    account["L-2C3B7624"] = value
+    cli.parameter(contract.SSM_SETTINGS, settings)
 
-    def window(
-        self,
-        *,
-        starts: timedelta,
-        lasts: timedelta = timedelta(days=7),
-        state: str = "scheduled",
-        setting: str = "capacity_block_id",
-    ) -> CapacityWindow:
-        ec2 = client("ec2")
-        start = datetime.now(UTC) + starts
-        reservation = {
-            "CapacityReservationId": BLOCK,
-            "State": state,
-            "StartDate": start,
-            "EndDate": start + lasts,
-            "TotalInstanceCount": 4,
-        }
-        with Stubber(ec2) as reservations:
-            reservations.add_response(
-                "describe_capacity_reservations",
-                {"CapacityReservations": [reservation]},
-                {"CapacityReservationIds": [BLOCK]},
-            )
-            found = read_window(
-                cast("Aws", SimpleNamespace(ec2=lambda: ec2)),
-                replace(DEPLOYMENT, settings={setting: BLOCK}),
-            )
-        assert found is not None
-        return found
+    result = on_nodes(cli)
 
-    def check(self, window: CapacityWindow, on: Orchestrator = Orchestrator.BATCH) -> None:
-        """Check like ``check_place``, with a queue that cancels a job after an hour."""
-        request = replace(REQUEST, window=window, orchestrator=on)
-        check_window(DEPLOYMENT, request)
-        batch = client("batch")
-        action = {"reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", "state": "RUNNABLE"}
-        queue = {
-            "jobQueueName": "queue",
-            "jobQueueArn": "queue",
-            "state": "ENABLED",
-            "priority": 1,
-            "computeEnvironmentOrder": [],
-            "jobStateTimeLimitActions": [{**action, "maxTimeSeconds": 3600, "action": "CANCEL"}],
-        }
-        with Stubber(batch) as queues:
-            queues.add_response("describe_job_queues", {"jobQueues": [queue]})
-            check_wait(cast("Any", batch), DEPLOYMENT, request, pytest.fail)
+    assert result.exit_code == 0, result.stderr
+    assert QUOTA not in result.stderr
 
-    def test_job_cancelled_before_start_of_block_is_refused(self) -> None:
-        with pytest.raises(Refusal, match="cancels a job after 60 minutes") as refused:
-            self.check(self.window(starts=timedelta(days=2)))
 
-        submit_after = datetime.now(UTC) + timedelta(days=2, hours=-1)
-        assert refused.value.code == "block-not-started"
-        assert f"submit after {submit_after:%Y-%m-%d}" in refused.value.message
-        assert "-c trainium:runnable_time_limit_minutes=1440" in refused.value.message
+@pytest.mark.parametrize(
+    ("settings", "code"), [({}, "L-34B43A08"), ({"cpu_spot": "false"}, "L-1216C47A")]
+)
+def test_data_job_needs_quota_of_its_instances(
+    cli: Cli, account: dict[str, float], settings: dict[str, str], code: str
+) -> None:
+    account[code] = 15
 
-    @pytest.mark.parametrize(
-        ("starts", "state"),
-        [(timedelta(minutes=50), "scheduled"), (timedelta(hours=-5), "active")],
-    )
-    def test_job_that_can_wait_for_block_is_submitted(self, starts: timedelta, state: str) -> None:
-        self.check(self.window(starts=starts, state=state))
+    result = on_cpus(deployed(cli, **settings))
 
-    @pytest.mark.parametrize("state", ["active", "expired", "payment-failed"])
-    def test_ended_block_is_refused(self, state: str) -> None:
-        window = self.window(starts=timedelta(days=-8), state=state)
+    assert result.exit_code == 2
+    assert code in result.stderr and "the job needs 16" in result.stderr
 
-        with pytest.raises(Refusal, match="destroy the `batch` stack and deploy again") as refused:
-            self.check(window)
-        with pytest.raises(
-            Refusal, match=rf"has ended \({state}\); deploy again with the next one"
-        ):
-            self.check(window, Orchestrator.EKS)
 
-        assert refused.value.code == "block-ended"
+def test_missing_permission_is_one_warning(
+    cli: Cli, account: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account["L-2C3B7624"] = 0
 
-    def test_block_in_its_last_40_minutes_is_refused(self) -> None:
-        window = self.window(starts=-timedelta(days=7, minutes=-39), state="active")
+    def denied(**_: Any) -> Any:
+        raise client_error("AccessDeniedException", operation="GetServiceQuota")
 
-        with pytest.raises(Refusal, match="jobs stop 40 minutes before") as refused:
-            self.check(window)
+    monkeypatch.setattr(Aws, "quotas", lambda _: SimpleNamespace(get_service_quota=denied))
+    result = on_nodes(deployed(cli))
 
-        assert refused.value.code == "block-ending"
+    assert result.exit_code == 0, result.stderr
+    (line,) = [line for line in result.stderr.splitlines() if QUOTA in line]
+    assert "not checked (AccessDeniedException from servicequotas:GetServiceQuota)" in line
 
-    def test_ordinary_reservation_has_no_stop_time(self) -> None:
-        setting = "capacity_reservation_id"
-        window = self.window(starts=-timedelta(days=7, minutes=-5), state="active", setting=setting)
 
-        self.check(window)
-        assert window.stop_at is None
-
-    def test_plan_and_job_have_stop_time(self, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-        window = self.window(starts=timedelta(minutes=30))
-        monkeypatch.setattr("jobs.submit.choose.find_window", lambda *_: window)
-
-        result = on_nodes(deployed(cli, capacity_block_id=BLOCK), 4, "--dry-run")
-
-        assert window.ends is not None
-        stop_at = window.ends - timedelta(minutes=40)
-        assert (
-            f"saves and stops at {stop_at:%Y-%m-%d %H:%M} UTC, 40 minutes earlier" in result.stderr
+def window_of(
+    *,
+    starts: timedelta,
+    state: str = "scheduled",
+    setting: str = "capacity_block_id",
+) -> CapacityWindow:
+    ec2 = client("ec2")
+    start = datetime.now(UTC) + starts
+    reservation = {
+        "CapacityReservationId": BLOCK,
+        "State": state,
+        "StartDate": start,
+        "EndDate": start + timedelta(days=7),
+        "TotalInstanceCount": 4,
+    }
+    with Stubber(ec2) as reservations:
+        reservations.add_response(
+            "describe_capacity_reservations",
+            {"CapacityReservations": [reservation]},
+            {"CapacityReservationIds": [BLOCK]},
         )
-        (override,) = json.loads(result.stdout)["nodeOverrides"]["nodePropertyOverrides"]
-        (stop,) = (
-            each["value"]
-            for each in override["containerOverrides"]["environment"]
-            if each["name"] == contract.ENV_STOP_AT
+        found = read_window(
+            cast("Aws", SimpleNamespace(ec2=lambda: ec2)),
+            replace(DEPLOYMENT, settings={setting: BLOCK}),
         )
-        assert stop == f"{stop_at:%Y-%m-%dT%H:%M:%SZ}"
+    assert found is not None
+    return found
 
-    def test_data_job_ignores_block(self, cli: Cli) -> None:
-        result = on_cpus(deployed(cli, capacity_block_id=BLOCK))
 
-        assert result.exit_code == 0, result.stderr
-        assert "capacity" not in result.stderr
+def check(window: CapacityWindow, on: Orchestrator = Orchestrator.BATCH) -> None:
+    """Check like ``check_place``, with a queue that cancels a job after an hour."""
+    request = replace(REQUEST, window=window, orchestrator=on)
+    check_window(DEPLOYMENT, request)
+    batch = client("batch")
+    action = {"reason": "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY", "state": "RUNNABLE"}
+    queue = {
+        "jobQueueName": "queue",
+        "jobQueueArn": "queue",
+        "state": "ENABLED",
+        "priority": 1,
+        "computeEnvironmentOrder": [],
+        "jobStateTimeLimitActions": [{**action, "maxTimeSeconds": 3600, "action": "CANCEL"}],
+    }
+    with Stubber(batch) as queues:
+        queues.add_response("describe_job_queues", {"jobQueues": [queue]})
+        check_wait(cast("Any", batch), DEPLOYMENT, request, pytest.fail)
 
-    def test_missing_permission_is_one_warning(
-        self, cli: Cli, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def denied(**_: Any) -> Any:
-            raise client_error("UnauthorizedOperation")
 
-        monkeypatch.setattr(
-            Aws, "ec2", lambda self: SimpleNamespace(describe_capacity_reservations=denied)
-        )
-        result = on_nodes(deployed(cli, capacity_block_id=BLOCK), 1)
+def test_job_cancelled_before_start_of_block_is_refused() -> None:
+    with pytest.raises(Refusal, match="cancels a job after 60 minutes") as refused:
+        check(window_of(starts=timedelta(days=2)))
 
-        assert result.exit_code == 0, result.stderr
-        assert "reserved capacity was not checked (UnauthorizedOperation" in result.stderr
+    submit_after = datetime.now(UTC) + timedelta(days=2, hours=-1)
+    assert refused.value.code == "block-not-started"
+    assert f"submit after {submit_after:%Y-%m-%d}" in refused.value.message
+    assert "-c trainium:runnable_time_limit_minutes=1440" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("starts", "state"),
+    [(timedelta(minutes=50), "scheduled"), (timedelta(hours=-5), "active")],
+)
+def test_job_that_can_wait_for_block_is_submitted(starts: timedelta, state: str) -> None:
+    check(window_of(starts=starts, state=state))
+
+
+@pytest.mark.parametrize("state", ["active", "expired", "payment-failed"])
+def test_ended_block_is_refused(state: str) -> None:
+    window = window_of(starts=timedelta(days=-8), state=state)
+
+    with pytest.raises(Refusal, match="destroy the `batch` stack and deploy again") as refused:
+        check(window)
+    with pytest.raises(Refusal, match=rf"has ended \({state}\); deploy again with the next one"):
+        check(window, Orchestrator.EKS)
+
+    assert refused.value.code == "block-ended"
+
+
+def test_block_in_its_last_40_minutes_is_refused() -> None:
+    window = window_of(starts=-timedelta(days=7, minutes=-39), state="active")
+
+    with pytest.raises(Refusal, match="jobs stop 40 minutes before") as refused:
+        check(window)
+
+    assert refused.value.code == "block-ending"
+
+
+def test_ordinary_reservation_has_no_stop_time() -> None:
+    setting = "capacity_reservation_id"
+    window = window_of(starts=-timedelta(days=7, minutes=-5), state="active", setting=setting)
+
+    check(window)
+    assert window.stop_at is None
+
+
+def test_plan_and_job_have_stop_time(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    window = window_of(starts=timedelta(minutes=30))
+    monkeypatch.setattr("jobs.submit.choose.find_window", lambda *_: window)
+
+    result = on_nodes(deployed(cli, capacity_block_id=BLOCK), 4, "--dry-run")
+
+    assert window.ends is not None
+    stop_at = window.ends - timedelta(minutes=40)
+    assert f"saves and stops at {stop_at:%Y-%m-%d %H:%M} UTC, 40 minutes earlier" in result.stderr
+    (override,) = json.loads(result.stdout)["nodeOverrides"]["nodePropertyOverrides"]
+    (stop,) = (
+        each["value"]
+        for each in override["containerOverrides"]["environment"]
+        if each["name"] == contract.ENV_STOP_AT
+    )
+    assert stop == f"{stop_at:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def test_data_job_ignores_block(cli: Cli) -> None:
+    result = on_cpus(deployed(cli, capacity_block_id=BLOCK))
+
+    assert result.exit_code == 0, result.stderr
+    assert "capacity" not in result.stderr
+
+
+def test_missing_permission_for_reservations_is_one_warning(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(**_: Any) -> Any:
+        raise client_error("UnauthorizedOperation")
+
+    monkeypatch.setattr(
+        Aws, "ec2", lambda _: SimpleNamespace(describe_capacity_reservations=denied)
+    )
+    result = on_nodes(deployed(cli, capacity_block_id=BLOCK), 1)
+
+    assert result.exit_code == 0, result.stderr
+    assert "reserved capacity was not checked (UnauthorizedOperation" in result.stderr

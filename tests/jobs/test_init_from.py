@@ -50,13 +50,6 @@ def ready(cli: Cli) -> Cli:
     return cli
 
 
-def test_run_starts_from_model_in_bucket(ready: Cli) -> None:
-    (payload,) = payloads(ready.run(*TRAIN, "--init-from", "llama", "--dry-run", "--json"))
-
-    assert "--init-from" in json.dumps(payload)
-    assert ready.run(*TRAIN, "--init-from", "llama").exit_code == 0
-
-
 def test_missing_model_is_refused_with_existing_ones(ready: Cli) -> None:
     ready.put("export/first/config.json", CONFIG)
 
@@ -167,13 +160,11 @@ def test_model_folder_is_uploaded(cli: Cli, tmp_path: Path) -> None:
     ("document", "workload"),
     [
         (CONFIG, "llama2-7b"),
-        ({**CONFIG, "hidden_size": 8}, "WORKLOAD"),
         ({**CONFIG, "model_type": "qwen3"}, "WORKLOAD"),
         ({**CONFIG, "head_dim": 64}, "WORKLOAD"),
         ({**CONFIG, "rms_norm_eps": 1e-6}, "WORKLOAD"),
         ({**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "WORKLOAD"),
         ({"model_type": "llama", "text_config": CONFIG}, "WORKLOAD"),
-        (LLAMA_31, "pretrain --model llama3.1-8b"),
         ({**LLAMA_31, "rope_scaling": None}, "WORKLOAD"),  # Llama 3
         (
             {**LLAMA_31, "rope_scaling": None, "rope_theta": None,

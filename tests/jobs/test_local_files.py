@@ -15,7 +15,7 @@ from typer.testing import Result
 
 from jobs.cli import app
 from tests.jobs.conftest import Cli
-from tests.jobs.test_bundle import git
+from tests.jobs.programs import git
 from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_untrusted_keys import snapshot
 from tests.jobs.test_watch_program import run
@@ -25,39 +25,17 @@ __all__ = ["run"]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def path_options() -> Iterator[tuple[str, str, list[str]]]:
-    """Yield every path option and argument, with the rest of a command line."""
-    group = typer.main.get_command(app)
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        for parameter in command.params:
-            if parameter.type.name in ("path", "local path", "parse_path_list"):
-                others = [
-                    "x" for p in command.params if p.param_type_name == "argument" and p.required
-                ]
-                yield (
-                    name,
-                    parameter.type.name,
-                    [
-                        name,
-                        *(parameter.opts[-1:] if parameter.param_type_name == "option" else ()),
-                        "",
-                        *(others if parameter.param_type_name == "option" else ()),
-                    ],
-                )
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"), [pytest.param(k, w, id=" ".join(w)) for _, k, w in path_options()]
-)
-def test_empty_text_is_not_a_path(kind: str, words: list[str]) -> None:
-    result = Cli("").run(*words, "--json")
+def test_empty_text_is_not_a_path() -> None:
+    result = Cli("").run("code", "x", "--diff", "", "--json")
 
     assert result.exit_code == 2
     assert '"refused": "usage"' in result.stdout
     assert (
         "'' is not a path; specify a file or folder, or . for the current folder" in result.stdout
     )
-    assert kind != "path"  # typer's own type treats '' as the current folder
+    # typer's own type treats '' as the current folder.
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    assert "path" not in {item.type.name for command in commands for item in command.params}
 
 
 def test_unexpanded_tilde_is_home_folder(
@@ -85,17 +63,11 @@ def assert_usage(result: Result, fragment: str) -> None:
     assert fragment in result.stderr
 
 
-@pytest.fixture
-def there(cli: Cli, run: Path, tmp_path: Path) -> Path:
-    """A folder with the user's files, named like those of a download."""
+def test_download_asks_before_overwriting(cli: Cli, run: Path, tmp_path: Path) -> None:
     snapshot(cli, "last.pt")
-    folder = tmp_path / "here"
-    folder.mkdir()
-    (folder / "last.pt").write_bytes(b"mine")
-    return folder
-
-
-def test_download_asks_before_overwriting(cli: Cli, there: Path) -> None:
+    there = tmp_path / "here"
+    there.mkdir()
+    (there / "last.pt").write_bytes(b"mine")
     words = ("download", "x", "--to", str(there))
 
     assert_refused(cli.run(*words), "overwriting last.pt in ", "needs confirmation", "add --yes")
@@ -141,10 +113,7 @@ def without_privilege(*words: str, cwd: Path) -> subprocess.CompletedProcess[str
     [
         ("", ("submit", "{}/train.py", "--dry-run")),
         ("pkg", ("submit", "{}/train.py", "--dry-run")),
-        ("", ("submit", "{}/train.py", "--help")),
         ("", ("submit", "{}", "--help")),
-        ("pkg", ("submit", "-m", "pkg.train", "--workdir", "{}", "--dry-run")),
-        ("", ("upload", "{}", "--all")),
         ("pkg", ("upload", "{}", "--all")),
         ("", ("code", "x", "--fetch", "{}/pkg")),
         ("pkg", ("code", "x", "--diff", "{}")),
@@ -229,18 +198,17 @@ def test_upload_lists_skipped_special_files(cli: Cli, tmp_path: Path) -> None:
     assert cli.keys("corpora/") == ["corpora/text/a.txt"]
 
 
-@pytest.mark.parametrize("name", ["data.bin", "noext", "images.tar.gz"])
-def test_any_file_is_usable_as_program_input(cli: Cli, program: Path, name: str) -> None:
-    (program / name).write_bytes(b"\0" * 10)
+def test_any_file_is_usable_as_program_input(cli: Cli, program: Path) -> None:
+    (program / "images.tar.gz").write_bytes(b"\0" * 10)
 
-    sent = cli.run("upload", f"./{name}", "--name", "mine")
+    sent = cli.run("upload", "./images.tar.gz", "--name", "mine")
     uri = "s3://bucket/corpora/mine/"
     result = cli.run("submit", "./train.py", "--input", uri, "--name", "r", "--yes")
 
     assert f"submit ./train.py --input {uri} ..., which copies it to TRAINIUM_INPUT_DIR" in (
         sent.stderr
     )
-    assert cli.keys("corpora/") == [f"corpora/mine/{name}"]
+    assert cli.keys("corpora/") == ["corpora/mine/images.tar.gz"]
     assert result.exit_code == 0, result.stderr
     assert f"input: {uri}, in TRAINIUM_INPUT_DIR on every node" in result.stderr
 

@@ -40,8 +40,7 @@ def age(minutes: float) -> None:
 
 
 def held_by(cli: Cli) -> dict[str, Any]:
-    body = cli.client("s3").get_object(Bucket="bucket", Key=KEY)["Body"].read()
-    found: dict[str, Any] = json.loads(body)
+    found: dict[str, Any] = json.loads(cli.read(KEY))
     return found
 
 
@@ -87,7 +86,6 @@ def test_job_submitted_while_user_reads_plan_is_detected(
         (holder(), 6),
         (holder(job_id="1234-5678"), 6),
         ({"by": "something else"}, 0),
-        ({}, 0),
     ],
 )
 def test_expired_hold_is_released(
@@ -101,9 +99,8 @@ def test_expired_hold_is_released(
     assert len(cli.jobs("x")) == 1
 
 
-@pytest.mark.parametrize("minutes", [-10, 10])
-def test_submitter_with_wrong_clock_holds_name(cli: Cli, program: Path, minutes: float) -> None:
-    at = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat(timespec="seconds")
+def test_submitter_with_wrong_clock_holds_name(cli: Cli, program: Path) -> None:
+    at = (datetime.now(UTC) - timedelta(minutes=10)).isoformat(timespec="seconds")
     cli.put(KEY, holder(at=at))
 
     assert_held(cli.run("submit", "./train.py", "--name", "x", "--yes"))

@@ -53,6 +53,10 @@ def test_error_in_bundled_module_is_refused() -> None:
     assert says.startswith("other.py, line 1: '(' was never closed")
 
 
+def test_modules_that_import_each_other_are_checked_once() -> None:
+    assert check("import a\n", a="import b\n", b="import a\n") == []
+
+
 def test_unimported_modules_are_not_checked() -> None:
     text = "try:\n    import broken\nexcept ImportError:\n    broken = None\n"
 

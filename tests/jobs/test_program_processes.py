@@ -21,14 +21,12 @@ def remarks(text: str, *, on_node: int = 0, **others: str) -> list[str]:
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("mp.spawn(main, nprocs=8)  # rank", "spawn() starts more processes"),
-        ("torch.multiprocessing.spawn(rank)", "spawn() starts more processes"),
+        ("pool.spawn(main, nprocs=8)  # rank", "spawn() starts more processes"),
         ("notebook_launcher(rank, num_processes=8)", "notebook_launcher() starts more processes"),
         ("subprocess.run(['accelerate', 'launch', 'x.py'])", "starts accelerate launch in the"),
         ("os.system('torchrun --nproc_per_node 8 x.py')  # rank", "starts torchrun in the program"),
         ("from torch import multiprocessing as m; m.spawn(rank)", "spawn() starts more processes"),
         ("from torch.multiprocessing import start_processes as s; s(rank)", "start_processes()"),
-        ("xmp.spawn(rank)", "spawn() starts more processes"),
         (
             "for rank in range(2): mp.Process(target=f, args=(rank, 2))",
             "Process() starts more ranks",
@@ -36,7 +34,6 @@ def remarks(text: str, *, on_node: int = 0, **others: str) -> list[str]:
         ("c = ['torchrun', 'x.py', rank]; subprocess.Popen(c)", "starts torchrun in the program"),
         ("subprocess.run([sys.executable, '-m', 'torch.distributed.run', rank])", "starts torch.d"),
         ("os.system('cd src && CUDA=0 accelerate  launch x.py')  # rank", "starts accelerate lau"),
-        ("os.execvp('deepspeed', rank)", "starts deepspeed in the program"),
         ("os.environ['MASTER_PORT'] = '12355'; rank = 0", "assigns MASTER_PORT"),
         ("os.environ.update(MASTER_PORT='1')  # rank", "assigns MASTER_PORT"),
         ("os.environ.update({'MASTER_ADDR': 'localhost'})  # rank", "assigns MASTER_ADDR"),
@@ -61,23 +58,15 @@ def test_process_launch_is_noted_with_line(line: str, told: str) -> None:
     "line",
     [
         "os.environ.setdefault('MASTER_PORT', '12355'); rank = 0",
-        "subprocess.run(['git', 'rev-parse', 'HEAD']); rank = 0",
         "subprocess.run(['pip', 'install', 'deepspeed']); rank = 0",
         "rank = int(os.environ['RANK'])",
         "if 'RANK' not in os.environ: os.environ['MASTER_PORT'] = '12355'",
         "os.environ['MASTER_PORT'] = os.environ.get('MASTER_PORT', '12355'); rank = 0",
         "import numpy as np; np.random.SeedSequence(rank).spawn(4)",
-        "multiprocessing.set_start_method('spawn'); rank = 0",
-        "if __name__ == '__main__': DataLoader(data, num_workers=8, rank=rank)",
         "multiprocessing.Process(target=evaluate, args=(queue,)).start()  # rank",
         "dist.init_process_group('gloo', init_method='env://', rank=0)",
         "dist.init_process_group('gloo', f'tcp://{e[\"MASTER_ADDR\"]}:1', rank=0)",
-        "torch_xla.launch(rank)",
         "from transformers import Trainer",
-        "from trl import SFTTrainer",
-        "from accelerate import Accelerator",
-        "from timm.utils import init_distributed_device",
-        "from lightning import Trainer",
     ],
 )
 def test_code_compatible_with_launcher_is_not_noted(line: str) -> None:

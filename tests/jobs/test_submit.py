@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.jobs.conftest import Cli
+from tests.jobs.programs import node_overrides
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
 
@@ -21,12 +22,6 @@ def payload(cli: Cli, *arguments: str) -> dict[str, Any]:
     assert result.exit_code == 0, result.stderr
     parsed: dict[str, Any] = json.loads(result.stdout)
     return parsed
-
-
-def overrides(cli: Cli, *arguments: str) -> dict[str, Any]:
-    (node_range,) = payload(cli, *arguments)["nodeOverrides"]["nodePropertyOverrides"]
-    found: dict[str, Any] = node_range["containerOverrides"]
-    return found
 
 
 def test_job_is_tagged_with_deployment_run_and_workload(cli: Cli) -> None:
@@ -46,36 +41,18 @@ def test_dry_run_prints_payload_and_submits_nothing(cli: Cli) -> None:
     assert cli.jobs("nightly") == []
 
 
-def test_dry_run_prints_arguments_that_batch_accepts(cli: Cli) -> None:
-    sent = payload(cli)
-
-    assert cli.client("batch").submit_job(**sent)["jobName"] == "nightly"
-
-
 def test_parameters_become_launcher_flags(cli: Cli) -> None:
-    command = overrides(cli, "--set", "max-bytes=4096", "--set", "peer_timeout_s=5")["command"]
+    sent = payload(cli, "--set", "max-bytes=4096", "--set", "peer_timeout_s=5")
 
-    assert command == [
+    assert node_overrides(sent)["command"] == [
         *contract.launch_command("all-reduce"), "--max-bytes", "4096", "--peer-timeout-s", "5.0",
     ]  # fmt: skip
 
 
 def test_every_node_gets_run_name(cli: Cli) -> None:
-    assert overrides(cli)["environment"] == [{"name": contract.ENV_RUN, "value": "nightly"}]
+    environment = node_overrides(payload(cli))["environment"]
 
-
-def test_open_node_range_is_overridden_as_a_whole(cli: Cli) -> None:
-    (node_range,) = payload(cli)["nodeOverrides"]["nodePropertyOverrides"]
-
-    assert node_range["targetNodes"] == "0:"
-
-
-def test_price_is_shown_as_estimate(cli: Cli) -> None:
-    result = cli.run(*NIGHTLY, "--yes")
-
-    assert "4 x trn1.32xlarge, at most 1 h per attempt" in result.stderr
-    assert "about $86.00 for 1 h" in result.stderr
-    assert "estimate, list price; check your account" in result.stderr
+    assert environment == [{"name": contract.ENV_RUN, "value": "nightly"}]
 
 
 def test_default_time_limit_is_capped_by_deployment(cli: Cli) -> None:
@@ -84,7 +61,7 @@ def test_default_time_limit_is_capped_by_deployment(cli: Cli) -> None:
     assert payload(cli)["timeout"]["attemptDurationSeconds"] == 1800
 
 
-@pytest.mark.parametrize("status", ["SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING"])
+@pytest.mark.parametrize("status", ["SUBMITTED", "RUNNING"])
 def test_active_run_is_not_submitted_again(cli: Cli, status: str) -> None:
     job_id = cli.submitted("nightly", status=status, num_nodes=4)
 
@@ -114,9 +91,8 @@ def test_other_job_under_active_run_name_is_refused(
     assert len(cli.jobs("nightly")) == 1
 
 
-@pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED"])
-def test_ended_run_can_be_submitted_again(cli: Cli, status: str) -> None:
-    cli.submitted("nightly", status=status)
+def test_ended_run_can_be_submitted_again(cli: Cli) -> None:
+    cli.submitted("nightly", status="FAILED")
 
     cli.run(*NIGHTLY, "--yes")
 
@@ -187,7 +163,7 @@ def test_multi_zone_job_stores_its_request(cli: Cli, words: tuple[str, ...], min
     digest = payload["tags"].pop(contract.TAG_REQUEST)
     assert payload["tags"][contract.TAG_ZONE_PATIENCE] == minutes
     key = contract.request_key("x", digest)
-    kept = cli.client("s3").get_object(Bucket="bucket", Key=key)["Body"].read()
+    kept = cli.read(key)
     assert sha256(kept).hexdigest() == digest
     assert json.loads(kept) == payload
 

@@ -13,10 +13,13 @@ from tests.jobs.test_refusals import assert_refused
 from tests.jobs.test_submit_training import existing_run
 from trainium_catalogue import contract
 
-TOKENIZE = (
-    *("submit", "tokenize", "--input", "my-text", "--tokenizer", "tokenizer.model"),
-    *("--dataset", "wiki"),
-)
+
+def tokenize(corpus: str, tokenizer: str = "tokenizer.model") -> tuple[str, ...]:
+    words = ("submit", "tokenize", "--input", corpus, "--tokenizer", tokenizer)
+    return (*words, "--dataset", "wiki")
+
+
+TOKENIZE = tokenize("my-text")
 
 
 @pytest.fixture
@@ -48,10 +51,6 @@ def test_cpu_workload_is_one_container_on_cpu_queue(cli: Cli) -> None:
 
 def test_several_instances_are_an_array_job(ready: Cli) -> None:
     assert payload(ready, *TOKENIZE, "--nodes", "3")["arrayProperties"] == {"size": 3}
-
-
-def test_one_instance_is_no_array(ready: Cli) -> None:
-    assert "arrayProperties" not in payload(ready, *TOKENIZE, "--nodes", "1")
 
 
 @pytest.mark.parametrize(("instances", "code"), [("1", 0), ("2", 2)])
@@ -107,7 +106,7 @@ def test_invalid_cpu_submission_is_refused(
 
 
 def test_missing_tokenizer_is_refused(ready: Cli) -> None:
-    result = ready.run(*TOKENIZE[:4], "--tokenizer", "tokenizer.json", "--dataset", "x")
+    result = ready.run(*tokenize("my-text", "tokenizer.json"))
 
     assert_refused(
         result,
@@ -125,9 +124,7 @@ def test_missing_tokenizer_is_refused(ready: Cli) -> None:
     ],
 )
 def test_missing_corpus_is_refused(ready: Cli, corpus: str, remedy: str) -> None:
-    result = ready.run(
-        "submit", "tokenize", "--input", corpus, "--tokenizer", "tokenizer.model", "--dataset", "x"
-    )
+    result = ready.run(*tokenize(corpus))
 
     assert_refused(
         result, f"there is no corpus {corpus!r}", "corpora in the bucket: my-text", remedy
@@ -137,20 +134,13 @@ def test_missing_corpus_is_refused(ready: Cli, corpus: str, remedy: str) -> None
 def test_incomplete_corpus_is_refused(ready: Cli) -> None:
     ready.put("corpora/wikicorpus/part-00000.jsonl.gz")
 
-    result = ready.run(
-        *("submit", "tokenize", "--input", "wikicorpus"),
-        *("--tokenizer", "tokenizer.model", "--dataset", "x"),
-    )
+    result = ready.run(*tokenize("wikicorpus"))
 
     assert_refused(result, "corpus 'wikicorpus' is incomplete", "wait for its prepare job")
 
 
 def test_input_outside_bucket_is_passed_to_nodes(ready: Cli) -> None:
-    sent = payload(
-        ready,
-        *("submit", "tokenize", "--input", "s3://theirs/text/"),
-        *("--tokenizer", "tokenizer.model", "--dataset", "x"),
-    )
+    sent = payload(ready, *tokenize("s3://theirs/text/"))
 
     assert "s3://theirs/text/" in sent["containerOverrides"]["command"]
 
@@ -169,14 +159,6 @@ def test_export_names_step(cli: Cli) -> None:
     assert "exports step 20 of run my-run to export/my-run/" in result.stderr
 
 
-def test_export_of_missing_run_is_refused(cli: Cli) -> None:
-    existing_run(cli, 10)
-
-    result = cli.run("submit", "export", "--run", "my-rum")
-
-    assert_refused(result, "there is no run 'my-rum'", "did you mean 'my-run'?")
-
-
 def test_export_of_program_run_is_refused(cli: Cli) -> None:
     cli.put("runs/mine/program.json")
 
@@ -186,20 +168,20 @@ def test_export_of_program_run_is_refused(cli: Cli) -> None:
     assert_refused(result, reason, "jobs download mine --to FOLDER")
 
 
-def test_export_without_checkpoint_is_refused(cli: Cli) -> None:
-    existing_run(cli)
+@pytest.mark.parametrize(
+    ("steps", "words", "fragments"),
+    [
+        ((10,), ["my-rum"], ["there is no run 'my-rum'", "did you mean 'my-run'?"]),
+        ((), ["my-run"], ["run my-run has no complete checkpoint", "jobs status my-run"]),
+        ((10, 20), ["my-run", "--step", "15"], ["--step 15", "choose one of steps 10, 20"]),
+    ],
+)
+def test_export_of_missing_checkpoint_is_refused(
+    cli: Cli, steps: tuple[int, ...], words: list[str], fragments: list[str]
+) -> None:
+    existing_run(cli, *steps)
 
-    result = cli.run("submit", "export", "--run", "my-run")
-
-    assert_refused(result, "run my-run has no complete checkpoint", "jobs status my-run")
-
-
-def test_export_of_missing_step_is_refused(cli: Cli) -> None:
-    existing_run(cli, 10, 20)
-
-    result = cli.run("submit", "export", "--run", "my-run", "--step", "15")
-
-    assert_refused(result, "--step 15", "choose one of steps 10, 20")
+    assert_refused(cli.run("submit", "export", "--run", *words), *fragments)
 
 
 def test_list_shows_jobs_of_both_queues(cli: Cli) -> None:
@@ -209,6 +191,14 @@ def test_list_shows_jobs_of_both_queues(cli: Cli) -> None:
     runs = checked(cli.run("list", "--json"), "list")["runs"]
 
     assert {run["run"]: run["hardware"] for run in runs} == {"nightly": "trainium", "fetch": "cpu"}
+
+
+def test_cpu_run_is_found_by_name(cli: Cli) -> None:
+    cli.run("submit", "prepare", "--dataset", "wikicorpus", "--name", "fetch")
+
+    document = checked(cli.run("status", "fetch", "--json"), "status")
+
+    assert (document["kind"], document["workload"]) == ("container", "prepare")
 
 
 def test_concurrent_preparation_of_dataset_is_refused(cli: Cli) -> None:
@@ -225,19 +215,3 @@ def test_concurrent_preparation_of_dataset_is_refused(cli: Cli) -> None:
 
     assert_refused(same, "run first is already preparing mnist: it is RUNNING", "jobs stop first")
     assert other.exit_code == 0, other.stderr
-
-
-def test_array_is_one_line_of_list(ready: Cli) -> None:
-    ready.run(*TOKENIZE, "--nodes", "3", "--name", "words", "--yes")
-
-    (run,) = checked(ready.run("list", "--json"), "list")["runs"]
-
-    assert run["run"] == "words"
-
-
-def test_cpu_run_is_found_by_name(cli: Cli) -> None:
-    cli.run("submit", "prepare", "--dataset", "wikicorpus", "--name", "fetch")
-
-    document = checked(cli.run("status", "fetch", "--json"), "status")
-
-    assert (document["kind"], document["workload"]) == ("container", "prepare")

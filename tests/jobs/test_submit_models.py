@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from tests.jobs.conftest import Cli
+from tests.jobs.programs import node_overrides, store_run
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue.models.presets import MODELS
@@ -24,18 +24,9 @@ def _ready(cli: Cli) -> Cli:
     return cli
 
 
-def words_of(payload: dict[str, Any]) -> list[str]:
-    (node_range,) = payload["nodeOverrides"]["nodePropertyOverrides"]
-    words: list[str] = node_range["containerOverrides"]["command"]
-    return words
-
-
 def existing_run(cli: Cli, model: str) -> None:
     workload = WORKLOADS["pretrain"].of_model({"model": model})
-    values = {item.name: item.default for item in workload.parameters}
-    stored = {**values, "dataset": "wiki", "lr": 0.002}
-    cli.put("runs/my-run/run.json", {"schema": 1, "workload": "pretrain", "values": stored})
-    cli.put("runs/my-run/checkpoints/step-00000100/complete.json")
+    store_run(cli, workload, 100, values={"lr": 0.002})
 
 
 def test_model_sets_nodes_parallelism_and_plan(ready: Cli) -> None:
@@ -52,7 +43,7 @@ def test_nodes_get_model_and_explicit_options(ready: Cli) -> None:
 
     payload = json.loads(result.stdout)
     assert payload["nodeOverrides"]["numNodes"] == MODELS["qwen3-4b"].default_nodes == 2
-    assert words_of(payload)[3:] == [
+    assert node_overrides(payload)["command"][3:] == [
         "pretrain", "--model", "qwen3-4b", "--dataset", "wiki", "--lr", "0.001",
     ]  # fmt: skip
 
@@ -64,12 +55,11 @@ def test_new_run_without_model_is_refused(ready: Cli) -> None:
     assert ready.jobs("my-run") == []
 
 
-@pytest.mark.parametrize("model", ["qwen3-5b", "llama2-7b"])
-def test_unknown_model_is_refused(ready: Cli, model: str) -> None:
-    result = ready.run(*TRAIN, "--model", model, "--dataset", "wiki")
+def test_unknown_model_is_refused(ready: Cli) -> None:
+    result = ready.run(*TRAIN, "--model", "llama2-7b", "--dataset", "wiki")
 
     assert_refused(
-        result, f"--model={model} is not valid; it must be one of llama3.1-8b, llama3.1-70b"
+        result, "--model=llama2-7b is not valid; it must be one of llama3.1-8b, llama3.1-70b"
     )
 
 
@@ -82,16 +72,15 @@ def test_run_remembers_model_and_parameters(ready: Cli) -> None:
     assert document["plan"]["continues_from_step"] == 100
     result = ready.run(*TRAIN, "--nodes", "2", "--compile", "--dry-run")
     first, second = json.loads(result.stdout)
-    compiled = words_of(first)
+    compiled = node_overrides(first)["command"]
     assert compiled[compiled.index("--model") + 1] == "qwen3-4b"
     assert compiled[compiled.index("--head-dim") + 1] == "128"
-    assert "--model" not in words_of(second)
+    assert "--model" not in node_overrides(second)["command"]
 
 
 def test_resumed_run_uses_node_count_of_its_model(ready: Cli) -> None:
     existing_run(ready, "qwen3-8b")
 
-    assert ready.run(*TRAIN, "--dry-run").exit_code == 0
     payload = json.loads(ready.run(*TRAIN, "--dry-run").stdout)
     assert payload["nodeOverrides"]["numNodes"] == MODELS["qwen3-8b"].default_nodes == 4
     payload = json.loads(ready.run(*TRAIN, "--nodes", "2", "--dry-run").stdout)

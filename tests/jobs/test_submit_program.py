@@ -58,12 +58,9 @@ def test_bundle_and_record_are_uploaded_before_job(cli: Cli, program: Path) -> N
 def test_archive_matches_its_hash_and_file_list(cli: Cli, program: Path) -> None:
     submitted(cli, "./train.py", "--name", "x")
     code = record(cli)[0]["code"]
-    s3 = cli.client("s3")
 
-    data = s3.get_object(Bucket="bucket", Key=f"runs/x/code/{code}.tar.gz")["Body"].read()
-    listing = json.loads(
-        s3.get_object(Bucket="bucket", Key=f"runs/x/code/{code}.json")["Body"].read()
-    )
+    data = cli.read(f"runs/x/code/{code}.tar.gz")
+    listing = json.loads(cli.read(f"runs/x/code/{code}.json"))
 
     assert hashlib.sha256(data).hexdigest() == code == listing["sha256"]
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import Result
 
 from tests.jobs.conftest import Cli
+from tests.jobs.programs import command_of, store_run
 from tests.jobs.test_commands import checked
 from tests.jobs.test_refusals import assert_refused
 from trainium_catalogue import contract
@@ -41,17 +42,7 @@ def existing_run(
     workload: str = "llama2-7b",
     values: Mapping[str, object] | None = None,
 ) -> None:
-    defaults = {item.name: item.default for item in WORKLOADS[workload].parameters}
-    stored = {**defaults, "dataset": "wiki", **(values or {})}
-    cli.put("runs/my-run/run.json", {"schema": 1, "workload": workload, "values": stored})
-    for step in steps:
-        cli.put(f"runs/my-run/checkpoints/step-{step:08d}/complete.json")
-
-
-def command_of(cli: Cli, run: str) -> list[str]:
-    (job,) = cli.jobs(run)
-    sent: list[str] = cli.backend_job(job["jobId"]).container_overrides["command"]
-    return sent
+    store_run(cli, WORKLOADS[workload], *steps, values=values)
 
 
 def payloads(result: Result) -> list[dict[str, Any]]:
@@ -61,9 +52,7 @@ def payloads(result: Result) -> list[dict[str, Any]]:
 
 
 def command(payload: dict[str, Any]) -> list[str]:
-    (node_range,) = payload["nodeOverrides"]["nodePropertyOverrides"]
-    words: list[str] = node_range["containerOverrides"]["command"]
-    return words
+    return command_of({"payload": payload})
 
 
 def test_named_parameters_reach_nodes(ready: Cli) -> None:
@@ -103,24 +92,22 @@ def test_resumed_run_keeps_dataset(ready: Cli) -> None:
     assert "run my-run: resumes from step 200 of 10,000" in result.stderr
 
 
-def test_checkpoint_without_marker_is_ignored(ready: Cli) -> None:
-    existing_run(ready, 100)
+@pytest.mark.parametrize(
+    ("uri", "says"),
+    [
+        ("", "resumes from step 100"),
+        ("s3://bucket/elsewhere", "resumes from step 300"),
+        ("/fsx/checkpoints", "the newest checkpoint in /fsx/checkpoints/my-run"),
+    ],
+)
+def test_complete_checkpoints_are_searched_in_location_of_run(
+    ready: Cli, uri: str, says: str
+) -> None:
+    existing_run(ready, 100, values={"checkpoint-uri": uri})
     ready.put("runs/my-run/checkpoints/step-00000200/__0_0.distcp")
-
-    assert "resumes from step 100" in ready.run(*TRAIN).stderr
-
-
-def test_checkpoints_are_searched_in_location_of_run(ready: Cli) -> None:
-    existing_run(ready, values={"checkpoint-uri": "s3://bucket/elsewhere"})
     ready.put("elsewhere/my-run/step-00000300/complete.json")
 
-    assert "resumes from step 300" in ready.run(*TRAIN).stderr
-
-
-def test_checkpoints_on_file_system_are_not_listed(ready: Cli) -> None:
-    existing_run(ready, values={"checkpoint-uri": "/fsx/checkpoints"})
-
-    assert "the newest checkpoint in /fsx/checkpoints/my-run" in ready.run(*TRAIN).stderr
+    assert says in ready.run(*TRAIN).stderr
 
 
 def test_completed_run_is_reported(ready: Cli) -> None:
@@ -242,10 +229,8 @@ def test_resumed_run_keeps_routable_mesh(ready: Cli) -> None:
     ready.parameter(contract.SSM_INSTANCE_TYPE, "trn2.48xlarge")
     existing_run(ready, 100, values={"tensor-parallel": 4})
 
-    other = ready.run(*TRAIN, "--tensor-parallel", "8", "--dry-run")
     continued = ready.run(*TRAIN)
 
-    assert_refused(other, "--tensor-parallel 8", "use 1, 2, 4, 16 or 64")
     assert continued.exit_code == 0, continued.stderr
     assert "tensor parallel 4 x data parallel 64" in continued.stderr
 
@@ -281,16 +266,6 @@ def test_compile_job_gets_every_graph_parameter(ready: Cli) -> None:
     assert given_to_it["--stop-grace-s"] == "9.0"
     assert first["nodeOverrides"]["numNodes"] == second["nodeOverrides"]["numNodes"] == 4
     assert "--compile-only" not in command(second)
-
-
-def test_compile_job_has_own_run_name(ready: Cli) -> None:
-    first, _ = payloads(ready.run(*TRAIN, "--dataset", "wiki", "--compile", "--dry-run"))
-
-    (node_range,) = first["nodeOverrides"]["nodePropertyOverrides"]
-    assert node_range["containerOverrides"]["environment"] == [
-        {"name": contract.ENV_RUN, "value": "my-run-compile"}
-    ]
-    assert first["tags"][contract.TAG_RUN] == "my-run-compile"
 
 
 def test_running_compile_job_is_reused(ready: Cli) -> None:
@@ -349,15 +324,20 @@ def test_help_shows_required_parameters(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("workload", "words", "message"),
     [
-        (["--min-bytes", "6"], "--min-bytes=6 is not a multiple of 4"),
-        (["--min-bytes", "8", "--max-bytes", "4"], "--max-bytes=4 is below min-bytes=8"),
-        (["--inject-error-rank", "64"], "the job has ranks 0 to 63"),
+        ("all-reduce", ["--min-bytes", "6"], "--min-bytes=6 is not a multiple of 4"),
+        ("all-reduce", ["--min-bytes", "8", "--max-bytes", "4"], "--max-bytes=4 is below min-"),
+        ("all-reduce", ["--inject-error-rank", "64"], "the job has ranks 0 to 63"),
+        ("verify", ["--checks", "sums,speed"], "names 'speed'; known checks: sums,"),
+        ("verify", ["--tensor-parallel", "3"], "--tensor-parallel=3 does not divide the 64 ranks"),
+        ("verify", ["--tensor-parallel", "16"], "16 exceeds the 8 key-value heads"),
     ],
 )
-def test_contradictory_sweep_is_refused(cli: Cli, words: list[str], message: str) -> None:
-    assert_refused(cli.run("submit", "all-reduce", "--nodes", "2", "--yes", *words), message)
+def test_values_that_do_not_fit_ranks_are_refused(
+    cli: Cli, workload: str, words: list[str], message: str
+) -> None:
+    assert_refused(cli.run("submit", workload, "--nodes", "2", "--yes", *words), message)
 
 
 def test_negative_value_is_accepted(cli: Cli) -> None:
@@ -372,17 +352,3 @@ def test_verify_workload_runs_on_at_most_four_nodes(cli: Cli) -> None:
     result = cli.run("submit", "verify", "--nodes", "5", "--yes")
 
     assert_refused(result, "--nodes 5: verify runs on at most 4")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--checks", "sums,speed"], "--checks=sums,speed names 'speed'; known checks: sums,"),
-        (["--tensor-parallel", "3"], "--tensor-parallel=3 does not divide the 64 ranks"),
-        (["--tensor-parallel", "16"], "--tensor-parallel 16 exceeds the 8 key-value heads"),
-    ],
-)
-def test_submission_refused_by_verify_on_nodes_is_refused(
-    cli: Cli, words: list[str], message: str
-) -> None:
-    assert_refused(cli.run("submit", "verify", "--nodes", "2", "--yes", *words), message)

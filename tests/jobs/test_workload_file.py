@@ -114,19 +114,13 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
     [
         ("script = ", "is not valid TOML: invalid value (at end of document)"),
         ("", "script: exactly one of script and module must be set; set only one"),
-        (
-            'script = "a.py"\nmodule = "a"',
-            'script = "a.py": exactly one of script and module must be',
-        ),
         ('scrpt = "a.py"', "scrpt = \"a.py\": unknown key; did you mean 'script'?"),
-        ("script = 3", 'script = 3: it must be a non-empty string; write script = "..."'),
-        ('script = ""', 'script = "": it must be a non-empty string'),
+        ('script = ""', 'script = "": it must be a non-empty string; write script = "..."'),
         ('name = "a b"', 'name = "a b": runs are named after it; use letters, digits'),
         ('name = "bert"', 'name = "bert": a built-in workload has this name; choose another'),
         ("nodes = 0", "nodes = 0: it must be an integer of at least 1; write nodes = 1"),
         ("nodes = true", "nodes = true: it must be an integer of at least 1"),
         ("time_limit_hours = 0", "time_limit_hours = 0: it must be a number of at least 0.0167"),
-        ("time_limit_hours = nan", "time_limit_hours = nan: it must be a number of at least"),
         (
             'include = "*.pt"',
             'include = "*.pt": it must be a list of strings; write include = ["...',
@@ -140,8 +134,6 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
             "checkpoint_dir = 3: it must be a string; description: folder to which the",
         ),
         ("keep_snapshots = 0", "keep-snapshots=0 is too small; the minimum is 1"),
-        ("keep_snapshots = 1.5", "keep_snapshots = 1.5: it must be an integer; description"),
-        ('code = "x"', 'code = "x": unknown key'),
         ('style = "hydra"', 'style = "hydra": unknown value; choose "value" (--name'),
         ("parameters = 3", "parameters = 3: it must be a table; write [parameters.NAME] above"),
         ("[parameters]\nlr = 3", "parameters.lr = 3: a parameter is a table; write [parameters."),
@@ -194,7 +186,6 @@ def test_flag_may_differ_from_option_name(tmp_path: Path) -> None:
         ("[env]\nA = 1", "env.A = 1: it must be a string; put it in quotes"),
         ('[env]\nRANK = "1"', "env: --env RANK: torchrun sets it for each process; omit it"),
         ('[env]\nHF_TOKEN = "0123456789"', "env: --env HF_TOKEN: it looks like a credential"),
-        ("[parameters.nodes]\ndefault = 1", "parameters.nodes: option --nodes already exists"),
         (
             "[parameters.a_b]\ndefault = 1\n[parameters.a-b]\ndefault = 1",
             "parameters.a-b: option --a-b already exists",

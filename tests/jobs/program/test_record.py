@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
-import boto3
 import pytest
 
 from jobs.bucket.objects import Bucket
 from jobs.errors import Refusal
 from jobs.program.record import Submitted, add_record, read_record
+from tests.jobs.conftest import Cli
+from tests.jobs.test_untrusted_keys import bucket_of
 
 
 @pytest.fixture
-def bucket(endpoint: str) -> Bucket:
-    client = boto3.client(
-        "s3",
-        region_name="us-east-1",
-        endpoint_url=endpoint,
-        aws_access_key_id="test",
-        aws_secret_access_key="test",
-    )
-    name = f"record-{secrets.token_hex(8)}"
-    client.create_bucket(Bucket=name)
-    return Bucket(client=client, name=name)
+def bucket(cli: Cli) -> Bucket:
+    return bucket_of(cli)
 
 
 def submission(code: str) -> Submitted:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import Refusal
+from jobs.program import requirements
 from jobs.program.requirements import read_requirements
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -52,15 +53,11 @@ safetensors==0.4.2 \\
 @pytest.mark.parametrize(
     "line",
     [
-        "einops",
-        "einops==0.8.2",
         "einops (>=0.7,<1)",
         "zope.interface != 5.*",
         "model @ https://host.example/model-1.0-py3-none-any.whl",
         "https://host.example/model-1.0.tar.gz",
-        f"git+https://host.example/model.git@{COMMIT}",
         f"model @ git+https://host.example/model.git@{COMMIT}#subdirectory=python",
-        "--index-url https://host.example/simple",
         "--pre",
         "--only-binary :all:",
     ],
@@ -84,10 +81,6 @@ def test_included_files_are_inlined_and_constraints_kept(tmp_path: Path) -> None
     assert found.count == 2
 
 
-def test_empty_file_has_no_requirements(tmp_path: Path) -> None:
-    assert read_requirements(written(tmp_path, "# nothing\n")).text == ""
-
-
 def test_key_depends_on_text_and_image_but_not_comments(tmp_path: Path) -> None:
     one = read_requirements(written(tmp_path, "einops\n"))
     same = read_requirements(written(tmp_path, "\n# shapes\neinops  # all of them\n"))
@@ -100,13 +93,10 @@ def test_key_depends_on_text_and_image_but_not_comments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "reason", "remedy"),
     [
-        ("-e .", "-e . is local code", "the program's folder is packed"),
         ("--editable ./lib", "--editable ./lib is local code", "the program's folder is packed"),
         (".", ". is a local path", "remove it: the program's folder is packed"),
         ("../elsewhere", "is a local path", "put the package on an index"),
-        ("./dist/a-1.0-py3-none-any.whl", "is a local path", "on an index"),
         ("a-1.0-py3-none-any.whl", "is a local path", "on an index"),
-        ("model @ ./model", "is a local path", "on an index"),
         ("model @ file:///home/me/model", "is a local file", "on an index"),
         ("--find-links ./wheels", "./wheels is not an http or https URL", "https URL"),
         (
@@ -147,16 +137,18 @@ def test_unsupported_line_is_refused_with_location(
     assert "secret@" not in message
 
 
-@pytest.mark.parametrize("line", ["-e {}", "./{}", "mylib @ ./{}", "-e {}[extra]"])
 @pytest.mark.parametrize(
-    ("package", "place"), [("libs/mylib", "libs/mylib/src"), ("libs/flat", "libs/flat")]
+    ("line", "place"),
+    [
+        ("-e libs/mylib[extra]", "libs/mylib/src"),
+        ("./libs/flat", "libs/flat"),
+        ("mylib @ ./libs/mylib", "libs/mylib/src"),
+    ],
 )
-def test_local_package_is_refused_with_import_line(
-    tmp_path: Path, line: str, package: str, place: str
-) -> None:
+def test_local_package_is_refused_with_import_line(tmp_path: Path, line: str, place: str) -> None:
     (tmp_path / place).mkdir(parents=True)
 
-    message = refusal(tmp_path, f"torch\n{line.format(package)}\n")
+    message = refusal(tmp_path, f"torch\n{line}\n")
 
     assert "remove it, and list its own requirements instead" in message
     assert f"`import sys; sys.path.insert(0, '{place}')`" in message
@@ -178,7 +170,8 @@ def test_binary_file_is_refused(tmp_path: Path) -> None:
         read_requirements(tmp_path / "requirements.txt")
 
 
-def test_oversized_text_is_refused(tmp_path: Path) -> None:
-    text = "".join(f"package-{number}\n" for number in range(60_000))
-    with pytest.raises(Refusal, match="the limit is 524,288; list only"):
+def test_oversized_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requirements, "_MAX_BYTES", 1_000)
+    text = "".join(f"package-{number}\n" for number in range(100))
+    with pytest.raises(Refusal, match="the limit is 1,000; list only"):
         read_requirements(written(tmp_path, text))

@@ -92,12 +92,11 @@ def test_a_partial_line_is_not_held_back() -> None:
         ),
         (["iter 250: loss 2.4567, time 130.21ms, mfu 3.14%"], 250, 2.4567),
         (["step 500: train loss 2.1000, val loss 2.2000"], 500, 2.1),
-        pytest.param(
-            [
-                " iteration      120/  500 | consumed samples: 960 | lm loss: 6.5E-01 | grad norm: 1.0"
-            ],
-            *(120, 0.65),
-            id="megatron",
+        # Megatron's.
+        (
+            [" iteration      120/  500 | samples: 960 | lm loss: 6.5E-01 | grad norm: 1.0"],
+            120,
+            0.65,
         ),
         (["Loading 7 shards", "nothing to see"], None, None),
     ],

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.limits import scaled
 from tests.training.program.bundles import program
-from tests.training.program.conftest import KEY, Collect, environment_of_pip
+from tests.training.program.conftest import KEY, environment_of_pip
 from tests.training.program.package_index import PackageIndex, serve_index
 from training.program.preparation import judged
 from training.program.wheels import packages
@@ -47,6 +47,27 @@ def install_at(folder: Path, wheels: LocalObjects) -> Path:
     install_wheels(wheels, folder=folder / "fetched", target=folder / "site", env=env)
     assert not (folder / "fetched").exists()
     return folder / "site"
+
+
+def mark_complete(wheels: LocalObjects, files: dict[str, bytes], lock: bytes) -> None:
+    """Mark a set of files complete, as anyone with write access to wheels/ can."""
+    for name, data in files.items():
+        wheels.put(name, data)
+    wheels.put("requirements.lock", lock)
+    document = {
+        "format": 1,
+        "key": KEY,
+        "image": {
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "packages": packages.fixed_versions(packages.installed()),
+        },
+        "lock_sha256": hashlib.sha256(lock).hexdigest(),
+        "wheels": [
+            {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+            for name, data in files.items()
+        ],
+    }
+    wheels.put("complete.json", json.dumps(document).encode())
 
 
 @pytest.fixture
@@ -110,23 +131,26 @@ print(subprocess.run(["p4-tool"], capture_output=True, text=True, check=True).st
 
 
 def test_nothing_is_installed_if_the_image_has_everything(
-    collected: Collect, install: Install
+    wheels: LocalObjects, install: Install
 ) -> None:
-    assert list(install(collected("torch")).iterdir()) == []
+    mark_complete(wheels, {}, b"")
+    assert list(install(wheels).iterdir()) == []
 
 
-def test_wheels_that_were_never_collected_are_refused(tmp_path: Path, install: Install) -> None:
+def test_wheels_that_were_never_collected_are_refused(
+    tmp_path: Path, wheels: LocalObjects, install: Install
+) -> None:
     with pytest.raises(DependenciesRefused) as refused:
-        install(LocalObjects(tmp_path / "build" / "wheels" / KEY))
+        install(wheels)
     failure = judged(refused.value, tmp_path)
     assert failure.code is ExitCode.CONFIGURATION
     assert "has no complete set of wheels; submit the program again" in failure.reason
 
 
 def test_wheels_of_another_image_of_the_same_name_are_refused(
-    collected: Collect, install: Install
+    wheels: LocalObjects, install: Install
 ) -> None:
-    wheels = collected("torch")
+    mark_complete(wheels, {}, b"")
     document: dict[str, Any] = json.loads(wheels.get("complete.json"))
     document["image"]["packages"]["torch"] = "1.13.1"
     wheels.put("complete.json", json.dumps(document).encode())
@@ -136,10 +160,12 @@ def test_wheels_of_another_image_of_the_same_name_are_refused(
 
 
 def test_a_node_installs_wheels_and_its_program_imports_them(
-    lone_node: Cluster, collected: Collect, index: PackageIndex
+    lone_node: Cluster, wheels: LocalObjects
 ) -> None:
-    index.add("p4-model", "1.0")
-    collected("p4-model")
+    model = PackageIndex(lone_node.folder).add("p4-model", "1.0")
+    digest = hashlib.sha256(model.read_bytes()).hexdigest()
+    lock = f"p4-model==1.0 --hash=sha256:{digest}\n".encode()
+    mark_complete(wheels, {model.name: model.read_bytes()}, lock)
     script = "import multiprocessing, os, p4_model\nprint('rank', os.environ['RANK'], p4_model)\n"
     flags = program(lone_node.folder, script=script)
     lone_node.start(*flags, f"--wheels={KEY}", workload="program")
@@ -148,31 +174,9 @@ def test_a_node_installs_wheels_and_its_program_imports_them(
     assert "rank 0 <module 'p4_model'" in lone_node.log(0)
 
 
-def marked(wheels: LocalObjects, files: dict[str, bytes], lock: bytes) -> None:
-    """Mark a set of files complete, as anyone with write access to wheels/ can."""
-    for name, data in files.items():
-        wheels.put(name, data)
-    wheels.put("requirements.lock", lock)
-    document = {
-        "format": 1,
-        "key": KEY,
-        "image": {
-            "python": ".".join(map(str, sys.version_info[:3])),
-            "packages": packages.fixed_versions(packages.installed()),
-        },
-        "lock_sha256": hashlib.sha256(lock).hexdigest(),
-        "wheels": [
-            {"name": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            for name, data in files.items()
-        ],
-    }
-    wheels.put("complete.json", json.dumps(document).encode())
-
-
 @pytest.mark.parametrize("name", ["a.whl", "requirements.lock"])
-def test_a_changed_file_is_refused(tmp_path: Path, install: Install, name: str) -> None:
-    wheels = LocalObjects(tmp_path / "wheels")
-    marked(wheels, {"a.whl": b"x"}, b"")
+def test_a_changed_file_is_refused(wheels: LocalObjects, install: Install, name: str) -> None:
+    mark_complete(wheels, {"a.whl": b"x"}, b"")
     wheels.put(name, wheels.get(name) + b"#")
 
     with pytest.raises(
@@ -182,12 +186,14 @@ def test_a_changed_file_is_refused(tmp_path: Path, install: Install, name: str) 
 
 
 @pytest.mark.parametrize("name", ["evil-1.0.tar.gz", "evil-1.0-py3-none-any.whl"])
-def test_nothing_is_built_on_a_node(tmp_path: Path, install: Install, name: str) -> None:
-    wheels, victim = LocalObjects(tmp_path / "wheels"), tmp_path / "victim"
+def test_nothing_is_built_on_a_node(
+    tmp_path: Path, wheels: LocalObjects, install: Install, name: str
+) -> None:
+    victim = tmp_path / "victim"
     source = PackageIndex(tmp_path).add_source("evil", "1.0", build=f"open({str(victim)!r}, 'w')")
     data = source.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    marked(wheels, {name: data}, f"evil==1.0 --hash=sha256:{digest}\n".encode())
+    mark_complete(wheels, {name: data}, f"evil==1.0 --hash=sha256:{digest}\n".encode())
 
     with pytest.raises(DependenciesRefused):
         install(wheels)
@@ -200,10 +206,9 @@ def test_nothing_is_built_on_a_node(tmp_path: Path, install: Install, name: str)
     ["--index-url http://127.0.0.1:9/", "./evil.whl --hash=sha256:" + "0" * 64, "evil==1.0"],
 )
 def test_a_lock_that_gives_pip_options_is_refused(
-    tmp_path: Path, install: Install, line: str
+    wheels: LocalObjects, install: Install, line: str
 ) -> None:
-    wheels = LocalObjects(tmp_path / "wheels")
-    marked(wheels, {"a.whl": b"x"}, f"{line}\n".encode())
+    mark_complete(wheels, {"a.whl": b"x"}, f"{line}\n".encode())
 
     with pytest.raises(DependenciesRefused, match=r"requirements\.lock differs"):
         install(wheels)

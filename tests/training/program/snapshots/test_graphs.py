@@ -42,13 +42,20 @@ def test_only_usable_graphs_are_kept_while_the_program_runs_and_at_the_end(
 ) -> None:
     (node,) = local_job.attempt()
     _fill(node.settings.cache)
+    written = {f"{_CACHE}/tune/{name}" for name in ("whole", "open")}
+    (node.settings.cache / _CACHE / "tune").mkdir()
+    (node.settings.cache / _CACHE / "tune" / "whole").touch()
+    opened = node.settings.cache / _CACHE / "tune" / "open"
+    program = node.run(f"file = open({str(opened)!r}, 'w'); print('open', flush=True); input()")
+    assert program.stdout is not None and program.stdout.readline()
     node.start_snapshots()
     local_job.wait_for(lambda found: paths(found) == _USABLE)
+    program.communicate("\n")
     (node.folder / "latest.pt").write_text("x")
     node.end()
     assert node.wait().failure is None
 
-    assert paths(local_job.newest()) == _USABLE | {"latest.pt"}
+    assert paths(local_job.newest()) == _USABLE | written | {"latest.pt"}
 
 
 def test_unusable_graphs_of_an_older_snapshot_are_not_restored(local_job: Job) -> None:

@@ -18,8 +18,6 @@ from tests.training.program.snapshots.kept_nodes import ROOT, Job, paths, wait_u
 from training.core.progress import WorkerProgress
 from training.program.snapshots import process
 
-_MB = 1_000_000
-
 
 @pytest.mark.timeout(200)
 def test_a_bucket_that_refused_before_the_end_gets_time_for_the_final_upload(
@@ -39,38 +37,46 @@ def test_a_bucket_that_refused_before_the_end_gets_time_for_the_final_upload(
     assert paths(job.newest()) == {"latest.pt"}
 
 
-@pytest.mark.timeout(200)
-def test_a_manifest_denied_by_the_bucket_ends_the_wait_for_it(
-    proxied: tuple[Job, FaultyProxy],
+@pytest.mark.parametrize("denied", ["/objects/", "/0000"], ids=["contents", "manifest"])
+def test_a_final_snapshot_denied_by_the_bucket_is_not_retried(
+    proxied: tuple[Job, FaultyProxy], denied: str
 ) -> None:
     job, proxy = proxied
     (node,) = job.attempt(every_s=3600)
-    proxy.reset(lambda r: Fault.ACCESS_DENIED if r.method == "PUT" and "/0000" in r.path else None)
+    proxy.reset(lambda r: Fault.ACCESS_DENIED if r.method == "PUT" and denied in r.path else None)
     node.start_snapshots()
-    (node.folder / "latest.pt").write_text("x")
+    node.write("latest.pt", "x")
     node.end()
 
     failure = node.wait().failure
     assert failure is not None and failure.code == 64
-    assert "AccessDenied" in failure.reason
+    assert "AccessDenied; allow the job's role to do it" in failure.reason
 
 
-def test_an_upload_in_flight_does_not_delay_the_exit(proxied: tuple[Job, FaultyProxy]) -> None:
+def test_an_upload_in_flight_does_not_delay_the_exit_and_the_latest_snapshot_is_named(
+    proxied: tuple[Job, FaultyProxy], capfd: pytest.CaptureFixture[str]
+) -> None:
     job, proxy = proxied
     (node,) = job.attempt()
+    node.start_snapshots()
+    node.write("latest.pt", "first")
+    stays = job.wait_for(lambda found: paths(found) == {"latest.pt"})
+    wait_until(lambda: node.report().snapshots)
     proxy.slow_s = scaled(40)
     proxy.reset(lambda r: Fault.SLOW if r.method == "PUT" and "/objects/" in r.path else None)
-    node.start_snapshots()
-    (node.folder / "latest.pt").write_text("first")
+    node.write("latest.pt", "second")
     wait_until(lambda: any(fault is Fault.SLOW for fault, _ in proxy.injected))
-    (node.folder / "latest.pt").write_text("second")
+    node.write("latest.pt", "third")
     began_s = time.monotonic()
     node.end(within_s=2.0)
-    report = node.wait()
+    failure = node.wait().failure
 
     assert time.monotonic() - began_s < scaled(20)
-    assert report.failure is not None
-    assert "last snapshot incomplete after 2 s" in report.failure.reason
+    assert failure is not None and failure.code == 75
+    assert "last snapshot incomplete after 2 s" in failure.reason
+    assert f"the one from {stays.at[11:19]} remains" in failure.reason
+    assert failure.reason in capfd.readouterr().out
+    assert job.numbers() == [stays.number]
 
 
 def test_a_node_that_was_writing_reports_it_once_the_bucket_responds(
